@@ -24,6 +24,12 @@ class FirstSeen(Struct, frozen=True):
     """The most EFA devices that it ever had; None: nobody has counted yet."""
     places: Mapping[str, Place] = field(default_factory=dict)
     """By address: where each GPU sat when it was first met."""
+    gpus: int | None = None
+    """The most GPUs that PCI ever showed, whoever drove them; None: not counted yet; 0: a person accepted a loss."""
+
+
+ONCE_HAD = "what this machine once had"
+"""`source` of a finding that rests on `FirstSeen` alone: a person's release ends it and accepts the smaller count."""
 
 
 AFTERMATH_SECONDS = 60.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
+from msgspec.structs import replace
+
+from healthcheck.checks.expectation import ONCE_HAD, Expectation
 from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, found, placed, settled, silent
 from healthcheck.model import (
     Check,
@@ -19,6 +21,7 @@ from healthcheck.model import (
     counted,
 )
 from healthcheck.probes import pci
+from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml import gpus as nvml
 
 LOST = Reason(
@@ -57,8 +60,10 @@ IRQ_ISSUE = Reason(
 COUNT_LOW = Reason(
     "GpuCountLow",
     Severity.REBOOT,
-    "NVML lists fewer GPUs than PCI or the instance type's profile.",
-    "Drain and reboot the node; replace it when a GPU is still missing.",
+    "Fewer GPUs than PCI shows, than the instance type's profile has, or, without a profile, than this machine once"
+    " had.",
+    "Drain and reboot the node; replace it when a GPU is still missing. Where GPUs were taken out on purpose, release"
+    " the node (without a profile), or correct the profile.",
     flickers=True,
     threshold="one fewer",
     grace=DRIVER_GRACE,
@@ -86,8 +91,11 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     functions = [function for function in seen[pci.FUNCTIONS] if function.is_gpu]
     if isinstance(answer, Unobserved):
         yield answer
+        # With no GPU on PCI the driver refuses to load, so that NVML can never be asked.
+        if expected.first.gpus and not functions and answer.cause == causes.DRIVER_NOT_LOADED:
+            yield _low(f"PCI shows none, this machine had {expected.first.gpus}", by_memory=True)
         return
-    if not functions and not answer.gpus and (expected.profile is None or expected.profile.gpus == 0):
+    if not functions and not answer.gpus and not _promised(expected)[0]:
         yield NotConfigured("no GPU on PCI, none in NVML, none expected")
         return
     yield from _silent_gpus(answer, functions)
@@ -109,19 +117,33 @@ def _count(answer: nvml.Gpus, functions: list[pci.PciFunction], expected: Expect
     # What another driver has was handed away (vfio-pci for a virtual machine), and is nobody's to count.
     away = [function for function in functions if function.driver not in (NVIDIA_DRIVER, "")]
     ours = len(functions) - len(away)
-    wanted = max(expected.profile.gpus - len(away) if expected.profile else 0, ours) - len(unbound)
-    told = f"NVML lists {len(answer.gpus)}, PCI {ours}"
-    yield _summary(f"{counted(len(answer.gpus), 'GPU')} in NVML, {ours} on PCI", expected)
+    promised, whose = _promised(expected)
+    wanted = max(promised - len(away), ours) - len(unbound)
+    listed = len(answer.gpus)
+    yield _summary(f"{counted(listed, 'GPU')} in NVML, {ours} on PCI", expected)
     for function in unbound:
         yield settled(_finding(UNBOUND, f"gpu/{function.address}", "no driver has it"), expected)
-    if len(answer.gpus) < wanted:
-        promise = f", {expected.instance_type} has {expected.profile.gpus}" if expected.profile else ""
-        yield settled(_finding(COUNT_LOW, "node", told + promise), expected)
+    if listed < wanted:
+        promise = f", {whose} {promised}" if promised else ""
+        by_memory = not expected.profile and listed >= ours - len(unbound)
+        yield settled(_low(f"NVML lists {listed}, PCI {ours}{promise}", by_memory=by_memory), expected)
+
+
+def _promised(expected: Expectation) -> tuple[int, str]:
+    """How many GPUs belong to this machine, and according to what: its profile, else what it once had."""
+    if expected.profile:
+        return expected.profile.gpus, f"{expected.instance_type} has"
+    return expected.first.gpus or 0, "this machine had"
+
+
+def _low(detail: str, *, by_memory: bool) -> Finding:
+    return replace(_finding(COUNT_LOW, "node", detail), source=ONCE_HAD if by_memory else "")
 
 
 def _summary(told: str, expected: Expectation) -> Seen:
     if expected.profile is None:
-        return Seen(told, "as many in NVML as on PCI")
+        once = expected.first.gpus
+        return Seen(told, f"{once} each", ONCE_HAD) if once else Seen(told, "as many in NVML as on PCI")
     return Seen(told, f"{expected.profile.gpus} each", f"{expected.instance_type} in instance-profiles.conf")
 
 

@@ -35,6 +35,8 @@ def _lists(value: object) -> tuple[Any, ...] | None:
 
 class _FirstRow(Row, frozen=True):
     efa: Annotated[int | None, whole, NULL] = None
+    gpus: Annotated[int | None, whole, NULL] = None
+    """Since 0.4.0."""
     places: Annotated[Mapping[str, tuple[int, str]] | None, _table] = None
 
 
@@ -104,7 +106,7 @@ def _content(memory: Memory) -> _Content:
         last_xid=memory.last_xid,
         hits=tuple((*at, one.process, one.place, one.at, one.seen) for at, hits in memory.hits.items() for one in hits),
         ended=tuple((*at, *ends) for at, ends in memory.ended.items()),
-        first=_FirstRow(memory.first.efa, places),
+        first=_FirstRow(memory.first.efa, memory.first.gpus, places),
     )
 
 
@@ -129,7 +131,7 @@ def _memory(content: _Content) -> Memory:
         last_xid={address: _seconds(at) for address, at in (content.last_xid or {}).items()},
         hits=hits,
         ended={(one[0], one[1]): tuple(moment(at) for at in one[2:]) for one in content.ended or ()},
-        first=_first(content.first) if content.first else FirstSeen(),
+        first=_first(content.first, content.gpus or {}) if content.first else FirstSeen(),
         instance_type=content.instance_type or "",
         taken=content.taken or {},
         sights=_sights(content),
@@ -146,10 +148,18 @@ def _sights(content: _Content) -> dict[str, Sight]:
     return told
 
 
-def _first(row: _FirstRow) -> FirstSeen:
+def _first(row: _FirstRow, gpus: Mapping[str, Mapping[str, str]]) -> FirstSeen:
     row.must_have("places")
-    places = (row.places or {}).items()
-    return FirstSeen(row.efa, {address: Place(int(numa), str(switch)) for address, (numa, switch) in places})
+    places = {address: Place(int(numa), str(switch)) for address, (numa, switch) in (row.places or {}).items()}
+    if row.gpus is not None:
+        return FirstSeen(row.efa, places, row.gpus)
+    # Written by 0.3.0, which counted none: each GPU that it met, once, also where it answered at several addresses.
+    identities = {_identity(gpus.get(address, {})) or address for address in places}
+    return FirstSeen(row.efa, places, len(identities) or None)
+
+
+def _identity(about: Mapping[str, str]) -> str:
+    return about.get("uuid") or about.get("serial") or ""
 
 
 def _seconds(value: object) -> float:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.checks.driver_messages import LIBRARY_MISMATCH
+from healthcheck.checks.expectation import ONCE_HAD
 from healthcheck.memory.findings import Standing, gpu_address
 from healthcheck.model import Nature, Severity
 
@@ -71,7 +72,12 @@ QUARANTINE = Exit(
     "a run that began later passed, level 4 in it",
     _event(Severity.RESET, Severity.REBOOT, Severity.ISOLATE),
 )
-RELEASE = Exit("release", "an event", "a person releases it", _ANY_EVENT)
+RELEASE = Exit(
+    "release",
+    "an event, or a level that rests on what this machine once had (`GpuCountLow`)",
+    "a person releases it; a release of the level accepts the count of now",
+    lambda one: _ANY_EVENT(one) or one.finding.source == ONCE_HAD,
+)
 LEVEL_2_PASSED = Exit(
     "a later level 2 in which the same test passes",
     "an event that DCGM's level 2 found",

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import FirstSeen
+from healthcheck.checks.expectation import ONCE_HAD, FirstSeen
 from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
 from healthcheck.memory.exit_table import (
     INSTANCE_GONE,
@@ -166,15 +166,19 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     rows = tuple(dict.fromkeys((*word.findings, *named)))
 
     def is_released(one: Standing) -> bool:
+        # A level is observed again in every cycle, and its record is not written each time.
         return RELEASE.is_open_to(one) and any(
-            row.key == one.key and row.covers(one.boot_id, one.seq, one.last_seen) for row in rows
+            row.key == one.key and (one.nature is Nature.LEVEL or row.covers(one.boot_id, one.seq, one.last_seen))
+            for row in rows
         )
 
     # A clock that was set back left what stands here later than now: that was seen, too.
     seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
     kept = [one for one in memory.acknowledged if one not in seen]
+    accepts_loss = any(one.finding.source == ONCE_HAD and is_released(one) for one in memory.standing)
     return replace(
         _without(memory, is_released),
+        first=replace(memory.first, gpus=0) if accepts_loss else memory.first,
         released=Release(word.by, word.reason, min(word.at, now.wall), ()),
         acknowledged=_newest((*kept, *seen)),
         ended={},

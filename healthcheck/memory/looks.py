@@ -65,7 +65,8 @@ def after_look(memory: Memory, look: JudgedLook, now: Now, rules: MemoryRules = 
     """
     if look.gpus:
         memory = gpus_answered(memory, look.gpus, look.began, now)
-    memory = replace(memory, first=first_seen(memory.first, look.evidence), instance_type=look.instance_type)
+    known = FirstSeen() if _is_resized(memory, look) else memory.first
+    memory = replace(memory, first=first_seen(known, look.evidence), instance_type=look.instance_type)
     silent = memory.gpus.keys() - {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
     for outcome in look.outcomes:
         memory = _after_outcome(memory, outcome, silent, now, rules)
@@ -108,18 +109,29 @@ def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
 def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
     """What this machine once had, after one more look. A look that did not count its devices tells nothing.
 
-    The count is only ever raised, and a GPU's place stays the one where it was met: less, or elsewhere, is for a check
-    to find.
+    The counts are only ever raised, and a GPU's place stays the one where it was met: less, or elsewhere, is for a
+    check to find.
     """
-    if seen.unread(pci.FUNCTIONS) or seen.unread(infiniband.RDMA):
+    if seen.unread(pci.FUNCTIONS):
+        return known
+    gpus = sum(one.is_gpu for one in seen[pci.FUNCTIONS])
+    known = replace(known, gpus=min(max(known.gpus or 0, gpus), MOST_GPUS))
+    if seen.unread(infiniband.RDMA):
         return known
     places = {one.address: Place(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
     # A place of which the kernel says nothing may be told at a later look.
     new = [(gpu, place) for gpu, place in places.items() if place != _NOWHERE and gpu not in known.places]
-    return FirstSeen(
+    return replace(
+        known,
         efa=max(known.efa or 0, len(seen[infiniband.RDMA].efa)),
         places=dict([*known.places.items(), *new][:MOST_GPUS]),
     )
+
+
+def _is_resized(memory: Memory, look: JudgedLook) -> bool:
+    """Whether the machine came back as another instance type, which has other devices. HyperPod prefixes its types."""
+    before, now = memory.instance_type.removeprefix("ml."), look.instance_type.removeprefix("ml.")
+    return bool(before and now) and before != now
 
 
 def _not_seen(suspects: dict[tuple[str, Key], Suspect], key: tuple[str, Key], outcome: Outcome) -> None:

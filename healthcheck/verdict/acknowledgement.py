@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Struct, field
 
+from healthcheck.checks.expectation import ONCE_HAD
 from healthcheck.memory.findings import Acknowledgement, Release
 from healthcheck.memory.rows import AcknowledgementRow, FindingRow, acknowledgement_row
 from healthcheck.model import Nature, Severity, Status
@@ -56,9 +57,14 @@ class Fault(Struct, frozen=True):
     row: FindingRow = field(default_factory=FindingRow)
     """As it stands in the record."""
 
+    @property
+    def is_releasable(self) -> bool:
+        """Whether a person's release ends it: an event, or a level that rests on what the machine once had."""
+        return self.nature is Nature.EVENT or self.row.source == ONCE_HAD
+
     def is_covered(self, acknowledged: Iterable[Acknowledgement]) -> bool:
         seen = self.seen
-        return self.nature is Nature.EVENT and any(
+        return self.is_releasable and any(
             seen is not None and one.key == (self.reason, self.subject) and one.covers(self.boot_id, self.seq, seen)
             for one in acknowledged
         )
@@ -85,11 +91,11 @@ def release_of(node: NodeState, by: str, reason: str, at: datetime) -> Release:
 
 
 def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
-    """What a release says of these: the events among them whose time is known."""
+    """What a release says of these: those among them that it ends and whose time is known."""
     return tuple(
         Acknowledgement(one.reason, one.subject, one.boot_id, one.cursor, one.seen)
         for one in faults
-        if one.nature is Nature.EVENT and one.seen is not None
+        if one.is_releasable and one.seen is not None
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.expectation import ONCE_HAD, Expectation, FirstSeen
 from healthcheck.checks.gpu_count import CHECK
 from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu
@@ -154,6 +154,54 @@ def test_fewer_than_pci_or_the_profile_promise_is_low(
     assert judge(driver_says(*ALL[:listed]), functions(*ADDRESSES[:on_pci]), expected) == said
 
 
+def once_had(gpus: int, expected: Expectation = UNKNOWN_TYPE) -> Expectation:
+    return replace(expected, first=FirstSeen(gpus=gpus))
+
+
+def missed(listed: int, pci: int, once: int = 8) -> Finding:
+    return replace(low(listed, pci, f", this machine had {once}"), source=ONCE_HAD)
+
+
+@pytest.mark.parametrize(
+    ("listed", "on_pci", "expected", "said"),
+    [
+        (7, 7, once_had(8), [missed(7, 7)]),
+        (0, 0, once_had(8), [missed(0, 0)]),
+        (8, 8, once_had(8), []),
+        (8, 8, once_had(4), []),
+        (7, 7, once_had(0), []),
+        # PCI itself shows more: no release accepts that.
+        (6, 7, once_had(8), [low(6, 7, ", this machine had 8")]),
+        # The profile is a person's word: who writes a smaller number into it has taken the GPUs out on purpose.
+        (1, 1, once_had(8, G6), []),
+        (7, 7, once_had(8, P5), [low(7, 7)]),
+    ],
+)
+def test_without_a_profile_it_is_what_the_machine_once_had(
+    listed: int, on_pci: int, expected: Expectation, said: list[Judgement]
+) -> None:
+    assert judge(driver_says(*ALL[:listed]), functions(*ADDRESSES[:on_pci]), expected) == said
+
+
+def test_of_what_the_machine_once_had_gpus_of_another_driver_or_none_are_not_missing() -> None:
+    away = (*functions(*ADDRESSES[:6]), *functions(*ADDRESSES[6:], driver="vfio-pci"))
+    left = (*functions(*ADDRESSES[:7]), gpu_function(ADDRESSES[7], ""))
+
+    assert judge(driver_says(*ALL[:6]), away, once_had(8)) == []
+    assert judge(driver_says(*ALL[:5]), away[1:], once_had(8)) == [missed(5, 5)]
+    assert judge(driver_says(*ALL[:7]), left, once_had(8)) == [unbound(ADDRESSES[7])]
+
+
+@pytest.mark.parametrize("expected", [once_had(1), once_had(1, G6)])
+def test_the_last_gpu_gone_from_pci_is_missed_though_the_driver_cannot_load(expected: Expectation) -> None:
+    gone = replace(missed(0, 0), detail="PCI shows none, this machine had 1")
+
+    assert judge(driver_is_silent(NOT_LOADED), (), expected) == [NOT_LOADED, gone]
+    assert judge(driver_is_silent(NOT_LOADED), functions(ADDRESSES[0]), expected) == [NOT_LOADED]
+    changing = Unobserved(Cause.named("DriverBeingChanged"), "why")
+    assert judge(driver_is_silent(changing), (), expected) == [changing]
+
+
 @pytest.mark.parametrize("driver", ["vfio-pci", "pci-stub", "nouveau"])
 def test_gpus_given_to_a_virtual_machine_are_not_counted(driver: str) -> None:
     pci = (*functions(*ADDRESSES[:6]), *functions(*ADDRESSES[6:], driver=driver))
@@ -251,6 +299,9 @@ def test_a_person_is_told_both_counts_and_whose_expectation_it_is() -> None:
     ]
     assert tells(CHECK, UNKNOWN_TYPE, seen) == [
         Seen("7 GPUs in NVML, 8 on PCI", "as many in NVML as on PCI"),
+    ]
+    assert tells(CHECK, once_had(8), seen) == [
+        Seen("7 GPUs in NVML, 8 on PCI", "8 each", "what this machine once had"),
     ]
 
 

@@ -32,7 +32,7 @@ MEMORY = remembers(
     last_xid={"0000:53:00.0": 12.000001},
     hits={("Xid13", "0000:53:00.0"): (Hit("7 a, b", "GPC 1, TPC 3", 1.5, WALL), Hit("", "", 2.5, WALL))},
     ended={("Xid79", "165"): (WALL, WALL)},
-    first=FirstSeen(32, {"0000:53:00.0": Place(0, "0000:51:00.0"), "0000:64:00.0": Place(-1, "")}),
+    first=FirstSeen(32, {"0000:53:00.0": Place(0, "0000:51:00.0"), "0000:64:00.0": Place(-1, "")}, 2),
 )
 SECOND_AGENT = """
 import sys

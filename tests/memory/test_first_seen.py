@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import FirstSeen, Place
-from healthcheck.memory.exits import begin, gpus_answered
-from healthcheck.memory.findings import MOST_GPUS
-from healthcheck.memory.looks import first_seen
-from healthcheck.model import Cause, Evidence, Probe, Unobserved
+from healthcheck.checks.expectation import ONCE_HAD, FirstSeen, Place
+from healthcheck.memory.content import dump, parse
+from healthcheck.memory.exits import begin, gpus_answered, release
+from healthcheck.memory.findings import MOST_GPUS, Acknowledgement, Memory, Release, Standing
+from healthcheck.memory.looks import JudgedLook, after_look, first_seen
+from healthcheck.model import Cause, Evidence, Nature, Probe, Severity, Unobserved
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, efa_functions, functions, gpu_function, rdma
-from tests.examples import BOOT, MACHINE, NOW, remembers
+from tests.examples import BOOT, MACHINE, NOW, WALL, fault, remembers, stands
 
 BLIND = Unobserved(Cause.named("ProbeFailed"), "Permission denied")
 PLACES = {address: Place(index // 4, "0000:50:00.0") for index, address in enumerate(ADDRESSES)}
 PLACED = tuple(gpu_function(gpu, numa_node=place.numa_node, switch=place.switch) for gpu, place in PLACES.items())
-KNOWN = FirstSeen(32, PLACES)
+LOW = fault("GpuCountLow", Severity.REBOOT, "node", flickers=True)
+KNOWN = FirstSeen(32, PLACES, 8)
 
 
 def seen(pci: tuple[PciFunction, ...] | Unobserved, efa: int | Unobserved) -> Evidence:
@@ -34,12 +39,45 @@ def test_a_first_look_learns_what_is_there() -> None:
 
 
 def test_without_efa_the_count_is_none_that_was_counted() -> None:
-    assert first_seen(FirstSeen(), seen((), 0)) == FirstSeen(0)
+    assert first_seen(FirstSeen(), seen((), 0)) == FirstSeen(0, gpus=0)
 
 
 @pytest.mark.parametrize(("now", "known"), [(31, 32), (0, 32), (32, 32), (33, 33)])
 def test_the_count_of_efa_devices_is_only_ever_raised(now: int, known: int) -> None:
     assert first_seen(KNOWN, seen(PLACED, now)).efa == known
+
+
+@pytest.mark.parametrize(("now", "known"), [(7, 8), (0, 8), (8, 8), (16, 16)])
+def test_the_count_of_gpus_is_only_ever_raised_and_knows_no_address(now: int, known: int) -> None:
+    elsewhere = functions(*(f"0001:{bus:02x}:00.0" for bus in range(now)), driver="vfio-pci")
+
+    assert first_seen(KNOWN, seen(elsewhere, 32)).gpus == first_seen(KNOWN, seen(elsewhere, BLIND)).gpus == known
+
+
+def test_a_machine_of_another_instance_type_has_had_nothing_yet() -> None:
+    memory = replace(remembers(first=KNOWN), instance_type="ml.p5.48xlarge")
+
+    def after(instance_type: str) -> int | None:
+        evidence = seen(functions(ADDRESSES[0]), 0)
+        return after_look(memory, JudgedLook((), evidence=evidence, instance_type=instance_type), NOW).first.gpus
+
+    assert [after(one) for one in ("p5.48xlarge", "", "p5.4xlarge")] == [8, 8, 1]
+
+
+def test_of_an_earlier_version_each_gpu_that_it_met_counts_once() -> None:
+    gpus = {address: {"uuid": f"GPU-{index}", "serial": f"165{index}"} for index, address in enumerate(ADDRESSES)}
+    moved = {address.replace("0000:", "0001:"): about for address, about in gpus.items()}
+    places = {address: Place(0, "") for address in (*gpus, *moved)}
+
+    def read(known: dict[str, dict[str, str]], places: dict[str, Place]) -> int | None:
+        written = dump(remembers(first=FirstSeen(32, places, 0), gpus=known)).split(b"\n")[1]
+        without = written.replace(b'"gpus": 0, ', b"")
+        head = json.dumps({"schema": 2, "sha256": hashlib.sha256(without).hexdigest()}).encode()
+        return parse(head + b"\n" + without + b"\n").first.gpus
+
+    assert read({}, dict(list(places.items())[:8])) == 8
+    assert read({**gpus, **moved}, places) == 8
+    assert read({}, {}) is None
 
 
 def test_a_gpu_keeps_the_place_where_it_was_met() -> None:
@@ -55,7 +93,7 @@ def test_a_place_of_which_the_kernel_says_nothing_is_learned_when_it_does() -> N
     assert first_seen(unplaced, seen(PLACED, 0)).places == KNOWN.places
 
 
-@pytest.mark.parametrize("evidence", [seen(BLIND, 40), seen((), BLIND), Evidence({}), Evidence({RDMA: rdma(40)})])
+@pytest.mark.parametrize("evidence", [seen(BLIND, 40), Evidence({}), Evidence({RDMA: rdma(40)})])
 def test_a_look_that_did_not_count_tells_nothing(evidence: Evidence) -> None:
     assert first_seen(KNOWN, evidence) == KNOWN
     assert first_seen(FirstSeen(), evidence) == FirstSeen()
@@ -81,3 +119,23 @@ def test_other_hardware_under_the_same_name_has_had_nothing_yet() -> None:
         return gpus_answered(memory, [Gpu(0, 0, ADDRESSES[0], serial=serial)], 0.0, NOW).first
 
     assert (answers("1"), answers("2")) == (KNOWN, FirstSeen())
+
+
+def test_a_release_accepts_the_smaller_count_and_only_where_it_names_the_finding() -> None:
+    missing = stands(replace(LOW, source=ONCE_HAD), Nature.LEVEL, check="gpu-count")
+    memory = replace(remembers(missing), first=KNOWN)
+
+    def released(reason: str, standing: Standing = missing) -> Memory:
+        rows = (Acknowledgement(reason, "node", BOOT, None, WALL - timedelta(hours=1)),)
+        return release(replace(memory, standing=(standing,)), Release("ops", "sold", WALL, rows), NOW)
+
+    accepted = released("GpuCountLow")
+    assert (accepted.standing, accepted.first.gpus, accepted.first.efa) == ((), 0, 32)
+    assert first_seen(accepted.first, seen(functions(*ADDRESSES[:7]), 32)).gpus == 7
+    assert (released("Xid79").standing, released("Xid79").first) == ((missing,), KNOWN)
+    # What PCI or the profile still promises comes back at once, and so never leaves.
+    by_profile = stands(LOW, Nature.LEVEL, check="gpu-count")
+    assert (released("GpuCountLow", by_profile).standing, released("GpuCountLow", by_profile).first) == (
+        (by_profile,),
+        KNOWN,
+    )
