@@ -19,7 +19,7 @@ from diagnosis.bundle import Bundle
 from diagnosis.chain import chains_of
 from diagnosis.collect import Collector
 from diagnosis.components import component_table
-from diagnosis.diagnose import Diagnosis
+from diagnosis.diagnose import SAVED_STATE, Diagnosis
 from diagnosis.diagnose import diagnose as judge
 from diagnosis.drift import changes
 from diagnosis.hami_chain import hami_chains
@@ -30,7 +30,7 @@ from diagnosis.one_pod import look_at_pod
 from diagnosis.report import markdown, terminal
 from diagnosis.report.document import document
 from diagnosis.report.whole import Report
-from diagnosis.saved import SavedStateError, read_saved
+from diagnosis.saved import NoSavedStateError, SavedStateError, read_saved
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import USE
 from diagnosis.target import Target, TargetError, concerned, in_namespace, is_there, narrowed, parse_target, pods_of
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from healthcheck.cluster.listings import Listings
 
 NOTHING, CAUSES, COULD_NOT = 0, 1, 2
-_NEEDED = frozenset(("Node", "Pod", USE))
-"""Whoever does not see these, the last where he asked for it, can't say that nothing is wrong."""
+_NEEDED = frozenset(("Node", "Pod", USE, SAVED_STATE))
+"""Without these, `USE` where it was asked for, it is not known that nothing is wrong."""
 _WOULD_FIT_FORMS = (Output.TERMINAL, Output.JSON, Output.YAML)
 
 
@@ -62,10 +62,12 @@ def answer(wish: DiagnoseWish) -> int:
     pods = _read_wanted(wish.wanted, wish.namespace) if wish.wanted is not None else ()
     try:
         target = parse_target(wish.words, wish.namespace)
-        old = read_saved([wish.since]) if wish.since is not None else None
+        old = _read_old(wish.since) if wish.since is not None else None
         snapshot = _look(wish, target)
-    except (TargetError, SavedStateError) as error:
+    except (TargetError, NoSavedStateError) as error:
         _end(str(error), USAGE)
+    except SavedStateError as error:
+        _end(str(error), COULD_NOT)
     except OSError as error:
         _end(f"{wish.save}: {error.strerror}", USAGE)
     except ClusterError as error:
@@ -92,6 +94,14 @@ def _is_near(target: Target | None, wish: DiagnoseWish) -> TypeGuard[Target]:
     return one and wish.save is None and wish.since is None and not wish.probes.nodes
 
 
+def _read_old(path: Path) -> Snapshot:
+    """Raises SavedStateError: with a part unread, what it held would count as new."""
+    old = read_saved([path])
+    if old.unread:
+        raise SavedStateError(old.unread[0])
+    return old
+
+
 def _read_wanted(file: Path, namespace: str) -> tuple[dict[str, Any], ...]:
     try:
         return would_fit.read_pods(file, namespace)
@@ -114,6 +124,8 @@ def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], wish: Diagnos
         screen = Screen.of_rows()
         for part in would_fit.page(told):
             screen.print(part, soft_wrap=True)
+    if snapshot.unread:
+        _end(f"{snapshot.unread[0]}: what is free is not known", COULD_NOT)
     if not snapshot.sees("Node", "Pod"):
         _end("nodes or pods are not visible: what is free is not known", COULD_NOT)
     raise typer.Exit(NOTHING if all(one.fits for one in told) else CAUSES)

@@ -1,4 +1,4 @@
-"""A cluster's state in one archive, to be judged elsewhere: `diagnose --save`, and `--from` of what it wrote."""
+"""A cluster's state in one archive, to be judged elsewhere: `diagnose --save`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -18,13 +18,7 @@ from healthcheck.text.moments import timestamp
 
 HEADER = "snapshot.json"
 SCHEMA = 1
-_MOST_BYTES = 1 << 30
-_MOST_FILES = 256
 _BEGIN, _END = b'{"apiVersion":"v1","kind":"List","items":[\n', b"\n]}\n"
-
-
-class BundleError(ValueError):
-    """The message says what is wrong with the archive."""
 
 
 class Bundle:
@@ -57,24 +51,6 @@ class Bundle:
             for kind, objects in sorted(self._files.items()):
                 objects.write(_END)
                 _add(archive, f"{kind}.json", at, objects)
-
-
-def read_bundle(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Each file in the archive by name, the header first where `diagnose --save` wrote it. Raises BundleError."""
-    left = _MOST_BYTES
-    try:
-        with tarfile.open(path, "r:*") as archive:
-            for number, member in enumerate(archive):
-                if number >= _MOST_FILES:
-                    raise BundleError(f"over {_MOST_FILES} files")
-                left -= member.size
-                if left < 0:
-                    raise BundleError(f"over {_MOST_BYTES >> 20} MiB when it is unpacked")
-                content = archive.extractfile(member) if member.isreg() and member.name.endswith(".json") else None
-                if content is not None:
-                    yield member.name, content.read()
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise BundleError(f"no archive that can be read: {error}") from error
 
 
 def _add(archive: tarfile.TarFile, name: str, at: datetime, content: IO[bytes]) -> None:

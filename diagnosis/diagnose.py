@@ -15,6 +15,8 @@ from diagnosis.snapshot import Snapshot
 
 _Key = tuple[str, str]
 """A cause's name, and its subject."""
+SAVED_STATE = "saved state"
+"""Stands for a kind where a part of the state is damaged."""
 MOST_EVIDENCE = 12
 """Of one cause: the same fault on 5,000 nodes is told by a few of them, and counted."""
 
@@ -49,7 +51,7 @@ class Diagnosis(Struct, frozen=True):
 def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Diagnosis:
     """What is wrong in the snapshot, and what could not be looked at. Kept: it decides whether to look further, too."""
     found: list[Found] = []
-    unseen: list[Unseen] = []
+    unseen = [Unseen(SAVED_STATE, why, "whatever it held") for why in snapshot.unread]
     for search in searches:
         if search.concerns is not None and not search.concerns(snapshot):
             continue

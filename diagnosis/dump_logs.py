@@ -17,26 +17,49 @@ _MARK = re.compile(
 )
 _MOST_LINES = 200
 _LONGEST_LINE = 4096
+_DEEPEST = 16
+_MOST_ENTRIES = 200_000
+_MOST_CHARACTERS = 512 << 20
+"""Of all logs."""
 _CHUNK = 64 * 1024
 """A line may have no end: what is beyond this counts as another."""
 
 
+class DumpError(ValueError):
+    """The folder is beyond what is read. The message says what is allowed."""
+
+
 def read_dump_logs(folder: Path) -> dict[tuple[str, str], str]:
-    """By a pod's subject and a container's name. Raises OSError."""
-    files = sorted(file for file in files_below(folder) if file.name == _NAME)
-    return {one: text for file in files for one, text in _of(file)}
+    """By a pod's subject and a container's name. Raises OSError, DumpError."""
+    logs: dict[tuple[str, str], str] = {}
+    left = _MOST_CHARACTERS
+    for file in sorted(file for file in files_below(folder) if file.name == _NAME):
+        for one, text in _of(file):
+            left -= len(text)
+            if left < 0:
+                raise DumpError(f"over {_MOST_CHARACTERS >> 20} MiB of logs; so much is read at most")
+            logs[one] = text
+    return logs
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Raises OSError, as for a folder within that can't be opened: `rglob` passes over it, and nobody would know.
+    """Raises OSError, as for a folder within that can't be opened: `rglob` passes over it silently. Raises DumpError.
 
     A pipe or a device, which may have no end, is none.
     """
-    for one in folder.iterdir():
-        if one.is_dir() and not one.is_symlink():
-            yield from files_below(one)
-        elif one.is_file() or not one.exists():
-            yield one
+    ahead, entries = [(folder, 0)], 0
+    while ahead:
+        one, depth = ahead.pop()
+        if depth > _DEEPEST:
+            raise DumpError(f"folders more than {_DEEPEST} deep; a dump has three levels")
+        for entry in one.iterdir():
+            entries += 1
+            if entries > _MOST_ENTRIES:
+                raise DumpError(f"over {_MOST_ENTRIES:,} files; so many are read at most")
+            if entry.is_dir() and not entry.is_symlink():
+                ahead.append((entry, depth + 1))
+            elif entry.is_file() or not entry.exists():
+                yield entry
 
 
 def _of(file: Path) -> Iterator[tuple[tuple[str, str], str]]:

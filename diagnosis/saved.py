@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import chain, islice
 from pathlib import Path
 
-from diagnosis.bundle import HEADER, BundleError, read_bundle
-from diagnosis.dump_logs import files_below, read_dump_logs
+import msgspec
+from msgspec.structs import replace
+
+from diagnosis.archive import LONGEST, Archive, ArchiveError, is_header
+from diagnosis.bundle import HEADER
+from diagnosis.dump_logs import DumpError, files_below, read_dump_logs
 from diagnosis.snapshot import KINDS, Builder, Snapshot
+from healthcheck.captures.blocks import CaptureError, Input, as_utf8
+from healthcheck.text.json_cost import JsonCostError, refuse_costly
 from healthcheck.text.moments import EARLIEST, moment_or_none
 from healthcheck.text.printable import printable
 
 _NOT_SAVED = "no file has it"
-_MOST_BYTES = 1 << 30
-_DECODER = json.JSONDecoder()
+_MOST_VALUES = 24_000_000
+"""Of all files: 100,000 pods as kubectl prints them. Python takes up to 100 bytes for each that is kept."""
+_MOST_OBJECTS = 500_000
+_LONGEST_OBJECT = 8 << 20
+"""Bytes: more than the API server stores as one object."""
+_SUFFIX = ".json"
+_HEAD = 512
+_MOST_MISSING, _SHOWN = 64, 120
+_NO_JSON = "no JSON, as kubectl writes it with -o json"
+_WANTED = "an object of the Kubernetes API, or a List of them, is wanted"
+_TOP_LEVEL = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]', re.DOTALL)
+_Part = bytearray | memoryview | msgspec.Raw
+"""Bytes of one document, or of one object."""
 _TIMES = frozenset(
     (
         *("creationTimestamp", "lastTimestamp", "eventTime", "lastTransitionTime", "lastHeartbeatTime"),
@@ -30,6 +47,21 @@ class SavedStateError(ValueError):
     """The message names the file, and says what is wrong with it."""
 
 
+class NoSavedStateError(SavedStateError):
+    """There is no such file, or it can't be opened."""
+
+
+class _NoStateError(ValueError):
+    """A file's content is no state of a cluster."""
+
+
+class _Document(msgspec.Struct):
+    """What a document is of; its objects stay bytes until each is read by itself."""
+
+    kind: msgspec.Raw = msgspec.Raw(b"null")
+    items: msgspec.Raw = msgspec.Raw(b"null")
+
+
 class _State:
     """What the files have said so far."""
 
@@ -37,33 +69,74 @@ class _State:
         self.builder = Builder()
         self.newest = EARLIEST
         self.missing: dict[str, str] = {}
+        self.damage: list[str] = []
+        self._values = _MOST_VALUES
+        self._objects = _MOST_OBJECTS
 
-    def take(self, name: str, content: bytes) -> None:
-        """One file. Raises SavedStateError."""
-        for document in _documents(name, content):
-            self._take(name, document)
+    def take(self, name: str, content: bytearray) -> None:
+        """One file. Raises JsonCostError, and _NoState."""
+        self._values -= refuse_costly(content, self._values)
+        for document, part in _documents(content):
+            self._count()
+            if name.endswith(f"!{HEADER}"):
+                self._take_header(_decoded(part))
+            else:
+                self._take(document, part)
 
-    def _take(self, name: str, document: Mapping[str, object]) -> None:
-        if name.endswith(f"!{HEADER}"):
-            self._take_header(document)
+    def take_archive(self, name: str, archive: Archive, source: Input) -> None:
+        """Its files as far as they can be read. Raises ArchiveError, CaptureError, JsonCostError."""
+        is_ours = False
+        for member, content in archive.members():
+            try:
+                self.take(f"{name}!{member}", content)
+            except _NoStateError as error:
+                self.damage.append(f"{name}!{printable(member, _SHOWN)}: {error}")
+                self.builder.lacks(member.removesuffix(_SUFFIX), "its file is damaged")
+            is_ours = is_ours or member == HEADER
+        if archive.damage or source.cut:
+            self.damage.append(f"{name}: {archive.damage}" + (f" ({source.cut})" if source.cut else ""))
+            # `diagnose --save` writes a file for each kind, in the order of their names.
+            for kind in KINDS if is_ours else ():
+                if archive.read_to == HEADER or f"{kind}{_SUFFIX}" > archive.read_to:
+                    self.builder.lacks(kind, "the archive is damaged before it")
+
+    def _take(self, document: _Document, part: _Part) -> None:
+        told = _decoded(document.kind)
+        if not isinstance(told, str):
+            raise _NoStateError(_WANTED)
+        kind = told.removesuffix("List")
+        if kind == told:
+            self._add(kind, part)
             return
-        kind = document.get("kind")
-        if isinstance(kind, str) and kind.endswith("List"):
-            self.builder.listed(kind.removesuffix("List"))  # an empty one says that there is none
-        for kind, one in _listed(name, document):
-            self.builder.add(kind, one)
-            self.newest = max(self.newest, _newest(one))
+        self.builder.listed(kind)  # an empty one says that there is none
+        for raw in _items(document):
+            self._count()
+            self._add(kind, raw)
 
-    def _take_header(self, document: Mapping[str, object]) -> None:
+    def _add(self, kind: str, part: _Part) -> None:
+        """One object. `kind`: where it names none itself, as the items of a typed list."""
+        one = _decoded(part)
+        own = one.get("kind") if isinstance(one, dict) else None
+        self.builder.add(own if isinstance(own, str) else kind, one)
+        self.newest = max(self.newest, _newest(one))
+
+    def _count(self) -> None:
+        self._objects -= 1
+        if self._objects < 0:
+            raise JsonCostError(f"over {_MOST_OBJECTS:,} objects; so many are read at most")
+
+    def _take_header(self, document: object) -> None:
+        if not isinstance(document, dict):
+            raise _NoStateError("an object is wanted")
         self.newest = max(self.newest, moment_or_none(document.get("at")) or EARLIEST)
         listed = document.get("listed")
-        for kind in listed if isinstance(listed, list) else ():
+        for kind in listed[: len(KINDS)] if isinstance(listed, list) else ():
             self.builder.listed(str(kind))
         missing = document.get("missing")
         for kind in KINDS:
             # Whoever saved it had looked for all of them: a kind without a file has no object.
             self.builder.listed(kind)
-        for kind, why in (missing if isinstance(missing, Mapping) else {}).items():
+        for kind, why in islice((missing if isinstance(missing, dict) else {}).items(), _MOST_MISSING):
             self.missing[printable(str(kind), 64)] = printable(str(why), 256)
 
 
@@ -71,82 +144,137 @@ def read_saved(paths: Iterable[Path]) -> Snapshot:
     """All that the files hold, as of their newest timestamp. Raises SavedStateError."""
     state, logs = _State(), {}
     for path in paths:
-        for name, content in _contents(path):
-            state.take(name, content)
+        for file in _files(path):
+            _read(file, state)
         logs.update(_logs(path))
     for kind, why in state.missing.items():
         state.builder.lacks(kind, why)
     # A clock may have been wrong where it was saved; nothing was saved in the future.
-    return state.builder.build(min(state.newest, datetime.now(UTC)), _NOT_SAVED, logs)
+    snapshot = state.builder.build(min(state.newest, datetime.now(UTC)), _NOT_SAVED, logs)
+    return replace(snapshot, unread=tuple(state.damage))
 
 
-def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+def _files(path: Path) -> Iterator[Path]:
+    """Raises SavedStateError."""
     try:
-        if path.is_dir():
-            files = sorted(file for file in files_below(path) if file.suffix == ".json")
-            if not files:
-                raise SavedStateError(f"{path}: no .json file in it")
-            for file in files:
-                yield str(file), _read(file)
-        elif path.is_file() and tarfile.is_tarfile(path):
-            yield from ((f"{path}!{name}", content) for name, content in read_bundle(path))
-        else:
-            yield str(path), _read(path)
-    except BundleError as error:
+        if not path.is_dir():
+            yield path
+            return
+        files = sorted(file for file in files_below(path) if file.suffix == _SUFFIX)
+    except DumpError as error:
         raise SavedStateError(f"{path}: {error}") from error
     except OSError as error:
-        raise SavedStateError(f"{path}: {error.strerror}") from error
+        raise NoSavedStateError(f"{path}: {error.strerror}") from error
+    if not files:
+        raise NoSavedStateError(f"{path}: no {_SUFFIX} file in it")
+    yield from files
 
 
 def _logs(path: Path) -> dict[tuple[str, str], str]:
     try:
         return read_dump_logs(path) if path.is_dir() else {}
+    except DumpError as error:
+        raise SavedStateError(f"{path}: {error}") from error
     except OSError as error:
-        raise SavedStateError(f"{path}: {error.strerror}") from error
+        raise NoSavedStateError(f"{path}: {error.strerror}") from error
 
 
-def _read(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        content = stream.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise SavedStateError(f"{file}: over {_MOST_BYTES >> 20} MiB")
+def _read(file: Path, state: _State) -> None:
+    """One file, packed or not. Raises SavedStateError."""
+    try:
+        with file.open("rb") as stream:
+            source = Input(stream)
+            chunks = source.unpacked()
+            head = b""
+            while len(head) < _HEAD and (more := next(chunks, b"")):
+                head += more
+            if is_header(head[:_HEAD]):
+                archive = Archive(chain((head,), chunks), _SUFFIX)
+                state.take_archive(str(file), archive, source)
+            else:
+                state.take(str(file), _whole(as_utf8(chain((head,), chunks)), source))
+    except (_NoStateError, ArchiveError, CaptureError, JsonCostError) as error:
+        raise SavedStateError(f"{file}: {error}") from error
+    except OSError as error:
+        raise NoSavedStateError(f"{file}: {error.strerror}") from error
+
+
+def _whole(chunks: Iterator[bytes], source: Input) -> bytearray:
+    """Raises _NoStateError, CaptureError."""
+    content = bytearray()
+    for chunk in chunks:
+        content += chunk
+        if len(content) > LONGEST:
+            raise _NoStateError(f"over {LONGEST >> 20} MiB; at most so much is read of a file")
+    if source.cut:
+        raise _NoStateError(source.cut)
     return content
 
 
-def _documents(name: str, content: bytes) -> Iterator[Mapping[str, object]]:
-    """One after another, as whoever appends what kubectl prints leaves them."""
-    at, text = 0, ""
-    while at < len(text) or not text:
-        try:
-            text = text or content.decode(json.detect_encoding(content)).strip()
-            document, at = _DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise SavedStateError(f"{name}: no JSON, as kubectl writes it with -o json: {error}") from error
-        if not isinstance(document, Mapping):
-            raise SavedStateError(f"{name}: an object of the Kubernetes API, or a List of them, is wanted")
-        yield document
-        while text[at : at + 1].isspace():
-            at += 1
+def _documents(content: bytearray) -> Iterator[tuple[_Document, _Part]]:
+    """One after another, as they are left by appending what kubectl prints. Raises _NoStateError."""
+    try:
+        whole = _typed(content)
+    except _NoStateError:
+        parts = _apart(content)
+        first, second = next(parts, None), next(parts, None)
+        if first is None or second is None:
+            raise
+        for part in chain((first, second), parts):
+            yield _typed(part), part
+    else:
+        yield whole, content
 
 
-def _listed(name: str, document: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """The objects of a List, or the one that it is. A typed list's items do not say their kind."""
-    kind, items = document.get("kind"), document.get("items")
-    if not isinstance(kind, str):
-        raise SavedStateError(f"{name}: an object of the Kubernetes API, or a List of them, is wanted")
-    if not kind.endswith("List"):
-        yield kind, document
-        return
-    for one in items if isinstance(items, list) else ():
-        own = one.get("kind") if isinstance(one, Mapping) else None
-        yield own if isinstance(own, str) else kind.removesuffix("List"), one
+def _apart(content: bytearray) -> Iterator[memoryview]:
+    """Objects at the top level; none where something else stands between them."""
+    depth = begins = ended = 0
+    for mark in _TOP_LEVEL.finditer(content):
+        if depth == 0:
+            begins = mark.start()
+            if mark[0] != b"{" or content[ended:begins].strip():
+                return
+        depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(bytes(mark[0]), 0)
+        if depth == 0:
+            ended = mark.end()
+            yield memoryview(content)[begins:ended]
+    if content[ended:].strip():
+        yield memoryview(content)[ended:]
+
+
+def _typed(part: _Part) -> _Document:
+    """Raises _NoStateError."""
+    try:
+        return msgspec.json.decode(part, type=_Document)
+    except msgspec.ValidationError as error:
+        raise _NoStateError(f"{_NO_JSON}: {_WANTED}") from error
+    except (ValueError, RecursionError) as error:
+        raise _NoStateError(f"{_NO_JSON}: {error}") from error
+
+
+def _items(document: _Document) -> list[msgspec.Raw]:
+    """The objects of a List; what is no list has none. Raises _NoStateError."""
+    try:
+        return msgspec.json.decode(document.items, type=list[msgspec.Raw])
+    except msgspec.ValidationError:
+        return []
+
+
+def _decoded(part: _Part) -> object:
+    """One object. Raises _NoStateError, JsonCostError."""
+    if memoryview(part).nbytes > _LONGEST_OBJECT:
+        raise JsonCostError(f"an object of over {_LONGEST_OBJECT >> 20} MiB; none so long is read")
+    try:
+        return msgspec.json.decode(part)
+    except (ValueError, RecursionError) as error:
+        raise _NoStateError(f"{_NO_JSON}: {error}") from error
 
 
 def _newest(value: object) -> datetime:
     newest, ahead = EARLIEST, [value]
     while ahead:
         one = ahead.pop()
-        if isinstance(one, Mapping):
+        if isinstance(one, dict):
             told = (moment_or_none(text) for key, text in one.items() if key in _TIMES)
             newest = max((newest, *filter(None, told)))
             ahead += one.values()

@@ -138,6 +138,8 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     """Of HAMi's shares: memory and cores in use, where a Prometheus was asked."""
     missing: Mapping[str, str] = field(default_factory=dict)
     odd: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Damaged parts of a saved state: what they held is not known."""
 
     @cached_property
     def owners(self) -> Mapping[str, Meta]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import BinaryIO
 
 from healthcheck.model import ProbeError
@@ -13,6 +14,7 @@ LONGEST_LINE = 65536
 MOST_UNPACKED = 1 << 30
 """Bytes that a packed capture may unfold into: a bug report has tens of MB, a bomb has no end."""
 _BLOCK = 1 << 20
+_STEP = 1 << 10
 _GZIP = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _OTHER_PACKERS = {b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
@@ -33,7 +35,7 @@ class Input:
     def blocks(self) -> Iterator[bytes]:
         """Blocks of whole lines; a line longer than LONGEST_LINE loses its end. Raises CaptureError."""
         rest, skipping = b"", False
-        for block in self._plain():
+        for block in as_utf8(self.unpacked()):
             if skipping:
                 _, newline, block = block.partition(b"\n")  # noqa: PLW2901 - the rest of an endless line is gone
                 if not newline:
@@ -54,7 +56,7 @@ class Input:
     def whole(self, most: int) -> bytes:
         """All of it, for what is read in one piece. Raises CaptureError."""
         plain = bytearray()
-        for chunk in self._plain():
+        for chunk in as_utf8(self.unpacked()):
             plain += chunk
             if len(plain) > most:
                 raise CaptureError(f"more than {most >> 20} MiB")
@@ -65,25 +67,12 @@ class Input:
     def beginning(self) -> bytes:
         """Its first bytes, unpacked as far as they go; nothing of what can't be read."""
         try:
-            return next(self._plain(), b"")
+            return next(as_utf8(self.unpacked()), b"")
         except CaptureError:
             return b""
 
-    def _plain(self) -> Iterator[bytes]:
-        """The bytes as UTF-8 or what passes for it, unpacked."""
-        chunks = self._unpacked()
-        first = next(chunks, b"")
-        encoding = _encoding(first)
-        if not encoding:
-            yield first.removeprefix(_UTF8_MARK)
-            yield from chunks
-            return
-        decoder = codecs.getincrementaldecoder(encoding)("replace")
-        yield decoder.decode(first).removeprefix("\ufeff").encode("utf-8", "replace")
-        for chunk in chunks:
-            yield decoder.decode(chunk).encode("utf-8", "replace")
-
-    def _unpacked(self) -> Iterator[bytes]:
+    def unpacked(self) -> Iterator[bytes]:
+        """Blocks of bytes as they were before somebody packed them. Raises CaptureError."""
         first = self._read()
         for magic, name in _OTHER_PACKERS.items():
             if first.startswith(magic):
@@ -99,12 +88,15 @@ class Input:
         """Every member of a gzip file: `nvidia-bug-report.sh` writes one per section."""
         unpacker, size, members = zlib.decompressobj(wbits=31), 0, 0
         while packed:
+            before = unpacker.copy()
             try:
                 plain = unpacker.decompress(packed, _BLOCK)
             except zlib.error as error:
-                if not size:
+                plain = _up_to_damage(before, packed)
+                if not size and not plain:
                     raise CaptureError(f"a gzip file that cannot be unpacked: {error}") from error
-                self.cut = f"the gzip data is damaged after {size} bytes unpacked"
+                self.cut = f"the gzip data is damaged after {size + len(plain)} bytes unpacked"
+                yield plain
                 return
             size += len(plain)
             if size > MOST_UNPACKED:
@@ -128,6 +120,30 @@ class Input:
             return self._stream.read(_BLOCK)
         except OSError as error:
             raise CaptureError(error.strerror or str(error)) from error
+
+
+def as_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The same text in UTF-8, or in what keeps ASCII as it is."""
+    first = next(chunks, b"")
+    encoding = _encoding(first)
+    if not encoding:
+        yield first.removeprefix(_UTF8_MARK)
+        yield from chunks
+        return
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    yield decoder.decode(first).removeprefix("\ufeff").encode("utf-8", "replace")
+    for chunk in chunks:
+        yield decoder.decode(chunk).encode("utf-8", "replace")
+
+
+def _up_to_damage(unpacker: zlib._Decompress, packed: bytes) -> bytes:
+    """What can still be unpacked, in small steps: of the step that fails zlib gives nothing."""
+    plain = b""
+    with suppress(zlib.error):
+        while packed:
+            plain += unpacker.decompress(packed, _STEP)
+            packed = unpacker.unconsumed_tail
+    return plain
 
 
 def _encoding(first: bytes) -> str:

@@ -1,0 +1,289 @@
+"""Saved state that somebody else packed, or that was damaged on its way: refused in one line, and never misread."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.app import app
+from diagnosis import saved
+from diagnosis.bundle import Bundle
+from diagnosis.saved import SavedStateError, read_saved
+from tests.diagnosis.states import NOW, node, pod
+
+Packed = bytes
+
+
+def _tar(*members: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> Packed:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as archive:
+        for info, content in members:
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def _listed(*objects: Any) -> bytes:
+    return json.dumps({"kind": "List", "items": list(objects)}).encode()
+
+
+def _with_header(raw: Packed, at: int, offset: int, field: bytes, *, sealed: bool = True) -> Packed:
+    """With other bytes in the header at `at`; `sealed`: under the checksum that they need."""
+    header = bytearray(raw[at : at + 512])
+    header[offset : offset + len(field)] = field
+    if sealed:
+        header[148:156] = b" " * 8
+        header[148:156] = f"{sum(header):06o}\0 ".encode()
+    return raw[:at] + bytes(header) + raw[at + 512 :]
+
+
+def _one(name: str = "Node.json", **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, _listed(node("a"))
+
+
+def _diagnosed(*paths: Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["diagnose", "--from", *map(str, paths), "--json"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+PLAIN = _tar(_one())
+SIZE, KIND = 124, 156
+LIMIT = "MiB when it is unpacked"
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (_with_header(PLAIN, 0, SIZE, b"77777777777\0"), LIMIT),
+        (_with_header(PLAIN, 0, SIZE, b"\x80" + b"\x7f" * 11), LIMIT),
+        (_with_header(PLAIN, 0, SIZE, b"\xff" * 12), "negative size"),
+        (_with_header(PLAIN, 0, SIZE, b"-7777777777\0"), "negative size"),
+        (_with_header(PLAIN, 0, KIND, b"S"), "a sparse file"),
+        (_tar(_one(pax_headers={"size": "99999999999999"})), LIMIT),
+        (_tar(_one(pax_headers={"size": "-1"})), "negative size"),
+        (_tar(_one(pax_headers={"GNU.sparse.major": "1", "GNU.sparse.realsize": "1"})), "a sparse file"),
+        (_tar(_one(pax_headers={"comment": "x" * 70_000})), "an extended header of 70,0"),
+        (_tar(_one("n" * 70_000 + ".json"), form=tarfile.GNU_FORMAT), "an extended header of 70,0"),
+        (_tar((tarfile.TarInfo("a"), b""))[:512] * 17_000, "over 16,384 headers"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_an_archive_beyond_its_bounds_is_refused(
+    raw: Packed, said: str, pack: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    file = tmp_path / "state.tar.gz"
+    file.write_bytes(pack(raw))
+
+    code, output = _diagnosed(file)
+
+    assert (code, output.count("\n")) == (2, 1), output
+    assert output.startswith(f"gpu-healthcheck diagnose: {file}: ")
+    assert said in output
+
+
+def test_links_devices_and_folders_in_an_archive_are_passed_over(tmp_path: Path) -> None:
+    """Whatever size their headers name, nothing of theirs follows."""
+    kinds = (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE)
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for number, kind in enumerate(kinds):
+            info = tarfile.TarInfo(f"{number}.json")
+            info.type, info.linkname = kind, "/etc/shadow"
+            archive.addfile(info)
+        info, content = _one("deep/" * 30 + "Node.json")
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+    (tmp_path / "state.tar").write_bytes(file.getvalue())
+
+    assert [one.name for one in read_saved([tmp_path / "state.tar"]).nodes] == ["a"]
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_each_form_of_an_archive_is_read(form: int, tmp_path: Path) -> None:
+    named = _one("dump/" + "n" * (90 if form == tarfile.USTAR_FORMAT else 300) + ".json")
+    (tmp_path / "state.tar").write_bytes(_tar(named, (tarfile.TarInfo("b.json"), _listed(node("b"))), form=form))
+
+    assert [one.name for one in read_saved([tmp_path / "state.tar"]).nodes] == ["a", "b"]
+
+
+# --- damage
+
+
+def _bundle(tmp_path: Path, *objects: Any) -> Path:
+    bundle, file = Bundle(), tmp_path / "state.tar.gz"
+    for one in objects:
+        bundle.keep(one["kind"], one)
+    bundle.write(file, NOW, {})
+    return file
+
+
+def _cut(raw: Packed) -> Packed:
+    return raw[: raw.index(b"Pod.json") + 600]
+
+
+def _without_end(raw: Packed) -> Packed:
+    return raw.rstrip(b"\0") + b"\0" * (-len(raw.rstrip(b"\0")) % 512)
+
+
+def _wrong_checksum(raw: Packed) -> Packed:
+    return _with_header(raw, raw.index(b"Pod.json"), 108, b"9", sealed=False)
+
+
+def _zeroed(raw: Packed) -> Packed:
+    return _with_header(raw, raw.index(b"Pod.json"), 0, b"\0" * 512, sealed=False)
+
+
+DAMAGES: dict[str, Callable[[Packed], Packed]] = {
+    "cut in a file": lambda raw: gzip.compress(_cut(raw)),
+    "cut between files": lambda raw: gzip.compress(raw[: raw.index(b"Pod.json")]),
+    "without its end": lambda raw: gzip.compress(_without_end(raw)),
+    "a wrong checksum": lambda raw: gzip.compress(_wrong_checksum(raw)),
+    "a header of zeros": lambda raw: gzip.compress(_zeroed(raw)),
+    "gzip cut": lambda raw: gzip.compress(raw)[:-40],
+    "gzip's checksum": lambda raw: gzip.compress(raw)[:-8] + b"\0" * 8,
+    "gzip's blocks": lambda raw: gzip.compress(raw, 0)[: -len(raw) // 3] + b"\xff" * (len(raw) // 3),
+    "a file's JSON": lambda raw: gzip.compress(raw.replace(b'"kind":"Pod"', b'"kind"="Pod"', 1)),
+    "not packed": _cut,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damage_is_told_and_never_taken_for_the_end(damage: Callable[[Packed], Packed], tmp_path: Path) -> None:
+    file = _bundle(tmp_path, node("a", None), pod("x", 0, on="a"))
+    assert _diagnosed(file)[0] == 0
+    file.write_bytes(damage(gzip.decompress(file.read_bytes())))
+
+    code, output = _diagnosed(file)
+
+    unobserved = {one["kind"]: one["why"] for one in json.loads(output)["unobserved"]}
+    assert code == 2
+    assert str(file) in unobserved["saved state"]
+
+
+def test_what_was_read_before_the_damage_still_counts(tmp_path: Path) -> None:
+    """The node's own verdict is a cause; the pods after it are not known, so that none of them is missed."""
+    taint = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
+    labels = {"gpu-healthcheck.aws-samples.io/status": "fail", "gpu-healthcheck.aws-samples.io/severity": "REBOOT"}
+    faulty = node("a", labels=labels, taints=[taint])
+    file = _bundle(tmp_path, faulty, pod("x"))
+    whole = _diagnosed(file)
+    file.write_bytes(gzip.compress(_cut(gzip.decompress(file.read_bytes()))))
+
+    code, output = _diagnosed(file)
+    damaged = json.loads(output)
+
+    assert (whole[0], code) == (1, 1)
+    assert {one["cause"] for one in damaged["causes"]} <= {one["cause"] for one in json.loads(whole[1])["causes"]}
+    assert damaged["causes"]
+    assert {"Pod", "saved state"} <= {one["kind"] for one in damaged["unobserved"]}
+
+
+def test_an_old_state_that_is_damaged_is_compared_with_nothing(tmp_path: Path) -> None:
+    file = _bundle(tmp_path, node("a"), pod("x"))
+    (tmp_path / "old.tar.gz").write_bytes(file.read_bytes()[:-40])
+
+    result = CliRunner().invoke(app, ["diagnose", "--from", str(file), "--since", str(tmp_path / "old.tar.gz")])
+
+    assert result.exit_code == 2
+    assert "damaged" in result.output
+
+
+# --- what parsed JSON costs
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"kind":"List","items":[' + b"{}," * 3000 + b"{}]}", "over 2,000 values and keys"),
+        (b'{"kind":"List","items":[' + b"[[]]," * 700 + b"{}]}", "over 2,000 values and keys"),
+        (b'{"kind":"PodList","items":[' + b'{"a":1},' * 400 + b"{}]}", "over 300 objects"),
+        (b'{"kind":"PodList"}' * 400, "over 300 objects"),
+        (b'{"kind":"Pod","metadata":{"name":"' + b"x" * 5000 + b'"}}', "an object of over 0 MiB"),
+        (b" " * 40_000 + b'{"kind":"PodList","items":[]}', "at most so much is read of a file"),
+        (b"[" * 1500, "no JSON"),
+        (b'{"a":' * 990, "no JSON"),
+        (b'{"kind":"Pod","x":' + b"9" * 5000 + b"}", "an object of over 0 MiB"),
+        (b'{"kind":"Pod","x":' + b"9" * 3000 + b"e999999}", "no JSON"),
+        (b'{"kind":"Pod","x":"a\0b"}', "no JSON"),
+        (b'{"kind":"Pod","x":"\xff\xfe"}', "no JSON"),
+        (b'{"kind":"Pod","x":"\\ud800"}', "no JSON"),
+        (b'{"kind":"Pod","x":NaN}', "no JSON"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value[:12]),
+)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_json_that_costs_too_much_is_refused_before_it_is_parsed(
+    content: bytes,
+    said: str,
+    pack: Callable[[bytes], bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("_MOST_VALUES", 2000), ("_MOST_OBJECTS", 300), ("_LONGEST_OBJECT", 4000), ("LONGEST", 32768)):
+        monkeypatch.setattr(saved, name, value)
+    file = tmp_path / "state.json"
+    file.write_bytes(pack(content))
+
+    code, output = _diagnosed(file)
+
+    assert (code, output.count("\n")) == (2, 1), output
+    assert said in output
+    assert str(file) in output
+
+
+def test_the_bounds_hold_for_all_files_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved, "_MOST_OBJECTS", 10)
+    for number in range(3):
+        (tmp_path / f"{number}.json").write_bytes(_listed(*(node(f"{number}-{one}") for one in range(4))))
+    with pytest.raises(SavedStateError, match="over 10 objects"):
+        read_saved([tmp_path])
+    assert len(read_saved([tmp_path / "0.json", tmp_path / "1.json"]).nodes) == 8
+
+
+def test_a_state_in_utf_16_is_read(tmp_path: Path) -> None:
+    """As `>` of PowerShell writes it."""
+    (tmp_path / "state.json").write_text(_listed(node("a")).decode(), encoding="utf-16")
+    assert [one.name for one in read_saved([tmp_path / "state.json"]).nodes] == ["a"]
+
+
+# --- folders
+
+
+def test_a_folder_without_end_is_refused(short_root: Path) -> None:
+    deep = short_root
+    for _ in range(60):
+        deep /= "d"
+    deep.mkdir(parents=True)
+
+    code, output = _diagnosed(short_root)
+
+    assert (code, output) == (
+        2,
+        f"gpu-healthcheck diagnose: {short_root}: folders more than 16 deep; a dump has three levels\n",
+    )
+
+
+def test_a_loop_of_links_in_a_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "up").symlink_to(tmp_path)
+    (tmp_path / "nodes.json").write_bytes(_listed(node("a")))
+    os.mkfifo(tmp_path / "pipe.json")
+    assert [one.name for one in read_saved([tmp_path]).nodes] == ["a"]
+
+
+def test_a_path_that_is_not_there_is_wrong_use(tmp_path: Path) -> None:
+    assert _diagnosed(tmp_path / "none.json")[0] == 3
+    assert _diagnosed(tmp_path)[0] == 3
