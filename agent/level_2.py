@@ -10,6 +10,7 @@ from healthcheck.deep.idle import Idleness
 from healthcheck.deep.look import Diagnostic
 from healthcheck.model import Host
 from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
+from healthcheck.probes.dcgm.engine import Engine, choose_engine
 from healthcheck.probes.kubelet_claims import are_claimed, read_gpu_holders
 
 
@@ -32,9 +33,14 @@ class Level2:
 
     def diagnostic(self) -> Diagnostic:
         """A new one for each run, by the settings of now."""
+        values, engine, root = self._state.settings.values, self.engine(), self._host.root
+        patience_seconds = level_2_patience_seconds(engine.host)
+        return Dcgm(engine.host, values.dcgm_timeout_seconds, self.path, patience_seconds, engine, root)
+
+    def engine(self) -> Engine:
+        """Return the engine for a run by the settings of now."""
         values = self._state.settings.values
-        patience_seconds = level_2_patience_seconds(values.dcgm_host)
-        return Dcgm(values.dcgm_host, values.dcgm_timeout_seconds, self.path, patience_seconds)
+        return choose_engine(self._host.root, values.dcgm_host, beside=values.dcgm_beside_exporter)
 
     def users(self) -> str:
         """Who uses the GPUs, by the kubelet and the last look; '' for nobody. Raises ProbeError."""

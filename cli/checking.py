@@ -58,7 +58,7 @@ def look_and_tell(wish: CheckWish) -> int:
         _end(f"--save-evidence: {reason}")
     host_root = _host_root(root)
     instance_type = wish.instance_type or ("" if root else _instance_type(host_root))
-    level_2 = Level2(settings.values) if dcgm_diag.LEVEL_2 in checks else None
+    level_2 = Level2(settings.values, host_root) if dcgm_diag.LEVEL_2 in checks else None
     with _asking(host_root, settings, here=root is None) as host:
         if level_2 is not None:
             _may_test(host, force=wish.force)

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from healthcheck.catalog import dcgm_causes
 from healthcheck.checks import driver
@@ -17,6 +18,7 @@ from healthcheck.host.signals import stop_at_signals
 from healthcheck.host.streams import say
 from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.dcgm.diag import Dcgm, DcgmLook, level_2_patience_seconds
+from healthcheck.probes.dcgm.engine import choose_engine
 from healthcheck.probes.kubelet_claims import read_gpu_holders
 from healthcheck.probes.pod_resources import is_kubelet_here
 from healthcheck.settings.values import NodeSettings
@@ -45,11 +47,14 @@ class Level2:
     """One run. A signal ends it as DCGM wants to be ended, and nothing of it outlives us."""
 
     values: NodeSettings
+    root: Path
     was_stopped: bool = field(default=False, init=False)
 
     def run(self, level: int) -> DcgmLook:
-        host = self.values.dcgm_host
-        diagnostic = Dcgm(host, self.values.dcgm_timeout_seconds, patience_seconds=level_2_patience_seconds(host))
+        values = self.values
+        engine = choose_engine(self.root, values.dcgm_host, beside=values.dcgm_beside_exporter)
+        patience_seconds = level_2_patience_seconds(engine.host)
+        diagnostic = Dcgm(engine.host, values.dcgm_timeout_seconds, None, patience_seconds, engine, self.root)
         self._stop_at_signals(diagnostic)
         say(_BEGINS.format(self.values.dcgm_timeout_seconds))
         answer = with_doubts_settled(diagnostic, diagnostic.run(level), Expectation(policy=self.values.policy))

@@ -13,7 +13,10 @@ MEANINGS: Mapping[str, str] = {
     "CHECK_INTERVAL": "Seconds between two light looks. A fault in the kernel's log never waits for one.",
     "CHECK_TIMEOUT": "Seconds that one light look may take, at most twice the interval.",
     "CHECKS_LIGHTWEIGHT": "What a light look checks: numbers of groups, or names.",
-    "DCGM_HOST": "The hostengine that runs DCGM's diagnostic, as host:port. Empty: dcgmi starts one of its own.",
+    "DCGM_HOST": "The hostengine that runs DCGM's diagnostic, as host:port. Empty: the node's own where "
+    "it is proven to be the host's or the GPU operator's; without any on the node, dcgmi starts one.",
+    "DCGM_BESIDE_EXPORTER": "Whether deep tests run beside an engine that cannot be used, such as dcgm-exporter's. "
+    "NVIDIA advises against two engines on one node. false: they do not, and DcgmEngineEmbedded is recorded.",
     "DCGM_TIMEOUT": "Seconds that DCGM's level 2 may take, with what of it is run again.",
     "DCGM_L4_TIMEOUT": "Seconds that DCGM's level 4 may take, with what of it is run again.",
     "ENABLE_TAINT": "Whether nodes are tainted. false: none is, and ours are taken away once, with an Event.",

@@ -15,6 +15,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import ProbeError, Severity
 from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from healthcheck.probes.dcgm.diag import Dcgm
+from healthcheck.probes.dcgm.engine import choose_engine
 from healthcheck.probes.efa.loopback_run import EfaLoopback
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nccl import AllReduce
@@ -137,9 +138,10 @@ class QuarantineRun(Struct, frozen=True):
             efa_min_bandwidth=values.efa_min_bandwidth,
             nccl_min_bus_bandwidth=values.nccl_min_bus_bandwidth,
         )
+        engine = choose_engine(root, values.dcgm_host, beside=values.dcgm_beside_exporter)
         return Suite(
             root,
-            Dcgm(values.dcgm_host, values.dcgm_l4_timeout_seconds),
+            Dcgm(engine.host, values.dcgm_l4_timeout_seconds, engine=engine, root=root),
             EfaLoopback(root, values.efa_test_timeout_seconds),
             AllReduce(root, values.nccl_timeout_seconds),
             expected,

@@ -72,5 +72,17 @@ NO_DATA = Cause("DcgmNoData", "No test ran, or none gave a result.", _BY_HAND)
 NONSENSE = Cause("DcgmNonsense", "A test gave a result that no version of DCGM has.", _BY_HAND)
 CONTRADICTION = Cause("DcgmContradiction", "The exit code says that a test failed, and no result does.", _BY_HAND)
 FAILED = Cause("DcgmFailed", "The diagnostic ended without an answer, for no reason that is known.", _BY_HAND)
+ENGINE_EMBEDDED = Cause(
+    "DcgmEngineEmbedded",
+    "A DCGM engine without an address runs on the node, such as that of dcgm-exporter, and none is started beside it.",
+    "Give the node one engine with an address: `dcgm.enabled=true` of the GPU operator, or the host's `nvidia-dcgm`; "
+    '`DCGM_BESIDE_EXPORTER: "true"` accepts two.',
+)
+ENGINE_UNPROVEN = Cause(
+    "DcgmEngineUnproven",
+    "A program listens on the port of DCGM that is not proven to be the host's engine or the GPU operator's.",
+    "Find out whose it is (`ss -ltnp sport = :5555` on the node), and name the engine in `DCGM_HOST` if it is yours.",
+)
+ENGINE_CHANGED = Cause("DcgmEngineChanged", "The hostengine of the run ended, or another took its place.", _TRIED_AGAIN)
 CAUSES = tuple(one for one in vars().values() if isinstance(one, Cause))
 """All of them, in the order in which they stand here."""

@@ -61,7 +61,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     checks_lightweight: str = field(default="0 2 3 7 8", name="CHECKS_LIGHTWEIGHT")
     """Numbers of groups, names of groups, or names of checks."""
     dcgm_host: str = field(default="", name="DCGM_HOST")
-    """The hostengine that runs DCGM's diagnostic, as host:port; empty: the diagnostic starts one of its own."""
+    """The hostengine that runs DCGM's diagnostic, as host:port; empty: the node's where it is proven, else its own."""
+    dcgm_beside_exporter: bool = field(default=False, name="DCGM_BESIDE_EXPORTER")
+    """Whether a deep test starts an engine beside one of the node that cannot be used."""
     dcgm_timeout_seconds: Annotated[int, Meta(ge=60, le=86400)] = field(default=900, name="DCGM_TIMEOUT")
     dcgm_l4_timeout_seconds: Annotated[int, Meta(ge=60, le=172800)] = field(default=9000, name="DCGM_L4_TIMEOUT")
     """Level 2, and level 4, at most, each with what of it is run again."""

@@ -23,8 +23,10 @@ FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 KUBELET, KUBELITE, K3S, RKE2, K0S = "kubelet", "kubelite", "k3s", "rke2", "k0s"
 DEVICE_PLUGIN, VGPU_MONITOR = "nvidia-device-plugin", "vGPUmonitor"
 _PLUGINS = (DEVICE_PLUGIN, VGPU_MONITOR)
+HOSTENGINE, DCGM_EXPORTER = "nv-hostengine", "dcgm-exporter"
+_ENGINES = (HOSTENGINE, DCGM_EXPORTER)
 _NAMES = (
-    *(CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD, FABRIC_MANAGER, IMEX, *_PLUGINS),
+    *(CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD, FABRIC_MANAGER, IMEX, *_PLUGINS, *_ENGINES),
     *(KUBELET, KUBELITE, K3S, "k3s-server", "k3s-agent", RKE2, K0S),
 )
 _LONGEST_COMM = 15
@@ -79,12 +81,14 @@ class Found(Struct, frozen=True):
     `others` counts, by name, those in containers without privilege: whoever has a pod can call his processes so.
     `crowded` are the names of which there are more than anybody looked at.
     `plugins` are device plugins and HAMi's monitors, which run in containers and administer the host.
+    `engines` are the processes with a DCGM engine, of whatever origin.
     """
 
     processes: tuple[Process, ...]
     others: Mapping[str, int] = field(default_factory=dict)
     crowded: frozenset[str] = frozenset()
     plugins: tuple[Process, ...] = ()
+    engines: tuple[Process, ...] = ()
 
 
 def flag_of(arguments: Sequence[str], *names: str) -> str:
@@ -200,12 +204,15 @@ def _found(folder: int) -> Found:
     others: Counter[str] = Counter()
     crowded: set[str] = set()
     plugins: list[Process] = []
+    engines: list[Process] = []
     for pid, name in _known(folder):
         cgroup = _read(folder, f"{pid}/cgroup", _LONGEST_CGROUP)
         origin = origins.of(pid, cgroup)
         if name in _PLUGINS:
             trusted = len(plugins) < MOST and (origin is not Origin.CONTAINER or origins.administers(pid))
             plugins += filter(None, [_process(folder, pid, name, cgroup, origin)] if trusted else [])
+        elif name in _ENGINES:
+            engines += filter(None, [_process(folder, pid, name, cgroup, origin)] if len(engines) < MOST else [])
         elif origin is Origin.CONTAINER:
             others[name] += 1
         elif len(own.get(name, ())) == MOST:
@@ -213,7 +220,7 @@ def _found(folder: int) -> Found:
         elif (process := _process(folder, pid, name, cgroup, origin)) is not None:
             own.setdefault(name, []).append(process)
     found = sorted((one for some in own.values() for one in some), key=lambda one: one.pid)
-    return Found(tuple(found), others, frozenset(crowded), tuple(plugins))
+    return Found(tuple(found), others, frozenset(crowded), tuple(plugins), tuple(engines))
 
 
 def _known(folder: int, by_comm: Mapping[bytes, str] = _BY_COMM) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """DCGM's diagnostic, run to its end: `dcgmi diag -r 2 -j`. It loads the GPUs and takes minutes or hours.
 
-Without a hostengine's address dcgmi starts an engine of its own. Where another one runs on the node, as the GPU
-operator's does, `DCGM_HOST` has to name it: two engines on one node can deadlock the driver (DCGM issue 108).
+Without a hostengine's address dcgmi starts an engine of its own. Where another one runs on the node, `engine` names it
+or says why no diagnostic runs: two engines on one node can deadlock the driver (DCGM issue 108).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from healthcheck.catalog import dcgm_causes
 from healthcheck.host.command import ChildError, MissedDeadline, Program, Stopped
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes.dcgm.document import LONGEST_ANSWER, DiagAnswer, read_answer
+from healthcheck.probes.dcgm.engine import PORT, Engine, choose_engine
 
 PATIENCE_SECONDS = 60.0
 """After SIGTERM dcgmi stops the diagnostic's own processes, which takes it up to 40 s, and 20 s more in the EUD.
@@ -34,8 +35,8 @@ HURRY_SECONDS = 2.0
 
 Level 2 runs no EUD, and changes nothing of a GPU that would have to be put back.
 """
-_ENGINE, _CONNECT_SECONDS = ("127.0.0.1", 5555), 1.0
-"""Where dcgmi looks for a hostengine by itself, before it starts its own (dcgm_structs.h: DCGM_HE_PORT_NUMBER)."""
+_ENGINE, _CONNECT_SECONDS = ("127.0.0.1", PORT), 1.0
+"""Where dcgmi looks for a hostengine by itself, before it starts its own."""
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "NVVS_BIN_PATH", "DCGM_HOME_DIR")
 """Where DCGM finds its parts. CUDA_VISIBLE_DEVICES and the like would hide GPUs from it, or fail its own test."""
 _HOST_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
@@ -53,7 +54,7 @@ class DcgmLook(Struct, frozen=True):
 def level_2_patience_seconds(host: str) -> float:
     """Between SIGTERM and SIGKILL of a level 2 that stands in the way of work.
 
-    `host` is `DCGM_HOST`. Where that is '' dcgmi still uses an engine that answers at its own place on this machine.
+    `host` is the engine's. Where that is '' dcgmi still uses an engine that answers at its own place on this machine.
     """
     return PATIENCE_SECONDS if host or _is_engine_here() else HURRY_SECONDS
 
@@ -71,7 +72,9 @@ def checked_host(value: str) -> str:
     told = value.strip()
     found = _HOST.fullmatch(told)
     if told and (found is None or not 0 < int(found["port"] or 1) < 1 << 16):
-        raise ValueError("allowed is host or host:port, such as localhost:5555; empty starts an engine of its own")
+        raise ValueError(
+            "allowed is host or host:port, such as localhost:5555; empty uses the node's engine, or one of its own"
+        )
     return told
 
 
@@ -87,6 +90,10 @@ class Dcgm:
     """For a level and what is run again after it, together."""
     path: str | None = None
     patience_seconds: float = PATIENCE_SECONDS
+    engine: Engine | None = None
+    """The node's engine of that host, or why no diagnostic may run; None: it was not looked for."""
+    root: Path | None = None
+    """Where the engine was found, to prove it once more after a run."""
     _program: Program = field(init=False)
     _ends_at: float = field(default=math.inf, init=False)
     """When the deadline of the last level is (monotonic)."""
@@ -122,6 +129,13 @@ class Dcgm:
         dcgmi = shutil.which("dcgmi", path=self._program.env["PATH"])
         if dcgmi is None:
             return DcgmLook(absent="dcgmi is not installed here")
+        if self.engine is not None and self.engine.blocked is not None:
+            return DcgmLook(self.engine.blocked)
+        look = self._answer_of(dcgmi, what, level)
+        why = self._why_not_proven()
+        return DcgmLook(Unobserved(dcgm_causes.ENGINE_CHANGED, f"dcgmi diag -r {what}: {why}")) if why else look
+
+    def _answer_of(self, dcgmi: str, what: str, level: int | None) -> DcgmLook:
         where = ("--host", self.host) if self.host else ()
         seconds = max(0.0, min(self.deadline_seconds, self._ends_at - time.monotonic()))
         try:
@@ -136,6 +150,13 @@ class Dcgm:
         except (ChildError, OSError) as error:
             return DcgmLook(Unobserved(dcgm_causes.FAILED, f"dcgmi diag -r {what}: {error}"))
         return DcgmLook(read_answer(ended.out, ended.err, ended.code, level))
+
+    def _why_not_proven(self) -> str:
+        """Return why the answer may be another program's than the proven engine's, '' where it is the engine's."""
+        if self.root is None or self.engine is None or not self.engine.pid:
+            return ""
+        is_there = choose_engine(self.root, "", beside=False) == self.engine
+        return "" if is_there else f"process {self.engine.pid} does not listen at {self.engine.host} any more"
 
 
 def read_level_2(host: Host) -> DcgmLook:

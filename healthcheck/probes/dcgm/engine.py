@@ -1,0 +1,252 @@
+"""The DCGM engine that runs on this node: one whose address is proven, or why a diagnostic starts none beside it.
+
+NVIDIA supports one engine per host (docs/decisions/0056). An engine's port asks for no password, so that only the
+socket of a proven process is used: the kernel's own tables join process, socket and network.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+
+from msgspec import Struct
+
+from healthcheck.catalog import dcgm_causes
+from healthcheck.host import host_files
+from healthcheck.host.opening import entries_of
+from healthcheck.model import Host, Probe, ProbeError, Unobserved
+from healthcheck.probes.container_runtime import processes
+from healthcheck.probes.container_runtime.origins import Origin
+from healthcheck.probes.container_runtime.processes import DCGM_EXPORTER, HOSTENGINE, Found, Process
+from healthcheck.probes.kubelet_pods import KubeletPod, known_pods, uid_of
+from healthcheck.probes.services import PROCESSES_HIDDEN
+
+PORT = 5555
+"""Port of a hostengine by default (dcgm_structs.h: DCGM_HE_PORT_NUMBER). dcgmi without a host asks there first."""
+_OPERATORS = re.compile(r"nvidia-dcgm-(?!exporter)[a-z0-9-]{1,64}")
+"""Pods of the GPU operator's DaemonSet nvidia-dcgm, which are privileged (assets/state-dcgm/0400_dcgm.yml)."""
+_LISTENING = "0A"
+"""TCP_LISTEN, as /proc/net/tcp shows it."""
+_LONGEST_TABLE, _LONGEST_ENVIRONMENT, _LONGEST_GROUPS = 1 << 22, 1 << 17, 1 << 14
+_MOST_OPEN = 1 << 16
+_SOCKET = re.compile(r"socket:\[(\d{1,20})\]")
+_REMOTE = b"DCGM_REMOTE_HOSTENGINE_INFO="
+_ADDRESS, _LOCAL = re.compile(rb"\|-- (\d{1,3}(?:\.\d{1,3}){3})\s*$"), b"/32 host LOCAL"
+_ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+_LOOPBACK = frozenset({"127.0.0.1", "::1"})
+
+
+class Engine(Struct, frozen=True):
+    """Engine that a diagnostic uses. `host` is its host:port, '' for one of the diagnostic's own.
+
+    `pid` is 0 where the engine is not proven by its process. `blocked` is why no diagnostic may run; `may_run_beside`:
+    one that starts its own engine would start it, and not ask another.
+    """
+
+    host: str = ""
+    pid: int = 0
+    blocked: Unobserved | None = None
+    may_run_beside: bool = False
+
+
+class _Listener(Struct, frozen=True):
+    """TCP socket that accepts connections."""
+
+    address: str
+    port: int
+    inode: str
+
+    @property
+    def is_at_dcgmis_own_place(self) -> bool:
+        return self.port == PORT and (self.address in _ANYWHERE or self.address == "127.0.0.1")
+
+
+def choose_engine(root: Path, host: str, *, beside: bool) -> Engine:
+    """Return the engine for a diagnostic. `host` is DCGM_HOST, `beside` DCGM_BESIDE_EXPORTER."""
+    if host:
+        return Engine(host)
+    try:
+        return allowed(find_engine(root, processes.find(root)), beside=beside)
+    except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc
+        return Engine()
+    except OSError as error:
+        return Engine(blocked=Unobserved(PROCESSES_HIDDEN, f"{error.filename or root / 'proc'}: {error.strerror}"))
+
+
+def allowed(engine: Engine, *, beside: bool) -> Engine:
+    """Return the engine for a person who accepts a second one beside an embedded one, where `beside` is true."""
+    return Engine() if beside and engine.may_run_beside else engine
+
+
+def read_engine(host: Host) -> Engine:
+    """Return the node's engine. Raises ProbeError where /proc cannot be read."""
+    try:
+        return find_engine(host.root, host.once(processes.find))
+    except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc
+        return Engine()
+    except OSError as error:
+        raise ProbeError(f"{error.filename or host.root / 'proc'}: {error.strerror}") from error
+
+
+def find_engine(root: Path, found: Found) -> Engine:
+    """Return the engine among these processes. Raises OSError."""
+    if not processes.are_the_hosts(root):
+        return Engine()
+    engines = _with_pods(root, found)
+    trusted = [(process, pod) for process, pod in engines if _is_trusted(root, process, pod)]
+    for process, _ in trusted:
+        if host := _host_of(root, process):
+            return Engine(host, process.pid)
+    if _is_hosts_network(root) and any(one.is_at_dcgmis_own_place for one in _listeners(root, 1)):
+        return Engine(blocked=Unobserved(dcgm_causes.ENGINE_UNPROVEN, f"a program listens on 127.0.0.1:{PORT}"))
+    for process, pod in engines:
+        is_trusted = (process, pod) in trusted
+        if is_trusted or (_may_use_gpus(root, process) and not _is_remote(root, process)):
+            return Engine(blocked=_why_blocked(process, pod, is_trusted=is_trusted), may_run_beside=True)
+    return Engine()
+
+
+def _with_pods(root: Path, found: Found) -> list[tuple[Process, KubeletPod | None]]:
+    """Return each engine with its pod: exporters first, then the host's engines, then those of pods."""
+    pods: dict[str, KubeletPod] = {}
+    with suppress(OSError):  # a pod that nobody knows is not proven
+        pods = known_pods(root) if any(one.origin is not Origin.HOST for one in found.engines) else {}
+    ordered = sorted(found.engines, key=lambda one: (one.name, one.origin is not Origin.HOST, one.pid))
+    return [(one, _pod_of(root, pods, one)) for one in ordered]
+
+
+def _why_blocked(process: Process, pod: KubeletPod | None, *, is_trusted: bool) -> Unobserved:
+    about = f"{process.name} (pid {process.pid}{f' of pod {pod}' if pod else ''})"
+    if is_trusted or process.name == DCGM_EXPORTER:
+        return Unobserved(dcgm_causes.ENGINE_EMBEDDED, f"{about} has an engine that cannot be asked from here")
+    return Unobserved(dcgm_causes.ENGINE_UNPROVEN, f"{about} is not proven to be the host's or the GPU operator's")
+
+
+def is_operators(pod: KubeletPod | None, origin: Origin) -> bool:
+    """Whether a process is of the GPU operator's engine: its pod has that name, and what only privileged pods have."""
+    return origin in (Origin.DRIVER, Origin.PRIVILEGED) and pod is not None and bool(_OPERATORS.fullmatch(pod.name))
+
+
+def _is_trusted(root: Path, process: Process, pod: KubeletPod | None) -> bool:
+    """Whether the process is the host's or the operator's. Hidden rights are no proof here."""
+    if process.name != HOSTENGINE or process.origin is Origin.HOST:
+        return process.name == HOSTENGINE
+    shows_rights = host_files.exists(root, f"/proc/{process.pid}/status")
+    return shows_rights and is_operators(pod, process.origin)
+
+
+def _pod_of(root: Path, pods: dict[str, KubeletPod], process: Process) -> KubeletPod | None:
+    if process.origin is Origin.HOST:
+        return None
+    with suppress(OSError):
+        return pods.get(uid_of(host_files.read_whole(root, f"/proc/{process.pid}/cgroup", _LONGEST_GROUPS)))
+    return None
+
+
+def _host_of(root: Path, process: Process) -> str:
+    """Return where the process can be asked from here, '' where it cannot, or another process may answer there."""
+    own = {found[1] for link in _open_files(root, process.pid) if (found := _SOCKET.fullmatch(link))}
+    listeners = list(_listeners(root, process.pid))
+    ports = {one.port for one in listeners if one.inode in own}
+    exclusive = [one for one in listeners if one.port in ports and all(_is_own(other, one, own) for other in listeners)]
+    for one in sorted(exclusive, key=lambda one: (one.port != PORT, one.port)):
+        if address := _reachable(root, process, one.address):
+            return f"[{address}]:{one.port}" if ":" in address else f"{address}:{one.port}"
+    return ""
+
+
+def _is_own(other: _Listener, one: _Listener, own: set[str]) -> bool:
+    return other.port != one.port or other.inode in own
+
+
+def _reachable(root: Path, process: Process, address: str) -> str:
+    """Return the address by which a socket bound so is reached from this program's network, '' where it is not."""
+    if _network(root, str(process.pid)) in ("", _own_network(root)):
+        return "127.0.0.1" if address in _ANYWHERE else address
+    if address in _LOOPBACK:
+        return ""
+    return address if address not in _ANYWHERE else next(_addresses(root, process.pid), "")
+
+
+def _is_hosts_network(root: Path) -> bool:
+    """Whether dcgmi, started by this program, shares the host's network."""
+    return _network(root, "1") == _own_network(root)
+
+
+def _own_network(root: Path) -> str:
+    """Return this program's network; that of the host where the tree does not name it."""
+    return _network(root, "self") or _network(root, "1")
+
+
+def _network(root: Path, pid: str) -> str:
+    with suppress(OSError):
+        return os.readlink(root / f"proc/{pid}/ns/net")  # noqa: PTH115 - its text, not a path
+    return ""
+
+
+def _addresses(root: Path, pid: int) -> Iterator[str]:
+    """Yield the IPv4 addresses of the process's network, but not loopback's (proc_net_fib_trie)."""
+    with suppress(OSError):
+        last = ""
+        for line in host_files.read_whole(root, f"/proc/{pid}/net/fib_trie", _LONGEST_TABLE).splitlines():
+            if found := _ADDRESS.search(line):
+                last = found[1].decode()
+            elif _LOCAL in line and last and not last.startswith("127."):
+                yield last
+
+
+def _listeners(root: Path, pid: int) -> Iterator[_Listener]:
+    """Yield the TCP sockets of that process's network that accept connections (proc_net_tcp)."""
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            text = host_files.read_whole(root, f"/proc/{pid}/net/{table}", _LONGEST_TABLE).decode("ascii", "replace")
+            rows = (line.split() for line in text.splitlines()[1:])
+            for row in rows:
+                if len(row) > 9 and row[3] == _LISTENING and (one := _listener(row[1], row[9])) is not None:
+                    yield one
+
+
+def _listener(local: str, inode: str) -> _Listener | None:
+    address, _, port = local.partition(":")
+    try:
+        words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+        raw = b"".join(words)
+        if len(raw) == 4:
+            return _Listener(str(IPv4Address(raw)), int(port, 16), inode)
+        six = IPv6Address(raw)
+        return _Listener(str(six.ipv4_mapped or six), int(port, 16), inode)
+    except ValueError:
+        return None
+
+
+def _open_files(root: Path, pid: int) -> Iterator[str]:
+    """Yield what the process has open; nothing where it is hidden."""
+    with suppress(OSError):
+        for _, entry in zip(range(_MOST_OPEN), entries_of(root / f"proc/{pid}/fd"), strict=False):
+            with suppress(OSError):
+                yield os.readlink(entry.path)  # noqa: PTH115 - its text, not a path
+
+
+def _may_use_gpus(root: Path, process: Process) -> bool:
+    """Whether it has a GPU open, as every engine has. Hidden files are no proof against it."""
+    links = list(_open_files(root, process.pid))
+    return not links or any(link.startswith("/dev/nvidia") for link in links)
+
+
+def _is_remote(root: Path, process: Process) -> bool:
+    """Whether an exporter asks an engine elsewhere, and has none of its own."""
+    if process.name != DCGM_EXPORTER:
+        return False
+    if process.flag("r", "remote-hostengine-info"):
+        return True
+    with suppress(OSError):
+        words = host_files.read_whole(root, f"/proc/{process.pid}/environ", _LONGEST_ENVIRONMENT).split(b"\0")
+        return any(word.startswith(_REMOTE) and word != _REMOTE for word in words)
+    return False
+
+
+ENGINE = Probe("dcgm-engine", read_engine, Engine, (dcgm_causes.ENGINE_EMBEDDED, dcgm_causes.ENGINE_UNPROVEN))

@@ -1,0 +1,41 @@
+"""The pods that the kubelet runs on this node, and which of them a control group belongs to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from msgspec import Struct
+
+from healthcheck.host import host_files
+from healthcheck.host.opening import names_in
+
+_LOGS = "/var/log/pods"
+"""The kubelet makes a folder here for each pod: NAMESPACE_NAME_UID."""
+_POD = re.compile(rb"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?(?=/|$)", re.MULTILINE)
+
+
+class KubeletPod(Struct, frozen=True):
+    """A pod by the names that the API server gave it."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def uid_of(cgroup: bytes) -> str:
+    """Return the pod's UID by its outermost group: a pod names the groups within it. '' for none, or for several."""
+    first = {found[1] for line in cgroup.splitlines() if (found := _POD.search(line))}
+    return first.pop().decode().replace("_", "-") if len(first) == 1 else ""
+
+
+def known_pods(root: Path) -> dict[str, KubeletPod]:
+    """Return the pods by UID. A UID that two folders claim is left out. Raises OSError."""
+    words = [name.split("_") for name in names_in(host_files.below(root, _LOGS))]
+    pods: dict[str, set[KubeletPod]] = {}
+    for word in words:
+        if len(word) == 3 and word[2]:
+            pods.setdefault(word[2], set()).add(KubeletPod(word[0], word[1]))
+    return {uid: named.pop() for uid, named in pods.items() if len(named) == 1}
