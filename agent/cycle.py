@@ -20,6 +20,7 @@ from healthcheck.memory.looks import JudgedLook
 from healthcheck.model import Evidence, Host, Nature, Unobserved
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
+from healthcheck.probes.dcgm.engine import ENGINE
 from healthcheck.probes.efa.libfabric import Libfabric
 from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml.driver import Driver
@@ -76,7 +77,7 @@ class Cycle:
         began = time.monotonic()
         self._configuration.reload()
         checks = self._state.known.level_checks
-        evidence = look(self._host, checks, self._state.last_look)
+        evidence = look(self._host, checks, self._state.last_look, also=(ENGINE,))
         driver_look = evidence[NVML] if evidence.unread(NVML) is None else None
         answer = driver_look.answer if driver_look is not None else None
         self._state.see_look(evidence, no_driver=isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER)

@@ -18,18 +18,20 @@ from agent.failures import Failures
 from agent.level_2 import Level2
 from agent.marks import KIND, DeepTestMarks, OwnNode
 from agent.state import State
+from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.deep.due import is_overdue, last_deep_test
 from healthcheck.deep.look import Diagnostic, look_deeply
 from healthcheck.deep.record import Ran, render
-from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity
+from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity, Unobserved
 from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import has_taken
+from healthcheck.verdict.record import RunRecord
 
 log = structlog.get_logger()
 
@@ -155,7 +157,15 @@ class DeepTests:
         if why := self._hindrance(node):
             self._log("no deep test now", why=why)
             return self._waits.look_again
+        if (blocked := self._level_2.engine().blocked) is not None:
+            return self._leave_out(blocked)
         return self._run()
+
+    def _leave_out(self, blocked: Unobserved) -> float:
+        """Record why the test that is due is not run. The node is not taken for that."""
+        outcome = Outcome(LEVEL_2.name, LEVEL_2.group, unobserved=(blocked,))
+        self._marks.tell(self._record(outcome, self._state.now().wall), give_back=True)
+        return self._could_not_run(outcome)
 
     def _seconds_until_due(self, node: NodeState, interval: float, now: Now) -> float:
         """0 or less: now. Never right after a start, and spread over the fleet by the Node's own number."""
@@ -274,9 +284,7 @@ class DeepTests:
         return seconds
 
     def _write_result(self, outcome: Outcome, started: datetime) -> None:
-        memory = self._state.memory
-        ran = Ran(self._state.node_name, "agent", started, self._state.now().wall, memory.machine, memory.boot_id)
-        record = render(outcome, ran)
+        record = self._record(outcome, started)
         self._telemetry.deep_runs.labels(str(record.status)).inc()
         log.info("deep test: done", status=str(record.status), severity=record.severity)
         self._marks.keep(record)
@@ -290,6 +298,11 @@ class DeepTests:
             node = self._state.node
             if node is not None and has_taken(node, KIND, record.timestamp):
                 return
+
+    def _record(self, outcome: Outcome, started: datetime) -> RunRecord:
+        memory = self._state.memory
+        ran = Ran(self._state.node_name, "agent", started, self._state.now().wall, memory.machine, memory.boot_id)
+        return render(outcome, ran)
 
     @property
     def _interval(self) -> float:

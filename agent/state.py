@@ -22,6 +22,7 @@ from healthcheck.host import clock
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
+from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, allowed
 from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from healthcheck.settings.values import Settings
 from healthcheck.verdict.acknowledgement import other_severities
@@ -211,7 +212,9 @@ class State:
 
     def see_look(self, evidence: Evidence, *, no_driver: bool = False) -> None:
         """The light look that ended last."""
-        inventory = seen_in(evidence)
+        values = self._known.settings.values
+        engine = evidence[ENGINE] if evidence.unread(ENGINE) is None and not values.dcgm_host else NO_ENGINE
+        inventory = seen_in(evidence, allowed(engine, beside=values.dcgm_beside_exporter))
         self._put(last_look=evidence, inventory=inventory, **({"no_driver_at": evidence.at} if no_driver else {}))
 
     def set_metadata_type(self, instance_type: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
@@ -13,13 +13,17 @@ from rich.text import Text
 from cli.access import cluster_of
 from cli.fleet import gpu_nodes
 from cli.words import explained
+from healthcheck.catalog import dcgm_causes
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.names import POLICIES
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import complain
+from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.text.naming import named
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import AgentRecord
 
 LACKING, COULD_NOT = 1, 2
 _LOOK_AGAIN_SECONDS = 2.0
@@ -64,7 +68,8 @@ def answers_of(cluster: Cluster) -> Iterator[Answer]:
         not missing,
         f"not in force: {named(missing, _MOST_NAMED)}" if missing else f"{len(POLICIES)} in force",
     )
-    nodes = {node.name for node in gpu_nodes(cluster)}
+    listed = list(gpu_nodes(cluster))
+    nodes = {node.name for node in listed}
     yield Answer("GPU nodes", bool(nodes), f"{len(nodes)} by their labels" if nodes else _NO_NODE)
     now = datetime.now(UTC)
     beats = cluster.list_heartbeats(now)
@@ -72,6 +77,20 @@ def answers_of(cluster: Cluster) -> Iterator[Answer]:
     silent = sorted(nodes - awake)
     others = f"; not on {named(silent, _MOST_NAMED)}" if silent else ""
     yield Answer("agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} looked in time{others}")
+    yield from engine_answers(listed)
+
+
+def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Answer]:
+    """Yield why nodes have no deep tests, by cause, with what a person does about it."""
+    by_cause: dict[str, list[str]] = {}
+    for node in nodes:
+        inventory = records.on_node(AgentRecord, node, RESULTS).inventory
+        if inventory is not None and inventory.dcgm is not None and inventory.dcgm.cause:
+            by_cause.setdefault(inventory.dcgm.cause, []).append(node.name)
+    for name, names in sorted(by_cause.items()):
+        remedy = next((one.action for one in dcgm_causes.CAUSES if one.name == name), "")
+        said = f"left out on {named(sorted(names), _MOST_NAMED)}: {name}. {remedy}"
+        yield Answer("deep tests", holds=False, said=said)
 
 
 _NO_NODE = "none has a label by which the agent comes to it (docs/install.md)"

@@ -13,6 +13,7 @@ _TICKS_PER_SECOND = 100
 _LONGEST_COMM = 15
 ALL_CAPABILITIES, USERS_OF_HOST = "000001ffffffffff", "user:[4026531837]"
 DRIVER_ROOT = "/run/nvidia/driver"
+NETWORK_OF_HOST = "net:[4026531840]"
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,28 @@ class HostServices:
         self._write(f"proc/{pid}/mountinfo", f"900 800 {container.device} / / rw,relatime - overlay overlay rw")
         self._link(f"proc/{pid}/ns/user", container.users)
 
+    def listen(self, pid: int, address: str, port: int, network: str = "") -> None:
+        """Show a socket of this process that accepts connections: in its files, and in its network's table.
+
+        `network` is '' for the host's, whose table process 1 shows too.
+        """
+        inode = 40000 + pid
+        raw = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
+        head = "  sl  local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode"
+        row = f"   0: {raw}:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 {inode} 1"
+        for one in (pid,) if network else (pid, 1):
+            self._write(f"proc/{one}/net/tcp", f"{head}\n{row}")
+            self._link(f"proc/{one}/ns/net", network or NETWORK_OF_HOST)
+        self._link(f"proc/{pid}/fd/3", f"socket:[{inode}]")
+
     def show_driver_root(self, device: str) -> None:
         """As the GPU operator's driver container does: its root is mounted on the host."""
         mounts = (("0:27", "/"), (device, DRIVER_ROOT))
         lines = [f"30 1 {number} / {place} rw,relatime - overlay overlay rw" for number, place in mounts]
         self._write("proc/1/mountinfo", "\n".join(lines))
+
+    def pid_of(self, name: str) -> int:
+        return self._pids[name]
 
     def stop(self, name: str) -> None:
         if name in self._pids:

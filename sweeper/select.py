@@ -10,7 +10,16 @@ from typing import Any
 from msgspec import Struct
 
 from healthcheck.deep.claim import claim_on
-from healthcheck.deep.due import Attempt, DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.deep.due import (
+    Attempt,
+    DeepTest,
+    engine_obstacle,
+    is_due,
+    is_overdue,
+    last_attempt,
+    last_deep_test,
+    obstacle,
+)
 from healthcheck.node.gpu_resources import GpuPod
 from healthcheck.node.state import INSTANCE_TYPE, KEEPS_AWAY, RESULTS, NodeState
 from healthcheck.text.moments import timestamp
@@ -74,7 +83,7 @@ def candidate(
         gpus=node.gpus,
         tested=tested,
         tried=last_attempt(node, now),
-        obstacle=obstacle(node, heard, now) or _kept_away(node, tolerations),
+        obstacle=obstacle(node, heard, now) or _kept_away(node, tolerations) or engine_obstacle(node),
         under_run=claim_on(node, now) is not None,
         overdue=is_overdue(node, tested, interval, now),
         devices=node.devices.gpus if node.devices else 0,

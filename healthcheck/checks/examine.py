@@ -47,11 +47,13 @@ CAUSES = (NOT_LOOKED_YET, NOT_LOOKED, PROBE_FAILED, CHECK_FAILED, RECORD_SET_ASI
 _LONGEST_FAILURE = 200
 
 
-def look(host: Host, checks: Iterable[Check], before: Evidence | None = None) -> Evidence:
-    """Read what the checks need. A probe that failed leaves its cause, and the others go on."""
+def look(
+    host: Host, checks: Iterable[Check], before: Evidence | None = None, also: Iterable[Probe[Any]] = ()
+) -> Evidence:
+    """Read what the checks need, and these probes. A probe that failed leaves its cause, and the others go on."""
     at = clock.now().monotonic
     host = replace(host, read_once={})
-    probes = dict.fromkeys(probe for check in checks for probe in check.needs)
+    probes = dict.fromkeys((*(probe for check in checks for probe in check.needs), *also))
     seen: dict[Probe[Any], Any] = {}
     seconds: dict[str, float] = {}
     for probe in probes:

@@ -11,12 +11,20 @@ from msgspec.structs import replace
 from healthcheck.checks.driver import being_changed
 from healthcheck.deep.claim import claim_on
 from healthcheck.model import Status
-from healthcheck.node.state import QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState, is_of_another_machine, is_tested
+from healthcheck.node.state import (
+    QUARANTINE_RESULT,
+    RESULTS,
+    STATUS,
+    SWEEP_RESULT,
+    NodeState,
+    is_of_another_machine,
+    is_tested,
+)
 from healthcheck.text.moments import is_future, moment_or_none, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.events import CONDITION_STATUS
-from healthcheck.verdict.record import RunRecord, VerdictRow
+from healthcheck.verdict.record import AgentRecord, RunRecord, VerdictRow
 
 OVERDUE_INTERVALS = 3
 _WELL = (Status.PASS.value, Status.WARN.value)
@@ -114,6 +122,17 @@ def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterat
         yield "its agent is silent"
     if ill := _unhealthy(node):
         yield ill
+
+
+def engine_obstacle(node: NodeState) -> str:
+    """Return why no sweep may test the node, by the engine in its agent's record; '' for nothing."""
+    inventory = records.on_node(AgentRecord, node, RESULTS).inventory
+    engine = inventory.dcgm if inventory is not None else None
+    if engine is None or not (engine.cause or engine.host):
+        return ""
+    if engine.cause:
+        return f"its DCGM engine can't be used: {engine.cause}"
+    return f"its agent alone can prove its DCGM engine at {engine.host}, and tests it; DCGM_HOST names one for sweeps"
 
 
 def _unhealthy(node: NodeState) -> str:

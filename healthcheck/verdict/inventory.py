@@ -64,6 +64,15 @@ class DeviceFilesRow(Row, frozen=True):
     others: Annotated[tuple[str, ...] | None, _devices] = None
 
 
+class DcgmRow(Row, frozen=True):
+    """The node's DCGM engine, where it has one that no setting overrides."""
+
+    host: Annotated[str | None, _name] = None
+    """Where the agent asks it."""
+    cause: Annotated[str | None, _name] = None
+    """Name of the cause why no deep test can use it."""
+
+
 class Inventory(Row, frozen=True):
     """None is what could not be looked at."""
 
@@ -75,6 +84,7 @@ class Inventory(Row, frozen=True):
     device_files: Annotated[DeviceFilesRow | None, row(DeviceFilesRow)] = None
     runtime: Annotated[RuntimeRow | None, row(RuntimeRow)] = None
     toolkit: Annotated[ToolkitRow | None, row(ToolkitRow)] = None
+    dcgm: Annotated[DcgmRow | None, row(DcgmRow)] = None
 
 
 def within_limit(inventory: Inventory) -> Inventory:

@@ -8,15 +8,19 @@ from healthcheck.model import Evidence
 from healthcheck.probes import pci
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Handler
+from healthcheck.probes.dcgm.engine import NO_ENGINE, Engine
 from healthcheck.probes.device_files import DEVICE_FILES, DeviceFiles
 from healthcheck.probes.nvml.gpus import NVML, SUCCESS, Gpus
-from healthcheck.verdict.inventory import DeviceFilesRow, Inventory, RuntimeRow, ToolkitRow, within_limit
+from healthcheck.verdict.inventory import DcgmRow, DeviceFilesRow, Inventory, RuntimeRow, ToolkitRow, within_limit
 
 _GPU_FILE = re.compile(r"nvidia\d{1,5}\Z", re.ASCII)
 
 
-def seen_in(seen: Evidence) -> Inventory:
-    """Of one look, whatever part of it could be looked at; no longer than LONGEST as JSON."""
+def seen_in(seen: Evidence, engine: Engine = NO_ENGINE) -> Inventory:
+    """Of one look, whatever part of it could be looked at; no longer than LONGEST as JSON.
+
+    `engine` is the node's DCGM engine as far as deep tests have to heed it.
+    """
     functions = None if seen.unread(pci.FUNCTIONS) else seen[pci.FUNCTIONS]
     answer = None if seen.unread(NVML) else seen[NVML].answer
     files = None if seen.unread(DEVICE_FILES) else seen[DEVICE_FILES]
@@ -29,6 +33,7 @@ def seen_in(seen: Evidence) -> Inventory:
             device_files=_device_files(files) if files is not None else None,
             runtime=_runtime(around) if around is not None else None,
             toolkit=_toolkit(around) if around is not None else None,
+            dcgm=_dcgm(engine),
         )
     )
 
@@ -56,6 +61,13 @@ def _runtime(around: ContainerRuntime) -> RuntimeRow:
 def _toolkit(around: ContainerRuntime) -> ToolkitRow | None:
     toolkit = around.toolkit
     return ToolkitRow(config=toolkit.path, mode=toolkit.mode or None) if toolkit is not None else None
+
+
+def _dcgm(engine: Engine) -> DcgmRow | None:
+    """None where the node has no engine."""
+    if engine.blocked is not None:
+        return DcgmRow(cause=engine.blocked.cause.name)
+    return DcgmRow(host=engine.host) if engine.host else None
 
 
 def _is_nvidias(handler: Handler) -> bool:

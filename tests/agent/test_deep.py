@@ -47,6 +47,7 @@ from healthcheck.settings.values import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.record import RunRecord
+from sim.host_services import Container
 from tests.agent.world import P, StandIn, World
 from tests.host.grpc_server import Server, serving, told
 from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, Said, Story, dcgm_4
@@ -136,7 +137,9 @@ class Rig:
             self.state.see_look(self.looks_later)
 
     def test_every(self, seconds: int) -> None:
-        values = NodeSettings(dcgm_l2_interval_seconds=seconds)
+        self.configure(NodeSettings(dcgm_l2_interval_seconds=seconds))
+
+    def configure(self, values: NodeSettings) -> None:
         self.state.configure(Settings(values), self.state.memory)
 
     @property
@@ -340,6 +343,68 @@ def test_a_node_is_left_alone(rig: Rig, state: Callable[[Rig], None]) -> None:
 
     assert rig.start().attempt() == QUICK.look_again
     assert (rig.writes, rig.asked) == ([], [])
+
+
+def run_exporter(rig: Rig) -> None:
+    """dcgm-exporter as the GPU operator installs it by default: with an engine inside it, and without an address."""
+    pod = "0::/kubepods.slice/kubepods-burstable.slice/pod0a1b2c3d_0000_4000_8000_000000000001.slice"
+    rig.world.host.services.start_in_container(4242, "dcgm-exporter", Container(pod))
+
+
+class TestTheNodesEngine:
+    """NVIDIA supports one DCGM engine per host (docs/decisions/0056)."""
+
+    def test_inside_an_exporter_keeps_a_second_one_away_and_the_record_has_the_cause(self, rig: Rig) -> None:
+        run_exporter(rig)
+        before = rig.result
+
+        assert rig.start().attempt() == 600
+        assert (rig.asked, rig.marks, rig.runs) == ([], {}, {"could-not-run": 1.0})
+        assert (rig.result["by"], rig.result["status"]) == ("agent", "unknown")
+        (row,) = rig.result["unobserved"]
+        assert row["cause"] == "DcgmEngineEmbedded"
+        assert row["detail"].startswith("dcgm-exporter (pid 4242) has an engine")
+        assert rig.result["before"]["timestamp"] == before["timestamp"]
+
+    def test_inside_an_exporter_is_accepted_by_a_setting(self, rig: Rig) -> None:
+        run_exporter(rig)
+        rig.configure(NodeSettings(dcgm_beside_exporter=True))
+        rig.start().attempt()
+
+        assert (rig.asked, rig.result["status"]) == (["2"], "pass")
+
+    def test_of_the_host_is_found_and_used(self, rig: Rig) -> None:
+        services = rig.world.host.services
+        services.start("nv-hostengine", 60.0)
+        services.listen(services.pid_of("nv-hostengine"), "127.0.0.1", 5555)
+        rig.dcgm(hostengine="127.0.0.1:5555")
+        rig.start().attempt()
+
+        assert (rig.asked, rig.result["status"]) == (["2"], "pass")
+
+    def test_that_another_program_replaces_during_a_run_proves_nothing(self, rig: Rig) -> None:
+        services = rig.world.host.services
+        services.start("nv-hostengine", 60.0)
+        services.listen(services.pid_of("nv-hostengine"), "127.0.0.1", 5555)
+        rig.dcgm(hostengine="127.0.0.1:5555", seconds="1")
+        before, worker = rig.result, beside(rig.start())
+        eventually(lambda: rig.asked)
+        services.stop("nv-hostengine")
+        worker.join()
+
+        assert (rig.result, rig.runs) == (before, {"could-not-run": 1.0})
+
+    def test_is_not_what_a_pod_on_the_hosts_network_pretends(self, rig: Rig) -> None:
+        run_exporter(rig)
+        services = rig.world.host.services
+        services.start_in_container(4243, "nv-hostengine", Container("0::/kubepods.slice/pod1"))
+        services.listen(4243, "127.0.0.1", 5555)
+        for beside_it in (False, True):
+            rig.configure(NodeSettings(dcgm_beside_exporter=beside_it))
+            rig.start().attempt()
+
+            assert rig.asked == []
+            assert [one["cause"] for one in rig.result["unobserved"]] == ["DcgmEngineUnproven"]
 
 
 class TestARun:

@@ -85,6 +85,11 @@ def test_a_node_that_fails_is_not_given_back_to_work(
     ("files", "cause", "blind"),
     [
         ({"dcgm/hostengine": "localhost:5555"}, "DcgmNoHostengine", LEVEL_4),
+        (
+            {"proc/4300/comm": "dcgm-exporter", "proc/4300/stat": "4300 (dcgm-exporter) S"},
+            "DcgmEngineEmbedded",
+            LEVEL_4,
+        ),
         ({"fi_pingpong/fails": "DEVICE memory"}, "EfaLoopbackNotRun", LOOPBACK),
         ({"nccl/fails": "library"}, "AllReduceNotRun", ALL_REDUCE),
     ],

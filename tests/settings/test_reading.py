@@ -108,6 +108,7 @@ def test_without_any_configuration_the_documented_defaults_hold(directory: Path 
         "CHECK_TIMEOUT": 900,
         "CHECKS_LIGHTWEIGHT": "0 2 3 7 8",
         "DCGM_HOST": "",
+        "DCGM_BESIDE_EXPORTER": False,
         "DCGM_TIMEOUT": 900,
         "DCGM_L4_TIMEOUT": 9000,
         "ENABLE_TAINT": True,

@@ -211,6 +211,23 @@ def test_a_record_that_says_that_it_could_not_test_is_a_try_in_vain() -> None:
     assert why_not(reduced(node(annotations={SWEEP_RESULT: record}))) == "tried in vain at 2026-11-21T11:00:00Z"
 
 
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        ({"cause": "DcgmEngineEmbedded"}, "its DCGM engine can't be used: DcgmEngineEmbedded"),
+        ({"host": "10.0.3.17:5555"}, "its agent alone can prove its DCGM engine at 10.0.3.17:5555, and tests it; "),
+        ({}, ""),
+        (None, ""),
+    ],
+)
+def test_a_node_with_an_engine_of_its_own_is_left_to_its_agent(engine: dict[str, str] | None, why: str) -> None:
+    inventory = {} if engine is None else {"dcgm": engine}
+    found = reduced(node(annotations={RESULTS: json.dumps({"status": "pass", "inventory": inventory})}))
+
+    assert found.obstacle.startswith(why)
+    assert bool(found.obstacle) == bool(why)
+
+
 @given(
     st.lists(
         st.tuples(st.none() | st.floats(0, 50), st.sampled_from(["p4d", "p5", ""]), st.booleans(), st.booleans()),

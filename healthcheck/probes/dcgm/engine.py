@@ -53,6 +53,10 @@ class Engine(Struct, frozen=True):
     may_run_beside: bool = False
 
 
+NO_ENGINE = Engine()
+"""The node has none."""
+
+
 class _Listener(Struct, frozen=True):
     """TCP socket that accepts connections."""
 
@@ -249,4 +253,4 @@ def _is_remote(root: Path, process: Process) -> bool:
     return False
 
 
-ENGINE = Probe("dcgm-engine", read_engine, Engine, (dcgm_causes.ENGINE_EMBEDDED, dcgm_causes.ENGINE_UNPROVEN))
+ENGINE = Probe("dcgm-engine", read_engine, Engine)

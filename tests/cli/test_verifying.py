@@ -1,0 +1,33 @@
+"""What `verify` reports of deep tests, by the records of the Nodes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cli.verifying import Answer, engine_answers
+from healthcheck.node.state import RESULTS, NodeState
+
+
+def node(name: str, **inventory: Any) -> NodeState:
+    return NodeState(name, "u", "1", annotations={RESULTS: json.dumps({"status": "pass", "inventory": inventory})})
+
+
+def answers(*nodes: NodeState) -> list[Answer]:
+    return list(engine_answers(nodes))
+
+
+def test_nodes_whose_engine_cannot_be_used_are_named_with_what_to_do() -> None:
+    (found,) = answers(*(node(name, dcgm={"cause": "DcgmEngineEmbedded"}) for name in ("b", "a")), node("c"))
+
+    assert (found.about, found.holds) == ("deep tests", False)
+    assert found.said.startswith("left out on a, b: DcgmEngineEmbedded. Give the node one engine with an address: ")
+    assert "dcgm.enabled=true" in found.said
+    assert "DCGM_BESIDE_EXPORTER" in found.said
+
+
+@pytest.mark.parametrize("dcgm", [{"host": "127.0.0.1:5555"}, {}, None, "x"])
+def test_a_node_with_a_proven_engine_or_none_lacks_nothing(dcgm: object) -> None:
+    assert answers(node("a", dcgm=dcgm), NodeState("b", "u", "1")) == []

@@ -1,0 +1,191 @@
+"""Which DCGM engine of a node a diagnostic uses, and beside which it starts none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from healthcheck.catalog.dcgm_causes import ENGINE_EMBEDDED, ENGINE_UNPROVEN
+from healthcheck.model import Cause
+from healthcheck.probes.dcgm.engine import Engine, choose_engine
+from sim.host_services import ALL_CAPABILITIES, Container
+from sim.node import SimulatedNode
+
+OPERATORS, EXPORTERS, TENANTS = (f"{digit * 8}-4e5f-4a6b-8c7d-0123456789ab" for digit in "012")
+PODS = {
+    OPERATORS: "gpu-operator_nvidia-dcgm-x7k2p",
+    EXPORTERS: "gpu-operator_nvidia-dcgm-exporter-9qvtl",
+    TENANTS: "team_train-0",
+}
+NETWORK = "net:[4026532999]"
+
+
+def start(node: SimulatedNode, pid: int, name: str, uid: str, *, privileged: bool = False) -> None:
+    cgroup = f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{'f' * 64}.scope"
+    rights = {"capabilities": ALL_CAPABILITIES} if privileged else {}
+    node.services.start_in_container(pid, name, Container(cgroup, **rights))
+    (node.root / f"var/log/pods/{PODS[uid]}_{uid}").mkdir(parents=True, exist_ok=True)
+
+
+def use_gpus(node: SimulatedNode, pid: int) -> None:
+    link = node.root / f"proc/{pid}/fd/9"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to("/dev/nvidiactl")
+
+
+def choose(node: SimulatedNode, host: str = "", *, beside: bool = False) -> Engine:
+    return choose_engine(node.root, host, beside=beside)
+
+
+def of_the_host(node: SimulatedNode, address: str = "127.0.0.1") -> None:
+    node.services.start("nv-hostengine", 60.0)
+    node.services.listen(node.services.pid_of("nv-hostengine"), address, 5555)
+
+
+def of_the_host_on_every_address(node: SimulatedNode) -> None:
+    of_the_host(node, "0.0.0.0")
+
+
+def of_the_operator(node: SimulatedNode, *, network: str = NETWORK, privileged: bool = True) -> None:
+    start(node, 4242, "nv-hostengine", OPERATORS, privileged=privileged)
+    node.services.listen(4242, "0.0.0.0", 5555, network)
+    if network:
+        table = "  |-- 10.0.3.17\n     /32 host LOCAL\n  |-- 127.0.0.1\n     /32 host LOCAL"
+        node.write_value("proc/4242/net/fib_trie", table)
+
+
+def of_the_operator_on_the_hosts_network(node: SimulatedNode) -> None:
+    of_the_operator(node, network="")
+
+
+def of_the_operator_with_its_exporter(node: SimulatedNode) -> None:
+    exporter_that_asks_another(node)
+    of_the_operator(node)
+
+
+def exporter(node: SimulatedNode) -> None:
+    start(node, 4300, "dcgm-exporter", EXPORTERS)
+    use_gpus(node, 4300)
+
+
+def exporter_whose_files_are_hidden(node: SimulatedNode) -> None:
+    start(node, 4300, "dcgm-exporter", EXPORTERS)
+
+
+def exporter_that_asks_another(node: SimulatedNode) -> None:
+    exporter(node)
+    node.write_value("proc/4300/environ", "PATH=/bin\0DCGM_REMOTE_HOSTENGINE_INFO=nvidia-dcgm:5555\0")
+
+
+def exporter_that_is_told_another(node: SimulatedNode) -> None:
+    exporter(node)
+    node.write_value("proc/4300/cmdline", "dcgm-exporter\0-r\0nvidia-dcgm:5555\0")
+
+
+def of_the_host_without_a_port(node: SimulatedNode) -> None:
+    node.services.start("nv-hostengine", 60.0)
+
+
+def tenants_on_the_hosts_network(node: SimulatedNode) -> None:
+    start(node, 4400, "nv-hostengine", TENANTS)
+    node.services.listen(4400, "127.0.0.1", 5555)
+
+
+def privileged_tenants(node: SimulatedNode) -> None:
+    start(node, 4400, "nv-hostengine", TENANTS, privileged=True)
+    node.services.listen(4400, "0.0.0.0", 5555, NETWORK)
+    use_gpus(node, 4400)
+
+
+def named_as_the_operators_without_its_rights(node: SimulatedNode) -> None:
+    of_the_operator(node, privileged=False)
+    use_gpus(node, 4242)
+
+
+def of_another_name_at_the_port(node: SimulatedNode) -> None:
+    start(node, 4400, "python3", TENANTS)
+    node.services.listen(4400, "127.0.0.1", 5555)
+
+
+def tenants_without_a_gpu(node: SimulatedNode) -> None:
+    start(node, 4400, "nv-hostengine", TENANTS)
+    node.services.listen(4400, "0.0.0.0", 5555, NETWORK)
+
+
+def of_the_host_with_another_listener(node: SimulatedNode) -> None:
+    """Both on one port: which of them answers is not known."""
+    of_the_host(node)
+    tables = [node.root / f"proc/{pid}/net/tcp" for pid in (1, node.services.pid_of("nv-hostengine"))]
+    for table in tables:
+        lines = table.read_text().splitlines()
+        table.write_text("\n".join([*lines, lines[-1].replace(" 4", " 99", 1).replace("41041", "99999")]))
+
+
+@pytest.mark.parametrize(
+    ("state", "host"),
+    [
+        (of_the_host, "127.0.0.1:5555"),
+        (of_the_host_on_every_address, "127.0.0.1:5555"),
+        (of_the_operator, "10.0.3.17:5555"),
+        (of_the_operator_on_the_hosts_network, "127.0.0.1:5555"),
+        (of_the_operator_with_its_exporter, "10.0.3.17:5555"),
+    ],
+)
+def test_a_proven_engine_is_used(node: SimulatedNode, state: Callable[[SimulatedNode], None], host: str) -> None:
+    state(node)
+
+    assert (choose(node).host, choose(node).blocked) == (host, None)
+    assert choose(node, "dcgm.example.com:5555") == Engine("dcgm.example.com:5555")
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        (exporter, ENGINE_EMBEDDED),
+        (exporter_whose_files_are_hidden, ENGINE_EMBEDDED),
+        (of_the_host_without_a_port, ENGINE_EMBEDDED),
+        (privileged_tenants, ENGINE_UNPROVEN),
+        (named_as_the_operators_without_its_rights, ENGINE_UNPROVEN),
+    ],
+)
+def test_beside_an_engine_that_cannot_be_used_none_is_started_unless_a_person_accepts_it(
+    node: SimulatedNode, state: Callable[[SimulatedNode], None], cause: Cause
+) -> None:
+    state(node)
+    blocked = choose(node).blocked
+
+    assert blocked is not None
+    assert blocked.cause == cause
+    assert choose(node, beside=True) == Engine()
+
+
+@pytest.mark.parametrize(
+    "state", [tenants_on_the_hosts_network, of_another_name_at_the_port, of_the_host_with_another_listener]
+)
+def test_what_dcgmi_would_ask_by_itself_is_never_asked_unproven(
+    node: SimulatedNode, state: Callable[[SimulatedNode], None]
+) -> None:
+    state(node)
+
+    for beside in (False, True):
+        blocked = choose(node, beside=beside).blocked
+        assert blocked is not None
+        assert blocked.cause == ENGINE_UNPROVEN
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        exporter_that_asks_another,
+        exporter_that_is_told_another,
+        tenants_without_a_gpu,
+        SimulatedNode.hide_host_processes,
+    ],
+)
+def test_without_an_engine_on_its_gpus_a_node_is_tested_by_one_of_our_own(
+    node: SimulatedNode, state: Callable[[SimulatedNode], None]
+) -> None:
+    state(node)
+
+    assert choose(node) == Engine()
