@@ -28,6 +28,7 @@ from healthcheck.probes.efa.libfabric import LIBFABRIC, Libfabric, LibfabricLook
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
+from healthcheck.verdict.inventory import DcgmRow
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.agent.parts import Reports, reader
 from tests.host.grpc_server import serving, told
@@ -103,13 +104,16 @@ def test_what_was_not_read_then_is_not_known_now(light: Light, config: Path) -> 
 
 def test_the_time_of_each_source_and_check_is_measured(light: Light, config: Path) -> None:
     light.look()
-    assert set(light.seconds("probe")) == {"nvml", "pci", "infiniband"}
+    assert set(light.seconds("probe")) == {"nvml", "pci", "infiniband", "dcgm-engine"}
     assert set(light.seconds("check")) == set(CHECKS)
     assert min(*light.seconds("probe").values(), *light.seconds("check").values()) > 0
 
     (config / "CHECKS_LIGHTWEIGHT").write_text("driver")
     light.look()
-    assert (set(light.seconds("probe")), set(light.seconds("check"))) == ({"nvml"}, {"driver"})
+    assert (set(light.seconds("probe")), set(light.seconds("check"))) == (
+        {"nvml", "dcgm-engine"},
+        {"driver"},
+    )
 
 
 def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, node: SimulatedNode) -> None:
@@ -274,3 +278,18 @@ def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNo
 
 def just_loaded() -> Sighting:
     return Sighting(DRIVER_LOADED, "driver", 1, clock.now().monotonic, driver_loaded=True)
+
+
+def test_the_nodes_dcgm_engine_is_recorded_for_sweeps(light: Light, node: SimulatedNode, config: Path) -> None:
+    def engine() -> object:
+        light.look()
+        inventory = light.state.known.inventory
+        return inventory.dcgm if inventory is not None else None
+
+    assert engine() is None
+    node.services.start("nv-hostengine", 60.0)
+    assert engine() == DcgmRow(cause="DcgmEngineEmbedded")
+    node.services.listen(node.services.pid_of("nv-hostengine"), "127.0.0.1", 5555)
+    assert engine() == DcgmRow(host="127.0.0.1:5555")
+    (config / "DCGM_HOST").write_text("dcgm.example.com")
+    assert engine() is None
