@@ -101,7 +101,6 @@ class Cycle:
         paused = being_changed(node.labels) if node else ""
         if paused:
             return DriverLook(Unobserved(causes.DRIVER_BEING_CHANGED, paused))
-        self._driver.deadline_seconds = self._state.settings.values.probe_seconds
         answer = self._driver.look()
         if answer.missed:
             self._telemetry.missed.inc()

@@ -149,8 +149,12 @@ class Agent:
             self.deep.tidy()
 
     def healthy(self) -> bool:
-        """Whether a light look ended within three intervals. The API server has no part in it."""
-        longest = _MOST_INTERVALS_SILENT * self.state.settings.values.check_interval_seconds
+        """Whether a light look ended within three intervals, or three deadlines of a look at NVML if those are longer.
+
+        The API server has no part in it.
+        """
+        interval_seconds = self.state.settings.values.check_interval_seconds
+        longest = _MOST_INTERVALS_SILENT * max(interval_seconds, self.host.sources.driver.deadline_seconds)
         return self.state.now().monotonic - self.host.cycle.ended_at < longest
 
     def ready(self) -> bool:

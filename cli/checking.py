@@ -25,7 +25,6 @@ from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_m
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.host import grpc_socket as node_socket
 from healthcheck.host.clock import now
 from healthcheck.host.opening import want_folder
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
@@ -36,7 +35,7 @@ from healthcheck.model import Check, Evidence, Host, Now, ProbeError
 from healthcheck.node.state import INSTANCE_TYPE
 from healthcheck.probes import kernel_log, machine
 from healthcheck.probes.container_runtime.cri import RuntimeStatus
-from healthcheck.probes.efa.libfabric import LONGEST_SECONDS, Libfabric
+from healthcheck.probes.efa.libfabric import Libfabric
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.settings.declared import IMDS
 from healthcheck.settings.files import unknown_keys
@@ -59,7 +58,7 @@ def look_and_tell(wish: CheckWish) -> int:
     host_root = _host_root(root)
     instance_type = wish.instance_type or ("" if root else _instance_type(host_root))
     level_2 = Level2(settings.values, host_root) if dcgm_diag.LEVEL_2 in checks else None
-    with _asking(host_root, settings, here=root is None) as host:
+    with _asking(host_root, here=root is None) as host:
         if level_2 is not None:
             _may_test(host, force=wish.force)
         asked = replace(host, ask_dcgm=level_2.run if level_2 else None)
@@ -82,12 +81,9 @@ def _save(file: Path, seen: Look) -> None:
 
 
 @contextmanager
-def _asking(root: Path, settings: Settings, *, here: bool) -> Iterator[Host]:
+def _asking(root: Path, *, here: bool) -> Iterator[Host]:
     """The host, with those who are asked in child processes; `here`: the node is this machine."""
-    seconds = settings.values.probe_seconds
-    nvml = Driver(root, seconds, use_loader=here)
-    libfabric = Libfabric(root, min(seconds, LONGEST_SECONDS))
-    runtime = RuntimeStatus(root, min(seconds, node_socket.LONGEST_SECONDS))
+    nvml, libfabric, runtime = Driver(root, use_loader=here), Libfabric(root), RuntimeStatus(root)
     try:
         host = Host(root, nvml.look)
         if here:

@@ -11,7 +11,7 @@ from healthcheck.settings.values import NodeSettings
 
 MEANINGS: Mapping[str, str] = {
     "CHECK_INTERVAL": "Seconds between two light looks. A fault in the kernel's log never waits for one.",
-    "CHECK_TIMEOUT": "Seconds that one light look may take, at most twice the interval.",
+    "CHECK_TIMEOUT": "Accepted and without effect: each probe has its own deadline, 60 s for NVML.",
     "CHECKS_LIGHTWEIGHT": "What a light look checks: numbers of groups, or names.",
     "DCGM_HOST": "The hostengine that runs DCGM's diagnostic, as host:port. Empty: the node's own where "
     "it is proven to be the host's or the GPU operator's; without any on the node, dcgmi starts one.",

@@ -57,7 +57,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     check_interval_seconds: Annotated[int, Meta(ge=10, le=86400)] = field(default=300, name="CHECK_INTERVAL")
     """Between two light looks."""
     check_timeout_seconds: Annotated[int, Meta(ge=1, le=172800)] = field(default=900, name="CHECK_TIMEOUT")
-    """A whole light cycle at most; see `cycle_seconds`."""
+    """Accepted for the sake of old ConfigMaps; each probe of a light look has its own deadline."""
     checks_lightweight: str = field(default="0 2 3 7 8", name="CHECKS_LIGHTWEIGHT")
     """Numbers of groups, names of groups, or names of checks."""
     dcgm_host: str = field(default="", name="DCGM_HOST")
@@ -120,16 +120,6 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def checks(self) -> tuple[Check, ...]:
         return known_checks.select_checks(self.checks_lightweight.split())
-
-    @property
-    def cycle_seconds(self) -> float:
-        """The most a light cycle may take: never longer than two intervals."""
-        return min(self.check_timeout_seconds, 2 * self.check_interval_seconds)
-
-    @property
-    def probe_seconds(self) -> float:
-        """The deadline of one light probe."""
-        return min(self.cycle_seconds, 60.0)
 
     @cached_property
     def policy(self) -> Policy:

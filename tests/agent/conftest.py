@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from tests.agent.stories import STORIES, Story, a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs
+from tests.agent.stories import HANG, STORIES, Story
 from tests.agent.world import StandIn, World
 from tests.waiting import eventually
 
@@ -64,8 +64,9 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Story, Fu
 
     def live(story: Story, name: str) -> None:
         with World(folder / name, StandIn(name, "p5.48xlarge")) as world:
-            hangs = story is a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs
-            world.configure(CHECK_INTERVAL="10", CHECK_TIMEOUT="5" if hangs else "900")
+            world.configure(CHECK_INTERVAL="10")
+            if story in HANG:
+                world.give_up_soon()
             world.start()
             world.wait_for_status("pass")
             eventually(world.cluster.lease)

@@ -6,6 +6,7 @@ Each begins on a node of its own, with ten seconds between two looks, once its a
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 from sim.api_objects import LEASES
@@ -331,6 +332,25 @@ def healthz_fails_when_no_look_ends_for_three_intervals(world: World) -> None:
     os.close(answer)
 
 
+def a_slow_look_at_nvml_is_no_hung_driver(world: World) -> None:
+    """35 s, longer than two and than three intervals."""
+    file = world.host.root / "nvml/gpu7/name"
+    quick = file.rename(file.with_suffix(".quick"))
+    os.mkfifo(file)
+    with file.open("w") as slow:  # opens once a look reads it
+        ends_at = time.monotonic() + 35
+        while time.monotonic() < ends_at:
+            assert world.agent.get("/healthz")[0] == 200
+            time.sleep(1)
+        name = quick.read_text()
+        quick.replace(file)
+        slow.write(name)
+    world.agent.wait_for_looks(1)
+
+    assert world.agent.metric("driver_deadlines_missed_total") == 0
+    assert {node.status for node in past(world)} - {""} == {"pass"}
+
+
 def healthz_is_well_while_the_api_server_is_away(world: World) -> None:
     world.api.refuse()
     world.agent.wait_for_looks(4)
@@ -414,6 +434,7 @@ STORIES = (
     a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs,
     a_healthy_node_is_written_no_more_than_its_heartbeat,
     healthz_fails_when_no_look_ends_for_three_intervals,
+    a_slow_look_at_nvml_is_no_hung_driver,
     healthz_is_well_while_the_api_server_is_away,
     a_lease_is_made_again_when_its_node_came_back_under_another_uid,
     without_patch_on_nodes_it_goes_on,
@@ -423,3 +444,10 @@ STORIES = (
     *WALKS,
 )
 Story = Callable[[World], None]
+HANG: frozenset[Story] = frozenset(
+    {
+        a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs,
+        healthz_fails_when_no_look_ends_for_three_intervals,
+    }
+)
+"""In which a deadline is missed, or waited for."""

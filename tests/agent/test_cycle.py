@@ -244,6 +244,17 @@ def test_a_gpu_that_stays_lost_is_a_finding_of_the_fourth_look(light: Light, nod
     assert [one.finding.reason for one in light.state.memory.standing] == ["GpuLost"]
 
 
+@pytest.mark.parametrize(("interval", "timeout"), [("10", "900"), ("300", "1"), ("10", "1")])
+def test_no_setting_shortens_the_deadline_of_a_look_at_nvml(
+    light: Light, config: Path, interval: str, timeout: str
+) -> None:
+    (config / "CHECK_INTERVAL").write_text(interval)
+    (config / "CHECK_TIMEOUT").write_text(timeout)
+    light.look()
+
+    assert light.evidence[NVML].deadline_seconds == 60
+
+
 def test_a_narrow_pcie_link_counts_in_use_and_stays_when_the_gpu_goes_idle(
     light: Light, node: SimulatedNode, config: Path
 ) -> None:

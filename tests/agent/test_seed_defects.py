@@ -60,8 +60,8 @@ def test_8_the_hosts_proc_is_not_laid_over_the_containers() -> None:
 
 
 def test_12_a_driver_that_hangs_stops_no_look(world: World) -> None:
-    world.hurry()
-    world.configure(CHECK_TIMEOUT="5")
+    world.configure(CHECK_INTERVAL="10")
+    world.give_up_soon()
     world.start()
     world.wait_for_status("pass")
     world.host.hang()

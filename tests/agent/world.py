@@ -369,6 +369,10 @@ class World:
         self.program = "tests.agent.quick_agent"
         self.configure(CHECK_INTERVAL="10")
 
+    def give_up_soon(self) -> None:
+        """Agents that are started from now on give up a look at NVML after some seconds."""
+        self.program = "sim.impatient_agent"
+
     def be_patient(self) -> None:
         """A verdict of agents that are started from now on waits for its place in the fleet budget."""
         self.program = "tests.agent.patient_agent"

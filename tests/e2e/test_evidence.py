@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from cli.app import app
 from healthcheck.captures import evidence_file
+from healthcheck.probes.nvml import driver
 from sim.node import SimulatedNode
 from sim.scenarios import Scenario, scenarios
 from tests.device_files import buildable
@@ -49,13 +50,14 @@ def saved(node: SimulatedNode, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("scenario", buildable(OTHERWISE_SEEN), ids=lambda scenario: scenario.name)
-def test_a_scenario_is_judged_again_as_it_was(scenario: Scenario, tmp_path: Path) -> None:
-    config, path = tmp_path / "config", tmp_path / "evidence.json"
-    config.mkdir()
-    (config / "CHECK_TIMEOUT").write_text("2")
+def test_a_scenario_is_judged_again_as_it_was(
+    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "evidence.json"
+    monkeypatch.setitem(vars(driver), "DEADLINE_SECONDS", 2.0)
     looking = ("--json", "--save-evidence", path, "--instance-type", scenario.instance_type)
     with scenario.build(tmp_path / "node") as node:
-        there = run("check", *looking, "--root", node.root, config=config)
+        there = run("check", *looking, "--root", node.root)
 
     assert is_judged_again(path, record_of(there), there.exit_code)
 

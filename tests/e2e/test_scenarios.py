@@ -21,6 +21,7 @@ from healthcheck.checks.expectation import Expectation, FirstSeen, Place, Runtim
 from healthcheck.model import Evidence, Host, Nature
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import Live
+from healthcheck.probes.nvml import driver as nvml_driver
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.settings.meaning import packaged_profiles
@@ -63,11 +64,11 @@ def expectation(scenario: Scenario, places: Mapping[str, Place] | None = None) -
 
 @pytest.mark.parametrize("scenario", buildable(ONE_LOOK), ids=lambda scenario: scenario.name)
 def test_check_says_of_a_scenario_what_it_expects_and_its_evidence_says_it_again(
-    scenario: Scenario, tmp_path: Path
+    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, evidence = tmp_path / "config", tmp_path / "evidence.json"
     config.mkdir()
-    (config / "CHECK_TIMEOUT").write_text("2")
+    monkeypatch.setitem(vars(nvml_driver), "DEADLINE_SECONDS", 2.0)
     with scenario.build(tmp_path / "node") as node:
         words = ["check", "--json", "--instance-type", scenario.instance_type, "--save-evidence", str(evidence)]
         within = {"HOST_ROOT": str(node.root), "PATH": f"{node.root}/{EFA_PROGRAMS}:{os.environ['PATH']}"}

@@ -393,20 +393,6 @@ def test_a_start_with_a_bad_value_takes_its_default_and_keeps_the_good_ones(tmp_
 
 
 @pytest.mark.parametrize(
-    ("interval", "timeout", "cycle", "probe"),
-    [(300, 900, 600, 60), (300, 100, 100, 60), (10, 900, 20, 20), (86400, 900, 900, 60), (10, 1, 1, 1)],
-)
-def test_a_cycle_takes_at_most_two_intervals_and_a_probe_a_minute(
-    tmp_path: Path, interval: int, timeout: int, cycle: float, probe: float
-) -> None:
-    write(tmp_path, CHECK_INTERVAL=str(interval), CHECK_TIMEOUT=str(timeout))
-
-    values = read_settings(tmp_path).values
-
-    assert (values.cycle_seconds, values.probe_seconds) == (cycle, probe)
-
-
-@pytest.mark.parametrize(
     ("words", "names"),
     [
         ("0 2 3 7 8", [*GROUP_0, *GROUP_2, *GROUP_3, *GROUP_7, *GROUP_8]),

@@ -20,13 +20,20 @@ from healthcheck.probes.nvml.gpus import DriverLook, Gpus
 from healthcheck.probes.nvml.library import PLACES, SONAME, resolve_inside
 from healthcheck.text.printable import printable
 
+DEADLINE_SECONDS = 60.0
+"""Of one look at NVML. No setting shortens it, because a slow answer is not a hung driver.
+
+With persistence mode off each GPU takes seconds to initialise (NVIDIA's driver persistence guide), and more than 25 s
+were seen for eight of them (Azure/AgentBaker#2829).
+"""
+
 
 @dataclass
 class Driver:
     """Asks the driver of `root`. `use_loader`: the loader's own path comes before the host's known places."""
 
     root: Path
-    deadline_seconds: float = 60.0
+    deadline_seconds: float = field(default_factory=lambda: DEADLINE_SECONDS)
     use_loader: bool = True
     clock: Callable[[], float] = time.monotonic
     _child: Child = field(init=False)
