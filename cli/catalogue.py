@@ -117,8 +117,8 @@ def explain_all_xids(policy: Policy) -> list[Explanation]:
 
 
 def _recovery() -> Iterator[tuple[str, str]]:
-    for action in recovery_actions().values():
-        since = f" (since {action.since})" if action.since else ""
+    for action in recovery_actions():
+        since = f" (drivers {action.drivers})" if action.drivers else ""
         severity = action.severity.name if action.severity else "no finding"
         yield f"0x{action.number:x}", f"{action.name}{since}: {severity}; {action.meaning}"
 

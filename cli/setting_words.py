@@ -39,7 +39,7 @@ MEANINGS: Mapping[str, str] = {
     "severity-overrides": "Other severities for this cluster, a line each: `xid 13 = RESET` or `GpuCountLow = REBOOT`.",
     "NVLINK_DEFAULT": "What an Xid 74 is where NVIDIA's table of its words does not say.",
     "NVLINK5_DEFAULT": "What an Xid 144 to 150 is where NVIDIA's table of its words does not say.",
-    "STRICT_PSHC": "Whether Xid 162 to 165 are RESET; else they are MONITOR.",
+    "STRICT_PSHC": "Whether Xid 163 to 165 (power smoothing) are RESET; else they are MONITOR.",
     "DCGM_L2_INTERVAL": "Seconds in which each idle node is tested once by DCGM's level 2; 0: never.",
     "MAX_NODES_PER_SWEEP": "How many nodes may be under a sweep at the same time.",
     "MAX_SWEEP_PERCENT": "Of the nodes of one instance type, how many may be under a deep run at once; always one.",

@@ -1,9 +1,11 @@
-"""What the driver says a GPU needs: Xid 154 prints it, NVML's field 230 has the same numbers."""
+"""What the driver reports that a GPU needs: Xid 154 prints it, NVML's field 230 has the same numbers.
+
+The meaning of a number depends on the driver's version.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
 
 from msgspec import Struct
@@ -12,40 +14,81 @@ from healthcheck.catalog.rows import read_rows
 from healthcheck.model import Severity
 
 NONE = 0
+_IMEX = "Recover IMEX Domain"
 _TEXT = re.compile(
-    r"GPU\s+recovery\s+action\s+changed\s+from\s+0x[0-9a-f]+\s+\([^)]*\)\s+to\s+0x([0-9a-f]{1,8})\s+\(", re.IGNORECASE
+    r"GPU\s+recovery\s+action\s+changed\s+from\s+0x[0-9a-f]+\s+\([^)]*\)\s+to\s+0x([0-9a-f]{1,8})\s+\(([^)]{0,64})",
+    re.IGNORECASE,
 )
-"""The number counts: its words differ from driver to driver. A saved log may have the line wrapped."""
+"""The number counts, because its words differ from driver to driver. A saved log may have the line wrapped."""
+_NEWEST = 1 << 16
+_BRANCH = re.compile(r"(\d{1,4})\.")
 
 
 class RecoveryAction(Struct, frozen=True):
-    """One value of nvmlDeviceGpuRecoveryAction_t. `since` is the driver branch that brought it."""
+    """One value of nvmlDeviceGpuRecoveryAction_t, as drivers of the branches `first` to `last` mean it."""
 
     number: int
     name: str
     severity: Severity
-    since: str
+    first: int
+    last: int
     meaning: str
     source: str
 
+    @property
+    def is_of_imex(self) -> bool:
+        """Whether it concerns the IMEX domain of the node, and no single GPU."""
+        return self.name == _IMEX
+
+    @property
+    def drivers(self) -> str:
+        """The drivers that mean this, in words; '' for all."""
+        first = f"from R{self.first} on" if self.first else ""
+        return first or (f"up to R{self.last}" if self.last < _NEWEST else "")
+
 
 @cache
-def recovery_actions() -> Mapping[int, RecoveryAction]:
-    return {
-        int(row["number"]): RecoveryAction(
-            int(row["number"]), row["name"], Severity[row["severity"]], row["since"], row["meaning"], row["source"]
+def recovery_actions() -> tuple[RecoveryAction, ...]:
+    """The whole table. A number has a row for each of its meanings."""
+    return tuple(
+        RecoveryAction(
+            int(row["number"]),
+            row["name"],
+            Severity[row["severity"]],
+            int(row["first_driver"] or 0),
+            int(row["last_driver"] or _NEWEST),
+            row["meaning"],
+            row["source"],
         )
         for _, row in read_rows("recovery_actions.csv")
-    }
+    )
 
 
-def severity_of_recovery(number: int) -> Severity:
-    """A number that a newer driver brought is only watched."""
-    action = recovery_actions().get(number)
-    return action.severity if action else Severity.MONITOR
+def recovery_action(number: int, driver_version: str) -> RecoveryAction | None:
+    """The meaning of the number for that driver; None where the driver defines none, or its version is unknown."""
+    branch = _BRANCH.match(driver_version)
+    meanings = [one for one in recovery_actions() if one.number == number]
+    if branch is None:
+        return meanings[0] if len(meanings) == 1 else None
+    return next((one for one in meanings if one.first <= int(branch[1]) <= one.last), None)
 
 
 def recovery_in(text: str) -> int | None:
-    """The action that the text of an Xid 154 changed to; None when it can't be read."""
+    """The number of the action that the text of an Xid 154 changed to; None when it can't be read."""
     found = _TEXT.search(text)
     return int(found[1], 16) if found else None
+
+
+def recovery_action_in(text: str) -> RecoveryAction | None:
+    """The action that the text of an Xid 154 changed to; None when it is unknown.
+
+    The driver's version is not in the line. Of a number with several meanings the words decide: a driver prints
+    "Unknown" for a number that its own kernel module does not name.
+    """
+    found = _TEXT.search(text)
+    if found is None:
+        return None
+    meanings = [one for one in recovery_actions() if one.number == int(found[1], 16)]
+    words = set(found[2].lower().split())
+    named = [one for one in meanings if len(meanings) == 1 or words & set(one.name.lower().split())]
+    return named[0] if named else None

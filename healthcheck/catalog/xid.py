@@ -9,12 +9,13 @@ from msgspec import Struct
 
 from healthcheck.catalog.nvlink import rule_nvlink4, rule_nvlink5
 from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.recovery import NONE, recovery_in, severity_of_recovery
+from healthcheck.catalog.recovery import NONE, recovery_action_in, recovery_in
 from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling
 from healthcheck.model import Severity
 
-_PSHC = range(162, 166)
+_PSHC = range(163, 166)
+"""Power smoothing that is off or wears out. 162 says that it works again."""
 RECOVERY_CODE = 154
 _THE_APPLICATIONS = ("RESTART_APP", "IGNORE")
 
@@ -122,5 +123,5 @@ def rule_by_catalogue(code: int, text: str, policy: Policy) -> Ruling:
     severity = actions()[row.immediate_action].severity
     if severity is None:
         return rule_nvlink5(code, text, policy.nvlink5_default)
-    recovery = recovery_in(text) if row.immediate_action == "XID_154" else None
-    return Ruling(severity if recovery is None else severity_of_recovery(recovery), row.rule)
+    recovery = recovery_action_in(text) if row.immediate_action == "XID_154" else None
+    return Ruling(severity if recovery is None else recovery.severity, row.rule)

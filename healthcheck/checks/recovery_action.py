@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.catalog.recovery import recovery_actions, severity_of_recovery
+from healthcheck.catalog.recovery import RecoveryAction, recovery_action
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import placed, shown_functions, silent
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved, counted
@@ -22,6 +22,17 @@ WANTED = Reason(
     threshold="any action but None",
     source=f"{_SOURCE}; drivers from R565 on",
 )
+# No fault of a GPU: each GPU of the node reports the same, and the IMEX daemon that ends it must still find its way to
+# the node.
+IMEX = Reason(
+    "ImexRecoveryRequired",
+    Severity.MONITOR,
+    "The driver wants the node's IMEX domain recovered: GPU memory that other nodes export over NVLink was lost.",
+    "Restart the node's IMEX daemon: delete the pod of the DRA driver's ComputeDomain on this node, or restart the "
+    "host's nvidia-imex service.",
+    threshold="the action Recover IMEX Domain on any GPU",
+    source=f"{_SOURCE}; NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN, drivers from R595 on (NVML's change log)",
+)
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
@@ -29,14 +40,22 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if isinstance(answer, Unobserved):
         yield answer
         return
-    # Asked of a GPU with a fault of its own too: what the driver wants done with it is what matters then.
+    of_imex = 0
+    # A GPU with a fault of its own counts too: its recovery action is what matters then.
     for gpu in placed(answer, shown_functions(seen)):
         if gpu.recovery_action:
-            yield _wanted(gpu, gpu.recovery_action)
+            action = recovery_action(gpu.recovery_action, answer.driver_version)
+            if action is not None and action.is_of_imex:
+                of_imex += 1
+            else:
+                yield _wanted(gpu, gpu.recovery_action, action)
         elif gpu.recovery_action is None and gpu.error:
             yield silent(gpu, gpu.error)
         elif gpu.recovery_action is None and gpu.recovery_error:
             yield silent(gpu, gpu.recovery_error, "recovery action")
+    if of_imex:
+        detail = f"recovery action 5 (Recover IMEX Domain) of {counted(of_imex, 'GPU')}"
+        yield Finding(IMEX.name, IMEX.severity, "node", detail)
     told = [gpu.recovery_action for gpu in answer.gpus if gpu.recovery_action is not None]
     wanting = sum(action != 0 for action in told)
     if told:
@@ -45,11 +64,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield Seen("no GPU tells whether it wants to be recovered", "none", _SOURCE)
 
 
-def _wanted(gpu: nvml.Gpu, action: int) -> Finding:
-    row = recovery_actions().get(action)
-    name = row.name if row else "one that nvml.h has no name for"
-    severity = severity_of_recovery(action)
-    return Finding(WANTED.name, severity, gpu.subject, f"recovery action {action} ({name})", gpu.about)
+def _wanted(gpu: nvml.Gpu, number: int, action: RecoveryAction | None) -> Finding:
+    name = action.name if action else "one that nvml.h has no name for"
+    severity = action.severity if action else Severity.MONITOR
+    return Finding(WANTED.name, severity, gpu.subject, f"recovery action {number} ({name})", gpu.about)
 
 
-CHECK = Check("recovery-action", "0-nvidia-smi", (nvml.NVML,), judge, (WANTED,))
+CHECK = Check("recovery-action", "0-nvidia-smi", (nvml.NVML,), judge, (WANTED, IMEX))

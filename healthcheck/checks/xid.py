@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from healthcheck.catalog.recovery import recovery_action_in
 from healthcheck.catalog.ruling import Ruling
-from healthcheck.catalog.xid import has_recovered, rule_xid, xid_table
+from healthcheck.catalog.xid import RECOVERY_CODE, has_recovered, rule_xid, xid_table
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
 from healthcheck.probes import diagnostics, kernel_log
@@ -70,12 +71,13 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | Non
     process, text = _split_process(found["text"] or "")
     instance = f"/gi{int(found['gi'])}" if found["gi"] else ""
     ruling = rule_xid(code, text, expected.policy)
-    finding = _finding(record, code, f"gpu/{address}{instance}", _detail(code, process, text), ruling)
+    subject = f"gpu/{address}{instance}"
+    finding = _finding(record, code, _place_of(code, subject, text), _detail(code, process, text), ruling)
     place = _PLACE.search(text) if code == _GRAPHICS_EXCEPTION else None
     of_a_test = _is_of_a_test(code, process, record.at, expected)
     return Sighting(
         reason=finding.reason,
-        subject=finding.subject,
+        subject=subject,
         seq=record.seq,
         at=record.at,
         finding=None if ruling.severity is Severity.PASS or of_a_test else finding,
@@ -100,6 +102,12 @@ def _is_of_a_test(code: int, process: str, at: float, expected: Expectation) -> 
     if run is None or code not in TEST_XIDS or name not in diagnostics.NAMES or not pid.isdecimal():
         return False
     return run.is_by_a_test(int(pid), at)
+
+
+def _place_of(code: int, subject: str, text: str) -> str:
+    """The GPU, or the node where each of its GPUs reports the same IMEX domain."""
+    recovery = recovery_action_in(text) if code == RECOVERY_CODE else None
+    return "node" if recovery is not None and recovery.is_of_imex else subject
 
 
 def _finding(record: kernel_log.Record, code: int, subject: str, detail: str, ruling: Ruling) -> Finding:

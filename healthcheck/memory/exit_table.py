@@ -17,6 +17,7 @@ from healthcheck.memory.findings import Standing, gpu_address
 from healthcheck.model import Nature, Severity
 
 _RECOVERY_ACTION = "Xid154"
+SMOOTHING_OFF = "Xid163"
 _INSTANCE = "/gi"
 
 
@@ -50,9 +51,19 @@ LIBRARY_FITS = Exit(
 TIME = Exit("time", "an event of MONITOR", "`MONITOR_TTL` passed since it was last seen", _event(Severity.MONITOR))
 RECOVERED = Exit(
     "its recovery action going back to None",
-    "Xid 154 on a GPU, which tells a state and no fault",
+    "Xid 154, which tells a state and no fault",
     "the driver took the action back",
-    lambda one: _ANY_EVENT(one) and one.finding.reason == _RECOVERY_ACTION and _is_on_gpu(one),
+    lambda one: (
+        _ANY_EVENT(one)
+        and one.finding.reason == _RECOVERY_ACTION
+        and (_is_on_gpu(one) or one.finding.subject == "node")
+    ),
+)
+RE_ENGAGED = Exit(
+    "Xid 162",
+    "Xid 163",
+    "the driver says that power smoothing works again on that GPU",
+    lambda one: _ANY_EVENT(one) and one.finding.reason == SMOOTHING_OFF,
 )
 RESET = Exit(
     "reset of the GPU",
@@ -102,6 +113,7 @@ EXITS = (
     LIBRARY_FITS,
     TIME,
     RECOVERED,
+    RE_ENGAGED,
     RESET,
     REBOOT,
     QUARANTINE,

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from healthcheck.checks.expectation import ONCE_HAD, FirstSeen
+from healthcheck.checks.row_remap import FAILED as REMAP_FAILED
 from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
 from healthcheck.memory.exit_table import (
     INSTANCE_GONE,
@@ -42,7 +43,8 @@ from healthcheck.memory.findings import (
 from healthcheck.model import Finding, Nature, Now, Passed, Severity
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 
-REMAP_XIDS = frozenset({"Xid63", "Xid64"})
+_REMAP_FAILURE = "Xid64"
+REMAP_XIDS = frozenset({"Xid63", _REMAP_FAILURE})
 """What the log says of rows that are to be replaced by spare ones; NVML tells later whether they were."""
 LONGEST_LOOK_SECONDS = 60.0
 """What came so shortly before a look's end may have come after NVML's answer in it: the deadline of a light probe."""
@@ -100,7 +102,11 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
     """The GPU there was reset at `at`, as its recovery action or its answer shows: what came before is past."""
 
     def is_past(one: Standing) -> bool:
-        if gpu_address(one.finding.subject) != address or _is_after(one, at, memory):
+        if _is_after(one, at, memory):
+            return False
+        if one.finding.subject == "node":  # each GPU of the node told its part of it
+            return RECOVERED.is_open_to(one) and not memory.recovery.keys() - {address}
+        if gpu_address(one.finding.subject) != address:
             return False
         return RESET.is_open_to(one) or RECOVERED.is_open_to(one)
 
@@ -293,14 +299,25 @@ def is_acknowledged(memory: Memory, key: Key, boot_id: str, seq: int, seen: date
 
 def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -> Finding:
     """The finding, ISOLATE when resets or reboots have ended the same one on this GPU too often (rule 6)."""
-    if not escalate_after or not _can_escalate(finding):
-        return finding
     ends = memory.ended.get((finding.reason, gpu_identity(finding.about)), ())
-    recent = [one for one in ends if abs(now.wall - one) <= ESCALATE_WITHIN]
-    if len(recent) < escalate_after:
+    if finding.reason == _REMAP_FAILURE and finding.severity is Severity.RESET:
+        why = _why_memory_is_beyond_repair(memory, finding, len(ends))
+    else:
+        recent = [one for one in ends if abs(now.wall - one) <= ESCALATE_WITHIN]
+        is_due = escalate_after and _can_escalate(finding) and len(recent) >= escalate_after
+        why = f"came back after {len(recent)} resets or reboots in 7 days" if is_due else ""
+    if not why:
         return finding
-    detail = f"came back after {len(recent)} resets or reboots in 7 days: {finding.detail}"
-    return replace(finding, severity=Severity.ISOLATE, detail=detail, rule=ESCALATED)
+    return replace(finding, severity=Severity.ISOLATE, detail=f"{why}: {finding.detail}", rule=ESCALATED)
+
+
+def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) -> str:
+    """Why one more Xid 64 asks for another GPU: no reset has repaired its memory. '' where the first reset is due."""
+    if any(one.key == (REMAP_FAILED.name, f"gpu/{gpu_address(finding.subject)}") for one in memory.standing):
+        return f"beside {REMAP_FAILED.name}"
+    if ends and _can_escalate(finding):
+        return f"came back after {ends} resets or reboots"
+    return ""
 
 
 def ended_by_reset(memory: Memory, one: Standing, wall: datetime) -> Memory:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
+from healthcheck.memory.exit_table import SMOOTHING_OFF
 from healthcheck.memory.exits import escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (
     MOST_GPUS,
@@ -30,6 +31,8 @@ REPEATS: Mapping[str, str] = {"Xid13": "Xid13Repeated", "Xid31": "Xid31Repeated"
 REPEATS_WITHIN_SECONDS = 86400.0
 REPEATS_FROM = 3
 """Different processes."""
+SMOOTHING_ON = "Xid162"
+"""Power smoothing works again: it ends Xid 163 (Xid catalogue)."""
 _MOST_HITS = 16
 
 
@@ -76,6 +79,8 @@ class _Reading:
 
     def _read(self, sighting: Sighting, check: str, address: str) -> None:
         finding = sighting.finding
+        if sighting.reason == SMOOTHING_ON:
+            self.standing.pop((SMOOTHING_OFF, sighting.subject), None)
         if finding is not None and not _is_consequence(self.memory, sighting, address):
             self._stand(finding, sighting, check, self._escalate_after)
         if address and sighting.reason.startswith("Xid") and sighting.reason != CONSEQUENCE:

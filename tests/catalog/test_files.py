@@ -10,11 +10,16 @@ from pkgutil import iter_modules
 import pytest
 
 from healthcheck import catalog
-from healthcheck.catalog.recovery import RecoveryAction, recovery_actions, recovery_in, severity_of_recovery
+from healthcheck.catalog.recovery import (
+    RecoveryAction,
+    recovery_action,
+    recovery_action_in,
+    recovery_actions,
+    recovery_in,
+)
 from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.tables import TABLES
 from healthcheck.catalog.xid import actions, xid_table
-from healthcheck.model import Severity
 
 FILES = sorted(file.name for file in files("healthcheck.catalog").iterdir() if file.name.endswith(".csv"))
 SERIOUS = [
@@ -57,29 +62,31 @@ def test_every_bucket_of_nvidia_is_said_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "severity"),
-    [
-        (0, Severity.PASS),
-        (1, Severity.RESET),
-        (2, Severity.REBOOT),
-        (3, Severity.RESET),
-        (4, Severity.RESET),
-        (5, Severity.RESET),
-        (6, Severity.RESET),
-        (7, Severity.REBOOT),
-        (8, Severity.MONITOR),
-        (-1, Severity.MONITOR),
+    ("driver", "severities"),
+    [  # of the numbers 0 to 8
+        ("570.133.20", "PASS RESET REBOOT RESET RESET RESET - REBOOT -"),
+        ("580.126.09", "PASS RESET REBOOT RESET RESET RESET - REBOOT -"),
+        ("590.48.01", "PASS RESET REBOOT RESET RESET - - REBOOT -"),
+        ("595.45.04", "PASS RESET REBOOT RESET RESET MONITOR - REBOOT -"),
+        ("610.43.02", "PASS RESET REBOOT RESET RESET MONITOR RESET REBOOT -"),
+        ("615.71", "PASS RESET REBOOT RESET RESET MONITOR RESET REBOOT -"),
+        ("1000.1", "PASS RESET REBOOT RESET RESET MONITOR RESET REBOOT -"),
+        ("", "PASS RESET REBOOT RESET RESET - RESET REBOOT -"),
+        ("made up", "PASS RESET REBOOT RESET RESET - RESET REBOOT -"),
     ],
 )
-def test_a_recovery_action_has_its_place_on_the_ladder(number: int, severity: Severity) -> None:
-    assert severity_of_recovery(number) is severity
+def test_a_recovery_action_means_what_the_driver_defines(driver: str, severities: str) -> None:
+    actions = [recovery_action(number, driver) for number in range(9)]
+
+    assert " ".join(action.severity.name if action else "-" for action in actions) == severities
+    assert {action.number for action in actions if action and action.is_of_imex} <= {5}
 
 
-@pytest.mark.parametrize("action", recovery_actions().values(), ids=lambda action: action.name)
+@pytest.mark.parametrize("action", recovery_actions(), ids=lambda action: f"{action.number} {action.name}")
 def test_every_recovery_action_is_read_from_its_line(action: RecoveryAction) -> None:
     line = f"GPU recovery action changed from 0x1 (x) to {action.number:#x} ({action.name})"
 
-    assert recovery_in(line) == action.number
+    assert (recovery_in(line), recovery_action_in(line)) == (action.number, action)
 
 
 def test_every_table_is_among_those_that_an_agent_reads_at_its_start() -> None:

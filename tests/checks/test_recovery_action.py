@@ -7,16 +7,15 @@ from msgspec.structs import replace
 
 from healthcheck.checks.recovery_action import CHECK
 from healthcheck.model import Cause, Finding, Judgement, Seen, Severity, Unobserved
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, says
 
-# docs/rules.md 16: 1, 3, 4, 5, 6 reset; 2, 7 reboot; what nobody knows is MONITOR.
+# docs/rules.md 16, as drivers from R610 on define the numbers.
 WANTED = [
     (1, Severity.RESET, "recovery action 1 (GPU Reset Required)"),
     (2, Severity.REBOOT, "recovery action 2 (Node Reboot Required)"),
     (3, Severity.RESET, "recovery action 3 (Drain P2P)"),
     (4, Severity.RESET, "recovery action 4 (Drain and Reset)"),
-    (5, Severity.RESET, "recovery action 5 (Recover IMEX Domain)"),
     (6, Severity.RESET, "recovery action 6 (Bus Reset)"),
     (7, Severity.REBOOT, "recovery action 7 (System Reboot)"),
     (8, Severity.MONITOR, "recovery action 8 (one that nvml.h has no name for)"),
@@ -28,8 +27,10 @@ def wants(index: int, action: int | None, recovery_error: int = 0) -> Gpu:
     return replace(gpu(index, ADDRESSES[index]), recovery_action=action, recovery_error=recovery_error)
 
 
-def judge(*gpus: Gpu) -> list[Judgement]:
-    return look_judged(driver_says(*gpus))
+def judge(*gpus: Gpu, driver: str = "610.43.02") -> list[Judgement]:
+    look = driver_says(*gpus)
+    assert isinstance(look.answer, Gpus)
+    return look_judged(replace(look, answer=replace(look.answer, driver_version=driver)))
 
 
 def look_judged(look: DriverLook) -> list[Judgement]:
@@ -42,6 +43,44 @@ def test_an_action_is_found_on_its_gpu_with_its_number(action: int, severity: Se
 
     assert judge(wants(2, 0), wants(3, action), wants(4, 0)) == [
         Finding("GpuRecoveryAction", severity, f"gpu/{ADDRESSES[3]}", detail, about)
+    ]
+
+
+@pytest.mark.parametrize("driver", ["595.45.04", "610.43.02", "615.71"])
+def test_an_imex_domain_to_recover_is_one_finding_of_the_node(driver: str) -> None:
+    detail = "recovery action 5 (Recover IMEX Domain) of 4 GPUs"
+
+    assert judge(*(wants(index, 5) for index in range(4)), driver=driver) == [
+        Finding("ImexRecoveryRequired", Severity.MONITOR, "node", detail)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("driver", "severity", "name"),
+    [
+        ("570.133.20", Severity.RESET, "Bus Reset"),
+        ("580.126.09", Severity.RESET, "Bus Reset"),
+        ("590.48.01", Severity.MONITOR, "one that nvml.h has no name for"),
+    ],
+)
+def test_the_same_number_of_an_older_driver_is_a_finding_of_its_gpu(driver: str, severity: Severity, name: str) -> None:
+    (said,) = judge(wants(3, 5), driver=driver)
+
+    assert isinstance(said, Finding)
+    assert (said.reason, said.severity, said.subject, said.detail) == (
+        "GpuRecoveryAction",
+        severity,
+        f"gpu/{ADDRESSES[3]}",
+        f"recovery action 5 ({name})",
+    )
+
+
+def test_a_reset_beside_an_imex_domain_is_found_on_its_own_gpu() -> None:
+    said = judge(wants(1, 5), wants(2, 1))
+
+    assert [(one.reason, one.subject) for one in said if isinstance(one, Finding)] == [
+        ("GpuRecoveryAction", f"gpu/{ADDRESSES[2]}"),
+        ("ImexRecoveryRequired", "node"),
     ]
 
 
@@ -98,5 +137,6 @@ def test_a_person_reads_how_many_want_it() -> None:
 
 def test_every_reason_that_it_can_give_is_declared() -> None:
     assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
-        ("GpuRecoveryAction", Severity.RESET, False)
+        ("GpuRecoveryAction", Severity.RESET, False),
+        ("ImexRecoveryRequired", Severity.MONITOR, False),
     ]

@@ -92,7 +92,7 @@ def test_the_recovery_actions_stand_with_xid_154() -> None:
 
     assert "0x0 None: no finding;" in answer
     assert "0x2 Node Reboot Required: REBOOT;" in answer
-    assert "0x5 Recover IMEX Domain (since R595): RESET;" in answer
+    assert "0x5 Recover IMEX Domain (drivers from R595 on): MONITOR;" in answer
 
 
 @pytest.mark.parametrize("reason", OWN_NAMES, ids=lambda reason: reason.name)
@@ -194,7 +194,7 @@ def test_what_the_cluster_has_changed_is_shown(
             ("149", "0x1", "0x1"),
             "here REBOOT: drain and reboot the node (NVLINK5_DEFAULT)",
         ),
-        ("STRICT_PSHC", "1", ("162",), "(STRICT_PSHC)"),
+        ("STRICT_PSHC", "1", ("163",), "(STRICT_PSHC)"),
     ],
 )
 def test_the_clusters_other_settings_count_too(

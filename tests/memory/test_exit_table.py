@@ -13,14 +13,15 @@ from healthcheck.memory import exit_table as table
 from healthcheck.memory.exit_table import EXITS, Exit, exit_words
 from healthcheck.memory.exits import begin, expired, gpus_answered, passed, recovered, release, retested
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
-from healthcheck.model import Nature, Passed, Severity
+from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.model import Nature, Outcome, Passed, Severity
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
-from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, later, remembers, stands
+from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, later, remembers, sighting, stands
 
 ADDRESS = GPU.removeprefix("gpu/")
 ABOUT = {"index": "0", "uuid": "GPU-1", "serial": "1650001"}
-SUBJECTS = (GPU, f"{GPU}/gi5", "nvswitch/0000:53:00.0", "")
-REASONS = ("Xid79", "Xid154", "DriverLibraryMismatch")
+SUBJECTS = (GPU, f"{GPU}/gi5", "nvswitch/0000:53:00.0", "node", "")
+REASONS = ("Xid79", "Xid154", "Xid163", "DriverLibraryMismatch")
 CHECKS = ("xid", "dcgm-diag-l2")
 DAY = 86_400.0
 SOON = MONOTONIC + 60.0
@@ -45,6 +46,13 @@ def released(memory: Memory) -> Memory:
     return release(memory, Release("ops", "seen", WALL, tuple(rows)), NOW)
 
 
+def re_engaged(memory: Memory) -> Memory:
+    subjects = {one.finding.subject for one in memory.standing}
+    again = [sighting(fault("Xid162", Severity.MONITOR, subject)) for subject in subjects]
+    log = after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", sightings=tuple(again))], later(60))
+    return replace(log, standing=tuple(one for one in log.standing if one.finding.reason != "Xid162"))
+
+
 def retest(memory: Memory) -> Memory:
     well = [Passed(one.finding.reason, one.finding.subject) for one in memory.standing]
     return retested(memory, well, WALL + timedelta(seconds=1))
@@ -54,6 +62,7 @@ EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
     (table.TIME.words,): lambda memory: expired(memory, later(DAY), DAY),
     (table.REBOOT.words,): lambda memory: begin(memory, MACHINE, "another boot", later(60)),
     (table.RESET.words, table.RECOVERED.words): lambda memory: recovered(memory, ADDRESS, SOON, later(60)),
+    (table.RE_ENGAGED.words,): re_engaged,
     (table.QUARANTINE.words,): lambda memory: passed(memory, WALL + timedelta(seconds=1)),
     (table.RELEASE.words,): released,
     (table.LEVEL_2_PASSED.words,): retest,

@@ -336,6 +336,36 @@ class TestEscalation:
 
         assert one.finding.severity is finding.severity
 
+    @pytest.mark.parametrize("escalate_after", [0, 1, 2, 9])
+    @pytest.mark.parametrize(("reboots", "severity"), [(0, RESET), (1, ISOLATE), (2, ISOLATE)])
+    def test_a_failed_remap_that_a_reboot_did_not_repair_is_isolated(
+        self, escalate_after: int, reboots: int, severity: Severity
+    ) -> None:
+        (one,) = self.again(fault("Xid64", RESET), reboots, escalate_after).standing
+
+        assert one.finding.severity is severity
+
+    def test_several_lines_of_a_failed_remap_at_once_are_one(self) -> None:
+        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
+        for number in range(5):
+            memory = comes(memory, fault("Xid64", RESET), MONOTONIC + number)
+
+        (one,) = memory.standing
+        assert (one.finding.severity, one.count) == (RESET, 5)
+
+    @pytest.mark.parametrize(
+        ("reason", "subject", "severity"),
+        [("RowRemapFailed", GPU, ISOLATE), ("RowRemapFailed", OTHER, RESET), ("RowRemapPending", GPU, RESET)],
+    )
+    def test_a_failed_remap_is_isolated_where_nvml_reports_it_too(
+        self, reason: str, subject: str, severity: Severity
+    ) -> None:
+        memory = comes(
+            remembers(stands(fault(reason, ISOLATE, subject), Nature.LEVEL, check="row-remap")), fault("Xid64", RESET)
+        )
+
+        assert [one.finding.severity for one in memory.standing if one.finding.reason == "Xid64"] == [severity]
+
     def test_it_can_be_switched_off_and_set(self) -> None:
         assert self.again(fault("Xid79", REBOOT), 5, escalate_after=0).standing[0].finding.severity is REBOOT
         assert self.again(fault("Xid79", REBOOT), 3, escalate_after=4).standing[0].finding.severity is REBOOT
