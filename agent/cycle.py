@@ -12,6 +12,7 @@ from msgspec import Struct
 from agent.configuration import Configuration
 from agent.ledger import Ledger
 from agent.state import State
+from healthcheck.checks import driver_reasons
 from healthcheck.checks.driver import being_changed
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.fabric import COMING_UP as FABRIC_COMING_UP
@@ -24,7 +25,7 @@ from healthcheck.probes.dcgm.engine import ENGINE
 from healthcheck.probes.efa.libfabric import Libfabric
 from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpus
+from healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverLook, Gpus
 from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()
@@ -80,7 +81,8 @@ class Cycle:
         evidence = look(self._host, checks, self._state.last_look, also=(ENGINE,))
         driver_look = evidence[NVML] if evidence.unread(NVML) is None else None
         answer = driver_look.answer if driver_look is not None else None
-        self._state.see_look(evidence, no_driver=isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER)
+        has_no_driver = answer == NO_GPUS or (isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER)
+        self._state.see_look(evidence, no_driver=has_no_driver)
         before = {one.key for one in self._state.memory.standing}
         expected = self._state.expectation()
         outcomes = judge(checks, evidence, expected)
@@ -90,6 +92,8 @@ class Cycle:
         self._account(began)
         if driver_look is not None and driver_look.missed:
             return MISSED_AGAIN_SECONDS
+        if driver_look is not None and (left := _until_mismatch_counts(driver_look)) > 0:
+            return max(left, AGAIN_SECONDS)
         changing = any(cause.cause in _PASSING for one in outcomes for cause in one.unobserved)
         changing = changing or _waits_for_the_runtime(evidence)
         # A GPU that somebody resets is lost for some seconds: what one look saw of it must not stand for an interval.
@@ -100,6 +104,8 @@ class Cycle:
         node = self._state.node
         paused = being_changed(node.labels) if node else ""
         if paused:
+            self._driver.pause()
+            self._telemetry.show_no_driver()
             return DriverLook(Unobserved(causes.DRIVER_BEING_CHANGED, paused))
         answer = self._driver.look()
         if answer.missed:
@@ -108,6 +114,8 @@ class Cycle:
         self._telemetry.stuck.set(answer.stuck_pid is not None)
         if isinstance(answer.answer, Gpus):
             self._show_driver(answer.answer)
+        else:
+            self._telemetry.show_no_driver()
         return answer
 
     def _show_driver(self, gpus: Gpus) -> None:
@@ -127,6 +135,11 @@ class Cycle:
         self._telemetry.looks.inc()
         self._telemetry.look_seconds.set(self.ended_at - began)
         self._telemetry.look_time.set_to_current_time()
+
+
+def _until_mismatch_counts(look: DriverLook) -> float:
+    """Seconds until a driver library that does not fit is a finding; 0 where none is seen, or it is one already."""
+    return 0.0 if look.mismatch_seconds is None else driver_reasons.MISMATCH_SECONDS - look.mismatch_seconds
 
 
 def _waits_for_the_runtime(evidence: Evidence) -> bool:

@@ -190,6 +190,10 @@ class Telemetry:
             }
         )
 
+    def show_no_driver(self) -> None:
+        """No driver answers: what the last one reported is over."""
+        self._snapshot.tell({self._driver: {}, self._limits: {}})
+
     def count(self, sighting: Sighting) -> None:
         """One line of the log, whether it is a fault or not."""
         reason = sighting.reason

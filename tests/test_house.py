@@ -41,11 +41,12 @@ ROOMS = sorted(
 OTHER_TESTS = {"chart", "e2e", "go_programs", "image", "monitoring", "release", "sim", "formats"}
 """The folders of tests that are about no room of the product."""
 ALL_CHECKS = (*checks.CHECKS, *checks.DEEP_CHECKS)
-REASONS = [reason.name for check in ALL_CHECKS for reason in check.reasons]
+REASONS = [reason.name for reason in dict.fromkeys(one for check in ALL_CHECKS for one in check.reasons)]
+"""One that two sources report is declared once."""
 LIGHT_REASONS = [reason.name for check in checks.CHECKS for reason in check.reasons]
 WITHOUT_A_TWIN: list[str] = []
 """Scenarios of faults that no healthy one stands beside yet."""
-SHARED = {"__init__", "listed", "examine", "expectation", "gpu_runtime", "per_gpu", "runtime_mending"}
+SHARED = {"__init__", "driver_reasons", "listed", "examine", "expectation", "gpu_runtime", "per_gpu", "runtime_mending"}
 """What stands beside the checks and is none."""
 MODULES = sorted(file.stem for file in (ROOT / "healthcheck/checks").glob("*.py") if file.stem not in SHARED)
 

@@ -72,6 +72,15 @@ def test_no_label_is_long_or_steers_anything(text: str) -> None:
     assert len(page(telemetry).encode()) < 20_000
 
 
+def test_what_an_earlier_driver_reported_leaves_with_it() -> None:
+    telemetry = shown(finding())
+    telemetry.show_driver("570.1", "libnvidia-ml.so.1", {("0", "GPU-a"): 87})
+    assert b"gpu_healthcheck_driver_info{" in page(telemetry).encode()
+
+    telemetry.show_no_driver()
+    assert not any(name in page(telemetry) for name in ("driver_info{", "gpu_slowdown_celsius{"))
+
+
 def test_a_scrape_sees_one_verdict_whole() -> None:
     """A new verdict while a scrape is under way is the next one's."""
     telemetry = shown(finding())

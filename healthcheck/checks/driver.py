@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from healthcheck.checks import driver_reasons
+from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
 from healthcheck.probes.nvml import gpus as nvml
@@ -21,9 +23,9 @@ UNRESPONSIVE = Reason(
     "Drain and reboot the node: a process stuck in the driver can't be ended.",
     threshold=f"two deadlines missed, at least {APART_SECONDS:.0f} s apart",
 )
-# Of the node's own files alone. What one program met, a container with a library of its own perhaps, is a line of the
-# kernel's log (DriverLibraryMismatch), and NVML's error 18 for the library that we have could-not-look
-# (NvmlLibraryMismatch): the former ends once NVML opens, the latter is why it did not.
+# One fault in three stages. For the first 180 s, and where NVML opens for us all the same, the node's own files show it
+# (MONITOR). Then NVML's error 18 confirms it (RESET). A container that brings a library of its own fails alone: that is
+# a line of the kernel's log (the MONITOR event of the same name), or could-not-check where the container is ours.
 VERSION_MISMATCH = Reason(
     "DriverVersionMismatch",
     Severity.MONITOR,
@@ -59,7 +61,9 @@ def _versions(look: nvml.DriverLook) -> Iterator[Judgement]:
     told = f"kernel module {look.module_version}, library {libraries or 'not found'}"
     yield Seen(told, "the same version", "NVML's rule")
     if libraries and look.module_version not in look.library_versions:
-        reason = VERSION_MISMATCH
+        seconds = look.mismatch_seconds
+        is_confirmed = seconds is not None and seconds >= driver_reasons.MISMATCH_SECONDS
+        reason = LIBRARY_MISMATCH if is_confirmed else VERSION_MISMATCH
         yield Finding(reason.name, reason.severity, "driver", told, flickers=reason.flickers)
 
 
@@ -77,4 +81,4 @@ def being_changed(labels: Mapping[str, str]) -> str:
     return ""
 
 
-CHECK = Check("driver", "0-nvidia-smi", (nvml.NVML,), judge, (UNRESPONSIVE, VERSION_MISMATCH))
+CHECK = Check("driver", "0-nvidia-smi", (nvml.NVML,), judge, (UNRESPONSIVE, LIBRARY_MISMATCH, VERSION_MISMATCH))

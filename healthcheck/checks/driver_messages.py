@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
 from healthcheck.probes import kernel_log
@@ -18,25 +19,12 @@ FELL_OFF_BUS = Reason(
     "The driver can't reach a GPU over PCIe any more, while it runs or when it looks for GPUs.",
     "Drain and reboot the node; replace it when the GPU is lost again.",
 )
-INIT_FAILED = Reason(
-    "GpuInitFailed",
-    Severity.RESET,
-    "The driver could not start a GPU (RmInitAdapter failed).",
-    "Drain the node and reset the GPU, or reboot.",
-)
 RESET_REQUIRED = Reason(
     "DriverResetRequired",
     Severity.RESET,
     "The driver refuses work with NV_ERR_RESET_REQUIRED: a GPU has to be reset first.",
     "Drain the node and reset its GPUs, or reboot: the line does not say which one it is.",
 )
-LIBRARY_MISMATCH = Reason(
-    "DriverLibraryMismatch",
-    Severity.MONITOR,
-    "A program's NVIDIA library is of another version than the kernel module: on the node, or inside a container.",
-    "After an upgrade of the driver: reboot. Otherwise look which container brings a library of its own.",
-)
-
 DRIVER_LOADED = "DriverLoaded"
 GPU_NAMED = "GpuNamed"
 """What a line can say that is no fault."""
@@ -57,6 +45,8 @@ class _Message(Struct, frozen=True):
 
     reason: Reason
     form: re.Pattern[str]
+    severity: Severity | None = None
+    """None: the reason's own."""
 
 
 _MESSAGES = (
@@ -89,7 +79,8 @@ _MESSAGES = (
             r"\[?NV_ERR_RESET_REQUIRED\]? \(0x00000062\)"
         ),
     ),
-    _Message(LIBRARY_MISMATCH, re.compile(r"NVRM: API mismatch: the client ")),
+    # Any program's attempt: it may have a library of its own. NVML's error 18 tells whether the node's is meant.
+    _Message(LIBRARY_MISMATCH, re.compile(r"NVRM: API mismatch: the client "), Severity.MONITOR),
 )
 
 
@@ -112,7 +103,7 @@ def read_message(record: kernel_log.Record) -> Sighting | None:
     for message in _MESSAGES:
         found = message.form.match(record.text)
         if found:
-            return _fault(record, message.reason, _subject(found))
+            return _fault(record, message, _subject(found))
     return None
 
 
@@ -121,11 +112,12 @@ def _subject(found: re.Match[str]) -> str:
     return f"gpu/{address}" if address else _NO_GPU_OF_ITS_OWN
 
 
-def _fault(record: kernel_log.Record, reason: Reason, subject: str) -> Sighting:
+def _fault(record: kernel_log.Record, message: _Message, subject: str) -> Sighting:
+    reason, severity = message.reason.name, message.severity or message.reason.severity
     # One line for a person, whatever the driver wrapped.
     detail = " ".join(record.text.replace("\nNVRM: ", " ").removeprefix(_BEGINS).split())[:_LONGEST_DETAIL]
-    finding = Finding(reason.name, reason.severity, subject, detail, rule=reason.name, seq=record.seq, at=record.at)
-    return Sighting(reason.name, subject, record.seq, record.at, finding, detail)
+    finding = Finding(reason, severity, subject, detail, rule=reason, seq=record.seq, at=record.at)
+    return Sighting(reason, subject, record.seq, record.at, finding, detail)
 
 
 CHECK = Check(

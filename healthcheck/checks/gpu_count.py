@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from healthcheck.checks.driver_reasons import INIT_FAILED
 from healthcheck.checks.expectation import ONCE_HAD, Expectation
 from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, found, placed, settled, silent
 from healthcheck.model import (
@@ -107,6 +108,9 @@ def _silent_gpus(answer: nvml.Gpus, functions: list[pci.PciFunction]) -> Iterato
         reason = _FAULTS.get(gpu.error)
         if reason is not None:
             yield found(reason, gpu, f"NVML error {gpu.error}")
+        elif gpu.error == nvml.UNKNOWN and not gpu.uuid:
+            # A GPU that is being reset gives none for some seconds, either.
+            yield replace(found(INIT_FAILED, gpu, f"no handle: NVML error {gpu.error}"), flickers=True)
         elif gpu.error not in (nvml.SUCCESS, nvml.CORRUPTED_INFOROM):  # that one is the check inforom's to tell
             yield silent(gpu, gpu.error)
 
@@ -156,5 +160,5 @@ CHECK = Check(
     "0-nvidia-smi",
     (nvml.NVML, pci.FUNCTIONS),
     judge,
-    (LOST, RESET_REQUIRED, POWER_INSUFFICIENT, IRQ_ISSUE, COUNT_LOW, UNBOUND),
+    (LOST, RESET_REQUIRED, POWER_INSUFFICIENT, IRQ_ISSUE, INIT_FAILED, COUNT_LOW, UNBOUND),
 )

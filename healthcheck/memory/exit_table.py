@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from healthcheck.checks.dcgm_diag import LEVEL_2
-from healthcheck.checks.driver_messages import LIBRARY_MISMATCH
+from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
 from healthcheck.checks.expectation import ONCE_HAD
 from healthcheck.memory.findings import Standing, gpu_address
 from healthcheck.model import Nature, Severity

@@ -87,6 +87,8 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
     for key, finding in shown.items():
         known = standing.get(key)
         before = suspects.pop((outcome.check, key), Suspect(0))
+        if known is not None and known.nature is Nature.EVENT and known.finding.severity >= finding.severity:
+            continue  # the log reported the same fault, and it stands until the event's own exit
         if known is None and finding.flickers and before.looks + 1 < rules.looks_to_confirm:
             suspects[outcome.check, key] = Suspect(before.looks + 1)
             continue

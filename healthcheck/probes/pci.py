@@ -16,6 +16,8 @@ NVIDIA = 0x10DE
 AMAZON = 0x1D0F
 _GPU_CLASSES = (0x0300, 0x0302)
 """VGA and 3D controllers: what an NVIDIA GPU calls itself on PCI (classes 0x0300 and 0x0302)."""
+_STUBS = ("pci-stub", "pciback", "xen-pciback")
+"""Kernel drivers that hold a function for a virtual machine, beside vfio-pci and its variants."""
 _NVSWITCH_CLASS = 0x0680
 """A bridge of no other kind: how an NVSwitch of NVLink 2 to 4 shows itself (aws-parallelcluster-cookbook counts so)."""
 _EFA_DEVICES = (0xEFA0, 0xEFA1, 0xEFA2, 0xEFA3)
@@ -52,6 +54,11 @@ class PciFunction(Struct, frozen=True):
     def is_gpu_here(self) -> bool:
         """A GPU that NVIDIA's driver has or could have; one that another driver has is for no container."""
         return self.is_gpu and self.driver in ("", "nvidia")
+
+    @property
+    def is_handed_away(self) -> bool:
+        """A GPU that was given to virtual machines, on purpose: this host can't use it."""
+        return self.is_gpu and ("vfio" in self.driver or self.driver in _STUBS)
 
     @property
     def is_nvswitch(self) -> bool:

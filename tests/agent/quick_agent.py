@@ -6,6 +6,7 @@ import sys
 
 from agent import cycle, schedule
 from agent.program import main
+from healthcheck.checks import driver_reasons
 
 TIMES = 5
 
@@ -21,6 +22,7 @@ def hurry() -> None:
     """What can flicker is looked at again as much sooner."""
     vars(schedule)["_Every"] = _Sooner
     vars(cycle)["AGAIN_SECONDS"] = cycle.AGAIN_SECONDS / TIMES
+    vars(driver_reasons)["MISMATCH_SECONDS"] = 3 * vars(cycle)["AGAIN_SECONDS"]
 
 
 if __name__ == "__main__":

@@ -47,3 +47,69 @@ def test_a_gpu_gone_from_pci_after_a_reboot_is_missed_without_a_profile_until_a_
     world.agent.wait_for_looks(5)
     assert world.node().status == "pass"
     assert json.loads(world.node().object["metadata"]["annotations"][RESULTS])["released"]["reason"] == "taken out"
+
+
+def test_a_gpu_without_a_handle_is_a_fault_after_three_more_looks_and_gone_with_the_first_answer(world: World) -> None:
+    world.hurry()
+    world.host.write_value("nvml/gpu3/error", 999)
+    world.host.write_value("nvml/gpu4/error", 4)  # no permission: nobody could check that one
+    world.start()
+    assert world.wait_for_status("unknown").taints == []
+
+    node = world.wait_for_taint()
+    found = node.findings["GpuInitFailed"]
+    assert (found["severity"], found["subject"]) == ("RESET", f"gpu/{world.host.gpus[3].address}")
+    assert (set(node.findings), node.causes) == ({"GpuInitFailed"}, {"GpuNotAnswering"})
+
+    for index in (3, 4):
+        (world.host.root / f"nvml/gpu{index}/error").unlink()
+    assert world.wait_for_status("pass").taints == []
+
+
+def test_a_library_that_does_not_fit_the_module_is_a_fault_until_nvml_opens(quick: World) -> None:
+    assert "driver_info" in " ".join(quick.agent.metrics())
+    quick.host.install_library("575.57.08")
+
+    found = quick.wait_for_taint().findings["DriverLibraryMismatch"]
+    assert (found["severity"], found["subject"]) == ("RESET", "driver")
+    assert found["exit"] == "a look that shows it gone"
+    assert "driver_info" not in " ".join(quick.agent.metrics())
+
+    quick.host.driver_load()
+    assert quick.wait_for_status("pass").taints == []
+    assert "driver_info" in " ".join(quick.agent.metrics())
+
+
+def test_a_library_that_is_replaced_while_the_driver_is_changed_is_no_fault(quick: World) -> None:
+    quick.cluster.edit({"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "paused-for-driver-upgrade"}}})
+    quick.wait(lambda node: node.causes == {"DriverBeingChanged"})
+    quick.host.install_library("575.57.08")
+    quick.agent.wait_for_looks(5)
+
+    assert (quick.node().findings, quick.node().taints) == ({}, [])
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_node_whose_gpus_all_belong_to_virtual_machines_passes_and_loses_its_startup_taint(
+    world: World, loaded: bool
+) -> None:
+    world.hurry()
+    for gpu in world.host.gpus:
+        world.host.hand_gpu_to_a_virtual_machine(gpu.index)
+    if not loaded:
+        world.host.driver_unload()
+    world.cluster.edit({"spec": {"taints": [{"key": f"{P}/startup", "value": "true", "effect": "NoSchedule"}]}})
+    world.start()
+
+    node = world.wait_for_status("pass")
+    assert (node.taints, node.findings, node.causes) == ([], {}, set())
+
+
+def test_a_node_whose_driver_is_not_loaded_and_needed_is_no_pass(world: World) -> None:
+    world.hurry()
+    for gpu in world.host.gpus[1:]:
+        world.host.hand_gpu_to_a_virtual_machine(gpu.index)
+    world.host.driver_unload()
+    world.start()
+
+    assert world.wait_for_status("unknown").causes == {"DriverNotLoaded"}

@@ -93,11 +93,27 @@ def test_a_library_of_another_version_is_found_beside_an_nvml_that_does_not_open
     ]
 
 
-def test_an_nvml_that_does_not_open_is_no_fault_of_the_node_whose_library_fits() -> None:
-    """The library in our own container is older than the driver that was loaded since."""
+def mismatched(seconds: float | None) -> DriverLook:
     blind = Unobserved(Cause.named("NvmlLibraryMismatch"), "NVML: Driver/library version mismatch")
+    return replace(driver_is_silent(blind), mismatch_seconds=seconds)
 
-    assert judge(versions(driver_is_silent(blind), MODULE, MODULE)) == [blind]
+
+@pytest.mark.parametrize(("seconds", "confirmed"), [(None, False), (0.0, False), (179.9, False), (180.0, True)])
+def test_a_library_that_nvml_refuses_for_180_s_is_a_fault_in_place_of_the_warning(
+    seconds: float | None, confirmed: bool
+) -> None:
+    told = f"kernel module {MODULE}, library {OTHER}"
+    fault = Finding("DriverLibraryMismatch", Severity.RESET, "driver", told)
+
+    assert judge(versions(mismatched(seconds), MODULE, OTHER))[1] == (fault if confirmed else mismatch(told))
+
+
+@pytest.mark.parametrize("libraries", [(MODULE,), (OTHER, MODULE), ()])
+def test_an_nvml_that_does_not_open_is_no_fault_of_the_node_whose_library_fits(libraries: tuple[str, ...]) -> None:
+    """The library in our own container is older than the driver that was loaded since, or nobody knows the node's."""
+    look = mismatched(600.0)
+
+    assert judge(versions(look, MODULE, *libraries)) == [look.answer]
 
 
 def test_a_person_is_told_both_versions() -> None:
@@ -115,6 +131,7 @@ def test_a_person_is_told_both_versions() -> None:
 def test_every_reason_that_it_can_give_is_declared() -> None:
     assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
         ("DriverUnresponsive", Severity.REBOOT, False),
+        ("DriverLibraryMismatch", Severity.RESET, False),
         ("DriverVersionMismatch", Severity.MONITOR, True),
     ]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.checks.driver_messages import CHECK, LIBRARY_MISMATCH
+from healthcheck.checks.driver_messages import CHECK
+from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Nature, Severity, Sighting

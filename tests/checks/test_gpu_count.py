@@ -123,7 +123,20 @@ def test_a_corrupted_inforom_is_another_checks_to_tell_and_its_gpu_is_counted() 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == []
 
 
-@pytest.mark.parametrize("error", [1, 2, 4, 6, 9, 10, 12, 17, 18, 19, 27, 999])
+def test_a_handle_with_an_unknown_error_is_a_gpu_that_did_not_start_and_a_reading_with_one_is_not() -> None:
+    no_handle = [Gpu(5, 999) if one.index == 5 else one for one in ALL]
+    no_serial = [replace(one, error=999) if one.index == 5 else one for one in ALL]
+    subject = f"gpu/{ADDRESSES[5]}"
+
+    assert judge(driver_says(*no_handle), functions(*ADDRESSES)) == [
+        Finding("GpuInitFailed", Severity.RESET, subject, "no handle: NVML error 999", {"index": "5"}, flickers=True)
+    ]
+    assert judge(driver_says(*no_serial), functions(*ADDRESSES)) == [
+        Unobserved(Cause.named("GpuNotAnswering"), f"{subject}: NVML error 999", subject)
+    ]
+
+
+@pytest.mark.parametrize("error", [1, 2, 4, 6, 9, 10, 12, 17, 18, 19, 27])
 def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int) -> None:
     subject = f"gpu/{ADDRESSES[5]}"
     gpus = [Gpu(5, error) if one.index == 5 else one for one in ALL]
@@ -311,6 +324,7 @@ def test_every_reason_that_it_can_give_is_declared() -> None:
         ("GpuResetRequired", Severity.RESET, True),
         ("GpuPowerInsufficient", Severity.ISOLATE, False),
         ("GpuIrqIssue", Severity.REBOOT, False),
+        ("GpuInitFailed", Severity.RESET, False),
         ("GpuCountLow", Severity.REBOOT, True),
         ("GpuUnbound", Severity.MONITOR, True),
     ]

@@ -142,6 +142,25 @@ class TestLevels:
         assert without_checks(before, ["gpu-count"]) == before
 
 
+class TestAFaultThatTheLogReportsToo:
+    def test_what_a_look_shows_of_it_is_the_same_event_and_leaves_by_the_events_exit(self) -> None:
+        logged = stands(fault("GpuInitFailed", RESET), seq=7)
+        shown = says(fault("GpuInitFailed", RESET, flickers=True))
+
+        memory = after_look(remembers(logged), JudgedLook([shown]), later(10))
+        assert memory.standing == after_look(memory, JudgedLook([says()]), later(20)).standing == (logged,)
+
+    def test_where_a_look_shows_it_worse_it_is_a_level(self) -> None:
+        logged = stands(fault("DriverLibraryMismatch", MONITOR, "driver"))
+        shown = says(fault("DriverLibraryMismatch", RESET, "driver"))
+
+        memory = after_look(remembers(logged), JudgedLook([shown]), later(10))
+        assert [(one.nature, one.finding.severity, one.first_seen) for one in memory.standing] == [
+            (Nature.LEVEL, RESET, WALL)
+        ]
+        assert after_look(memory, JudgedLook([says()]), later(20)).standing == ()
+
+
 class TestFlickering:
     def test_it_counts_only_after_three_more_looks_saw_it(self) -> None:
         memory, shown = remembers(), []

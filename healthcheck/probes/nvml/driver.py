@@ -39,6 +39,7 @@ class Driver:
     _child: Child = field(init=False)
     _missed: list[float] = field(default_factory=list, init=False)
     _version: str | None = field(default=None, init=False)
+    _mismatch_since: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         program = isolated("healthcheck.probes.nvml.child")
@@ -67,6 +68,10 @@ class Driver:
             self._child.end()
         return self._as_look(answer.gpus)
 
+    def pause(self) -> None:
+        """The driver is being changed: a mismatch from before says nothing about the time after."""
+        self._mismatch_since = None
+
     def end(self) -> int | None:
         """End the child; its pid when it can't be ended."""
         return self._child.end()
@@ -83,8 +88,17 @@ class Driver:
             stuck_pid,
             self._version or "",
             library_versions(self.root),
+            self._mismatch_seconds(answer),
             sees_every_process(self.root),
         )
+
+    def _mismatch_seconds(self, answer: Gpus | Unobserved) -> float | None:
+        if isinstance(answer, Gpus) or answer.cause != causes.LIBRARY_MISMATCH:
+            self._mismatch_since = None
+            return None
+        now = self.clock()
+        self._mismatch_since = now if self._mismatch_since is None else self._mismatch_since
+        return now - self._mismatch_since
 
 
 def look_once(root: Path, deadline_seconds: float) -> DriverLook:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
-from healthcheck.probes.nvml.causes import CAUSES
+from healthcheck.probes import pci
+from healthcheck.probes.nvml.causes import CAUSES, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 
 SUCCESS = 0
 INSUFFICIENT_POWER, IRQ_ISSUE, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 8, 11, 14, 15, 16
 """nvmlReturn_t (nvml.h): the codes that speak of the hardware."""
+UNKNOWN = 999
+"""nvmlReturn_t: the driver gives no reason. In place of a handle it means that the GPU could not be started."""
 NONSENSE = -1
 """In the place of an nvmlReturn_t, which none has: NVML answered, and the answer makes no sense."""
 
@@ -193,6 +197,10 @@ class Gpus(Struct, frozen=True, tag=True):
     """Each pair once, but those with a GPU that failed or is in MIG mode, and those that NVML would not tell."""
 
 
+NO_GPUS = Gpus("", "", ())
+"""No driver is loaded, and none is needed."""
+
+
 class DriverLook(Struct, frozen=True):
     """One look: the GPUs, or why there was no answer. `missed`: monotonic seconds of deadlines missed in a row.
 
@@ -206,6 +214,8 @@ class DriverLook(Struct, frozen=True):
     stuck_pid: int | None = None
     module_version: str = ""
     library_versions: tuple[str, ...] = ()
+    mismatch_seconds: float | None = None
+    """For how long NVML has answered error 18 without another answer in between; None: it does not now."""
     sees_every_process: bool = True
     """False in a PID namespace of our own: NVML then shows us no process but ours."""
 
@@ -215,7 +225,17 @@ def read_driver(host: Host) -> DriverLook:
         raise ProbeError("this look does not ask the driver")
     look = host.ask_driver()
     assert isinstance(look, DriverLook)
-    return look
+    is_absent = isinstance(look.answer, Unobserved) and look.answer.cause in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
+    return replace(look, answer=NO_GPUS) if is_absent and _are_handed_away(host) else look
+
+
+def _are_handed_away(host: Host) -> bool:
+    """Whether all GPUs on PCI belong to virtual machines: this host needs no driver then."""
+    try:
+        gpus = [function for function in pci.read_functions(host) if function.is_gpu]
+    except ProbeError:
+        return False
+    return bool(gpus) and all(gpu.is_handed_away for gpu in gpus)
 
 
 NVML = Probe("nvml", read_driver, DriverLook, CAUSES)

@@ -1030,6 +1030,23 @@ class TestDriverChanges:
         assert cause(after[0]) == "DriverBeingChanged"
         assert gpus(after[1]) == healthy(node)
 
+    def test_a_mismatch_is_timed_until_nvml_answers_otherwise_or_the_driver_is_changed(
+        self, node: SimulatedNode, driver: Driver
+    ) -> None:
+        now = [1000.0]
+        driver.clock = lambda: now[0]
+        node.install_library("580.65.06")
+
+        def seconds(later: float) -> float | None:
+            now[0] += later
+            return driver.look().mismatch_seconds
+
+        assert [seconds(0.0), seconds(10.0), seconds(170.0)] == [0.0, 10.0, 180.0]
+        driver.pause()
+        assert seconds(10.0) == 0.0
+        node.driver_load()
+        assert [seconds(10.0), seconds(10.0)] == [None, None]
+
     def test_a_library_that_was_removed_is_said(self, node: SimulatedNode, driver: Driver) -> None:
         driver.look()
         for file in node.library.parent.iterdir():
