@@ -47,7 +47,7 @@ MEANINGS: Mapping[str, str] = {
     "SWEEP_IMAGE": "Accepted and without effect: a sweep's Jobs have the image of their CronJob.",
     "SWEEP_NAMESPACE": "Where a sweep's Jobs are made.",
     "KERNEL_LOG_LINES": "Accepted and without effect: a cursor took its place.",
-    PROFILES_FILE: "What an instance type must have, a line each: type|gpus|efa|nvlink|provider.",
+    PROFILES_FILE: "What an instance type must have, a line each: type|gpus|efa|nvlink|provider[|roce].",
 }
 
 

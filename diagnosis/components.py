@@ -51,6 +51,7 @@ class Role(Enum):
     SANDBOX = "devices for virtual machines"
     DRA_DRIVER = "DRA driver"
     EFA_PLUGIN = "EFA device plugin"
+    NETWORK_DRA = "network DRA driver"
     HAMI_SCHEDULER = "HAMi scheduler"
     HAMI_PLUGIN = "HAMi device plugin"
     AGENT = "GPU health agent"
@@ -282,8 +283,13 @@ _LABELS: dict[tuple[str, str], Role] = {
     ("app", "nvidia-vfio-manager"): Role.SANDBOX,
     ("app", "nvidia-vgpu-manager-daemonset"): Role.SANDBOX,
     ("app.kubernetes.io/name", "nvidia-dra-driver-gpu"): Role.DRA_DRIVER,
+    ("app.kubernetes.io/name", "dra-driver-nvidia-gpu"): Role.DRA_DRIVER,
+    ("app.kubernetes.io/name", "nvidia-dra-driver"): Role.DRA_DRIVER,
     ("name", "aws-efa-k8s-device-plugin"): Role.EFA_PLUGIN,
     ("app.kubernetes.io/name", "aws-efa-k8s-device-plugin"): Role.EFA_PLUGIN,
+    ("k8s-app", "aws-dranet"): Role.NETWORK_DRA,
+    ("app.kubernetes.io/name", "aws-dranet"): Role.NETWORK_DRA,
+    ("app.kubernetes.io/name", "aws-net-k8s-dra-plugin"): Role.NETWORK_DRA,
     ("app.kubernetes.io/component", "hami-scheduler"): Role.HAMI_SCHEDULER,
     ("app.kubernetes.io/component", "hami-device-plugin"): Role.HAMI_PLUGIN,
 }
@@ -302,8 +308,12 @@ _NAMES = (
     ("nvidia-mig-manager", Role.MIG_MANAGER),
     ("nvidia-operator-validator", Role.VALIDATOR),
     ("nvidia-cuda-validator", Role.CUDA_VALIDATOR),
-    ("nvidia-dra-driver-gpu", Role.DRA_DRIVER),
+    ("nvidia-dra-validator", Role.VALIDATOR),
+    ("nvidia-dra-driver-", Role.DRA_DRIVER),
+    ("dra-driver-nvidia-gpu", Role.DRA_DRIVER),
     ("aws-efa-k8s-device-plugin", Role.EFA_PLUGIN),
+    ("aws-dranet", Role.NETWORK_DRA),
+    ("aws-net-k8s-dra-plugin", Role.NETWORK_DRA),
     ("gpu-healthcheck-agent", Role.AGENT),
     ("gpu-healthcheck-sweeper", Role.SWEEPER),
     ("hami-scheduler", Role.HAMI_SCHEDULER),
@@ -321,5 +331,8 @@ _IMAGES = {
     "dcgm-exporter": Role.EXPORTER,
     "k8s-mig-manager": Role.MIG_MANAGER,
     "k8s-dra-driver-gpu": Role.DRA_DRIVER,
+    "dra-driver-nvidia-gpu": Role.DRA_DRIVER,
     "aws-efa-k8s-device-plugin": Role.EFA_PLUGIN,
+    "dranet": Role.NETWORK_DRA,
+    "networking-device-dra-plugin": Role.NETWORK_DRA,
 }

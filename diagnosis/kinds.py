@@ -68,6 +68,7 @@ KINDS = (
     Kind("Lease", "apis/coordination.k8s.io/v1", "leases"),
     Kind("ConfigMap", "api/v1", "configmaps", names=("hami-scheduler", "hami-scheduler-device", "hami-device-plugin")),
     Kind("ClusterPolicy", "apis/nvidia.com/v1", "clusterpolicies", namespaced=False),
+    Kind("GPUCluster", "apis/nvidia.com/v1alpha1", "gpuclusters", namespaced=False),
     Kind("ResourceSlice", _DRA, "resourceslices", namespaced=False, versions=DRA_VERSIONS),
     Kind("DeviceClass", _DRA, "deviceclasses", namespaced=False, versions=DRA_VERSIONS),
     Kind("ResourceClaim", _DRA, "resourceclaims", versions=DRA_VERSIONS),

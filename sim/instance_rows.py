@@ -17,6 +17,7 @@ H100_ALONE = replace(H100, nvlinks=0, nvlink_version=0, fabric_health_mask=None)
 H200 = replace(H100, name="NVIDIA H200", pci_device="0x2335", memory_bytes=141 * GIB)
 B300 = replace(B200, name="NVIDIA B300 SXM6 AC", pci_device="0x3182", memory_bytes=270 * GIB)
 GB200 = replace(B200, name="NVIDIA GB200", pci_device="0x2941", memory_bytes=186 * GIB)
+GB300 = replace(B300, name="NVIDIA GB300", pci_device="0x31c2", memory_bytes=279 * GIB)
 T4 = GpuModel("Tesla T4", "0x1eb8", 16 * GIB, has_mig=False, remaps_rows=False)
 T4G = GpuModel("NVIDIA T4G", "0x1eb4", 16 * GIB, has_mig=False, remaps_rows=False)
 L40S = GpuModel("NVIDIA L40S", "0x26b9", 48 * GIB, has_mig=False)
@@ -26,7 +27,7 @@ RTX_PRO_6000 = GpuModel("NVIDIA RTX PRO 6000 Blackwell Server Edition", "0x2bb5"
 FABRIC_MANAGER_RUNS_ON = frozenset(
     f"{kind}xlarge" for kind in ("p4d.24", "p4de.24", "p5.48", "p5e.48", "p5en.48", "p6-b200.48", "p6-b300.48")
 )
-IMEX_RUNS_ON = frozenset({"p6e-gb200.36xlarge"})
+IMEX_RUNS_ON = frozenset(f"p6e-{rack}.36xlarge" for rack in ("gb200", "gb300", "gb300r"))
 
 _A100_SWITCH, _H100_SWITCH = "0x1af1", "0x22a3"
 _FIRST_GPU_BUS, _BUSES_PER_GPU = 0x53, 0x11
@@ -84,6 +85,9 @@ ROWS: Mapping[str, Row] = {
     "p6-b300.48xlarge": Row(B300, 8, 16, mlx5=4),
     # How many EFA devices it has is not published: an even share of its seventeen cards.
     "p6e-gb200.36xlarge": Row(GB200, 4, 8),
+    "p6e-gb300.36xlarge": Row(GB300, 4, 8),
+    # Eight ConnectX-8 by RoCE, and no EFA.
+    "p6e-gb300r.36xlarge": Row(GB300, 4, 0, mlx5=8),
     **_family("g4dn", T4, {**_SMALL, **_MIDDLE, "metal": (8, 1)}),
     **_family("g5", A10G, {**_SMALL, **_MIDDLE, "24xlarge": (4, 1), "48xlarge": (8, 1)}),
     **_family("g5g", T4G, {**_SMALL, "8xlarge": (1, 0), "16xlarge": (2, 0), "metal": (2, 0)}),

@@ -86,6 +86,12 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.EFA_PLUGIN: _cause(
         "EfaPluginNotReady", Severity.MEDIUM, "The EFA device plugin does not work: no pod gets EFA devices there."
     ),
+    Role.NETWORK_DRA: _cause(
+        "NetworkDraDriverNotReady",
+        Severity.MEDIUM,
+        "The network's DRA driver does not work: claims of EFA or RoCE devices are not prepared there.",
+        "https://docs.aws.amazon.com/eks/latest/userguide/device-management-efa.html",
+    ),
     Role.HAMI_SCHEDULER: _cause(
         "HamiSchedulerNotReady",
         Severity.HIGH,
@@ -196,7 +202,7 @@ def _is_excused(node: Node, now: datetime) -> bool:
 def _is_beside(component: Component, node: Node) -> bool:
     """Whether it is of no matter there now: no GPU is, or the operator is at work on what the component stands on."""
     of_nodes = component.meta.kind == "DaemonSet"
-    if of_nodes and component.role in (Role.NODE_FEATURES, Role.EFA_PLUGIN) and not has_gpu(node):
+    if of_nodes and component.role in (Role.NODE_FEATURES, Role.EFA_PLUGIN, Role.NETWORK_DRA) and not has_gpu(node):
         return True
     return is_changed(node) and component.role not in (Role.DRIVER, Role.MIG_MANAGER)
 

@@ -88,7 +88,8 @@ def find_missing(snapshot: Snapshot) -> Iterator[Found]:
         (NOT_READY[one.role], one.subject) for one in every if one.role in (Role.OPERATOR, Role.NODE_FEATURES)
     )
     drivers = [one for one in every if one.role is Role.DRA_DRIVER]
-    if not _sees_components(every, snapshot):
+    # A GPUCluster is the operator's stack of DRA, which has no device plugin.
+    if not _sees_components(every, snapshot) or (snapshot.gpu_clusters and not plugins):
         return
     for node in snapshot.nodes:
         if not has_nvidia(node) or not is_judged(node, snapshot.now) or not _wants_plugin(node):

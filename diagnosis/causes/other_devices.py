@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 
 from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.components import YOUNG, Component, Role, components, is_for, is_ready, refused
-from diagnosis.gpu_nodes import EFA, has_nvidia, is_changed, is_judged, sliced_nodes
+from diagnosis.gpu_nodes import (
+    EFA,
+    has_nvidia,
+    is_changed,
+    is_for_machines,
+    is_judged,
+    offers_gpus,
+    sliced_nodes,
+)
 from diagnosis.placement import ZERO
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
+from healthcheck.catalog.profiles import find_profile, read_packaged
+from healthcheck.model import Status
 from healthcheck.node.state import INSTANCE_TYPE
 
 _GPU_DRIVER = "gpu.nvidia.com"
+_NETWORK_DRIVERS = ("dra.net", "dra.networking.k8s.aws")
+"""DRANET, and AWS' own driver for EFA, RoCE and ENA."""
+_CHECK = "2-efa-enumeration"
+_profiles = cache(read_packaged)
 NO_EFA = Cause(
     "EfaNotOffered",
     Severity.MEDIUM,
@@ -28,15 +43,17 @@ NO_SLICES = Cause(
     "GpuSlicesMissing",
     Severity.HIGH,
     None,
-    "The DRA driver runs on a GPU node and publishes none of its GPUs, so no claim gets one there.",
-    "Read the log of the driver's container `gpus` on the node.",
-    "https://github.com/NVIDIA/k8s-dra-driver-gpu",
+    "The DRA driver publishes none of a node's GPUs, so no claim gets one there.",
+    "Read the log of the driver's container `gpus` on the node; where it has no pod, see what keeps it away.",
+    "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu",
 )
 
 
 def find_efa(snapshot: Snapshot) -> Iterator[Found]:
     """Nodes whose own capacity, or whose like, proves that they have EFA devices."""
     plugins = [one for one in components(snapshot) if one.role is Role.EFA_PLUGIN]
+    claimed = sliced_nodes(snapshot, _NETWORK_DRIVERS)
+    drivers = [one for one in components(snapshot) if one.role is Role.NETWORK_DRA]
     types = {one.meta.labels.get(INSTANCE_TYPE, "") for one in snapshot.nodes if _number(one.allocatable)} - {""}
     for node in snapshot.nodes:
         if not is_judged(node, snapshot.now):
@@ -47,11 +64,13 @@ def find_efa(snapshot: Snapshot) -> Iterator[Found]:
         if offered < there:
             above.append((WITHHELD, node.subject))
             yield _efa(node, (evidence,), tuple(above), Certainty.PROVEN)
-        elif not offered and node.meta.labels.get(INSTANCE_TYPE, "") in types and snapshot.sees("Pod"):
+        elif not offered and snapshot.sees("Pod"):
             absent = [one for one in plugins if one.meta.kind == "DaemonSet" and not _works_on(one, node)]
-            if absent and len(absent) == len(plugins):
-                same = f"other nodes of type {node.meta.labels[INSTANCE_TYPE]} offer {EFA}"
-                told = (f"{node.subject} offers no {EFA}", same, _why_not(absent[0], node))
+            by_claims = node.name in claimed or any(is_for(one.spec, node) for one in drivers)
+            if not absent or len(absent) < len(plugins) or by_claims:
+                continue
+            if proof := _has_efa(node, types, absent[0]):
+                told = (f"{node.subject} offers no {EFA}", proof, _why_not(absent[0], node))
                 yield _efa(node, told, tuple(above), Certainty.LIKELY)
 
 
@@ -62,6 +81,10 @@ def find_slices(snapshot: Snapshot) -> Iterator[Found]:
     served = bool(told) or any(one.meta.name == _GPU_DRIVER for one in snapshot.device_classes)
     for node in snapshot.nodes if served else ():
         if not has_nvidia(node) or node.name in told or not is_judged(node, snapshot.now) or is_changed(node):
+            continue
+        if snapshot.gpu_clusters and drivers and not any(one.pod_on(node.name) for one in drivers):
+            if not offers_gpus(node) and not is_for_machines(node):
+                yield _without_driver(node, drivers[0])
             continue
         for driver in drivers:
             pod = driver.pod_on(node.name)
@@ -78,9 +101,40 @@ def find_slices(snapshot: Snapshot) -> Iterator[Found]:
             yield Found(NO_SLICES, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
 
+def _without_driver(node: Node, driver: Component) -> Found:
+    """Of a node that a GPUCluster should serve."""
+    evidence = (f"{node.subject} has GPUs, and the GPU operator gives them out by DRA", _why_not(driver, node))
+    labels = command("kubectl", "get", "node", node.name, "--show-labels")
+    wanted = ", ".join(f"{key}={value}" for key, value in driver.spec.node_selector.items())
+    remedy = f"See why the operator has not labelled the node {wanted or 'for it'}: {labels}"
+    because = ((NOT_READY[Role.OPERATOR], driver.subject), (NOT_READY[Role.DRA_DRIVER], driver.subject))
+    return Found(NO_SLICES, node.subject, evidence, (remedy,), (node.subject,), because_of=because)
+
+
 def _gives_gpus(driver: Component) -> bool:
     """The chart switches GPUs off by default, and has a container for each thing that is on."""
     return any(one.name in ("gpus", "gpu-kubelet-plugin") for one in driver.spec.containers)
+
+
+def _has_efa(node: Node, types: Collection[str], plugin: Component) -> str:
+    """What shows that the node has EFA devices; '' where nothing does."""
+    kind = node.meta.labels.get(INSTANCE_TYPE, "")
+    if kind in types:
+        return f"other nodes of type {kind} offer {EFA}"
+    if node.record is not None and _CHECK in node.record.checks:
+        sees = node.record.checks[_CHECK] in (Status.PASS, Status.WARN)
+        return f"our agent there sees EFA devices: {_CHECK} is {node.record.checks[_CHECK]}" if sees else ""
+    # Of one with a few GPUs a launch template may leave EFA out; one for jobs of many nodes hardly does.
+    profile = find_profile(_profiles(), kind)
+    if profile is None or not profile.efa or not profile.nvlink or not _leaves_out(plugin, kind):
+        return ""
+    return f"the type {kind} has {profile.efa} EFA interfaces"
+
+
+def _leaves_out(plugin: Component, kind: str) -> bool:
+    """Whether the plugin lists the instance types that it is for, and this one is not among them."""
+    lists = [one.values for term in plugin.spec.affinity or () for one in term if one.key == INSTANCE_TYPE]
+    return bool(lists) and not any(kind in one for one in lists)
 
 
 def _efa(node: Node, evidence: tuple[str, ...], above: tuple[tuple[Cause, str], ...], certainty: Certainty) -> Found:
@@ -98,6 +152,8 @@ def _why_not(plugin: Component, node: Node) -> str:
     taints = refused(plugin.spec, node)
     if taints:
         return f"{plugin.subject} does not tolerate {', '.join(map(str, taints))}"
+    if _leaves_out(plugin, kind := node.meta.labels.get(INSTANCE_TYPE, "")):
+        return f"{plugin.subject} does not list the type {kind} (Helm: supportedInstanceLabels.values)"
     if not is_for(plugin.spec, node):
         return f"{plugin.subject} does not select it"
     return f"{plugin.subject} has no pod there that is ready"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
 from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
@@ -39,6 +39,7 @@ _BAD_IF_TRUE = frozenset(
 _BAD_IF_FALSE = frozenset(("AcceleratedHardwareReady",))
 """Of EKS."""
 _MOST_PODS = 3
+_DRA_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-intro-install.html"
 POLICY = Cause(
     "ClusterPolicyNotReady",
     Severity.MEDIUM,
@@ -46,6 +47,22 @@ POLICY = Cause(
     "The GPU operator reports that what its ClusterPolicy asks for is not all in place.",
     "Read its conditions and the operator's log; the operands that are not ready are told beside this.",
     "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",
+)
+GPU_CLUSTER = Cause(
+    "GpuClusterNotReady",
+    Severity.MEDIUM,
+    None,
+    "The GPU operator reports that what its GPUCluster asks for, the DRA stack, is not all in place.",
+    POLICY.remedy,
+    _DRA_GUIDE,
+)
+BOTH_STACKS = Cause(
+    "ClusterPolicyBesideGpuCluster",
+    Severity.HIGH,
+    None,
+    "The cluster has a ClusterPolicy and a GPUCluster: the GPU operator supports either of them, and not both.",
+    "Keep one of them: set clusterPolicy.deployCR or gpuCluster.deployCR to false in the operator's Helm values.",
+    _DRA_GUIDE,
 )
 BLOCKED = Cause(
     "BudgetBlocksDrain",
@@ -66,9 +83,33 @@ REPORTED = Cause(
 
 def find_policies(snapshot: Snapshot) -> Iterator[Found]:
     """Each ClusterPolicy that has not been ready for a while, beneath what it waits for."""
+    return _not_ready(snapshot, snapshot.cluster_policies)
+
+
+def find_gpu_clusters(snapshot: Snapshot) -> Iterator[Found]:
+    """The same of each GPUCluster; the operator ignores all but one, which it says itself."""
+    return _not_ready(snapshot, snapshot.gpu_clusters)
+
+
+def find_both(snapshot: Snapshot) -> Iterator[Found]:
+    """A ClusterPolicy and a GPUCluster in one cluster."""
+    both = [_lasting(some) for some in (snapshot.cluster_policies, snapshot.gpu_clusters)]
+    if all(both):
+        every = [one for some in both for one in some]
+        evidence = tuple(f"{one.meta.subject}: state {one.state or 'not reported'}" for one in every)
+        look = command("kubectl", "get", "clusterpolicies.nvidia.com,gpuclusters.nvidia.com")
+        affected = tuple(one.meta.subject for one in every)
+        yield Found(BOTH_STACKS, both[1][0].meta.subject, evidence, (f"See both: {look}", BOTH_STACKS.remedy), affected)
+
+
+def _lasting(some: Iterable[ClusterPolicy]) -> list[ClusterPolicy]:
+    return [one for one in some if one.meta.deleted is None and one.state != "ignored"]
+
+
+def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterator[Found]:
     nodes = [node for node in snapshot.nodes if has_nvidia(node)]
     busy = any(is_changed(node) or _is_new(node, snapshot) for node in nodes)
-    for policy in snapshot.cluster_policies:
+    for policy in policies:
         told = [one for one in policy.conditions if _is_bad(one)]
         waits = policy.state == "notReady" or bool(told)
         own = any(one.reason in _OWN_FAULTS for one in told)
@@ -139,13 +180,15 @@ def _is_bad(one: Condition) -> bool:
 def _policy(policy: ClusterPolicy, told: list[Condition], because: tuple[tuple[Cause, str], ...]) -> Found:
     evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
     evidence += [f"condition {one.type}={one.status}, {one.reason}: {one.message}" for one in told]
-    describe = command("kubectl", "describe", "clusterpolicy", policy.meta.name)
+    describe = command("kubectl", "describe", policy.meta.kind.lower(), policy.meta.name)
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
     remedy = (f"Read what it waits for: {describe}", f"See the operands: {pods}")
-    return Found(POLICY, policy.meta.subject, tuple(evidence), remedy, because_of=because)
+    cause = GPU_CLUSTER if policy.meta.kind == "GPUCluster" else POLICY
+    return Found(cause, policy.meta.subject, tuple(evidence), remedy, because_of=because)
 
 
 def _waited_for(nodes: list[Node], snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
+    yield from ((BOTH_STACKS, one.meta.subject) for one in snapshot.gpu_clusters)
     every = components(snapshot)
     subjects = [node.subject for node in nodes]
     yield from ((NOT_READY[one.role], one.subject) for one in every if one.role in NOT_READY)
@@ -223,6 +266,8 @@ def _why_emptied(node: Node) -> list[str]:
 
 SEARCHES = (
     Search((POLICY,), ("ClusterPolicy",), find_policies),
+    Search((GPU_CLUSTER,), ("GPUCluster",), find_gpu_clusters),
+    Search((BOTH_STACKS,), ("ClusterPolicy", "GPUCluster"), find_both),
     Search((REPORTED,), ("Node",), find_faults),
     Search((CLASS_MISSING,), ("RuntimeClass",), find_classes),
     Search((BLOCKED,), ("PodDisruptionBudget", "Node", "Pod"), find_budgets),

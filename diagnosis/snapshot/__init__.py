@@ -76,7 +76,8 @@ _READERS: Mapping[str, tuple[str, Any]] = {
     "PersistentVolumeClaim": ("volume_claims", read_volume_claim),
     "PersistentVolume": ("volumes", read_volume),
     "Lease": ("leases", read_lease),
-    "ClusterPolicy": ("cluster_policies", read_cluster_policy),
+    "ClusterPolicy": ("cluster_policies", partial(read_cluster_policy, "ClusterPolicy")),
+    "GPUCluster": ("gpu_clusters", partial(read_cluster_policy, "GPUCluster")),
     "ResourceSlice": ("slices", read_slice),
     "ResourceClaim": ("claims", read_claim),
     "ResourceClaimTemplate": ("claims", read_claim),
@@ -121,6 +122,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     volumes: tuple[Volume, ...] = ()
     leases: tuple[Lease, ...] = ()
     cluster_policies: tuple[ClusterPolicy, ...] = ()
+    gpu_clusters: tuple[ClusterPolicy, ...] = ()
     slices: tuple[ResourceSlice, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
     device_classes: tuple[DeviceClass, ...] = ()

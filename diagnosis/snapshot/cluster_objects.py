@@ -59,7 +59,10 @@ class Lease(Struct, frozen=True):
 
 
 class ClusterPolicy(Struct, frozen=True):
-    """The GPU operator's configuration and state. `parts`: by operand whether it is enabled, where it says so."""
+    """The GPU operator's configuration and state: a ClusterPolicy, or a GPUCluster, its stack for DRA.
+
+    `parts`: by operand whether it is enabled, where it says so.
+    """
 
     meta: Meta
     state: str = ""
@@ -117,12 +120,12 @@ def read_lease(raw: Fields) -> Lease:
     )
 
 
-def read_cluster_policy(raw: Fields) -> ClusterPolicy:
+def read_cluster_policy(kind: str, raw: Fields) -> ClusterPolicy:
     spec = raw.at("spec")
     parts = {key: spec.flag(key, "enabled") for key in spec.names() if spec.has(key, "enabled")}
     env = {one.text("name"): one.text("value", longest=1024) for one in spec.each("toolkit", "env")}
     return ClusterPolicy(
-        read_meta("ClusterPolicy", raw),
+        read_meta(kind, raw),
         raw.text("status", "state"),
         read_conditions(raw),
         parts,

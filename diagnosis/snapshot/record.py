@@ -35,6 +35,8 @@ class NodeRecord(Struct, frozen=True):
     at: datetime | None = None
     findings: tuple[RecordFinding, ...] = ()
     inventory: Inventory = field(default_factory=Inventory)
+    checks: Mapping[str, str] = field(default_factory=dict)
+    """By name of a group of checks, its status."""
 
     @property
     def faults(self) -> tuple[RecordFinding, ...]:
@@ -61,6 +63,7 @@ def read_record(annotation: str) -> NodeRecord | None:
         raw.moment("timestamp"),
         tuple(map(_finding, raw.each("findings"))),
         read(seen if isinstance(seen, dict) else {}),
+        {one.text("check"): one.text("status") for one in raw.each("checks")},
     )
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 PROFILES_FILE = "instance-profiles.conf"
 _TYPE = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
+_FORM = "type|gpus|efa|nvlink|provider[|roce]"
 _MOST = 4096
 """More GPUs or EFA devices than this on one node is a slip of the pen."""
 _LONGEST = 1 << 20
@@ -40,7 +41,7 @@ def read_packaged() -> Profiles:
 
 
 def parse_profiles(text: str, name: str = PROFILES_FILE) -> dict[str, InstanceProfile]:
-    """Read `type|gpus|efa|nvlink|provider` lines; `#` begins a comment. Raises ProfileError at the first bad one."""
+    """Read `type|gpus|efa|nvlink|provider[|roce]` lines; `#` begins a comment. Raises ProfileError at the first error."""
     if len(text) > _LONGEST:
         raise ProfileError(f"{name}: {len(text)} characters; at most {_LONGEST} are read")
     profiles: dict[str, InstanceProfile] = {}
@@ -61,13 +62,15 @@ def find_profile(profiles: Profiles, instance_type: str) -> InstanceProfile | No
 
 def _parse_line(line: str, where: str) -> InstanceProfile:
     fields = [field.strip() for field in line.split("|")]
-    if len(fields) != 5:
-        raise ProfileError(f"{where}: {line[:80]!r} has {len(fields)} fields; write type|gpus|efa|nvlink|provider")
-    instance_type, gpus, efa, nvlink, provider = fields
+    if len(fields) not in (5, 6):
+        raise ProfileError(f"{where}: {line[:80]!r} has {len(fields)} fields; write {_FORM}")
+    instance_type, gpus, efa, nvlink, provider, *roce = fields
     if not _TYPE.match(instance_type):
         raise ProfileError(f"{where}: type {instance_type[:40]!r}; write an instance type such as p5.48xlarge")
     if nvlink not in ("true", "false"):
         raise ProfileError(f"{where}: nvlink {nvlink[:40]!r}; write true or false")
+    for number in roce:
+        _count(number, "roce", where)  # a later version judges it, and its table is read by this one
     return InstanceProfile(
         instance_type.removeprefix("ml."),
         _count(gpus, "gpus", where),

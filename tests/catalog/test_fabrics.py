@@ -18,6 +18,8 @@ JOINED = {
     "p6-b200.48xlarge": (18, 7, None, True, False),
     "p6-b300.48xlarge": (18, 7, None, True, False),
     "p6e-gb200.36xlarge": (18, 7, 0, False, True),
+    "p6e-gb300r.36xlarge": (18, 7, 0, False, True),
+    "p6e-gb300.36xlarge": (18, 7, 0, False, True),
 }
 
 
@@ -43,7 +45,8 @@ def test_every_type_of_the_profiles_says_how_its_gpus_are_joined(instance_type: 
         ("ml.g5.48xlarge", "g5"),
         ("g6.a-size-to-come", "g6"),
         ("p5.a-size-to-come", None),
-        ("p6e-gb300r.36xlarge", None),
+        ("p6e-gb300r.36xlarge", "p6e-gb300r.36xlarge"),
+        ("p6e-a-type-to-come.36xlarge", None),
         ("m7i.large", None),
         ("", None),
         ("ml.", None),

@@ -22,6 +22,8 @@ P5 = InstanceProfile("p5.48xlarge", 8, 32, True, "efa")
         ("ml.p5.48xlarge|8|32|true|efa", {"p5.48xlarge": P5}),
         ("g6.xlarge|1|0|false|-", {"g6.xlarge": InstanceProfile("g6.xlarge", 1, 0, False, "")}),
         ("on-prem-h100|8|0|true|", {"on-prem-h100": InstanceProfile("on-prem-h100", 8, 0, True, "")}),
+        ("p5.48xlarge|8|32|true|efa|0", {"p5.48xlarge": P5}),
+        ("x|4|0|true|-| 8 # by RoCE", {"x": InstanceProfile("x", 4, 0, True, "")}),
         ("none|0|0|false|", {"none": InstanceProfile("none", 0, 0, False, "")}),
     ],
 )
@@ -34,9 +36,11 @@ def test_a_line_is_a_profile(text: str, profiles: dict[str, InstanceProfile]) ->
     [
         (
             "p5.48xlarge|8|32|true",
-            "x.conf:1: 'p5.48xlarge|8|32|true' has 4 fields; write type|gpus|efa|nvlink|provider",
+            "x.conf:1: 'p5.48xlarge|8|32|true' has 4 fields; write type|gpus|efa|nvlink|provider[|roce]",
         ),
-        ("p5.48xlarge|8|32|true|efa|more", "x.conf:1: 'p5.48xlarge|8|32|true|efa|more' has 6 fields"),
+        ("p5.48xlarge|8|32|true|efa|more", "x.conf:1: roce 'more'; write a whole number from 0 to 4096"),
+        ("p5.48xlarge|8|32|true|efa|", "x.conf:1: roce ''; write a whole number"),
+        ("p5.48xlarge|8|32|true|efa|8|8", "x.conf:1: 'p5.48xlarge|8|32|true|efa|8|8' has 7 fields"),
         ("p5.48xlarge 8 32 true efa", "x.conf:1: 'p5.48xlarge 8 32 true efa' has 1 fields"),
         ("# one\n\n|8|32|true|efa", "x.conf:3: type ''; write an instance type such as p5.48xlarge"),
         ("P5.48XLARGE|8|32|true|efa", "x.conf:1: type 'P5.48XLARGE'; write an instance type"),
@@ -92,6 +96,8 @@ def test_an_unknown_type_has_no_expectation(instance_type: str, profile: Instanc
         ("g6e.48xlarge", 8, 4, False),
         ("g7e.24xlarge", 4, 2, False),
         ("p6e-gb200.36xlarge", 4, 0, True),
+        ("p6e-gb300r.36xlarge", 4, 0, True),
+        ("p6e-gb300.36xlarge", 4, 0, True),
         ("g6f.4xlarge", 0, 0, False),
     ],
 )
@@ -101,5 +107,6 @@ def test_the_packaged_table_says_what_ec2_says(instance_type: str, gpus: int, ef
     assert (profile.gpus, profile.efa, profile.nvlink) == (gpus, efa, nvlink)
 
 
-def test_a_type_of_which_nothing_is_published_is_left_out() -> None:
-    assert [name for name in packaged_profiles() if name.startswith("p6e-gb300")] == []
+def test_a_type_by_roce_has_no_provider_of_efa() -> None:
+    providers = {name: one.provider for name, one in packaged_profiles().items() if name.startswith("p6e-")}
+    assert providers == {"p6e-gb200.36xlarge": "efa", "p6e-gb300r.36xlarge": "", "p6e-gb300.36xlarge": "efa"}

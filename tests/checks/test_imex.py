@@ -12,7 +12,7 @@ from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, Service,
 from tests.checks.evidence import G6, P5, UNKNOWN_TYPE, says
 
 GB200 = replace(P5, instance_type="p6e-gb200.36xlarge")
-GB300 = replace(P5, instance_type="p6e-gb300r.36xlarge")
+RACKS = [replace(P5, instance_type=f"p6e-{one}.36xlarge") for one in ("gb200", "gb300", "gb300r")]
 RUNNING = (Service(IMEX, 1041, 3600.0),)
 SOURCE = "p6e-gb200.36xlarge in fabrics.csv"
 
@@ -21,10 +21,11 @@ def judge(expected: Expectation, services: Services) -> list[Judgement]:
     return says(CHECK, expected, {SERVICES: services})
 
 
-def test_enabled_and_not_running_it_is_found() -> None:
+@pytest.mark.parametrize("expected", RACKS)
+def test_enabled_and_not_running_it_is_found(expected: Expectation) -> None:
     other = (Service(FABRIC_MANAGER, 1042, 3600.0),)
 
-    assert judge(GB200, Services(of_host=True, running=other, imex_enabled=True)) == [
+    assert judge(expected, Services(of_host=True, running=other, imex_enabled=True)) == [
         Finding(
             "ImexNotRunning",
             Severity.MONITOR,
@@ -32,7 +33,7 @@ def test_enabled_and_not_running_it_is_found() -> None:
             "no process nvidia-imex, which systemd starts here",
             flickers=True,
         ),
-        Seen("not running", "running", SOURCE),
+        Seen("not running", "running", f"{expected.instance_type} in fabrics.csv"),
     ]
 
 
@@ -54,7 +55,7 @@ def test_where_the_hosts_processes_are_hidden_it_could_not_look() -> None:
     ]
 
 
-@pytest.mark.parametrize("expected", [P5, G6, GB300, UNKNOWN_TYPE])
+@pytest.mark.parametrize("expected", [P5, G6, UNKNOWN_TYPE])
 @pytest.mark.parametrize("running", [RUNNING, ()])
 def test_elsewhere_it_is_nobodys_business(expected: Expectation, running: tuple[Service, ...]) -> None:
     services = Services(of_host=True, running=running, imex_enabled=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from diagnosis.components import Role, components
 from tests.diagnosis.component_states import (
     DRIVER,
     EXPORTER,
@@ -16,7 +17,19 @@ from tests.diagnosis.component_states import (
     operand,
     operator,
 )
-from tests.diagnosis.states import Object, ago, consequences, event, judged, node, pod, terminated, told, waiting
+from tests.diagnosis.states import (
+    Object,
+    ago,
+    consequences,
+    event,
+    judged,
+    node,
+    pod,
+    snapshot,
+    terminated,
+    told,
+    waiting,
+)
 
 A, B = gpu_node("a"), gpu_node("b")
 CRASHES = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": terminated(1)}}
@@ -186,3 +199,28 @@ def test_the_master_of_feature_discovery_is_needed_wherever_it_runs() -> None:
     )
     diagnosis = judged(*operator(A, B), node("plain", None), master)
     assert told(diagnosis) == [("NodeFeatureDiscoveryNotReady", "deployment/team/nfd-master")]
+
+
+DRIVERS = [
+    ("nvidia-dra-driver-gpu-kubelet-plugin", {"app.kubernetes.io/name": "nvidia-dra-driver-gpu"}, "x", Role.DRA_DRIVER),
+    ("dra-driver-nvidia-gpu-kubelet-plugin", {"app.kubernetes.io/name": "dra-driver-nvidia-gpu"}, "x", Role.DRA_DRIVER),
+    ("nvidia-dra-driver-kubelet-plugin", {"app.kubernetes.io/name": "nvidia-dra-driver"}, "x", Role.DRA_DRIVER),
+    ("nvidia-dra-driver-kubelet-plugin", {"app": "nvidia-dra-driver-kubelet-plugin"}, "x", Role.DRA_DRIVER),
+    ("mine", {}, "nvcr.io/nvidia/dra-driver-nvidia-gpu:v0.5.0", Role.DRA_DRIVER),
+    ("mine", {}, "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu@sha256:0", Role.DRA_DRIVER),
+    ("mine", {}, "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.0", Role.DRA_DRIVER),
+    ("nvidia-dra-validator", {"app": "nvidia-operator-validator"}, "x", Role.VALIDATOR),
+    ("aws-dranet", {"k8s-app": "aws-dranet"}, "x", Role.NETWORK_DRA),
+    ("mine", {}, "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/dranet:v1.2.0-eksbuild.2", Role.NETWORK_DRA),
+    ("aws-net-k8s-dra-plugin", {}, "eks/networking-device-dra-plugin:v1.0.0", Role.NETWORK_DRA),
+    ("mine", {}, "registry.example/dra-example-driver:v0.2.0", None),
+]
+
+
+@pytest.mark.parametrize(("name", "labels", "image", "role"), DRIVERS)
+def test_a_dra_driver_is_known_by_its_old_and_new_names(
+    name: str, labels: dict[str, str], image: str, role: Role | None
+) -> None:
+    seen = snapshot(daemon(name, labels=labels, selector={}, spec={"containers": [{"name": "gpus", "image": image}]}))
+
+    assert [one.role for one in components(seen)] == ([role] if role is not None else [])

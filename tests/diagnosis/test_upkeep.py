@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from healthcheck.node.state import RESULTS
 from tests.diagnosis.component_states import PLUGIN, daemon, gpu_node, operand, operator
 from tests.diagnosis.states import (
     Object,
@@ -26,6 +28,7 @@ EFA_PLUGIN = "aws-efa-k8s-device-plugin"
 LABELS = {"name": EFA_PLUGIN}
 DRA = "nvidia-dra-driver-gpu-kubelet-plugin"
 DRA_LABELS = {"app.kubernetes.io/name": "nvidia-dra-driver-gpu"}
+OWN_DRA = "nvidia-dra-driver-kubelet-plugin"
 GPUS = {"containers": [{"name": "gpus", "image": "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.0"}]}
 
 
@@ -73,9 +76,70 @@ def dra(*nodes: str, sliced: tuple[str, ...] = (), spec: Object | None = None) -
     return [daemon(DRA, wanted=len(nodes), spec=spec or GPUS, **labels), *pods, *slices, device_class]
 
 
+def gpu_cluster(state: str, *conditions: Object, name: str = "gpu-cluster") -> Object:
+    """The operator's stack of DRA: it has no device plugin."""
+    return obj("GPUCluster", name, spec={"draDriver": {}}, status={"state": state, "conditions": list(conditions)})
+
+
+def by_claims(cluster: Object, *nodes: str) -> list[Object]:
+    """A GPUCluster with its own DaemonSet of the DRA driver, on nodes that the operator has labelled."""
+    labels = {"app": OWN_DRA, "app.kubernetes.io/name": "nvidia-dra-driver"}
+    spec: Object = {"containers": [{"name": "gpus", "image": "nvcr.io/nvidia/dra-driver-nvidia-gpu:v0.5.0"}]}
+    deploy = {"nvidia.com/gpu.deploy.dra-driver": "true"}
+    pods = [operand(OWN_DRA, on, labels=labels, owner=("DaemonSet", OWN_DRA)) for on in nodes]
+    deployment = next(one for one in operator() if one["kind"] == "Deployment")
+    there = [gpu_node(on, None, labels=deploy) for on in nodes]
+    running = daemon(OWN_DRA, wanted=len(nodes), labels=labels, selector=deploy, spec=spec)
+    slices = [one for one in dra(sliced=nodes) if one["kind"] in ("ResourceSlice", "DeviceClass")]
+    return [cluster, deployment, *there, running, *pods, *slices]
+
+
+def listing(*types: str) -> list[Object]:
+    """The EFA plugin for these instance types, on no node."""
+    term = {"matchExpressions": [{"key": "node.kubernetes.io/instance-type", "operator": "In", "values": list(types)}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    spec = {"affinity": {"nodeAffinity": required}}
+    kept: Any = {"namespace": "kube-system", "labels": LABELS, "selector": {}}
+    system = pod("coredns", 0, on="a", namespace="kube-system")
+    return [daemon(EFA_PLUGIN, wanted=0, spec=spec, **kept), system]
+
+
+def dranet(*nodes: str) -> list[Object]:
+    """EFA by DRANET, as its chart installs it."""
+    labels = {"k8s-app": "aws-dranet", "app.kubernetes.io/name": "aws-dranet"}
+    spec: Object = {"containers": [{"name": "dranet", "image": "x/eks/dranet:v1.2.0-eksbuild.2"}]}
+    pods = [
+        operand("aws-dranet", on, namespace="kube-system", labels=labels, owner=("DaemonSet", "aws-dranet"))
+        for on in nodes
+    ]
+    offered = {"driver": "dra.net", "devices": [{"name": "pci-0000-00-1e-0"}]}
+    slices = [obj("ResourceSlice", f"net-{on}", spec=offered | {"nodeName": on}) for on in nodes]
+    kept: Any = {"namespace": "kube-system", "labels": labels, "selector": {}, "spec": spec}
+    efa_class = obj("DeviceClass", "efa.networking.k8s.aws", spec={})
+    return [daemon("aws-dranet", wanted=len(nodes), **kept), *pods, *slices, efa_class]
+
+
+def checked(name: str, efa_check: str, **changes: Any) -> Object:
+    """A GPU node of whose EFA devices our agent has told."""
+    record = {"schema": 1, "timestamp": ago(2), "status": "pass", "severity": "PASS", "findings": []}
+    record["checks"] = [{"check": "2-efa-enumeration", "status": efa_check, "severity": "PASS"}]
+    return gpu_node(name, annotations={RESULTS: json.dumps(record)}, **changes)
+
+
 NOT_READY = policy("notReady", condition("Ready", "False", "OperandNotReady", "operands"))
 CORDONED = gpu_node("a", cordoned=True)
 FAULT = condition("AcceleratedHardwareReady", "False", "NvidiaXID79Error", "fell off")
+SMALL = {"node.kubernetes.io/instance-type": "g6.8xlarge"}
+GOING = {"name": "gpu-cluster", "uid": "x", "deletionTimestamp": ago(1)}
+SYSTEM = pod("coredns", 0, on="a", namespace="kube-system")
+BROKEN_DRANET = operand(
+    "aws-dranet",
+    "a",
+    namespace="kube-system",
+    labels={"k8s-app": "aws-dranet"},
+    owner=("DaemonSet", "aws-dranet"),
+    states=[waiting("CrashLoopBackOff", "back-off", "dranet", lastState={"terminated": terminated(1)})],
+)
 OFFERS = gpu_node("a", capacity=EFA, allocatable=EFA, labels=TYPE)
 SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
     ("a policy that waits", with_policy(NOT_READY), ("ClusterPolicyNotReady", "clusterpolicy/cluster-policy")),
@@ -120,6 +184,36 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
         ("EfaNotOffered", "node/a"),
     ),
     ("EFA of its like alone", [OFFERS, gpu_node("b", labels=TYPE), *efa("a")], ("EfaNotOffered", "node/b")),
+    (
+        "EFA of a type that the plugin does not list",
+        [gpu_node("a", labels=TYPE), *listing("p4d.24xlarge")],
+        ("EfaNotOffered", "node/a"),
+    ),
+    (
+        "EFA that the agent sees, of a type that the plugin does not list",
+        [checked("a", "pass", labels=SMALL), *listing("p4d.24xlarge")],
+        ("EfaNotOffered", "node/a"),
+    ),
+    (
+        "a GPUCluster that waits",
+        by_claims(gpu_cluster("notReady", condition("Ready", "False", "OperandNotReady", "x")), "a"),
+        ("GpuClusterNotReady", "gpucluster/gpu-cluster"),
+    ),
+    (
+        "a ClusterPolicy beside a GPUCluster",
+        [*operator(A), gpu_cluster("ready")],
+        ("ClusterPolicyBesideGpuCluster", "gpucluster/gpu-cluster"),
+    ),
+    (
+        "a network DRA driver that fails",
+        [A, *(one for one in dranet("a") if one["kind"] != "Pod"), BROKEN_DRANET],
+        ("NetworkDraDriverNotReady", "node/a"),
+    ),
+    (
+        "a node that the operator has not labelled for its DRA driver",
+        [*by_claims(gpu_cluster("ready"), "a"), gpu_node("b", None), SYSTEM],
+        ("GpuSlicesMissing", "node/b"),
+    ),
     ("no slice of a node", [A, gpu_node("b"), *dra("a", "b", sliced=("a",))], ("GpuSlicesMissing", "node/b")),
     (
         "MIG failed",
@@ -180,6 +274,21 @@ HEALTHY: list[tuple[str, list[Object]]] = [
     ("a daemon's pod", [CORDONED, serves(owner=("DaemonSet", "x")), budget(0)]),
     ("no EFA anywhere", [gpu_node("a", labels=TYPE), gpu_node("b", labels=TYPE), *efa("a", "b")]),
     ("a node of the type without EFA devices", [OFFERS, gpu_node("b", labels=TYPE), *efa("a", "b")]),
+    (
+        "a type without EFA in a small machine's launch template",
+        [gpu_node("a", labels=SMALL), *listing("p4d.24xlarge")],
+    ),
+    (
+        "a node whose agent sees no EFA device",
+        [checked("a", "not-configured", labels=TYPE), *listing("p4d.24xlarge")],
+    ),
+    ("a type that the plugin lists", [gpu_node("a", labels=TYPE), *listing("p5.48xlarge")]),
+    ("EFA by DRANET", [gpu_node("a", labels=TYPE), *listing("p4d.24xlarge"), *dranet("a")]),
+    ("EFA by DRANET beside the plugin", [OFFERS, gpu_node("b", labels=TYPE), *efa("a"), *dranet("b")]),
+    ("a GPUCluster beside a new node", [*by_claims(gpu_cluster("ready"), "a"), gpu_node("b", None, age=5), SYSTEM]),
+    ("a GPUCluster", by_claims(gpu_cluster("ready"), "a")),
+    ("a GPUCluster that is ignored", [*operator(A), gpu_cluster("ignored", name="another")]),
+    ("a GPUCluster on its way out", [*operator(A), gpu_cluster("ready") | {"metadata": GOING}]),
     ("DRA for compute domains alone", [A, *dra("a", spec={"containers": [{"name": "compute-domains", "image": "x"}]})]),
     ("DRA in place of the plugin", [gpu_node("a", None), *dra("a", sliced=("a",))]),
     ("MIG being changed", operator(gpu_node("a", labels={"nvidia.com/mig.config.state": "pending"}))),
