@@ -41,7 +41,10 @@ def read_packaged() -> Profiles:
 
 
 def parse_profiles(text: str, name: str = PROFILES_FILE) -> dict[str, InstanceProfile]:
-    """Read `type|gpus|efa|nvlink|provider[|roce]` lines; `#` begins a comment. Raises ProfileError at the first error."""
+    """Read `type|gpus|efa|nvlink|provider[|roce]` lines; `#` begins a comment.
+
+    Raises ProfileError at the first invalid line.
+    """
     if len(text) > _LONGEST:
         raise ProfileError(f"{name}: {len(text)} characters; at most {_LONGEST} are read")
     profiles: dict[str, InstanceProfile] = {}
