@@ -46,7 +46,10 @@ REASONS = [reason.name for reason in dict.fromkeys(one for check in ALL_CHECKS f
 LIGHT_REASONS = [reason.name for check in checks.CHECKS for reason in check.reasons]
 WITHOUT_A_TWIN: list[str] = []
 """Scenarios of faults that no healthy one stands beside yet."""
-SHARED = {"__init__", "driver_reasons", "listed", "examine", "expectation", "gpu_runtime", "per_gpu", "runtime_mending"}
+SHARED = {
+    *("__init__", "driver_reasons", "listed", "examine", "expectation", "gpu_runtime", "per_gpu"),
+    *("runtime_mending", "runtime_restart"),
+}
 """What stands beside the checks and is none."""
 MODULES = sorted(file.stem for file in (ROOT / "healthcheck/checks").glob("*.py") if file.stem not in SHARED)
 

@@ -251,7 +251,11 @@ def _found(
     handler = (
         ()
         if independent
-        else ((handler_causes.ELSEWHERE, one.component.subject), (handler_causes.MISSING, one.subject))
+        else (
+            *handler_causes.unloadable(one.subject),
+            (handler_causes.ELSEWHERE, one.component.subject),
+            (handler_causes.MISSING, one.subject),
+        )
     )
     subject = subjects.get((role, one.subject), one.subject)
     return Found(

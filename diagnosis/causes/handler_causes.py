@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diagnosis.cause import Cause, Link, Severity
+from healthcheck.checks import container_runtime, default_runtime
 
 MISSING = Cause(
     "RuntimeHandlerMissing",
@@ -29,3 +30,13 @@ CLASS_MISSING = Cause(
     "Create the RuntimeClass, or take its name out of the pods' template.",
     '`RuntimeClass "…" not found`, an event FailedCreate of what makes the pods',
 )
+UNLOADABLE = tuple(
+    Cause(one.name, Severity.HIGH, Link.RUNTIME, one.meaning, one.action, one.source)
+    for one in (container_runtime.MALFORMED, container_runtime.CRI_DISABLED, default_runtime.UNDEFINED)
+)
+"""Findings of our agent, by their own names: with these files the container runtime does not serve the kubelet."""
+
+
+def unloadable(node: str) -> tuple[tuple[Cause, str], ...]:
+    """What everything that lacks a container runtime on the node `node/NAME` follows from."""
+    return tuple((cause, node) for cause in UNLOADABLE)

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes.hami.declared import ALLOCATION_HANGS
+from diagnosis.causes.handler_causes import unloadable
 from diagnosis.causes.unscheduled.refused import NOT_READY
 from diagnosis.gpu_nodes import gpu_nodes
 from diagnosis.gpus import gpu_pods
@@ -56,7 +57,7 @@ def find_nodes(snapshot: Snapshot) -> Iterator[Found]:
         if told and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
             look = f"See what is known of it: {command('kubectl', 'describe', 'node', node.name)}"
-            yield Found(NOT_READY, node.subject, told, (look, _LOOK), affected)
+            yield Found(NOT_READY, node.subject, told, (look, _LOOK), affected, because_of=unloadable(node.subject))
 
 
 def find_silent(snapshot: Snapshot) -> Iterator[Found]:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, command
 from diagnosis.causes import verdicts
 from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.handler_causes import unloadable
 from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
 from diagnosis.causes.runtime_handlers import HANDLER_TEXTS
 from diagnosis.causes.starting_causes import (
@@ -454,7 +455,8 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> Found:
         for one in (f"node/{pod.spec.node}", subject)
     ]
     withheld = ((verdicts.WITHHELD, f"node/{pod.spec.node}"),) if known.cause in _OF_THE_GPU else ()
-    because = (*behind, *withheld)
+    files = unloadable(f"node/{pod.spec.node}") if known.cause in (RUNTIME_SILENT, SANDBOX) else ()
+    because = (*files, *behind, *withheld)
     affected = tuple(one.pod.subject for one in stuck)
     return Found(known.cause, subject, tuple(evidence), remedy, affected, Certainty.PROVEN, because)
 

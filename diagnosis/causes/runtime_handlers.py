@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.handler_causes import CLASS_MISSING, ELSEWHERE, MISSING
-from diagnosis.causes.handler_mending import by_agent, mending
+from diagnosis.causes.handler_causes import CLASS_MISSING, ELSEWHERE, MISSING, UNLOADABLE, unloadable
+from diagnosis.causes.handler_mending import FILES_FIRST, by_agent, mending
 from diagnosis.components import Role, role_of
 from diagnosis.gpu_nodes import has_nvidia
 from diagnosis.gpus import asks_for_gpus
@@ -130,6 +130,23 @@ def find_handlers(snapshot: Snapshot) -> Iterator[Found]:
             continue
         if not _gives_gpus(snapshot, node):
             yield from _missing(snapshot, _Lack(node.name, _NVIDIAS[0]), node)
+
+
+def find_unloadable(snapshot: Snapshot) -> Iterator[Found]:
+    """Nodes whose runtime files, by our agent, keep it from serving the kubelet, where something waits for that."""
+    for node in snapshot.nodes:
+        if node.record is None or older(snapshot, node.record.at, _OLD_RECORD):
+            continue
+        waiting = tuple(one.subject for one in snapshot.pods_on.get(node.name, ()) if is_stuck(one))
+        if node.ready and not waiting and (_no_way(snapshot, node) is None or _gives_gpus(snapshot, node)):
+            continue
+        above: tuple[tuple[Cause, str], ...] = ()
+        for cause in UNLOADABLE:
+            finding = node.record.finding(cause.name)
+            if finding is not None:
+                evidence, remedy = tuple(by_agent(finding)), (cause.remedy, FILES_FIRST)
+                yield Found(cause, node.subject, evidence, remedy, waiting, because_of=above)
+                above = (*above, (cause, node.subject))
 
 
 def find_toolkits(snapshot: Snapshot) -> Iterator[Found]:
@@ -340,7 +357,7 @@ def _not_for(lack: _Lack, named: RuntimeClass, node: Node) -> Found:
 def _missing(snapshot: Snapshot, lack: _Lack, node: Node | None) -> Iterator[Found]:
     subject = f"node/{lack.node}"
     finding = node.record.finding(*RECORD_REASONS) if node is not None and node.record is not None else None
-    because = []
+    because = [*unloadable(subject)]
     for workload in toolkits(snapshot):
         elsewhere = _elsewhere(snapshot, workload, node, finding, lack)
         if elsewhere is not None:
@@ -354,9 +371,9 @@ def _missing(snapshot: Snapshot, lack: _Lack, node: Node | None) -> Iterator[Fou
     because += ((MISSING, one) for one in named)
     if finding is not None and finding.reason == _NO_WAY[0] and not toolkits(snapshot):
         because.append((ELSEWHERE, subject))
-        yield Found(
-            ELSEWHERE, subject, tuple(by_agent(finding)), tuple(mending(snapshot, node, finding)), _subjects(lack)
-        )
+        remedy = tuple(mending(snapshot, node, finding))
+        evidence = tuple(by_agent(finding))
+        yield Found(ELSEWHERE, subject, evidence, remedy, _subjects(lack), because_of=unloadable(subject))
     evidence = (*_quote(lack), *_known_of(snapshot, node, lack), *_by_toolkit(snapshot, node), *by_agent(finding))
     proven = finding is not None or (node is not None and handlers_of(node) is not None)
     certainty = Certainty.PROVEN if proven or lack.known is not None else Certainty.LIKELY
@@ -465,5 +482,6 @@ def _class_missing(name: str, told: Iterable[tuple[str, str]], there: Iterable[s
 SEARCHES = (
     Search((MISSING, ELSEWHERE, WRONG_HANDLER, NOT_FOR_NODE), ("Pod",), find_handlers),
     Search((ELSEWHERE,), ("Pod", "Node"), find_toolkits),
+    Search(UNLOADABLE, ("Node",), find_unloadable),
     Search((CLASS_MISSING,), ("RuntimeClass",), find_classes),
 )

@@ -9,7 +9,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import RUNC, Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, Configuration, ContainerRuntime, Handler
 
 _NAMES = {True: "systemd", False: "cgroupfs"}
 
@@ -32,9 +32,16 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if wanted is None:
         yield Seen("the kubelet takes the runtime's, or does not say its own")
         return
-    yield from _of_all(around, used, wanted)
-    yield from gpu_runtime.together(_of_handlers(around, used, wanted))
+    yield from find_faults(around, used)
     yield Seen(f"the kubelet's is {_NAMES[wanted]}", "the same in the runtime")
+
+
+def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+    """The finding, where a handler or the runtime has another driver than the kubelet."""
+    wanted = _wanted(around, used)
+    if wanted is not None:
+        yield from _of_all(around, used, wanted)
+        yield from gpu_runtime.together(_of_handlers(around, used, wanted))
 
 
 def _wanted(around: ContainerRuntime, used: Configuration) -> bool | None:
@@ -42,7 +49,9 @@ def _wanted(around: ContainerRuntime, used: Configuration) -> bool | None:
     kubelets = around.kubelet.systemd_cgroup if around.kubelet else None
     if kubelets is not None or not used.is_containerd_2:
         return kubelets
-    return next((one.systemd_cgroup for one in used.handlers if one.name == used.default), None)
+    # containerd answers with the default handler's, else with that of the first by name whose options have one.
+    handlers = sorted(used.handlers, key=lambda one: (one.name != used.default, one.name))
+    return next((one.systemd_cgroup for one in handlers if one.systemd_cgroup is not None), None)
 
 
 def _of_all(around: ContainerRuntime, used: Configuration, wanted: bool) -> Iterator[Finding]:
@@ -54,11 +63,20 @@ def _of_all(around: ContainerRuntime, used: Configuration, wanted: bool) -> Iter
 
 def _of_handlers(around: ContainerRuntime, used: Configuration, wanted: bool) -> Iterator[Finding]:
     ours = {one.name for one in of_nvidia(used.handlers)} | {RUNC}
-    for one in used.handlers if used.systemd_cgroup is None else ():
-        if one.name in ours and one.systemd_cgroup not in (None, wanted):
-            told = f"{where(one)}: SystemdCgroup of {one.name} is {str(one.systemd_cgroup).lower()}"
+    for one in used.handlers if used.kind == CONTAINERD else ():
+        if one.name in ours and _starts_runc(one) and bool(one.systemd_cgroup) is not wanted:
+            told = f"{where(one)}: SystemdCgroup of {one.name} is {_said(one)}"
             mend = runtime_mending.correct(around, used, one.file)
             yield found(MISMATCH, used, f"{told}, the kubelet's driver is {_NAMES[wanted]}; {mend}")
+
+
+def _starts_runc(handler: Handler) -> bool:
+    """Other shims have no such option."""
+    return handler.runtime_type in ("", gpu_runtime.OLDEST_SHIM) or handler.runtime_type.startswith(gpu_runtime.SHIMS)
+
+
+def _said(handler: Handler) -> str:
+    return "true" if handler.systemd_cgroup else "false or not set"
 
 
 CHECK = Check(

@@ -37,7 +37,8 @@ CRI_DISABLED = Reason(
     "RuntimeCriDisabled",
     Severity.MONITOR,
     "The kubelet's containerd is configured without its CRI plugin: once restarted, the kubelet can't use it.",
-    "Take `cri` out of disabled_plugins in the file named (Docker's package of containerd puts it there).",
+    "Take the CRI plugin out of disabled_plugins in the file named (Docker's package of containerd puts it there); "
+    "`nvidia-ctk runtime configure` leaves it there.",
     flickers=True,
     source="kubelet: `unknown service runtime.v1.RuntimeService`",
 )
@@ -47,19 +48,21 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     around = yield from gpu_runtime.used_with_gpus(seen)
     if around is None or around.used is None:
         return
-    yield from _findings(around, around.used)
+    problem = around.used.problem
+    if problem is not None and problem.only_ours:
+        yield Unobserved(UNREADABLE, in_words(problem), subject(around.used))
+    yield from find_faults(around, around.used)
     unsaid = "; without /sys nothing tells of GPUs, so it is judged as with some" if around.for_gpus is None else ""
     yield Seen(f"{_summary(around, around.used)}{unsaid}", "", _known(around))
 
 
-def _findings(around: ContainerRuntime, used: Configuration) -> Iterator[Judgement]:
+def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+    """Findings about the files as a whole, the worst first."""
     problem = used.problem
     if problem is None:
-        yield from gpu_runtime.together(_misplaced(around, used))
         yield from _disabled(around, used)
-    elif problem.only_ours:
-        yield Unobserved(UNREADABLE, in_words(problem), subject(used))
-    else:
+        yield from gpu_runtime.together(_misplaced(around, used))
+    elif not problem.only_ours:
         yield found(MALFORMED, used, f"{in_words(problem)}; {runtime_mending.correct(around, used, problem.file)}")
 
 
@@ -144,5 +147,5 @@ CHECK = Check(
     "7-container-runtime",
     (container_runtime.CONTAINER_RUNTIME,),
     judge,
-    (MALFORMED, MISPLACED, CRI_DISABLED),
+    (MALFORMED, CRI_DISABLED, MISPLACED),
 )

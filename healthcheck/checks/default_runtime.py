@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
-from healthcheck.model import Check, Evidence, Judgement, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, Configuration
+from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, Configuration, ContainerRuntime
 
 _MOST_NAMED = 8
 
@@ -28,12 +28,21 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if readable is None:
         return
     around, used = readable
-    defined = list(dict.fromkeys([*(one.name for one in used.handlers), *_built_in(used)]))
+    yield from find_faults(around, used)
+    yield Seen(used.default, f"one of {', '.join(_defined(used)[:_MOST_NAMED])}")
+
+
+def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+    """The finding, where no file defines the default."""
+    defined = _defined(used)
     if used.default not in defined:
         file = used.default_in or used.path
         told = f"{file}: the default is {used.default!r}; defined are {', '.join(defined)}"
         yield found(UNDEFINED, used, f"{told}; {runtime_mending.correct(around, used, file)}")
-    yield Seen(used.default, f"one of {', '.join(defined[:_MOST_NAMED])}")
+
+
+def _defined(used: Configuration) -> list[str]:
+    return list(dict.fromkeys([*(one.name for one in used.handlers), *_built_in(used)]))
 
 
 def _built_in(used: Configuration) -> tuple[str, ...]:

@@ -22,6 +22,10 @@ NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
 """What the toolkit and the RuntimeClasses of the GPU operator call NVIDIA's handlers."""
 PROGRAM = "nvidia-container-runtime"
 """Also the beginning of its variants. AKS and MicroK8s call their handlers so."""
+SHIMS = "io.containerd.runc."
+"""containerd's runtime types that start runc, or the program named by BinaryName."""
+OLDEST_SHIM = "io.containerd.runtime.v1.linux"
+"""It starts a program too, which another option names."""
 _MOST_TOLD = 4
 """Of the places of one fault."""
 

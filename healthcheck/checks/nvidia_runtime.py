@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, gives_gpus, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
@@ -48,7 +48,7 @@ def _not_there(around: ContainerRuntime, used: Configuration) -> Iterator[Findin
     unread = any(one.problem is not None for one in gpu_runtime.cdi_specs(around))
     if gives_gpus(around) or of_nvidia([*used.handlers, *misplaced]) or unread:
         return
-    give = runtime_mending.give_handler(around, used)
+    give = runtime_restart.give_handler(around, used)
     replaced = next(iter(of_nvidia(used.replaced)), None)
     not_imported = next(iter(of_nvidia(used.unread_handlers)), None)
     other = next(_elsewhere(around), None)
@@ -73,8 +73,7 @@ def _why_replaced(around: ContainerRuntime, used: Configuration) -> str:
 
 def _why_unread(around: ContainerRuntime, used: Configuration) -> str:
     if used.kind == CRIO:
-        move = f"move it to {crio.STANDARD_FOLDER}, then `{runtime_mending.restart(around, used)}`"
-        return f"where CRI-O does not look: {move}"
+        return f"where CRI-O does not look: move it to {crio.STANDARD_FOLDER}"
     name = f"name it in `imports` of {used.path}; {runtime_mending.correct(around, used, used.path)}"
     return f"and nothing imports that file: {name}"
 

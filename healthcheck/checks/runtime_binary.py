@@ -11,9 +11,6 @@ from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen,
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime.facts import CONTAINERD, Configuration, ContainerRuntime, Handler
 
-_WITH_PROGRAM = "io.containerd.runc."
-"""containerd's runtime types that start the program named by BinaryName."""
-
 MISSING = Reason(
     "RuntimeBinaryMissing",
     Severity.MONITOR,
@@ -45,11 +42,16 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if readable is None:
         return
     around, used = readable
-    ours = [one for one in of_nvidia(used.handlers) if _starts_a_program(one, used)]
-    yield from gpu_runtime.together(_findings(around, used, ours))
+    yield from find_faults(around, used)
     paths = dict.fromkeys(one.path or f"no {one.named}" for one in around.programs)
     named = any(one.binary for one in used.handlers)
     yield Seen(", ".join(paths) or ("a tree without the programs that it names" if named else "no program named"))
+
+
+def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+    """One finding for each reason, of NVIDIA's handlers."""
+    ours = [one for one in of_nvidia(used.handlers) if _starts_a_program(one, used)]
+    return gpu_runtime.together(_findings(around, used, ours))
 
 
 def _findings(around: ContainerRuntime, used: Configuration, ours: Sequence[Handler]) -> Iterator[Finding]:
@@ -62,14 +64,15 @@ def _findings(around: ContainerRuntime, used: Configuration, ours: Sequence[Hand
 
 
 def _starts_a_program(handler: Handler, used: Configuration) -> bool:
-    return used.kind != CONTAINERD or not handler.runtime_type or handler.runtime_type.startswith(_WITH_PROGRAM)
+    return used.kind != CONTAINERD or not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
 
 
 def _without(around: ContainerRuntime, used: Configuration, handler: Handler) -> Iterator[Finding]:
     """It starts runc then, which gives a pod its GPUs only by CDI."""
     if used.kind == CONTAINERD and not gpu_runtime.cdi_specs(around):
         told = f"{where(handler)}: {handler.name} has no BinaryName, so it starts runc"
-        yield found(MISSING, used, f"{told}; {runtime_mending.give_handler(around, used)}")
+        name = "name NVIDIA's program there, /usr/bin/nvidia-container-runtime"
+        yield found(MISSING, used, f"{told}; {name}: {runtime_mending.correct(around, used, handler.file)}")
 
 
 def _unfit(around: ContainerRuntime, used: Configuration, handler: Handler) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
 from healthcheck.checks.expectation import Expectation, RuntimeClass
 from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
@@ -74,7 +74,7 @@ def _defined(used: Configuration, defined: Mapping[str, str]) -> str:
 
 def _mending(one: RuntimeClass, around: ContainerRuntime, used: Configuration) -> str:
     if one.handler == _USUAL:
-        return runtime_mending.give_handler(around, used)
+        return runtime_restart.give_handler(around, used)
     return f"define it, or keep the class from this node by its nodeSelector; {_rename(around, used)}"
 
 

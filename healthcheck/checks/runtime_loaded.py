@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks import gpu_runtime, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, subject
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
@@ -49,7 +49,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     used, live = around.used, around.live
     if live is not None and live.not_ready:
-        yield found(NOT_READY, used, f"{live.not_ready}; `{runtime_mending.restart(around, used)}`")
+        yield found(NOT_READY, used, f"{live.not_ready}; {runtime_restart.restart(around, used)}")
     reasons = (NOT_LOADED.name, NOT_KEPT.name)
     if around.why_not_live == cri.NOT_YET:
         yield TooEarly(around.why_not_live, subject(used), (*reasons, NOT_READY.name))
@@ -70,12 +70,10 @@ def _against_itself(around: ContainerRuntime, used: Configuration, live: Live) -
     lacks = list(_lacks(used, live))
     if lacks:
         told = f"{'; '.join(lacks[:_MOST_NAMED])}"
-        yield found(NOT_LOADED, used, f"{told}; `{runtime_mending.restart(around, used)}`")
-    running = around.running_handlers
-    defined = {one.name for one in used.handlers}
-    ours = [name for name in running if name not in defined and gpu_runtime.is_nvidias(name, running[name])]
+        yield found(NOT_LOADED, used, f"{told}; {runtime_restart.restart(around, used)}")
+    ours = runtime_restart.lost_handlers(around, used)
     if ours:
-        give = runtime_mending.give_handler(around, used)
+        give = runtime_restart.give_handler(around, used)
         told = f"{used.path} no longer defines {', '.join(ours[:_MOST_NAMED])}, with which it still runs"
         yield found(NOT_KEPT, used, f"{told}: {give}")
 
@@ -111,7 +109,7 @@ def _newer(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
     newer = [file.path for file in used.files if file.written > around.started + _SETTLED_SECONDS]
     if newer:
         told = f"{', '.join(newer)}: changed after {used.kind} was started"
-        yield found(NOT_LOADED, used, f"{told}; `{runtime_mending.restart(around, used)}`")
+        yield found(NOT_LOADED, used, f"{told}; {runtime_restart.restart(around, used)}")
 
 
 def _summary(around: ContainerRuntime) -> str:

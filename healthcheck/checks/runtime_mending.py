@@ -49,12 +49,16 @@ def restart(around: ContainerRuntime, used: Configuration) -> str:
 
 
 def correct(around: ContainerRuntime, used: Configuration, file: str) -> str:
-    """How what stands in a file of its is changed so that it stays so."""
+    """The file to edit, so that the change is kept.
+
+    No restart is part of it: one before the edit would load the fault. `RuntimeConfigNotLoaded` names the command
+    where the running runtime has to load the corrected file.
+    """
     if around.distribution == BOTTLEROCKET:
         return "its files can't be changed: `apiclient set`, or another variant of the image"
     if file == used.path and used.template:
-        return f"correct {used.template}, from which {file} is made at each start, then `{restart(around, used)}`"
-    return f"correct {file}, then `{restart(around, used)}`"
+        return f"correct {used.template}, from which {file} is made at each start, then restart what makes it"
+    return f"correct {file}"
 
 
 def give_handler(around: ContainerRuntime, used: Configuration) -> str:

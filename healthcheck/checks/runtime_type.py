@@ -11,11 +11,7 @@ from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime.facts import CONTAINERD, Configuration, ContainerRuntime, Handler
 
-_WITH_PROGRAM = "io.containerd.runc."
-"""Types that start the program named by BinaryName."""
-_OLDEST = "io.containerd.runtime.v1.linux"
-"""It starts a program too, which it is told by another option."""
-_NOT_IN_2 = (_OLDEST, "io.containerd.runc.v1")
+_NOT_IN_2 = (gpu_runtime.OLDEST_SHIM, "io.containerd.runc.v1")
 
 REMOVED = Reason(
     "RuntimeTypeRemoved",
@@ -31,7 +27,7 @@ IGNORES_PROGRAM = Reason(
     "A handler names NVIDIA's program, but is of a runtime_type that does not start it: its pods see no GPU.",
     "Set runtime_type to io.containerd.runc.v2.",
     flickers=True,
-    source=f"containerd: BinaryName is an option of {_WITH_PROGRAM}* alone",
+    source=f"containerd: BinaryName is an option of {gpu_runtime.SHIMS}* alone",
 )
 
 
@@ -43,9 +39,19 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if used.kind != CONTAINERD:
         yield NotConfigured(f"{used.kind} has no such types")
         return
-    yield from gpu_runtime.together(_unfit(around, used))
+    yield from find_faults(around, used)
     types = dict.fromkeys(one.runtime_type for one in used.handlers if one.runtime_type)
-    yield Seen(", ".join(types) or "none named")
+    yield Seen(", ".join(f"{one}{_without(one)}" for one in types) or "none named")
+
+
+def _without(kind: str) -> str:
+    """Of a type that an upgrade of containerd takes away, which release that is."""
+    return " (not in containerd 2)" if kind in _NOT_IN_2 else ""
+
+
+def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+    """One finding for each reason; none of a runtime without types."""
+    return gpu_runtime.together(_unfit(around, used) if used.kind == CONTAINERD else ())
 
 
 def _unfit(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
@@ -63,9 +69,9 @@ def _unfit(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
 
 def _ignored(handler: Handler) -> str:
     """The program that BinaryName says and its type does not start; '' where NVIDIA's is started all the same."""
-    if handler.runtime_type == _OLDEST:
+    if handler.runtime_type == gpu_runtime.OLDEST_SHIM:
         return "" if gpu_runtime.is_nvidias_program(handler.binary) else handler.ignored_binary
-    starts_it = not handler.runtime_type or handler.runtime_type.startswith(_WITH_PROGRAM)
+    starts_it = not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
     return "" if starts_it else handler.binary
 
 

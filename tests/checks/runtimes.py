@@ -33,7 +33,7 @@ SPEC = CdiSpec("/var/run/cdi/nvidia.yaml", "nvidia.com/gpu", ("0", "all"))
 BROKEN = Problem(FILE, "Expected ']'", 3, 7)
 UNREADABLE = Problem(FILE, "more than 1 MiB", only_ours=True)
 RESTART = "`systemctl restart containerd`"
-MEND = f"correct {FILE}, then {RESTART}"
+MEND = f"correct {FILE}"
 _AROUND = set(ContainerRuntime.__struct_fields__)
 
 

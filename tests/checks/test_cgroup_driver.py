@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.cgroup_driver import CHECK
 from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, Kubelet
-from tests.checks.runtimes import FILE, MEND, NVIDIA, RUNC, finding, judge, runtime, seen
+from tests.checks.runtimes import FILE, MEND, NVIDIA, RUNC, finding, judge, reasons, runtime, seen
 
 SYSTEMD, CGROUPFS, SILENT = (Kubelet("kubelet", 902, systemd_cgroup=one) for one in (True, False, None))
 
@@ -19,19 +19,19 @@ SYSTEMD, CGROUPFS, SILENT = (Kubelet("kubelet", 902, systemd_cgroup=one) for one
         (False, CGROUPFS, True),
         (False, SYSTEMD, False),
         (True, CGROUPFS, False),
-        (None, SYSTEMD, True),
+        (None, SYSTEMD, False),
+        (None, CGROUPFS, True),
         (False, SILENT, True),
         (False, None, True),
     ],
 )
 def test_nvidias_handler_has_to_have_the_kubelets(handlers: bool | None, kubelet: Kubelet | None, well: bool) -> None:
     around = runtime(replace(NVIDIA, systemd_cgroup=handlers), kubelet=kubelet)
-    names = {True: "systemd", False: "cgroupfs"}
+    said, kubelets = ("true", "cgroupfs") if handlers else ("false or not set", "systemd")
     told = [
         finding(
             "CgroupDriverMismatch",
-            f"{FILE}, line 12: SystemdCgroup of nvidia is {str(handlers).lower()},"
-            f" the kubelet's driver is {names[not handlers]}; {MEND}",
+            f"{FILE}, line 12: SystemdCgroup of nvidia is {said}, the kubelet's driver is {kubelets}; {MEND}",
         )
     ]
     assert judge(CHECK, around) == ([] if well else told)
@@ -50,6 +50,12 @@ def test_a_kubelet_that_asks_containerd_2_has_the_default_handlers(nvidias: bool
     assert judge(CHECK, runtime(*handlers, version="1.7.27", kubelet=SILENT)) == []
 
 
+def test_where_the_default_handler_has_no_options_containerd_2_answers_with_anothers() -> None:
+    bare = replace(RUNC, systemd_cgroup=None)
+    assert reasons(judge(CHECK, runtime(bare, NVIDIA, version="2.1.4", kubelet=SILENT))) == ["CgroupDriverMismatch"]
+    assert judge(CHECK, runtime(bare, version="2.1.4", kubelet=SILENT)) == []
+
+
 @pytest.mark.parametrize("kind", [CRIO, DOCKER])
 @pytest.mark.parametrize(("whole", "well"), [(True, True), (False, False), (None, True)])
 def test_a_driver_for_all_handlers_counts_for_all(kind: str, whole: bool | None, well: bool) -> None:
@@ -57,14 +63,17 @@ def test_a_driver_for_all_handlers_counts_for_all(kind: str, whole: bool | None,
     told = [
         finding(
             "CgroupDriverMismatch",
-            f"{FILE}: the cgroup driver is cgroupfs, the kubelet's systemd; {MEND.replace('containerd`', UNITS[kind])}",
+            f"{FILE}: the cgroup driver is cgroupfs, the kubelet's systemd; {MEND}",
             kind.lower(),
         )
     ]
     assert judge(CHECK, around) == ([] if well else told)
 
 
-UNITS = {CRIO: "crio`", DOCKER: "docker`"}
+@pytest.mark.parametrize(("kind", "well"), [("io.containerd.runtime.v1.linux", False), ("io.containerd.kata.v2", True)])
+def test_only_shims_of_runc_have_the_option(kind: str, well: bool) -> None:
+    handler = replace(NVIDIA, runtime_type=kind, systemd_cgroup=None)
+    assert (judge(CHECK, runtime(RUNC, handler)) == []) is well
 
 
 def test_it_tells_the_kubelets() -> None:

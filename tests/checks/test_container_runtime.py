@@ -72,7 +72,7 @@ def test_where_the_file_is_made_from_a_template_that_one_is_named() -> None:
         finding(
             "RuntimeConfigMalformed",
             f"{FILE}, line 3, column 7: Expected ']'; correct {template}, from which {FILE} is made at each start, then"
-            " `systemctl restart k3s-agent`",
+            " restart what makes it",
         )
     ]
 

@@ -127,7 +127,7 @@ def test_one_where_crio_does_not_look_is_told_with_its_place() -> None:
     [told] = judge(CHECK, runtime(kind=CRIO, unread_handlers=unread))
 
     assert isinstance(told, Finding)
-    move = "move it to /etc/crio/crio.conf.d, then `systemctl restart crio`"
+    move = "move it to /etc/crio/crio.conf.d"
     assert (told.reason, told.detail) == (
         "NvidiaRuntimeMissing",
         f"{file}, line 6 has it, where CRI-O does not look: {move}",

@@ -10,7 +10,20 @@ from msgspec.structs import replace
 from healthcheck.checks.runtime_binary import CHECK
 from healthcheck.model import Finding
 from healthcheck.probes.container_runtime.facts import CRIO, Program
-from tests.checks.runtimes import FILE, NVIDIA, OFFERED, PROGRAM, RUNC, SPEC, finding, judge, reasons, runtime, seen
+from tests.checks.runtimes import (
+    FILE,
+    MEND,
+    NVIDIA,
+    OFFERED,
+    PROGRAM,
+    RUNC,
+    SPEC,
+    finding,
+    judge,
+    reasons,
+    runtime,
+    seen,
+)
 
 STARTS = f"{FILE}, line 12: nvidia starts {PROGRAM}"
 NONE_THERE = (Program(PROGRAM), Program(OFFERED.binary))
@@ -71,11 +84,10 @@ def test_the_programs_of_others_are_nobodys_business(handler: Any) -> None:
 def test_a_handler_without_a_program_starts_runc() -> None:
     bare = replace(NVIDIA, binary="")
 
-    [found] = judge(CHECK, runtime(bare))
-    assert isinstance(found, Finding)
-    assert found.detail.startswith(
-        f"{FILE}, line 12: nvidia has no BinaryName, so it starts runc; with the GPU operator `helm"
+    told = (
+        f"{FILE}, line 12: nvidia has no BinaryName, so it starts runc; name NVIDIA's program there, {PROGRAM}: {MEND}"
     )
+    assert judge(CHECK, runtime(bare)) == [finding("RuntimeBinaryMissing", told)]
     assert judge(CHECK, runtime(bare, cdi=True, cdi_specs=(SPEC,))) == []
     # CRI-O looks for a program of the handler's own name.
     assert judge(CHECK, runtime(bare, kind=CRIO)) == []

@@ -130,8 +130,9 @@ def test_one_that_is_not_ready_is_found_whatever_its_files_say() -> None:
     told = finding("RuntimeNotReady", f"ShimFailed: no such file; {RESTART}")
 
     assert judge(CHECK, runtime(NVIDIA, live=live)) == [told]
+    held = "first correct what RuntimeConfigMalformed found in its files: a restart would load it"
     assert judge(CHECK, runtime(problem=BROKEN, live=live)) == [
-        told,
+        finding("RuntimeNotReady", f"ShimFailed: no such file; {held}"),
         TooEarly(f"{FILE} can't be read", "runtime/containerd", ("RuntimeConfigNotLoaded", "NvidiaRuntimeNotKept")),
     ]
 

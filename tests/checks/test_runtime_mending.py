@@ -168,9 +168,13 @@ def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, comman
 @pytest.mark.parametrize(
     ("runtime", "file", "told"),
     [
-        (around(), FILE, f"correct {FILE}, then `systemctl restart containerd`"),
-        (around(template="/t"), FILE, f"correct /t, from which {FILE} is made at each start, then `systemctl"),
-        (around(template="/t"), "/etc/drop-in.toml", "correct /etc/drop-in.toml, then"),
+        (around(), FILE, f"correct {FILE}"),
+        (
+            around(template="/t"),
+            FILE,
+            f"correct /t, from which {FILE} is made at each start, then restart what makes it",
+        ),
+        (around(template="/t"), "/etc/drop-in.toml", "correct /etc/drop-in.toml"),
         (around(distribution=BOTTLEROCKET), FILE, "its files can't be changed: `apiclient set`"),
     ],
 )

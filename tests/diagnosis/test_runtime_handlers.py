@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from diagnosis.cause import Found
 from diagnosis.causes.runtime_handlers import RECORD_REASONS
+from diagnosis.diagnose import Diagnosis, Problem
 from healthcheck.checks import CHECKS
 from healthcheck.checks.runtime_mending import helm_values
+from healthcheck.checks.runtime_restart import REASONS
 from tests.diagnosis.states import (
     Object,
     ago,
@@ -496,3 +501,86 @@ def test_without_the_nodes_a_pod_that_has_waited_long_tells(age: float, found: l
     says = event(waits, "FailedCreatePodSandBox", TEXTS[0], count=90)
 
     assert told(judged(waits, says, NVIDIA, missing=["Node"])) == found
+
+
+# Files that would not serve the kubelet, and commands that would load them.
+
+
+def of_reasons(*reasons: str, detail: str = EITHER) -> dict[str, str]:
+    findings = [
+        {"reason": one, "severity": "MONITOR", "subject": "runtime/containerd", "detail": detail} for one in reasons
+    ]
+    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": findings}
+    return {"gpu-healthcheck.aws-samples.io/results": json.dumps(record)}
+
+
+RESTARTING = re.compile("(?:systemctl|snap|rollout) restart|helm upgrade")
+UNIMPLEMENTED = (
+    "Failed to create pod sandbox: rpc error: code = Unimplemented desc = unknown service runtime.v1.RuntimeService"
+)
+
+
+@pytest.mark.parametrize("reason", ["RuntimeCriDisabled", "DefaultRuntimeUndefined", "RuntimeConfigMalformed"])
+def test_a_runtime_whose_files_keep_it_from_the_kubelet_is_what_the_rest_follows_from(reason: str) -> None:
+    down = node("a", handlers=None, annotations=of_reasons("NvidiaRuntimeMissing", reason))
+    down["status"]["conditions"] = [condition("Ready", "False", minutes=30, reason="KubeletNotReady")]
+    held, unreached = stuck(), stuck("unreached")
+    events = [
+        event(held, "FailedCreatePodSandBox", TEXTS[0], count=20),
+        event(unreached, "FailedCreatePodSandBox", UNIMPLEMENTED, count=20),
+    ]
+
+    diagnosis = judged(down, NVIDIA, held, unreached, *events)
+
+    assert told(diagnosis) == [(reason, "node/a")]
+    (problem,) = diagnosis.problems
+    assert sorted(name for name, _ in consequences(problem)) == [
+        "ContainerRuntimeUnreachable",
+        "NodeNotReady",
+        "RuntimeHandlerMissing",
+    ]
+
+
+def test_of_two_such_faults_one_follows_from_the_other() -> None:
+    seen = node("a", handlers=(), annotations=of_reasons("DefaultRuntimeUndefined", "RuntimeCriDisabled"))
+
+    (problem,) = judged(seen, NVIDIA, stuck()).problems
+
+    assert problem.found.cause.name == "RuntimeCriDisabled"
+    assert ("DefaultRuntimeUndefined", "node/a") in consequences(problem)
+
+
+def test_where_everything_works_the_next_restart_is_no_cause_yet() -> None:
+    assert not told(judged(node("a", annotations=of_reasons("RuntimeCriDisabled")), NVIDIA, pod("works", on="a")))
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("operators", [True, False])
+def test_no_command_restarts_a_runtime_in_whose_files_a_fault_is_found(reason: str, operators: bool) -> None:
+    seen = node("a", handlers=("", "runc"), annotations=of_reasons("NvidiaRuntimeMissing", reason))
+    its = [toolkit(), operator_pod()] if operators else []
+
+    remedies = every_remedy(judged(seen, NVIDIA, stuck(), *its))
+    well = every_remedy(judged(node("a", handlers=("", "runc")), NVIDIA, stuck(), *its))
+
+    assert RESTARTING.search(well)
+    assert not RESTARTING.search(remedies)
+    assert f"Correct first on node/a what its agent found there: {reason}" in remedies
+
+
+def test_a_command_for_all_nodes_waits_for_the_one_with_the_fault() -> None:
+    broken = node("b", annotations=of_reasons("RuntimeCriDisabled"))
+    lacking = node("a", handlers=("", "runc"))
+
+    assert not RESTARTING.search(every_remedy(judged(lacking, broken, NVIDIA, stuck(), toolkit(), operator_pod())))
+    assert RESTARTING.search(every_remedy(judged(lacking, broken, NVIDIA, stuck())))
+
+
+def every_remedy(diagnosis: Diagnosis) -> str:
+    return "\n".join(line for one in diagnosis.problems for found in (one.found, *below(one)) for line in found.remedy)
+
+
+def below(problem: Problem) -> Iterator[Found]:
+    for one in problem.consequences:
+        yield one.found
+        yield from below(one)

@@ -44,6 +44,7 @@ _SERVER = "io.containerd.server.v1.grpc"
 _LINUX_V1, _SHIMS_PLUGIN = "io.containerd.runtime.v1.linux", "linux"
 """The shim of containerd before 1.2; 1.x still starts it, with options of its own. Its plugin has the short name in
 schema 1, and a `runtime` for handlers that name no program."""
+_RUNC_SHIMS = "io.containerd.runc."
 _DROP_IN_FOLDERS = ("conf.d", "config.d")
 _MOST_FILES = 64
 _MOST_HANDLERS = 256
@@ -598,12 +599,19 @@ def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = 
         name,
         kind,
         _at(cri, str, *binary) or (shims_program if kind == _LINUX_V1 else ""),
-        _at(cri, bool, *cgroup),
+        _systemd_cgroup(cri, kind, options, cgroup),
         place.file if isinstance(place, _Definition) else "",
         place.line if isinstance(place, _Definition) else 0,
         _at(cri, bool, *path, "privileged_without_host_devices") or False,
         ignored if isinstance(ignored, str) else "",
     )
+
+
+def _systemd_cgroup(cri: Table, kind: str, options: Table | None, path: tuple[str, ...]) -> bool | None:
+    """False also where the options of a runc shim lack it; None without options, and of other shims."""
+    told = _at(cri, bool, *path)
+    is_runcs = kind in ("", _LINUX_V1) or kind.startswith(_RUNC_SHIMS)
+    return False if told is None and options is not None and is_runcs else told
 
 
 def _spelt(option: str, options: Table, *, is_1: bool) -> str:

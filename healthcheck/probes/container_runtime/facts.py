@@ -71,6 +71,7 @@ class Handler(_Fact, frozen=True):
     runtime_type: str
     binary: str
     systemd_cgroup: bool | None
+    """None: nothing is configured, as of containerd a handler without a table of options."""
     file: str
     line: int = 0
     privileged_without_host_devices: bool = False

@@ -1,0 +1,65 @@
+"""Whether a container runtime may be restarted now: no printed command loads a file in which a fault is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from msgspec.structs import replace
+
+from healthcheck.checks import (
+    cgroup_driver,
+    container_runtime,
+    default_runtime,
+    gpu_runtime,
+    runtime_binary,
+    runtime_mending,
+    runtime_type,
+)
+from healthcheck.model import Finding
+from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime
+
+_OF_FILES = (container_runtime, default_runtime, runtime_type, runtime_binary, cgroup_driver)
+REASONS = tuple(reason.name for one in _OF_FILES for reason in one.CHECK.reasons)
+"""Of findings that a restart would bring into force: those that keep the runtime from starting or from its CRI first.
+
+The advice of each is an edit, without a command.
+"""
+
+
+def restart(around: ContainerRuntime, used: Configuration) -> str:
+    """The restart as advice: the command, or what has to be corrected first."""
+    lost = ", ".join(lost_handlers(around, used)) or ("CDI" if _loses_gpus(around) else "")
+    hold = f"first give {lost} back to its files: after a restart pods would not get it" if lost else ""
+    return _hold(around, used) or hold or f"`{runtime_mending.restart(around, used)}`"
+
+
+def give_handler(around: ContainerRuntime, used: Configuration) -> str:
+    """Advice that gives the runtime NVIDIA's handler; its commands restart the runtime."""
+    return _hold(around, used) or runtime_mending.give_handler(around, used)
+
+
+def lost_handlers(around: ContainerRuntime, used: Configuration) -> list[str]:
+    """NVIDIA's handlers that the running runtime has and its files do not define."""
+    running = around.running_handlers
+    defined = {one.name for one in used.handlers}
+    return [name for name in running if name not in defined and gpu_runtime.is_nvidias(name, running[name])]
+
+
+def _loses_gpus(around: ContainerRuntime) -> bool:
+    """Whether pods get a GPU now, and would get none with what the files hold."""
+    return gpu_runtime.gives_gpus(around) and not gpu_runtime.gives_gpus(replace(around, live=None))
+
+
+def _hold(around: ContainerRuntime, used: Configuration) -> str:
+    """Why a restart has to wait; '' where the files may be loaded."""
+    if used.problem is not None and used.problem.only_ours:
+        return f"first see that it can load {used.problem.file}, which could not be read here: a restart would"
+    names = ", ".join(dict.fromkeys(one.reason for one in _faults(around, used)))
+    return f"first correct what {names} found in its files: a restart would load it" if names else ""
+
+
+def _faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+    """The findings of `REASONS`; a file that can't be read hides all but its own."""
+    of_files = _OF_FILES if used.problem is None else (container_runtime,)
+    return chain.from_iterable(one.find_faults(around, used) for one in of_files)

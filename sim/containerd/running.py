@@ -1,0 +1,103 @@
+"""A real containerd in the standard place of a node of its own: a mount namespace over folders of a test."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Self
+
+BOOTED = "containerd successfully booted"
+_OWN = ("/etc/containerd", "/run/containerd", "/var/lib/containerd", "/etc/nvidia-container-runtime")
+_CONFIGURED = "etc/containerd"
+_SYSTEMCTL = """#!/bin/sh
+# As systemd restarts a service of Type=notify: the answer comes when it has started, or has ended.
+[ "$1 $2" = "restart containerd" ] || exit 5
+if [ -e {pid} ]; then
+    kill "$(cat {pid})"
+    while kill -0 "$(cat {pid})" 2>/dev/null; do sleep 0.1; done
+fi
+: >{log}
+{program} --log-level info >>{log} 2>&1 &
+echo $! >{pid}
+until grep -q '{booted}' {log}; do
+    kill -0 "$(cat {pid})" 2>/dev/null || exit 1
+    sleep 0.1
+done
+"""
+
+
+class RunningContainerd:
+    """`root` is what the node has in the place of /: `root/etc/containerd/config.toml` is its file.
+
+    `programs` are put beside a `systemctl` that restarts it. Needs root and mount namespaces.
+    """
+
+    def __init__(self, program: Path, root: Path, *programs: Path) -> None:
+        self.root = root
+        self._pid, self.log = root / "containerd.pid", root / "containerd.log"
+        self._bin = root / "bin"
+        for folder in (self._bin, *(root / one.lstrip("/") for one in _OWN)):
+            folder.mkdir(parents=True)
+        for one in programs:
+            (self._bin / one.name).symlink_to(one)
+        systemctl = self._bin / "systemctl"
+        words = {"program": program, "pid": self._pid, "log": self.log}
+        quoted = {name: shlex.quote(str(value)) for name, value in words.items()}
+        systemctl.write_text(_SYSTEMCTL.format(**quoted, booted=BOOTED))
+        systemctl.chmod(0o755)
+
+    def __enter__(self) -> Self:
+        for one in _OWN:  # a mount needs a folder to lie over
+            Path(one).mkdir(parents=True, exist_ok=True)
+        binds = "\n".join(f"mount --bind {shlex.quote(str(self.root / one.lstrip('/')))} {one}" for one in _OWN)
+        script = f"set -e; mount --make-rprivate /\n{binds}\necho ready; exec sleep infinity"
+        self._namespace = subprocess.Popen(["unshare", "--mount", "sh", "-c", script], stdout=subprocess.PIPE)
+        assert self._namespace.stdout is not None
+        if not self._namespace.stdout.readline():
+            raise RuntimeError("no mount namespace could be made")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._namespace.kill()
+        self._namespace.wait()
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """The command as a person pastes it on the node."""
+        path = f"{self._bin}:{os.environ['PATH']}"
+        inside = ("nsenter", f"--mount=/proc/{self._namespace.pid}/ns/mnt", "bash", "-c", command)
+        environment = os.environ | {"PATH": path}
+        return subprocess.run(inside, env=environment, capture_output=True, text=True, check=False)
+
+    def start(self, files: dict[str, str]) -> bool:
+        """Begin anew with these files of /etc/containerd alone; whether it has started."""
+        self._end()
+        self.put(files)
+        return self.run("systemctl restart containerd").returncode == 0
+
+    def put(self, files: dict[str, str]) -> None:
+        """In the place of those that are there; what runs has read others."""
+        folder = self.root / _CONFIGURED
+        for one in sorted(folder.rglob("*"), reverse=True):
+            one.rmdir() if one.is_dir() else one.unlink()
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+    @property
+    def started(self) -> float:
+        """When it was started last, in seconds of UTC."""
+        return self._pid.stat().st_mtime
+
+    @property
+    def is_up(self) -> bool:
+        return self._pid.exists() and Path(f"/proc/{self._pid.read_text().strip()}/exe").exists()
+
+    def _end(self) -> None:
+        if self.is_up:
+            pid = int(self._pid.read_text())
+            os.kill(pid, 15)
+            subprocess.run(["tail", f"--pid={pid}", "-f", "/dev/null"], check=True)
+        self._pid.unlink(missing_ok=True)

@@ -1,0 +1,269 @@
+"""Every command that a finding about a container runtime prints, run as it stands against a real containerd.
+
+A node is no worse after it: containerd starts, serves the CRI, and gives a pod its GPU in every way that it did before;
+no finding is there that was not there before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from go_programs.build import NoProgramError
+from healthcheck.checks import CHECKS, gpu_runtime
+from healthcheck.checks.expectation import RuntimeClass
+from healthcheck.model import Finding
+from healthcheck.probes.container_runtime import programs
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.containerd import read_configuration
+from healthcheck.probes.container_runtime.cri import RuntimeStatus
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, Kubelet, Live
+from sim.container_runtime import V2, V3, default, handler
+from sim.containerd import RELEASES, RunningContainerd
+from sim.real_node import nvidia_toolkit
+from tests import tiers
+from tests.checks.evidence import P5, finds
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="containerd and mount namespaces are root's alone")
+
+SOCKET, MAIN, FOLDER = "/run/containerd/containerd.sock", "config.toml", "/etc/containerd"
+PROGRAM, PACKAGES = f"{FOLDER}/bin/nvidia-container-runtime", "/usr/bin/nvidia-container-runtime"
+"""NVIDIA's, as the node's files name it, and as `nvidia-ctk` does."""
+GROUP = [check for check in CHECKS if check.group == "7-container-runtime"]
+EXPECTED = replace(P5, runtime_classes=(RuntimeClass("nvidia", "nvidia", for_this_node=True),))
+RELEASES_OWN = {"1.7": (2, V2), "2.2": (3, V3), "2.4": (4, V3)}
+OPERATORS = """#!/bin/bash
+# What the GPU operator's toolkit does on the node with the variables that a person gives it by Helm.
+[ "$1" = list ] && echo gpu-operator && exit
+[[ "$*" =~ CONTAINERD_CONFIG,toolkit.env.[0-9]..value=([^,]+) ]] || exit 1
+nvidia-ctk runtime configure --runtime=containerd --config="${BASH_REMATCH[1]}" && systemctl restart containerd
+"""
+_COMMAND = re.compile(r"`([^`]+)`")
+
+Files = dict[str, str]
+
+
+class Release(Struct, frozen=True):
+    """Its newest schema, and the plugin whose table holds the handlers there."""
+
+    schema: int
+    section: str
+
+    def file(self, *tables: str, head: str = "") -> str:
+        return f"{head}version = {self.schema}\n{''.join(tables)}"
+
+    def runc(self, *, systemd_cgroup: bool = True) -> str:
+        return default(self.section, "runc") + handler(self.section, "runc", systemd_cgroup=systemd_cgroup)
+
+    def nvidia(self, *, systemd_cgroup: bool = True) -> str:
+        return handler(self.section, "nvidia", PROGRAM, systemd_cgroup=systemd_cgroup)
+
+    @property
+    def good(self) -> Files:
+        return {MAIN: self.file(self.runc(), self.nvidia())}
+
+
+class State(Struct, frozen=True):
+    """A node: with `ran` its containerd was started, `now` stands in its files since then.
+
+    `reasons`: what is found, and `commands`: what that prints, by its first words. Where `restarted` it was started
+    with `now` too.
+    """
+
+    ran: Callable[[Release], Files]
+    now: Callable[[Release], Files]
+    reasons: set[str]
+    commands: tuple[str, ...] = ()
+    restarted: bool = False
+    mode: int = 0o755
+    """Of NVIDIA's program."""
+
+
+def good(release: Release) -> Files:
+    return release.good
+
+
+def without(release: Release) -> Files:
+    return {MAIN: release.file(release.runc())}
+
+
+def kata(release: Release) -> Files:
+    return {MAIN: release.file(release.runc(), release.nvidia(), handler(release.section, "kata"))}
+
+
+def disabled(release: Release) -> Files:
+    return {MAIN: f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n{kata(release)[MAIN]}'}
+
+
+def disabled_without(release: Release) -> Files:
+    return {MAIN: f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n{without(release)[MAIN]}'}
+
+
+def dockers(_: Release) -> Files:
+    return {MAIN: 'disabled_plugins = ["cri"]\n'}
+
+
+def undefined(release: Release) -> Files:
+    return {MAIN: kata(release)[MAIN].replace(' = "runc"', ' = "crun"')}
+
+
+def nvidia_undefined(release: Release) -> Files:
+    return {MAIN: without(release)[MAIN].replace(' = "runc"', ' = "nvidia"')}
+
+
+def malformed(release: Release) -> Files:
+    return {MAIN: f"{release.good[MAIN]}[["}
+
+
+def unimportable(release: Release) -> Files:
+    return {MAIN: f'imports = ["/etc/containerd/gone.toml"]\n{release.good[MAIN]}'}
+
+
+def removed_type(release: Release) -> Files:
+    return {MAIN: kata(release)[MAIN].replace("io.containerd.runc.v2", "io.containerd.runc.v1")}
+
+
+def cgroupfs(release: Release) -> Files:
+    tables = (release.runc(systemd_cgroup=False), release.nvidia(systemd_cgroup=False))
+    return {MAIN: release.file(*tables, handler(release.section, "kata"))}
+
+
+def other_program(release: Release) -> Files:
+    return {MAIN: release.good[MAIN].replace(PROGRAM, "/opt/gone/nvidia-container-runtime")}
+
+
+def misplaced(release: Release) -> Files:
+    other = V2 if release.section == V3 else V3
+    return {MAIN: release.file(release.runc(), handler(other, "nvidia", PROGRAM))}
+
+
+def swapped(release: Release) -> Files:
+    """NVIDIA's handler is gone, and another one is new."""
+    return {MAIN: release.file(release.runc(), handler(release.section, "kata"))}
+
+
+RESTART, GIVE = ("systemctl restart",), ("helm upgrade", "nvidia-ctk runtime")
+STATES = {
+    "well": State(good, good, set()),
+    "an edit that nobody loaded": State(good, kata, {"RuntimeConfigNotLoaded"}, RESTART),
+    "no handler": State(without, without, {"NvidiaRuntimeMissing"}, GIVE),
+    "a handler that is not kept": State(good, without, {"NvidiaRuntimeNotKept"}, GIVE),
+    "one handler gone, one new": State(good, swapped, {"NvidiaRuntimeNotKept", "RuntimeConfigNotLoaded"}, GIVE),
+    "CRI off, and an edit": State(good, disabled, {"RuntimeCriDisabled", "RuntimeConfigNotLoaded"}),
+    "CRI off, and no handler kept": State(good, disabled_without, {"RuntimeCriDisabled", "NvidiaRuntimeNotKept"}),
+    "CRI off, and no handler": State(without, disabled_without, {"RuntimeCriDisabled", "NvidiaRuntimeMissing"}),
+    "Docker's own file": State(good, dockers, {"RuntimeCriDisabled", "NvidiaRuntimeNotKept"}),
+    "Docker's own file, loaded": State(good, dockers, {"RuntimeCriDisabled", "NvidiaRuntimeMissing"}, restarted=True),
+    "no such default, and an edit": State(good, undefined, {"DefaultRuntimeUndefined", "RuntimeConfigNotLoaded"}),
+    "no such default, loaded": State(good, undefined, {"DefaultRuntimeUndefined"}, restarted=True),
+    "no handler, and the default": State(
+        without, nvidia_undefined, {"DefaultRuntimeUndefined", "NvidiaRuntimeMissing", "RuntimeConfigNotLoaded"}
+    ),
+    "no TOML": State(good, malformed, {"RuntimeConfigMalformed"}),
+    "no such import": State(good, unimportable, {"RuntimeConfigMalformed"}),
+    "no TOML, loaded": State(good, malformed, {"RuntimeConfigMalformed"}, restarted=True),
+    "another driver, and an edit": State(good, cgroupfs, {"CgroupDriverMismatch", "RuntimeConfigNotLoaded"}),
+    "a program that is not there": State(good, other_program, {"RuntimeBinaryMissing", "RuntimeConfigNotLoaded"}),
+    "a program that nobody may run": State(good, good, {"RuntimeBinaryNotExecutable"}, ("chmod 0755",), mode=0o644),
+    "a handler in a table that is not read": State(good, misplaced, {"RuntimeConfigMisplaced", "NvidiaRuntimeNotKept"}),
+}
+
+
+class Node:
+    """The node of a test, as the checks see it."""
+
+    def __init__(self, containerd: RunningContainerd, release: Release) -> None:
+        self.containerd, self.release = containerd, release
+
+    def be(self, state: State) -> None:
+        assert self.containerd.start(self._whole(state.ran(self.release)))
+        self.containerd.put(self._whole(state.now(self.release)))
+        (self.containerd.root / PROGRAM.lstrip("/")).chmod(state.mode)
+        if state.restarted:
+            self.containerd.run("systemctl restart containerd")
+
+    def facts(self) -> ContainerRuntime:
+        asked = ContainerRuntime(None, socket=SOCKET, since_boot=self.containerd.started)
+        live = RuntimeStatus(self.containerd.root).ask(asked)
+        known = live if isinstance(live, Live) else None
+        used = read_configuration(self.containerd.root, f"{FOLDER}/{MAIN}", known.version if known else "")
+        return replace(
+            asked,
+            used=used,
+            live=known,
+            why_not_live="" if known else str(live),
+            started=self.containerd.started,
+            kubelet=Kubelet("kubelet", 1, systemd_cgroup=True),
+            programs=tuple(programs.find(self.containerd.root, one.binary) for one in used.handlers if one.binary),
+            for_gpus=True,
+        )
+
+    def _whole(self, files: Files) -> Files:
+        return {**files, "bin/nvidia-container-runtime": "#!/bin/sh\n"}
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def node(
+    request: pytest.FixtureRequest, real_containerd: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Node]:
+    try:
+        toolkit = nvidia_toolkit.program()
+    except NoProgramError as error:
+        tiers.cannot_run(f"NOT TESTED with NVIDIA's nvidia-ctk: {error}")
+    folder = tmp_path_factory.mktemp("node")
+    helm = folder / "helm"
+    helm.write_text(OPERATORS)
+    helm.chmod(0o755)
+    with RunningContainerd(real_containerd(request.param), folder / "root", toolkit, helm) as containerd:
+        package = containerd.root / PACKAGES.lstrip("/")
+        package.parent.mkdir(parents=True)
+        package.write_text("#!/bin/sh\n")
+        package.chmod(0o755)
+        yield Node(containerd, Release(*RELEASES_OWN[request.param]))
+
+
+def findings(around: ContainerRuntime) -> list[Finding]:
+    told = (one for check in GROUP for one in finds(check, EXPECTED, {CONTAINER_RUNTIME: around}))
+    return [one for one in told if isinstance(one, Finding)]
+
+
+def printed(found: list[Finding]) -> list[str]:
+    return list(dict.fromkeys(command for one in found for command in _COMMAND.findall(one.detail)))
+
+
+def first_words(command: str) -> str:
+    return " ".join(command.split()[:2])
+
+
+def ways(around: ContainerRuntime) -> set[str]:
+    """In which a pod gets a GPU now, beside that it can be started at all."""
+    running = around.running_handlers
+    return {one for one in running if gpu_runtime.is_nvidias(one, running[one])} if around.live is not None else set()
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_no_printed_command_makes_a_node_worse(name: str, node: Node) -> None:
+    state = STATES[name]
+    node.be(state)
+    before = node.facts()
+    found = findings(before)
+    commands = printed(found)
+
+    assert {one.reason for one in found} == state.reasons
+    assert tuple(sorted({first_words(one) for one in commands})) == state.commands
+    for command in commands:
+        if command != commands[0]:
+            node.be(state)
+        done = node.containerd.run(command)
+        after = node.facts()
+        assert done.returncode == 0, (command, done.stderr)
+        assert node.containerd.is_up, command
+        assert after.live is not None or before.live is None, (command, after.why_not_live)
+        assert ways(before) <= ways(after), command
+        assert {one.reason for one in findings(after)} < state.reasons, command
