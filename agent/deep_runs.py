@@ -21,7 +21,7 @@ from agent.state import State
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.deep.due import is_overdue, last_deep_test
+from healthcheck.deep.due import OVERDUE_INTERVALS, is_overdue, is_swept, last_deep_test
 from healthcheck.deep.look import Diagnostic, look_deeply
 from healthcheck.deep.record import Ran, render
 from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity, Unobserved
@@ -173,7 +173,9 @@ class DeepTests:
         since_start = now.monotonic - self._started.monotonic
         test = last_deep_test(node, now.wall)
         if test is not None:
-            due = (test.at - now.wall).total_seconds() + interval * (1 + _JITTER * share)
+            # A sweep gives way to work that needs the GPUs. A level 2 of the agent's own does not hear of such work.
+            intervals = OVERDUE_INTERVALS if is_swept(node) else 1 + _JITTER * share
+            due = (test.at - now.wall).total_seconds() + interval * intervals
         else:
             # Its place in the interval, the same at each start, so that restarts neither hasten nor starve it.
             phase = (self._started.wall.timestamp() - share * interval) % interval

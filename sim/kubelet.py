@@ -83,6 +83,8 @@ class Kubelets:
     """The image: a folder whose programs come before this machine's."""
     most_gpus: Counter[str] = field(default_factory=Counter)
     """By node name, the most GPUs that containers ever held there at the same time."""
+    refuses: dict[str, str] = field(default_factory=dict)
+    """By node name, why its device plugin refuses each pod."""
     stuck: set[str] = field(default_factory=set)
     """Nodes on which no container is started: their volumes are waited for, say."""
 
@@ -160,6 +162,9 @@ class Kubelets:
         return is_pending and pod["spec"]["nodeName"] not in self.stuck
 
     def _started(self, pod: dict[str, Any]) -> _Pod:
+        if why := self.refuses.get(pod["spec"]["nodeName"]):
+            refusal = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": why}
+            return _Pod(pod, None, ended=True, unreported=refusal)
         container, process = pod["spec"]["containers"][0], None
         words = [*container.get("command", []), *container.get("args", [])]
         if words:

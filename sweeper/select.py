@@ -27,6 +27,10 @@ from healthcheck.text.moments import timestamp
 _RETRY_SHARE = 4
 """Of the interval, a quarter has to pass before a node is tried again whose last run came to no verdict."""
 _NEVER = datetime.min.replace(tzinfo=UTC)
+_NO_ATTEMPT = Attempt(_NEVER)
+_SHARING, _MPS = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-gpu-sharing-strategy"), "mps"
+"""Labels of NVIDIA's feature discovery and of GKE."""
+_BY_MPS = "its GPUs are shared by MPS, and a pod gets one replica, not all GPUs: its agent's level 2 tests it"
 
 
 class Limits(Struct, frozen=True):
@@ -83,7 +87,7 @@ def candidate(
         gpus=node.gpus,
         tested=tested,
         tried=last_attempt(node, now),
-        obstacle=obstacle(node, heard, now) or _kept_away(node, tolerations) or engine_obstacle(node),
+        obstacle=obstacle(node, heard, now) or _kept_away(node, tolerations) or _shared(node) or engine_obstacle(node),
         under_run=claim_on(node, now) is not None,
         overdue=is_overdue(node, tested, interval, now),
         devices=node.devices.gpus if node.devices else 0,
@@ -93,21 +97,21 @@ def candidate(
 def select(
     nodes: Sequence[Candidate],
     busy: Mapping[str, str],
-    tried: Mapping[str, datetime],
+    tried: Mapping[str, Attempt],
     places: int,
     limits: Limits,
     now: datetime,
 ) -> list[Decision]:
     """One decision per node, those that were tested or tried longest ago first.
 
-    `busy`: by node name, who holds its GPUs. `tried`: by node name, when its last Job was made. `places`: how many
+    `busy`: by node name, who holds its GPUs. `tried`: by node name, its last Job. `places`: how many
     more nodes a sweep may take now.
     """
     of_type = Counter(node.instance_type for node in nodes)
     used = Counter(node.instance_type for node in nodes if node.under_run)
     decisions = []
     for node in sorted(nodes, key=lambda node: (_last(node, tried), node.name)):
-        why = _unfit(node, busy.get(node.name, ""), tried.get(node.name, _NEVER), limits.interval, now)
+        why = _unfit(node, busy.get(node.name, ""), tried.get(node.name, _NO_ATTEMPT), limits.interval, now)
         allowed = max(1, of_type[node.instance_type] * limits.percent // 100)
         if not why and used[node.instance_type] >= allowed:
             named = node.instance_type or "unknown type"
@@ -134,12 +138,12 @@ def busy_nodes(
     return {**(holders or {}), **of_pods}
 
 
-def _last(node: Candidate, tried: Mapping[str, datetime]) -> datetime:
+def _last(node: Candidate, tried: Mapping[str, Attempt]) -> datetime:
     of_record = node.tried.at if node.tried else _NEVER
-    return max(node.tested.at if node.tested else _NEVER, of_record, tried.get(node.name, _NEVER))
+    return max(node.tested.at if node.tested else _NEVER, of_record, tried.get(node.name, _NO_ATTEMPT).at)
 
 
-def _unfit(node: Candidate, holder: str, tried: datetime, interval: timedelta, now: datetime) -> str:
+def _unfit(node: Candidate, holder: str, tried: Attempt, interval: timedelta, now: datetime) -> str:
     """What speaks against the node whatever the others do; '' where nothing does."""
     if not interval:
         return "DCGM_L2_INTERVAL is 0: there are no deep tests"
@@ -150,7 +154,7 @@ def _unfit(node: Candidate, holder: str, tried: datetime, interval: timedelta, n
     if holder:
         return f"in use: {holder}"
     # Of a record and a Job the later one tells; the record is that of the Job which began before it.
-    attempt = node.tried if node.tried and node.tried.at >= tried else Attempt(tried)
+    attempt = node.tried if node.tried and node.tried.at >= tried.at else tried
     # Its record is as young as its Job: what came to a verdict was no vain try.
     in_vain = node.tested is None or attempt.at > node.tested.at
     return str(attempt) if in_vain and now - attempt.at < interval / _RETRY_SHARE else ""
@@ -162,6 +166,14 @@ def _kept_away(node: NodeState, tolerations: Sequence[Mapping[str, Any]]) -> str
         if taint.get("effect") in KEEPS_AWAY and not any(_tolerates(one, taint) for one in tolerations):
             return f"its taint {taint.get('key')} keeps the sweep away"
     return ""
+
+
+def _shared(node: NodeState) -> str:
+    """Return why no pod can have all GPUs. NVIDIA's plugin refuses a second replica with MPS, whatever its settings.
+
+    With time-slicing that is a setting of the plugin, which nobody sees before it refuses a Job.
+    """
+    return _BY_MPS if any(node.labels.get(key) == _MPS for key in _SHARING) else ""
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

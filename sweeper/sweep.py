@@ -7,7 +7,7 @@ after the Job has ended.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -22,7 +22,7 @@ from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.patience import Patience
 from healthcheck.deep.claim import Claim, Kind, claim_on, clear, is_marked
 from healthcheck.deep.claimant import Claimant
-from healthcheck.deep.due import obstacle
+from healthcheck.deep.due import Attempt, obstacle
 from healthcheck.deep.job import JobState, TemplateError
 from healthcheck.host import clock
 from healthcheck.node.devices import GivenOut
@@ -53,6 +53,7 @@ _AT_ITS_START = Patience(15.0, (Forbidden,), longest_pause=0.5)
 _MOST_RECLAIMED = 500
 """Places in the fleet budget that one sweep gives back: nobody waits for more, and others' tests wait for none."""
 _MOST_NAMED = 20
+_REFUSED = "the kubelet refused the pod, and the node's agent tests it"
 _NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
 
 
@@ -66,6 +67,8 @@ class View(Struct, frozen=True):
     jobs: tuple[JobState, ...]
     slots: tuple[Slot, ...]
     holders: Mapping[str, Holder]
+    refused: Mapping[str, str] = {}
+    """By the name of a Job, why a kubelet refused its pod."""
 
 
 class SweepPlan(Struct, frozen=True):
@@ -97,7 +100,8 @@ class Sweep:
         """Look once, and decide. Changes nothing."""
         view, now = patiently(self._look), _now()
         left = find_leftovers(view.marked, view.jobs, now)
-        tried = {job.node: job.created for job in sorted(view.jobs, key=lambda job: job.created)}
+        jobs = sorted(view.jobs, key=lambda job: job.created)
+        tried = {job.node: Attempt(job.created, view.refused.get(job.name, "")) for job in jobs}
         places = self._limits.nodes - len(left.alive)
         return SweepPlan(
             tuple(select(view.candidates, view.busy, tried, places, self._limits, now)),
@@ -164,7 +168,13 @@ class Sweep:
                 candidates.append(one)
         busy = busy_nodes(self._cluster.list_gpu_pods(), self._claimed(), self._given_out.devices)
         jobs, _ = self._cluster.list_jobs(self._namespace, SELECTOR)
-        return View(tuple(candidates), busy, tuple(marked), tuple(jobs), slots, holders)
+        return View(tuple(candidates), busy, tuple(marked), tuple(jobs), slots, holders, self._refused(jobs))
+
+    def _refused(self, jobs: Iterable[JobState]) -> dict[str, str]:
+        if all(job.outcome in ("", "Complete") for job in jobs):
+            return {}
+        found = self._cluster.list_refused(self._namespace, SELECTOR)
+        return {name: f"{_REFUSED}: {message}" for name, message in found.items()}
 
     def _slots(self) -> tuple[Slot, ...]:
         """Before the Nodes: a taint that is set by now is seen then."""

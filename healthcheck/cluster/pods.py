@@ -17,9 +17,11 @@ from healthcheck.deep.job import JobState
 from healthcheck.node.gpu_resources import GpuPod, gpu_pod, unplaced_since
 from healthcheck.node.pods import PodState, pod_state
 from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
 
 JOB_LABEL, _JOB_UID_LABEL = "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid"
 _PODS = "/api/v1/namespaces/{}/pods"
+_LONGEST_REFUSAL = 200
 _MOST_LOG_BYTES = 1 << 20
 _AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Pods that have a node and have not finished: those that hold what they asked for."""
@@ -46,6 +48,17 @@ class Pods(Connection):
         query = {"labelSelector": selector, "fieldSelector": "spec.nodeName="}
         pods = self._pages(f"/api/v1/namespaces/{namespace}/pods", "pods", query)
         return {str((pod["metadata"].get("labels") or {}).get(JOB_LABEL, "")) for pod in pods}
+
+    def list_refused(self, namespace: str, selector: str) -> dict[str, str]:
+        """Return, by the name of its Job, why a kubelet refused a pod that a scheduler had placed."""
+        query = {"labelSelector": selector, "fieldSelector": "status.phase=Failed"}
+        refused = {}
+        for pod in self._pages(f"/api/v1/namespaces/{namespace}/pods", "pods", query):
+            status = pod.get("status") or {}
+            if status.get("reason") == "UnexpectedAdmissionError":
+                job = str((pod["metadata"].get("labels") or {}).get(JOB_LABEL, ""))
+                refused[job] = printable(str(status.get("message", "")), _LONGEST_REFUSAL)
+        return refused
 
     def list_pods_on(self, node_name: str) -> list[dict[str, Any]]:
         """Every pod that is bound to the node, finished ones too, as plain API objects."""

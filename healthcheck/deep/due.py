@@ -90,6 +90,12 @@ def is_due(test: DeepTest | None, interval: timedelta, now: datetime) -> bool:
     return bool(interval) and (test is None or now - test.at >= interval)
 
 
+def is_swept(node: NodeState) -> bool:
+    """Whether sweeps come to this Node: the last record of level 2 is a sweep's, and no engine keeps them away."""
+    record = records.on_node(RunRecord, node, SWEEP_RESULT)
+    return record.timestamp is not None and record.by != "agent" and not engine_obstacle(node)
+
+
 def is_overdue(node: NodeState, test: DeepTest | None, interval: timedelta, now: datetime) -> bool:
     """Whether three intervals have passed since the last deep test, or since the Node was made."""
     since = test.at if test else node.created

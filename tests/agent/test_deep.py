@@ -224,6 +224,38 @@ class TestWhen:
         assert least <= rig.start().attempt() <= most
         assert (rig.writes, rig.asked) == ([], [])
 
+    @pytest.mark.parametrize(
+        ("hours", "by", "is_tested"),
+        [
+            (7, "sweep", False),
+            (17, "sweep", False),
+            (18.1, "sweep", True),
+            (7, "agent", True),
+        ],
+    )
+    def test_a_node_that_sweeps_come_to_is_left_to_them_until_it_is_overdue_by_two_intervals(
+        self, rig: Rig, hours: float, by: str, is_tested: bool
+    ) -> None:
+        rig.annotate(sweep=swept(hours, by=by))
+        rig.start().attempt()
+
+        assert rig.asked == (["2"] if is_tested else [])
+
+    def test_a_node_that_sweeps_came_to_in_vain_is_left_to_them_too(self, rig: Rig) -> None:
+        before = {"timestamp": ago(8), "status": "pass", "by": "agent"}
+        rig.annotate(sweep=swept(1, status="unknown", before=before))
+        rig.start().attempt()
+
+        assert rig.asked == []
+
+    def test_a_node_whose_engine_keeps_sweeps_away_is_its_agents(self, rig: Rig) -> None:
+        record = json.dumps({"status": "pass", "inventory": {"dcgm": {"host": "127.0.0.1:5555"}}})
+        rig.world.cluster.edit({"metadata": {"annotations": {f"{P}/results": record}}})
+        rig.annotate(sweep=swept(7))
+        rig.start().attempt()
+
+        assert rig.asked == ["2"]
+
     def test_4_nothing_is_tested_right_at_a_start(self, rig: Rig) -> None:
         rig.waits = replace(QUICK, settle=600.0)
 

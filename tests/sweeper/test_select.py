@@ -93,13 +93,20 @@ def test_a_claim_keeps_a_node_busy_by_what_it_holds_or_where_nobody_can_see_that
 
 
 def test_a_job_that_came_to_no_verdict_is_waited_for_and_one_that_did_is_not() -> None:
-    job = {"n": NOW - HOUR}
+    job = {"n": Attempt(NOW - HOUR)}
     assert why_not(one("n"), tried=job) == "tried in vain at 2026-11-21T11:00:00Z"
     assert why_not(one("n", 0.9), replace(LIMITS, interval=HOUR / 2), tried=job) == ""
 
 
+def test_a_job_whose_pod_was_refused_is_named_with_the_kubelets_words() -> None:
+    """Time-slicing with `failRequestsGreaterThanOne`: a pod gets one replica, which no scheduler knows."""
+    words = "maximum request size for shared resources is 1; found 32"
+    assert why_not(one("n"), tried={"n": Attempt(NOW - HOUR, words)}).endswith(f"11:00:00Z: {words}")
+    assert why_not(one("n"), tried={"n": Attempt(NOW - 2 * HOUR, words)}) == ""
+
+
 def test_a_node_that_was_tried_in_vain_goes_behind_those_that_wait_longer() -> None:
-    assert taken(one("broken"), one("patient", 8), tried={"broken": NOW - 3 * HOUR}, places=1) == ["patient"]
+    assert taken(one("broken"), one("patient", 8), tried={"broken": Attempt(NOW - 3 * HOUR)}, places=1) == ["patient"]
 
 
 @pytest.mark.parametrize(("nodes", "percent", "allowed"), [(10, 20, 2), (9, 20, 1), (1, 1, 1), (3, 100, 3), (10, 1, 1)])
@@ -209,6 +216,24 @@ def test_a_node_under_a_run_is_seen_as_such() -> None:
 def test_a_record_that_says_that_it_could_not_test_is_a_try_in_vain() -> None:
     record = json.dumps({"timestamp": (NOW - HOUR).isoformat(), "status": "unknown"})
     assert why_not(reduced(node(annotations={SWEEP_RESULT: record}))) == "tried in vain at 2026-11-21T11:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_left"),
+    [
+        ({"nvidia.com/gpu.sharing-strategy": "mps"}, True),
+        ({"cloud.google.com/gke-gpu-sharing-strategy": "mps"}, True),
+        ({"nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/gpu.replicas": "4"}, False),
+        ({"nvidia.com/gpu.sharing-strategy": "none"}, False),
+    ],
+)
+def test_a_node_whose_gpus_no_pod_can_have_for_itself_is_left_to_its_agent(
+    labels: dict[str, str], is_left: bool
+) -> None:
+    found = node(gpus={"nvidia.com/gpu.shared": 32})
+    obstacle = reduced(replace(found, labels={**found.labels, **labels})).obstacle
+
+    assert ("shared by MPS" in obstacle, bool(obstacle)) == (is_left, is_left)
 
 
 @pytest.mark.parametrize(

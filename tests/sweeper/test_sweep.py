@@ -305,6 +305,23 @@ def test_a_test_that_is_killed_comes_to_no_verdict_and_is_not_tried_again_at_onc
     assert "tried in vain at" in printed
 
 
+def test_a_node_whose_plugin_refuses_all_replicas_is_named_and_left_to_its_agent(
+    fleet: Fleet, kubelets: Kubelets
+) -> None:
+    """Time-slicing with `failRequestsGreaterThanOne`: the scheduler places the pod, and the kubelet refuses it."""
+    words = "maximum request size for shared resources is 1; found 8"
+    kubelets.refuses[fleet.add("sliced")] = f"Pod was rejected: Allocate failed due to rpc error: {words}"
+
+    code, _, said = fleet.sweep()
+
+    assert (code, fleet.tested(), fleet.residue()) == (0, {}, {}), said
+    _, printed, _ = fleet.sweep("--dry-run")
+    row = " ".join(printed.split())
+    assert "tried in vain at" in row
+    assert "the kubelet refused the pod, and the node's agent tests it" in row
+    assert words in row
+
+
 def test_a_node_may_have_the_longest_name(fleet: Fleet, kubelets: Kubelets) -> None:
     name = ".".join(["n" * 60] * 4 + ["9" * 9])
     assert len(name) == 253
