@@ -16,6 +16,7 @@ from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory, Release, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look, without_checks
+from healthcheck.memory.severities import in_force
 from healthcheck.model import Check, Now, Outcome, Severity, Unobserved
 from healthcheck.settings.values import Settings
 from healthcheck.telemetry import Telemetry
@@ -50,7 +51,8 @@ class Ledger:
         """Take over new settings. What a check said that nobody runs any more is forgotten."""
         with self._changing:
             names = [check.name for check in settings.values.checks]
-            self._state.configure(settings, without_checks(self._state.memory, names))
+            memory = in_force(without_checks(self._state.memory, names), settings.values.policy)
+            self._state.configure(settings, memory)
 
     def kernel_log_judged(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
         """What the event checks read in the kernel log, up to and with the record `cursor`.
@@ -155,7 +157,8 @@ class Ledger:
         return not _only_counted(before, after) or now.monotonic - self._unsaved_since >= _MOST_UNSAVED_SECONDS
 
     def _keep(self, after: Memory, outcomes: Sequence[Outcome] = ()) -> None:
-        """To the file, then into the state."""
+        """To the file, then into the state, at the severities in force."""
+        after = in_force(after, self._state.settings.values.policy)
         self._write(after, outcomes)
         self._state.remember(after, outcomes)
 

@@ -21,7 +21,7 @@ from healthcheck.memory.exits import expired
 from healthcheck.memory.findings import Memory, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
-from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Unobserved, counted
+from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Severity, Status, Unobserved, counted
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -108,7 +108,8 @@ def _print_lines(console: Screen, rows: Sequence[Row]) -> None:
 def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) -> Iterator[Row]:
     told: set[Unobserved] = set()
     for check, outcome in zip(checks, outcomes, strict=True):
-        standing = [one for one in memory.standing if one.check == outcome.check]
+        counted = (one for one in memory.standing if one.finding.severity is not Severity.PASS)
+        standing = [one for one in counted if one.check == outcome.check]
         status = status_of(worst(one.finding.severity for one in standing), could_not_look=not outcome.observed)
         if not outcome.configured and not standing:
             status = Status.NOT_CONFIGURED

@@ -173,11 +173,27 @@ class Finding(Told, frozen=True):
     flickers: bool = False
     escalates: bool = True
     """Coming back after resets or reboots makes it ISOLATE; never so for what NVIDIA puts down to an application."""
+    catalogued: Severity | None = None
+    """Its severity before this cluster's overrides; None: no override applies."""
+    catalogued_rule: str = ""
+    """The rule of `catalogued`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.about:
             force_setattr(self, "about", {printable(key): printable(one) for key, one in self.about.items()})
+
+    @property
+    def base(self) -> tuple[Severity, str]:
+        """Severity and rule before this cluster's overrides."""
+        if self.catalogued is None:
+            return self.severity, self.rule
+        return self.catalogued, self.catalogued_rule
+
+    @property
+    def tier(self) -> Severity:
+        """The severity that decides how it ends: one that an override sets to PASS ends as the catalogue has it."""
+        return self.base[0] if self.severity is Severity.PASS else self.severity
 
 
 class Sighting(Told, frozen=True):
@@ -200,8 +216,8 @@ class Sighting(Told, frozen=True):
     """Where on the GPU: `GPC 1, TPC 3`."""
     follows: bool = False
     """The driver itself calls it the consequence of another Xid."""
-    recovered: bool = False
-    """The GPU's recovery action went back to None."""
+    recovery_action: int | None = None
+    """The GPU's recovery action from now on (NVML field 230); 0: None, the GPU was recovered."""
     driver_loaded: bool = False
     of_a_test: bool = False
     """It hit a process of a deep test that runs: counted, and no sign of anything."""

@@ -87,7 +87,7 @@ class Replay(Struct):
 
     def _sourced(self, sighting: Sighting, line: Line) -> Sighting:
         finding = sighting.finding
-        if finding is None:
+        if finding is None or finding.severity is Severity.PASS:
             self._count(sighting)
             return replace(sighting, source=line.source)
         key = (finding.reason, finding.subject)
@@ -98,7 +98,7 @@ class Replay(Struct):
 
     def _count(self, sighting: Sighting) -> None:
         key = (sighting.reason, sighting.subject)
-        is_news_of_the_driver = sighting.driver_loaded or sighting.recovered or sighting.uuid
+        is_news_of_the_driver = sighting.driver_loaded or sighting.recovery_action == 0 or sighting.uuid
         if not is_news_of_the_driver and (key in self.ignored or len(self.ignored) < _MOST_COUNTED):
             self.ignored[key] += 1
 

@@ -9,7 +9,7 @@ from functools import cache
 from msgspec import Struct
 
 from healthcheck.catalog.dcgm_causes import CAUSES
-from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.policy import OVERRIDDEN, Policy
 from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling
 from healthcheck.model import Cause, Severity
@@ -167,7 +167,7 @@ def rule_dcgm(error_id: int, stated: str | int | None, policy: Policy) -> Ruling
     """
     reason = f"Dcgm{error_id}"
     if reason in policy.overrides:
-        return Ruling(policy.overrides[reason], "severity-overrides")
+        return Ruling(policy.overrides[reason], OVERRIDDEN)
     row = dcgm_table().get(error_id)
     if row is not None and row.override is not None:
         return Ruling(row.override, row.rule)

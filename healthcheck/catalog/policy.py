@@ -12,6 +12,8 @@ from healthcheck.model import Severity
 _CODE = re.compile(r"(xid|sxid|dcgm)\s+(\d{1,5})\Z", re.IGNORECASE)
 _PREFIXES = {"xid": "Xid", "sxid": "SXid", "dcgm": "Dcgm"}
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{1,62}\Z")
+OVERRIDDEN = "severity-overrides"
+"""The rule of a severity that the cluster has set."""
 _ALLOWED = " or ".join((", ".join(s.name for s in Severity if s < Severity.ISOLATE), Severity.ISOLATE.name))
 
 

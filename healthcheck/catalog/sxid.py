@@ -7,7 +7,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.policy import OVERRIDDEN, Policy
 from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling
 from healthcheck.model import Severity
@@ -57,7 +57,12 @@ def rule_sxid(code: int, word: str, policy: Policy) -> Ruling:
     """What an SXid means on this cluster. `word` is its line's `Fatal`, `Non-fatal` or `Correctable`, '' for none."""
     reason = f"SXid{code}"
     if reason in policy.overrides:
-        return Ruling(policy.overrides[reason], "severity-overrides")
+        return Ruling(policy.overrides[reason], OVERRIDDEN)
+    return rule_by_table(code, word)
+
+
+def rule_by_table(code: int, word: str) -> Ruling:
+    """The ruling of NVIDIA's table, before the cluster's overrides."""
     row = sxid_table().get(code)
     rule = row.rule if row else "sxid.csv: no such code"
     by_number = CLASSES[row.kind][0] if row else Severity.MONITOR

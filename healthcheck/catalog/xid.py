@@ -8,7 +8,7 @@ from functools import cache
 from msgspec import Struct
 
 from healthcheck.catalog.nvlink import rule_nvlink4, rule_nvlink5
-from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.policy import OVERRIDDEN, Policy
 from healthcheck.catalog.recovery import NONE, recovery_action_in, recovery_in
 from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling
@@ -45,6 +45,11 @@ class XidRow(Struct, frozen=True):
     @property
     def rule(self) -> str:
         return f"{'xid_overrides' if self.override is not None else 'xid'}.csv:{self.code}"
+
+    @property
+    def is_decoded(self) -> bool:
+        """The text of the line decides, or the code's partner (Xid 154)."""
+        return self.immediate_action in ("WORKFLOW_NVLINK_ERR", "XID_154")
 
     @property
     def escalates(self) -> bool:
@@ -95,18 +100,26 @@ def severity_of(code: int, text: str, policy: Policy) -> Severity:
 
 def rule_xid(code: int, text: str, policy: Policy) -> Ruling:
     """The same, with the row or setting that says so."""
-    if has_recovered(code, text):
+    if recovery_of(code, text) == NONE:
         # No severity of a cluster's own makes good news a fault.
         return Ruling(Severity.PASS, f"xid.csv:{code}")
     reason = f"Xid{code}"
     if reason in policy.overrides:
-        return Ruling(policy.overrides[reason], "severity-overrides")
+        return Ruling(policy.overrides[reason], OVERRIDDEN)
     return rule_by_catalogue(code, text, policy)
 
 
-def has_recovered(code: int, text: str) -> bool:
-    """Whether the line says that the GPU needs nothing any more."""
-    return code == RECOVERY_CODE and recovery_in(text) == NONE
+def recovery_of(code: int, text: str) -> int | None:
+    """The recovery action that the line announces (Xid 154); None: it announces none."""
+    return recovery_in(text) if code == RECOVERY_CODE else None
+
+
+def fixed_ruling(code: int, policy: Policy) -> Ruling | None:
+    """The ruling of a code whose line decides nothing; None: the line has to be decoded, or no row has the code."""
+    row = xid_table().get(code)
+    if row is None or (row.override is None and (actions()[row.immediate_action].severity is None or row.is_decoded)):
+        return None
+    return rule_by_catalogue(code, "", policy)
 
 
 def rule_by_catalogue(code: int, text: str, policy: Policy) -> Ruling:

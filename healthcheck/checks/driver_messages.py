@@ -23,7 +23,8 @@ RESET_REQUIRED = Reason(
     "DriverResetRequired",
     Severity.RESET,
     "The driver refuses work with NV_ERR_RESET_REQUIRED: a GPU has to be reset first.",
-    "Drain the node and reset its GPUs, or reboot: the line does not say which one it is.",
+    "Drain the node and reload the driver, or reboot: the line names no GPU. After a reset of the GPUs without that, "
+    "release the node: nothing on it proves that it was the right one.",
 )
 DRIVER_LOADED = "DriverLoaded"
 GPU_NAMED = "GpuNamed"

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.severities import is_ignored, ruled
 from healthcheck.host import clock
 from healthcheck.model import (
     NOT_LOOKED,
@@ -106,7 +107,7 @@ def _judgements(check: Check, evidence: Evidence, expected: Expectation) -> Iter
     try:
         for word in check.judge(evidence, expected):
             if isinstance(word, Finding):
-                yield with_policy(word, expected)
+                yield ruled(word, expected.policy)
             else:
                 yield _sighting_with_policy(word, expected) if isinstance(word, Sighting) else word
     except Exception as error:  # noqa: BLE001 - the boundary of the judges: one that fails must not take the others along
@@ -125,16 +126,8 @@ def _for_a_person(word: Seen | NotConfigured) -> Seen:
     return word if isinstance(word, Seen) else Seen(word.detail)
 
 
-def with_policy(finding: Finding, expected: Expectation) -> Finding:
-    """The finding with this cluster's severity for its reason."""
-    severity = expected.policy.severity_of(finding.reason, finding.severity)
-    return finding if severity is finding.severity else replace(finding, severity=severity, rule="severity-overrides")
-
-
 def _sighting_with_policy(sighting: Sighting, expected: Expectation) -> Sighting:
     if sighting.finding is None:
         return sighting
-    finding = with_policy(sighting.finding, expected)
-    if finding is sighting.finding:
-        return sighting
-    return replace(sighting, finding=None if finding.severity is Severity.PASS else finding)
+    finding = ruled(sighting.finding, expected.policy)
+    return replace(sighting, finding=None if is_ignored(finding) else finding)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from healthcheck.catalog.sxid import rule_sxid, sxid_table
+from healthcheck.catalog.sxid import rule_by_table, sxid_table
 from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.severities import is_ignored, ruled
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
 from healthcheck.probes import kernel_log
 from healthcheck.probes.pci import normalise_address
@@ -26,7 +27,8 @@ FAMILY = Reason(
     "SXid",
     Severity.MONITOR,
     "The driver reported an SXid error of an NVSwitch; the finding is named after its number, for instance SXid20034.",
-    "RESET: drain the node and reset all its GPUs with the switches, or reboot. MONITOR: nothing now.",
+    "RESET: drain the node and reload the driver, or reboot. After a reset of all GPUs and switches without that, "
+    "release the node: nothing on it proves the reset. MONITOR: nothing now.",
 )
 
 
@@ -44,18 +46,19 @@ def read_sxid(record: kernel_log.Record, expected: Expectation) -> Sighting | No
         return None
     code, text = int(found["code"]), found["text"] or ""
     word = _WORD.match(text)
-    ruling = rule_sxid(code, word[1] if word else "", expected.policy)
+    ruling = rule_by_table(code, word[1] if word else "")
     row = sxid_table().get(code)
     name = row.mnemonic if row else "not in the catalogue"
     reason, subject = f"SXid{code}", f"nvswitch/{address}"
     detail = (f"{name}: {text}" if text else name)[:_LONGEST_DETAIL]
     finding = Finding(reason, ruling.severity, subject, detail, rule=ruling.rule, seq=record.seq, at=record.at)
+    finding = ruled(finding, expected.policy)
     return Sighting(
         reason=reason,
         subject=subject,
         seq=record.seq,
         at=record.at,
-        finding=None if ruling.severity is Severity.PASS else finding,
+        finding=None if is_ignored(finding) else finding,
         detail=detail,
         known=row is not None,
     )

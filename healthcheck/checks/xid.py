@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from healthcheck.catalog.recovery import recovery_action_in
+from healthcheck.catalog.recovery import NONE, recovery_action_in
 from healthcheck.catalog.ruling import Ruling
-from healthcheck.catalog.xid import RECOVERY_CODE, has_recovered, rule_xid, xid_table
+from healthcheck.catalog.xid import RECOVERY_CODE, recovery_of, rule_by_catalogue, xid_table
 from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.severities import is_ignored, ruled
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
 from healthcheck.probes import diagnostics, kernel_log
 from healthcheck.probes.pci import normalise_address
@@ -70,9 +71,11 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | Non
     code = int(found["code"])
     process, text = _split_process(found["text"] or "")
     instance = f"/gi{int(found['gi'])}" if found["gi"] else ""
-    ruling = rule_xid(code, text, expected.policy)
+    ruling = rule_by_catalogue(code, text, expected.policy)
     subject = f"gpu/{address}{instance}"
     finding = _finding(record, code, _place_of(code, subject, text), _detail(code, process, text), ruling)
+    finding = ruled(finding, expected.policy)
+    recovery_action = recovery_of(code, text)
     place = _PLACE.search(text) if code == _GRAPHICS_EXCEPTION else None
     of_a_test = _is_of_a_test(code, process, record.at, expected)
     return Sighting(
@@ -80,13 +83,13 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | Non
         subject=subject,
         seq=record.seq,
         at=record.at,
-        finding=None if ruling.severity is Severity.PASS or of_a_test else finding,
+        finding=None if is_ignored(finding) or recovery_action == NONE or of_a_test else finding,
         detail=finding.detail,
         known=code in xid_table(),
         process=process,
         place=place[1] if place else "",
         follows=_FOLLOWS.search(text) is not None,
-        recovered=has_recovered(code, text),
+        recovery_action=recovery_action,
         of_a_test=of_a_test,
     )
 

@@ -55,6 +55,7 @@ class _Content(Row, frozen=True):
     sights: Annotated[Mapping[str, tuple[str, datetime]] | None, _table] = None
     sight_places: Annotated[Mapping[str, tuple[str, int]] | None, _table] = None
     gpus: Annotated[Mapping[str, Mapping[str, str]] | None, _table] = None
+    gpus_boot_id: Annotated[str | None, word] = None
     recovery: Annotated[Mapping[str, int] | None, _table] = None
     last_xid: Annotated[Mapping[str, float] | None, _table] = None
     hits: Annotated[tuple[Any, ...] | None, _lists] = None
@@ -102,6 +103,7 @@ def _content(memory: Memory) -> _Content:
         sights={kind: (one.name, one.at) for kind, one in memory.sights.items()},
         sight_places={kind: (one.boot_id, one.cursor) for kind, one in memory.sights.items() if one.boot_id},
         gpus=memory.gpus,
+        gpus_boot_id=memory.gpus_boot_id or None,
         recovery=memory.recovery,
         last_xid=memory.last_xid,
         hits=tuple((*at, one.process, one.place, one.at, one.seen) for at, hits in memory.hits.items() for one in hits),
@@ -127,6 +129,7 @@ def _memory(content: _Content) -> Memory:
         released=content.released.release() if content.released else None,
         acknowledged=tuple(one.acknowledgement() for one in content.acknowledged or ()),
         gpus={address: dict(about) for address, about in (content.gpus or {}).items()},
+        gpus_boot_id=content.gpus_boot_id or "",
         recovery={address: int(action) for address, action in (content.recovery or {}).items()},
         last_xid={address: _seconds(at) for address, at in (content.last_xid or {}).items()},
         hits=hits,

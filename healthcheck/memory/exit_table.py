@@ -16,7 +16,7 @@ from healthcheck.checks.expectation import ONCE_HAD
 from healthcheck.memory.findings import Standing, gpu_address
 from healthcheck.model import Nature, Severity
 
-_RECOVERY_ACTION = "Xid154"
+RECOVERY_XID = "Xid154"
 SMOOTHING_OFF = "Xid163"
 _INSTANCE = "/gi"
 
@@ -31,7 +31,7 @@ class Exit(Struct, frozen=True):
 
 
 def _event(*severities: Severity) -> Callable[[Standing], bool]:
-    return lambda one: one.nature is Nature.EVENT and one.finding.severity in severities
+    return lambda one: one.nature is Nature.EVENT and one.finding.tier in severities
 
 
 def _is_on_gpu(one: Standing) -> bool:
@@ -54,9 +54,7 @@ RECOVERED = Exit(
     "Xid 154, which tells a state and no fault",
     "the driver took the action back",
     lambda one: (
-        _ANY_EVENT(one)
-        and one.finding.reason == _RECOVERY_ACTION
-        and (_is_on_gpu(one) or one.finding.subject == "node")
+        _ANY_EVENT(one) and one.finding.reason == RECOVERY_XID and (_is_on_gpu(one) or one.finding.subject == "node")
     ),
 )
 RE_ENGAGED = Exit(
@@ -71,11 +69,17 @@ RESET = Exit(
     "that GPU was reset",
     lambda one: _ASKS_FOR_RESET(one) and _is_on_gpu(one),
 )
+ALL_RESET = Exit(
+    "a reload of the driver after which all GPUs answer",
+    "an event of RESET on an NVSwitch, or on the driver as a whole",
+    "the driver was loaded anew, and every GPU of the node answers after it",
+    lambda one: _ASKS_FOR_RESET(one) and one.finding.subject.partition("/")[0] in ("driver", "nvswitch"),
+)
 REBOOT = Exit(
     "reboot",
     "an event below ISOLATE",
     "the node boots",
-    lambda one: _ANY_EVENT(one) and one.finding.severity is not Severity.ISOLATE,
+    lambda one: _ANY_EVENT(one) and one.finding.tier is not Severity.ISOLATE,
 )
 QUARANTINE = Exit(
     "a passed quarantine run",
@@ -104,7 +108,7 @@ INSTANCE_GONE = Exit(
 OTHER_GPU = Exit(
     "another GPU in its place",
     "an event on a GPU",
-    "another serial or UUID answers at its address",
+    "another serial or UUID answers at its address, and the GPU answers nowhere else",
     lambda one: _ANY_EVENT(one) and _is_on_gpu(one),
 )
 
@@ -115,6 +119,7 @@ EXITS = (
     RECOVERED,
     RE_ENGAGED,
     RESET,
+    ALL_RESET,
     REBOOT,
     QUARANTINE,
     RELEASE,

@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from healthcheck.checks.expectation import ONCE_HAD, FirstSeen
 from healthcheck.checks.row_remap import FAILED as REMAP_FAILED
 from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
+from healthcheck.checks.severities import ESCALATED
 from healthcheck.memory.exit_table import (
+    ALL_RESET,
     INSTANCE_GONE,
     LEVEL_2_PASSED,
     LIBRARY_FITS,
@@ -20,6 +22,7 @@ from healthcheck.memory.exit_table import (
     QUARANTINE,
     REBOOT,
     RECOVERED,
+    RECOVERY_XID,
     RELEASE,
     RESET,
     TIME,
@@ -40,6 +43,7 @@ from healthcheck.memory.findings import (
     with_newest,
     worst_first,
 )
+from healthcheck.memory.moves import relocated
 from healthcheck.model import Finding, Nature, Now, Passed, Severity
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 
@@ -48,8 +52,6 @@ REMAP_XIDS = frozenset({"Xid63", _REMAP_FAILURE})
 """What the log says of rows that are to be replaced by spare ones; NVML tells later whether they were."""
 LONGEST_LOOK_SECONDS = 60.0
 """What came so shortly before a look's end may have come after NVML's answer in it: the deadline of a light probe."""
-ESCALATED = "ESCALATE_AFTER"
-"""The rule of a finding that came back too often."""
 ESCALATE_WITHIN = timedelta(days=7)
 _MOST_ACKNOWLEDGED = 512
 _MOST_CHARACTERS = 1 << 17
@@ -108,23 +110,31 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
             return RECOVERED.is_open_to(one) and not memory.recovery.keys() - {address}
         if gpu_address(one.finding.subject) != address:
             return False
+        if differs(one.finding.about, memory.gpus.get(address, {})):
+            return False
         return RESET.is_open_to(one) or RECOVERED.is_open_to(one)
 
     return _end(memory, is_past, now.wall)
 
 
 def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
-    """The memory after a look at NVML that began at `began` (monotonic): which GPUs answered, and what that proves."""
-    answering = {gpu.address: gpu for gpu in gpus if gpu.address and gpu.error == SUCCESS}
+    """The memory after a read of NVML that began at `began` (monotonic): which GPUs answered, and what that proves."""
+    listed = tuple(gpus)
+    answering = {gpu.address: gpu for gpu in listed if gpu.address and gpu.error == SUCCESS}
     memory = _without(memory, lambda one: LIBRARY_FITS.is_open_to(one) and not _is_after(one, began, memory))
     if _is_other_hardware(memory, answering.values()):
         # A machine that can't tell its own name was changed for another: its GPUs can.
         kept = tuple(one for one in memory.standing if one.boot_id == memory.boot_id)
         memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={}, first=FirstSeen())
+    # With fewer GPUs than before, one that answers nowhere may be silent and not gone.
+    are_all_here = len(answering) >= len(memory.gpus)
+    memory = relocated(memory, answering)
     for address, gpu in answering.items():
-        memory = _rows_replaced(_in_its_place(memory, address, gpu), address, gpu, now)
+        memory = _rows_replaced(_in_its_place(memory, address, gpu, are_all_here), address, gpu, now)
         memory = _recovery_seen(memory, address, gpu, began, now)
-    return memory
+    if listed and len(answering) == len(listed):
+        memory = _all_reset(memory, answering, began, now)
+    return replace(memory, gpus_boot_id=memory.boot_id) if answering else memory
 
 
 def passed(memory: Memory, began: datetime, seen: Sight | None = None) -> Memory:
@@ -138,7 +148,7 @@ def passed(memory: Memory, began: datetime, seen: Sight | None = None) -> Memory
         if not QUARANTINE.is_open_to(one) or one.last_seen >= began or (seen and _was_logged_after(one, seen, memory)):
             return False
         recovering = gpu_address(one.finding.subject) in memory.recovery
-        return one.finding.severity is Severity.ISOLATE or not recovering
+        return one.finding.tier is Severity.ISOLATE or not recovering
 
     return _without(memory, is_well)
 
@@ -308,7 +318,8 @@ def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -
         why = f"came back after {len(recent)} resets or reboots in 7 days" if is_due else ""
     if not why:
         return finding
-    return replace(finding, severity=Severity.ISOLATE, detail=f"{why}: {finding.detail}", rule=ESCALATED)
+    isolated = replace(finding, severity=Severity.ISOLATE, detail=f"{why}: {finding.detail}", rule=ESCALATED)
+    return replace(isolated, catalogued=None, catalogued_rule="")
 
 
 def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) -> str:
@@ -343,21 +354,24 @@ def _is_after(one: Standing, at: float, memory: Memory) -> bool:
     return one.boot_id == memory.boot_id and one.last_at > at
 
 
-def _in_its_place(memory: Memory, address: str, gpu: Gpu) -> Memory:
+def _in_its_place(memory: Memory, address: str, gpu: Gpu, are_all_here: bool) -> Memory:
     """Another GPU, or no such MIG instance: what was found there was found on something else."""
 
     def is_about_another(one: Standing) -> bool:
         if gpu_address(one.finding.subject) != address:
             return False
-        # What a look shows there is about the GPU that is there now.
+        # A level found at this address is about the GPU that is there now.
         if differs(one.finding.about, gpu.about):
-            return OTHER_GPU.is_open_to(one) or LOOK.is_open_to(one)
+            return LOOK.is_open_to(one) or (are_all_here and OTHER_GPU.is_open_to(one))
         return INSTANCE_GONE.is_open_to(one) and _instance_is_gone(one.finding.subject, gpu)
+
+    def is_its_own(one: Standing) -> bool:
+        return gpu_address(one.finding.subject) == address and not differs(one.finding.about, gpu.about)
 
     memory = _without(memory, is_about_another)
     named = tuple(
         replace(one, finding=replace(one.finding, about=_named(one.finding.about, gpu.about)))
-        if gpu_address(one.finding.subject) == address
+        if is_its_own(one)
         else one
         for one in memory.standing
     )
@@ -372,18 +386,40 @@ def _named(known: Mapping[str, str], seen: Mapping[str, str]) -> Mapping[str, st
 
 
 def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: Now) -> Memory:
-    """Evidence of a reset: the action went back to None, or the driver was loaded anew and the GPU answers after it."""
-    wanted = memory.recovery.get(address, 0)
+    """Evidence of a reset: the action went back to None, or the driver was loaded anew and the GPU answers after it.
+
+    The pending action is the one that NVML showed last, or Xid 154's text: within the time between two reads, a GPU
+    may fail and be reset.
+    """
+    pending = memory.recovery.get(address, 0)
     action = gpu.recovery_action
     loaded = memory.driver_loaded_at
-    if wanted and action == 0:
+    if any(
+        one.finding.reason == RECOVERY_XID and gpu_address(one.finding.subject) == address
+        for one in memory.standing
+        if _is_after(one, began, memory)
+    ):
+        # NVML may have answered before the log announced the action.
+        return memory
+    if pending and action == 0:
         memory = recovered(memory, address, began, now)
     if loaded is not None and began > loaded and not action and gpu.recovery_error == SUCCESS:
         memory = recovered(memory, address, loaded, now)
-    if action is None or action == wanted:
+    if action is None and gpu.recovery_error != SUCCESS:
         return memory
+    # A driver that has no recovery action leaves none pending.
     others = {other: known for other, known in memory.recovery.items() if other != address}
     return replace(memory, recovery={**others, address: action} if action else others)
+
+
+def _all_reset(memory: Memory, answering: Mapping[str, Gpu], began: float, now: Now) -> Memory:
+    """Evidence of a reset of the NVSwitches and of all GPUs: the driver was loaded anew, and each GPU answers."""
+    loaded = memory.driver_loaded_at
+    if loaded is None or began <= loaded or not memory.gpus.keys() <= answering.keys():
+        return memory
+    if any(gpu.recovery_action or gpu.recovery_error != SUCCESS for gpu in answering.values()):
+        return memory
+    return _end(memory, lambda one: ALL_RESET.is_open_to(one) and not _is_after(one, loaded, memory), now.wall)
 
 
 def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
@@ -400,6 +436,8 @@ def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
 
     def is_past(one: Standing) -> bool:
         if one.finding.reason not in REMAP_XIDS or gpu_address(one.finding.subject) != address:
+            return False
+        if differs(one.finding.about, gpu.about):
             return False
         return RESET.is_open_to(one) and not _is_after(one, seen[0] - LONGEST_LOOK_SECONDS, memory)
 

@@ -123,8 +123,10 @@ class Memory(Struct, frozen=True):
     """What people released: an event that one of them covers counts no more, whoever reads it again."""
     gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By address: index, uuid and serial of the GPU that last answered there."""
+    gpus_boot_id: str = ""
+    """Boot in which NVML last answered for `gpus`: in a later one, another GPU may be at an address."""
     recovery: Mapping[str, int] = field(default_factory=dict)
-    """By address: the recovery action that NVML last showed, where it was not None."""
+    """By address: the pending recovery action, by NVML's last answer or a later Xid 154."""
     last_xid: Mapping[str, float] = field(default_factory=dict)
     """By address, in seconds of this boot: the last Xid but 45, for which 45 is only the consequence."""
     hits: Mapping[Key, tuple[Hit, ...]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
+from healthcheck.catalog.recovery import NONE
 from healthcheck.memory.exit_table import SMOOTHING_OFF
 from healthcheck.memory.exits import escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (
@@ -65,7 +66,7 @@ class _Reading:
             self.memory = replace(self.memory, driver_loaded_at=sighting.at)
         elif sighting.uuid:
             self.memory = _named(self.memory, address, sighting.uuid)
-        elif sighting.recovered:
+        elif sighting.recovery_action == NONE:
             self._recover(address, sighting.at)
         elif not sighting.of_a_test:
             self._read(sighting, check, address)
@@ -81,6 +82,9 @@ class _Reading:
         finding = sighting.finding
         if sighting.reason == SMOOTHING_ON:
             self.standing.pop((SMOOTHING_OFF, sighting.subject), None)
+        if sighting.recovery_action and address:
+            pending = with_newest(self.memory.recovery, address, sighting.recovery_action, MOST_GPUS)
+            self.memory = replace(self.memory, recovery=pending)
         if finding is not None and not _is_consequence(self.memory, sighting, address):
             self._stand(finding, sighting, check, self._escalate_after)
         if address and sighting.reason.startswith("Xid") and sighting.reason != CONSEQUENCE:
@@ -101,13 +105,13 @@ class _Reading:
         about = finding.about or self.memory.gpus.get(gpu_address(finding.subject), {})
         known = self.standing.get(key)
         finding = replace(finding, about=about or (known.finding.about if known else finding.about))
-        if known is None or known.finding.severity < finding.severity:
+        if known is None or _rank(known.finding) < _rank(finding):
             finding = escalated(self.memory, finding, self._now, escalate_after)
         if known is None:
             one = Standing(finding, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
         else:
             # The same reason can be milder the next time (Xid 154 names an action): the worse one has not left yet.
-            worse = known.finding if known.finding.severity > finding.severity else finding
+            worse = known.finding if _rank(known.finding) > _rank(finding) else finding
             one = replace(
                 known,
                 finding=replace(worse, about=finding.about),
@@ -129,6 +133,11 @@ class _Reading:
                 continue
             del self.standing[key]
             self._cleanups.discard(key)
+
+
+def _rank(finding: Finding) -> tuple[Severity, Severity]:
+    """The severity in force, then the tables'."""
+    return finding.severity, finding.base[0]
 
 
 def _named(memory: Memory, address: str, uuid: str) -> Memory:

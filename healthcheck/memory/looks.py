@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from healthcheck.checks.expectation import FirstSeen, Place
 from healthcheck.checks.gpu_count import UNBOUND
-from healthcheck.memory.exits import ESCALATED, ended_by_reset, escalated, expired, gpus_answered
+from healthcheck.checks.severities import ESCALATED
+from healthcheck.memory.exits import ended_by_reset, escalated, expired, gpus_answered
 from healthcheck.memory.findings import (
     MOST_GPUS,
     Key,
@@ -172,7 +173,7 @@ def _as_worse(memory: Memory, known: Standing | None, finding: Finding) -> Findi
 
     Not where a person's release has cleared the count.
     """
-    if known is None or known.finding.rule != ESCALATED:
+    if known is None or known.finding.base[1] != ESCALATED:
         return finding
     is_counted = (finding.reason, gpu_identity(known.finding.about)) in memory.ended
     return known.finding if is_counted else finding

@@ -37,6 +37,8 @@ class FindingRow(Row, frozen=True):
     source: Annotated[str | None, word] = None
     boot_id: Annotated[str | None, word] = None
     escalates: Annotated[bool | None, yes] = None
+    catalogued: Annotated[Severity | None, one_of(SEVERITIES)] = None
+    catalogued_rule: Annotated[str | None, word] = None
 
     def standing(self, boot_id: str = "") -> Standing:
         """Of the boot given where the row names none. Raises ValueError where it is no whole finding."""
@@ -50,6 +52,8 @@ class FindingRow(Row, frozen=True):
             rule=self.rule or "",
             source=self.source or "",
             escalates=self.escalates is not False,
+            catalogued=self.catalogued,
+            catalogued_rule=self.catalogued_rule or "",
         )
         assert self.first_seen is not None
         assert self.last_seen is not None
@@ -108,6 +112,8 @@ def row_of(finding: Finding, nature: Nature) -> FindingRow:
         nature=nature,
         rule=finding.rule or None,
         source=finding.source or None,
+        catalogued=finding.catalogued,
+        catalogued_rule=finding.catalogued_rule or None,
     )
 
 
@@ -131,7 +137,9 @@ def finding_row(standing: Standing) -> FindingRow:
     """What stands, for the record: without the boot in which it was seen, its times cut to what a record tells."""
     first, last = _second(standing.first_seen), _second(standing.last_seen)
     at = round(standing.last_at, 3)
-    return replace(whole_row(standing), first_seen=first, last_seen=last, at=at, boot_id=None, escalates=None)
+    return replace(
+        whole_row(standing), first_seen=first, last_seen=last, at=at, boot_id=None, escalates=None, catalogued_rule=None
+    )
 
 
 def release_row(release: Release) -> ReleaseRow:

@@ -42,6 +42,8 @@ class Verdict(Struct, frozen=True):
 def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
     """The verdict from what stands and the last outcome of every selected check; where none looked, that is no pass."""
     severity = worst(standing.finding.severity for standing in memory.standing)
+    # One that an override sets to PASS is remembered, and no finding of the verdict.
+    counted = tuple(one for one in memory.standing if one.finding.severity is not Severity.PASS)
     unobserved = tuple(
         CheckCause(outcome.group, cause)
         for outcome in outcomes
@@ -51,7 +53,7 @@ def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
     return Verdict(
         status_of(severity, could_not_look=not outcomes or any(outcome.unobserved for outcome in outcomes)),
         severity,
-        memory.standing,
+        counted,
         unobserved,
         tuple(_group(name, memory, outcomes) for name in dict.fromkeys(outcome.group for outcome in outcomes)),
         blind=frozenset((outcome.check, cause.subject) for outcome in outcomes for cause in outcome.unobserved),

@@ -148,6 +148,27 @@ class TestAnXid79:
 
         assert (node.severity, node.tainted) == (severity, tainted)
 
+    def test_follows_the_override_in_force_in_both_directions(self, watched: World) -> None:
+        watched.host.xid(3, 62, "0x1 0x2")
+        watched.wait_for_taint()
+
+        watched.configure(**{"severity-overrides": "xid 62 = PASS\n"})
+        node = watched.wait(lambda node: not node.tainted)
+        assert (node.status, node.findings) == ("pass", {})
+
+        watched.configure(**{"severity-overrides": ""})
+        assert watched.wait_for_taint().findings["Xid62"]["severity"] == "RESET"
+
+    def test_that_is_reset_within_one_interval_ends(self, watched: World) -> None:
+        """NVML shows None before the fault and after the reset; only the log's Xid 154 names an action in between."""
+        watched.host.xid(0, 62, "0x1 0x2 0x3")
+        watched.host.xid(0, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
+        assert set(watched.wait_for_taint().findings) == {"Xid62", "Xid154"}
+
+        watched.configure(MONITOR_TTL="86401")
+
+        assert watched.wait(lambda node: not node.tainted).findings == {}
+
     def test_gets_no_label_where_labels_are_switched_off(self, world: World) -> None:
         world.configure(ENABLE_LABEL="false")
         world.host.xid(3, 79, "GPU has fallen off the bus.")

@@ -190,10 +190,12 @@ def test_a_cluster_overrides_any_code(code: int, severity: Severity) -> None:
     assert severity_of(code, "", Policy({f"Xid{code}": severity})) is severity
 
 
-def test_a_code_that_a_cluster_passes_over_is_no_finding() -> None:
+def test_a_code_that_a_cluster_sets_to_pass_is_remembered_at_its_own_severity() -> None:
     expected = Expectation(policy=Policy({"Xid79": PASS}))
 
-    assert finding_in(line(79, "GPU has fallen off the bus."), expected) is None
+    finding = finding_in(line(79, "GPU has fallen off the bus."), expected)
+    assert finding
+    assert (finding.severity, finding.catalogued, finding.tier) == (PASS, REBOOT, REBOOT)
 
 
 def test_every_row_has_its_source_and_every_departure_its_reason() -> None:

@@ -126,11 +126,12 @@ def test_a_cluster_overrides_any_number(severity_here: Severity, rule: str) -> N
     assert (seen.finding.severity, seen.finding.rule) == (severity_here, rule)
 
 
-def test_a_number_that_a_cluster_passes_over_is_counted_though_it_is_no_finding() -> None:
+def test_a_number_that_a_cluster_sets_to_pass_is_remembered_at_its_own_severity() -> None:
     seen = read(SWITCH + "20034, Fatal, x", Policy({"SXid20034": PASS}))
 
     assert seen
-    assert (seen.reason, seen.finding) == ("SXid20034", None)
+    assert seen.finding
+    assert (seen.reason, seen.finding.severity, seen.finding.catalogued) == ("SXid20034", PASS, RESET)
 
 
 def test_every_row_has_its_source_and_what_we_decided_its_reason() -> None:

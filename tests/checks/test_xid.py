@@ -42,7 +42,8 @@ def test_the_clusters_own_severity_counts() -> None:
     expected = Expectation(policy=Policy({"Xid43": Severity.RESET, "Xid79": Severity.PASS}))
 
     assert found(expected, "NVRM: Xid (PCI:0000:53:00): 43, x", "NVRM: Xid (PCI:0000:53:00): 79, x") == [
-        ("Xid43", Severity.RESET, "gpu/0000:53:00.0")
+        ("Xid43", Severity.RESET, "gpu/0000:53:00.0"),
+        ("Xid79", Severity.PASS, "gpu/0000:53:00.0"),
     ]
 
 

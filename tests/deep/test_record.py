@@ -277,12 +277,14 @@ class TestItsExits:
     def test_another_gpu_in_its_place(self) -> None:
         memory = after(knows(), sweep=run(row(severity="ISOLATE")))
 
-        assert exits.gpus_answered(memory, [_gpu(uuid="GPU-9", serial="1659999")], 1.0, NOW).standing == ()
+        assert exits.gpus_answered(memory, [_gpu(uuid="GPU-9", serial="1659999"), *_others()], 1.0, NOW).standing == ()
 
     def test_another_gpu_that_is_there_already(self) -> None:
         memory = after(knows(), sweep=run(row(severity="ISOLATE", about={"uuid": "GPU-8"})))
 
-        assert exits.gpus_answered(memory, [_gpu()], 1.0, NOW).standing == ()
+        assert exits.gpus_answered(memory, [_gpu(), *_others()], 1.0, NOW).standing == ()
+        fewer = exits.gpus_answered(memory, [_gpu()], 1.0, NOW)
+        assert [one.finding.subject for one in fewer.standing] == ["gpu/GPU-8"]
 
     @pytest.mark.parametrize(("severity", "stays"), [("MONITOR", 0), ("RESET", 0), ("REBOOT", 0), ("ISOLATE", 1)])
     def test_a_reboot(self, severity: str, stays: int) -> None:
@@ -385,6 +387,14 @@ class TestTheMemory:
 
 def _gpu(uuid: str = "GPU-3", serial: str = "1650003") -> Gpu:
     return Gpu(3, address=ADDRESS, uuid=uuid, serial=serial)
+
+
+def _others() -> list[Gpu]:
+    return [
+        Gpu(int(about.get("index", "0")), address=at, uuid=about.get("uuid", ""), serial=about.get("serial", ""))
+        for at, about in KNOWN.items()
+        if at != ADDRESS
+    ]
 
 
 def _told(memory: Memory, text: str) -> NodeState:

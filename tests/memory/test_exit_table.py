@@ -20,7 +20,7 @@ from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, later, rem
 
 ADDRESS = GPU.removeprefix("gpu/")
 ABOUT = {"index": "0", "uuid": "GPU-1", "serial": "1650001"}
-SUBJECTS = (GPU, f"{GPU}/gi5", "nvswitch/0000:53:00.0", "node", "")
+SUBJECTS = (GPU, f"{GPU}/gi5", "nvswitch/0000:53:00.0", "driver", "node", "")
 REASONS = ("Xid79", "Xid154", "Xid163", "DriverLibraryMismatch")
 CHECKS = ("xid", "dcgm-diag-l2")
 DAY = 86_400.0
@@ -58,11 +58,22 @@ def retest(memory: Memory) -> Memory:
     return retested(memory, well, WALL + timedelta(seconds=1))
 
 
+def reloaded(memory: Memory) -> Memory:
+    """The driver was loaded anew; each GPU answers, but the one of the finding, which would be reset as well."""
+    return gpus_answered(
+        replace(memory, driver_loaded_at=SOON, recovery={"0000:75:00.0": 5}),
+        answers(address="0000:64:00.0", uuid="GPU-2", serial="1650002"),
+        SOON + 1,
+        later(60),
+    )
+
+
 EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
     (table.TIME.words,): lambda memory: expired(memory, later(DAY), DAY),
     (table.REBOOT.words,): lambda memory: begin(memory, MACHINE, "another boot", later(60)),
     (table.RESET.words, table.RECOVERED.words): lambda memory: recovered(memory, ADDRESS, SOON, later(60)),
     (table.RE_ENGAGED.words,): re_engaged,
+    (table.ALL_RESET.words, table.LIBRARY_FITS.words): reloaded,
     (table.QUARANTINE.words,): lambda memory: passed(memory, WALL + timedelta(seconds=1)),
     (table.RELEASE.words,): released,
     (table.LEVEL_2_PASSED.words,): retest,

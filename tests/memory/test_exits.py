@@ -114,7 +114,7 @@ class TestReset:
         memory = gpus_answered(
             remembers(stands(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1)
         )
-        memory = gpus_answered(memory, [gpu(recovery_action=None)], MONOTONIC + 2, later(2))
+        memory = gpus_answered(memory, [gpu(recovery_action=None, recovery_error=999)], MONOTONIC + 2, later(2))
 
         assert reasons(memory) == ["Xid95"]
         assert reasons(gpus_answered(memory, [gpu(recovery_action=0)], MONOTONIC + 9, later(9))) == []

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.xid import CHECK as XID
+from healthcheck.memory.exits import gpus_answered, passed
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.model import Finding, Nature, Outcome, Severity, Sighting
-from tests.examples import GPU, MONOTONIC, NOW, fault, later, remembers
+from healthcheck.model import Evidence, Finding, Nature, Outcome, Severity, Sighting
+from healthcheck.probes.kernel_log import RING, Record
+from healthcheck.probes.nvml.gpus import Gpu
+from tests.examples import GPU, MONOTONIC, NOW, WALL, fault, later, remembers
 
 MONITOR, RESET, REBOOT, ISOLATE = (severity for severity in Severity if severity)
 OTHER = "gpu/0000:64:00.0"
@@ -103,25 +110,86 @@ class TestRecovery:
             line("Xid95", RESET),
             line("Xid154", RESET, 0.1),
             line("Xid13", MONITOR, 0.2),
-            line("Xid154", None, 9, recovered=True),
+            line("Xid154", None, 9, recovery_action=0),
         ]
 
         assert told(reads(remembers(), *lines, after=10)) == [("Xid13", 1)]
 
     def test_what_comes_after_it_stands(self) -> None:
-        lines = [line("Xid154", None, 9, recovered=True), line("Xid95", RESET, 9.5)]
+        lines = [line("Xid154", None, 9, recovery_action=0), line("Xid95", RESET, 9.5)]
 
         assert told(reads(remembers(), *lines, after=10)) == [("Xid95", 1)]
 
     def test_a_reboot_that_is_needed_for_another_reason_stays(self) -> None:
-        lines = [line("Xid79", REBOOT), line("Xid154", REBOOT, 0.1), line("Xid154", None, 9, recovered=True)]
+        lines = [line("Xid79", REBOOT), line("Xid154", REBOOT, 0.1), line("Xid154", None, 9, recovery_action=0)]
 
         assert told(reads(remembers(), *lines, after=10)) == [("Xid79", 1)]
 
     def test_of_another_gpu_it_ends_nothing(self) -> None:
-        lines = [line("Xid95", RESET), line("Xid154", None, 9, subject=OTHER, recovered=True)]
+        lines = [line("Xid95", RESET), line("Xid154", None, 9, subject=OTHER, recovery_action=0)]
 
         assert told(reads(remembers(), *lines, after=10)) == [("Xid95", 1)]
+
+
+class TestAPendingActionByTheText:
+    """A GPU fails and is reset between two reads of NVML, which then shows None both times."""
+
+    ADDRESS = GPU.removeprefix("gpu/")
+    TO_RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+
+    def failed(self) -> Memory:
+        memory = gpus_answered(remembers(), [self.gpu(0)], MONOTONIC - 100, later(-100))
+        for seq, (code, text) in enumerate(((62, "0x1 0x2"), (154, self.TO_RESET)), 1):
+            record = Record(seq, MONOTONIC + seq, 0, f"NVRM: Xid (PCI:{self.ADDRESS}): {code}, pid=1, name=x, {text}")
+            outcomes = judge((XID,), Evidence({RING: (record,)}), Expectation())
+            memory = after_kernel_log(memory, outcomes, later(seq))
+        return memory
+
+    def gpu(self, action: int | None, address: str = ADDRESS, **more: Any) -> Gpu:
+        serial = "1" if address == self.ADDRESS else "2"
+        return Gpu(0, address=address, serial=serial, recovery_action=action, **more)
+
+    @pytest.mark.parametrize(
+        ("action", "began", "left"),
+        [
+            (0, 300.0, set()),
+            (1, 300.0, {"Xid62", "Xid154"}),
+            (0, 1.5, {"Xid62", "Xid154"}),
+            (None, 300.0, {"Xid62", "Xid154"}),
+        ],
+        ids=["reset since", "not reset yet", "NVML answered before the line", "a driver without recovery actions"],
+    )
+    def test_ends_when_nvml_shows_none_after_it(self, action: int | None, began: float, left: set[str]) -> None:
+        memory = gpus_answered(self.failed(), [self.gpu(action)], MONOTONIC + began, later(began))
+
+        assert {one.finding.reason for one in memory.standing} == left
+
+    def test_the_next_read_ends_it_where_one_came_too_early(self) -> None:
+        early = gpus_answered(self.failed(), [self.gpu(0)], MONOTONIC + 1.5, later(2))
+
+        assert gpus_answered(early, [self.gpu(0)], MONOTONIC + 12, later(12)).standing == ()
+
+    def test_another_gpu_ends_nothing(self) -> None:
+        other = self.gpu(0, "0000:64:00.0")
+
+        assert len(gpus_answered(self.failed(), [other], MONOTONIC + 300, later(300)).standing) == 2
+
+    def test_the_reset_counts_for_escalation(self) -> None:
+        memory = self.failed()
+        for at in (300.0, 600.0):
+            memory = gpus_answered(memory, [self.gpu(0)], MONOTONIC + at, later(at))
+            record = Record(9, MONOTONIC + at + 1, 0, f"NVRM: Xid (PCI:{self.ADDRESS}): 62, pid=1, name=x, 0x1")
+            text = Record(10, MONOTONIC + at + 2, 0, f"NVRM: Xid (PCI:{self.ADDRESS}): 154, {self.TO_RESET}")
+            outcomes = judge((XID,), Evidence({RING: (record, text)}), Expectation())
+            memory = after_kernel_log(memory, outcomes, later(at + 2), 2)
+
+        assert {one.finding.reason: one.finding.severity.name for one in memory.standing}["Xid62"] == "ISOLATE"
+
+    def test_a_quarantine_that_passed_ends_it_where_the_driver_has_no_recovery_action(self) -> None:
+        memory = gpus_answered(self.failed(), [self.gpu(None)], MONOTONIC + 300, later(300))
+
+        assert passed(memory, WALL + timedelta(hours=1)).standing == ()
+        assert len(passed(self.failed(), WALL + timedelta(hours=1)).standing) > 0
 
 
 class TestRepeats:
@@ -210,7 +278,7 @@ class TestWhatIsNoFault:
 
 
 def test_records_of_several_checks_are_taken_in_the_logs_order() -> None:
-    loads = Outcome("driver-messages", "0", sightings=(line("Xid154", None, 5, recovered=True),))
+    loads = Outcome("driver-messages", "0", sightings=(line("Xid154", None, 5, recovery_action=0),))
     fault_before = Outcome("xid", "0", sightings=(line("Xid95", RESET, 1), line("Xid62", RESET, 6)))
 
     assert told(after_kernel_log(remembers(), [loads, fault_before], later(6))) == [("Xid62", 1)]

@@ -1,0 +1,81 @@
+"""A GPU at another address: boards swapped between slots, or buses renumbered at boot. Pure.
+
+A finding is about a board. It follows the serial, then the UUID; its subject has the address where that GPU is now.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from healthcheck.memory.findings import Key, Memory, Standing, differs, gpu_address, worst_first
+from healthcheck.model import Nature
+from healthcheck.probes.nvml.gpus import Gpu
+
+
+def relocated(memory: Memory, answering: Mapping[str, Gpu]) -> Memory:
+    """The memory with each finding at the address where its GPU answers now. `answering` is by address.
+
+    With fewer GPUs than before, a board that answers nowhere may be silent and not gone: where another one answers at
+    its address, its findings are named by its UUID or serial until it answers.
+    """
+    may_be_silent = len(answering) < len(memory.gpus)
+    by_name = _by_name(answering)
+    active: dict[Key, Standing] = {}
+    for one in memory.standing:
+        moved = _moved(_named_anew(one, memory, answering), by_name)
+        if moved is one and may_be_silent:
+            moved = _displaced(one, answering)
+        known = active.get(moved.key)
+        if known is None or known.finding.severity < moved.finding.severity:
+            active[moved.key] = moved
+    gone = {address for address, about in memory.gpus.items() if _place(about, by_name) not in (None, address)}
+    gpus = {address: about for address, about in memory.gpus.items() if address not in gone or address in answering}
+    if len(gpus) == len(memory.gpus) and all(active.get(one.key) is one for one in memory.standing):
+        return memory
+    return replace(memory, standing=worst_first(active.values()), gpus=gpus)
+
+
+def _by_name(answering: Mapping[str, Gpu]) -> Mapping[tuple[str, str], str]:
+    """Addresses by serial and by UUID. Two GPUs on one board may share its serial, which then names neither."""
+    named = [((key, about[key]), at) for at, gpu in answering.items() if (about := gpu.about) for key in about]
+    often = Counter(name for name, _ in named)
+    return {name: address for name, address in named if name[0] in ("serial", "uuid") and often[name] == 1}
+
+
+def _place(about: Mapping[str, str], by_name: Mapping[tuple[str, str], str]) -> str | None:
+    """Where the GPU of these names answers; None: nowhere."""
+    places = (by_name.get((key, about[key])) for key in ("serial", "uuid") if key in about)
+    return next((place for place in places if place), None)
+
+
+def _named_anew(one: Standing, memory: Memory, answering: Mapping[str, Gpu]) -> Standing:
+    """An event of this boot that was logged before NVML answered in it is about the GPU that is at its address."""
+    address = gpu_address(one.finding.subject)
+    if memory.gpus_boot_id in ("", memory.boot_id) or one.boot_id != memory.boot_id or address not in answering:
+        return one
+    about = answering[address].about
+    return one if one.finding.about == about else replace(one, finding=replace(one.finding, about=about))
+
+
+def _displaced(one: Standing, answering: Mapping[str, Gpu]) -> Standing:
+    address, about = gpu_address(one.finding.subject), one.finding.about
+    name = about.get("uuid") or about.get("serial")
+    if one.nature is Nature.LEVEL or not name or address not in answering:
+        return one
+    return _at(one, name) if differs(about, answering[address].about) else one
+
+
+def _moved(one: Standing, by_name: Mapping[tuple[str, str], str]) -> Standing:
+    address = gpu_address(one.finding.subject)
+    place = _place(one.finding.about, by_name) if address else None
+    if place is None or place == address:
+        return one
+    return _at(one, place)
+
+
+def _at(one: Standing, place: str) -> Standing:
+    subject = one.finding.subject.replace(gpu_address(one.finding.subject), place, 1)
+    return replace(one, finding=replace(one.finding, subject=subject))

@@ -1,0 +1,22 @@
+"""The active findings at the severities that they have now. Pure."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from healthcheck.catalog.policy import Policy
+from healthcheck.checks.severities import ruled
+from healthcheck.memory.findings import Memory, worst_first
+
+
+def in_force(memory: Memory, policy: Policy) -> Memory:
+    """The memory with each active finding at the severity of the tables and overrides in force.
+
+    A finding that an override sets to PASS stays, without counting, until its exit: taking the override back restores
+    it.
+    """
+    findings = [ruled(one.finding, policy) for one in memory.standing]
+    if all(new is one.finding for new, one in zip(findings, memory.standing, strict=True)):
+        return memory
+    active = (replace(one, finding=new) for new, one in zip(findings, memory.standing, strict=True))
+    return replace(memory, standing=worst_first(active))
