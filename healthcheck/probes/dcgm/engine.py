@@ -35,6 +35,8 @@ _LONGEST_TABLE, _LONGEST_ENVIRONMENT, _LONGEST_GROUPS = 1 << 22, 1 << 17, 1 << 1
 _MOST_OPEN = 1 << 16
 _SOCKET = re.compile(r"socket:\[(\d{1,20})\]")
 _REMOTE = b"DCGM_REMOTE_HOSTENGINE_INFO="
+_ADDRESS_6 = re.compile(r"([0-9a-f]{32}) [0-9a-f]{2,8} [0-9a-f]{2} 00 ")
+"""Address, interface, length of prefix, and scope 00: global."""
 _ADDRESS, _LOCAL = re.compile(rb"\|-- (\d{1,3}(?:\.\d{1,3}){3})\s*$"), b"/32 host LOCAL"
 _ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
@@ -77,8 +79,8 @@ def choose_engine(root: Path, host: str, *, beside: bool) -> Engine:
         return allowed(find_engine(root, processes.find(root)), beside=beside)
     except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc
         return Engine()
-    except OSError as error:
-        return Engine(blocked=Unobserved(PROCESSES_HIDDEN, f"{error.filename or root / 'proc'}: {error.strerror}"))
+    except (OSError, ProbeError) as error:
+        return Engine(blocked=Unobserved(PROCESSES_HIDDEN, f"{root / 'proc'}: {error}"))
 
 
 def allowed(engine: Engine, *, beside: bool) -> Engine:
@@ -193,7 +195,7 @@ def _network(root: Path, pid: str) -> str:
 
 
 def _addresses(root: Path, pid: int) -> Iterator[str]:
-    """Yield the IPv4 addresses of the process's network, but not loopback's (proc_net_fib_trie)."""
+    """Yield the addresses of the process's network, but not loopback's: IPv4, then global IPv6 (proc_net(5))."""
     with suppress(OSError):
         last = ""
         for line in host_files.read_whole(root, f"/proc/{pid}/net/fib_trie", _LONGEST_TABLE).splitlines():
@@ -201,6 +203,10 @@ def _addresses(root: Path, pid: int) -> Iterator[str]:
                 last = found[1].decode()
             elif _LOCAL in line and last and not last.startswith("127."):
                 yield last
+    with suppress(OSError):
+        for line in host_files.read_whole(root, f"/proc/{pid}/net/if_inet6", _LONGEST_TABLE).decode().splitlines():
+            if row := _ADDRESS_6.match(line):
+                yield str(IPv6Address(bytes.fromhex(row[1])))
 
 
 def _listeners(root: Path, pid: int) -> Iterator[_Listener]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from healthcheck.catalog.dcgm_causes import ENGINE_EMBEDDED, ENGINE_UNPROVEN
 from healthcheck.model import Cause
-from healthcheck.probes.dcgm.engine import Engine, choose_engine
+from healthcheck.probes.container_runtime.processes import Found, Process, are_the_hosts
+from healthcheck.probes.dcgm.engine import Engine, choose_engine, find_engine
 from sim.host_services import ALL_CAPABILITIES, Container
 from sim.node import SimulatedNode
 
@@ -53,6 +59,17 @@ def of_the_operator(node: SimulatedNode, *, network: str = NETWORK, privileged: 
     if network:
         table = "  |-- 10.0.3.17\n     /32 host LOCAL\n  |-- 127.0.0.1\n     /32 host LOCAL"
         node.write_value("proc/4242/net/fib_trie", table)
+
+
+def of_the_operator_where_pods_have_ipv6_alone(node: SimulatedNode) -> None:
+    of_the_operator(node)
+    (node.root / "proc/4242/net/fib_trie").unlink()
+    addresses = (
+        "0" * 31 + "1 01 80 10 80 lo",
+        "fe80" + "0" * 27 + "1 02 40 20 80 eth0",
+        "fd00" + "0" * 27 + "7 02 40 00 80 eth0",
+    )
+    node.write_value("proc/4242/net/if_inet6", "\n".join(addresses))
 
 
 def of_the_operator_on_the_hosts_network(node: SimulatedNode) -> None:
@@ -128,6 +145,7 @@ def of_the_host_with_another_listener(node: SimulatedNode) -> None:
         (of_the_host, "127.0.0.1:5555"),
         (of_the_host_on_every_address, "127.0.0.1:5555"),
         (of_the_operator, "10.0.3.17:5555"),
+        (of_the_operator_where_pods_have_ipv6_alone, "[fd00::7]:5555"),
         (of_the_operator_on_the_hosts_network, "127.0.0.1:5555"),
         (of_the_operator_with_its_exporter, "10.0.3.17:5555"),
     ],
@@ -189,3 +207,40 @@ def test_without_an_engine_on_its_gpus_a_node_is_tested_by_one_of_our_own(
     state(node)
 
     assert choose(node) == Engine()
+
+
+@pytest.mark.parametrize(
+    ("family", "address", "host"),
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.1:{}"),
+        (socket.AF_INET, "0.0.0.0", "127.0.0.1:{}"),
+        (socket.AF_INET6, "::", "127.0.0.1:{}"),
+        (socket.AF_INET6, "::1", "[::1]:{}"),
+    ],
+)
+def test_the_kernels_own_tables_prove_a_socket_and_not_one_that_another_process_shares(
+    family: socket.AddressFamily, address: str, host: str
+) -> None:
+    root, found = Path("/"), Found((), engines=(Process(os.getpid(), "nv-hostengine", ()),))
+    if not are_the_hosts(root):
+        pytest.skip("the processes of this machine can't be seen from here")
+    with socket.create_server((address, 0), family=family, reuse_port=True) as own:
+        port = own.getsockname()[1]
+        assert find_engine(root, found) == Engine(host.format(port), os.getpid())
+        other = subprocess.Popen(
+            [sys.executable, "-c", _SHARES, str(int(family)), address, str(port)], stdout=subprocess.PIPE
+        )
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        assert find_engine(root, found).host == ""
+        other.kill()
+        other.communicate()
+
+
+_SHARES = """
+import socket, sys
+family, address, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+server = socket.create_server((address, port), family=socket.AddressFamily(family), reuse_port=True)
+print("listens", flush=True)
+server.accept()
+"""
