@@ -204,8 +204,9 @@ def _addresses(root: Path, pid: int) -> Iterator[str]:
             elif _LOCAL in line and last and not last.startswith("127."):
                 yield last
     with suppress(OSError):
-        for line in host_files.read_whole(root, f"/proc/{pid}/net/if_inet6", _LONGEST_TABLE).decode().splitlines():
-            if row := _ADDRESS_6.match(line):
+        table = host_files.read_whole(root, f"/proc/{pid}/net/if_inet6", _LONGEST_TABLE)
+        for text in table.decode("ascii", "replace").splitlines():
+            if row := _ADDRESS_6.match(text):
                 yield str(IPv6Address(bytes.fromhex(row[1])))
 
 
