@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 
 from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
@@ -64,12 +64,10 @@ def find_efa(snapshot: Snapshot) -> Iterator[Found]:
         if offered < there:
             above.append((WITHHELD, node.subject))
             yield _efa(node, (evidence,), tuple(above), Certainty.PROVEN)
-        elif not offered and snapshot.sees("Pod"):
+        elif not offered and snapshot.sees("Pod") and (proof := _has_efa(node, types, plugins)):
             absent = [one for one in plugins if one.meta.kind == "DaemonSet" and not _works_on(one, node)]
             by_claims = node.name in claimed or any(is_for(one.spec, node) for one in drivers)
-            if not absent or len(absent) < len(plugins) or by_claims:
-                continue
-            if proof := _has_efa(node, types, absent[0]):
+            if absent and len(absent) == len(plugins) and not by_claims:
                 told = (f"{node.subject} offers no {EFA}", proof, _why_not(absent[0], node))
                 yield _efa(node, told, tuple(above), Certainty.LIKELY)
 
@@ -116,9 +114,11 @@ def _gives_gpus(driver: Component) -> bool:
     return any(one.name in ("gpus", "gpu-kubelet-plugin") for one in driver.spec.containers)
 
 
-def _has_efa(node: Node, types: Collection[str], plugin: Component) -> str:
-    """What shows that the node has EFA devices; '' where nothing does."""
+def _has_efa(node: Node, types: Collection[str], plugins: Sequence[Component]) -> str:
+    """What shows that the node has EFA devices; '' where nothing does, or no plugin is there to offer them."""
     kind = node.meta.labels.get(INSTANCE_TYPE, "")
+    if not plugins:
+        return ""
     if kind in types:
         return f"other nodes of type {kind} offer {EFA}"
     if node.record is not None and _CHECK in node.record.checks:
@@ -126,7 +126,9 @@ def _has_efa(node: Node, types: Collection[str], plugin: Component) -> str:
         return f"our agent there sees EFA devices: {_CHECK} is {node.record.checks[_CHECK]}" if sees else ""
     # Of one with a few GPUs a launch template may leave EFA out; one for jobs of many nodes hardly does.
     profile = find_profile(_profiles(), kind)
-    if profile is None or not profile.efa or not profile.nvlink or not _leaves_out(plugin, kind):
+    if profile is None or not profile.efa or not profile.nvlink:
+        return ""
+    if not all(_leaves_out(one, kind) for one in plugins):
         return ""
     return f"the type {kind} has {profile.efa} EFA interfaces"
 

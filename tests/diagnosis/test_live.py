@@ -15,6 +15,7 @@ import yaml
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.listings import Listings
+from healthcheck.node.state import RESULTS
 from sim.control_plane import ControlPlane
 from sim.control_plane.files import write_kubeconfig
 from tests.cli.cluster import run
@@ -23,6 +24,9 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.cluster
 
 _UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
+_DEAD, _HEALTHY = (f"GPU-8dbf1c52-{part}-4c5e-9b1f-0123456789ab" for part in ("1111", "2222"))
+_FINDING = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0", "about": {"uuid": _DEAD}}
+_RECORD = json.dumps({"schema": 1, "status": "fail", "severity": "REBOOT", "findings": [_FINDING]})
 _READER = "diagnosis-reader"
 
 
@@ -72,10 +76,40 @@ def test_the_status_tells_who_has_which_gpus(plane: ControlPlane) -> None:
     told = _told(run(plane.kubeconfig, "status", "--allocation", "-o", "json"))
     assert [(one["node"], one["gpus"], one["usable"]) for one in told["nodes"]] == [
         ("healthy", 8, True),
-        ("withheld", 8, True),
+        ("withheld", 8, False),
     ]
     table = run(plane.kubeconfig, "status", "--allocation")
-    assert (table.returncode, "GPUs nvidia.com/gpu: 16 of 16 free" in table.stdout) == (0, True)
+    assert (table.returncode, "GPUs nvidia.com/gpu: 8 of 16 free" in table.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(("device", "causes"), [(_DEAD, ["PodOnFaultyGpu"]), (_HEALTHY, [])])
+def test_the_gpu_that_the_kubelet_reports_of_a_pod_decides(
+    plane: ControlPlane, device: str, causes: list[str], tmp_path: Path
+) -> None:
+    plane.kubectl("annotate", "node", "withheld", f"{RESULTS}={_RECORD}", "--overwrite")
+    box = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    spec = {"nodeName": "withheld", "containers": [box], "tolerations": [{"operator": "Exists"}]}
+    manifest = tmp_path / "pod.json"
+    named = {"name": "rank-0", "namespace": "default"}
+    manifest.write_text(json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": named, "spec": spec}))
+    plane.kubectl("create", "serviceaccount", "default")
+    plane.kubectl("create", "-f", str(manifest))
+    try:
+        plane.kubectl("patch", "pod", "rank-0", "--subresource=status", "--type=merge", "-p", _status(device))
+        told = _told(run(plane.kubeconfig, "diagnose", "pod", "rank-0", "--json"))
+        assert [one["cause"] for one in told["causes"]] == causes
+    finally:
+        plane.kubectl("delete", "pod", "rank-0", "--force", "--grace-period=0")
+        plane.kubectl("delete", "serviceaccount", "default")
+        plane.kubectl("annotate", "node", "withheld", f"{RESULTS}-")
+
+
+def _status(device: str) -> str:
+    """Of a pod that runs, as the kubelet of Kubernetes 1.36 writes it."""
+    devices = [{"name": "nvidia.com/gpu", "resources": [{"resourceID": device, "health": "Healthy"}]}]
+    state = {"name": "main", "image": "x", "imageID": "x", "ready": True, "restartCount": 0}
+    state |= {"state": {"running": {"startedAt": "2026-11-22T11:00:00Z"}}, "allocatedResourcesStatus": devices}
+    return json.dumps({"status": {"phase": "Running", "containerStatuses": [state]}})
 
 
 def test_a_node_that_is_well_has_nothing_to_tell(plane: ControlPlane) -> None:
