@@ -1,0 +1,66 @@
+"""Every finding that 0.3.0 knows, in its memory file and in its records: none is lost, doubled, or of another tier."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from healthcheck.catalog.policy import Policy
+from healthcheck.memory import content
+from healthcheck.memory.exits import adopted, begin
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.severities import in_force
+from healthcheck.model import Severity
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import AgentRecord
+from tests.examples import BOOT, MACHINE, NOW
+from tests.formats.saved import FOLDER
+
+SAVED: dict[str, Any] = json.loads((FOLDER / "0.3.0/every-finding.json").read_text())
+OF_THE_FILE = {(row["reason"], row["subject"]): row for row in json.loads(SAVED["memory"].split("\n")[1])["findings"]}
+
+
+def started(memory: Memory) -> Memory:
+    """As the agent's start has it, with the overrides of a cluster that has none."""
+    return in_force(begin(memory, MACHINE, BOOT, NOW), Policy())
+
+
+def check(memory: Memory, rows: list[dict[str, Any]]) -> None:
+    expected = {(row["reason"], row["subject"]): row["severity"] for row in rows}
+    seen = {one.key: one.finding.severity.name for one in memory.standing}
+
+    assert max(Counter(one.key for one in memory.standing).values()) == 1
+    assert {key: (seen.get(key), tier) for key, tier in expected.items() if seen.get(key) != tier} == {}
+    assert seen.keys() == expected.keys()
+
+
+def test_its_memory_file_is_read_whole() -> None:
+    check(started(content.parse(SAVED["memory"].encode())), list(OF_THE_FILE.values()))
+
+
+@pytest.mark.parametrize("text", SAVED["records"], ids=range(len(SAVED["records"])))
+def test_its_records_rebuild_a_lost_file(text: str) -> None:
+    memory = adopted(Memory(MACHINE, BOOT), records.remembered(records.parse(AgentRecord, text)), NOW)
+
+    check(started(memory), json.loads(text)["findings"])
+
+
+def test_a_second_read_changes_nothing() -> None:
+    once = started(content.parse(SAVED["memory"].encode()))
+
+    assert started(content.parse(content.dump(once))) == once
+
+
+def test_every_finding_that_an_override_sets_to_pass_is_back_without_it() -> None:
+    once = started(content.parse(SAVED["memory"].encode()))
+    policy = Policy({one.finding.reason: Severity.PASS for one in once.standing})
+
+    hidden = content.parse(content.dump(in_force(once, policy)))
+
+    assert {one.finding.severity for one in hidden.standing} == {Severity.PASS}
+    assert sorted(in_force(hidden, Policy()).standing, key=lambda one: one.key) == sorted(
+        once.standing, key=lambda one: one.key
+    )
