@@ -76,3 +76,90 @@ def test_it_ends_with_the_lines_that_take_it_back() -> None:
 )
 def test_power_smoothing_that_works_again_ends_its_being_off(lines: tuple[str, ...], expected: list[str]) -> None:
     assert sorted(active(reads(*lines))) == sorted(expected)
+
+
+RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+REBOOT = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+UNKNOWN = "GPU recovery action changed from 0x0 (None) to 0x8 (Unknown)"
+FELL_OFF = "NVRM: GPU 0000:53:00.0: GPU has fallen off the bus."
+GPU = "gpu/0000:53:00.0"
+
+
+def at(*lines: tuple[float, str]) -> list[str]:
+    """What is active after lines at these seconds, in the order of the log, read one by one."""
+    memory = remembers()
+    for seq, (second, text) in enumerate(lines):
+        ring = (Record(seq, MONOTONIC + second, 0, text),)
+        outcomes = judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation())
+        memory = after_kernel_log(memory, outcomes, later(second))
+    return sorted(active(memory))
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        pytest.param(
+            [(0, xid(79)), (1, xid(154, RESET))], ["Xid154 RESET", "Xid79 RESET"], id="79, then a reset is enough"
+        ),
+        pytest.param([(0, xid(154, RESET)), (1, xid(79))], ["Xid154 RESET", "Xid79 RESET"], id="the other way round"),
+        pytest.param(
+            [(0, xid(79)), (0, FELL_OFF), (1, xid(154, RESET))],
+            ["GpuFellOffBus RESET", "Xid154 RESET", "Xid79 RESET"],
+            id="79 with its line without a number",
+        ),
+        pytest.param([(0, xid(79)), (60, xid(154, RESET))], ["Xid154 RESET", "Xid79 RESET"], id="at the window's end"),
+        pytest.param([(0, xid(79)), (61, xid(154, RESET))], ["Xid154 RESET", "Xid79 REBOOT"], id="beyond it"),
+        pytest.param([(0, xid(154, RESET)), (61, xid(79))], ["Xid154 RESET", "Xid79 REBOOT"], id="beyond it, reversed"),
+        pytest.param(
+            [(0, xid(79)), (50, xid(79)), (100, xid(154, RESET))],
+            ["Xid154 RESET", "Xid79 REBOOT"],
+            id="its first line beyond it",
+        ),
+        pytest.param(
+            [(0, xid(79)), (1, xid(154, RESET)), (2, xid(79))], ["Xid154 RESET", "Xid79 RESET"], id="again within it"
+        ),
+        pytest.param(
+            [(0, xid(79)), (1, xid(154, RESET)), (90, xid(79))], ["Xid154 RESET", "Xid79 REBOOT"], id="again beyond it"
+        ),
+        pytest.param(
+            [(0, xid(95)), (1, xid(154, REBOOT))], ["Xid154 REBOOT", "Xid95 REBOOT"], id="an action that raises"
+        ),
+        pytest.param(
+            [(0, xid(154, REBOOT)), (1, xid(31))], ["Xid154 REBOOT", "Xid31 REBOOT"], id="raises what follows"
+        ),
+        pytest.param([(0, xid(31)), (90, xid(154, REBOOT))], ["Xid154 REBOOT", "Xid31 MONITOR"], id="not beyond it"),
+        pytest.param([(0, xid(54)), (1, xid(154, RESET))], ["Xid154 RESET", "Xid54 ISOLATE"], id="ISOLATE stays"),
+        pytest.param([(0, xid(154, RESET)), (1, xid(54))], ["Xid154 RESET", "Xid54 ISOLATE"], id="ISOLATE comes"),
+        pytest.param([(0, xid(79)), (1, xid(154, UNKNOWN))], ["Xid154 MONITOR", "Xid79 REBOOT"], id="unknown action"),
+        pytest.param([(0, xid(79)), (1, xid(154, "cut of"))], ["Xid154 MONITOR", "Xid79 REBOOT"], id="unread action"),
+        pytest.param([(0, xid(45)), (1, xid(154, RESET))], ["Xid154 RESET"], id="45 is withdrawn"),
+        pytest.param([(0, xid(154, RESET)), (1, xid(45))], ["Xid154 RESET"], id="45 does not count"),
+        pytest.param([(0, xid(63)), (1, xid(154, RESET))], ["Xid154 RESET"], id="what NVIDIA ignores is no finding"),
+        pytest.param(
+            [(0, xid(79)), (1, xid(154, RESET)), (2, xid(154, REBOOT))],
+            ["Xid154 REBOOT", "Xid79 REBOOT"],
+            id="the action worsens",
+        ),
+    ],
+)
+def test_xid_154_replaces_the_tier_of_its_gpus_events_within_the_window(
+    lines: list[tuple[float, str]], expected: list[str]
+) -> None:
+    assert at(*lines) == [f"{one} {GPU}" for one in expected]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_xid_154_leaves_the_other_gpus_alone(first: int) -> None:
+    lines = [xid(79, bus="64"), xid(154, RESET)]
+
+    assert at((0, lines[first]), (1, lines[1 - first])) == [f"Xid154 RESET {GPU}", "Xid79 REBOOT gpu/0000:64:00.0"]
+
+
+def test_an_imex_domain_to_recover_lowers_no_tier() -> None:
+    assert at((0, xid(79)), (1, xid(154, IMEX))) == ["Xid154 MONITOR node", f"Xid79 REBOOT {GPU}"]
+
+
+def test_a_gpu_whose_reboot_became_a_reset_is_well_after_its_reset() -> None:
+    back = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+
+    assert at((0, xid(79)), (0, FELL_OFF), (1, xid(154, RESET)), (300, xid(154, back))) == []

@@ -109,11 +109,11 @@ class TestRecovery:
         lines = [
             line("Xid95", RESET),
             line("Xid154", RESET, 0.1),
-            line("Xid13", MONITOR, 0.2),
-            line("Xid154", None, 9, recovery_action=0),
+            line("Xid13", MONITOR, 70),
+            line("Xid154", None, 79, recovery_action=0),
         ]
 
-        assert told(reads(remembers(), *lines, after=10)) == [("Xid13", 1)]
+        assert told(reads(remembers(), *lines, after=80)) == [("Xid13", 1)]
 
     def test_what_comes_after_it_stands(self) -> None:
         lines = [line("Xid154", None, 9, recovery_action=0), line("Xid95", RESET, 9.5)]
