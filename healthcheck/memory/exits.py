@@ -310,7 +310,7 @@ def is_acknowledged(memory: Memory, key: Key, boot_id: str, seq: int, seen: date
 def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -> Finding:
     """The finding, ISOLATE when resets or reboots have ended the same one on this GPU too often (rule 6)."""
     ends = memory.ended.get((finding.reason, gpu_identity(finding.about)), ())
-    if finding.reason == _REMAP_FAILURE and finding.severity is Severity.RESET:
+    if finding.reason == _REMAP_FAILURE and finding.severity in (Severity.RESET, Severity.REBOOT):
         why = _why_memory_is_beyond_repair(memory, finding, len(ends))
     else:
         recent = [one for one in ends if abs(now.wall - one) <= ESCALATE_WITHIN]
