@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from healthcheck.catalog.policy import OVERRIDDEN
 from healthcheck.catalog.recovery import NONE
 from healthcheck.checks.driver_messages import CHECK as DRIVER_MESSAGES
-from healthcheck.memory.exit_table import SMOOTHING_OFF
+from healthcheck.memory.exit_table import RECOVERY_XID, SMOOTHING_OFF
 from healthcheck.memory.exits import escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (
     MOST_GPUS,
@@ -29,9 +29,8 @@ WINDOW_SECONDS = 60.0
 """Events of one GPU this close in kernel time are judged together (docs/rules.md 17)."""
 CONSEQUENCE = "Xid45"
 """Preemptive cleanup: only a consequence where any other Xid stands beside it (Xid catalogue, WORKFLOW_XID_45)."""
-RECOVERY_ACTION = "Xid154"
-"""The driver announces what a GPU needs. Within the window, that replaces the tier of the GPU's other events."""
 _TIERS_OF_ACTIONS = (Severity.RESET, Severity.REBOOT)
+"""Within the window, what Xid 154 announces replaces the tier of the GPU's other events (docs/rules.md 17)."""
 REPEATS: Mapping[str, str] = {"Xid13": "Xid13Repeated", "Xid31": "Xid31Repeated"}
 """One is an application's bug; on one GPU, and with 13 on one TPC, again and again it is the hardware's."""
 REPEATS_WITHIN_SECONDS = 86400.0
@@ -95,7 +94,7 @@ class _Reading:
         if address and sighting.reason.startswith("Xid") and sighting.reason != CONSEQUENCE:
             self._explain_cleanups(sighting, address)
             self.memory = _beside(self.memory, address, sighting.at)
-        if address and sighting.reason == RECOVERY_ACTION:
+        if address and sighting.reason == RECOVERY_XID:
             self._apply_action(sighting, address)
         if sighting.reason in REPEATS:
             self.memory = _hit(self.memory, sighting, address, self._now)
@@ -112,7 +111,7 @@ class _Reading:
         about = finding.about or self.memory.gpus.get(gpu_address(finding.subject), {})
         known = self.standing.get(key)
         finding = replace(finding, about=about or (known.finding.about if known else finding.about))
-        if sighting.reason != RECOVERY_ACTION:
+        if sighting.reason != RECOVERY_XID:
             finding = _at_tier(finding, self._announced(gpu_address(finding.subject), sighting.at))
         if known is None or _rank(known.finding) < _rank(finding):
             finding = escalated(self.memory, finding, self._now, escalate_after)
@@ -136,7 +135,7 @@ class _Reading:
 
     def _announced(self, address: str, at: float) -> Severity | None:
         """The tier of the recovery action that Xid 154 named for this GPU within the window."""
-        one = self.standing.get((RECOVERY_ACTION, f"gpu/{address}"))
+        one = self.standing.get((RECOVERY_XID, f"gpu/{address}"))
         if one is None or one.boot_id != self.memory.boot_id or abs(at - one.last_at) > WINDOW_SECONDS:
             return None
         return one.finding.severity if one.finding.severity in _TIERS_OF_ACTIONS else None
@@ -146,7 +145,7 @@ class _Reading:
         tier = self._announced(address, sighting.at)
         for key, one in list(self.standing.items()):
             is_code = one.check == DRIVER_MESSAGES.name or key[0].removeprefix("Xid").isdecimal()
-            if not is_code or key[0] == RECOVERY_ACTION or gpu_address(key[1]) != address:
+            if not is_code or key[0] == RECOVERY_XID or gpu_address(key[1]) != address:
                 continue
             if tier is not None and _is_beside(one, sighting.at, tier, self.memory):
                 self.standing[key] = replace(one, finding=_at_tier(one.finding, tier))
@@ -171,8 +170,8 @@ def _at_tier(finding: Finding, tier: Severity | None) -> Finding:
     if tier is None or finding.base[0] in (Severity.PASS, Severity.ISOLATE, tier):
         return finding
     if finding.rule == OVERRIDDEN:
-        return replace(finding, catalogued=tier, catalogued_rule=RECOVERY_ACTION)
-    return replace(finding, severity=tier, rule=RECOVERY_ACTION)
+        return replace(finding, catalogued=tier, catalogued_rule=RECOVERY_XID)
+    return replace(finding, severity=tier, rule=RECOVERY_XID)
 
 
 def _is_beside(one: Standing, at: float, tier: Severity, memory: Memory) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from healthcheck.catalog.policy import Policy
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import gpus_answered
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.model import Evidence, Nature
+from healthcheck.memory.severities import in_force
+from healthcheck.model import Evidence, Nature, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu
 from tests.examples import MONOTONIC, NOW, later, remembers
@@ -18,6 +20,7 @@ from tests.examples import MONOTONIC, NOW, later, remembers
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
 IMEX = "GPU recovery action changed from 0x0 (None) to 0x5 (Recover IMEX Domain)"
 IMEX_OVER = "GPU recovery action changed from 0x5 (Recover IMEX Domain) to 0x0 (None)"
+POLICY = Policy()
 ADDRESSES = ("0000:53:00.0", "0000:64:00.0")
 
 
@@ -25,10 +28,10 @@ def xid(code: int, text: str = "x", bus: str = "53") -> str:
     return f"NVRM: Xid (PCI:0000:{bus}:00): {code}, pid='<unknown>', name=<unknown>, {text}"
 
 
-def reads(*texts: str, memory: Memory | None = None) -> Memory:
+def reads(*texts: str, memory: Memory | None = None, policy: Policy = POLICY) -> Memory:
     """After these lines, a second apart, the last one now."""
     ring = tuple(Record(seq, MONOTONIC + 1 + seq - len(texts), 0, text) for seq, text in enumerate(texts))
-    outcomes = judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation())
+    outcomes = judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation(policy=policy))
     return after_kernel_log(memory or remembers(), outcomes, NOW)
 
 
@@ -163,3 +166,19 @@ def test_a_gpu_whose_reboot_became_a_reset_is_well_after_its_reset() -> None:
     back = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 
     assert at((0, xid(79)), (0, FELL_OFF), (1, xid(154, RESET)), (300, xid(154, back))) == []
+
+
+@pytest.mark.parametrize("lines", [(xid(79), xid(154, RESET)), (xid(154, RESET), xid(79))])
+def test_the_clusters_own_severity_outranks_the_action(lines: tuple[str, str]) -> None:
+    own = Policy({"Xid79": Severity.ISOLATE})
+    memory = reads(*lines, policy=own)
+
+    assert active(memory) == [f"Xid79 ISOLATE {GPU}", f"Xid154 RESET {GPU}"]
+    assert sorted(active(in_force(memory, Policy()))) == [f"Xid154 RESET {GPU}", f"Xid79 RESET {GPU}"]
+    assert active(in_force(in_force(memory, Policy()), own)) == active(memory)
+
+
+def test_the_tables_in_force_leave_the_tier_of_an_action() -> None:
+    memory = reads(xid(79), xid(154, RESET))
+
+    assert in_force(memory, Policy()) == memory
