@@ -22,7 +22,7 @@ from healthcheck.host import clock
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
-from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, allowed
+from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_beside
 from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from healthcheck.settings.values import Settings
 from healthcheck.verdict.acknowledgement import other_severities
@@ -214,7 +214,7 @@ class State:
         """The light look that ended last."""
         values = self._known.settings.values
         engine = evidence[ENGINE] if evidence.unread(ENGINE) is None and not values.dcgm_host else NO_ENGINE
-        inventory = seen_in(evidence, allowed(engine, beside=values.dcgm_beside_exporter))
+        inventory = seen_in(evidence, accept_beside(engine, beside=values.dcgm_beside_exporter))
         self._put(last_look=evidence, inventory=inventory, **({"no_driver_at": evidence.at} if no_driver else {}))
 
     def set_metadata_type(self, instance_type: str) -> None:

@@ -84,7 +84,7 @@ class Kubelets:
     most_gpus: Counter[str] = field(default_factory=Counter)
     """By node name, the most GPUs that containers ever held there at the same time."""
     refuses: dict[str, str] = field(default_factory=dict)
-    """By node name, why its device plugin refuses each pod."""
+    """Message with which a device plugin refuses each pod, by node name."""
     stuck: set[str] = field(default_factory=set)
     """Nodes on which no container is started: their volumes are waited for, say."""
 

@@ -30,7 +30,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 _NO_ATTEMPT = Attempt(_NEVER)
 _SHARING, _MPS = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-gpu-sharing-strategy"), "mps"
 """Labels of NVIDIA's feature discovery and of GKE."""
-_BY_MPS = "its GPUs are shared by MPS, and a pod gets one replica, not all GPUs: its agent's level 2 tests it"
+_BY_MPS = "its GPUs are shared by MPS, where a pod gets one replica: level 2 is left to an agent of the full image"
 
 
 class Limits(Struct, frozen=True):

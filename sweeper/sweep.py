@@ -53,7 +53,7 @@ _AT_ITS_START = Patience(15.0, (Forbidden,), longest_pause=0.5)
 _MOST_RECLAIMED = 500
 """Places in the fleet budget that one sweep gives back: nobody waits for more, and others' tests wait for none."""
 _MOST_NAMED = 20
-_REFUSED = "the kubelet refused the pod, and the node's agent tests it"
+_REFUSED = "the kubelet refused the pod, so that level 2 is left to an agent of the full image"
 _NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
 
 
@@ -68,7 +68,7 @@ class View(Struct, frozen=True):
     slots: tuple[Slot, ...]
     holders: Mapping[str, Holder]
     refused: Mapping[str, str] = {}
-    """By the name of a Job, why a kubelet refused its pod."""
+    """Message with which a kubelet refused a pod, by the name of its Job."""
 
 
 class SweepPlan(Struct, frozen=True):

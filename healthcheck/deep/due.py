@@ -138,7 +138,7 @@ def engine_obstacle(node: NodeState) -> str:
         return ""
     if engine.cause:
         return f"its DCGM engine can't be used: {engine.cause}"
-    return f"its agent alone can prove its DCGM engine at {engine.host}, and tests it; DCGM_HOST names one for sweeps"
+    return f"only an agent of the full image can prove its DCGM engine at {engine.host}; DCGM_HOST names one for sweeps"
 
 
 def _unhealthy(node: NodeState) -> str:

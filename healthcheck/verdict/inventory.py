@@ -68,9 +68,9 @@ class DcgmRow(Row, frozen=True):
     """The node's DCGM engine, where it has one that no setting overrides."""
 
     host: Annotated[str | None, _name] = None
-    """Where the agent asks it."""
+    """Address at which the agent asks it."""
     cause: Annotated[str | None, _name] = None
-    """Name of the cause why no deep test can use it."""
+    """Name of the cause that keeps deep tests from it."""
 
 
 class Inventory(Row, frozen=True):

@@ -240,7 +240,7 @@ def test_a_node_whose_gpus_no_pod_can_have_for_itself_is_left_to_its_agent(
     ("engine", "why"),
     [
         ({"cause": "DcgmEngineEmbedded"}, "its DCGM engine can't be used: DcgmEngineEmbedded"),
-        ({"host": "10.0.3.17:5555"}, "its agent alone can prove its DCGM engine at 10.0.3.17:5555, and tests it; "),
+        ({"host": "10.0.3.17:5555"}, "only an agent of the full image can prove its DCGM engine at 10.0.3.17:5555; "),
         ({}, ""),
         (None, ""),
     ],

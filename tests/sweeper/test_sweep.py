@@ -318,7 +318,7 @@ def test_a_node_whose_plugin_refuses_all_replicas_is_named_and_left_to_its_agent
     _, printed, _ = fleet.sweep("--dry-run")
     row = " ".join(printed.split())
     assert "tried in vain at" in row
-    assert "the kubelet refused the pod, and the node's agent tests it" in row
+    assert "the kubelet refused the pod, so that level 2 is left to an agent of the full image" in row
     assert words in row
 
 

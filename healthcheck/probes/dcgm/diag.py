@@ -93,7 +93,7 @@ class Dcgm:
     engine: Engine | None = None
     """The node's engine of that host, or why no diagnostic may run; None: it was not looked for."""
     root: Path | None = None
-    """Where the engine was found, to prove it once more after a run."""
+    """Root of the tree in which the engine was found, to prove it once more after a run."""
     _program: Program = field(init=False)
     _ends_at: float = field(default=math.inf, init=False)
     """When the deadline of the last level is (monotonic)."""

@@ -76,15 +76,15 @@ def choose_engine(root: Path, host: str, *, beside: bool) -> Engine:
     if host:
         return Engine(host)
     try:
-        return allowed(find_engine(root, processes.find(root)), beside=beside)
+        return accept_beside(find_engine(root, processes.find(root)), beside=beside)
     except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc
         return Engine()
     except (OSError, ProbeError) as error:
         return Engine(blocked=Unobserved(PROCESSES_HIDDEN, f"{root / 'proc'}: {error}"))
 
 
-def allowed(engine: Engine, *, beside: bool) -> Engine:
-    """Return the engine for a person who accepts a second one beside an embedded one, where `beside` is true."""
+def accept_beside(engine: Engine, *, beside: bool) -> Engine:
+    """Return the engine, or none of the node's where `beside` accepts a second one beside it."""
     return Engine() if beside and engine.may_run_beside else engine
 
 
@@ -160,7 +160,7 @@ def _host_of(root: Path, process: Process) -> str:
     ports = {one.port for one in listeners if one.inode in own}
     exclusive = [one for one in listeners if one.port in ports and all(_is_own(other, one, own) for other in listeners)]
     for one in sorted(exclusive, key=lambda one: (one.port != PORT, one.port)):
-        if address := _reachable(root, process, one.address):
+        if address := _reachable_address(root, process, one.address):
             return f"[{address}]:{one.port}" if ":" in address else f"{address}:{one.port}"
     return ""
 
@@ -169,7 +169,7 @@ def _is_own(other: _Listener, one: _Listener, own: set[str]) -> bool:
     return other.port != one.port or other.inode in own
 
 
-def _reachable(root: Path, process: Process, address: str) -> str:
+def _reachable_address(root: Path, process: Process, address: str) -> str:
     """Return the address by which a socket bound so is reached from this program's network, '' where it is not."""
     if _network(root, str(process.pid)) in ("", _own_network(root)):
         return "127.0.0.1" if address in _ANYWHERE else address
