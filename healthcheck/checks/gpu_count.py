@@ -108,11 +108,16 @@ def _silent_gpus(answer: nvml.Gpus, functions: list[pci.PciFunction]) -> Iterato
         reason = _FAULTS.get(gpu.error)
         if reason is not None:
             yield found(reason, gpu, f"NVML error {gpu.error}")
-        elif gpu.error == nvml.UNKNOWN and not gpu.uuid:
+        elif gpu.error == nvml.UNKNOWN and _has_no_handle(gpu):
             # A GPU that is being reset gives none for some seconds, either.
             yield replace(found(INIT_FAILED, gpu, f"no handle: NVML error {gpu.error}"), flickers=True)
         elif gpu.error not in (nvml.SUCCESS, nvml.CORRUPTED_INFOROM):  # that one is the check inforom's to tell
             yield silent(gpu, gpu.error)
+
+
+def _has_no_handle(gpu: nvml.Gpu) -> bool:
+    """Whether NVML gave nothing but an error. A GPU with a handle answers other calls, or fails each of them."""
+    return replace(gpu, address="") == nvml.Gpu(gpu.index, gpu.error)
 
 
 def _count(answer: nvml.Gpus, functions: list[pci.PciFunction], expected: Expectation) -> Iterator[Judgement]:

@@ -163,7 +163,8 @@ def test_a_call_about_no_gpu_could_not_look(stage: Stage, call: str) -> None:
 
 def test_a_handle_is_a_fault_of_its_gpu_or_could_not_look(stage: Stage) -> None:
     """No handle is never an absence: that GPU is there."""
-    expected = {code: Said([f"{FAULTS[code]} {stage.gpu}"] if code in FAULTS else [], {stage.gpu}) for code in CODES}
+    faults = FAULTS | {999: "GpuInitFailed"}
+    expected = {code: Said([f"{faults[code]} {stage.gpu}"] if code in faults else [], {stage.gpu}) for code in CODES}
 
     assert stage.of_each_code("gpu0/error") == expected
 
