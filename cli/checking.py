@@ -29,9 +29,10 @@ from healthcheck.host.clock import now
 from healthcheck.host.opening import want_folder
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.host.streams import complain, say
-from healthcheck.memory.findings import Memory
+from healthcheck.memory.file import MemoryFile, MemoryFileError
+from healthcheck.memory.findings import Acknowledgement, Memory
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.model import Check, Evidence, Host, Now, ProbeError
+from healthcheck.model import Check, Evidence, Host, Nature, Now, ProbeError, Shortage
 from healthcheck.node.state import INSTANCE_TYPE
 from healthcheck.probes import kernel_log, machine
 from healthcheck.probes.container_runtime.cri import RuntimeStatus
@@ -71,6 +72,29 @@ def look_and_tell(wish: CheckWish) -> int:
         _save(wish.save_evidence, seen)
     was_stopped = level_2 is not None and level_2.was_stopped
     return INTERRUPTED if was_stopped else EXIT_CODES[result.verdict.status]
+
+
+def light_look() -> tuple[Path, Look]:
+    """Return the root of this machine's files, and one look of the light checks and of those that read the log."""
+    settings, configured = _usable([], None)
+    checks = tuple(one for one in CHECKS if one.nature is Nature.EVENT or one in configured)
+    root = _host_root(None)
+    with _asking(root, here=True) as host:
+        return root, _look(host, checks, _instance_type(root), settings, here=True)
+
+
+def state_dir(root: Path) -> Path:
+    """The folder where releases are kept, the agent's where one runs."""
+    return Path(os.environ.get("STATE_DIR") or root / "var/lib/gpu-healthcheck")
+
+
+def _acknowledged(folder: Path, machine: str) -> tuple[Acknowledgement, ...]:
+    """Events that people released on this machine. What can't be read is reported, and releases none."""
+    try:
+        return MemoryFile(folder).acknowledged(machine)
+    except (MemoryFileError, Shortage) as error:
+        complain("check", f"{error}; what was released there is not known")
+        return ()
 
 
 def _save(file: Path, seen: Look) -> None:
@@ -179,11 +203,13 @@ def _look(host: Host, checks: tuple[Check, ...], instance_type: str, settings: S
     except ProbeError:
         boot = ""
     # DCGM knows its GPUs by numbers: NVML, asked before it, tells which they are.
-    beside = (driver.CHECK,) if dcgm_diag.LEVEL_2 in checks else ()
+    # The GPUs that answer tell which events of the log a reset has ended.
+    beside = (driver.CHECK,) if any(one.nature is Nature.EVENT for one in checks) else ()
     evidence = look(host, (*beside, *checks))
+    machine_id = machine.machine_id(host.root)
     return Look(
         hostname=os.environ.get("NODE_NAME") or ("" if here else machine.hostname(host.root)) or platform.node(),
-        machine=machine.machine_id(host.root),
+        machine=machine_id,
         boot_id=boot,
         now=moment,
         checks=checks,
@@ -196,6 +222,7 @@ def _look(host: Host, checks: tuple[Check, ...], instance_type: str, settings: S
         ),
         monitor_ttl_seconds=settings.values.monitor_ttl_seconds,
         evidence=evidence,
+        acknowledged=_acknowledged(state_dir(host.root), machine_id),
     )
 
 

@@ -22,6 +22,7 @@ from healthcheck.memory.findings import Memory, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
 from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Severity, Status, Unobserved, counted
+from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -48,16 +49,27 @@ class Judged(Struct, frozen=True):
 
 
 def judged(look: Look) -> Judged:
-    """One look is all there is: what could flicker is shown as it was seen."""
+    """Judge one look as the agent does: the log first, then what the GPUs that answer prove of what came before.
+
+    One look is all there is: a finding that can flicker is shown as it was observed.
+    """
     outcomes = judge(look.checks, look.evidence, look.expected)
     pairs = list(zip(outcomes, look.checks, strict=True))
     levels = [outcome for outcome, check in pairs if check.nature is Nature.LEVEL]
     tests = [outcome for outcome, check in pairs if check in DEEP_CHECKS]
-    before, rules = Memory(look.machine, look.boot_id), MemoryRules(looks_to_confirm=1)
-    memory = after_look(before, JudgedLook(levels), look.now, rules)
+    before, rules = Memory(look.machine, look.boot_id, acknowledged=look.acknowledged), MemoryRules(looks_to_confirm=1)
+    memory = after_kernel_log(before, outcomes, look.now)
+    memory = after_look(memory, JudgedLook(levels, _gpus(look.evidence), look.now.monotonic), look.now, rules)
     memory = after_deep_test(memory, deep_result(tests, look.now.wall, look.now.wall), look.now)
-    memory = after_kernel_log(memory, outcomes, look.now)
     return Judged(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
+
+
+def _gpus(evidence: Evidence) -> Sequence[Gpu]:
+    """As NVML listed them; none where it was not asked or did not answer."""
+    if NVML not in evidence.probes or evidence.unread(NVML):
+        return ()
+    answer = evidence[NVML].answer
+    return answer.gpus if isinstance(answer, Gpus) else ()
 
 
 def show(judged: Judged, form: Form | None, *, verbose: bool) -> None:

@@ -44,6 +44,9 @@ Timeout = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="With -l: do not ask.")]
+Local = Annotated[
+    bool, typer.Option("--local", help="Release this machine, where there is no cluster: for `check` in a prolog.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be released, and write nothing.")]
 
 
@@ -64,6 +67,7 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     reason: Reason,
     nodes: MaybeNodes = None,
     selector: Selector = "",
+    local: Local = False,
     by: By = "",
     keep_cordoned: KeepCordoned = False,
     wait: Wait = True,
@@ -79,10 +83,18 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     With -l, of the nodes with these labels those that have something to release: it shows all of it, and asks.
     A node that a quarantine run cordoned is uncordoned; a person's own cordon stays.
 
+    With --local no cluster is asked: what this machine's kernel log shows is released, for `check` here.
+
     Exit code: 0 released, or nothing to release; 1 something still stands; 2 could not, or no agent answered in time.
     """
+    if local:
+        if nodes or selector:
+            raise typer.BadParameter("--local releases this machine: no name of a node and no -l goes with it")
+        from cli.local_release import release_here  # noqa: PLC0415 - it looks at this machine, the others at a cluster
+
+        raise typer.Exit(release_here(by, reason, dry_run=dry_run))
     if bool(nodes) == bool(selector):
-        raise typer.BadParameter("either names of nodes or -l SELECTOR is wanted")
+        raise typer.BadParameter("either names of nodes or -l SELECTOR is wanted; --local is for this machine")
     from cli.releasing import release_nodes, release_selected  # noqa: PLC0415 - its help needs none of it
 
     wish = ReleaseWish(by, reason, keep_cordoned, dry_run, timeout if wait else 0.0)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert, to_builtins
 from msgspec.json import decode
+from msgspec.structs import replace
 
 import healthcheck
 from healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE
@@ -23,8 +24,10 @@ from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host import node_file
 from healthcheck.host.opening import want_folder
+from healthcheck.memory.findings import Acknowledgement
 from healthcheck.model import Cause, Check, Evidence, Now, Probe, ProbeError, Unobserved
 from healthcheck.text import strict_json
+from healthcheck.text.json_cost import JsonCostError, refuse_costly
 from healthcheck.text.moments import EARLIEST, LATEST, held
 
 SCHEMA = 1
@@ -33,6 +36,10 @@ SCHEMA = 1
 
 class EvidenceError(ValueError):
     """A file that is no evidence, or that can't be written. The message says where and why."""
+
+
+_MOST_VALUES = 4_000_000
+"""Of JSON: 64 MiB of records of a kernel's log have 3 million."""
 
 
 class Look(Struct, frozen=True):
@@ -46,6 +53,8 @@ class Look(Struct, frozen=True):
     expected: Expectation
     monitor_ttl_seconds: float
     evidence: Evidence
+    acknowledged: tuple[Acknowledgement, ...] = ()
+    """Events that people released on this machine."""
 
 
 class _Read(Struct, frozen=True):
@@ -78,6 +87,7 @@ class _File(Struct, frozen=True):
     """JSON has no infinity: what was one, or nothing, is null, and the default."""
     look: _Seen
     before: _Seen | None = None
+    acknowledged: tuple[Acknowledgement, ...] = ()
 
 
 def why_not(path: Path) -> str:
@@ -115,6 +125,10 @@ def read(raw: bytes) -> Look:
     if len(raw) > MOST_EVIDENCE:
         raise EvidenceError(f"more than {MOST_EVIDENCE >> 20} MiB")
     try:
+        refuse_costly(raw, _MOST_VALUES)
+    except JsonCostError as error:
+        raise EvidenceError(str(error)) from error
+    try:
         document = decode(raw)
     except (ValueError, RecursionError) as error:
         raise EvidenceError(f"no JSON: {error}") from error
@@ -138,11 +152,12 @@ def read(raw: bytes) -> Look:
         from_plain(Expectation, {key: told for key, told in file.expected.items() if told is not None}, "expected"),
         file.monitor_ttl_seconds,
         _evidence(file.look, "look", before),
+        tuple(replace(one, last_seen=_utc(one.last_seen)) for one in file.acknowledged),
     )
 
 
 def _utc(wall: datetime) -> datetime:
-    if held(wall) != wall:
+    if wall.tzinfo is None or held(wall) != wall:
         raise EvidenceError(f"wall: only the years from {EARLIEST.year} to {LATEST.year} can be held")
     return held(wall)
 
@@ -163,6 +178,7 @@ def _content(look: Look) -> dict[str, Any]:
         "expected": {key: None if value == math.inf else value for key, value in plain(look.expected).items()},
         "look": _seen(evidence),
         "before": _seen(evidence.before) if evidence.before else None,
+        "acknowledged": plain(look.acknowledged),
     }
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 from typing import BinaryIO
+
+from healthcheck.host.opening import open_file
 
 
 def replace_whole(path: Path, content: bytes, *, on_disk: bool = True) -> None:
@@ -35,8 +39,10 @@ def replace_for_owner(path: Path, content: bytes) -> None:
 
 
 def read_start(path: Path, most: int) -> bytes:
-    """Raises OSError."""
-    with path.open("rb") as file:
+    """Raises OSError, also for what is no file: a pipe is not waited for. Raises Shortage."""
+    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "there is something that is no file", str(path))
         return file.read(most)
 
 

@@ -8,11 +8,15 @@ from pathlib import Path
 from healthcheck.host import node_file
 from healthcheck.host.opening import refuse_shortage
 from healthcheck.memory import content
-from healthcheck.memory.findings import Memory
+from healthcheck.memory.findings import Acknowledgement, Memory
 
 
 class MemoryFileError(Exception):
     """The file can't be read or written. The message says why."""
+
+
+class _MalformedError(MemoryFileError):
+    """The file holds no memory."""
 
 
 @dataclass
@@ -51,6 +55,19 @@ class MemoryFile:
         Raises Shortage where it may be as it was: nobody may write another one in its place.
         """
         try:
+            return self._read()
+        except _MalformedError as error:
+            raise MemoryFileError(f"{error}; {self.set_aside()}") from error
+
+    def acknowledged(self, machine: str) -> tuple[Acknowledgement, ...]:
+        """Events that people released on this machine, for a program that only reads. Raises MemoryFileError."""
+        memory = self._read()
+        if memory is None or (memory.machine and machine and memory.machine != machine):
+            return ()
+        return memory.acknowledged
+
+    def _read(self) -> Memory | None:
+        try:
             raw = node_file.read_start(self.path, content.LONGEST + 1)
         except FileNotFoundError:
             return None
@@ -60,7 +77,7 @@ class MemoryFile:
         try:
             return content.parse(raw)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise MemoryFileError(f"{self.path}: {error!r}; {self.set_aside()}") from error
+            raise _MalformedError(f"{self.path}: {error!r}") from error
 
     def set_aside(self, why: str = "unreadable") -> str:
         """Keep the file under another name, for a person to look at; says where."""

@@ -1,0 +1,99 @@
+"""What `gpu-healthcheck release --local` does: release this machine's events in a file, which `check` reads here."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec.structs import replace
+from rich.text import Text
+
+from cli.checking import light_look, state_dir
+from cli.lines import print_line
+from cli.one_look import Judged, judged
+from cli.words import SEVERITY_STYLES
+from healthcheck.captures.evidence_file import Look
+from healthcheck.host.console import Screen
+from healthcheck.host.program import COULD_NOT, FAULT
+from healthcheck.host.streams import complain
+from healthcheck.memory.exit_table import RELEASE
+from healthcheck.memory.exits import begin, release
+from healthcheck.memory.file import MemoryFile, MemoryFileError
+from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
+from healthcheck.model import Shortage, Status
+from healthcheck.probes.kernel_log import RING
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+
+
+def release_here(by: str, reason: str, *, dry_run: bool) -> int:
+    """Returns the exit code."""
+    root, look = light_look()
+    if blind := look.evidence.unread(RING):
+        complain("release", f"the kernel's log can't be read: {printable(blind.detail)}")
+        return COULD_NOT
+    folder = state_dir(root)
+    before = judged(look)
+    events = [one for one in before.memory.standing if RELEASE.is_open_to(one)]
+    console = Screen(soft_wrap=True)
+    if not events:
+        console.print("nothing to release: no event finding is active on this machine")
+        return _shown_rest(before, console)
+    console.print("this machine: would release" if dry_run else "this machine: releasing")
+    _show(events, console)
+    word = Release(by or getpass.getuser(), reason, look.now.wall, _acknowledgements(events, look))
+    if not dry_run:
+        try:
+            _write(folder, look, word)
+        except (MemoryFileError, Shortage) as error:
+            complain("release", str(error))
+            return COULD_NOT
+        console.print(f"released by {printable(word.by)}: {printable(reason)}")
+    rest = _shown_rest(judged(replace(look, acknowledged=(*look.acknowledged, *word.findings))), console)
+    return 0 if dry_run else rest
+
+
+def _acknowledgements(events: Iterable[Standing], look: Look) -> tuple[Acknowledgement, ...]:
+    """Of these events as the log has them now; what it will say later is not meant."""
+    end = max((record.seq for record in look.evidence[RING]), default=-1)
+    return tuple(
+        Acknowledgement(*one.key, one.boot_id, end if one.seq >= 0 else None, max(one.last_seen, look.now.wall))
+        for one in events
+    )
+
+
+def _write(folder: Path, look: Look, word: Release) -> None:
+    """Add the release to what the file holds of this machine. Raises MemoryFileError, Shortage."""
+    file = MemoryFile(folder)
+    if not file.acquire():
+        raise MemoryFileError(f"{folder}: an agent runs on this node; `gpu-healthcheck release NODE` reaches it")
+    try:
+        try:
+            known = file.read()
+        except MemoryFileError as error:  # it is set aside: without it, what was released before counts again
+            complain("release", str(error))
+            known = None
+        memory = begin(known or Memory(), look.machine, look.boot_id, look.now)
+        file.write(release(memory, word, look.now))
+    finally:
+        file.unlock()
+
+
+def _shown_rest(after: Judged, console: Screen) -> int:
+    """What is still active; a level fault ends only when it is gone."""
+    verdict = after.verdict
+    if verdict.standing:
+        console.print("still active")
+        _show(verdict.standing, console)
+    console.print(f"this machine: {verdict.status.value}, severity {verdict.severity.name}")
+    return FAULT if verdict.status is Status.FAIL else 0
+
+
+def _show(standing: Iterable[Standing], console: Screen) -> None:
+    for one in standing:
+        severity = Text(f"  {one.finding.severity.name:8}", SEVERITY_STYLES[one.finding.severity])
+        what = (
+            f"{one.finding.reason} on {one.finding.subject} ({one.nature.value}, last seen {timestamp(one.last_seen)})"
+        )
+        print_line(console, severity, Text(printable(what)))
