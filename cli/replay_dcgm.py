@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from healthcheck.catalog.dcgm import return_of_text
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.dcgm_diag import (
+    ALSO,
     FAMILY,
     LEVEL_2,
     LEVEL_4,
@@ -48,6 +50,7 @@ from healthcheck.verdict.verdict import Verdict, decide
 _LONGEST_SHOWN = 300
 _WORDS = {"pass": "passed", "fail": "failed", "skip": "was skipped", "not-run": "did not run", "unknown": "is unclear"}
 _AS_SEARCHED = 60
+_TEXT = re.compile(rb'"((?:[^"\\]|\\.)*+)"')
 _LEVELS = {2: LEVEL_2, 4: LEVEL_4}
 
 
@@ -68,7 +71,9 @@ def judge_document(document: Document, wish: ReplayWish, here: Here) -> int:
     expected = Expectation(find_profile(here.profiles, instance_type), instance_type, policy=policy)
     check = _LEVELS[level_of(answer)]
     outcomes = judge((check,), Evidence({check.needs[0]: DcgmLook(answer)}), expected)
-    outcomes = tuple(_sourced(outcome, answer, document) for outcome in outcomes)
+    texts = {in_words(one): one.text for row in rows_of(answer) for one in row.errors if one.text}
+    lines = _lines(document.raw)
+    outcomes = tuple(_sourced(outcome, texts, lines, document.name) for outcome in outcomes)
     now = Now(document.saved_at, 0.0)
     memory = after_deep_test(Memory(), deep_result(outcomes, now.wall, now.wall), now)
     verdict = decide(memory, outcomes)
@@ -80,19 +85,29 @@ def judge_document(document: Document, wish: ReplayWish, here: Here) -> int:
     return EXIT_CODES[verdict.status]
 
 
-def _sourced(outcome: Outcome, answer: DiagAnswer, document: Document) -> Outcome:
-    return replace(outcome, findings=tuple(_with_source(one, answer, document) for one in outcome.findings))
+def _sourced(outcome: Outcome, texts: Mapping[str, str], lines: Mapping[bytes, int], name: str) -> Outcome:
+    """Each finding with the line of the document that names its error, where that can be found again."""
+
+    def source(finding: Finding) -> str:
+        words = finding.detail if finding.detail in texts else finding.detail.rpartition(ALSO)[0]
+        text = texts.get(words, "")
+        # A test of the software of its own has its name before what the document says.
+        needles = (json.dumps(one)[1:-1].encode()[:_AS_SEARCHED] for one in (text, text.partition(": ")[2]) if one)
+        number = next((lines[needle] for needle in needles if needle in lines), 0)
+        return f"{name}:{number}" if number else name
+
+    return replace(outcome, findings=tuple(replace(one, source=source(one)) for one in outcome.findings))
 
 
-def _with_source(finding: Finding, answer: DiagAnswer, document: Document) -> Finding:
-    """With the line of the document that names the error, where it can be found again."""
-    errors = (error for row in rows_of(answer) for error in row.errors if error.text)
-    text = next((error.text for error in errors if finding.detail.startswith(in_words(error))), "")
-    # What stood in a test of the software of its own has that test's name before it.
-    needles = [json.dumps(one[:_AS_SEARCHED])[1:-1].encode() for one in (text, text.partition(": ")[2]) if one]
-    places = [place for needle in needles if (place := document.raw.find(needle)) >= 0]
-    number = document.raw.count(b"\n", 0, places[0]) + 1 if places else 0
-    return replace(finding, source=f"{document.name}:{number}" if number else document.name)
+def _lines(raw: bytes) -> dict[bytes, int]:
+    """By the beginning of each text in the document: the first line on which it stands."""
+    lines: dict[bytes, int] = {}
+    number, counted = 1, 0
+    for found in _TEXT.finditer(raw):
+        number += raw.count(b"\n", counted, found.start())
+        counted = found.start()
+        lines.setdefault(found[1].lstrip()[:_AS_SEARCHED], number)
+    return lines
 
 
 def _show(name: str, verdict: Verdict, answer: DiagAnswer, policy: Policy) -> None:

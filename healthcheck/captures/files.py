@@ -162,7 +162,11 @@ def _saved_at(name: str) -> datetime:
 
 def _judged_by_itself(stream: BufferedReader) -> Kind | None:
     """By its beginning, which stays to be read: a pipe gives it only once."""
-    beginning = Input(BytesIO(stream.peek())).beginning()
+    try:
+        peeked = stream.peek()
+    except OSError as error:
+        raise CaptureError(error.strerror or str(error)) from error
+    beginning = Input(BytesIO(peeked)).beginning()
     if _EVIDENCE.match(beginning):
         return Kind.EVIDENCE
     return Kind.DCGM if DOCUMENT_MARK.search(beginning) else None

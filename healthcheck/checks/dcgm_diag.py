@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -107,6 +107,8 @@ MEMORY_BANDWIDTH, TARGET_POWER, API_FAIL, API_FAIL_GPU, CUDA_CONTEXT, GFLOPS_THR
 """
 _BESIDE_GPUS = frozenset(("cpu", "core"))
 """Of a Grace, which DCGM 4 lists among what it tests: without the package of the CPU's own test it skips them."""
+ALSO = "; also "
+"""Between a finding's first error and the others."""
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMED, _MOST_TOLD = 240, 48, 6, 24
 _STATUS_WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped", "not-run": "not run", "unknown": "unclear"}
 _THRESHOLD = "an error that the test names; a failure that names none is MONITOR, of a test of memory RESET"
@@ -207,8 +209,9 @@ def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy)
     devices = {(row.kind, row.index): _device(row, answer, gpus) for row in rows}
     blind = list(_came_to_nothing(answer, rows))
     in_use = devices_in_use(rows)
+    failed = frozenset(row.test for row in rows if row.status != "pass" or row.errors)
     for row in rows:
-        judged = list(_judge_row(row, devices[row.kind, row.index], rows, in_use, policy))
+        judged = list(_judge_row(row, devices[row.kind, row.index], failed, in_use, policy))
         yield from (one for one in judged if not (blind and isinstance(one, Passed)))
     yield from blind
     if not blind:
@@ -220,13 +223,14 @@ def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy)
 def rows_of(answer: DiagAnswer) -> tuple[DiagResult, ...]:
     """One row for each test and device: the worst status that any result gave it, and all errors."""
     rows: dict[tuple[str, str, int | None], DiagResult] = {}
+    errors: dict[tuple[str, str, int | None], dict[DiagError, None]] = {}
     order = ("not-run", "skip", "pass", "unknown", "fail")
     for one in answer.results:
         key = (one.test, one.kind, one.index)
-        known = rows.get(key, one)
-        status = max(known.status, one.status, key=order.index)
-        rows[key] = replace(one, status=status, errors=tuple(dict.fromkeys((*known.errors, *one.errors))))
-    return tuple(rows.values())
+        status = max(rows[key].status, one.status, key=order.index) if key in rows else one.status
+        rows[key] = replace(one, status=status)
+        errors.setdefault(key, {}).update(dict.fromkeys(one.errors))
+    return tuple(replace(row, errors=tuple(errors[key])) for key, row in rows.items())
 
 
 def devices_in_use(rows: Iterable[DiagResult]) -> DevicesInUse:
@@ -240,11 +244,11 @@ def devices_in_use(rows: Iterable[DiagResult]) -> DevicesInUse:
 
 
 def _judge_row(
-    row: DiagResult, device: _Device, rows: Iterable[DiagResult], in_use: DevicesInUse, policy: Policy
+    row: DiagResult, device: _Device, failed: Container[str], in_use: DevicesInUse, policy: Policy
 ) -> Iterator[Finding | Unobserved | Passed]:
     if row.status == "pass":
         # An error beside a test that passed is no fault; but such a pass shows no earlier fault gone.
-        if not row.errors and (row.index is not None or _passed_everywhere(row.test, rows)):
+        if not row.errors and (row.index is not None or row.test not in failed):
             yield Passed(reason_name(row.test), device.subject if row.index is not None else "")
         return
     for cause, error in _causes(row, in_use).items():
@@ -267,10 +271,6 @@ def _causes(row: DiagResult, in_use: DevicesInUse) -> dict[Cause, DiagError]:
         if cause := why_not_run_here(row, error, in_use):
             causes.setdefault(cause, error)
     return causes
-
-
-def _passed_everywhere(test: str, rows: Iterable[DiagResult]) -> bool:
-    return all(row.status == "pass" and not row.errors for row in rows if row.test == test)
 
 
 def _faults(row: DiagResult, in_use: DevicesInUse, policy: Policy) -> list[_Fault]:
@@ -325,7 +325,7 @@ def why_not_run(error: DiagError) -> Cause | None:
 def _finding(row: DiagResult, device: _Device, faults: list[_Fault]) -> Finding:
     gravest = max(faults, key=lambda one: one.ruling.severity)
     others = [_name(one.error) for one in faults if one is not gravest]
-    more = f"; also {named(others, _MOST_NAMED)}" if others else ""
+    more = f"{ALSO}{named(others, _MOST_NAMED)}" if others else ""
     detail = in_words(gravest.error) + more
     ruling = gravest.ruling
     return Finding(reason_name(row.test), ruling.severity, device.subject, detail, device.about, rule=ruling.rule)

@@ -283,3 +283,9 @@ def test_several_files_are_one_story(saved: Any) -> None:
     assert [(one.count, one.finding.source) for one in replayed(first, second)] == [(2, f"{first}:2")]
     rebooted = saved(dmesg((0.0, BANNER), (60.0, CHATTER)), "rebooted")
     assert replayed(first, second, rebooted) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file whose first byte can't be read is Linux's")
+def test_a_file_whose_first_byte_cannot_be_read_is_refused() -> None:
+    done = typed(["replay", "/proc/self/mem"], {})
+    assert (done.returncode, done.stderr) == (3, b"gpu-healthcheck replay: /proc/self/mem: Input/output error\n")

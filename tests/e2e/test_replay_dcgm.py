@@ -204,3 +204,22 @@ def test_11_no_result_is_unknown_and_not_broken(saved: Any) -> None:
     code, told = record(saved(printed({"DCGM Diagnostic": {"test_categories": []}})))
 
     assert (code, told["status"], told["severity"], told["findings"]) == (2, "unknown", "PASS", [])
+
+
+def test_each_of_thousands_of_results_is_judged_and_found_on_its_line(saved: Any) -> None:
+    """Each finding was looked for in the whole document, and each result of one device joined with all before it."""
+    results = [
+        {"entity_group": "GPU", "entity_id": number, "status": "Fail", "warnings": [{"error_id": 52, "warning": text}]}
+        for number, text in enumerate(f"é{number} {'a' * 400}" for number in range(1000))
+    ]
+    of_one = [{**one, "entity_id": 0} for one in results]
+    tests = [{"name": "memory", "results": results}, {"name": "pcie", "results": of_one}]
+    document = {"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": tests}]}}
+    content = json.dumps(document, ensure_ascii=True, indent=0).encode()
+
+    _, told = record(saved(content))
+
+    sources = {one["source"].rpartition(":")[2] for one in told["findings"] if one["subject"] != "gpu/0"}
+    assert sources
+    assert len(sources) == len([one for one in told["findings"] if one["subject"] != "gpu/0"])
+    assert all(source.isdigit() for source in sources)
