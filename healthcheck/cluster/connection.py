@@ -157,6 +157,10 @@ class Connection:
         if method in ("POST", "PATCH"):
             parameters["fieldManager"] = FIELD_MANAGER
         try:
+            body = self._client.sanitize_for_serialization(body)
+        except ODD as error:  # of our own: no answer has this fault
+            raise RuntimeError(f"{verb} {resource}: {say(error)}") from error
+        try:
             call = self._client.param_serialize(  # reads the token
                 method,
                 path,

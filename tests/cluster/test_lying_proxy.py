@@ -56,6 +56,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "list_pods_of": lambda c: c.list_pods_of(JOB),
     "list_pods_on": lambda c: c.list_pods_on("n"),
     "list_policies_in_force": lambda c: c.list_policies_in_force(),
+    "list_refused": lambda c: c.list_refused("ns", "a=b"),
     "list_runtime_classes": lambda c: c.list_runtime_classes(),
     "list_slots": lambda c: c.list_slots(),
     "list_unplaced": lambda c: c.list_unplaced("ns", "a=b"),

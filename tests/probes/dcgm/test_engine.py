@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -224,7 +225,7 @@ def test_the_kernels_own_tables_prove_a_socket_and_not_one_that_another_process_
     root, found = Path("/"), Found((), engines=(Process(os.getpid(), "nv-hostengine", ()),))
     if not are_the_hosts(root):
         pytest.skip("the processes of this machine can't be seen from here")
-    with socket.create_server((address, 0), family=family, reuse_port=True) as own:
+    with server_alone(family, address) as own:
         port = own.getsockname()[1]
         assert find_engine(root, found) == Engine(host.format(port), os.getpid())
         other = subprocess.Popen(
@@ -235,6 +236,21 @@ def test_the_kernels_own_tables_prove_a_socket_and_not_one_that_another_process_
         assert find_engine(root, found).host == ""
         other.kill()
         other.communicate()
+
+
+@contextmanager
+def server_alone(family: socket.AddressFamily, address: str) -> Iterator[socket.socket]:
+    """A server on a port that no other test listens on by the other family either."""
+    other = socket.AF_INET if family == socket.AF_INET6 else socket.AF_INET6
+    while True:
+        with socket.create_server((address, 0), family=family, reuse_port=True) as own, socket.socket(other) as held:
+            if other == socket.AF_INET6:
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            with suppress(OSError):
+                held.bind(("", own.getsockname()[1]))
+            if held.getsockname()[1]:
+                yield own
+                return
 
 
 _SHARES = """
