@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from diagnosis.cause import Found, Search, Unseen
 from diagnosis.causes import SEARCHES
+from diagnosis.first_fixes import with_fixes_first
 from diagnosis.snapshot import Snapshot
 
 _Key = tuple[str, str]
@@ -60,7 +61,7 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
             names = ", ".join(one.name for one in search.causes)
             unseen += (Unseen(kind, snapshot.missing[kind], names) for kind in lacking)
         else:
-            found += search.find(snapshot)
+            found += (with_fixes_first(snapshot, one) for one in search.find(snapshot))
     return Diagnosis(snapshot.now, arranged(found), together(unseen))
 
 

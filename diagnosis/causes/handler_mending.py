@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from diagnosis.cause import command
 from diagnosis.snapshot import Snapshot
@@ -12,7 +12,6 @@ from diagnosis.snapshot.record import RecordFinding
 from diagnosis.snapshot.workloads import Workload
 from diagnosis.symptoms import shortened
 from diagnosis.toolkit import Target, by_hand, toolkits, where_it_should_write
-from healthcheck.checks import runtime_restart
 
 _EITHER = re.compile(
     r"with the GPU operator (`[^`]{1,900}`); with the toolkit on the host (`[^`]{1,900}`)(.*)", re.DOTALL
@@ -30,9 +29,6 @@ _OURS = re.compile(
 """What `checks/runtime_mending` writes. Anybody who has the node may write its annotation, for a person to paste."""
 
 
-FILES_FIRST = "Until the file is right, restart neither the container runtime nor the toolkit's pods: that loads it."
-
-
 def by_agent(finding: RecordFinding | None) -> Iterator[str]:
     """What our agent saw; what it says to do about that is no evidence."""
     if finding is not None:
@@ -41,16 +37,9 @@ def by_agent(finding: RecordFinding | None) -> Iterator[str]:
 
 
 def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None) -> Iterator[str]:
-    """Where the operator's toolkit is, through its values: what a person configures beside it, it writes over.
-
-    Each way restarts the container runtime, the operator's that of all nodes: where files have a fault, it has to wait.
-    """
+    """Where the operator's toolkit is, through its values: what a person configures beside it, it writes over."""
     should = where_it_should_write(node, finding)
     operators = next(iter(toolkits(snapshot)), None)
-    held = tuple(_held(snapshot.nodes if node is None or operators is not None else (node,)))
-    if held:
-        yield from (*held, FILES_FIRST)
-        return
     if finding is not None:
         yield from _by_the_agents_word(snapshot, finding, operators)
     if operators is not None:
@@ -60,16 +49,6 @@ def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None
     if node is not None and node.handlers is not None:
         path = "jsonpath={.status.runtimeHandlers[*].name}"
         yield f"Then see that the node has it: {command('kubectl', 'get', 'node', node.name, '-o', path)}"
-
-
-def _held(nodes: Iterable[Node]) -> Iterator[str]:
-    """What our agent found in the files of these nodes' runtimes, to be corrected in this order."""
-    for node in nodes:
-        found = {one.reason for one in node.record.findings} if node.record is not None else frozenset[str]()
-        first = [reason for reason in runtime_restart.REASONS if reason in found]
-        if first:
-            explain = command("gpu-healthcheck", "explain", first[0])
-            yield f"Correct first on {node.subject} what its agent found there: {', '.join(first)}; see {explain}"
 
 
 def _by_the_agents_word(snapshot: Snapshot, finding: RecordFinding, operators: Workload | None) -> Iterator[str]:

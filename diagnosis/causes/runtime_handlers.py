@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.handler_causes import CLASS_MISSING, ELSEWHERE, MISSING, UNLOADABLE, unloadable
-from diagnosis.causes.handler_mending import FILES_FIRST, by_agent, mending
+from diagnosis.causes.handler_mending import by_agent, mending
 from diagnosis.components import Role, role_of
+from diagnosis.first_fixes import FILES_FIRST
 from diagnosis.gpu_nodes import has_nvidia
 from diagnosis.gpus import asks_for_gpus
 from diagnosis.snapshot import Snapshot

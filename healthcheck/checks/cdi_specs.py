@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
@@ -41,17 +41,19 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if not specs:
         yield NotConfigured("no CDI specification of NVIDIA's that anything reads")
         return
-    yield from gpu_runtime.together(_findings(used, specs))
+    yield from gpu_runtime.together(_findings(around, used, specs))
     yield Seen(", ".join(_summary(one) for one in specs))
 
 
-def _findings(used: Configuration, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
+def _findings(around: ContainerRuntime, used: Configuration, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
     for spec in specs:
         if spec.problem is not None and not spec.problem.only_ours:
-            yield found(MALFORMED, used, f"{gpu_runtime.in_words(spec.problem)}; {_again(spec)}")
+            yield found(MALFORMED, used, f"{gpu_runtime.in_words(spec.problem)}; {_again(around, used, spec)}")
         elif spec.missing and not _is_hidden(spec, specs, used.cdi_folders):
             missing = named(spec.missing, _MOST_NAMED)
-            yield found(STALE, used, f"{spec.path} ({spec.kind}) names {missing}, not there; {_again(spec)}")
+            yield found(
+                STALE, used, f"{spec.path} ({spec.kind}) names {missing}, not there; {_again(around, used, spec)}"
+            )
 
 
 def _read_by_somebody(around: ContainerRuntime) -> tuple[CdiSpec, ...]:
@@ -80,10 +82,11 @@ def _place(spec: CdiSpec, folders: Sequence[str]) -> int:
     return [*folders].index(_folder(spec)) if _folder(spec) in folders else len(folders)
 
 
-def _again(spec: CdiSpec) -> str:
+def _again(around: ContainerRuntime, used: Configuration, spec: CdiSpec) -> str:
     """The device plugin writes its own specification when it starts; the others are nvidia-ctk's."""
     if "k8s.device-plugin" in f"{spec.kind} {spec.path}":
-        return "restart NVIDIA's device plugin on this node, which writes it: delete its pod"
+        remedy = "restart NVIDIA's device plugin on this node, which writes it: delete its pod"
+        return runtime_restart.make_pod_anew(around, used, remedy)
     return runtime_mending.generate_spec(spec.path)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import UNREADABLE, Configuration, Toolkit
+from healthcheck.probes.container_runtime.facts import UNREADABLE, Configuration, ContainerRuntime, Toolkit
 
 MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
 """Of nvidia-container-runtime up to 1.20; `csv` is for Tegra."""
@@ -54,22 +54,28 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     elif toolkit.problem is not None and toolkit.problem.only_ours:
         yield Unobserved(UNREADABLE, in_words(toolkit.problem), subject(used))
     else:
-        yield from _findings(used, toolkit)
+        yield from _findings(around, used, toolkit)
         yield Seen(_summary(toolkit))
 
 
-def _findings(used: Configuration, toolkit: Toolkit) -> Iterator[Finding]:
+def _findings(around: ContainerRuntime, used: Configuration, toolkit: Toolkit) -> Iterator[Finding]:
     if toolkit.problem is not None:
         yield found(MALFORMED, used, f"{in_words(toolkit.problem)}; correct it, nothing needs a restart")
         return
     if toolkit.mode and toolkit.mode not in MODES:
         what = f"{toolkit.path}: mode is {toolkit.mode!r}; it has {', '.join(MODES)}"
-        yield found(MODE_UNKNOWN, used, f"{what}; {runtime_mending.set_mode(toolkit.path)}")
+        yield found(MODE_UNKNOWN, used, f"{what}; {_set_mode(around, used, toolkit.path)}")
     if toolkit.missing:
         named = ", ".join(toolkit.missing[:_MOST_NAMED])
         yield found(
             PATH_MISSING, used, f"{toolkit.path} names {named}, not there; correct it, or bring the driver there"
         )
+
+
+def _set_mode(around: ContainerRuntime, used: Configuration, path: str) -> str:
+    remedy = runtime_mending.set_mode(path)
+    # The operator's pod restarts the container runtime when it starts.
+    return remedy if "`" in remedy else runtime_restart.make_pod_anew(around, used, remedy)
 
 
 def _summary(toolkit: Toolkit) -> str:

@@ -39,6 +39,12 @@ def give_handler(around: ContainerRuntime, used: Configuration) -> str:
     return _hold(around, used) or runtime_mending.give_handler(around, used)
 
 
+def make_pod_anew(around: ContainerRuntime, used: Configuration, remedy: str) -> str:
+    """Advice to delete a pod, where the runtime can start the one that takes its place."""
+    not_ready = around.live is not None and around.live.not_ready
+    return _hold(around, used) or ("first do what RuntimeNotReady says: no pod is started now" if not_ready else remedy)
+
+
 def lost_handlers(around: ContainerRuntime, used: Configuration) -> list[str]:
     """NVIDIA's handlers that the running runtime has and its files do not define."""
     running = around.running_handlers

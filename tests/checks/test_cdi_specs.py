@@ -90,6 +90,20 @@ def test_the_device_plugins_is_its_own() -> None:
     assert "device plugin" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"live": Live("containerd", "1.7.27", not_ready="x")}, "first do what RuntimeNotReady says"),
+        ({"disabled_in": SPEC.path}, "first correct what RuntimeCriDisabled found"),
+    ],
+)
+def test_its_pod_is_not_deleted_where_none_would_take_its_place(more: dict[str, Any], told: str) -> None:
+    spec = replace(STALE, path=PLUGINS, kind="k8s.device-plugin.nvidia.com/gpu")
+    [found] = judge(CHECK, runtime(NVIDIA, cdi=True, cdi_specs=(spec,), **more))
+    assert told in str(found)
+    assert "delete" not in str(found)
+
+
 @pytest.mark.parametrize("only_ours", [True, False])
 def test_one_that_nobody_can_read_is_found_with_its_place(only_ours: bool) -> None:
     spec = CdiSpec(SPEC.path, problem=Problem(SPEC.path, "expected ',' or ']'", 3, 5, only_ours))

@@ -35,6 +35,13 @@ def test_another_is_found(path: str, mend: str, mode: str) -> None:
     ]
 
 
+def test_the_operators_pod_is_not_made_anew_while_its_start_would_load_a_fault() -> None:
+    toolkit = replace(WELL, path=OPERATORS, mode="CDI")
+    [found] = judge(CHECK, runtime(NVIDIA, toolkit=toolkit, disabled_in="/etc/containerd/config.toml"))
+    assert "first correct what RuntimeCriDisabled found" in str(found)
+    assert "delete" not in str(found)
+
+
 def test_a_path_that_is_not_there_is_named() -> None:
     assert judge(CHECK, runtime(NVIDIA, toolkit=replace(WELL, missing=("/run/nvidia/driver", "/sbin/x")))) == [
         finding(

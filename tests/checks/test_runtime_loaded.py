@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -19,7 +21,9 @@ from tests.checks.runtimes import (
     PROGRAM,
     RESTART,
     RUNC,
+    SPEC,
     STARTED,
+    UNREADABLE,
     configuration,
     finding,
     judge,
@@ -151,3 +155,40 @@ def test_before_the_running_one_answers_what_stood_before_stands() -> None:
     newer = runtime(NVIDIA, why_not_live=cri.NOT_YET, started=STARTED - 3600)
     reasons = ("RuntimeConfigNotLoaded", "NvidiaRuntimeNotKept", "RuntimeNotReady")
     assert judge(CHECK, newer) == [TooEarly(cri.NOT_YET, "runtime/containerd", reasons)]
+
+
+# Restarts that would load a fault.
+
+HELD = "first correct what {} found in its files: a restart would load it"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"disabled_in": FILE}, "RuntimeCriDisabled"),
+        ({"default": "crun"}, "DefaultRuntimeUndefined"),
+        ({"disabled_in": FILE, "default": "crun"}, "RuntimeCriDisabled, DefaultRuntimeUndefined"),
+    ],
+)
+def test_no_restart_is_advised_with_files_that_would_not_serve_the_kubelet(fault: dict[str, Any], reason: str) -> None:
+    newer = (ReadFile(FILE, STARTED + 3600),)
+    told = finding("RuntimeConfigNotLoaded", f"{FILE}: changed after containerd was started; {HELD.format(reason)}")
+    assert judge(CHECK, runtime(RUNC, NVIDIA, files=newer, **fault)) == [told]
+
+    [kept] = judge(CHECK, runtime(RUNC, live=replace(LIVE, default=fault.get("default", "runc")), **fault))
+    assert "`" not in str(kept)
+    assert HELD.format(reason) in str(kept)
+
+
+def test_no_restart_takes_away_the_only_way_to_a_gpu() -> None:
+    with_cdi = replace(LIVE, handlers=("runc",), binaries=(), cdi=True)
+    [told] = judge(CHECK, runtime(RUNC, cdi_specs=(SPEC,), live=with_cdi))
+    assert "first give CDI back to its files" in str(told)
+
+    [told] = judge(CHECK, runtime(RUNC, NVIDIA, cdi_specs=(SPEC,), live=replace(LIVE, cdi=True)))
+    assert RESTART in str(told)
+
+
+def test_one_that_is_not_ready_is_not_restarted_with_files_that_nobody_could_read() -> None:
+    [told, _] = judge(CHECK, runtime(problem=UNREADABLE, live=Live("containerd", "1.7.27", not_ready="x")))
+    assert f"first see that it can load {FILE}" in str(told)
