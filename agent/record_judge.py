@@ -12,6 +12,7 @@ from agent.deep_processes import DeepProcesses
 from agent.ledger import Ledger
 from agent.reporter import Reporter
 from agent.state import State
+from healthcheck.checks import driver_messages
 from healthcheck.checks.examine import CHECK_FAILED, RECORD_SET_ASIDE, failure, judge
 from healthcheck.model import Evidence, Outcome, Unobserved
 from healthcheck.probes.kernel_log import RING, UNREADABLE, Batch, Record
@@ -84,6 +85,7 @@ class RecordJudge:
         self._processes.look_for(batch.records)
         outcomes = judge(self._state.known.event_checks, Evidence({RING: batch.records}), self._state.expectation())
         if not any(map(_failure, outcomes)):
+            self._put_unread_aside(batch.records, outcomes)
             try:
                 self._remember(outcomes, batch.cursor)
             except Exception as error:  # noqa: BLE001 - which record it was is found out by taking each by itself
@@ -108,6 +110,13 @@ class RecordJudge:
                     if outcome.sightings:
                         self._put_aside(record, outcome.check, failure(error))
         self._remember([Outcome(check.name, check.group) for check in checks], batch.cursor)
+
+    def _put_unread_aside(self, records: Iterable[Record], outcomes: Iterable[Outcome]) -> None:
+        """A driver of tomorrow may report a fault in another form: the node is not known to be healthy then."""
+        first = next(driver_messages.unread(records, outcomes), None)
+        if first is not None:
+            why = "it speaks of an Xid or of a GPU off the bus, in a form that is not known"
+            self._put_aside(first, driver_messages.CHECK.name, why)
 
     def _put_aside(self, record: Record, check: str, why: str) -> None:
         cause = Unobserved(RECORD_SET_ASIDE, f"record {record.seq} is set aside: {why}")

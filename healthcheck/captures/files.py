@@ -16,6 +16,7 @@ from healthcheck.captures.bug_report import BEGINNING, BugReportReader
 from healthcheck.captures.kernel_logs import Batch, KernelLogReader, PassedOver, utc
 from healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE, Kind
 from healthcheck.captures.log_lines import YEARS
+from healthcheck.captures.replay import LINES_NOT_READ
 from healthcheck.model import Cause, Unobserved, counted
 from healthcheck.probes.dcgm.document import DOCUMENT_MARK, LONGEST_ANSWER
 
@@ -23,11 +24,6 @@ STANDARD_INPUT = "-"
 NOTHING_RECOGNISED = Cause(
     "NothingRecognised",
     "No line of a saved log is the kernel's.",
-    "Save it in a form that `docs/replay.md` names.",
-)
-LINES_NOT_READ = Cause(
-    "LinesNotRead",
-    "Lines of the driver in a saved log stand behind a prefix that is not known.",
     "Save it in a form that `docs/replay.md` names.",
 )
 CAUSES = (NOTHING_RECOGNISED, LINES_NOT_READ)

@@ -16,11 +16,17 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import begin, expired
 from healthcheck.memory.findings import Key, Memory, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.model import Check, Evidence, Now, Outcome, Severity, Sighting, Unobserved
+from healthcheck.model import Cause, Check, Evidence, Now, Outcome, Severity, Sighting, Unobserved, counted
 from healthcheck.probes import kernel_log
 
 KERNEL_CHECKS = (xid.CHECK, sxid.CHECK, driver_messages.CHECK)
 """All that read the kernel's log."""
+LINES_NOT_READ = Cause(
+    "LinesNotRead",
+    "Lines of the driver in a saved log stand behind a prefix that is not known, or speak of an Xid or of a GPU off the"
+    " bus in a form that is not known.",
+    "Save the log in a form that `docs/replay.md` names, uncut; read the line that the message names.",
+)
 _MOST_COUNTED = 512
 
 
@@ -43,6 +49,10 @@ class Replay(Struct):
     now: Now | None = None
     ignored: Counter[Key] = field(default_factory=Counter)
     """By reason and subject: what the catalogue calls no fault."""
+    unread: int = 0
+    """Records that speak of a fault in a form that no check can read."""
+    first_unread: str = ""
+    """Where the first of them stands."""
     _boot: int = -1
     _first: dict[Key, _FirstSeen] = field(default_factory=dict)
 
@@ -61,6 +71,9 @@ class Replay(Struct):
     def outcomes(self, unobserved: Iterable[Unobserved] = ()) -> tuple[Outcome, ...]:
         """One per check that a kernel log speaks for; `unobserved` is what of the captures could not be read."""
         blind = tuple(unobserved)
+        if self.unread:
+            lines = f"{counted(self.unread, 'line')} of the driver about an Xid or a GPU off the bus, of no known form"
+            blind += (Unobserved(LINES_NOT_READ, f"{lines}, the first at {self.first_unread}"),)
         return tuple(Outcome(check.name, check.group, unobserved=blind) for check in self.checks)
 
     def ended(self, boot_id: str, shift: timedelta) -> Memory:
@@ -80,6 +93,9 @@ class Replay(Struct):
         by_seq = {line.record.seq: line for line in lines}
         records = tuple(line.record for line in by_seq.values())
         outcomes = judge(self.checks, Evidence({kernel_log.RING: records}), self.expected)
+        for record in driver_messages.unread(records, outcomes):
+            self.unread += 1
+            self.first_unread = self.first_unread or by_seq[record.seq].source
         return tuple(
             replace(outcome, sightings=tuple(self._sourced(one, by_seq[one.seq]) for one in outcome.sightings))
             for outcome in outcomes

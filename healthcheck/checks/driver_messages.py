@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH
+from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH, PROBE_FAILED, SAME_LOAD_SECONDS
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
+from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Outcome, Reason, Severity, Sighting
 from healthcheck.probes import kernel_log
 from healthcheck.probes.pci import normalise_address
 
@@ -26,6 +26,15 @@ RESET_REQUIRED = Reason(
     "Drain the node and reload the driver, or reboot: the line names no GPU. After a reset of the GPUs without that, "
     "release the node: nothing on it proves that it was the right one.",
 )
+REBOOT_REQUIRED = Reason(
+    "DriverRebootRequired",
+    Severity.REBOOT,
+    "The driver's memory manager (UVM) met a fatal error: every new CUDA program on the node fails until a reboot.",
+    "Drain and reboot the node; look for the Xid before the line.",
+    source="open-gpu-kernel-modules, src/nvidia/src/kernel/rmapi/nv_gpu_ops.c, nvGpuOpsReportFatalError: the driver"
+    " sets the recovery action of every GPU to reboot",
+)
+
 DRIVER_LOADED = "DriverLoaded"
 GPU_NAMED = "GpuNamed"
 """What a line can say that is no fault."""
@@ -33,12 +42,26 @@ GPU_NAMED = "GpuNamed"
 _BEGINS = "NVRM: "
 _ADDRESS = r"(?P<address>(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)"
 _NEXT_LINE = r"\s+(?:NVRM: )?"
+_CUT = r"(?:>|…|\.{3})?\s*\Z"
+"""A pager or `journalctl --no-full` may have cut the line at its end, and marked the place."""
 _LOADED = "NVRM: loading NVIDIA UNIX "
+_NOT_PROBED = "NVRM: The NVIDIA probe routine was not called for "
+_NONE_TAKEN = "NVRM: None of the NVIDIA "
 _NAMED = re.compile(
     rf"NVRM: GPU at {_ADDRESS}: (?P<uuid>GPU-[0-9a-fA-F]{{8}}(?:-[0-9a-fA-F]{{4}}){{3}}-[0-9a-fA-F]{{12}})\s*\Z"
 )
+_SPEAKS = re.compile(rf"NVRM: (?s:.{{0,1024}}?)(?:\bXid\b.{{0,16}}?{_ADDRESS}|(?<=.{{16}})\bXid\b|off the bus)")
+"""Longer than the name of a process, with which some records of the kernel begin: `NVRM: Xid 79[12]: segfault`."""
 _NO_GPU_OF_ITS_OWN = "driver"
 _LONGEST_DETAIL = 200
+
+
+def _to_the_end(words: str) -> str:
+    """The rest of a line, or as much of it as a pager left."""
+    rest = ""
+    for letter in reversed(words):
+        rest = f"(?:{re.escape(letter)}{rest})?"
+    return rest + _CUT
 
 
 class _Message(Struct, frozen=True):
@@ -48,28 +71,67 @@ class _Message(Struct, frozen=True):
     form: re.Pattern[str]
     severity: Severity | None = None
     """None: the reason's own."""
+    rule: str = ""
+    """'': named as the reason."""
 
 
 _MESSAGES = (
     # Older drivers write `GPU at 0000:18:00.0 has fallen off the bus.`
-    _Message(FELL_OFF_BUS, re.compile(rf"NVRM: GPU (?:at )?{_ADDRESS}(?:: GPU)? has fallen off the bus\.?\s*\Z")),
+    _Message(
+        FELL_OFF_BUS,
+        re.compile(rf"NVRM: GPU (?:at )?{_ADDRESS}(?:: GPU)? has fal" + _to_the_end("len off the bus.")),
+    ),
     _Message(
         FELL_OFF_BUS,
         # One record of three lines; a syslog has them apart, and only the last one says what happened.
         re.compile(
             rf"NVRM: (?:The NVIDIA GPU {_ADDRESS}{_NEXT_LINE}(?:\(PCI ID: [0-9a-fA-F]{{4}}:[0-9a-fA-F]{{4}}\) )?"
-            rf"installed in this system has{_NEXT_LINE})?fallen off the bus and is not responding to commands\.?\s*\Z"
+            rf"installed in this system has{_NEXT_LINE})?fallen off the bus"
+            + _to_the_end(" and is not responding to commands.")
         ),
     ),
     _Message(
         INIT_FAILED,
-        re.compile(rf"NVRM: (?:GPU {_ADDRESS}: )?RmInitAdapter failed! \(0x[0-9a-f]+:0x[0-9a-f]+:\d+\)\s*\Z"),
+        re.compile(rf"NVRM: (?:GPU {_ADDRESS}: )?RmInitAdapter failed! \(0x[0-9a-fx:]*\)?{_CUT}"),
     ),
     _Message(
         INIT_FAILED,
         # Older drivers write `rm_init_adapter failed for device bearing minor number 0`.
         re.compile(
-            rf"NVRM: (?:GPU {_ADDRESS}: )?rm_init_adapter failed(?:, device| for device bearing) minor number \d+\s*\Z"
+            rf"NVRM: (?:GPU {_ADDRESS}: )?rm_init_adapter failed(?:, device| for device bearing) min"
+            rf"(?:or number \d+\s*\Z|{_to_the_end('or number ')})"
+        ),
+    ),
+    # nvidia_init_module, nv.c: the driver met GPUs and could take fewer. A function that another driver holds was never
+    # probed, and has a line of its own (`The NVIDIA probe routine was not called for 1 device(s).`).
+    _Message(
+        INIT_FAILED,
+        re.compile(r"NVRM: The NVIDIA probe routine failed for \d{1,4} dev" + _to_the_end("ice(s).")),
+        rule=PROBE_FAILED,
+    ),
+    _Message(
+        INIT_FAILED,
+        re.compile(
+            r"NVRM: None of the NVIDIA (?:graphics adapters|devices) were init(?:ialized!\s*\Z|"
+            + _to_the_end("ialized.")
+            + ")"
+        ),
+        rule=PROBE_FAILED,
+    ),
+    # nv_pci_validate_bars, nv-pci.c. Very old drivers print no domain: such an address names no GPU.
+    _Message(
+        INIT_FAILED,
+        re.compile(
+            rf"NVRM: (?:This PCI I/O region assigned to your NVIDIA device is invalid:{_NEXT_LINE})?"
+            rf"BAR\d is \d{{1,9}}M @ 0x[0-9a-f]{{1,16}} \((?:PCI:{_ADDRESS}\)\s*\Z|(?:PCI:[0-9a-fA-F:.]*\)?)?{_CUT})"
+        ),
+        rule=PROBE_FAILED,
+    ),
+    _Message(
+        REBOOT_REQUIRED,
+        re.compile(
+            r"NVRM: (?:GPU\d{1,3} )?(?:\w{10,64}: )?uvm encountered global fatal error 0x[0-9a-f]{1,8}"
+            + _to_the_end(", requiring os reboot to recover.")
         ),
     ),
     _Message(
@@ -86,8 +148,16 @@ _MESSAGES = (
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    not_probed_at: float | None = None
     for record in seen[kernel_log.RING]:
-        if record.text.startswith(_BEGINS) and (sighting := read_message(record)):
+        if not record.text.startswith(_BEGINS):
+            continue
+        if record.text.startswith(_NOT_PROBED):
+            not_probed_at = record.at
+        elif record.text.startswith(_NONE_TAKEN) and _is_of_one_load(not_probed_at, record.at):
+            continue  # another driver has them all
+        elif sighting := read_message(record):
+            not_probed_at = None
             yield sighting
 
 
@@ -108,6 +178,22 @@ def read_message(record: kernel_log.Record) -> Sighting | None:
     return None
 
 
+def _is_of_one_load(before: float | None, at: float) -> bool:
+    return before is not None and 0 <= at - before <= SAME_LOAD_SECONDS
+
+
+def unread(records: Iterable[kernel_log.Record], outcomes: Iterable[Outcome]) -> Iterator[kernel_log.Record]:
+    """The records that no check could read, though they speak of an Xid or of a GPU off the bus."""
+    read = {sighting.seq for outcome in outcomes for sighting in outcome.sightings}
+    return (one for one in records if one.seq not in read and _speaks_of_a_fault(one.text))
+
+
+def _speaks_of_a_fault(text: str) -> bool:
+    if not text.startswith(_BEGINS) or not ("Xid" in text or "off the bus" in text):
+        return False
+    return _SPEAKS.match(text) is not None and not kernel_log.is_packet_filters(text)
+
+
 def _subject(found: re.Match[str]) -> str:
     address = normalise_address(found.groupdict().get("address") or "")
     return f"gpu/{address}" if address else _NO_GPU_OF_ITS_OWN
@@ -117,7 +203,8 @@ def _fault(record: kernel_log.Record, message: _Message, subject: str) -> Sighti
     reason, severity = message.reason.name, message.severity or message.reason.severity
     # One line for a person, whatever the driver wrapped.
     detail = " ".join(record.text.replace("\nNVRM: ", " ").removeprefix(_BEGINS).split())[:_LONGEST_DETAIL]
-    finding = Finding(reason, severity, subject, detail, rule=reason, seq=record.seq, at=record.at)
+    rule = message.rule or reason
+    finding = Finding(reason, severity, subject, detail, rule=rule, seq=record.seq, at=record.at)
     return Sighting(reason, subject, record.seq, record.at, finding, detail)
 
 
@@ -126,7 +213,7 @@ CHECK = Check(
     "0-nvidia-smi",
     (kernel_log.RING,),
     judge,
-    (FELL_OFF_BUS, INIT_FAILED, RESET_REQUIRED, LIBRARY_MISMATCH),
+    (FELL_OFF_BUS, INIT_FAILED, RESET_REQUIRED, REBOOT_REQUIRED, LIBRARY_MISMATCH),
     Nature.EVENT,
     (_BEGINS,),
 )

@@ -6,6 +6,10 @@ from healthcheck.model import Reason, Severity
 
 MISMATCH_SECONDS = 180.0
 """An upgrade replaces the driver's library and its module one after the other."""
+PROBE_FAILED = "GpuInitFailed: probe"
+"""The rule of a line that the driver wrote while it was loaded: a later load can prove it past."""
+SAME_LOAD_SECONDS = 2.0
+"""The driver ends a load with the lines about what it could not take; a syslog has whole seconds."""
 
 INIT_FAILED = Reason(
     "GpuInitFailed",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from healthcheck.checks.dcgm_diag import LEVEL_2
-from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
+from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH, PROBE_FAILED
 from healthcheck.checks.expectation import ONCE_HAD
 from healthcheck.memory.findings import Standing, gpu_address
 from healthcheck.model import Nature, Severity
@@ -47,6 +47,12 @@ LIBRARY_FITS = Exit(
     "`DriverLibraryMismatch`",
     "NVML opens, as it does only while library and module are of one version",
     lambda one: _ANY_EVENT(one) and one.finding.reason == LIBRARY_MISMATCH.name,
+)
+TAKEN = Exit(
+    "a load of the driver that takes every GPU",
+    "`GpuInitFailed` that the driver logged while it was loaded",
+    "the driver is loaded again without such a line, or every GPU on PCI that no other driver has answers NVML",
+    lambda one: _ANY_EVENT(one) and one.finding.rule == PROBE_FAILED,
 )
 TIME = Exit("time", "an event of MONITOR", "`MONITOR_TTL` passed since it was last seen", _event(Severity.MONITOR))
 RECOVERED = Exit(
@@ -115,6 +121,7 @@ OTHER_GPU = Exit(
 EXITS = (
     LOOK,
     LIBRARY_FITS,
+    TAKEN,
     TIME,
     RECOVERED,
     RE_ENGAGED,

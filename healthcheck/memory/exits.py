@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
+from healthcheck.checks.driver_reasons import SAME_LOAD_SECONDS
 from healthcheck.checks.expectation import ONCE_HAD, FirstSeen
 from healthcheck.checks.row_remap import FAILED as REMAP_FAILED
 from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
@@ -25,6 +26,7 @@ from healthcheck.memory.exit_table import (
     RECOVERY_XID,
     RELEASE,
     RESET,
+    TAKEN,
     TIME,
 )
 from healthcheck.memory.findings import (
@@ -135,6 +137,21 @@ def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -
     if listed and len(answering) == len(listed):
         memory = _all_reset(memory, answering, began, now)
     return replace(memory, gpus_boot_id=memory.boot_id) if answering else memory
+
+
+def driver_loaded(memory: Memory, at: float) -> Memory:
+    """The memory after the driver reported at `at` (monotonic) that it is loaded.
+
+    Where it has just reported GPUs that it could not take, that was this load; else it took all of them.
+    """
+    logged = [one for one in memory.standing if TAKEN.is_open_to(one) and one.boot_id == memory.boot_id]
+    has_failed = any(abs(at - one.last_at) <= SAME_LOAD_SECONDS for one in logged)
+    return replace(memory if has_failed else every_gpu_taken(memory, at), driver_loaded_at=at)
+
+
+def every_gpu_taken(memory: Memory, at: float) -> Memory:
+    """The memory after evidence from `at` (monotonic) that the driver has every GPU that is its own."""
+    return _without(memory, lambda one: TAKEN.is_open_to(one) and not _is_after(one, at, memory))
 
 
 def passed(memory: Memory, began: datetime, seen: Sight | None = None) -> Memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from healthcheck.catalog.policy import OVERRIDDEN
 from healthcheck.catalog.recovery import NONE
 from healthcheck.checks.driver_messages import CHECK as DRIVER_MESSAGES
 from healthcheck.memory.exit_table import RECOVERY_XID, SMOOTHING_OFF
-from healthcheck.memory.exits import escalated, is_acknowledged, recovered
+from healthcheck.memory.exits import driver_loaded, escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (
     MOST_GPUS,
     Hit,
@@ -67,7 +67,7 @@ class _Reading:
     def add(self, sighting: Sighting, check: str) -> None:
         address = gpu_address(sighting.subject)
         if sighting.driver_loaded:
-            self.memory = replace(self.memory, driver_loaded_at=sighting.at)
+            self._change(lambda whole: driver_loaded(whole, sighting.at))
         elif sighting.uuid:
             self.memory = _named(self.memory, address, sighting.uuid)
         elif sighting.recovery_action == NONE:
@@ -76,10 +76,13 @@ class _Reading:
             self._read(sighting, check, address)
 
     def _recover(self, address: str, at: float) -> None:
-        whole = replace(self.memory, standing=tuple(self.standing.values()))
         # The next look sees the same reset: it is no other, and proves nothing of what came since.
-        wanting = {other: action for other, action in whole.recovery.items() if other != address}
-        self.memory = recovered(replace(whole, recovery=wanting), address, at, self._now)
+        wanting = {other: action for other, action in self.memory.recovery.items() if other != address}
+        self._change(lambda whole: recovered(replace(whole, recovery=wanting), address, at, self._now))
+
+    def _change(self, change: Callable[[Memory], Memory]) -> None:
+        """Change the memory whole, with what stands."""
+        self.memory = change(replace(self.memory, standing=tuple(self.standing.values())))
         self.standing = {one.key: one for one in self.memory.standing}
 
     def _read(self, sighting: Sighting, check: str, address: str) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from healthcheck.checks.expectation import FirstSeen, Place
 from healthcheck.checks.gpu_count import UNBOUND
 from healthcheck.checks.severities import ESCALATED
-from healthcheck.memory.exits import ended_by_reset, escalated, expired, gpus_answered
+from healthcheck.memory.exits import ended_by_reset, escalated, every_gpu_taken, expired, gpus_answered
 from healthcheck.memory.findings import (
     MOST_GPUS,
     Key,
@@ -66,6 +66,8 @@ def after_look(memory: Memory, look: JudgedLook, now: Now, rules: MemoryRules = 
     """
     if look.gpus:
         memory = gpus_answered(memory, look.gpus, look.began, now)
+        if _shows_every_gpu(look):
+            memory = every_gpu_taken(memory, look.began)
     known = FirstSeen() if _is_resized(memory, look) else memory.first
     memory = replace(memory, first=first_seen(known, look.evidence), instance_type=look.instance_type)
     silent = memory.gpus.keys() - {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
@@ -129,6 +131,14 @@ def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
         efa=max(known.efa or 0, len(seen[infiniband.RDMA].efa)),
         places=dict([*known.places.items(), *new][:MOST_GPUS]),
     )
+
+
+def _shows_every_gpu(look: JudgedLook) -> bool:
+    """Whether each GPU on PCI answers NVML, but those that another driver has."""
+    if look.evidence.unread(pci.FUNCTIONS):
+        return False
+    answering = {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
+    return {one.address for one in look.evidence[pci.FUNCTIONS] if one.is_gpu_here} <= answering
 
 
 def _is_resized(memory: Memory, look: JudgedLook) -> bool:

@@ -258,6 +258,19 @@ class TestARecordThatCannotBeTaken:
         causes = {one.cause.cause.name for one in following.state.known.verdict().unobserved}
         assert "KernelLogRecordSetAside" in causes
 
+    def test_so_is_one_about_a_fault_that_no_rule_reads(self, node: SimulatedNode, file: MemoryFile) -> None:
+        node.kernel_log.write("NVRM: Xid [79] on GPU 0000:3b:00.0")
+        node.xid(0, 95, "the last")
+        following = _Following(node, file, EVENT_CHECKS)
+        following.follower.start()
+        eventually(lambda: len(following.state.memory.standing) == 1)
+        eventually(lambda: following.state.memory.cursor == following.follower._cursor)
+        following.follower.end()
+
+        assert [reason for reason, _ in following.reports.warnings] == ["KernelLogRecordSetAside"]
+        blind = following.state.known.verdict().unobserved
+        assert "KernelLogRecordSetAside" in {one.cause.cause.name for one in blind}
+
     def test_is_set_aside_too_where_it_is_the_memory_that_cannot_take_it(
         self, node: SimulatedNode, file: MemoryFile, monkeypatch: pytest.MonkeyPatch
     ) -> None:

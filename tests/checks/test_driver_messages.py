@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.checks.driver_messages import CHECK
+from healthcheck.checks.driver_messages import CHECK, unread
 from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.xid import CHECK as XID
 from healthcheck.model import Evidence, Nature, Severity, Sighting
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import says
 
 UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"
+API_MISMATCH = "NVRM: API mismatch: the client 'nvidia-smi' (pid 4711)"
 MONITOR, RESET, REBOOT = Severity.MONITOR, Severity.RESET, Severity.REBOOT
 FAULTS = [
     ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", "GpuFellOffBus", REBOOT, "gpu/0000:18:00.0"),
@@ -87,7 +89,29 @@ FAULTS = [
     ),
     ("NVRM: GPU at 0000:18:00.0 has fallen off the bus.", "GpuFellOffBus", REBOOT, "gpu/0000:18:00.0"),
     ("NVRM: rm_init_adapter failed for device bearing minor number 0", "GpuInitFailed", RESET, "driver"),
-    ("NVRM: API mismatch: the client 'nvidia-smi' (pid 4711)", "DriverLibraryMismatch", MONITOR, "driver"),
+    (API_MISMATCH, "DriverLibraryMismatch", MONITOR, "driver"),
+]
+TAKES_NONE = [
+    ("NVRM: The NVIDIA probe routine failed for 1 device(s).", "driver"),
+    ("NVRM: The NVIDIA probe routine failed for 1 device(s)", "driver"),
+    ("NVRM: None of the NVIDIA graphics adapters were initialized!", "driver"),
+    ("NVRM: None of the NVIDIA devices were initialized.", "driver"),
+    ("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:05:00.0)", "gpu/0000:05:00.0"),
+    (
+        (
+            "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\n"
+            "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:05:00.0)"
+        ),
+        "gpu/0000:05:00.0",
+    ),
+    ("NVRM: BAR1 is 0M @ 0x00000000 (PCI:0001:00.0)", "driver"),
+]
+"""nvidia_init_module in nv.c and nv_pci_validate_bars in nv-pci.c, and as older drivers wrote them."""
+FAULTS += [(text, "GpuInitFailed", RESET, subject) for text, subject in TAKES_NONE]
+UVM = "uvm encountered global fatal error 0x60, requiring os reboot to recover."
+FAULTS += [
+    (f"NVRM: {who}{UVM}", "DriverRebootRequired", REBOOT, "driver")
+    for who in ("nvGpuOpsReportFatalError: ", "GPU0 nvGpuOpsReportFatalError: ", "")
 ]
 
 
@@ -102,7 +126,7 @@ def test_each_documented_line_is_one_fault(text: str, reason: str, severity: Sev
 
     assert seen.finding
     assert (seen.finding.reason, seen.finding.severity, seen.finding.subject) == (reason, severity, subject)
-    assert (seen.finding.rule, seen.finding.seq, seen.known) == (reason, 0, True)
+    assert (seen.finding.rule.partition(":")[0], seen.finding.seq, seen.known) == (reason, 0, True)
     assert "\n" not in seen.finding.detail
 
 
@@ -124,9 +148,11 @@ def test_text_that_only_quotes_a_line_is_no_fault(quote: str, text: str) -> None
         "NVRM: GPU at PCI:0000:18:00: has fallen off the bus.",
         "NVRM: The NVIDIA GPU 0000:5d:00.0",
         "NVRM: (PCI ID: 10de:2330) installed in this system has",
-        "NVRM: The NVIDIA probe routine failed for 1 device(s).",
+        "NVRM: The NVIDIA probe routine was not called for 8 device(s).",
+        "NVRM: No NVIDIA devices probed.",
         "NVRM: No NVIDIA GPU found.",
-        "NVRM: None of the NVIDIA devices were initialized.",
+        "NVRM: None of the NVIDIA devices were initialized, said somebody",
+        "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:",
         "NVRM: RmInitAdapter failed!",
         "NVRM: RmInitAdapter: osInitNvMapping failed, bailing out of RmInitAdapter",
         "NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU is lost [NV_ERR_GPU_IS_LOST] (0x0000000F)",
@@ -138,6 +164,73 @@ def test_text_that_only_quotes_a_line_is_no_fault(quote: str, text: str) -> None
 )
 def test_another_line_of_the_driver_says_nothing_here(text: str) -> None:
     assert read(text) == []
+
+
+@pytest.mark.parametrize("mark", ["", ">", "…", "..."])
+@pytest.mark.parametrize(
+    ("text", "letters", "reason"),
+    [
+        (FAULTS[0][0], 1, "GpuFellOffBus"),
+        (FAULTS[0][0], 16, "GpuFellOffBus"),
+        ("NVRM: fallen off the bus and is not responding to commands.", 20, "GpuFellOffBus"),
+        ("NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x24:0x72:1568)", 5, "GpuInitFailed"),
+        ("NVRM: GPU 0000:0a:00.0: rm_init_adapter failed, device minor number 5", 8, "GpuInitFailed"),
+        (TAKES_NONE[0][0], 6, "GpuInitFailed"),
+        (TAKES_NONE[3][0], 3, "GpuInitFailed"),
+        (f"NVRM: {UVM}", 25, "DriverRebootRequired"),
+    ],
+)
+def test_a_line_that_a_pager_cut_at_its_end_is_read(text: str, letters: int, reason: str, mark: str) -> None:
+    assert [one.reason for one in read(text[:-letters] + mark)] == [reason]
+
+
+def test_functions_that_another_driver_has_were_not_probed_and_are_no_fault() -> None:
+    not_called, failed, none = (
+        "NVRM: The NVIDIA probe routine was not called for 8 device(s).",
+        "NVRM: The NVIDIA probe routine failed for 1 device(s).",
+        "NVRM: None of the NVIDIA devices were initialized.",
+    )
+    assert read(not_called, none) == []
+    assert [one.seq for one in read(not_called, failed, none)] == [1, 2]
+    assert [one.seq for one in read(not_called, "NVRM: a", "NVRM: b", "NVRM: c", none)] == [4]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: Xid [79] on GPU 0000:3b:00.0: GPU has fallen off the bus",
+        "NVRM: Xid (PCI:0000:3b:00): 79>",
+        "NVRM: Xid (PCI:0000:3b:00",
+        "NVRM: GPU0 nvReport: Xid 79 was raised",
+        "NVRM: GPU 0000:18:00.0: the GPU dropped off the bus",
+    ],
+)
+def test_a_line_about_an_xid_or_a_gpu_off_the_bus_that_matches_no_rule_counts_as_unread(text: str) -> None:
+    assert unread_of(text) == [0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(text for text, *_ in FAULTS),
+        "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        "NVRM: Xid (PCI:0000:3b:00): 43, pid=1, name=python",
+        "NVRM: GPU Board Serial Number: 1653723052734",
+        "NVRM: A GPU crash dump has been created. If possible, please run",
+        "NVRM: (PCI ID: 10de:2330) installed in this system has",
+        # A process may be called so, and the kernel begins some records with its name.
+        "NVRM: Xid 79a[4711]: segfault at 7ffd00 ip 000055 sp 00007f error 4",
+        "python[17]: NVRM: Xid [79] on GPU 0000:3b:00.0",
+        "kgspLogXid119: GSP Timeout",
+    ],
+)
+def test_a_line_that_is_read_or_speaks_of_no_fault_is_not_unread(text: str) -> None:
+    assert unread_of(text) == []
+
+
+def unread_of(*texts: str) -> list[int]:
+    ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
+    return [one.seq for one in unread(ring, judge((CHECK, XID), Evidence({RING: ring}), Expectation()))]
 
 
 def test_a_driver_that_was_loaded_is_seen_and_no_fault() -> None:
@@ -166,7 +259,7 @@ def test_every_line_of_a_ring_is_judged_for_itself() -> None:
 
 def test_a_cluster_overrides_a_reason() -> None:
     expected = Expectation(policy=Policy({LIBRARY_MISMATCH.name: RESET}))
-    ring = (Record(0, 0.0, 0, FAULTS[-1][0]),)
+    ring = (Record(0, 0.0, 0, API_MISMATCH),)
 
     (outcome,) = judge((CHECK,), Evidence({RING: ring}), expected)
     (seen,) = outcome.sightings

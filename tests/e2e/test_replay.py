@@ -265,6 +265,17 @@ def test_lines_of_the_driver_behind_an_unknown_prefix_are_counted_in_words_and_i
     assert f"could not look: LinesNotRead: {told}\n" in run(name)[1]
 
 
+@pytest.mark.parametrize("text", ["NVRM: Xid [79] on GPU 0000:3b:00.0", "NVRM: GPU 0000:3b:00.0 is off the bus"])
+def test_a_line_about_a_fault_that_no_rule_reads_makes_a_capture_unknown(text: str, saved: Any) -> None:
+    name = saved(capture(FORMS["dmesg"], HEALTHY) + f"[    9.000000] {text}\n".encode())
+    code, out, _ = run("--json", name)
+    record = json.loads(out)
+
+    told = f"1 line of the driver about an Xid or a GPU off the bus, of no known form, the first at {name}:4"
+    assert (code, record["status"], record["findings"]) == (2, "unknown", [])
+    assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", told)}
+
+
 @pytest.mark.parametrize("margin", [b"    ", b"\t"])
 @pytest.mark.parametrize("name", FORMS)
 def test_blanks_in_front_of_a_whole_file_change_nothing(name: str, margin: bytes, saved: Any) -> None:

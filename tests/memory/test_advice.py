@@ -36,6 +36,8 @@ LINES_OF_THE_DRIVER = {
     INIT_FAILED: f"NVRM: GPU {ADDRESS}: RmInitAdapter failed! (0x24:0xffff:1436)",
     driver_messages.RESET_REQUIRED: "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required "
     "[NV_ERR_RESET_REQUIRED] (0x00000062) returned from x @ y.c:1",
+    driver_messages.REBOOT_REQUIRED: "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, "
+    "requiring os reboot to recover.",
 }
 
 

@@ -9,9 +9,10 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
+from healthcheck.checks.driver_reasons import PROBE_FAILED
 from healthcheck.memory import exit_table as table
 from healthcheck.memory.exit_table import EXITS, Exit, exit_words
-from healthcheck.memory.exits import begin, expired, gpus_answered, passed, recovered, release, retested
+from healthcheck.memory.exits import begin, driver_loaded, expired, gpus_answered, passed, recovered, release, retested
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Nature, Outcome, Passed, Severity
@@ -21,13 +22,14 @@ from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, later, rem
 ADDRESS = GPU.removeprefix("gpu/")
 ABOUT = {"index": "0", "uuid": "GPU-1", "serial": "1650001"}
 SUBJECTS = (GPU, f"{GPU}/gi5", "nvswitch/0000:53:00.0", "driver", "node", "")
-REASONS = ("Xid79", "Xid154", "Xid163", "DriverLibraryMismatch")
+REASONS = ("Xid79", "Xid154", "Xid163", "DriverLibraryMismatch", "GpuInitFailed")
+RULES = {"GpuInitFailed": PROBE_FAILED}
 CHECKS = ("xid", "dcgm-diag-l2")
 DAY = 86_400.0
 SOON = MONOTONIC + 60.0
 
 STANDING = [
-    stands(replace(fault(reason, severity, subject), about=ABOUT), nature, check=check)
+    stands(replace(fault(reason, severity, subject), about=ABOUT, rule=RULES.get(reason, "")), nature, check=check)
     for reason, severity, subject, nature, check in product(
         REASONS, [one for one in Severity if one], SUBJECTS, Nature, CHECKS
     )
@@ -74,6 +76,7 @@ EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
     (table.RESET.words, table.RECOVERED.words): lambda memory: recovered(memory, ADDRESS, SOON, later(60)),
     (table.RE_ENGAGED.words,): re_engaged,
     (table.ALL_RESET.words, table.LIBRARY_FITS.words): reloaded,
+    (table.TAKEN.words,): lambda memory: driver_loaded(memory, SOON),
     (table.QUARANTINE.words,): lambda memory: passed(memory, WALL + timedelta(seconds=1)),
     (table.RELEASE.words,): released,
     (table.LEVEL_2_PASSED.words,): retest,

@@ -6,16 +6,21 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from healthcheck.checks.driver_reasons import PROBE_FAILED
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import CHECK as XID
 from healthcheck.memory.exits import gpus_answered, passed
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.looks import JudgedLook, after_look
 from healthcheck.model import Evidence, Finding, Nature, Outcome, Severity, Sighting
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu
+from healthcheck.probes.pci import FUNCTIONS
+from tests.checks.evidence import functions
 from tests.examples import GPU, MONOTONIC, NOW, WALL, fault, later, remembers
 
 MONITOR, RESET, REBOOT, ISOLATE = (severity for severity in Severity if severity)
@@ -248,6 +253,50 @@ class TestRepeats:
         assert len(memory.hits) == 64
         assert max(len(hits) for hits in memory.hits.values()) <= 16
         assert len(memory.last_xid) <= 64
+
+
+class TestAGpuThatTheDriverCouldNotTake:
+    def failed(self, at: float, subject: str = "driver") -> Sighting:
+        found = line("GpuInitFailed", RESET, at, subject)
+        assert found.finding
+        return replace(found, finding=replace(found.finding, rule=PROBE_FAILED))
+
+    def loaded(self, at: float) -> Sighting:
+        return line("DriverLoaded", None, at, subject="driver", driver_loaded=True)
+
+    def test_a_load_that_reports_it_ends_nothing(self) -> None:
+        """A BAR is read while the GPUs are probed, one after the other; the sum of failures stands before the end."""
+        memory = reads(remembers(), self.failed(0, GPU), self.failed(8), self.loaded(8.5), after=9)
+
+        assert told(memory) == [("GpuInitFailed", 1), ("GpuInitFailed", 1)]
+
+    def test_a_later_load_without_a_failure_ends_it(self) -> None:
+        memory = reads(remembers(), self.failed(0, GPU), self.failed(8), self.loaded(8.5), after=9)
+
+        assert told(reads(memory, self.loaded(600), after=600)) == []
+
+    def test_a_later_load_with_the_same_failure_does_not(self) -> None:
+        memory = reads(remembers(), self.failed(8), self.loaded(8.5), after=9)
+
+        assert told(reads(memory, self.failed(600), self.loaded(600.2), after=601)) == [("GpuInitFailed", 2)]
+
+    def test_a_load_ends_no_failure_to_start_a_gpu_that_was_taken(self) -> None:
+        memory = reads(remembers(), line("GpuInitFailed", RESET, 0), self.loaded(600), after=600)
+
+        assert told(memory) == [("GpuInitFailed", 1)]
+
+    @pytest.mark.parametrize(
+        ("driver", "error", "ends"),
+        [("nvidia", 0, True), ("vfio-pci", 15, True), ("", 15, False), ("nvidia", 15, False)],
+    )
+    def test_a_look_at_which_every_gpu_of_the_driver_answers_ends_it(self, driver: str, error: int, ends: bool) -> None:
+        memory = reads(remembers(), self.failed(0), after=1)
+        seen = Evidence({FUNCTIONS: (*functions(ADDRESS), *functions("0000:64:00.0", driver=driver))})
+        gpus = [Gpu(0, 0, ADDRESS), Gpu(1, error, "0000:64:00.0")]
+
+        after = after_look(memory, JudgedLook((), gpus, MONOTONIC + 60, seen), later(60))
+        before = after_look(memory, JudgedLook((), gpus, MONOTONIC - 1, seen), later(1))
+        assert (told(after) == [], told(before)) == (ends, [("GpuInitFailed", 1)])
 
 
 class TestWhatIsNoFault:
