@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 from msgspec import Struct
 
 from healthcheck.host import node_file
+from healthcheck.host.node_file import NotAFile
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
 
@@ -24,7 +26,7 @@ class KeptResult(Struct, frozen=True):
 
     @property
     def is_there(self) -> bool:
-        return self._path is not None and self._path.exists()
+        return self._path is not None and self._path.exists() and not self._path.is_dir()
 
     def keep(self, record: RunRecord) -> None:
         if self._path is None:
@@ -40,6 +42,9 @@ class KeptResult(Struct, frozen=True):
             return None
         try:
             return records.parse(RunRecord, node_file.read_start(self._path, _LONGEST).decode())
+        except NotAFile as error:
+            log.warning("deep test: a result that was kept is no file", error=error.strerror)
+            self.drop()
         except OSError as error:
             log.warning("deep test: a result that was kept can't be read now", error=error.strerror)
         except ValueError as error:
@@ -49,7 +54,8 @@ class KeptResult(Struct, frozen=True):
 
     def drop(self) -> None:
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            with suppress(IsADirectoryError):
+                self._path.unlink(missing_ok=True)
 
     @property
     def _path(self) -> Path | None:

@@ -47,7 +47,7 @@ def start_from(file: MemoryFile | None, root: Path, telemetry: Telemetry) -> Sta
     if file is None:
         return Start(_begun(Memory(), None, root))
     set_aside = _set_aside_after_failures(file, telemetry)
-    before, unreadable = None, ""
+    before, unreadable = None, file.unlocked
     try:
         before = file.read()
     except MemoryFileError as error:

@@ -1,4 +1,7 @@
-"""A file of ours on the node: replaced whole or not at all, read up to a limit, written by one process at a time."""
+"""A file of ours on the node: replaced whole or not at all, read up to a limit, written by one process at a time.
+
+Whoever may write the folder can put a pipe, a socket, a device or a link in its place: none is waited for or followed.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,20 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from healthcheck.host.opening import open_file
+from healthcheck.host.opening import refuse_shortage
+
+_NEVER = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NotAFile(OSError):
+    """Something else than a regular file has its name."""
 
 
 def replace_whole(path: Path, content: bytes, *, on_disk: bool = True) -> None:
     """Raises OSError; the old file then stays. `on_disk`: it outlives the machine's end, too, once this returns."""
     new = path.with_suffix(".new")
-    with new.open("wb") as file:
+    new.unlink(missing_ok=True)
+    with open(new, "xb", opener=lambda name, flags: os.open(name, flags | _NEVER, 0o644)) as file:
         _fill(file, content, on_disk=on_disk)
     new.replace(path)
     if on_disk:
@@ -39,10 +49,8 @@ def replace_for_owner(path: Path, content: bytes) -> None:
 
 
 def read_start(path: Path, most: int) -> bytes:
-    """Raises OSError, also for what is no file: a pipe is not waited for. Raises Shortage."""
-    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "there is something that is no file", str(path))
+    """Return the first `most` bytes. Raises OSError, and Shortage."""
+    with os.fdopen(_open_regular(path, os.O_RDONLY), "rb") as file:
         return file.read(most)
 
 
@@ -52,7 +60,7 @@ def lock(path: Path) -> int | None:
     The folder is made where there is none. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = _open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -61,6 +69,23 @@ def lock(path: Path) -> int | None:
     except OSError:
         os.close(file)
         raise
+    return file
+
+
+def _open_regular(path: Path, flags: int) -> int:
+    try:
+        file = os.open(path, flags | _NEVER, 0o600)
+    except OSError as error:
+        refuse_shortage(error)
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise NotAFile(error.errno, "not a regular file", str(path)) from error
+        raise
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise NotAFile(errno.EINVAL, "not a regular file", str(path))
     return file
 
 

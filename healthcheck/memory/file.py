@@ -25,6 +25,8 @@ class MemoryFile:
 
     directory: Path
     _lock: int | None = field(default=None, init=False)
+    unlocked: str = field(default="", init=False)
+    """Why nothing can be locked, and so nothing written."""
 
     @property
     def path(self) -> Path:
@@ -41,7 +43,9 @@ class MemoryFile:
             self._lock = node_file.lock(self.directory / "lock")
         except OSError as error:
             refuse_shortage(error)
-            raise MemoryFileError(f"{self.directory}: {error.strerror}") from error
+            self.unlocked = f"{self.directory}: the lock: {error.strerror}; nothing is remembered on the disk"
+            raise MemoryFileError(self.unlocked) from error
+        self.unlocked = ""
         return self._lock is not None
 
     def unlock(self) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
 READY_SECONDS = 600
+_FIELD_MANAGER = "gpu-healthcheck"
 ANSWER_SECONDS = 180.0
 """Longer than any server takes on a busy machine: only one that hangs lets a request come to its end."""
 MERGE_PATCH = "application/merge-patch+json"
@@ -148,8 +149,11 @@ class ControlPlane:
     ) -> Answer:
         """One raw request (as the admin, where no token is given): status and message stay visible.
 
-        A watch needs a timeoutSeconds in its path, and gives the list of its events.
+        A watch needs a timeoutSeconds in its path, and gives the list of its events. A write with a token is made under
+        our field manager, where the path names none.
         """
+        if token and method in ("POST", "PATCH", "PUT") and "fieldManager=" not in path:
+            path += f"{'&' if '?' in path else '?'}fieldManager={_FIELD_MANAGER}"
         headers = {"Authorization": f"Bearer {token or self.admin_token}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type if method == "PATCH" else "application/json"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 from msgspec.structs import force_setattr
@@ -16,6 +18,7 @@ from healthcheck.cluster import nodes
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.record import untaken
+from healthcheck.host import node_file
 from healthcheck.node.state import STATUS
 from healthcheck.verdict.verdict import decide
 from tests.agent.quick_agent import hurry
@@ -89,8 +92,20 @@ def in_a_check() -> None:
     force_setattr(gpu_count.CHECK, "judge", planted)
 
 
+def on_the_disk() -> None:
+    """It does not answer while a file of this name lies beside what is written."""
+    fill = vars(node_file)["_fill"]
+
+    def planted(file: Any, content: bytes, *, on_disk: bool) -> None:
+        while (Path(file.name).parent / POISON).exists():
+            time.sleep(0.01)
+        fill(file, content, on_disk=on_disk)
+
+    vars(node_file)["_fill"] = planted
+
+
 if __name__ == "__main__":
     hurry()
-    plants = (in_the_verdict, in_a_deep_record, once_in_a_deep_record, in_a_run, in_a_check, in_a_node)
+    plants = (in_the_verdict, in_a_deep_record, once_in_a_deep_record, in_a_run, in_a_check, in_a_node, on_the_disk)
     {one.__name__: one for one in plants}[os.environ["PLANT"]]()
     sys.exit(main())

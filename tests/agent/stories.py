@@ -316,22 +316,6 @@ def a_healthy_node_is_written_no_more_than_its_heartbeat(world: World) -> None:
     assert len(world.events("GpuHealthPass")) == 1
 
 
-def healthz_fails_when_no_look_ends_for_three_intervals(world: World) -> None:
-    # A disk that never answers: the memory is written into a FIFO from which nobody reads.
-    disk = world.memory_file.with_suffix(".new")
-    os.mkfifo(disk)
-    looks = world.agent.metric("looks_total")
-
-    eventually(lambda: world.agent.get("/healthz")[0] == 503)
-    assert world.agent.get("/readyz")[0] == 200
-    assert world.agent.metric("looks_total") <= looks + 1  # one may have been beyond that file
-
-    answer = os.open(disk, os.O_RDONLY | os.O_NONBLOCK)
-    disk.unlink()
-    eventually(lambda: world.agent.get("/healthz")[0] == 200)
-    os.close(answer)
-
-
 def a_slow_look_at_nvml_is_no_hung_driver(world: World) -> None:
     """35 s, longer than two and than three intervals."""
     file = world.host.root / "nvml/gpu7/name"
@@ -433,7 +417,6 @@ STORIES = (
     a_container_runtime_that_lost_nvidias_handler_is_warned_of_until_it_is_mended,
     a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs,
     a_healthy_node_is_written_no_more_than_its_heartbeat,
-    healthz_fails_when_no_look_ends_for_three_intervals,
     a_slow_look_at_nvml_is_no_hung_driver,
     healthz_is_well_while_the_api_server_is_away,
     a_lease_is_made_again_when_its_node_came_back_under_another_uid,
@@ -447,7 +430,6 @@ Story = Callable[[World], None]
 HANG: frozenset[Story] = frozenset(
     {
         a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs,
-        healthz_fails_when_no_look_ends_for_three_intervals,
     }
 )
 """In which a deadline is missed, or waited for."""

@@ -108,3 +108,18 @@ def test_an_answer_to_a_write_that_nobody_can_read_is_passed_over(planted: World
     planted.wait(lambda node: len(node.record["findings"]) == 2)
     eventually(lambda: len(planted.events("Xid79")) == 2)
     assert not agent.logged("a thread failed")
+
+
+def test_healthz_fails_when_no_check_cycle_ends_for_three_intervals(planted: World) -> None:
+    planted.start(PLANT="on_the_disk")
+    planted.wait_for_status("pass")
+    disk = planted.memory_file.with_name(planted_agent.POISON)
+    disk.touch()
+    looks = planted.agent.metric("looks_total")
+
+    eventually(lambda: planted.agent.get("/healthz")[0] == 503)
+    assert planted.agent.get("/readyz")[0] == 200
+    assert planted.agent.metric("looks_total") <= looks + 1  # one may have been beyond that file
+
+    disk.unlink()
+    eventually(lambda: planted.agent.get("/healthz")[0] == 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -192,6 +193,19 @@ class TestTheMemoryFile:
         assert "set aside as memory.unreadable" in failed.wait_for_event("MemoryUnreadable")["message"]
         assert (failed.node().status, failed.node().tainted) == ("fail", True)
         assert len(failed.events("Xid79")) == 1
+
+    @pytest.mark.parametrize("name", ["memory.json", "lock"])
+    def test_whose_name_a_pipe_has_is_done_without(self, failed: World, name: str) -> None:
+        assert failed.agent.terminate() == 0
+        path = failed.memory_file.with_name(name)
+        path.unlink()
+        os.mkfifo(path)
+        failed.host.kernel_log.replay()
+        failed.start()
+        settle(failed)
+
+        assert "not a regular file" in failed.wait_for_event("MemoryUnreadable")["message"]
+        assert (failed.node().status, failed.node().tainted) == ("fail", True)
 
     def test_of_another_machine_gives_nothing(self, failed: World) -> None:
         assert failed.agent.terminate() == 0

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from healthcheck.host import node_file
+from healthcheck.host.node_file import NotAFile
 
 HOLD = """
 import sys
@@ -36,10 +42,48 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(path: Path, on_di
 
 def test_a_disk_that_is_full_leaves_the_old_one(path: Path) -> None:
     node_file.replace_whole(path, b"old")
-    path.with_suffix(".new").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
+    with no_room(), pytest.raises(OSError, match="File too large"):
         node_file.replace_whole(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """The kernel refuses whatever this process writes to a file, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def socket_at(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+PLANTED: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a socket": socket_at,
+    "a link to a file": lambda path: path.symlink_to("/etc/hostname"),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
+def test_what_is_no_file_is_neither_waited_for_nor_followed(path: Path, plant: Callable[[Path], object]) -> None:
+    plant(path)
+    plant(path.with_suffix(".new"))
+    with pytest.raises(NotAFile, match="not a regular file"):
+        node_file.read_start(path, 10)
+    with pytest.raises(NotAFile, match="not a regular file"):
+        node_file.lock(path)
+
+    node_file.replace_whole(path, b"new")
+
+    assert (node_file.read_start(path, 10), list(path.parent.iterdir())) == (b"new", [path])
 
 
 def test_a_file_for_its_owner_takes_no_other_ones_place(path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Acknowledgement, Hit, Memory, Release
 from healthcheck.model import Nature, Now
 from tests.examples import BOOT, GPU, WALL, fault, remembers, stands
+from tests.host.test_node_file import PLANTED, no_room
 
 MEMORY = remembers(
     stands(fault(about={"serial": "165"}, rule="xid.csv:79", escalates=False), seq=41),
@@ -100,9 +101,7 @@ def test_a_write_that_was_cut_short_leaves_the_old_memory(file: MemoryFile) -> N
 
 def test_a_disk_that_is_full_leaves_the_old_memory(file: MemoryFile) -> None:
     file.write(MEMORY)
-    file.path.with_suffix(".new").symlink_to("/dev/full")
-
-    with pytest.raises(MemoryFileError, match=r"memory\.json: No space left on device"):
+    with no_room(), pytest.raises(MemoryFileError, match=r"memory\.json: File too large"):
         file.write(remembers())
 
     assert file.read() == MEMORY
@@ -287,3 +286,23 @@ def test_whatever_releases_say_the_memory_with_them_is_read_back(file: MemoryFil
     assert file.read() == memory
     assert len(memory.acknowledged) >= 7
     assert memory.acknowledged[-1].reason.startswith("39-6")
+
+
+@pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
+@pytest.mark.parametrize("name", ["memory.json", "lock"])
+def test_what_is_no_file_in_its_place_is_an_error_that_says_so(
+    tmp_path: Path, name: str, plant: Callable[[Path], object]
+) -> None:
+    plant(tmp_path / name)
+    file = MemoryFile(tmp_path)
+    if name == "lock":
+        with pytest.raises(MemoryFileError, match="lock: not a regular file"):
+            file.acquire()
+        assert "lock: not a regular file" in file.unlocked
+    else:
+        assert file.acquire() is True
+        with pytest.raises(MemoryFileError, match="not a regular file"):
+            file.read()
+        file.write(MEMORY)
+        assert file.read() == MEMORY
+    file.unlock()

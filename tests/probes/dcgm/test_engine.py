@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -222,41 +221,36 @@ def test_without_an_engine_on_its_gpus_a_node_is_tested_by_one_of_our_own(
 def test_the_kernels_own_tables_prove_a_socket_and_not_one_that_another_process_shares(
     family: socket.AddressFamily, address: str, host: str
 ) -> None:
-    root, found = Path("/"), Found((), engines=(Process(os.getpid(), "nv-hostengine", ()),))
+    root = Path("/")
     if not are_the_hosts(root):
         pytest.skip("the processes of this machine can't be seen from here")
-    with server_alone(family, address) as own:
-        port = own.getsockname()[1]
-        assert find_engine(root, found) == Engine(host.format(port), os.getpid())
-        other = subprocess.Popen(
-            [sys.executable, "-c", _SHARES, str(int(family)), address, str(port)], stdout=subprocess.PIPE
-        )
-        assert other.stdout is not None
-        assert other.stdout.readline()
-        assert find_engine(root, found).host == ""
-        other.kill()
-        other.communicate()
+    with listening(family, address) as (own, port):
+        found = Found((), engines=(Process(own, "nv-hostengine", ()),))
+        assert find_engine(root, found) == Engine(host.format(port), own)
+        with listening(family, address, port):
+            assert find_engine(root, found).host == ""
 
 
 @contextmanager
-def server_alone(family: socket.AddressFamily, address: str) -> Iterator[socket.socket]:
-    """A server on a port that no other test listens on by the other family either."""
-    other = socket.AF_INET if family == socket.AF_INET6 else socket.AF_INET6
-    while True:
-        with socket.create_server((address, 0), family=family, reuse_port=True) as own, socket.socket(other) as held:
-            if other == socket.AF_INET6:
-                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            with suppress(OSError):
-                held.bind(("", own.getsockname()[1]))
-            if held.getsockname()[1]:
-                yield own
-                return
+def listening(family: socket.AddressFamily, address: str, port: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield pid and port of a process with this one socket; by default on a port that no other test has."""
+    words = [sys.executable, "-c", _LISTENS, str(int(family)), address, str(port)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield process.pid, int(process.stdout.readline())
+        process.kill()
 
 
-_SHARES = """
+_LISTENS = """
 import socket, sys
-family, address, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-server = socket.create_server((address, port), family=socket.AddressFamily(family), reuse_port=True)
-print("listens", flush=True)
-server.accept()
+family, address, port = socket.AddressFamily(int(sys.argv[1])), sys.argv[2], int(sys.argv[3])
+other, loopback = (socket.AF_INET, "127.0.0.1") if family == socket.AF_INET6 else (socket.AF_INET6, "::1")
+while True:
+    server = socket.create_server((address, port), family=family, reuse_port=True)
+    with socket.socket(other) as client:
+        if port or client.connect_ex((loopback, server.getsockname()[1])):
+            break
+print(server.getsockname()[1], flush=True)
+while True:
+    server.accept()
 """
