@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 import structlog
+from msgspec.structs import replace
 
 from agent.api_server import ApiServer
 from agent.state import State
@@ -25,10 +27,12 @@ log = structlog.get_logger()
 _MOST_EVENTS_WAITING = 64
 _FIRST_SECONDS, _CAP_SECONDS = 1.0, 60.0
 _NODE_GONE_SECONDS = 30.0
-_LONGEST_ASKED_SECONDS = 600.0
 _LONGEST_DROPPED = 300
 _BEATS_MISSED = 3
 """Intervals after which a heartbeat is over."""
+MOST_SET_ASIDE, _SET_ASIDE_SECONDS = 20, 3600.0
+"""Events of one reason within one hour that are about no finding: the author of the input chooses how often."""
+_LAST_OF_THE_HOUR = "further ones of this kind are for an hour in the agent's log only"
 
 
 class Reporter(threading.Thread):
@@ -40,6 +44,7 @@ class Reporter(threading.Thread):
         self._state = state
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._shares: defaultdict[str, _Share] = defaultdict(_Share)
         self._events: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._forbidden: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._tried: _Waiting | None = None
@@ -64,7 +69,13 @@ class Reporter(threading.Thread):
     def warn(self, reason: str, message: str) -> None:
         """Queue an Event about the node that belongs to no finding."""
         name = event_name(self._state.node_name, reason, message, f"{random.getrandbits(32)}")
-        self.queue(Event(name, "Warning", reason, cut(message)))
+        self.queue_bounded(Event(name, "Warning", reason, cut(message)))
+
+    def queue_bounded(self, event: Event) -> None:
+        """Queue an Event about input. The last of its reason in an hour names the limit; later ones are dropped."""
+        left = self._shares[event.reason].take()
+        if left >= 0:
+            self.queue(event if left else replace(event, message=cut(f"{_LAST_OF_THE_HOUR}: {event.message}")))
 
     def queue(self, event: Event, *, first: bool = False) -> threading.Event:
         """Write it as soon as the cluster takes it; the answer is set once it was written, or forbidden."""
@@ -157,6 +168,23 @@ class Reporter(threading.Thread):
         waiting.done.set()
 
 
+class _Share:
+    """How many Events of one reason may still be written within the hour."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began = -math.inf
+        self._taken = 0
+
+    def take(self) -> int:
+        """Return how many are left after this one; negative: this one is too many."""
+        with self._lock:
+            if (now := time.monotonic()) - self._began >= _SET_ASIDE_SECONDS:
+                self._began, self._taken = now, 0
+            self._taken += 1
+            return MOST_SET_ASIDE - self._taken
+
+
 class _Waiting:
     def __init__(self, event: Event) -> None:
         self.event = event
@@ -181,7 +209,7 @@ class _Patience:
         seconds = _NODE_GONE_SECONDS if isinstance(error, NotFound) else random.uniform(0, longest)  # noqa: S311
         asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
         self._again_at = now + seconds
-        self._not_before = now + min(asked, _LONGEST_ASKED_SECONDS)
+        self._not_before = now + asked
         self._failures = min(self._failures + 1, 16)
         return self._failures == 1
 

@@ -35,6 +35,8 @@ _SILENCE_SECONDS = 150.0
 _LONGEST_LINE = 8 << 20
 _LONGEST_MESSAGE = 500
 _PAGE = 500
+_LONGEST_RETRY_AFTER = 60.0
+"""Seconds. A server or proxy that asks for longer gets no longer silence: a heartbeat would seem to have ended."""
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
 """How the API server says, as an error of its own (500), that the store never takes so large an object."""
@@ -335,7 +337,7 @@ def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
         seconds = float(response.headers["Retry-After"])
     except (KeyError, ValueError):
         return None
-    return None if math.isnan(seconds) else min(max(seconds, 0.0), 600.0)
+    return None if math.isnan(seconds) else min(max(seconds, 0.0), _LONGEST_RETRY_AFTER)
 
 
 def say(error: BaseException) -> str:
