@@ -1,7 +1,8 @@
 """A server for a port that strangers reach: nothing in it grows with what they send.
 
-One thread holds a short table of connections, each for one request, and lets in one a millisecond. A full table gives
-up its oldest, so that the newest, which may be the kubelet's probe, is always let in, and has time to be served.
+One thread holds a short table of connections, each for one request, and accepts one a millisecond. A full table gives
+up the oldest of the peer address with the most, so that the newest, which may be the kubelet's probe, is always
+accepted, and no peer takes the place of another. Peers take turns: one request of each waits for a page at a time.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -61,7 +64,7 @@ class HttpServer:
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # its connections inherit it
         self._listener.setblocking(False)
         self._loop = asyncio.new_event_loop()
-        self._talks: dict[asyncio.Task[None], socket.socket] = {}
+        self._talks: dict[asyncio.Task[None], _Peer] = {}
         """The oldest first."""
 
     @property
@@ -75,27 +78,29 @@ class HttpServer:
     async def _accept(self) -> None:
         while True:
             try:
-                connection, _ = await self._loop.sock_accept(self._listener)
+                connection, (address, _) = await self._loop.sock_accept(self._listener)
             except OSError:  # no descriptor left, or a peer that has gone already
                 if not self._give_up_oldest():
                     await asyncio.sleep(_STARVED_SECONDS)
             else:
                 if len(self._talks) >= MOST_CONNECTIONS:
                     self._give_up_oldest()
-                self._let_in(connection)
+                self._let_in(_Peer(connection, address))
             await asyncio.sleep(_ACCEPT_SECONDS)
 
-    def _let_in(self, connection: socket.socket) -> None:
-        task = self._loop.create_task(self._talk(connection))
-        self._talks[task] = connection
+    def _let_in(self, peer: _Peer) -> None:
+        task = self._loop.create_task(self._talk(peer))
+        self._talks[task] = peer
         task.add_done_callback(self._ended)
 
     def _give_up_oldest(self) -> bool:
-        oldest = next(iter(self._talks), None)
+        """Cancel the oldest request of the address with the most. Whether there was one."""
+        most = Counter(peer.address for peer in self._talks.values()).most_common(1)
+        oldest = next((task for task, peer in self._talks.items() if peer.address == most[0][0]), None)
         return oldest is not None and oldest.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        connection = self._talks.pop(task)
+        connection = self._talks.pop(task).connection
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, OSError):  # a TimeoutError is one
             log.error("a request failed", error=repr(error))
@@ -103,19 +108,19 @@ class HttpServer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         connection.close()
 
-    async def _talk(self, connection: socket.socket) -> None:
+    async def _talk(self, peer: _Peer) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             request = bytearray()
             while _END not in request and len(request) <= MOST_REQUEST_BYTES:
                 if request:
                     await asyncio.sleep(_MORE_SECONDS)
-                portion = await self._loop.sock_recv(connection, _PORTION_BYTES)
+                portion = await self._loop.sock_recv(peer.connection, _PORTION_BYTES)
                 if not portion:
                     return
                 request += portion
-            await self._loop.sock_sendall(connection, await self._answer(bytes(request)))
+            await self._loop.sock_sendall(peer.connection, await self._answer(bytes(request), peer.address))
 
-    async def _answer(self, request: bytes) -> bytes:
+    async def _answer(self, request: bytes, address: str) -> bytes:
         exchange = _Exchange(request)
         if exchange.well_formed:
             path = exchange.path.partition("?")[0]
@@ -123,20 +128,27 @@ class HttpServer:
             if pace is None:
                 exchange.send_error(HTTPStatus.NOT_FOUND)
             else:
-                exchange.send(await pace.page(exchange.headers.get("Accept", "")))
+                exchange.send(await pace.page(exchange.headers.get("Accept", ""), address))
         return exchange.answer
 
 
+class _Peer(NamedTuple):
+    connection: socket.socket
+    address: str
+
+
 class _Pace:
-    """One page, made for one after the other, with rests between."""
+    """One page, made for one request after the other, with rests between. Addresses take turns."""
 
     def __init__(self, make: Callable[[str], Page]) -> None:
         self._make = make
         self._turn = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By address, while one of its requests waits."""
         self._rested_at = 0.0
 
-    async def page(self, accept: str) -> Page:
-        async with self._turn:
+    async def page(self, accept: str, address: str) -> Page:
+        async with self._turns.setdefault(address, asyncio.Lock()), self._turn:
             began = time.monotonic()
             if began < self._rested_at:
                 await asyncio.sleep(self._rested_at - began)

@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http import HTTPStatus
@@ -141,6 +142,67 @@ class TestAFullTable:
 
         ours = 3 * MOST_CONNECTIONS
         assert _descriptors() <= before + ours + MOST_CONNECTIONS + 2
+
+
+class TestPeers:
+    """The pages of /crowded are made one after the other, so that a request waits for all before it."""
+
+    CROWD = "127.0.0.2"
+    REQUEST = b"GET /crowded HTTP/1.1\r\nHost: x\r\nAccept: crowd\r\n\r\n"
+
+    @pytest.fixture
+    def made(self) -> list[str]:
+        return []
+
+    @pytest.fixture
+    def crowded(self, made: list[str]) -> HttpServer:
+        def make(accept: str) -> Page:
+            made.append(accept)
+            time.sleep(0.003)
+            return Page(HTTPStatus.OK, "text/plain", b"ok\n")
+
+        server = HttpServer({"/crowded": make}, 0)
+        server.start()
+        return server
+
+    def test_one_address_that_asks_without_end_does_not_take_another_ones_turn(
+        self, crowded: HttpServer, made: list[str]
+    ) -> None:
+        ended = threading.Event()
+
+        def crowd() -> None:
+            with ExitStack() as stack:
+                while not ended.wait(0.002):
+                    self._send(crowded, stack, self.CROWD)
+
+        flood = threading.Thread(target=crowd, daemon=True)
+        flood.start()
+        eventually(lambda: len(made) > MOST_CONNECTIONS // 4)
+        try:
+            for _ in range(10):
+                assert ask(crowded, "/crowded", headers={"Accept": "scrape"})[0] == 200
+        finally:
+            ended.set()
+            flood.join()
+
+    def test_a_crowded_table_gives_up_a_connection_of_the_crowd(self, server: HttpServer, open_: ExitStack) -> None:
+        first = connect(server, open_, b"GET ")
+        crowd = [self._send(server, open_, self.CROWD, b"GET ") for _ in range(MOST_CONNECTIONS)]
+        eventually(lambda: is_given_up(crowd[0]))
+
+        assert not is_given_up(first)
+        assert not is_given_up(crowd[-1])
+
+    def test_an_address_alone_has_the_whole_table(self, server: HttpServer, open_: ExitStack) -> None:
+        crowd = [self._send(server, open_, self.CROWD, b"GET ") for _ in range(MOST_CONNECTIONS)]
+
+        assert ask(server)[0] == 200
+        assert not any(map(is_given_up, crowd[1:]))
+
+    def _send(self, server: HttpServer, stack: ExitStack, address: str, sent: bytes = REQUEST) -> socket.socket:
+        peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), source_address=(address, 0)))
+        peer.sendall(sent)
+        return peer
 
 
 class TestPatience:
