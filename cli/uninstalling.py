@@ -127,6 +127,8 @@ def _show(one: Removal, console: Screen) -> None:
         _listed("condition", one.conditions),
     ]
     console.print(f"{one.node}: {'; '.join(filter(None, parts))}")
+    if one.field_managers:
+        console.print(f"  clears {one.field_managers} field managers, more than a Node has by itself")
     if one.uncordoned:
         console.print(f"  is uncordoned: {printable(one.uncordoned)} had cordoned it")
     if one.verdict in _BAD:

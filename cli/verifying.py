@@ -20,7 +20,7 @@ from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.names import POLICIES
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import complain
-from healthcheck.node.state import RESULTS, NodeState
+from healthcheck.node.state import MOST_FIELD_MANAGERS, RESULTS, NodeState
 from healthcheck.text.naming import named
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import AgentRecord
@@ -77,7 +77,16 @@ def answers_of(cluster: Cluster) -> Iterator[Answer]:
     silent = sorted(nodes - awake)
     others = f"; not on {named(silent, _MOST_NAMED)}" if silent else ""
     yield Answer("agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} looked in time{others}")
+    yield from crowd_answers(listed)
     yield from engine_answers(listed)
+
+
+def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Answer]:
+    """Yield the nodes with so many field managers that each of their writes is slow."""
+    crowded = sorted(node.name for node in nodes if node.field_managers > MOST_FIELD_MANAGERS)
+    if crowded:
+        said = f"more than {MOST_FIELD_MANAGERS} on {named(crowded, _MOST_NAMED)}: {_CROWDED}"
+        yield Answer("field managers", holds=False, said=said)
 
 
 def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Answer]:
@@ -93,6 +102,11 @@ def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Answer]:
         yield Answer("deep tests", holds=False, said=said)
 
 
+_CROWDED = (
+    "server-side apply left them, as with a stolen token. List them with `kubectl get node NODE -o yaml"
+    " --show-managed-fields`, clear them with `kubectl patch node NODE --type=merge -p"
+    ' \'{"metadata":{"managedFields":[{}]}}\'`'
+)
 _NO_NODE = "none has a label by which the agent comes to it (docs/install.md)"
 
 

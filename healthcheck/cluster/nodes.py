@@ -126,6 +126,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         repair_managers={kind: managers_of_condition(metadata.get("managedFields"), kind) for kind in repairs},
         provider_id=str(spec.get("providerID") or ""),
         created=created(metadata),
+        field_managers=len(metadata.get("managedFields") or ()),
     )
 
 

@@ -14,6 +14,10 @@ from msgspec import convert
 from msgspec.json import Decoder
 
 
+class _Manager(TypedDict, total=False):
+    manager: str
+
+
 class _Metadata(TypedDict, total=False):
     name: str
     namespace: str
@@ -22,6 +26,7 @@ class _Metadata(TypedDict, total=False):
     creationTimestamp: str
     labels: dict[str, str]
     annotations: dict[str, str]
+    managedFields: list[_Manager] | None
 
 
 class _NodeSpec(TypedDict, total=False):
@@ -88,7 +93,7 @@ class _PodPage(TypedDict, total=False):
 
 @cache
 def node_page() -> Decoder[Any]:
-    """A page of Nodes, without who wrote their fields. Built when first asked for: an agent lists nothing."""
+    """A page of Nodes: of its field managers the names. Built when first asked for: an agent lists nothing."""
     return Decoder(_NodePage)
 
 

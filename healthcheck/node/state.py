@@ -37,6 +37,8 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 DEEP_CHECK = "sagemaker.amazonaws.com/deep-health-check-status"
 WATCHED_LABELS = (DEEP_CHECK,)
 """Foreign labels that change the plan."""
+MOST_FIELD_MANAGERS = 64
+"""Entries of `metadata.managedFields` on a Node. Clusters have 5 to 20; each slows every write of the Node."""
 FIELD_MANAGER = "gpu-healthcheck"
 """Under which our writes stand in a Node's `managedFields`."""
 OUR_WORD = f"{FIELD_MANAGER}: "
@@ -80,6 +82,8 @@ class NodeState(Struct, frozen=True):
     """By its type, who owns something of a repair condition that stands."""
     provider_id: str = ""
     created: datetime | None = None
+    field_managers: int = 0
+    """Entries of `metadata.managedFields`."""
 
     def condition(self, kind: str = CONDITION) -> Mapping[str, Any] | None:
         return next((one for one in self.conditions if one.get("type") == kind), None)

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from healthcheck.model import PREFIX
-from healthcheck.node.state import ENABLED, MAINTENANCE, SEVERITY, STARTUP, UNHEALTHY, NodeState
+from healthcheck.node.state import ENABLED, MAINTENANCE, MOST_FIELD_MANAGERS, SEVERITY, STARTUP, UNHEALTHY, NodeState
 from healthcheck.operations.cordon import cordoned_by
 from healthcheck.verdict.taint import says_devices
 
@@ -45,9 +45,12 @@ class Removal(Struct, frozen=True):
     """What under our prefix stays, in words."""
     has_rules: bool
     """Its record tells of DeviceTaintRules of ours in the place of the Node's taint."""
+    field_managers: int
+    """Entries of `managedFields` that are cleared: so many are left by server-side apply with a stolen token. 0: they
+    stay."""
 
     def __bool__(self) -> bool:
-        return bool(self.labels or self.annotations or self.taints or self.conditions)
+        return bool(self.labels or self.annotations or self.taints or self.conditions or self.field_managers)
 
 
 def removal(node: NodeState) -> Removal:
@@ -67,24 +70,27 @@ def removal(node: NodeState) -> Removal:
             *(f"taint {_written(taint)}" for taint in node.taints if _stays(taint)),
         ),
         has_rules=says_devices(node),
+        field_managers=node.field_managers if node.field_managers > MOST_FIELD_MANAGERS else 0,
     )
 
 
 def patch(node: NodeState) -> dict[str, Any] | None:
     """The merge patch of the Node that does it; the conditions go by themselves. None: there is nothing to take off."""
     gone = removal(node)
-    if not (gone.labels or gone.annotations or gone.taints):
+    if not (gone.labels or gone.annotations or gone.taints or gone.field_managers):
         return None
     spec: dict[str, Any] = {}
     if gone.taints:
         spec["taints"] = [taint for taint in node.taints if not _goes(taint)]
     if gone.uncordoned:
         spec["unschedulable"] = None
-    metadata = {
+    metadata: dict[str, Any] = {
         "resourceVersion": node.resource_version,
         "labels": dict.fromkeys(gone.labels),
         "annotations": dict.fromkeys(gone.annotations),
     }
+    if gone.field_managers:
+        metadata["managedFields"] = [{}]  # how Kubernetes wants them cleared (docs: server-side apply)
     return {"metadata": metadata, "spec": spec} if spec else {"metadata": metadata}
 
 

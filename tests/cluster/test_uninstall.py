@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from cli.verifying import crowd_answers
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.device_taints import DeviceTaints
 from healthcheck.deep.claim import Claim, Kind, take
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
-from healthcheck.node.state import HARDWARE_READY, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
+from healthcheck.node.state import HARDWARE_READY, MOST_FIELD_MANAGERS, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.operations.uninstall import DELETE_REST, STOP
 from healthcheck.verdict.change import plan
 from healthcheck.verdict.device_taints import Wanted
@@ -119,6 +120,30 @@ def test_all_of_ours_goes_off_and_what_others_set_stays(plane: ControlPlane) -> 
     kept = {one["type"] for one in nodes[FAILED]["status"]["conditions"]}
     assert kept == {"Ready", HARDWARE_READY}  # in another's words
     assert f"  is uncordoned: gpu-quarantine-{FAILED} had cordoned it\n" in done.stdout
+
+
+def test_a_crowd_of_field_managers_is_cleared_and_the_usual_ones_stay(plane: ControlPlane) -> None:
+    """As a stolen token of an older version leaves them by server-side apply: fields of ours, and shared ones."""
+    for name, count in ((FAILED, 80), (SCRIPTS, 20)):
+        marks = {"labels": {"example.com/team": "vision"}}
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **marks}}
+        for number in range(count):
+            path = f"{NODES}/{name}?fieldManager=evil-{number}&force=true"
+            assert plane.request("PATCH", path, body, content_type="application/apply-patch+yaml").status == 200
+    before = {name: len(node(plane, name)["metadata"]["managedFields"]) for name in (FAILED, SCRIPTS)}
+    assert before[FAILED] > MOST_FIELD_MANAGERS > before[SCRIPTS] > 20
+    crowded = Cluster(lambda: client(plane.kubeconfig)).list_nodes()
+    (told,) = crowd_answers(crowded)
+    assert (told.holds, FAILED in told.said, SCRIPTS in told.said) == (False, True, False)
+
+    done = uninstall(plane, "--yes")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"clears {before[FAILED]} field managers" in done.stdout
+    assert "managedFields" not in node(plane, FAILED)["metadata"]
+    assert len(node(plane, SCRIPTS)["metadata"]["managedFields"]) == before[SCRIPTS]
+    assert node(plane, FAILED)["metadata"]["labels"]["example.com/team"] == "vision"
+    assert not list(crowd_answers(Cluster(lambda: client(plane.kubeconfig)).list_nodes()))
 
 
 def test_our_device_taints_go_and_what_a_person_made_of_one_stays(plane: ControlPlane) -> None:
