@@ -15,7 +15,7 @@ INIT_FAILED = Reason(
     "GpuInitFailed",
     Severity.RESET,
     "The driver could not start a GPU: NVML gives no handle for it (unknown error), or a line of the driver says so.",
-    "Drain the node and reset the GPU, or reboot; replace the node when the GPU still does not start.",
+    "Drain the node, then reload the driver, or reboot; replace the node when the GPU still does not start.",
     threshold="a line of the driver at once; a handle with error 999 once 3 further looks, 10 s apart, saw it too",
     source="open-gpu-kernel-modules, kernel-open/nvidia/nv.c and nv-pci.c; nvml.h, error 999",
 )

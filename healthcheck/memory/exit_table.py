@@ -52,7 +52,7 @@ TAKEN = Exit(
     "a load of the driver that takes every GPU",
     "`GpuInitFailed` that the driver logged while it was loaded",
     "the driver is loaded again without such a line, or every GPU on PCI that no other driver has answers NVML",
-    lambda one: _ANY_EVENT(one) and one.finding.rule == PROBE_FAILED,
+    lambda one: _ANY_EVENT(one) and one.finding.base[1] == PROBE_FAILED,
 )
 TIME = Exit("time", "an event of MONITOR", "`MONITOR_TTL` passed since it was last seen", _event(Severity.MONITOR))
 RECOVERED = Exit(

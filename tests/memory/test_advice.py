@@ -39,6 +39,11 @@ LINES_OF_THE_DRIVER = {
     driver_messages.REBOOT_REQUIRED: "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, "
     "requiring os reboot to recover.",
 }
+LINES_OF_A_LOAD = (
+    "NVRM: The NVIDIA probe routine failed for 1 device(s).",
+    "NVRM: None of the NVIDIA devices were initialized.",
+    f"NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\nNVRM: BAR1 is 0M @ 0x0 (PCI:{ADDRESS})",
+)
 
 
 def gpu(action: int = 0) -> Gpu:
@@ -102,6 +107,8 @@ def events() -> Iterator[tuple[str, str, str]]:
             yield f"SXid{code}", f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {code}, Fatal, x", sxid.FAMILY.action
     for reason, line in LINES_OF_THE_DRIVER.items():
         yield reason.name, line, reason.action
+    for line in LINES_OF_A_LOAD:
+        yield INIT_FAILED.name, line, INIT_FAILED.action
 
 
 @pytest.mark.parametrize(("name", "line", "advice"), list(events()), ids=lambda value: str(value)[:20])
