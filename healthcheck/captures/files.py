@@ -26,7 +26,12 @@ NOTHING_RECOGNISED = Cause(
     "No line of a saved log is the kernel's.",
     "Save it in a form that `docs/replay.md` names.",
 )
-CAUSES = (NOTHING_RECOGNISED, LINES_NOT_READ)
+DAMAGED = Cause(
+    "CaptureDamaged",
+    "The packed data of a saved log is damaged or ends early: what follows was not read.",
+    "Copy or save the log again; `gzip -t FILE` tests it.",
+)
+CAUSES = (NOTHING_RECOGNISED, LINES_NOT_READ, DAMAGED)
 _EXPECTED = (
     "expected are dmesg, journalctl -k (short and ISO forms, JSON), a syslog, records of /dev/kmsg, "
     "an nvidia-bug-report.log, the JSON of dcgmi diag or what check --save-evidence wrote"
@@ -76,6 +81,7 @@ class Captures:
         passed = self.passed_over
         for name in passed.unrecognised:
             yield Unobserved(NOTHING_RECOGNISED, f"{name}: no line of it is the kernel's; {_EXPECTED}")
+        yield from (Unobserved(DAMAGED, cut) for cut in passed.cut)
         if passed.unread:
             lines = f"{counted(passed.unread, 'line')} of the driver behind a prefix that is not known"
             yield Unobserved(LINES_NOT_READ, f"{lines}, the first at {passed.first_unread}")

@@ -171,6 +171,17 @@ def test_a_clean_log_passes(saved: Any) -> None:
     assert record["checks"] == [{"check": "0-nvidia-smi", "status": "pass", "severity": "PASS"}]
 
 
+@pytest.mark.parametrize(("log", "status"), [(HEALTHY, "unknown"), (FAULTY, "fail")])
+def test_a_packed_log_that_is_cut_or_damaged_is_no_pass(log: Sequence[Record], status: str, saved: Any) -> None:
+    packed = gzip.compress(capture(FORMS["dmesg -T"], log)) + gzip.compress(dmesg((20.0, CHATTER)))
+    for content in (packed[:-9], packed[:-8] + bytes(8)):
+        code, out, _ = run("--json", saved(content, "node.log.gz"))
+        record = json.loads(out)
+
+        assert (code, record["status"]) == ({"unknown": 2, "fail": 1}[status], status)
+        assert {row["cause"] for row in record["unobserved"]} == {"CaptureDamaged"}
+
+
 def test_standard_input_is_a_file_too() -> None:
     code, out, _ = run("--json", "-", stdin=capture(FORMS["kmsg"], FAULTY))
 
