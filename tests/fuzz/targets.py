@@ -28,7 +28,7 @@ from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
 from tests.checks.evidence import untimed
 from tests.checks.grammar import fault_lines, quoted_lines
 from tests.examples import IDENTITY, MACHINE, MONOTONIC, WALL
-from tests.fuzz import captures, container_runtime, hardware
+from tests.fuzz import archives, captures, container_runtime, hardware
 from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places
 from tests.memory import test_properties as properties
 from tests.verdict import test_any_annotation as any_annotation
@@ -260,6 +260,7 @@ TARGETS = (
             "release": st.sampled_from(container_runtime.RELEASES),
         },
     ),
+    Target("archive", archives.any_archive_is_read_or_refused, archives.archives),
     Target("capture", captures.any_log_is_read, captures.logs),
     Target("unread", captures.no_line_of_the_driver_s_goes_uncounted, captures.one_line),
     Target("speakers", captures.another_program_s_line_is_never_the_kernel_s, captures.speakers),
