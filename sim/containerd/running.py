@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Self
 
 BOOTED = "containerd successfully booted"
-_OWN = ("/etc/containerd", "/run/containerd", "/var/lib/containerd", "/etc/nvidia-container-runtime")
+_OWN = ("/etc/containerd", "/run/containerd", "/var/lib/containerd")
 _CONFIGURED = "etc/containerd"
 _SYSTEMCTL = """#!/bin/sh
 # As systemd restarts a service of Type=notify: the answer comes when it has started, or has ended.
-[ "$1 $2" = "restart containerd" ] || exit 5
+# Whichever unit a distribution runs it in, it is the one containerd of this node.
+[ "$1" = restart ] && [ $# = 2 ] || exit 5
 if [ -e {pid} ]; then
     kill "$(cat {pid})"
     while kill -0 "$(cat {pid})" 2>/dev/null; do sleep 0.1; done
@@ -31,7 +32,7 @@ done
 class RunningContainerd:
     """`root` is what the node has in the place of /: `root/etc/containerd/config.toml` is its file.
 
-    `programs` are put beside a `systemctl` that restarts it. Needs root and mount namespaces.
+    `programs` are put beside a `systemctl` and a `snap` that restart it. Needs root and mount namespaces.
     """
 
     def __init__(self, program: Path, root: Path, *programs: Path) -> None:
@@ -40,13 +41,14 @@ class RunningContainerd:
         self._bin = root / "bin"
         for folder in (self._bin, *(root / one.lstrip("/") for one in _OWN)):
             folder.mkdir(parents=True)
-        for one in programs:
+        for one in (program, *programs):
             (self._bin / one.name).symlink_to(one)
         systemctl = self._bin / "systemctl"
         words = {"program": program, "pid": self._pid, "log": self.log}
         quoted = {name: shlex.quote(str(value)) for name, value in words.items()}
         systemctl.write_text(_SYSTEMCTL.format(**quoted, booted=BOOTED))
         systemctl.chmod(0o755)
+        (self._bin / "snap").symlink_to(systemctl)
 
     def __enter__(self) -> Self:
         for one in _OWN:  # a mount needs a folder to lie over

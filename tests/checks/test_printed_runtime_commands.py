@@ -23,6 +23,7 @@ from healthcheck.probes.container_runtime import programs
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.containerd import read_configuration
 from healthcheck.probes.container_runtime.cri import RuntimeStatus
+from healthcheck.probes.container_runtime.distributions import AKS, EKS_AL2023, K3S, K8S_SNAP, RKE2
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Kubelet, Live
 from sim.container_runtime import V2, V3, default, handler
 from sim.containerd import RELEASES, RunningContainerd
@@ -41,8 +42,11 @@ RELEASES_OWN = {"1.7": (2, V2), "2.2": (3, V3), "2.4": (4, V3)}
 OPERATORS = """#!/bin/bash
 # What the GPU operator's toolkit does on the node with the variables that a person gives it by Helm.
 [ "$1" = list ] && echo gpu-operator && exit
-[[ "$*" =~ CONTAINERD_CONFIG,toolkit.env.[0-9]..value=([^,]+) ]] || exit 1
-nvidia-ctk runtime configure --runtime=containerd --config="${BASH_REMATCH[1]}" && systemctl restart containerd
+[[ "$*" =~ (CONTAINERD|RUNTIME)_SOCKET ]] || exit 1
+[[ "$*" =~ (CONTAINERD|RUNTIME)_CONFIG,toolkit.env.[0-9]..value=([^,]+) ]] && file=${BASH_REMATCH[2]}
+[[ "$*" =~ RUNTIME_DROP_IN_CONFIG,toolkit.env.[0-9]..value=([^,]+) ]] && drop_in=${BASH_REMATCH[1]}
+nvidia-ctk runtime configure --runtime=containerd --config="${file:-/etc/containerd/config.toml}" \
+    --drop-in-config="${drop_in:-/etc/containerd/conf.d/99-nvidia.toml}" && systemctl restart containerd
 """
 _COMMAND = re.compile(r"`([^`]+)`")
 
@@ -245,6 +249,33 @@ def ways(around: ContainerRuntime) -> set[str]:
     """In which a pod gets a GPU now, beside that it can be started at all."""
     running = around.running_handlers
     return {one for one in running if gpu_runtime.is_nvidias(one, running[one])} if around.live is not None else set()
+
+
+OWN_WAYS = {
+    K8S_SNAP: GIVE,
+    EKS_AL2023: GIVE,
+    AKS: GIVE,
+    K3S: ("helm upgrade", "systemctl restart"),
+    RKE2: ("helm upgrade", "systemctl restart"),
+}
+
+
+@pytest.mark.parametrize("distribution", OWN_WAYS)
+def test_no_distributions_own_command_makes_a_node_worse(distribution: str, node: Node) -> None:
+    state = State(without, without, set())
+    node.be(state)
+    before = replace(node.facts(), distribution=distribution)
+    commands = printed(findings(before))
+
+    assert tuple(sorted({first_words(one) for one in commands})) == OWN_WAYS[distribution]
+    for command in commands:
+        node.be(state)
+        done = node.containerd.run(command)
+        after = node.facts()
+        assert done.returncode == 0, (command, done.stderr)
+        assert after.live is not None, command
+        # k3s and RKE2 define the handler themselves when they start.
+        assert ways(after) or distribution in (K3S, RKE2), command
 
 
 @pytest.mark.parametrize("name", STATES)
