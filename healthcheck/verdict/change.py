@@ -76,11 +76,8 @@ def plan(
     others, complaints = other_severities(node, acknowledged, record.taken or {})
     status, severity = merge(verdict, others)
     kept = kept_findings(verdict, node, rules)
-    word = taint_word(severity, node, rules, kept=bool(kept), tainted=grant.by_devices or node.tainted())
-    if word == "set" and grant.by_devices:
-        word = DEVICES
-    elif word == "set" and not node.tainted() and not grant.held:
-        word = "withheld"
+    is_tainted = grant.by_devices or node.tainted()
+    word = _granted(taint_word(severity, node, rules, kept=bool(kept), tainted=is_tainted), node, grant)
     taints = _taints(node, wanted=word == "set", started=_has_started(status, verdict))
     before, complaint = _record_before(node)
     stays = severity < rules.taint_severity and word in ("set", DEVICES)
@@ -105,6 +102,13 @@ def plan(
         (*complaints, *complaint),
         plan_repair(rules.repair, said, node, now, is_news=news),
     )
+
+
+def _granted(word: str, node: NodeState, grant: Grant) -> str:
+    """Return what is done with the wish for a taint: by devices, or not without a slot of the fleet budget."""
+    if word == "set" and grant.by_devices:
+        return DEVICES
+    return "withheld" if word == "set" and not node.tainted() and not grant.held else word
 
 
 def _says_the_same(condition: Mapping[str, Any] | None, node: NodeState) -> bool:
