@@ -62,7 +62,7 @@ class NodeInput:
         deep = list(untaken(node, self._state.memory.taken))
         for one in deep:
             if one.void:
-                self._reporter.queue_bounded(void_record(node, one))
+                self._reporter.queue(void_record(node, one))
         self._ledger.take_over(deep)
         passed = passed_run(node)
         if passed is not None:

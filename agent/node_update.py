@@ -141,7 +141,7 @@ class NodeUpdate:
         """Each once, for as long as it is true."""
         for event in events:
             if event.name not in self._told:
-                self._reporter.queue_bounded(event)
+                self._reporter.queue(event)
         self._told = {event.name for event in events}
 
     def _write_node(self, node: NodeState, patch: Mapping[str, Any]) -> None:

@@ -30,8 +30,8 @@ _NODE_GONE_SECONDS = 30.0
 _LONGEST_DROPPED = 300
 _BEATS_MISSED = 3
 """Intervals after which a heartbeat is over."""
-MOST_SET_ASIDE, _SET_ASIDE_SECONDS = 20, 3600.0
-"""Events of one reason within one hour that are about no finding: the author of the input chooses how often."""
+MOST_PER_HOUR, _HOUR_SECONDS = 32, 3600.0
+"""Events of one reason within one hour: twice as many as a node has GPUs."""
 _LAST_OF_THE_HOUR = "further ones of this kind are for an hour in the agent's log only"
 
 
@@ -69,17 +69,19 @@ class Reporter(threading.Thread):
     def warn(self, reason: str, message: str) -> None:
         """Queue an Event about the node that belongs to no finding."""
         name = event_name(self._state.node_name, reason, message, f"{random.getrandbits(32)}")
-        self.queue_bounded(Event(name, "Warning", reason, cut(message)))
-
-    def queue_bounded(self, event: Event) -> None:
-        """Queue an Event about input. The last of its reason in an hour names the limit; later ones are dropped."""
-        left = self._shares[event.reason].take()
-        if left >= 0:
-            self.queue(event if left else replace(event, message=cut(f"{_LAST_OF_THE_HOUR}: {event.message}")))
+        self.queue(Event(name, "Warning", reason, cut(message)))
 
     def queue(self, event: Event, *, first: bool = False) -> threading.Event:
-        """Write it as soon as the cluster takes it; the answer is set once it was written, or forbidden."""
-        waiting = _Waiting(event)
+        """Write it as soon as the cluster takes it; the answer is set once it was written, forbidden or left out.
+
+        The last that its reason may have in this hour names the limit, later ones are left out: many Events answer what
+        others write to the Node, and the author chooses how often.
+        """
+        left = self._shares[event.reason].take()
+        waiting = _Waiting(event if left else replace(event, message=cut(f"{_LAST_OF_THE_HOUR}: {event.message}")))
+        if left < 0:
+            waiting.done.set()
+            return waiting.done
         (self._events.appendleft if first else self._events.append)(waiting)
         self._wake.set()
         return waiting.done
@@ -179,10 +181,10 @@ class _Share:
     def take(self) -> int:
         """Return how many are left after this one; negative: this one is too many."""
         with self._lock:
-            if (now := time.monotonic()) - self._began >= _SET_ASIDE_SECONDS:
+            if (now := time.monotonic()) - self._began >= _HOUR_SECONDS:
                 self._began, self._taken = now, 0
             self._taken += 1
-            return MOST_SET_ASIDE - self._taken
+            return MOST_PER_HOUR - self._taken
 
 
 class _Waiting:

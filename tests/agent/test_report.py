@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import force_setattr, replace
 
 from agent.bad_annotations import BadAnnotations
-from agent.reporter import MOST_SET_ASIDE, Reporter
+from agent.reporter import MOST_PER_HOUR, Reporter
 from agent.state import State
 from healthcheck.cluster import kubeconfig
 from healthcheck.cluster.client import Cluster
@@ -85,10 +85,8 @@ def test_an_answer_that_asks_for_no_number_of_seconds_asks_for_none(tmp_path: Pa
     api.close()
 
 
-def test_events_about_input_that_was_set_aside_are_bounded_by_kind_and_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever may write the Node changes an annotation 500 times; findings and releases are reported as ever."""
+def test_events_are_bounded_by_reason_and_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that may write the Node changes annotations 500 times. Events of other reasons are written as before."""
     api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
     cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
     reporter = Reporter(api_server(cluster, telemetry), State("gpu-node-1"))
@@ -98,7 +96,7 @@ def test_events_about_input_that_was_set_aside_are_bounded_by_kind_and_hour(
     def change(times: int, begin: int = 0) -> None:
         for number in range(begin, begin + times):
             bad.report((f"annotation results: no JSON: {number}",))
-            reporter.queue_bounded(Event(f"gpu-node-1.old{number}", "Normal", "OldRecord", f"{number}"))
+            reporter.queue(Event(f"gpu-node-1.old{number}", "Normal", "OldRecord", f"{number}"))
             eventually(lambda: reporter.is_done)
 
     def messages(reason: str) -> list[str]:
@@ -106,16 +104,16 @@ def test_events_about_input_that_was_set_aside_are_bounded_by_kind_and_hour(
 
     change(500)
     for reason in ("BadAnnotation", "OldRecord"):
-        assert len(messages(reason)) == MOST_SET_ASIDE
+        assert len(messages(reason)) == MOST_PER_HOUR
         assert sum("in the agent's log only" in one for one in messages(reason)) == 1
 
-    for number in range(30):
+    for number in range(16):
         eventually(reporter.queue(replace(GOOD, name=f"gpu-node-1.{number}")).is_set)
-    assert len(messages("Xid79")) == 30
+    assert len(messages("Xid79")) == 16
 
     later = time.monotonic() + 3600
     monkeypatch.setattr("agent.reporter.time.monotonic", lambda: later)
     change(1, begin=500)
-    assert len(messages("BadAnnotation")) == MOST_SET_ASIDE + 1
+    assert len(messages("BadAnnotation")) == MOST_PER_HOUR + 1
     reporter.end()
     api.close()
