@@ -1,0 +1,249 @@
+"""Every command that the program can print is in one of these tables, or the test fails.
+
+The commands are collected from the source: calls of `command(...)`, texts in backticks, and whole lines that begin with
+a program. A part that is known only at run time is a `*`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sim.control_plane import ControlPlane
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "sweeper")
+RUNTIMES = "tests/checks/test_printed_runtime_commands.py"
+
+READS = (
+    r"kubectl (get|describe|logs|auth can-i|rollout status)\b.*",
+    r"kubectl( --tail=100 \*)?",
+    r"kubectl exec \S+ -- ls -l /dev",
+    r"gpu-healthcheck (check|diagnose|explain|replay|status|verify|sweep --dry-run)\b.*",
+    r"systemctl status\b.*",
+    r"nvidia-smi (-L|-q|nvlink -s|topo -m)\b.*",
+    r"(dcgmi discovery -l|dmesg \| grep -i efa|fi_info -p efa|ls /dev/nvidia\*|pgrep -a|ss -ltnp).*",
+)
+"""They change nothing. The second is of `logs` or `describe`, whose words a function hands over whole."""
+
+RUN_BY = {
+    r"chmod 0755.*": RUNTIMES,
+    r"nvidia-ctk runtime configure --runtime=(containerd|\{\}).*": RUNTIMES,
+    r"nvidia-ctk runtime configure": RUNTIMES,
+    r"\* (--drop-in-config=\* )?&& \*": RUNTIMES,
+    r"helm upgrade .*": RUNTIMES,
+    r"(systemctl|snap) restart (?!nvidia).*": RUNTIMES,
+    r"gpu-healthcheck release\b.*": "tests/agent/test_release.py",
+    r"gpu-healthcheck quarantine \S+": "tests/cli/test_quarantine_story.py",
+}
+"""Run by the test named, on the real containerd, the API server or the simulated node."""
+
+CHANGES = {
+    "annotate node * *=* --overwrite": "annotate node other example.com/lock=y --overwrite",
+    "annotate node * *-": "annotate node other example.com/lock-",
+    "cordon *": "cordon other",
+    "create serviceaccount *": "-n work create serviceaccount missing",
+    "delete * *": "delete validatingwebhookconfiguration broken",
+    "delete daemonset *": "-n work delete daemonset extra",
+    "delete job *": "-n work delete job done",
+    "delete node *": "delete node gone",
+    "delete pod": "-n work delete pod named --wait=false",
+    "delete pod *": "-n work delete pod stuck --wait=false",
+    "delete pod * --force --grace-period=0": "-n work delete pod forced --force --grace-period=0",
+    "delete pods --field-selector=status.phase=Failed": "-n work delete pods --field-selector=status.phase=Failed",
+    "label --overwrite namespace * *=privileged": "label --overwrite namespace work x.example/enforce=privileged",
+    "label namespace * *-": "label namespace work example.com/ignore-",
+    "label node * *=*": "label node other example.com/a=b",
+    "label node * *": "label node other example.com/a=b --overwrite",
+    "label node * *=* --overwrite": "label node other example.com/a=c --overwrite",
+    "label node * *=all-disabled --overwrite": "label node other example.com/mig=all-disabled --overwrite",
+    "label node * *=true --overwrite": "label node other example.com/deploy=true --overwrite",
+    "label node * *=upgrade-required --overwrite": "label node other example.com/state=upgrade-required --overwrite",
+    "label nodes * *=*": "label nodes other example.com/behavior=x",
+    'patch node NODE --type=merge -p \'{"metadata":{"managedFields":[{}]}}\'': (
+        'patch node other --type=merge -p {"metadata":{"managedFields":[{}]}}'
+    ),
+    "rollout restart ds/nvidia-container-toolkit-daemonset": "-n work rollout restart ds/toolkit",
+    "uncordon": "uncordon other",
+    "uncordon *": "uncordon other",
+}
+"""Of kubectl: run on a real API server, in this order, with objects that stand for what the command names."""
+
+NOT_RUN = {
+    r"kubectl \* resourcequota \*": "describe, or edit: a person decides what is changed",
+    r"kubectl edit .*": "opens an editor: a person decides what is changed",
+    r"kubectl delete devicetaintrule \S+": "an administrator's own rule; served from Kubernetes 1.35 on",
+    r"dcgmi diag\b.*": "needs a GPU; the deep tests run its stand-in",
+    r"modprobe \S+": "loads a kernel module; tests/memory/test_advice.py has the node after it",
+    r"nvidia-modprobe -c0 -u": "makes device files of a GPU; the simulated node has them",
+    r"nvidia-container-cli -k -d .*": "loads kernel modules",
+    r"nvidia-smi (-e|-pm) 1": "a mode of the GPU; the simulated node plays it",
+    r"nvidia-ctk cdi generate\b.*": "needs the driver's libraries of a GPU node",
+    r"nvidia-ctk system create-dev-char-symlinks --create-all": "needs the device files of a GPU node",
+    r"nvidia-ctk config --config=\S+ --set nvidia-container-runtime.mode=auto --in-place": "one key of one file",
+    r"nvidia-ctk runtime configure --runtime=(crio|docker)\b.*": "no CRI-O and no Docker is built for the tests",
+    r"systemctl restart nvidia-cdi-refresh": "writes the CDI specification anew: needs a GPU node",
+    r"microk8s enable nvidia": "installs an add-on from the network",
+    r"apiclient set": "of Bottlerocket",
+    r"aws \S+ .*": "asks a cloud to reboot or replace a machine",
+    r"rm -rf /var/lib/gpu-healthcheck /var/log/gpu-healthcheck": "on the node's own disk; after `uninstall` alone",
+    r"kubectl debug node/\* .*": "starts a pod on a real kubelet",
+    r"kubectl delete (daemonsets|roles),\S+ --all-namespaces -l \*": "all that is ours; after `uninstall` alone",
+}
+"""Each with the reason: hardware, another distribution, or a person's decision."""
+
+PROGRAMS = (
+    *("apiclient", "apt", "apt-get", "aws", "az", "chmod", "chown", "containerd", "cp", "crictl", "ctr", "curl"),
+    *("dcgmi", "dmesg", "dnf", "docker", "eksctl", "fi_info", "gcloud", "gpu-healthcheck", "helm", "ibstat", "ip"),
+    *("journalctl", "k3s", "kill", "kubectl", "ln", "ls", "lsmod", "lspci", "microk8s", "mkdir", "modprobe", "mount"),
+    *("mv", "nv-hostengine", "nvidia-container-cli", "nvidia-ctk", "nvidia-modprobe", "nvidia-smi", "pgrep", "pkill"),
+    *("reboot", "rm", "rmmod", "sed", "service", "shutdown", "snap", "ss", "sudo", "sysctl", "systemctl", "tee"),
+    *("udevadm", "umount", "yum"),
+)
+_BACKTICKS = re.compile(r"`([^`]+)`")
+_LINE = re.compile(r"(?:aws|gcloud|helm|kubectl|reboot|rm|snap|systemctl) (?!gpu-healthcheck)\S")
+_OF_A_NAMESPACE = re.compile(r" -n \S+")
+
+
+def text(node: ast.AST) -> str | None:
+    """Return the text of an expression with a `*` for each part that is known only at run time."""
+    match node:
+        case ast.Constant(value=str(value)):
+            return value
+        case ast.JoinedStr(values=values):
+            return "".join(text(one) or "*" for one in values)
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            parts = text(left), text(right)
+            return None if parts == (None, None) else "".join(one or "*" for one in parts)
+    return None
+
+
+def is_command(words: str) -> bool:
+    """Whether a text in backticks is one: the first word is a program's, or known only at run time."""
+    first, *more = words.replace("[^", "").split() or [""]
+    return bool(more) and (first in PROGRAMS or (first == "*" and "&&" in words))
+
+
+def commands_in(node: ast.AST) -> Iterator[str]:
+    """Yield the commands below a node of a module; docstrings hold none."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "command":
+        words = ["*" if isinstance(one, ast.Starred) else text(one) or "*" for one in node.args]
+        # Words in front that a caller shares are kubectl's, with a namespace or without.
+        yield " ".join(["kubectl", *words[1:]] if isinstance(node.args[0], ast.Starred) else words)
+        return
+    found = text(node)
+    if found is not None:
+        yield from (one for one in _BACKTICKS.findall(found) if one.strip() and is_command(one))
+        if _LINE.match(found) and "`" not in found:
+            yield found
+    for child in ast.iter_child_nodes(node):
+        if found is None or not isinstance(child, ast.Constant | ast.BinOp | ast.JoinedStr):
+            yield from commands_in(child)
+
+
+def printed() -> dict[str, str]:
+    """Every command, without its namespace, with a file that prints it."""
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for one in commands_in(ast.parse(file.read_text())):
+                found[_OF_A_NAMESPACE.sub("", one, count=1)] = str(file.relative_to(ROOT))
+        for file in sorted((ROOT / package).rglob("*.csv")):
+            quoted = _BACKTICKS.findall(file.read_text())
+            found |= {one: str(file.relative_to(ROOT)) for one in quoted if one.strip() and is_command(one)}
+    return found
+
+
+def is_known(words: str) -> bool:
+    return words.removeprefix("kubectl ") in CHANGES or any(
+        re.fullmatch(one, words) for one in (*READS, *RUN_BY, *NOT_RUN)
+    )
+
+
+def test_every_printed_command_only_reads_is_run_or_has_a_reason_why_it_is_not() -> None:
+    found = printed()
+    assert len(found) > 80
+    assert {words: file for words, file in found.items() if not is_known(words)} == {}
+
+
+def test_a_command_that_is_new_is_missed_by_the_tables() -> None:
+    new = (
+        'f"Do: `kubectl drain {node}`"',
+        'command("rm", "-rf", path)',
+        'command(*words, "scale", name)',
+        '"reboot now"',
+    )
+    for source in new:
+        (words,) = commands_in(ast.parse(f"x = {source}"))
+        assert not is_known(words), words
+
+
+def test_texts_that_are_no_commands_are_not_taken_for_one() -> None:
+    for source in ('"`disabled_plugins` names it"', '"""`kubectl drain` of a docstring."""', '"`exec format error`"'):
+        assert list(commands_in(ast.parse(source if source.startswith('"""') else f"x = {source}"))) == []
+
+
+def test_every_row_has_a_command_and_every_test_named_is_there() -> None:
+    found = printed()
+    for pattern in (*CHANGES, *READS, *RUN_BY, *NOT_RUN):
+        exact = f"kubectl {pattern}" in found
+        assert exact or any(re.fullmatch(pattern, one) for one in found), pattern
+    assert all((ROOT / one).is_file() for one in RUN_BY.values())
+
+
+LABEL, TAINT = "gpu-healthcheck.aws-samples.io/status", "gpu-healthcheck.aws-samples.io/unhealthy"
+
+
+def pod(name: str) -> dict[str, object]:
+    spec = {"containers": [{"name": "x", "image": "x"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "work"}, "spec": spec}
+
+
+def daemon_set(name: str) -> dict[str, object]:
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "x", "image": "x"}]}}
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": name, "namespace": "work"}, "spec": spec}
+
+
+def a_cluster() -> list[dict[str, object]]:
+    """A node with our taint, one that the commands are for, one that is gone, and work beside them."""
+    ours = {"taints": [{"key": TAINT, "value": "true", "effect": "NoSchedule"}]}
+    marked = {"name": "other", "annotations": {"example.com/lock": "x"}}
+    job = {"template": {"spec": {"containers": [{"name": "x", "image": "x"}], "restartPolicy": "Never"}}}
+    hook = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "work", "labels": {"example.com/ignore": "x"}}},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "work"}},
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "faulty", "labels": {LABEL: "fail"}}, "spec": ours},
+        {"apiVersion": "v1", "kind": "Node", "metadata": marked},
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gone"}},
+        *(pod(name) for name in ("kept", "named", "stuck", "forced")),
+        *(daemon_set(name) for name in ("extra", "toolkit")),
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "done", "namespace": "work"}, "spec": job},
+        {**hook, "metadata": {"name": "broken"}},
+    ]
+
+
+@pytest.mark.cluster
+def test_no_command_of_kubectl_changes_more_than_it_names(control_plane: ControlPlane) -> None:
+    plane = control_plane
+    for one in a_cluster():
+        plane.kubectl("apply", "-f", "-", input=json.dumps(one))
+    before = plane.kubectl("get", "node", "faulty", "-o", "jsonpath={.metadata.labels}{.spec}")
+
+    for words in CHANGES.values():
+        plane.kubectl(*words.split())
+        assert plane.kubectl("get", "node", "faulty", "-o", "jsonpath={.metadata.labels}{.spec}") == before, words
+        assert plane.kubectl("-n", "work", "get", "pod", "kept", "-o", "jsonpath={.metadata.deletionTimestamp}") == ""
+
+    left = json.loads(plane.kubectl("get", "node", "other", "-o", "json"))
+    assert not left["spec"].get("unschedulable")
+    assert left["metadata"]["labels"]["example.com/a"] == "c"
