@@ -134,10 +134,12 @@ def commands_in(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "command":
-        words = ["*" if isinstance(one, ast.Starred) else text(one) or "*" for one in node.args]
+        given = ["*" if isinstance(one, ast.Starred) else text(one) or "*" for one in node.args]
         # Words in front that a caller shares are kubectl's, with a namespace or without.
-        yield " ".join(["kubectl", *words[1:]] if isinstance(node.args[0], ast.Starred) else words)
+        yield " ".join(["kubectl", *given[1:]] if isinstance(node.args[0], ast.Starred) else given)
         return
+    if isinstance(node, ast.Tuple) and _LINE.match(words := " ".join(text(one) or "*" for one in node.elts)):
+        yield words  # for `command(*words)`
     found = text(node)
     if found is not None:
         yield from (one for one in _BACKTICKS.findall(found) if one.strip() and is_command(one))
@@ -183,6 +185,12 @@ def test_a_command_that_is_new_is_missed_by_the_tables() -> None:
     for source in new:
         (words,) = commands_in(ast.parse(f"x = {source}"))
         assert not is_known(words), words
+
+
+def test_words_that_a_call_has_whole_are_a_command() -> None:
+    (words, _) = commands_in(ast.parse('words = ("rm", "-rf", path)\nx = command(*words)'))
+    assert words == "rm -rf *"
+    assert not is_known(words)
 
 
 def test_texts_that_are_no_commands_are_not_taken_for_one() -> None:
