@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from threading import Lock
 from typing import Any, TypedDict
 
 from msgspec import convert
@@ -91,18 +92,25 @@ class _PodPage(TypedDict, total=False):
     items: list[_Pod] | None
 
 
+_BUILDING = Lock()
+"""msgspec builds what it knows of a TypedDict once, on first use; two threads at that end in a segmentation fault."""
+
+
 @cache
 def node_page() -> Decoder[Any]:
     """A page of Nodes: of its field managers the names. Built when first asked for: an agent lists nothing."""
-    return Decoder(_NodePage)
+    with _BUILDING:
+        return Decoder(_NodePage)
 
 
 def check_node(node: Mapping[str, Any]) -> None:
     """Raise ValueError where a part of the Node that we read has another shape than the API gives it."""
-    convert(node, _Node)
+    with _BUILDING:
+        convert(node, _Node)
 
 
 @cache
 def pod_page() -> Decoder[Any]:
     """A page of pods: where they are, and what they ask for."""
-    return Decoder(_PodPage)
+    with _BUILDING:
+        return Decoder(_PodPage)

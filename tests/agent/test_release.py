@@ -159,6 +159,7 @@ class TestARelease:
         resume(failed)
         is_released(failed, by)
 
+    @BOTH
     @pytest.mark.parametrize("gpu_is_unobserved", [False, True])
     def test_lifts_a_taint_whose_finding_has_ended(
         self, failed: World, gesture: Gesture, by: str, *, gpu_is_unobserved: bool
@@ -313,7 +314,7 @@ class TestTheCommand:
 
         assert done.returncode == 1
         assert "still stands\n  REBOOT   GpuLost on gpu/" in done.stdout
-        assert done.stdout.endswith("its agent says fail\n")
+        assert done.stdout.endswith("its agent says fail\ngpu-node-1: its taint stays\n")
         node = failed.node()
         assert (node.status, node.tainted, set(node.findings)) == ("fail", True, {"GpuLost"})
 

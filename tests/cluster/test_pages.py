@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,18 @@ import yaml
 from sim.loopback import LoopbackAnswers, LoopbackServer
 from tests.cli.cluster import run_here
 
+READ_AT_ONCE = """
+import sys, threading
+from healthcheck.cluster.pages import check_node, node_page
+sys.setswitchinterval(1e-7)
+start = threading.Barrier(16)
+def read(first):
+    start.wait()
+    check_node({"metadata": {"name": "n"}, "status": {"conditions": [{"type": "Ready"}]}}) if first else node_page()
+threads = [threading.Thread(target=read, args=(number % 2,)) for number in range(16)]
+for one in threads: one.start()
+for one in threads: one.join()
+"""
 BODIES = [b"", b"null", b"[]", b"\xff{", b'{"items":7}', b'{"items":[],"metadata":7}', b"[" * 99_999]
 
 
@@ -53,3 +67,9 @@ def test_a_list_that_says_nothing_of_itself_is_one(kubeconfig: Path, monkeypatch
     done = run_here(kubeconfig, "diagnose")
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_threads_may_read_their_first_nodes_at_the_same_moment() -> None:
+    """msgspec ends in a segmentation fault there; an agent's watch and its writer both begin with a Node."""
+    for _ in range(6):
+        assert subprocess.run([sys.executable, "-c", READ_AT_ONCE], check=False).returncode == 0
