@@ -59,7 +59,9 @@ def token_of(plane: ControlPlane, suffix: str) -> str:
 
 
 def managers(plane: ControlPlane, path: str = NODE) -> set[str]:
-    return {one["manager"] for one in plane.request("GET", path).body["metadata"].get("managedFields", [])}
+    """Return the field managers but the controller manager, which may write a new Node at any time."""
+    entries = plane.request("GET", path).body["metadata"].get("managedFields", [])
+    return {one["manager"] for one in entries} - {"kube-controller-manager"}
 
 
 def fields(manager: str, label: str = "nothing") -> dict[str, Any]:
