@@ -120,6 +120,13 @@ def test_an_agent_writes_rules_of_its_own_node_and_no_others(plane: ControlPlane
     assert ask("DELETE")[0] == 200
 
 
+def test_a_rule_has_no_field_manager_but_ours(plane: ControlPlane) -> None:
+    token, rules = plane.agent_token(OWN), plane.device_taint_rules
+    for query in ("fieldManager=evil", "fieldManager=gpu-healthcheck2"):
+        refused = plane.request("POST", f"{rules}?{query}", rule(plane, OWN), token=token)
+        assert (refused.status, "under the field manager gpu-healthcheck" in refused.message) == (403, True)
+
+
 def test_a_token_makes_164_rules_and_not_one_more(plane: ControlPlane) -> None:
     token, rules = plane.agent_token(OWN), plane.device_taint_rules
     devices = [f"{kind}{number}" for kind in ("gpu-", "gpu-0", "gpu-0-mig-1g-", "x") for number in range(110)]
