@@ -175,7 +175,7 @@ class TestARelease:
         assert (node.findings, node.tainted) == ({}, gpu_is_unobserved)
         if gpu_is_unobserved:
             assert [one["reason"] for one in node.record["kept"]] == ["Xid79"]
-            assert "the taint stays for Xid79" in node.condition["message"]
+            failed.wait(lambda node: "the taint stays for Xid79" in node.condition["message"])
 
             gesture(failed)
 
