@@ -225,31 +225,31 @@ class BugReportReader:
 
 
 class _Tellings:
-    """The times that one text was told, and the sections that told of each.
+    """The times at which one text was recorded, each with the sections that record it.
 
-    A section finds the first that it has not told of yet: all before that one it has, or they are too old. So none is
-    looked at twice.
+    The events of a report come in the order of their times, so a time that is too old for one section is too old for
+    all that follow: no time is compared twice, however many sections there are.
     """
 
     def __init__(self) -> None:
-        self._told: list[tuple[float, set[int]]] = []
+        self._recorded: list[tuple[float, set[int]]] = []
+        self._first_recent = 0
         self._next: dict[int, int] = {}
 
     def has(self, event: _Event) -> bool:
-        """Whether another section has told of this event. It counts as told by its own from now on."""
-        place = self._next.get(event.section, 0)
-        while place < len(self._told) and self._is_past(self._told[place], event):
-            place += 1
-        self._next[event.section] = place + 1
-        if place < len(self._told):
-            self._told[place][1].add(event.section)
+        """Whether another section records this event. From now on the event counts as recorded by its own."""
+        while self._first_recent < len(self._recorded) and self._is_too_old(self._first_recent, event):
+            self._first_recent += 1
+        index = max(self._next.get(event.section, 0), self._first_recent)
+        self._next[event.section] = index + 1
+        if index < len(self._recorded):
+            self._recorded[index][1].add(event.section)
             return True
-        self._told.append((event.when, {event.section}))
+        self._recorded.append((event.when, {event.section}))
         return False
 
-    def _is_past(self, told: tuple[float, set[int]], event: _Event) -> bool:
-        when, sections = told
-        return event.section in sections or event.when - when > _SAME_EVENT_SECONDS
+    def _is_too_old(self, index: int, event: _Event) -> bool:
+        return event.when - self._recorded[index][0] > _SAME_EVENT_SECONDS
 
 
 def _kernel_start(since_boot: Iterable[Told], dated: Iterable[Told]) -> float | None:

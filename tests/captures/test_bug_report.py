@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import gzip
 import io
 from datetime import UTC, datetime, timedelta
@@ -172,3 +173,17 @@ def test_a_clock_of_dmesg_that_drifted_tells_the_same_events() -> None:
     read = Reading(report(logs, "dmesg:\n\n" + text("dmesg", *drifted), date=late))
 
     assert read.boots == [[LOADED, OFF_BUS]]
+
+
+def calls_to_read(content: bytes) -> int:
+    """Return the number of Python calls that reading the report makes."""
+    profile = cProfile.Profile(builtins=False)
+    profile.runcall(Reading, content)
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+def test_the_cost_of_a_report_grows_with_its_sections_not_with_their_square() -> None:
+    def minutes_apart(count: int) -> bytes:
+        return report(*(scanned(messages=text("syslog", (300.0 * number, MMU))) for number in range(count)))
+
+    assert calls_to_read(minutes_apart(400)) < 2.2 * calls_to_read(minutes_apart(200))
