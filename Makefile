@@ -37,6 +37,7 @@ check: setup ## Lint, types, layers, generated files, alerts
 	$(BIN)/python -m tools.manifests --check
 	$(BIN)/python -m tools.docs --check
 	$(BIN)/python -m tools.rules
+	$(BIN)/python -m tools.words
 	$(BIN)/python -m release.licences --check
 	$(BIN)/zizmor --offline --quiet .github
 

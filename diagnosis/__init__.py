@@ -1,1 +1,1 @@
-"""Why a GPU pod or node is stuck, and what mends it: collect → snapshot → causes → report."""
+"""Find why a GPU pod or node is stuck, and how to fix it: collect → snapshot → causes → report."""

@@ -1,4 +1,4 @@
-"""Who has which GPUs, how many are free, and what CPU and memory is left beside the free ones. Pure."""
+"""Compute GPU owners, the number of free GPUs, and the CPU and memory left for them. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _PROFILE = re.compile(r"nvidia\.com/mig-\d{1,2}g\.(\d{1,4})gb", re.ASCII)
 
 
 class Holder(Struct, frozen=True):
-    """What one pod has of a pool. `memory` in MiB and `cores` in percent of a card, where HAMi gave it these."""
+    """Share of a pool that one pod owns.
+
+    `memory` (MiB) and `cores` (percent of a card) are set where HAMi assigned them.
+    """
 
     pod: str
     amount: int
@@ -43,10 +46,10 @@ class Holder(Struct, frozen=True):
 
 
 class Pool(Struct, frozen=True):
-    """One thing that a node gives out: whole GPUs, places on shared ones, MIG instances, HAMi's cards, DRA's devices.
+    """Resource of a node: whole GPUs, slots on shared GPUs, MIG instances, HAMi cards or DRA devices.
 
-    `kind` says which, as a person reads it. `capacity` beyond `total` is what is there and not given out. Nothing is
-    free of a node that takes no new pods (`closed`).
+    `kind` names the resource for people. The part of `capacity` above `total` exists but is not offered. Nothing is
+    free on a node that takes no new pods (`closed`).
     """
 
     resource: str
@@ -65,7 +68,7 @@ class Pool(Struct, frozen=True):
 
     @property
     def idle(self) -> int:
-        """Not held, whether a new pod could have it or not."""
+        """Return the amount without an owner, whether or not a new pod could get it."""
         return max(self.total - self.held, 0)
 
     @property
@@ -74,7 +77,11 @@ class Pool(Struct, frozen=True):
 
 
 class NodeAllocation(Struct, frozen=True):
-    """`gpus`: cards, None where nobody tells. CPU in cores and memory in bytes that nobody has asked for."""
+    """GPU allocation of one node.
+
+    `gpus` is the number of cards, or None if no source reports it. `cpu_free` (cores) and `memory_free` (bytes) are the
+    amounts that no pod requests.
+    """
 
     node: str
     product: str
@@ -97,7 +104,7 @@ class NodeAllocation(Struct, frozen=True):
 
     @property
     def percent(self) -> float | None:
-        """How much its cards are used on average."""
+        """Return the average utilisation of the node's cards, in percent."""
         return _average(self.loads)
 
 
@@ -112,7 +119,10 @@ class NamespaceAllocation(Struct, frozen=True):
 
 
 class Allocation(Struct, frozen=True):
-    """`pods_seen`: else nobody knows who holds what, and everything only looks free."""
+    """GPU allocation of the cluster.
+
+    If `pods_seen` is False, the owners are unknown and everything only appears to be free.
+    """
 
     nodes: tuple[NodeAllocation, ...]
     namespaces: tuple[NamespaceAllocation, ...]
@@ -124,12 +134,12 @@ class Allocation(Struct, frozen=True):
 
     @property
     def percent(self) -> float | None:
-        """How much all cards that a Prometheus knows are used on average."""
+        """Return the average utilisation of all cards that Prometheus reports, in percent."""
         return _average(load for node in self.nodes for load in node.loads)
 
 
 class Total(Struct, frozen=True):
-    """Of one kind of thing in the whole cluster."""
+    """Totals of one kind of resource in the whole cluster."""
 
     resource: str
     kind: str
@@ -156,7 +166,7 @@ def _average(loads: Iterable[CardLoad]) -> float | None:
 
 
 def allocation(snapshot: Snapshot) -> Allocation:
-    """Of all nodes with GPUs, by name."""
+    """Return the allocation of all nodes with GPUs, sorted by node name."""
     held, pods = held_on(snapshot.pods), _by_node(snapshot)
     claimed, cards = _claimed(snapshot), cards_of(snapshot)
     nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
@@ -175,7 +185,10 @@ def allocation(snapshot: Snapshot) -> Allocation:
 
 
 def _scaling(snapshot: Snapshot, cards: Collection[str]) -> Iterator[tuple[str, float]]:
-    """By node; '' is all that are not named, of the only installation."""
+    """Yield HAMi's memory scaling by node name.
+
+    The key '' covers all nodes that are not named; it is yielded only if there is at most one installation.
+    """
     every = installations(snapshot)
     if len(every) < 2 and (plain := settings_of(snapshot).memory_scaling) is not None:
         yield "", plain
@@ -189,7 +202,7 @@ def _scaling(snapshot: Snapshot, cards: Collection[str]) -> Iterator[tuple[str, 
 
 
 def _shared(snapshot: Snapshot) -> Iterator[tuple[str, _Shared]]:
-    """By node the cards that HAMi shares, with the resource by which they are asked for."""
+    """Yield, by node name, the cards that HAMi shares and the resource name that requests them."""
     every, plain = installations(snapshot), settings_of(snapshot)
     for name, cards in cards_of(snapshot).items():
         own = serving(snapshot.by_node[name], every)
@@ -229,7 +242,7 @@ def _of_node(
 
 
 def why_closed(node: Node) -> str:
-    """Why the node takes no new GPU pods, whatever they tolerate; '' where it may."""
+    """Return why the node takes no new GPU pods, regardless of their tolerations; '' if it does."""
     if not node.ready:
         return "not ready"
     if node.cordoned:
@@ -258,7 +271,10 @@ def _kind(node: Node, name: str) -> str:
 
 
 def _places(resource: str, cards: Iterable[Held]) -> Pool:
-    """Places on its cards: what the node offers are these, whatever is free of memory and cores."""
+    """Return the pool of HAMi's slots on these cards.
+
+    The node offers these slots, regardless of how much memory and how many cores are free.
+    """
     parts: defaultdict[str, Part] = defaultdict(Part)
     for one in cards:
         for pod, part in one.pods:
@@ -271,7 +287,7 @@ def _places(resource: str, cards: Iterable[Held]) -> Pool:
 
 
 def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:
-    """Of each node the GPUs that a driver of DRA publishes, and the pods that they are reserved for."""
+    """Return, by node, the GPUs that a DRA driver publishes and the pods that they are reserved for."""
     reserved: defaultdict[str, list[str]] = defaultdict(list)
     for claim in snapshot.claims:
         for device in claim.devices:
@@ -289,7 +305,7 @@ def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:
 
 
 def _published(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[str]]:
-    """By node, driver and kind the devices, as driver/pool/device."""
+    """Return the devices, as driver/pool/device, by node, driver and kind."""
     devices: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for pool in snapshot.pools.values():
         kind = "devices by DRA" if is_whole(pool) else "devices by DRA, not all published yet"
@@ -300,7 +316,11 @@ def _published(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[str]]:
 
 
 def _cards(node: Node, pools: Iterable[Pool], registered_cards: int) -> int | None:
-    """Cards, not places on them: as our agent saw them, as HAMi registered them, as discovery counted, as offered."""
+    """Return the number of cards (not of slots on them), or None if it is unknown.
+
+    Sources in order: our agent's inventory, HAMi's registration, the count of GPU feature discovery, the resources that
+    the node offers.
+    """
     seen = node.record.inventory.nvml if node.record is not None else None
     if seen is not None or registered_cards:
         return registered_cards if seen is None else seen
@@ -347,7 +367,7 @@ def _namespaces(snapshot: Snapshot, nodes: Iterable[NodeAllocation]) -> tuple[Na
 
 
 def _memory(node: Node | None, pool: Pool, number: int) -> int:
-    """MiB of whole cards and MIG instances; a place on a shared card has none of its own."""
+    """Return the memory of whole cards and MIG instances in MiB; 0 for slots on shared cards."""
     profile = _PROFILE.match(pool.resource)
     if profile is not None:
         return number * int(profile[1]) * 1024

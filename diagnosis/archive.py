@@ -28,11 +28,11 @@ _PAX_RECORD = re.compile(rb"([0-9]{1,5}) ([^=]{1,256})=")
 
 
 class ArchiveError(ValueError):
-    """The archive is beyond what is read. The message says what is allowed."""
+    """Archive exceeds the limits for reading. The message states the limit."""
 
 
 class _Damaged(Exception):
-    """The message says what is wrong."""
+    """Archive is damaged. The message describes the damage."""
 
 
 class _Header(Struct, frozen=True):
@@ -42,9 +42,10 @@ class _Header(Struct, frozen=True):
 
 
 class Archive:
-    """Read a tar archive once. `damage` says, after the last member, why not all of it could be read; '' where it was.
+    """Single-pass reader of a tar archive.
 
-    `read_to`: the name of the last member that was read whole.
+    After the last member, `damage` states why a part could not be read; '' if all of it was read. `read_to` is the name
+    of the last member that was read completely.
     """
 
     def __init__(self, chunks: Iterator[bytes], suffix: str) -> None:
@@ -89,7 +90,7 @@ class Archive:
         raise ArchiveError(f"over {MOST_HEADERS:,} headers; so many are read at most")
 
     def _next(self) -> _Header | None:
-        """None at the end, after which only zeros may follow."""
+        """Return the next header, or None at the end of the archive, after which only zeros may follow."""
         block = self._stream.take(_BLOCK)
         if block.count(0) == _BLOCK:
             if not self._stream.only_zeros():
@@ -158,7 +159,7 @@ class _Stream:
 
 
 def is_header(block: bytes | bytearray) -> bool:
-    """Whether the block begins with a tar header: its checksum tells."""
+    """Whether the block begins with a tar header, judged by its checksum."""
     if len(block) < _BLOCK or not block[148:156].strip(b" \0"):
         return False
     try:
@@ -176,7 +177,10 @@ def _parse(block: bytes | bytearray) -> _Header:
 
 
 def _number(field: bytes | bytearray | str) -> int:
-    """Octal digits, base 256 (of what is too long for them), or of an extended header decimal. Raises _Damaged."""
+    """Parse a number of a header. Raises _Damaged.
+
+    A field holds octal digits, or base 256 if the number is too long for them. An extended header holds decimal digits.
+    """
     try:
         if isinstance(field, str):
             return int(field[:20])

@@ -22,14 +22,14 @@ _BEGIN, _END = b'{"apiVersion":"v1","kind":"List","items":[\n', b"\n]}\n"
 
 
 class Bundle:
-    """Collects what a look at a cluster gives, redacted, a file for each kind, and writes it when all is there."""
+    """Collect the redacted objects of a cluster, one file per kind, and write them when all are collected."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
         self._files: dict[str, IO[bytes]] = {}
 
     def keep(self, kind: str, raw: Mapping[str, Any]) -> None:
-        """One object of the API."""
+        """Add one object of the API to the bundle."""
         file = self._files.get(kind)
         if file is None:
             file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the others, in `write`
@@ -40,9 +40,9 @@ class Bundle:
         file.write(json.dumps({"kind": kind, **redacted(raw)}, separators=(",", ":")).encode())
 
     def write(self, path: Path, at: datetime, missing: Mapping[str, str], listed: Iterable[str] = ()) -> None:
-        """Raises OSError. Nobody but its owner may read it: it tells much of a cluster.
+        """Write the bundle. Only its owner may read it, because it reveals much about a cluster.
 
-        `listed`: kinds that were listed whole, of which there may be no object.
+        `listed`: kinds that were listed completely, even if no object of them exists. Raises OSError.
         """
         told = {"schema": SCHEMA, "at": timestamp(at), "missing": dict(missing), "listed": sorted(listed)}
         header = json.dumps(told)

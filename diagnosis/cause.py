@@ -1,4 +1,4 @@
-"""The words of a diagnosis: what may be wrong, what was found to be wrong, and what nobody could see."""
+"""Types of a diagnosis: possible causes, causes that were found, and parts that could not be checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Severity(IntEnum):
-    """How much it keeps from work."""
+    """Severity of a cause: how much work it prevents."""
 
     LOW = 1
     MEDIUM = 2
@@ -22,7 +22,7 @@ class Severity(IntEnum):
 
 
 class Certainty(IntEnum):
-    """How a cause is known."""
+    """Certainty of a cause: how it is known."""
 
     LIKELY = 1
     """A text or a pattern says so; what would prove it can't be seen in the cluster."""
@@ -31,7 +31,10 @@ class Certainty(IntEnum):
 
 
 class Link(Enum):
-    """The chain of a GPU workload, in the order in which it can break. The value is what a person reads."""
+    """Link in the chain of a GPU workload, in the order in which the chain can break.
+
+    The value is the text that people read.
+    """
 
     ADMITTED = "a pod is made"
     QUEUED = "its queue and gates let it go"
@@ -44,9 +47,10 @@ class Link(Enum):
 
 
 class Cause(Struct, frozen=True):
-    """Something that may be wrong. Its name is PascalCase, and an API.
+    """Possible cause of a problem. Its name is PascalCase, and an API.
 
-    `link` is where it breaks a workload's chain; None for what is wrong with a node or a component by itself.
+    `link` is the link at which the cause breaks a workload's chain. It is None for a fault of a node or component
+    alone.
     """
 
     name: str
@@ -62,9 +66,10 @@ class Cause(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """A cause that was found. Two of the same cause and subject are one; what they say is put together.
+    """Cause that was found. Two with the same cause and subject are merged, and their texts are combined.
 
-    Subjects and what is affected are kind/name or kind/namespace/name, as `node/a`, `pod/team/trainer-0`.
+    Subjects and affected objects have the form kind/name or kind/namespace/name, as in `node/a` and
+    `pod/team/trainer-0`.
     """
 
     cause: Cause
@@ -81,7 +86,10 @@ class Found(Struct, frozen=True):
 
 
 class Unseen(Struct, frozen=True):
-    """What could not be looked at, why, and what stays unsaid for that."""
+    """Part of the cluster that could not be checked.
+
+    `why` is the reason; `hides` describes the results that are missing as a consequence.
+    """
 
     kind: str
     why: str
@@ -92,9 +100,10 @@ Find = Callable[["Snapshot"], Iterable[Found]]
 
 
 class Search(Struct, frozen=True):
-    """One look for causes of one kind. Pure. Where a kind in `needs` is not visible, it is not asked, and that is told.
+    """Search for causes of one kind. Pure.
 
-    A kind that it can do without it asks the snapshot for: `snapshot.sees(kind)`.
+    If a kind in `needs` is not visible, the search is skipped, and that is reported. To read a kind that it does not
+    need, a search first asks the snapshot: `snapshot.sees(kind)`.
     """
 
     causes: tuple[Cause, ...]
@@ -105,5 +114,5 @@ class Search(Struct, frozen=True):
 
 
 def command(*words: str) -> str:
-    """As a remedy has it: whole, and quoted for a shell."""
+    """Return a command as a remedy contains it: complete, in backticks, and quoted for a shell."""
     return f"`{shlex.join(words)}`"

@@ -1,3 +1,3 @@
-"""The knowledge that every program shares: looking, judging, deciding, applying."""
+"""Shared logic of all programs: probes, checks, decisions and their application to the Node."""
 
 __version__ = "0.3.0"

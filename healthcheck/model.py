@@ -1,4 +1,4 @@
-"""The words that everything else is written in. They look at nothing and decide nothing."""
+"""Types shared by the whole project. They read nothing and decide nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_CAUSE = 64
 
 
 class Severity(IntEnum):
-    """What an operator has to do about a finding, mildest first."""
+    """Action that an operator must take for a finding, mildest first."""
 
     PASS = 0
     MONITOR = 1
@@ -32,7 +32,7 @@ class Severity(IntEnum):
 
 
 class Status(StrEnum):
-    """What a node, or a group of checks, is said to be."""
+    """Status of a node or of a group of checks."""
 
     PASS = "pass"  # noqa: S105 - a verdict, no password
     WARN = "warn"
@@ -42,17 +42,17 @@ class Status(StrEnum):
 
 
 class Nature(StrEnum):
-    """How long a finding stands: while a look still shows it, or until its written exit."""
+    """Lifetime of a finding: as long as check cycles show it, or until its written exit."""
 
     LEVEL = "level"
     EVENT = "event"
 
 
 class Told(Struct, frozen=True):
-    """What is told to people and programs: whatever its text is made from, all of it can be shown (`printable`).
+    """Base class of objects shown to people and programs: all their text is made printable (`printable`).
 
-    Logs, files, names of processes and answers of tools are read as they are, so that a path still opens and a line is
-    recognised; what anybody says of them is made of these.
+    Logs, files, process names and answers of tools are read unchanged, so that paths still open and lines are still
+    recognised. Text about them uses the subclasses of this class.
     """
 
     _texts: ClassVar[tuple[str, ...]] = ()
@@ -69,10 +69,10 @@ class Told(Struct, frozen=True):
 
 
 class Cause:
-    """Why a check could not look, declared beside what says so. `name` is PascalCase and an API.
+    """Reason why a check could not run, declared next to the code that uses it.
 
-    Records and saved evidence hold the name alone: two causes of one name are the same. No Struct for that: a file has
-    a Struct's fields.
+    `name` is PascalCase and an API. Records and saved evidence contain only the name, so two causes with the same name
+    are equal. The class is not a Struct, because files contain the fields of Structs.
     """
 
     __slots__ = ("action", "meaning", "name")
@@ -110,7 +110,7 @@ PROBE_FAILED = Cause(
 
 
 class ProbeError(Exception):
-    """A source could not be read. Says nothing about the hardware."""
+    """A source could not be read. This is not a result about the hardware."""
 
     def __init__(self, detail: str, cause: Cause = PROBE_FAILED) -> None:
         super().__init__(detail)
@@ -118,18 +118,21 @@ class ProbeError(Exception):
 
 
 class Shortage(ProbeError):
-    """We lack what it takes to look, such as a file descriptor. No OSError: those can say that a thing is absent."""
+    """Lack of a resource in this process to read a source, such as a file descriptor.
+
+    It is not an OSError, because an OSError can mean that a file does not exist.
+    """
 
 
 class Now(Struct, frozen=True):
-    """One moment, on both clocks: `wall` is UTC, `monotonic` the seconds of CLOCK_MONOTONIC since boot."""
+    """One moment on two clocks: `wall` is UTC, `monotonic` is the seconds of CLOCK_MONOTONIC since boot."""
 
     wall: datetime
     monotonic: float
 
 
 class Grace(Struct, frozen=True):
-    """So long after `since` a fault is not judged: what it looks at is still coming up."""
+    """Period after `since` in which a fault is not judged, because its subject is still initialising."""
 
     seconds: float
     since: str
@@ -154,7 +157,7 @@ class Reason(Struct, frozen=True):
 
 
 class Finding(Told, frozen=True):
-    """One fault at one place. `subject` is kind/name, for instance `gpu/0000:18:00.0`."""
+    """One fault of one subject. `subject` is kind/name, for instance `gpu/0000:18:00.0`."""
 
     reason: str
     severity: Severity
@@ -192,12 +195,15 @@ class Finding(Told, frozen=True):
 
     @property
     def tier(self) -> Severity:
-        """The severity that decides how it ends: one that an override sets to PASS ends as the catalogue has it."""
+        """The severity that decides how the finding ends.
+
+        If an override sets PASS, the finding ends like at its severity in the catalogue.
+        """
         return self.base[0] if self.severity is Severity.PASS else self.severity
 
 
 class Sighting(Told, frozen=True):
-    """What one record of the kernel's log says of the hardware, whether it is a fault or not."""
+    """The content of one kernel log record about the hardware, whether it is a fault or not."""
 
     reason: str
     """`Xid79`; for a line that names no fault, what it says: `DriverLoaded`, `GpuNamed`."""
@@ -228,7 +234,7 @@ class Sighting(Told, frozen=True):
 
 
 class Unobserved(Told, frozen=True, tag=True):
-    """A check could not look. `detail` is a sentence."""
+    """A check could not run. `detail` is a sentence."""
 
     cause: Cause
     detail: str
@@ -237,7 +243,7 @@ class Unobserved(Told, frozen=True, tag=True):
 
 
 class Passed(Told, frozen=True):
-    """A deep test ran and found nothing: what it had found there before is past (docs/rules.md 4)."""
+    """A deep test ran without a finding, which ends its earlier findings (docs/rules.md 4)."""
 
     reason: str
     subject: str = ""
@@ -245,13 +251,16 @@ class Passed(Told, frozen=True):
 
 
 class NotConfigured(Told, frozen=True):
-    """What the check looks at does not belong to this node."""
+    """The subject of the check does not exist on this node."""
 
     detail: str
 
 
 class TooEarly(Told, frozen=True):
-    """It can't be told yet: a rate needs an earlier reading. What stands of it stays; nobody counts as blind."""
+    """The check cannot judge yet, for instance because a rate needs an earlier reading.
+
+    Active findings stay, and the check does not count as unobserved.
+    """
 
     detail: str
     subject: str = ""
@@ -261,7 +270,10 @@ class TooEarly(Told, frozen=True):
 
 
 class Seen(Told, frozen=True):
-    """What a check saw, for a person: `what` was there, what was `expected`, and where the expectation comes from."""
+    """An observation of a check for people.
+
+    It has the value `what`, the `expected` value, and the source of the expectation.
+    """
 
     what: str
     expected: str = ""
@@ -269,7 +281,7 @@ class Seen(Told, frozen=True):
 
 
 def counted(number: int, noun: str) -> str:
-    """As a person says it: `1 GPU`, `8 GPUs`."""
+    """Return a number with its noun in singular or plural: `1 GPU`, `8 GPUs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -277,7 +289,7 @@ Judgement = Finding | Sighting | Passed | Unobserved | NotConfigured | TooEarly 
 
 
 class Host(Struct, frozen=True, eq=False):
-    """The machine looked at: `root` is its `/` as we see it. Whom we ask has a deadline."""
+    """The machine to be checked. `root` is the path of its `/` in this process. All calls have deadlines."""
 
     root: Path
     ask_driver: Callable[[], Any] | None = None
@@ -295,7 +307,7 @@ class Host(Struct, frozen=True, eq=False):
     """What `once` has read in this look."""
 
     def once(self, read: Callable[[Path], T]) -> T:
-        """What `read` makes of the root: the first probe of a look that needs it reads it, the others share it."""
+        """Return the result of `read` for the root; it is read once in a check cycle and shared by the probes."""
         if read not in self.read_once:
             self.read_once[read] = read(self.root)
         shared: T = self.read_once[read]
@@ -303,7 +315,7 @@ class Host(Struct, frozen=True, eq=False):
 
 
 class Probe(Struct, Generic[T], frozen=True):
-    """One source of facts. `read` raises ProbeError when it could not look."""
+    """One source of facts. `read` raises ProbeError if the source could not be read."""
 
     name: str
     read: Callable[[Host], T]
@@ -317,11 +329,11 @@ class Probe(Struct, Generic[T], frozen=True):
 
 
 class Evidence:
-    """What was seen in one look: per probe its facts, or why it could not be read.
+    """Facts of one check cycle: for each probe its facts, or the reason why it could not be read.
 
-    `at` is when, in seconds of CLOCK_MONOTONIC. `before` is the look before it in the same boot, for what only the
-    difference of two readings tells; it knows none before itself. `seconds` is, by the name of a probe, how long it
-    took.
+    `at` is the time of the cycle, in seconds of CLOCK_MONOTONIC. `before` is the previous cycle in the same boot, for
+    values that need the difference of two readings; it has no `before` itself. `seconds` is the duration of each probe,
+    by its name.
     """
 
     def __init__(
@@ -343,15 +355,15 @@ class Evidence:
 
     @property
     def probes(self) -> tuple[Probe[Any], ...]:
-        """What the look read or tried to, in that order."""
+        """The probes that the check cycle read or tried to read, in that order."""
         return tuple(self._seen)
 
     def alone(self) -> Evidence:
-        """The same without what came before it."""
+        """Return the same evidence without the previous cycle."""
         return Evidence(self._seen, self.at, seconds=self.seconds) if self.before is not None else self
 
     def earlier(self, probe: Probe[T]) -> tuple[T, float] | None:
-        """What the probe read in the look before, and how many seconds ago; None where nobody knows."""
+        """Return the facts of a probe in the previous cycle and their age in seconds, or None if unknown."""
         if self.before is None or self.at <= self.before.at or self.before.unread(probe) is not None:
             return None
         return self.before[probe], self.at - self.before.at
@@ -379,7 +391,7 @@ class Check(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """What one check said in one look."""
+    """Result of one check in one check cycle."""
 
     check: str
     group: str

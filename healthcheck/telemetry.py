@@ -28,7 +28,7 @@ Values = Mapping[tuple[str, ...], float]
 
 
 class Metric(Struct, frozen=True):
-    """One of ours, as whoever reads /metrics sees it."""
+    """One metric of this project, as it appears in /metrics."""
 
     name: str
     kind: str
@@ -37,7 +37,7 @@ class Metric(Struct, frozen=True):
 
 
 class Snapshot(Collector):
-    """Gauges of which several are told at once: a scrape sees all that was told together, or nothing of it."""
+    """Gauges that are updated together: a scrape shows either all values of an update or none."""
 
     def __init__(self) -> None:
         self._metrics: list[Metric] = []
@@ -45,12 +45,12 @@ class Snapshot(Collector):
         self._telling = threading.Lock()
 
     def declare(self, metric: Metric) -> None:
-        """Without labels it is 0 until something is told of it."""
+        """Add a gauge. Without labels its value is 0 until the first update."""
         self._metrics.append(metric)
         self.tell({metric.name: {} if metric.labels else {(): 0}})
 
     def tell(self, values: Mapping[str, Values]) -> None:
-        """These in place of what was told of the same metrics."""
+        """Replace the values of these metrics."""
         with self._telling:
             self._values = {**self._values, **values}
 
@@ -64,7 +64,7 @@ class Snapshot(Collector):
 
 
 class Telemetry:
-    """Every metric of an agent, made at zero so that the first increment is seen."""
+    """All metrics of an agent, created at zero so that the first increment is visible."""
 
     def __init__(self) -> None:
         # When a counter was made is no fact about the node, and would double their series.
@@ -147,7 +147,10 @@ class Telemetry:
     def show_verdict(
         self, severity: Severity, status: Status, findings: Sequence[Finding], blind: Mapping[str, bool]
     ) -> None:
-        """The agent's verdict; `blind` says of each group of checks whether one of them could not look."""
+        """Update the agent's verdict.
+
+        `blind` maps each group of checks to whether one of its checks could not run.
+        """
         worst_first = sorted(findings, key=lambda one: -one.severity)
         tiers = [one.severity for one in findings]
         self._snapshot.tell(
@@ -173,7 +176,10 @@ class Telemetry:
         )
 
     def show_times(self, probes: Mapping[str, float], checks: Mapping[str, float]) -> None:
-        """How long each source and each check of the last look took; those that it had not leave."""
+        """Update the durations of the sources and checks of the last cycle.
+
+        Sources and checks that were not in the cycle are removed.
+        """
         self._snapshot.tell(
             {
                 self._probe_seconds: {(name,): seconds for name, seconds in probes.items()},
@@ -191,11 +197,11 @@ class Telemetry:
         )
 
     def show_no_driver(self) -> None:
-        """No driver answers: what the last one reported is over."""
+        """Remove the values of the last driver, because no driver answers."""
         self._snapshot.tell({self._driver: {}, self._limits: {}})
 
     def count(self, sighting: Sighting) -> None:
-        """One line of the log, whether it is a fault or not."""
+        """Count one line of the log, whether it is a fault or not."""
         reason = sighting.reason
         for prefix, counter in (("SXid", self.sxids), ("Xid", self.xids)):
             if reason.startswith(prefix):
@@ -212,7 +218,7 @@ class Telemetry:
         return Gauge(told.name, text, told.labels, registry=self.registry)
 
     def _shown(self, name: str, text: str, *labels: str) -> str:
-        """A gauge that is told together with others; its name."""
+        """Declare a gauge that is updated together with others, and return its name."""
         metric = self._declared(name, "gauge", labels, text)
         self._snapshot.declare(metric)
         return metric.name
@@ -223,7 +229,10 @@ class Telemetry:
 
 
 def _labels(finding: Finding) -> tuple[str, ...]:
-    """Of a GPU its index and UUID, by which the DCGM exporter's series have them; '' where nobody knows."""
+    """Return the labels of a finding.
+
+    The index and UUID of a GPU match those of the DCGM exporter's series; they are empty if unknown.
+    """
     about = finding.about
     words = (finding.reason, finding.severity.name, finding.subject, about.get("index", ""), about.get("uuid", ""))
     return tuple(map(_label, words))

@@ -1,4 +1,4 @@
-"""THE LIST of what a diagnosis can find, one family per file, in the order in which a workload meets them."""
+"""List of all causes of a diagnosis: one family per file, in the order a workload meets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the last words of a component's pod mean, matched on what its versions have in common."""
+"""Explain the last messages of a component's pod, matched on text common to its versions."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ _HINTS = (
 
 
 def hint(texts: str) -> str:
-    """What mends that, '' where nothing known stands in the texts."""
+    """Return the fix for these texts; '' if they contain no known message."""
     lower = texts[:16384].lower()
     return next((told for words, told in _HINTS if any(word.lower() in lower for word in words)), "")
 
 
 def last_line(log: str) -> str:
-    """The last line that tells of a failure, or simply the last one."""
+    """Return the last line that reports a failure, or else the last line."""
     lines = [line.strip() for line in log.splitlines()[-50:] if line.strip()]
     telling = [line for line in lines if any(word in line.lower() for word in _TELLING)]
     return (telling or lines or [""])[-1][:_LONGEST]

@@ -1,1 +1,1 @@
-"""Saved logs and looks, and their replay."""
+"""Saved logs and saved check cycles, and their replay."""

@@ -22,11 +22,17 @@ _UTF16_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 
 class CaptureError(ProbeError):
-    """A file that is no capture, or none that can be read. The message says what was expected."""
+    """Error for a file that is not a capture or cannot be read.
+
+    The message names the expected format.
+    """
 
 
 class Input:
-    """One open file, to be read once. `cut` says what of it could not be read, '' when it was read whole."""
+    """One open file, which can be read only once.
+
+    `cut` describes the part that could not be read; it is empty if the whole file was read.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -54,7 +60,10 @@ class Input:
             yield rest + b"\n"
 
     def whole(self, most: int) -> bytes:
-        """All of it, for what is read in one piece. Raises CaptureError."""
+        """Return the whole content, decoded.
+
+        Raises CaptureError if the content is damaged or longer than `most` bytes.
+        """
         plain = bytearray()
         for chunk in as_utf8(self.unpacked()):
             plain += chunk
@@ -65,14 +74,17 @@ class Input:
         return bytes(plain)
 
     def beginning(self) -> bytes:
-        """Its first bytes, unpacked as far as they go; nothing of what can't be read."""
+        """Return the first bytes, unpacked; empty bytes if the file cannot be read."""
         try:
             return next(as_utf8(self.unpacked()), b"")
         except CaptureError:
             return b""
 
     def unpacked(self) -> Iterator[bytes]:
-        """Blocks of bytes as they were before somebody packed them. Raises CaptureError."""
+        """Yield the content in blocks, unpacked if the file is a gzip file.
+
+        Raises CaptureError if the file is packed in another format or cannot be read.
+        """
         first = self._read()
         for magic, name in _OTHER_PACKERS.items():
             if first.startswith(magic):
@@ -85,7 +97,10 @@ class Input:
         yield from self._gunzipped(first)
 
     def _gunzipped(self, packed: bytes) -> Iterator[bytes]:
-        """Every member of a gzip file: `nvidia-bug-report.sh` writes one per section."""
+        """Yield the content of all members of a gzip file.
+
+        `nvidia-bug-report.sh` writes one member per section.
+        """
         unpacker, size, members = zlib.decompressobj(wbits=31), 0, 0
         while packed:
             before = unpacker.copy()
@@ -123,7 +138,7 @@ class Input:
 
 
 def as_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same text in UTF-8, or in what keeps ASCII as it is."""
+    """Re-encode UTF-16 text as UTF-8, and pass text in an ASCII-compatible encoding through."""
     first = next(chunks, b"")
     encoding = _encoding(first)
     if not encoding:
@@ -137,7 +152,10 @@ def as_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _up_to_damage(unpacker: zlib._Decompress, packed: bytes) -> bytes:
-    """What can still be unpacked, in small steps: of the step that fails zlib gives nothing."""
+    """Unpack the data up to the damage, in small steps.
+
+    zlib returns no output for the step that fails.
+    """
     plain = b""
     with suppress(zlib.error):
         while packed:

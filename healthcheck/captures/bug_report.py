@@ -1,8 +1,9 @@
-"""`nvidia-bug-report.log`: sections of many programs, several of which tell of the same kernel records.
+"""Parser of `nvidia-bug-report.log`, in which several sections repeat the same kernel records.
 
-NVIDIA's script greps `/var/log/messages` and its like, `journalctl -b -0`, `-b -1` and `-b -2`, and prints dmesg: one
-Xid can stand there four times, in three clocks. All sections are put on one wall clock, a record that two of them tell
-within a few minutes in the same words is one, and the boots follow from the journal's own division.
+NVIDIA's script greps `/var/log/messages` and similar files and `journalctl -b -0`, `-b -1` and `-b -2`, and prints
+dmesg. One Xid can therefore occur four times, with three different clocks. The parser puts all sections on one wall
+clock. It merges records with the same text that two sections list within a few minutes. It derives the boots from the
+division in the journal.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ _BUCKET_SECONDS = 2.0
 
 
 class _Section(Struct):
-    """What stands under one heading. `boot` is how many boots ago it was, where the heading says so."""
+    """The lines under one heading of the report.
+
+    `boot` is the number of boots before the current one, if the heading gives it.
+    """
 
     clock: Clock
     boot: int | None = None
@@ -70,7 +74,7 @@ class _Section(Struct):
 
 
 class _Event(Struct, frozen=True):
-    """One record on the report's common clock, `when` in seconds since the epoch."""
+    """One record on the report's common clock; `when` is in seconds since the epoch."""
 
     when: float
     section: int
@@ -139,7 +143,7 @@ class BugReportReader:
         elif date and not self._dated:
             self._date(date)
         elif not self._sections[-1].joiner.goes_on(text, number):
-            self._passed_over.quoted += marked  # a report holds what other programs print, too
+            self._passed_over.quoted += marked  # a report also holds other programs' output
 
     def _date(self, found: re.Match[str]) -> None:
         words = f"{found['month']} {found['day']} {found['year']} {found['time']}"
@@ -182,12 +186,16 @@ class BugReportReader:
         self.boot = first_boot + len(starts)
 
     def _on_one_clock(self) -> tuple[list[_Event], float | None]:
-        """Every record with its time of day, oldest first; and when the kernel started, if dmesg could be dated."""
+        """Return all records with their wall-clock time, oldest first, and the start time of the kernel.
+
+        The start time is None if no dated section repeats a record of dmesg.
+        """
         told = [(number, one) for number, section in enumerate(self._sections) for one in section.lines]
         since_boot = [one for _, one in told if one.stamp.wall is None]
         dated = [one for _, one in told if one.stamp.wall is not None]
         start = _kernel_start(since_boot, dated)
-        # Nothing that dmesg tells is told elsewhere: its end is taken for the report's.
+        # No other section repeats a record of dmesg. Assume that the report was saved at the time of dmesg's last
+        # record.
         newest = max((one.moment.monotonic for one in since_boot), default=0.0)
         zero = self._saved.timestamp() - newest if start is None else start
         events = [
@@ -197,7 +205,10 @@ class BugReportReader:
         return sorted(events, key=lambda event: (event.when, event.line.number)), start
 
     def _without_repeats(self, events: Iterable[_Event]) -> list[_Event]:
-        """Of each record the first telling: in each section it can stand once for every time that it happened."""
+        """Return the first copy of each record, and count the copies from other sections as repeated.
+
+        If an event happened several times, each section can list it once per occurrence.
+        """
         kept: list[_Event] = []
         tellings: dict[str, _Tellings] = defaultdict(_Tellings)
         for event in events:
@@ -208,7 +219,7 @@ class BugReportReader:
         return kept
 
     def _boot_starts(self, events: Iterable[_Event], kernel_start: float | None) -> list[float]:
-        """When each boot that the report knows of began, as near as it can be known."""
+        """Return the approximate start time of each boot that the report covers."""
         first: dict[int, float] = {}
         last: dict[int, float] = {}
         for event in events:
@@ -220,7 +231,7 @@ class BugReportReader:
         apart = starts[:1] + [later for one, later in pairwise(starts) if later - one > _SAME_BOOT_SECONDS]
         known = [one - _BUCKET_SECONDS for one in apart]
         if first and 0 not in first and kernel_start is None:
-            known.append(last[min(last)] + 1.0)  # this boot's journal says nothing of a GPU
+            known.append(last[min(last)] + 1.0)  # no GPU record in this boot's journal
         return known
 
 
@@ -253,7 +264,10 @@ class _Tellings:
 
 
 def _kernel_start(since_boot: Iterable[Told], dated: Iterable[Told]) -> float | None:
-    """The time of day at which dmesg's clock was 0, from the records that another section tells with their date."""
+    """Return the wall-clock time at which dmesg's clock was 0.
+
+    It is derived from the records that also occur in a section with dates. None if there are none.
+    """
     walls: dict[str, list[float]] = defaultdict(list)
     for one in dated:
         walls[one.text].append(one.moment.wall.timestamp())
@@ -269,7 +283,7 @@ def _kernel_start(since_boot: Iterable[Told], dated: Iterable[Told]) -> float | 
             starts[bucket].append(wall - second)
     if not votes:
         return None
-    # Of two boots that tell the same, the newer is dmesg's.
+    # If the same records match two boots equally often, dmesg belongs to the newer boot.
     most = max(votes.values())
     return starts[max(bucket for bucket, count in votes.items() if count == most)][0]
 

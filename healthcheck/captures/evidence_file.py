@@ -1,6 +1,7 @@
-"""One look as a file: what `check --save-evidence` writes, and `replay` judges again anywhere else.
+"""Evidence files: one check cycle, written by `check --save-evidence` and judged again by `replay`.
 
-JSON, readable by a person: whose look it was, what it was judged against, and per probe its facts, or why it had none.
+The file can be replayed on any machine. The format is JSON that people can read. It holds the node's identity, the
+input of the verdict, and for each probe its facts or the reason why it has none.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ SCHEMA = 1
 
 
 class EvidenceError(ValueError):
-    """A file that is no evidence, or that can't be written. The message says where and why."""
+    """Error for a file that is not an evidence file or cannot be written.
+
+    The message gives the path and the reason.
+    """
 
 
 _MOST_VALUES = 4_000_000
@@ -43,7 +47,10 @@ _MOST_VALUES = 4_000_000
 
 
 class Look(Struct, frozen=True):
-    """One look at one node, with all that it is judged by: whoever judges it again comes to the same verdict."""
+    """One check cycle of one node with all input of its verdict.
+
+    Judging it again gives the same verdict.
+    """
 
     hostname: str
     machine: str
@@ -58,7 +65,7 @@ class Look(Struct, frozen=True):
 
 
 class _Read(Struct, frozen=True):
-    """What one probe read, or why it could not."""
+    """The facts that one probe read, or the reason why it could not read them."""
 
     facts: Any = None
     unread: Unobserved | None = None
@@ -91,7 +98,10 @@ class _File(Struct, frozen=True):
 
 
 def why_not(path: Path) -> str:
-    """Why no evidence can be written there, '' when it can: to be known before a look that takes its time."""
+    """Return the reason why no evidence file can be written at this path, or an empty string.
+
+    Call it before a check cycle that takes long, so that a wrong path fails early.
+    """
     if str(path) == "-":
         return "standard output is not for evidence: name a file"
     try:
@@ -108,7 +118,10 @@ def why_not(path: Path) -> str:
 
 
 def write(path: Path, look: Look) -> None:
-    """Replace the file, for its owner alone to read. Raises EvidenceError; what was there then stays."""
+    """Replace the file; only its owner can read it.
+
+    Raises EvidenceError; the previous file then remains.
+    """
     content = json.dumps(_content(look), indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     if len(content) > MOST_EVIDENCE:
         raise EvidenceError(
@@ -121,7 +134,7 @@ def write(path: Path, look: Look) -> None:
 
 
 def read(raw: bytes) -> Look:
-    """What a file holds. Raises EvidenceError, naming the place in it."""
+    """Parse an evidence file. Raises EvidenceError with the position of the error in the file."""
     if len(raw) > MOST_EVIDENCE:
         raise EvidenceError(f"more than {MOST_EVIDENCE >> 20} MiB")
     try:
@@ -193,7 +206,7 @@ def _read_by(probe: Probe[Any], evidence: Evidence) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Facts, or what else a look is made of, as JSON has it; a cause is its name."""
+    """Convert facts, or another part of a `Look`, to values that JSON can hold. A cause becomes its name."""
     return to_builtins(value, str_keys=True, enc_hook=_name)
 
 
@@ -204,7 +217,7 @@ def _name(value: Any) -> str:
 
 
 def _evidence(saved: _Seen, place: str, before: Evidence | None = None) -> Evidence:
-    # Of a probe that only another version has, nobody here asks anything.
+    # Ignore probes that exist only in other versions: no check of this version reads them.
     known = {probe.name: probe for check in (*CHECKS, *DEEP_CHECKS) for probe in check.needs}
     seen: dict[Probe[Any], Any] = {}
     seconds: dict[str, float] = {}
@@ -255,7 +268,10 @@ def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:
 
 
 def from_plain(kind: Any, value: Any, place: str = "") -> Any:
-    """The value as this type: what `plain` has made of one. Raises EvidenceError with the path to what is not."""
+    """Convert a value that `plain` returned back to this type.
+
+    Raises EvidenceError with the path to the invalid value.
+    """
     try:
         return convert(value, kind, str_keys=True, dec_hook=_cause)
     except ValidationError as error:

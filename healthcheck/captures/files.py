@@ -1,4 +1,7 @@
-"""The files that a person gives to `replay`: opened, recognised by what stands in them, read in the order given."""
+"""Input files of `replay`: opens each file and recognises its kind from its content.
+
+The files are read in the given order.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,11 @@ _EVIDENCE = re.compile(rb'\s*\{\s*"format"\s*:\s*"%b"' % EVIDENCE_FORMAT.encode(
 
 
 class Captures:
-    """One node's captures, oldest first. What they say of themselves is known once all batches were taken.
+    """The captures of one node, oldest first.
 
-    `evidence` is what a look saved, `dcgm` what DCGM's diagnostic wrote; each tells all by itself, and there are no
-    batches then.
+    `boot_id`, `saved_at`, `undated_by` and `unobserved` are final only after all batches were read. `evidence` is the
+    content of an evidence file, `dcgm` the output of a DCGM diagnostic. Each of these two is judged without other files
+    and has no batches.
     """
 
     def __init__(self, names: Sequence[str], kind: Kind | None = None) -> None:
@@ -60,24 +64,27 @@ class Captures:
 
     @property
     def boot_id(self) -> str:
-        """Of the last boot, where the journal has named it."""
+        """Boot ID of the last boot, if the journal contains it; otherwise empty."""
         return self._reader.boot_id if isinstance(self._reader, KernelLogReader) else ""
 
     @property
     def saved_at(self) -> datetime:
-        """When the file read last was saved, in UTC."""
+        """Time at which the last file read was saved, in UTC."""
         return self._saved
 
     @property
     def undated_by(self) -> timedelta:
-        """What moves the times of a log without any date so that it ends when it was saved."""
+        """Offset to add to the times of a log without dates, so that it ends at the time of saving."""
         reader = self._reader
         if isinstance(reader, KernelLogReader) and not reader.clock.dated:
             return self._saved - reader.clock.wall
         return timedelta()
 
     def unobserved(self) -> Iterator[Unobserved]:
-        """Why the captures do not say all that they hold, or nothing. Known once all batches were taken."""
+        """Yield the reasons why parts of the captures were not read, if any.
+
+        The result is complete only after all batches were read.
+        """
         passed = self.passed_over
         for name in passed.unrecognised:
             yield Unobserved(NOTHING_RECOGNISED, f"{name}: no line of it is the kernel's; {_EXPECTED}")
@@ -123,7 +130,11 @@ class Captures:
             self.evidence = source.whole(MOST_EVIDENCE)
 
     def _reader_for(self, kind: Kind) -> KernelLogReader | BugReportReader:
-        """Kernel logs go on where the one before ended; a report stands for itself, after all before it."""
+        """Return the reader for the next file.
+
+        A kernel log continues where the previous kernel log ended. A bug report has a reader of its own and comes after
+        all files before it.
+        """
         reader = self._reader
         if kind is Kind.BUG_REPORT:
             self._reader = BugReportReader(self._saved, self.boots + 1, self.passed_over)
@@ -154,7 +165,10 @@ def _opened(name: str) -> Iterator[BufferedReader]:
 
 
 def _saved_at(name: str) -> datetime:
-    """When the file was written last; a stream, and a file with a time outside of the calendar, count as of now."""
+    """Return the time at which the file was last written.
+
+    For standard input, and for a file whose time is outside the supported years, return the current time.
+    """
     try:
         saved = datetime.now(UTC) if name == STANDARD_INPUT else utc(Path(name).stat().st_mtime)
     except (OSError, ValueError, OverflowError):
@@ -163,7 +177,10 @@ def _saved_at(name: str) -> datetime:
 
 
 def _judged_by_itself(stream: BufferedReader) -> Kind | None:
-    """By its beginning, which stays to be read: a pipe gives it only once."""
+    """Return the kind of a file that is judged without other files, or None.
+
+    The function only peeks at the first bytes, because a pipe can be read only once.
+    """
     try:
         peeked = stream.peek()
     except OSError as error:
@@ -175,7 +192,7 @@ def _judged_by_itself(stream: BufferedReader) -> Kind | None:
 
 
 def _head(blocks: Iterator[bytes]) -> list[bytes]:
-    """The first blocks, enough of them to know what the file is."""
+    """Return the first blocks, enough to recognise the kind of the file."""
     head: list[bytes] = []
     for block in blocks:
         head.append(block)

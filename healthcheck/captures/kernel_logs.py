@@ -1,7 +1,7 @@
-"""Saved captures of the kernel's log, read as the boots and records that they tell of. docs/replay.md has the rules.
+"""Reader of saved kernel logs: splits them into boots and records. The rules are in docs/replay.md.
 
-A log of 100 MB holds some hundred lines about GPUs: only those are parsed, with one line in every SAMPLE_BYTES for the
-time and the boots. What is kept of a log does not grow with it.
+A log of 100 MB holds some hundred lines about GPUs. Only these lines are parsed, and one line in every SAMPLE_BYTES for
+the time and the boots. The memory used does not grow with the size of the log.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LONGEST_STEP_SECONDS = 10 * 365 * 86400.0
 
 
 class Line(Struct, frozen=True):
-    """A record, where the capture has it, and the line as it stands there."""
+    """One record, its position in the capture, and the original line."""
 
     record: Record
     source: str
@@ -77,7 +77,7 @@ class Batch(Struct, frozen=True):
 
 
 class PassedOver(Struct):
-    """What was seen and not judged."""
+    """Counts of input that was read but not judged."""
 
     quoted: int = 0
     """Lines about a GPU that are not the kernel's: somebody quotes."""
@@ -104,7 +104,7 @@ class PassedOver(Struct):
 
 
 class Clock:
-    """The capture's time, put together from what its lines say of it."""
+    """Clock of a capture, derived from the timestamps of its lines."""
 
     def __init__(self, saved: datetime) -> None:
         self._saved = saved
@@ -129,7 +129,10 @@ class Clock:
         self.at, self._stamped = 0.0, None
 
     def goes_back(self, stamp: Stamp) -> bool:
-        """Whether the boot's clock began anew: more than a reordering, and near 0 or far back."""
+        """Whether the boot's clock restarted.
+
+        It did if the time drops by more than reordered lines explain, and the new time is near 0 or far earlier.
+        """
         if stamp.monotonic is None or self._stamped is None:
             return False
         back = self._stamped - stamp.monotonic
@@ -150,7 +153,7 @@ class Clock:
                 self.wall = _later(self.wall, step)
             self.at = self._stamped = max(stamp.monotonic, self._stamped or 0.0)
             return Now(self.wall, stamp.monotonic)
-        # A wall clock that was set tells of no time passed when it goes back.
+        # A wall clock that was set back gives no elapsed time.
         self.at += min(max(elapsed, 0.0), LONGEST_STEP_SECONDS)
         return self.now
 
@@ -161,7 +164,11 @@ class Clock:
         return self._months.get(stamp.month, stamp.wall.month)
 
     def _guessed_month(self, wall: datetime) -> int:
-        """Of a word that is new: the month after the last one, and at first the newest before the log was saved."""
+        """Guess the month that an unknown word for a month means.
+
+        The first such word means the newest month that is not after the time of saving. A later word means the month
+        after the last one.
+        """
         if self._stamped_wall is not None:
             return self._stamped_wall.month % 12 + 1
         saved = self._saved
@@ -183,7 +190,10 @@ class Clock:
 
 
 class Direction:
-    """Which way the time runs from line to line: `journalctl -r` prints the newest first, and a boot's end above it."""
+    """Direction of time from line to line.
+
+    `journalctl -r` prints the newest line first, and the end of a boot above its beginning.
+    """
 
     def __init__(self) -> None:
         self._previous = Stamp()
@@ -209,7 +219,10 @@ def _step(one: Stamp, other: Stamp) -> float:
 
 
 def _later(wall: datetime, seconds: float) -> datetime:
-    """So much later, never earlier and never outside of the calendar."""
+    """Add the seconds to a time.
+
+    A negative number counts as 0, and a result outside the supported years is dropped.
+    """
     later = wall + timedelta(seconds=max(seconds, 0.0))
     return later if later.year in YEARS else wall
 
@@ -229,7 +242,10 @@ def _in_year(wall: datetime, year: int) -> datetime:
 
 
 class KernelLogReader:
-    """One node's kernel log out of one or several files, each read to its end before the next, as `cat` would."""
+    """Reader of one node's kernel log from one or several files.
+
+    Each file is read to its end before the next, as `cat` does.
+    """
 
     def __init__(self, saved: datetime, boot: int, passed_over: PassedOver) -> None:
         self.clock = Clock(saved)
@@ -273,7 +289,7 @@ class KernelLogReader:
         yield from self._handed_over()
 
     def _wanted(self, block: bytes) -> Iterator[int]:
-        """Where the lines begin that have to be read, in their order."""
+        """Yield the offsets of the lines that must be parsed, in order."""
         start = 0
         while not self.recognised and self._searched < MOST_SEARCHED and start < len(block):
             # Until a line was known as the kernel's, every line may be the first that is.
@@ -343,7 +359,7 @@ class KernelLogReader:
 
     def _begin_boot(self, boot_id: str, *, marked: bool) -> None:
         if boot_id and boot_id == self.boot_id:
-            return  # the next file goes on with the same boot
+            return  # the next file continues the same boot
         self._tell(self._joiner.end())
         if self._in_boot or self._owns_a_banner:
             self._end_batch()
@@ -372,18 +388,18 @@ class KernelLogReader:
 
 
 def _without_margin(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines without the blanks that stand before each of them, or before the first alone."""
+    """Remove the indentation shared by all lines, and the blanks before the first line."""
     margin: bytes | None = None
     for block in blocks:
         if margin is None:
             margin = _margin(block[:_ENOUGH_FOR_A_MARGIN])
-            # Nothing stands above the first line that it could go on from.
+            # The first line cannot be a continuation line, because no line precedes it.
             block = _BLANKS_AT_FIRST.sub(rb"\1", block, count=1)  # noqa: PLW2901
         yield block.removeprefix(margin).replace(b"\n" + margin, b"\n") if margin else block
 
 
 def lines_of(block: bytes) -> list[int]:
-    """Where every line of it begins."""
+    """Return the offset of each line in the block."""
     return [0, *(found.end() for found in re.finditer(rb"\n(?=.|\n)", block))]
 
 
@@ -403,7 +419,10 @@ def numbered(block: bytes, starts: Iterable[int], number: int) -> Iterator[tuple
 
 
 def wanted_lines(block: bytes, marks: Iterable[bytes]) -> list[int]:
-    """Where the lines begin that hold a mark, or go on from one; a sample for the time; and the last lines."""
+    """Return the offsets of the lines to parse.
+
+    These are the lines with a mark and their continuation lines, sample lines for the time, and the last lines.
+    """
     starts = {0}
     for mark in marks:
         found = block.find(mark)

@@ -11,7 +11,7 @@ MOST_EVIDENCE = 64 << 20
 
 
 class Kind(StrEnum):
-    """What a file can be."""
+    """Kind of an input file."""
 
     KERNEL_LOG = "kernel-log"
     BUG_REPORT = "bug-report"

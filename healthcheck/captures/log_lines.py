@@ -1,16 +1,17 @@
-"""One line of a saved log: who wrote it, when, and what it says. Every form in which the kernel's log is saved.
+"""Parser for one line of a saved log: its writer, time and message, in all supported forms.
 
-A line is the kernel's when one of these stands before the message:
+A line comes from the kernel if its message has one of these prefixes:
 
 - `prio,seq,usec,flags;` of `/dev/kmsg`, facility 0;
-- dmesg's `[secs.micros]`, `[Sat Nov 21 10:00:00 2026]`, `[Nov21 10:00]`, `[  +0.000123]` or ISO time with a comma,
-  perhaps with `<4>` or `kern  :warn  :` before it and the caller (`[T123]`) behind it;
-- a time, a host and the tag `kernel:` of syslog or journalctl, perhaps with the kernel's own stamp behind the tag;
+- dmesg's `[secs.micros]`, `[Sat Nov 21 10:00:00 2026]`, `[Nov21 10:00]`, `[  +0.000123]` or ISO time with a
+  comma, optionally with `<4>` or `kern  :warn  :` before it and the caller (`[T123]`) after it;
+- a time, a host and the tag `kernel:` of syslog or journalctl, optionally with the kernel's timestamp after
+  the tag;
 - a node, `kern: warning:` and an ISO time in brackets, as `talosctl dmesg` prints it;
-- journalctl's JSON, where its own field says that the entry came from the kernel.
+- journalctl's JSON, if its transport field is `kernel`.
 
-The month and the weekday may be words of any language: dmesg and journalctl print them in that of whoever saves.
-Anything else before the message means that somebody quotes it, or that the form is none that is known here.
+The month and the weekday may be words of any language: dmesg and journalctl use the language of the user who saves the
+log. Any other prefix means that the line is a quotation, or that its form is not supported.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ _OWN_STAMP = re.compile(r"\[ {0,12}(\d{1,10})\.(\d{6})\]" + _CALLER + r" ?")
 
 
 class Stamp(Struct, frozen=True):
-    """When a line was written, as far as it says so: seconds since boot, the capture's own wall clock, or both."""
+    """Time of a line, as far as known: seconds since boot, the capture's wall clock, or both."""
 
     monotonic: float | None = None
     wall: datetime | None = None
@@ -149,7 +150,10 @@ class LogLine(Struct, frozen=True):
 
 
 def read_line(line: bytes) -> LogLine | None:
-    """What a line of a log says; None when no known prefix stands before it. Never raises, whatever the bytes are."""
+    """Parse one line of a log. Return None if it has no known prefix.
+
+    The function never raises, whatever the bytes are.
+    """
     record = parse_record(line.replace(b"\0", b"").rstrip(b"\r\n"))
     if record is not None:
         refused = record.facility not in KERNEL_FACILITY
@@ -167,9 +171,10 @@ _SAYS_WHO = re.compile(r"(?:(?<![^\s:\[\]])(?P<tag>[^\s:\[\]]{1,128})(?P<pid>\[[
 
 
 def is_of_an_unknown_form(text: str) -> bool:
-    """Whether a line of the driver stands behind what looks like a log's prefix, and is none that is known here.
+    """Whether the line has a driver message after a log prefix of an unsupported form.
 
-    A prefix has a time in it or says `kernel`. What names another speaker last, or quotes, is no prefix.
+    A prefix contains a time or the word `kernel`. Text that ends with the name of another program, or with a quotation
+    mark, is not a prefix.
     """
     found = DRIVERS_OWN.search(text)
     before = text[: found.start()] if found else ""
@@ -182,12 +187,18 @@ def is_of_an_unknown_form(text: str) -> bool:
 
 
 def is_behind_another_prefix(text: str) -> bool:
-    """The same of what stands behind a prefix that is known: by a whole message, as a process's name may be a part."""
+    """Whether a message with a known prefix contains a second prefix, of an unsupported form.
+
+    The message must name a device in full: a process name can contain only part of such a message.
+    """
     return NAMES_A_DEVICE.search(text) is not None and is_of_an_unknown_form(text)
 
 
 def read_alone(text: str) -> LogLine | None:
-    """A message without a time: with nothing before it, or with what is left where somebody cut time and host off."""
+    """Parse a message without a time and host.
+
+    Its prefix is empty, or is the rest that remains after time and host were removed. Return None for other text.
+    """
     begin = _ALONE.match(text)
     if begin is None:
         return None
@@ -264,7 +275,7 @@ def _read_talos(text: str) -> LogLine | None:
 
 
 def _read_journal(text: str) -> LogLine | None:
-    """An entry of `journalctl -o json` (systemd.journal-fields(7)), which says itself who wrote it."""
+    """Parse an entry of `journalctl -o json`, which names its source (systemd.journal-fields(7))."""
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError):
@@ -272,7 +283,7 @@ def _read_journal(text: str) -> LogLine | None:
     if not isinstance(entry, dict) or "_TRANSPORT" not in entry:
         return None
     is_kernel = entry["_TRANSPORT"] == "kernel"
-    # What a program wrote to /dev/kmsg comes from the kernel, too, and has a facility of its own.
+    # A message that a program wrote to /dev/kmsg also has the transport `kernel`, but another facility.
     refused = is_kernel and str(entry.get("SYSLOG_FACILITY", "0")) != "0"
     host, boot_id = (_text(entry.get(key)) for key in ("_HOSTNAME", "_BOOT_ID"))
     kernel, stamp = is_kernel and not refused, _journals_stamp(entry)
@@ -299,11 +310,15 @@ def _text(value: Any) -> str:
 
 
 def _tagged(found: re.Match[str] | None, stamp: Stamp, *, refused: bool) -> LogLine | None:
-    """The line of a syslog: only the tag `kernel` is the kernel's, and with a process id it is somebody's joke."""
+    """Parse the part of a syslog line after its time.
+
+    Only the tag `kernel` without a process ID marks a line of the kernel. A tag with a process ID was written from user
+    space.
+    """
     if found is None:
         return None
     if found["tag"] != "kernel":
-        # The driver's own word is no program's tag: whoever saved the line has left out who wrote it.
+        # The prefix of a driver message is not the tag of a program: the tag is missing from this saved line.
         return None if DRIVERS_OWN.match(f"{found['tag']}: {found['text']}") else LogLine("", stamp, kernel=False)
     refused = refused or _is_from_user_space(None, found.groupdict().get("facility"))
     text = (found["text"] or "").replace("#012", "\n")  # how rsyslog writes a newline
@@ -340,7 +355,7 @@ def _dated(found: re.Match[str], *, yearless: bool) -> Stamp:
 
 
 def _number_of(month: str) -> int:
-    """January's of a word that tells none."""
+    """Return the number of the month, or 1 (January) for an unknown word."""
     told = re.search(r"\d{1,2}", month)
     return int(told[0]) if told else _MONTHS.get(month.lower().rstrip("."), 1)
 

@@ -41,7 +41,7 @@ def messages(text: str) -> tuple[str, ...]:
 
 
 class Told(Struct, frozen=True):
-    """One record as a capture tells it. `shown` is its first line as it stands there."""
+    """One kernel record of a capture. `shown` is its first line, unchanged."""
 
     text: str
     stamp: Stamp
@@ -62,7 +62,10 @@ class Told(Struct, frozen=True):
 
 
 class Joiner:
-    """Holds a record back until the next line says that it is whole."""
+    """Joins the lines of one kernel record.
+
+    It keeps a record until the next line shows that the record is complete.
+    """
 
     def __init__(self) -> None:
         self._held: Told | None = None

@@ -39,7 +39,10 @@ class _FirstSeen(Struct, frozen=True):
 
 
 class Replay(Struct):
-    """What stands after all that was read so far, and what was read without being a fault."""
+    """Result of a replay so far: the memory with the active findings, and counts of other records.
+
+    The other records are those that are not faults.
+    """
 
     checks: tuple[Check, ...]
     expected: Expectation
@@ -69,7 +72,10 @@ class Replay(Struct):
         self._forget_what_left()
 
     def outcomes(self, unobserved: Iterable[Unobserved] = ()) -> tuple[Outcome, ...]:
-        """One per check that a kernel log speaks for; `unobserved` is what of the captures could not be read."""
+        """Return one outcome for each check that reads the kernel log.
+
+        `unobserved` are the reasons why parts of the captures could not be read.
+        """
         blind = tuple(unobserved)
         if self.unread:
             lines = f"{counted(self.unread, 'line')} of the driver about an Xid or a GPU off the bus, of no known form"

@@ -1,4 +1,4 @@
-"""What an all-reduce over all GPUs of an instance type reaches, where somebody who knows has published it."""
+"""Published bandwidth of an all-reduce over all GPUs of an instance type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class AllReduceRow(Struct, frozen=True):
 
 @cache
 def all_reduce_table() -> Mapping[str, AllReduceRow]:
-    """By type. Raises ValueError for a row that a build should never have let through."""
+    """Return the rows by instance type.
+
+    Raises ValueError for an invalid row, which the build should reject.
+    """
     table: dict[str, AllReduceRow] = {}
     for line, row in read_rows("all_reduce.csv"):
         if row["type"] in table:
@@ -31,5 +34,8 @@ def all_reduce_table() -> Mapping[str, AllReduceRow]:
 
 
 def all_reduce_of(instance_type: str) -> AllReduceRow | None:
-    """The row of a type; HyperPod's `ml.` in front is dropped. None: nobody has published a figure."""
+    """Return the row of an instance type, or None if no figure is published.
+
+    HyperPod's prefix `ml.` is dropped.
+    """
     return all_reduce_table().get(instance_type.removeprefix("ml."))

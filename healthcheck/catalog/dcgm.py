@@ -1,4 +1,4 @@
-"""DCGM's diagnostic errors, and where each of its severities stands on our ladder."""
+"""DCGM's diagnostic errors, and the mapping of DCGM's severities to the severities of this project."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ LADDER: Mapping[str, Severity] = {
 
 
 class DcgmError(Struct, frozen=True):
-    """One id of DCGM's list. `could_not_run`: the test said nothing about the hardware."""
+    """One error ID of DCGM's list.
+
+    `could_not_run` means that the test could not run and gave no result about the hardware.
+    """
 
     id: int
     name: str
@@ -46,7 +49,7 @@ class DcgmError(Struct, frozen=True):
 
 @cache
 def dcgm_table() -> Mapping[int, DcgmError]:
-    """By id. Raises ValueError for a row that a build should never have let through."""
+    """Return the errors by ID. Raises ValueError for an invalid row, which the build should reject."""
     overrides = {int(row["id"]): row for _, row in read_rows("dcgm_overrides.csv")}
     table: dict[int, DcgmError] = {}
     for line, row in read_rows("dcgm_errors.csv"):
@@ -69,7 +72,10 @@ def dcgm_table() -> Mapping[int, DcgmError]:
 
 
 class DcgmTest(Struct, frozen=True):
-    """A test of the diagnostic, by DCGM 4's name. `over_reports`: whatever it says, healthy GPUs fail it as well."""
+    """One test of the diagnostic, with its name in DCGM 4.
+
+    `over_reports` marks a test that healthy GPUs also fail, whatever its result is.
+    """
 
     name: str
     level: int
@@ -88,7 +94,7 @@ class DcgmTest(Struct, frozen=True):
 
 @cache
 def dcgm_tests() -> Mapping[str, DcgmTest]:
-    """By name. Raises ValueError for a row that a build should never have let through."""
+    """Return the tests by name. Raises ValueError for an invalid row, which the build should reject."""
     tests: dict[str, DcgmTest] = {}
     for line, row in read_rows("dcgm_tests.csv"):
         if row["level"] not in ("2", "4") or row["over_reports"] not in ("yes", "no"):
@@ -101,7 +107,10 @@ def dcgm_tests() -> Mapping[str, DcgmTest]:
 
 
 class DcgmReturn(Struct, frozen=True):
-    """Why a run came to nothing, by dcgmReturn_t: the exit code is its last byte. Says nothing about the hardware."""
+    """Reason why a run has no result, by dcgmReturn_t; the exit code is its last byte.
+
+    It is not a result about the hardware.
+    """
 
     number: int
     cause: Cause
@@ -112,7 +121,10 @@ class DcgmReturn(Struct, frozen=True):
 
 @cache
 def dcgm_returns() -> tuple[DcgmReturn, ...]:
-    """Raises KeyError for a row whose cause is not declared, which a build should never have let through."""
+    """Return the rows of `dcgm_returns.csv`.
+
+    Raises KeyError for a row whose cause is not declared, which the build should reject.
+    """
     causes = {one.name: one for one in CAUSES}
     rows = [row for _, row in read_rows("dcgm_returns.csv")]
     return tuple(
@@ -130,12 +142,15 @@ _RETURN = re.compile(r"\bReturn: \((-\d{1,3})\)")
 
 
 def return_of_code(code: int) -> DcgmReturn | None:
-    """What an exit code says of the run as a whole; None for an end with results, and for a code that nobody knows."""
+    """Return the meaning of an exit code for the whole run.
+
+    None for an exit code of a run with results, and for an unknown exit code.
+    """
     return next((one for one in dcgm_returns() if one.number & 0xFF == code), None)
 
 
 def return_of_text(text: str) -> DcgmReturn | None:
-    """What a text says of the run as a whole: by the number in it, else by its words."""
+    """Return the meaning of an error text for the whole run: by the number in the text, else by its words."""
     told = _RETURN.search(text)
     number = int(told[1]) if told else 0
     by_number = (one for one in dcgm_returns() if one.number == number)
@@ -155,15 +170,18 @@ def dcgm_messages() -> tuple[_Message, ...]:
 
 
 def ids_of_text(text: str) -> tuple[int, ...]:
-    """Which errors a text names by its words: before DCGM 3.2 the output had no ids, and one text for several."""
+    """Return the IDs of the errors whose words occur in a text.
+
+    Before DCGM 3.2 the output had no IDs, and several errors shared one text.
+    """
     return tuple(dict.fromkeys(one.id for one in dcgm_messages() if one.pattern.search(text)))
 
 
 def rule_dcgm(error_id: int, stated: str | int | None, policy: Policy) -> Ruling:
-    """What an error of the diagnostic means on this cluster.
+    """Return the ruling for an error of the diagnostic on this cluster.
 
-    `stated` is the severity that the output itself names, by word or number; it knows its own version better than the
-    table. None: it names none, as before DCGM 3.3.
+    `stated` is the severity in the output, as a word or number, or None: before DCGM 3.3 the output had none. It takes
+    precedence over the table, because it belongs to the installed version of DCGM.
     """
     reason = f"Dcgm{error_id}"
     if reason in policy.overrides:
@@ -176,7 +194,7 @@ def rule_dcgm(error_id: int, stated: str | int | None, policy: Policy) -> Ruling
 
 
 def _word(stated: str | int | None) -> str:
-    """'' for what is no severity of DCGM's."""
+    """Return the name of a DCGM severity, or an empty string if the value is not one."""
     if isinstance(stated, int):
         return WORDS[stated] if 0 <= stated < len(WORDS) else ""
     word = (stated or "").strip().upper()

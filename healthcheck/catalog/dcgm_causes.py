@@ -1,4 +1,7 @@
-"""Why a run of DCGM's diagnostic came to nothing, or left something out. `dcgm_returns.csv` names them."""
+"""Causes for a run of DCGM's diagnostic without a result, or with parts left out.
+
+`dcgm_returns.csv` refers to them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an instance type's GPUs are joined: their NVLinks, the switches between, and the services that these need."""
+"""The GPU interconnect of each instance type: NVLinks, NVSwitches and the services that they need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _WORDS = {"yes": True, "no": False}
 
 
 class FabricRow(Struct, frozen=True):
-    """`instance_type` is a type, or a family whose types are all alike (`g5`)."""
+    """The interconnect of one instance type.
+
+    `instance_type` is a type, or a family whose types are all the same (`g5`).
+    """
 
     instance_type: str
     links_per_gpu: int
@@ -30,7 +33,10 @@ class FabricRow(Struct, frozen=True):
 
 @cache
 def fabrics() -> Mapping[str, FabricRow]:
-    """By type or family. Raises ValueError for a row that a build should never have let through."""
+    """Return the rows by type or family.
+
+    Raises ValueError for an invalid row, which the build should reject.
+    """
     table: dict[str, FabricRow] = {}
     for line, row in read_rows("fabrics.csv"):
         name = row["type"]

@@ -24,13 +24,14 @@ _ACTIONS: Mapping[str, Severity] = {
     "IGNORE": Severity.PASS,
     "CONTINUE": Severity.MONITOR,
     "RESET_GPU": Severity.RESET,
-    # Follow a 154 beside it, else restart the application: 154's own line carries its action.
+    # NVIDIA's instruction: follow an accompanying Xid 154, else restart the application. The line of Xid 154 has its
+    # own action.
     "XID_154_EVAL": Severity.MONITOR,
 }
 
 
 class RegisterBit(Struct, frozen=True):
-    """One bit of Xid 74. `severity` is None where NVIDIA names a cause but no immediate action."""
+    """One register bit of Xid 74. `severity` is None if NVIDIA gives a cause but no immediate action."""
 
     register: int
     bit: int
@@ -44,7 +45,10 @@ class RegisterBit(Struct, frozen=True):
 
 
 class Nvlink5Row(Struct, frozen=True):
-    """One row of the sheet for 144-150. `masks` has a mask and a value of intrInfo per layout."""
+    """One row of NVIDIA's sheet for Xids 144-150.
+
+    `masks` has one mask and one value of intrInfo for each layout.
+    """
 
     line: int
     code: int
@@ -81,7 +85,7 @@ class Nvlink5Row(Struct, frozen=True):
 
 @cache
 def nvlink4_table() -> Mapping[tuple[int, int], RegisterBit]:
-    """By register (1 is the first) and bit (0 is the lowest)."""
+    """Return the bits by register (1 is the first) and bit (0 is the lowest)."""
     table: dict[tuple[int, int], RegisterBit] = {}
     for line, row in read_rows("nvlink4_decode.csv"):
         key = (int(row["register"]), int(row["bit"]))
@@ -115,14 +119,14 @@ def _nvlink5_row(line: int, row: Mapping[str, str]) -> Nvlink5Row:
 
 
 def _mask(bits: str, line: int) -> tuple[int, int]:
-    """Which bits count, and what they have to be: `-` may be either."""
+    """Parse a mask: return the bits that are compared and their required values. `-` matches either value."""
     if len(bits) != 32 or set(bits) - set("-01"):
         raise ValueError(f"nvlink5_decode.csv:{line}: {bits!r} is no mask of 32 bits")
     return int(bits.translate(str.maketrans("-01", "011")), 2), int(bits.replace("-", "0"), 2)
 
 
 def rule_nvlink4(text: str, default: Severity) -> Ruling:
-    """Xid 74 by its registers; `default` where no row has a say."""
+    """Return the ruling for Xid 74 by its registers, or `default` if no row applies."""
     found = _NVLINK4.search(text)
     return rule_registers(read_words(found["words"]) if found else (), default)
 
@@ -157,7 +161,10 @@ def rule_nvlink5(code: int, text: str, default: Severity) -> Ruling:
 
 
 def rule_words(code: int, unit: str, words: Sequence[int], default: Severity) -> Ruling:
-    """Only the first two words count, however many follow. `unit` narrows the rows where one of them has its name."""
+    """Return the ruling for the words of Xids 144-150. Only the first two words are used.
+
+    If one of the matching rows has the name `unit`, only the rows with this name apply.
+    """
     otherwise = Ruling(default, "NVLINK5_DEFAULT")
     if not words:
         return otherwise
@@ -166,12 +173,12 @@ def rule_words(code: int, unit: str, words: Sequence[int], default: Severity) ->
     rulings = [Ruling(row.severity, row.rule, reading_of(row)) for row in rows]
     known_bits = sum({bit for row in rows if row.status_is == "bit" for bit in row.statuses})
     if known_bits and status and status & ~known_bits:
-        # A bit that no row knows stands beside ones that may be ignored.
+        # An unknown bit is set together with bits that may be ignored.
         rulings.append(otherwise)
     return worst(rulings) if rulings else otherwise
 
 
-# A link that goes down and up again says the same words thousands of times.
+# A flapping link logs the same words thousands of times.
 @lru_cache(maxsize=1024)
 def matching_rows(code: int, unit: str, intr_info: int, status: int | None) -> tuple[Nvlink5Row, ...]:
     """The rows that claim these words, in either layout."""

@@ -1,4 +1,4 @@
-"""What a cluster has changed in the catalogue's severities, as its settings say it."""
+"""A cluster's changes to the severities of the catalogue, from its settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _ALLOWED = " or ".join((", ".join(s.name for s in Severity if s < Severity.ISOLA
 
 
 class Policy(Struct, frozen=True):
-    """`overrides` goes from a reason (`Xid13`, `GpuCountLow`) to the severity it has on this cluster."""
+    """Severity settings of a cluster.
+
+    `overrides` maps a reason (`Xid13`, `GpuCountLow`) to its severity on this cluster.
+    """
 
     overrides: Mapping[str, Severity] = field(default_factory=dict)
     nvlink_default: Severity = Severity.RESET

@@ -1,4 +1,7 @@
-"""What an instance type is expected to have: `instance-profiles.conf`, read exactly, errors with their line."""
+"""Expected hardware of each instance type: strict parser of `instance-profiles.conf`.
+
+Errors name the line.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _LONGEST = 1 << 20
 
 
 class ProfileError(ValueError):
-    """A line that is no profile. The message names the line, the value and what is allowed."""
+    """Error for a line that is not a valid profile.
+
+    The message names the line, the value and the allowed values.
+    """
 
 
 class InstanceProfile(Struct, frozen=True):

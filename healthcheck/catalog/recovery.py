@@ -1,6 +1,7 @@
-"""What the driver reports that a GPU needs: Xid 154 prints it, NVML's field 230 has the same numbers.
+"""Recovery actions that the driver reports for a GPU.
 
-The meaning of a number depends on the driver's version.
+Xid 154 prints them, and NVML's field 230 has the same numbers. The meaning of a number depends on the version of the
+driver.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BRANCH = re.compile(r"(\d{1,4})\.")
 
 
 class RecoveryAction(Struct, frozen=True):
-    """One value of nvmlDeviceGpuRecoveryAction_t, as drivers of the branches `first` to `last` mean it."""
+    """One value of nvmlDeviceGpuRecoveryAction_t, as drivers of the branches `first` to `last` define it."""
 
     number: int
     name: str

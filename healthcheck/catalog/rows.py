@@ -8,7 +8,10 @@ from importlib.resources import files
 
 
 def read_rows(name: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Each row with the number of its last line. Raises ValueError for a row that a build should not let through."""
+    """Yield each row with the number of its last line.
+
+    Raises ValueError for an invalid row, which the build should reject.
+    """
     text = files("healthcheck.catalog").joinpath(name).read_text(encoding="utf-8")
     reader = csv.DictReader(text.splitlines(), restval="", strict=True)
     for row in reader:

@@ -1,4 +1,4 @@
-"""What a row of the catalogue says of one error on this cluster."""
+"""Ruling of the catalogue for one error on this cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SXid errors of NVSwitch. The word in the line is what counts: numbers moved between drivers."""
+"""SXid errors of NVSwitch.
+
+The word in the line decides, because the numbers changed between driver versions.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ _WORDS: Mapping[str, Severity] = {
 
 
 class SxidRow(Struct, frozen=True):
-    """One number of the driver's list. `why` says how a line without a word is judged."""
+    """One number of the driver's list of SXids.
+
+    `why` is the reason for the verdict on a line without a word.
+    """
 
     code: int
     mnemonic: str
@@ -54,7 +60,10 @@ def sxid_table() -> Mapping[int, SxidRow]:
 
 
 def rule_sxid(code: int, word: str, policy: Policy) -> Ruling:
-    """What an SXid means on this cluster. `word` is its line's `Fatal`, `Non-fatal` or `Correctable`, '' for none."""
+    """Return the ruling for an SXid on this cluster.
+
+    `word` is `Fatal`, `Non-fatal` or `Correctable` from the line, or empty if the line has none.
+    """
     reason = f"SXid{code}"
     if reason in policy.overrides:
         return Ruling(policy.overrides[reason], OVERRIDDEN)

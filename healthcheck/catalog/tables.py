@@ -1,4 +1,7 @@
-"""Every table of the catalogue at once: a process that lives for long reads them while it can still open a file."""
+"""Reads all tables of the catalogue at once.
+
+A long-running process calls this at its start, while it can still open files.
+"""
 
 from __future__ import annotations
 

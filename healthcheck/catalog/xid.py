@@ -1,4 +1,4 @@
-"""NVIDIA's Xid catalogue, and where each of its actions stands on our ladder."""
+"""NVIDIA's Xid catalogue, and the mapping of its actions to the severities of this project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _THE_APPLICATIONS = ("RESTART_APP", "IGNORE")
 
 
 class Action(Struct, frozen=True):
-    """One of NVIDIA's buckets. `severity` is None where the line itself has to be decoded."""
+    """One of NVIDIA's action buckets. `severity` is None if the text of the line decides."""
 
     name: str
     severity: Severity | None
@@ -29,7 +29,10 @@ class Action(Struct, frozen=True):
 
 
 class XidRow(Struct, frozen=True):
-    """One code of NVIDIA's table. `override` is our own severity where we depart from NVIDIA's bucket."""
+    """One code of NVIDIA's table.
+
+    `override` is the severity of this project if it differs from that of NVIDIA's bucket.
+    """
 
     code: int
     mnemonic: str
@@ -53,7 +56,10 @@ class XidRow(Struct, frozen=True):
 
     @property
     def escalates(self) -> bool:
-        """What NVIDIA puts down to an application never makes a GPU worse by coming back."""
+        """Whether a recurrence of this Xid raises its severity.
+
+        It does not if NVIDIA attributes the Xid to the application.
+        """
         return self.immediate_action not in _THE_APPLICATIONS
 
 
@@ -94,12 +100,15 @@ def xid_table() -> Mapping[int, XidRow]:
 
 
 def severity_of(code: int, text: str, policy: Policy) -> Severity:
-    """What an Xid means on this cluster. PASS: NVIDIA says to ignore it. Unknown codes are MONITOR."""
+    """Return the severity of an Xid on this cluster.
+
+    It is PASS if NVIDIA's action is to ignore the Xid, and MONITOR for an unknown code.
+    """
     return rule_xid(code, text, policy).severity
 
 
 def rule_xid(code: int, text: str, policy: Policy) -> Ruling:
-    """The same, with the row or setting that says so."""
+    """Return the ruling for an Xid on this cluster: its severity and the row or setting that gives it."""
     if recovery_of(code, text) == NONE:
         # No severity of a cluster's own makes good news a fault.
         return Ruling(Severity.PASS, f"xid.csv:{code}")
@@ -115,7 +124,10 @@ def recovery_of(code: int, text: str) -> int | None:
 
 
 def fixed_ruling(code: int, policy: Policy) -> Ruling | None:
-    """The ruling of a code whose line decides nothing; None: the line has to be decoded, or no row has the code."""
+    """Return the ruling of a code that does not depend on the text of the line.
+
+    None if the line has to be decoded, or if no row has the code.
+    """
     row = xid_table().get(code)
     if row is None or (row.override is None and (actions()[row.immediate_action].severity is None or row.is_decoded)):
         return None
@@ -123,7 +135,7 @@ def fixed_ruling(code: int, policy: Policy) -> Ruling | None:
 
 
 def rule_by_catalogue(code: int, text: str, policy: Policy) -> Ruling:
-    """What it means where the cluster has no severity of its own for the code."""
+    """Return the catalogue's ruling for a code, for a cluster without its own severity for the code."""
     row = xid_table().get(code)
     if row is None:
         return Ruling(Severity.MONITOR, "xid.csv: no such code")

@@ -1,6 +1,6 @@
-"""Judging, a file for each check. Their list is `listed`, loaded once somebody asks for it.
+"""The health checks, one file per check. Their list is in `listed`, which is loaded on first use.
 
-Whoever needs one check, or what all of them share, need not wait for the others: a saved kernel log wants three.
+Code that needs only one check, or only the shared parts, does not load the others: a saved kernel log needs three.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The CDI specifications of NVIDIA's devices that the container runtime reads name what exists on the node."""
+"""Check: the CDI specifications in use for NVIDIA's devices name only existing devices and files.
+
+Specifications that the container runtime does not read are not judged.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +60,16 @@ def _findings(around: ContainerRuntime, used: Configuration, specs: Sequence[Cdi
 
 
 def _read_by_somebody(around: ContainerRuntime) -> tuple[CdiSpec, ...]:
-    """By the container runtime itself, or by NVIDIA's program in its mode `cdi`."""
+    """Return the specifications in use, by the container runtime or by NVIDIA's program in its mode `cdi`."""
     by_toolkit = around.toolkit is not None and around.toolkit.mode == "cdi"
     return around.cdi_specs if by_toolkit else gpu_runtime.cdi_specs(around)
 
 
 def _is_hidden(spec: CdiSpec, specs: Sequence[CdiSpec], folders: Sequence[str]) -> bool:
-    """Whether a later folder has all its devices: the same device of a later folder is the one that is taken."""
+    """Whether a later folder defines all devices of this specification.
+
+    If several folders define the same device, the definition in the last folder applies.
+    """
     later = folders[_place(spec, folders) + 1 :]
     taken = {
         name

@@ -45,11 +45,15 @@ def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Findi
 
 
 def _wanted(around: ContainerRuntime, used: Configuration) -> bool | None:
-    """Whether the kubelet's is systemd. A kubelet that asks containerd 2 is told the default handler's driver."""
+    """Return whether the kubelet's cgroup driver is systemd, or None if it is unknown.
+
+    A kubelet that queries containerd 2 gets the driver of the default handler.
+    """
     kubelets = around.kubelet.systemd_cgroup if around.kubelet else None
     if kubelets is not None or not used.is_containerd_2:
         return kubelets
-    # containerd answers with the default handler's, else with that of the first by name whose options have one.
+    # containerd reports the driver of the default handler, else that of the first handler by name whose options set
+    # one.
     handlers = sorted(used.handlers, key=lambda one: (one.name != used.default, one.name))
     return next((one.systemd_cgroup for one in handlers if one.systemd_cgroup is not None), None)
 

@@ -1,4 +1,4 @@
-"""No GPU's clocks are held down by its hardware: by heat, by a power supply, or by itself."""
+"""Check: no GPU's clocks are slowed down by its hardware, due to heat, power or an unnamed cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthcheck.probes.nvml import gpus as nvml
 _HARDWARE_SLOWDOWN, _THERMAL_SLOWDOWN, _POWER_BRAKE = 0x8, 0x40, 0x80
 """nvmlClocksEventReasons (nvml.h). All others are a person's setting, or what a busy or idle GPU does."""
 
-# The driver shows the first bit for a moment whenever clocks change (nvml.h): one look proves nothing.
+# The driver sets the first bit briefly whenever clocks change (nvml.h): one check cycle proves nothing.
 HARDWARE = Reason(
     "ClocksHardwareSlowdown",
     Severity.MONITOR,
@@ -56,7 +56,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     is_tested = run is not None and run.covers(seen.at)
     for gpu, bits in told:
         if bits and is_tested:
-            # A test draws more power and heat than any work: what it shows of the clocks is its own doing.
+            # A test draws more power and heat than any workload: a slowdown during a test is caused by the test.
             yield TooEarly("a deep test loads the GPU", gpu.subject, tuple(_REASONS[bit].name for bit in bits))
             continue
         for bit in bits:
@@ -64,7 +64,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def _held_down(reasons: int) -> tuple[int, ...]:
-    """The bits that say why. The general one is set together with its causes, and says nothing beside them."""
+    """Return the bits that give the cause.
+
+    The general bit is set together with the bits of its causes, and then adds no information.
+    """
     causes = tuple(bit for bit in (_THERMAL_SLOWDOWN, _POWER_BRAKE) if reasons & bit)
     return causes or ((_HARDWARE_SLOWDOWN,) if reasons & _HARDWARE_SLOWDOWN else ())
 

@@ -1,4 +1,7 @@
-"""The container runtime that the kubelet uses can read its files, with its CRI and NVIDIA's handlers in their place."""
+"""Check: the kubelet's container runtime can read its configuration, and its CRI is enabled.
+
+NVIDIA's handlers must be in a table that the runtime reads.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def _misplaced(around: ContainerRuntime, used: Configuration) -> Iterator[Findin
 
 
 def _why_unread(used: Configuration, spot: Misplaced) -> str:
-    """Of a table that is right for its file's version: what the files together make of it."""
+    """Return why the merged files do not use a table that is valid for the version of its own file."""
     if spot.right_schema == spot.schema:
         return ""
     beside = f'beside plugins."{spot.right_section}" of {spot.beside}' if spot.beside else "with these files"
@@ -98,13 +101,13 @@ def _disabled(around: ContainerRuntime, used: Configuration) -> Iterator[Finding
 
 
 def _known(around: ContainerRuntime) -> str:
-    """Who says that the kubelet uses this one; what is no more than likely is said to be."""
+    """Return the evidence that the kubelet uses this runtime, marked as assumed if it is not certain."""
     unsaid = around.assumed and not around.known_from.startswith("assumed")
     return f"assumed: {around.known_from}" if unsaid else around.known_from
 
 
 def _summary(around: ContainerRuntime, used: Configuration) -> str:
-    """Which one, its socket, its files, and its handlers with the default one marked."""
+    """Return the runtime with its version, socket, files and handlers, and the default handler marked."""
     version = (around.live.version if around.live else "") or used.version
     who = f"{used.kind} {version}".rstrip()
     where = f" of {around.distribution}" if around.distribution else ""
@@ -119,7 +122,10 @@ def _files(used: Configuration) -> str:
 
 
 def _reader(used: Configuration) -> str:
-    """Of several files, 1 and 2 make different things; which one reads them may be only likely."""
+    """Return the containerd version that merges several files, if it is only assumed.
+
+    containerd 1 and containerd 2 merge the files differently.
+    """
     if used.kind != CONTAINERD or used.version or len(used.files) < 2:
         return ""
     reader = "containerd 2" if used.is_containerd_2 else "containerd 1"

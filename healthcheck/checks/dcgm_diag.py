@@ -1,7 +1,8 @@
-"""DCGM's diagnostic, level 2 or 4: it computes on the GPUs and looks whether the results are right.
+"""Check: DCGM's diagnostic, level 2 or 4, which computes on the GPUs and verifies the results.
 
-No light look runs it: it needs the GPUs for itself. One finding for each test and GPU, as severe as the worst error
-that the test names; `gpu-healthcheck explain dcgm` lists DCGM's errors, each with its severity here.
+It is not part of the regular check cycle, because it needs exclusive use of the GPUs. Each test and GPU has one
+finding, with the severity of the worst error that the test names. `gpu-healthcheck explain dcgm` lists DCGM's errors
+with their severities.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def reason_name(test: str) -> str:
 
 
 def _reasons(level: int) -> Iterator[Reason]:
-    """Of the tests that this level is the first to run."""
+    """Yield the reasons of the tests that this level is the first to run."""
     for test in dcgm_tests().values():
         if test.level == level:
             name = reason_name(test.name)
@@ -138,14 +139,14 @@ def _reasons(level: int) -> Iterator[Reason]:
 
 
 class _Device(Struct, frozen=True):
-    """What a test speaks of, by our name for it."""
+    """The device that a test result belongs to: its subject in findings, and its attributes."""
 
     subject: str
     about: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Fault(Struct, frozen=True):
-    """An error that counts, and what this cluster makes of it."""
+    """An error that counts as a fault, with its ruling on this cluster."""
 
     error: DiagError
     ruling: Ruling
@@ -184,13 +185,13 @@ def with_repeat(first: DiagAnswer, again: DiagAnswer) -> DiagAnswer:
         for row in first.results
         if (row.test, row.kind, row.index) not in told and not (row.index is None and row.test in tests)
     )
-    # The first run's exit code speaks of failures that may be gone now.
+    # The first run's exit code reports failures that the repetition may have cleared.
     code = again.code if told and first.code in _SAYS_FAILED and _ended_with_results(again.code) else first.code
     return replace(first, code=code, results=(*kept, *(row for row in again.results if row.test in tests)))
 
 
 def level_of(answer: DiagAnswer) -> int:
-    """2 or 4: which level's checks a saved answer speaks for, by the tests in it."""
+    """Return the level that a saved answer belongs to, 2 or 4, by the tests in it."""
     return 2 if {row.test for row in answer.results} <= {SOFTWARE, "context_create", *LEVEL_2_TESTS} else 4
 
 
@@ -204,7 +205,7 @@ def _judge(look: DcgmLook, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterat
 
 
 def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterator[Judgement]:
-    """All that an answer says; `gpus` are NVML's, () where nobody asked it."""
+    """Yield all judgements on an answer. `gpus` are the GPUs that NVML lists; empty if NVML was not read."""
     rows = rows_of(answer)
     devices = {(row.kind, row.index): _device(row, answer, gpus) for row in rows}
     blind = list(_came_to_nothing(answer, rows))
@@ -221,7 +222,7 @@ def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy)
 
 
 def rows_of(answer: DiagAnswer) -> tuple[DiagResult, ...]:
-    """One row for each test and device: the worst status that any result gave it, and all errors."""
+    """Return one row for each test and device, with the worst status of its results and all errors."""
     rows: dict[tuple[str, str, int | None], DiagResult] = {}
     errors: dict[tuple[str, str, int | None], dict[DiagError, None]] = {}
     order = ("not-run", "skip", "pass", "unknown", "fail")
@@ -234,7 +235,7 @@ def rows_of(answer: DiagAnswer) -> tuple[DiagResult, ...]:
 
 
 def devices_in_use(rows: Iterable[DiagResult]) -> DevicesInUse:
-    """Those of which a test that did not pass says that something else uses them, or has work of others on them."""
+    """Return the devices that other programs use, according to the errors of tests that did not pass."""
     return frozenset(
         (row.kind, row.index)
         for row in rows
@@ -247,7 +248,7 @@ def _judge_row(
     row: DiagResult, device: _Device, failed: Container[str], in_use: DevicesInUse, policy: Policy
 ) -> Iterator[Finding | Unobserved | Passed]:
     if row.status == "pass":
-        # An error beside a test that passed is no fault; but such a pass shows no earlier fault gone.
+        # An error of a test that passed is not a fault, but such a pass does not clear an earlier finding.
         if not row.errors and (row.index is not None or row.test not in failed):
             yield Passed(reason_name(row.test), device.subject if row.index is not None else "")
         return
@@ -265,7 +266,7 @@ def _judge_row(
 
 
 def _causes(row: DiagResult, in_use: DevicesInUse) -> dict[Cause, DiagError]:
-    """Why it could not run, each with the first error that says so."""
+    """Return the causes for which the test could not run, each with the first error that gives it."""
     causes: dict[Cause, DiagError] = {}
     for error in row.errors:
         if cause := why_not_run_here(row, error, in_use):
@@ -280,7 +281,10 @@ def _faults(row: DiagResult, in_use: DevicesInUse, policy: Policy) -> list[_Faul
 
 
 def why_not_run_here(row: DiagResult, error: DiagError, in_use: DevicesInUse) -> Cause | None:
-    """Why a test that did not pass could not run, by one of its errors; None where that is a fault."""
+    """Return the cause for which a test that did not pass could not run, from one of its errors.
+
+    None if the error is a fault.
+    """
     if cause := why_not_run(error):
         return cause
     ids = _ids(error)
@@ -289,7 +293,11 @@ def why_not_run_here(row: DiagResult, error: DiagError, in_use: DevicesInUse) ->
 
 
 def rule_in(row: DiagResult, error: DiagError, policy: Policy) -> Ruling:
-    """What an error means in this result: a failed test of memory is one whatever its words are, where it has no id."""
+    """Return the ruling for an error in this result.
+
+    If an error without an ID fails a test, its severity is at least that of a failure of this test without an error. So
+    a failed memory test counts whatever its text is.
+    """
     ruling = rule_of(error, policy)
     decided = error.id or row.status != "fail" or ruling.rule == _OVERRIDDEN
     return ruling if decided else max(ruling, _failed_alone(row.test), key=lambda one: one.severity)
@@ -301,19 +309,25 @@ def _failed_alone(test: str) -> Ruling:
 
 
 def rule_of(error: DiagError, policy: Policy) -> Ruling:
-    """By its id; without one, by the worst that its words name."""
+    """Return the ruling for an error by its ID, or by the worst of the errors that its text names.
+
+    The text is used only if the error has no ID.
+    """
     return worst([rule_dcgm(one, error.severity, policy) for one in _ids(error) or (_UNTOLD,)])
 
 
 def _ids(error: DiagError) -> tuple[int, ...]:
-    """Its id, or those that its words name; DCGM 3.2, which tells no severities, has one id for a text of several."""
+    """Return the ID of an error, or the IDs that match its text.
+
+    DCGM 3.2 reports no severities, and uses one ID for texts that several errors share.
+    """
     if error.id is not None and error.severity is not None:
         return (error.id,)
     return tuple(dict.fromkeys((*(() if error.id is None else (error.id,)), *ids_of_text(error.text))))
 
 
 def why_not_run(error: DiagError) -> Cause | None:
-    """Why a test could not run, None where it did and found something."""
+    """Return the cause for which a test could not run, or None if it ran and found a fault."""
     known = [dcgm_table()[one] for one in _ids(error) if one in dcgm_table()]
     if known and all(one.could_not_run for one in known):
         return _CAUSES.get(known[0].id, dcgm_causes.TEST_NOT_RUN)
@@ -337,7 +351,10 @@ def in_words(error: DiagError) -> str:
 
 
 def _name(error: DiagError) -> str:
-    """`error 52 FAULTY_MEMORY`; without an id, what its words name."""
+    """Return the ID and name of an error, such as `error 52 FAULTY_MEMORY`.
+
+    For an error without an ID, return the names of the errors that match its text.
+    """
     names = [f"{one} {dcgm_table()[one].name}" for one in _ids(error)[:_MOST_NAMED] if one in dcgm_table()]
     if error.id is None:
         return f"an error in the words of {' and '.join(names)}" if names else "an error without a number"
@@ -354,7 +371,7 @@ def _over_reports_always(test: str) -> bool:
 
 
 def _came_to_nothing(answer: DiagAnswer, rows: tuple[DiagResult, ...]) -> Iterator[Unobserved]:
-    """Why the run as a whole is no answer, each cause once."""
+    """Yield the causes for which the whole run gave no usable answer, each once."""
     causes: dict[Cause, str] = {}
     for text in answer.runtime_errors:
         known = return_of_text(text) or _return_of(answer.code)
@@ -394,7 +411,7 @@ def _why_it_ended(answer: DiagAnswer) -> tuple[Cause, str]:
 
 
 def _why_it_said_nothing(answer: DiagAnswer) -> tuple[Cause, str]:
-    """A run without a result: by what stands beside the JSON, or in its place."""
+    """Return the cause and detail for a run without a result, from the output that is not JSON."""
     for line in answer.said:
         if known := return_of_text(line):
             return known.cause, f"{known.meaning}: {line}"
@@ -408,7 +425,7 @@ def _not_tested(
     devices: Mapping[tuple[str, int | None], _Device],
     gpus: tuple[nvml.Gpu, ...],
 ) -> Iterator[Unobserved]:
-    """What a run that came to its end left out: that it did not fail is no pass."""
+    """Yield the parts that a completed run left out: a test that did not run has not passed."""
     of_hardware = [row for row in rows if row.test != SOFTWARE]
     if not any(_ran(row) for row in of_hardware or rows):
         yield Unobserved(dcgm_causes.ALL_SKIPPED, f"DCGM skipped every test{' of the hardware' if of_hardware else ''}")
@@ -438,14 +455,20 @@ def _ran(row: DiagResult) -> bool:
 
 
 def _gpus(seen: Evidence) -> tuple[nvml.Gpu, ...]:
-    """NVML's, where the same look asked it: for one of its own checks, `driver` for instance."""
+    """Return the GPUs that NVML lists, if the same check cycle read NVML.
+
+    It does so for NVML's own checks, such as `driver`.
+    """
     if seen.unread(nvml.NVML) or isinstance(answer := seen[nvml.NVML].answer, Unobserved):
         return ()
     return tuple(gpu for gpu in answer.gpus if gpu.error == nvml.SUCCESS)
 
 
 def _device(row: DiagResult, answer: DiagAnswer, gpus: Iterable[nvml.Gpu]) -> _Device:
-    """By NVML where it was asked: by the serial, which no order of counting changes, else by the number."""
+    """Return the device of a result, matched with a GPU of NVML if NVML was read.
+
+    The match is by serial number, which does not depend on the order of the GPUs, else by index.
+    """
     if row.index is None:
         return _Device("dcgm")
     if row.kind != "gpu":
@@ -459,7 +482,7 @@ def _device(row: DiagResult, answer: DiagAnswer, gpus: Iterable[nvml.Gpu]) -> _D
 
 
 def _summary(rows: Iterable[DiagResult]) -> str:
-    """For a person: `memory passed on 8, pcie failed on 1, passed on 7`."""
+    """Return a summary for people, such as `memory passed on 8, pcie failed on 1, passed on 7`."""
     tests: dict[str, Counter[str]] = {}
     for row in rows:
         tests.setdefault(row.test, Counter())[row.status] += 1

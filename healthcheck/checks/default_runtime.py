@@ -1,4 +1,4 @@
-"""The handler of pods that name none is one that the container runtime defines."""
+"""Check: the container runtime defines its default handler, which serves pods without a runtime class."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ def _defined(used: Configuration) -> list[str]:
 
 
 def _built_in(used: Configuration) -> tuple[str, ...]:
-    """What it brings itself: Docker and CRI-O one of these, containerd by its release; one nobody knows may be 2."""
+    """Return the handlers that are built into the container runtime.
+
+    Docker and CRI-O have `runc` or `crun`; those of containerd depend on its release. An unknown release is assumed to
+    have `runc`, because it may be containerd 2.
+    """
     if used.kind != CONTAINERD:
         return RUNC, "crun"
     return used.built_in if used.version else (RUNC,)

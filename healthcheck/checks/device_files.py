@@ -1,12 +1,13 @@
-"""The device files of NVIDIA's driver are there, with the numbers that the kernel gave their drivers.
+"""Check: the device files of NVIDIA's driver exist and have the kernel's device numbers.
 
-195 is NVIDIA's own major number, 255 the minor of nvidiactl and 254 that of nvidia-modeset; a GPU's minor is NVML's;
-nvidia-uvm and nvidia-caps have the major that /proc/devices names (NVIDIA/nvidia-modprobe, nvidia-modprobe-utils.c and
-its header). A capability's minor is in its name (MIG user guide, device nodes and capabilities).
+195 is NVIDIA's own major number, 255 the minor number of nvidiactl and 254 that of nvidia-modeset. A GPU's minor number
+comes from NVML. nvidia-uvm and nvidia-caps have the major number in /proc/devices (NVIDIA/nvidia-modprobe,
+nvidia-modprobe-utils.c and its header). A capability's minor number is in its name (MIG user guide, device nodes and
+capabilities).
 
-nvidia-uvm is made when CUDA or a container first asks for it, together with its module (NVIDIA/enroot issue 106): where
-the module is not loaded, nobody asked yet. Of nvidia-uvm-tools, nvidia-modeset and the capabilities only what is there
-is judged: they are for profilers, displays and MIG, and made when those want them.
+nvidia-uvm and its module are created when CUDA or a container first requests them (NVIDIA/enroot issue 106). If the
+module is not loaded, there was no request yet. nvidia-uvm-tools, nvidia-modeset and the capabilities are judged only if
+they exist: they are created on demand, for profilers, displays and MIG.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MISSING = Reason(
     "A device file of the loaded driver lies neither in the host's /dev nor in the driver container's: pods that are "
     "given it by CDI do not start, or CUDA finds no device in them.",
     "`nvidia-modprobe -c0 -u` on the node (`-c` with the minor number of the GPU), or restart its driver container.",
-    # Whoever loads the driver makes them a moment later.
+    # The program that loads the driver creates them a moment later.
     flickers=True,
     source=_SOURCE,
     grace=DRIVER_GRACE,
@@ -88,7 +89,7 @@ def _seen(around: DeviceFiles, wanted: list[_Wanted]) -> Seen:
 
 
 def _of_driver(around: DeviceFiles) -> Iterator[_Wanted]:
-    """Those that are not of one GPU."""
+    """Yield the device files that do not belong to one GPU."""
     majors: Mapping[str, int] = around.majors or {}
     yield _Wanted("nvidiactl", (_NVIDIA, _CONTROL))
     there = {one.name for one in around.files}
@@ -106,7 +107,10 @@ def _of_driver(around: DeviceFiles) -> Iterator[_Wanted]:
 
 
 def _lacks(around: DeviceFiles, wanted: Iterable[_Wanted]) -> Iterator[tuple[Reason, str]]:
-    """What is wrong with them. One that is right in either folder is right: containers are given that."""
+    """Yield the faults of these files.
+
+    A file that is correct in one of the folders counts as correct, because containers get that file.
+    """
     files: dict[str, list[DeviceFile]] = defaultdict(list)
     for one in around.files:
         files[one.name].append(one)
@@ -124,7 +128,7 @@ def _difference(file: DeviceFile, number: Number) -> str:
 
 
 def _of_the_driver(lacks: Iterable[tuple[Reason, str]]) -> Iterator[Finding]:
-    """One for each reason: what stands is kept by reason and subject."""
+    """Yield one finding for each reason, because active findings are recorded by reason and subject."""
     details: dict[Reason, list[str]] = defaultdict(list)
     for reason, detail in lacks:
         details[reason].append(detail)

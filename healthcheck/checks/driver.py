@@ -45,7 +45,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 def _answer(look: nvml.DriverLook) -> Iterator[Judgement]:
     if look.missed and look.missed[-1] - look.missed[0] >= APART_SECONDS:
-        # Nothing in it counts on: the same fault must read the same at the next look.
+        # The detail has no running counter: the same fault must give the same text in the next check cycle.
         detail = f"no answer within {look.deadline_seconds:g} s, since {look.missed[0]:.0f} s after boot"
         if look.stuck_pid:
             detail += f"; process {look.stuck_pid} can't be killed"
@@ -68,10 +68,10 @@ def _versions(look: nvml.DriverLook) -> Iterator[Judgement]:
 
 
 def being_changed(labels: Mapping[str, str]) -> str:
-    """What the Node's labels say of somebody at work on the driver; '' when nobody is.
+    """Return the Node label that shows a change of the driver in progress, or an empty string.
 
-    The GPU operator pauses its operands during a driver upgrade (`nvidia.com/gpu.deploy.*=paused-...`), and MIG
-    manager marks a change of the geometry (`nvidia.com/mig.config.state=pending`): looks at NVML would only disturb.
+    The GPU operator pauses its operands during a driver upgrade (`nvidia.com/gpu.deploy.*=paused-...`). MIG manager
+    marks a change of the geometry (`nvidia.com/mig.config.state=pending`). Reading NVML would disturb such a change.
     """
     deployed = (key for key in labels if key.startswith("nvidia.com/gpu.deploy."))
     if paused := min((key for key in deployed if labels[key].startswith("paused")), default=""):

@@ -57,7 +57,7 @@ _LONGEST_DETAIL = 200
 
 
 def _to_the_end(words: str) -> str:
-    """The rest of a line, or as much of it as a pager left."""
+    """Return a pattern for the rest of a line, or for the beginning of it that a pager kept."""
     rest = ""
     for letter in reversed(words):
         rest = f"(?:{re.escape(letter)}{rest})?"
@@ -83,7 +83,7 @@ _MESSAGES = (
     ),
     _Message(
         FELL_OFF_BUS,
-        # One record of three lines; a syslog has them apart, and only the last one says what happened.
+        # One record of three lines. A syslog has them as separate lines, and only the last one names the fault.
         re.compile(
             rf"NVRM: (?:The NVIDIA GPU {_ADDRESS}{_NEXT_LINE}(?:\(PCI ID: [0-9a-fA-F]{{4}}:[0-9a-fA-F]{{4}}\) )?"
             rf"installed in this system has{_NEXT_LINE})?fallen off the bus"
@@ -142,7 +142,8 @@ _MESSAGES = (
             r"\[?NV_ERR_RESET_REQUIRED\]? \(0x00000062\)"
         ),
     ),
-    # Any program's attempt: it may have a library of its own. NVML's error 18 tells whether the node's is meant.
+    # Any program can cause this line, because it may use its own library. NVML's error 18 shows a mismatch on the node
+    # itself.
     _Message(LIBRARY_MISMATCH, re.compile(r"NVRM: API mismatch: the client "), Severity.MONITOR),
 )
 
@@ -162,7 +163,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def read_message(record: kernel_log.Record) -> Sighting | None:
-    """What one line of the driver says; None when it is none of these."""
+    """Parse one line of the driver. Return None if it matches no known message."""
     if kernel_log.is_packet_filters(record.text):
         return None
     if record.text.startswith(_LOADED):
@@ -183,7 +184,7 @@ def _is_of_one_load(before: float | None, at: float) -> bool:
 
 
 def unread(records: Iterable[kernel_log.Record], outcomes: Iterable[Outcome]) -> Iterator[kernel_log.Record]:
-    """The records that no check could read, though they speak of an Xid or of a GPU off the bus."""
+    """Return the records about an Xid or a GPU off the bus that no check could parse."""
     read = {sighting.seq for outcome in outcomes for sighting in outcome.sightings}
     return (one for one in records if one.seq not in read and _speaks_of_a_fault(one.text))
 

@@ -1,4 +1,4 @@
-"""What ECC saw of the memories of a GPU: errors that it could not correct, and memory that has had too many."""
+"""Check: a GPU's memory has no uncorrectable ECC errors, and its SRAM is below the error threshold."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     gpus = yield from answering(seen)
     for gpu in gpus:
         if gpu.ecc is not None and gpu.ecc.uncorrected_volatile > MOST_UNCORRECTED:
-            # How many stands in what was seen: a count that goes on would be news at every look.
+            # The detail has no count, because a count that rises would change the finding in each check cycle.
             yield found(UNCORRECTED, gpu, "uncorrected ECC errors since the driver was loaded")
         if gpu.sram_threshold_exceeded:
             yield found(SRAM_THRESHOLD, gpu, "its SRAM has had more uncorrectable errors than NVIDIA allows for")
@@ -46,10 +46,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
-    """The counts of all GPUs together.
+    """Yield the counts of all GPUs together.
 
-    Those of a GPU's life are shown and never judged: no reset ends them, memory that was mended keeps them, and what
-    of them is a fault NVML says itself (row remapping, the SRAM threshold).
+    The lifetime counts are shown but not judged: no reset clears them, and repaired memory keeps them. NVML reports the
+    faults among them separately (row remapping, the SRAM threshold).
     """
     counts = [gpu.ecc for gpu in gpus if gpu.ecc is not None]
     if counts:

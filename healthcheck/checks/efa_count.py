@@ -41,7 +41,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if not present and not had:
         yield NotConfigured("no EFA device")
         return
-    # Without a driver none comes up, which `efa-driver` tells.
+    # Without a driver no EFA device gets an RDMA device; the check `efa-driver` reports a missing driver.
     if len(rdma.efa) < len(here) and rdma.efa_driver_loaded:
         yield _found(COUNT_LOW, _dark(here, rdma))
     elif present < had:
@@ -53,9 +53,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def _had(expected: Expectation) -> tuple[int, str]:
-    """How many this machine has proved to have, and who says so.
+    """Return the number of EFA devices that this machine is known to have, and the source of this number.
 
-    The profile is a bound: who writes a smaller number into it has taken the devices away on purpose.
+    The profile limits it: a user who enters a smaller number there has removed the devices on purpose.
     """
     once = expected.first.efa or 0
     if expected.profile:

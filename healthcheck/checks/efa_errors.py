@@ -1,4 +1,4 @@
-"""How fast the error counters of EFA's hardware rise."""
+"""Check: the rate at which the error counters of the EFA hardware rise."""
 
 from __future__ import annotations
 

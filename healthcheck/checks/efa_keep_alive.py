@@ -1,4 +1,4 @@
-"""EFA devices tell their driver that they live."""
+"""Check: EFA devices send keep-alive messages to their driver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STALLED = Reason(
     Severity.MONITOR,
     "An EFA device told its driver nothing while others of the machine did: it, or its interrupt, is dead.",
     "Read the kernel's log for efa; test the node with a quarantine run, reboot it, replace it when it comes back.",
-    # Not one that flickers: looks 10 s apart may be too short to tell anything at all.
+    # The reason has no `flickers`: two check cycles 10 s apart may be too close together to show anything.
     threshold=f"no {KEEP_ALIVES} while another device has {ENOUGH}",
     source="the efa driver's hw_counters (amzn-drivers, efa_verbs.c)",
 )

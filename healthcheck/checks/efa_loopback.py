@@ -1,7 +1,8 @@
-"""Every EFA device carries data to itself: all of it, unchanged, and as fast as the cluster asks for.
+"""Check: each EFA device sends data to itself completely, unchanged, and at the configured bandwidth.
 
-A device that fails or is slow is REBOOT: a reset is of a GPU and touches no network device, the driver starts it anew
-at boot, and what is broken in it fails the next quarantine too. Changed data is ISOLATE: no reboot proves it over.
+A device that fails or is slow is REBOOT. A reset is for GPUs and affects no network device, but the driver
+reinitialises the device at boot. A permanent fault fails the next quarantine too. Changed data is ISOLATE, because no
+reboot proves that the fault is gone.
 """
 
 from __future__ import annotations

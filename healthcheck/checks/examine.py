@@ -1,4 +1,4 @@
-"""One look: each distinct probe once, then every judge."""
+"""One check cycle: read each probe once, then run all checks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ _LONGEST_FAILURE = 200
 def look(
     host: Host, checks: Iterable[Check], before: Evidence | None = None, also: Iterable[Probe[Any]] = ()
 ) -> Evidence:
-    """Read what the checks need, and these probes. A probe that failed leaves its cause, and the others go on."""
+    """Read the probes that the checks need, and those in `also`.
+
+    A probe that fails yields its cause, and the others are still read.
+    """
     at = clock.now().monotonic
     host = replace(host, read_once={})
     probes = dict.fromkeys((*(probe for check in checks for probe in check.needs), *also))
@@ -74,7 +77,10 @@ def _read(probe: Probe[Any], host: Host) -> Any:
 
 
 def judge(checks: Iterable[Check], evidence: Evidence, expected: Expectation) -> tuple[Outcome, ...]:
-    """What each check says of the evidence, with the cluster's own severities, and how long it took."""
+    """Return the outcome of each check for the evidence, with the cluster's severities.
+
+    Each outcome has the time that its check took.
+    """
     outcomes = []
     for check in checks:
         began = time.monotonic()
@@ -103,7 +109,10 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
 
 
 def _judgements(check: Check, evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    """Its words, with the cluster's own severities. What it said before it failed was seen, and stays said."""
+    """Yield the judgements of a check, with the cluster's severities.
+
+    If the check fails, the judgements that it gave before remain valid.
+    """
     try:
         for word in check.judge(evidence, expected):
             if isinstance(word, Finding):
@@ -115,14 +124,17 @@ def _judgements(check: Check, evidence: Evidence, expected: Expectation) -> Iter
 
 
 def failure(error: Exception) -> str:
-    """What failed and where, on one short line that anybody may print."""
+    """Return the error and its location as one short, printable line."""
     last = traceback.extract_tb(error.__traceback__, limit=-1)
     where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in last)
     return printable(f"{type(error).__name__}: {error}", _LONGEST_FAILURE) + where
 
 
 def _for_a_person(word: Seen | NotConfigured) -> Seen:
-    """What was seen; of what does not belong to the node, why it does not."""
+    """Return the observation to show to a person.
+
+    For a check that does not apply to the node, it is the reason why.
+    """
     return word if isinstance(word, Seen) else Seen(word.detail)
 
 

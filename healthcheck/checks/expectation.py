@@ -1,4 +1,4 @@
-"""What a look is judged against: the instance type's profile, what this node had before, the cluster's settings."""
+"""Expected state of a node: profile of its instance type, earlier hardware, cluster settings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from healthcheck.catalog.profiles import InstanceProfile
 
 
 class Place(Struct, frozen=True):
-    """Where a GPU sits in the machine. `switch` is the PCI bridge above it, '' where there is none."""
+    """Position of a GPU in the machine. `switch` is the PCI bridge above it, or empty if there is none."""
 
     numa_node: int
     switch: str
 
 
 class FirstSeen(Struct, frozen=True):
-    """What this machine once had: what is missing of it is a fault, whatever its type could have."""
+    """Hardware that this machine had earlier.
+
+    A part that is missing now is a fault, whatever the instance type could have.
+    """
 
     efa: int | None = None
     """The most EFA devices that it ever had; None: nobody has counted yet."""
@@ -42,7 +45,10 @@ another's."""
 
 
 class DeepRun(Struct, frozen=True):
-    """The deep run that has the GPUs for itself, or the last one that had. Both times in seconds of CLOCK_MONOTONIC."""
+    """The deep diagnostic or quarantine that uses the GPUs now, or the last run that did.
+
+    Both times are in seconds of CLOCK_MONOTONIC.
+    """
 
     kind: str
     since: float
@@ -52,17 +58,20 @@ class DeepRun(Struct, frozen=True):
     """Of tests that are ours or the node's own: by number when each was last seen, in the same seconds."""
 
     def covers(self, at: float) -> bool:
-        """Whether what was seen then may be the doing of its own load."""
+        """Whether the load of this run may have caused an observation of that time."""
         return self.since <= at and (self.until is None or at <= self.until + AFTERMATH_SECONDS)
 
     def is_by_a_test(self, pid: int, at: float) -> bool:
-        """Whether the process of that number was one of its tests then, as far as anybody saw."""
+        """Whether the process with this number was one of the run's tests at that time, as far as known."""
         seen = self.processes.get(pid)
         return seen is not None and self.covers(at) and at <= seen + _GONE_SECONDS
 
 
 class RuntimeClass(Struct, frozen=True):
-    """One that pods on this node may name. `for_this_node`: it selects nodes by their labels, and this is one."""
+    """A RuntimeClass that pods on this node can use.
+
+    `for_this_node` means that it selects nodes by their labels, and that this node matches.
+    """
 
     name: str
     handler: str

@@ -1,4 +1,4 @@
-"""Each GPU is registered with its NVLink fabric, and the fabric is healthy for it (NVML, Hopper and later)."""
+"""Check: each GPU is registered with a healthy NVLink fabric (NVML, Hopper and later)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,10 @@ def _takes_part(gpu: nvml.Gpu, fabric: nvml.Fabric) -> bool:
 
 
 def _wanted_by(seen: Evidence, expected: Expectation) -> str:
-    """Who says that these GPUs have to be in a fabric; '' where nobody does, as of one GPU cut out of a board."""
+    """Return the source of the requirement that these GPUs join a fabric.
+
+    It is empty if there is no requirement, for instance for a single GPU of a board.
+    """
     row = fabric_of(expected.instance_type)
     if row is not None:
         return f"{row.instance_type} in fabrics.csv" if row.fabric_manager or row.imex else ""
@@ -128,7 +131,10 @@ def _wanted_by(seen: Evidence, expected: Expectation) -> str:
 
 
 def _seconds_up(seen: Evidence, expected: Expectation) -> float:
-    """How long there was time to register: since the fabric manager's start, the driver's where none runs here."""
+    """Return the seconds that were available for the registration.
+
+    They count from the start of the fabric manager, or from the load of the driver if no fabric manager runs here.
+    """
     manager = seen[services.SERVICES].find(services.FABRIC_MANAGER)
     age = manager.age_seconds if manager else None
     return expected.driver_age_seconds if age is None else age
@@ -140,7 +146,8 @@ def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
         told = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
         return Unobserved(COMING_UP, told, gpu.subject)
     if state == IN_PROGRESS and gpu.persistence is False:
-        # Our own look may be what initialised it, a moment ago: nobody can tell a registration that never ends.
+        # The agent's own probe may have initialised the GPU a moment ago, so a registration that hangs cannot be
+        # detected.
         return TooEarly(f"{detail}, and with persistence mode off each first use registers anew", gpu.subject)
     return found(NOT_READY, gpu, detail)
 

@@ -83,7 +83,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def _needed_by(functions: tuple[pci.PciFunction, ...], expected: Expectation) -> str:
-    """Who says that this node needs one; '' where nobody does. A type that nobody knows shows it by its switches."""
+    """Return the source of the requirement that this node runs a fabric manager, or an empty string.
+
+    For an unknown instance type, the NVSwitches on PCI show the requirement.
+    """
     row = fabric_of(expected.instance_type)
     if row is not None:
         return f"{row.instance_type} in fabrics.csv" if row.fabric_manager else ""
@@ -105,7 +108,11 @@ def _blind(seen: Evidence) -> Unobserved | None:
 
 
 def _speaks_of_now(start: services.FabricManagerStart, driver: str, runs: bool) -> bool:
-    """A refusal stands until another driver is loaded; the line of one that ran speaks only while it runs."""
+    """Whether this start of the fabric manager applies now.
+
+    A refusal applies until another driver is loaded. The line of a successful start applies only while the fabric
+    manager runs.
+    """
     return start.refused_driver == driver if start.refused_driver else runs
 
 

@@ -1,4 +1,4 @@
-"""Every GPU that PCI and the instance type's profile promise answers NVML."""
+"""Check: each GPU on PCI and in the profile of the instance type answers NVML."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ COUNT_LOW = Reason(
     threshold="one fewer",
     grace=DRIVER_GRACE,
 )
-# Not a missing GPU: somebody detached it by hand, or the driver refused it and said why in the kernel's log, where a
-# GPU that fell off the bus is found with its own severity.
+# This is not a missing GPU: either a person detached it, or the driver rejected it and logged the reason. A GPU that
+# fell off the bus has a finding of its own from the kernel log, with its own severity.
 UNBOUND = Reason(
     "GpuUnbound",
     Severity.MONITOR,
@@ -111,7 +111,7 @@ def _silent_gpus(answer: nvml.Gpus, functions: list[pci.PciFunction]) -> Iterato
         elif gpu.error == nvml.UNKNOWN and _has_no_handle(gpu):
             # A GPU that is being reset gives none for some seconds, either.
             yield replace(found(INIT_FAILED, gpu, f"no handle: NVML error {gpu.error}"), flickers=True)
-        elif gpu.error not in (nvml.SUCCESS, nvml.CORRUPTED_INFOROM):  # that one is the check inforom's to tell
+        elif gpu.error not in (nvml.SUCCESS, nvml.CORRUPTED_INFOROM):  # the check inforom reports that one
             yield silent(gpu, gpu.error)
 
 
@@ -123,7 +123,7 @@ def _has_no_handle(gpu: nvml.Gpu) -> bool:
 def _count(answer: nvml.Gpus, functions: list[pci.PciFunction], expected: Expectation) -> Iterator[Judgement]:
     known = {gpu.address for gpu in answer.gpus}
     unbound = [function for function in functions if not function.driver and function.address not in known]
-    # What another driver has was handed away (vfio-pci for a virtual machine), and is nobody's to count.
+    # GPUs of another driver were assigned to other uses (vfio-pci for a virtual machine) and are not counted.
     away = [function for function in functions if function.driver not in (NVIDIA_DRIVER, "")]
     ours = len(functions) - len(away)
     promised, whose = _promised(expected)
@@ -139,7 +139,7 @@ def _count(answer: nvml.Gpus, functions: list[pci.PciFunction], expected: Expect
 
 
 def _promised(expected: Expectation) -> tuple[int, str]:
-    """How many GPUs belong to this machine, and according to what: its profile, else what it once had."""
+    """Return the number of GPUs of this machine and its source: the profile, else the earlier count."""
     if expected.profile:
         return expected.profile.gpus, f"{expected.instance_type} has"
     return expected.first.gpus or 0, "this machine had"

@@ -1,4 +1,4 @@
-"""Nobody holds a GPU's memory without a process: what a crashed program left behind."""
+"""Check: no GPU memory is in use without a process, as a crashed program may leave it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _is_unused(gpu: nvml.Gpu) -> bool:
-    """With MIG on the processes are those of its instances, which are not asked."""
+    """Whether no process uses the GPU.
+
+    With MIG on this is unknown: the processes belong to instances, which are not probed.
+    """
     return gpu.processes == 0 and (gpu.mig_mode is None or not gpu.mig_mode.current)
 
 

@@ -1,4 +1,4 @@
-"""Each GPU sits where this machine had it when it was first met: below that PCI switch, on that NUMA node."""
+"""Check: each GPU still has the PCI switch and NUMA node at which this machine first had it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOVED = Reason(
     "A GPU sits below another PCI switch or on another NUMA node than when this machine was first met.",
     "Compare `nvidia-smi topo -m` with a healthy node of the type; work that is bound to cores or network cards near "
     "its GPU runs slower until the node is replaced.",
-    # A function that goes away while we look may have lost its place before its name.
+    # A function that disappears during the probe may lose its position before its name.
     flickers=True,
     threshold="another place than at the first look",
     source="this machine's memory",

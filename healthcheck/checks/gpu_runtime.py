@@ -1,4 +1,4 @@
-"""Judging a container runtime for GPUs: which one, what of it is NVIDIA's, and what stands in a file where."""
+"""Shared code of the container runtime checks: the runtime, its NVIDIA parts, file positions."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def used_with_gpus(seen: Evidence) -> Generator[Judgement, None, ContainerRuntim
 
 
 def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntime, Configuration] | None]:
-    """The same with its configuration, where its files could be read.
+    """Return the runtime and its configuration, if its files could be read, as the value of `yield from`.
 
-    What a malformed file would have said can't be told: what stands of it stays. The file itself is told by
-    `container-runtime`.
+    A malformed file leaves its content unknown, so the active findings stay. `container-runtime` reports the file
+    itself.
     """
     around = yield from used_with_gpus(seen)
     if around is None or around.used is None:
@@ -68,7 +68,7 @@ def subject(used: Configuration) -> str:
 
 
 def reader(used: Configuration) -> str:
-    """The containerd by whose rules its files were put together."""
+    """Return the containerd release whose rules apply to the merge of its files."""
     assumed = "" if used.version else f" (assumed from version {used.schema})"
     return f"containerd {used.generation}{assumed}"
 
@@ -79,7 +79,10 @@ def found(reason: Reason, used: Configuration, detail: str) -> Finding:
 
 
 def together(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """One finding for each reason: what stands is kept by reason and subject, and the last would hide the others."""
+    """Merge findings with the same reason and subject into one.
+
+    Active findings are recorded by reason and subject, so the last one would otherwise replace the others.
+    """
     by_reason: dict[tuple[str, str], list[Finding]] = {}
     for one in findings:
         by_reason.setdefault((one.reason, one.subject), []).append(one)
@@ -90,7 +93,10 @@ def together(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def of_nvidia(handlers: Iterable[Handler]) -> list[Handler]:
-    """Those that start NVIDIA's runtime: by their name, or by the program. A name that is only like it is none."""
+    """Return the handlers that start NVIDIA's runtime, by their exact name or by their program.
+
+    A name that is only similar does not count.
+    """
     return [one for one in handlers if is_nvidias(one.name, one.binary)]
 
 
@@ -121,10 +127,10 @@ def place(file: str, line: int = 0, column: int = 0) -> str:
 
 
 def in_words(problem: Problem) -> str:
-    """Where it stands, and what the runtime says of it."""
+    """Return the position of the problem and the message of the runtime."""
     return f"{place(problem.file, problem.line, problem.column)}: {problem.message}"
 
 
 def where(handler: Handler) -> str:
-    """The place that defines it."""
+    """Return the file and line that define a handler."""
     return place(handler.file, handler.line)

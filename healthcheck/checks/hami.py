@@ -1,8 +1,8 @@
-"""Where HAMi shares the GPUs: containers get its library, the kubelet has its plugin's socket, and it cleans up.
+"""Check of HAMi: containers get its library, the kubelet has its plugin socket, and it cleans up.
 
-Without its processes there is nothing to judge: its files stay on the host when it goes. Nor is /tmp/vgpulock/lock
-judged, the lock of HAMi-core: older releases take one away that nobody gives back, later ones leave it there for good
-(HAMi-core, src/utils.c).
+HAMi is judged only while its processes run, because its files stay on the host after its removal. Its lock
+/tmp/vgpulock/lock (HAMi-core) is not judged: older releases remove a lock that is never released, and later releases
+keep the file permanently (HAMi-core, src/utils.c).
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ def _of_plugin(around: Hami) -> Iterator[Judgement]:
 
 
 def _lacking(plugin: Plugin) -> list[str]:
-    """What its image brings and the host lacks; where nobody may look into the image, one of any release is enough."""
+    """Return the libraries that HAMi's image contains and the host lacks.
+
+    If the image cannot be read, one library of any release is enough.
+    """
     there = {one.name: one for one in plugin.libraries}
     good = [one.name for one in plugin.libraries if one.plain and one.size]
     lacking = [name for name in plugin.brings or (() if good else (LIBRARY,)) if name not in good]
@@ -143,7 +146,10 @@ def _wrong_preload(plugin: Plugin) -> str:
 
 
 def _not_serving(around: Hami, listening: Sequence[str]) -> str:
-    """Why no pod gets a share; '' where one listens and the kubelet has its socket."""
+    """Return the reason why no pod gets a share of a GPU, or an empty string.
+
+    Pods get a share if a plugin listens and the kubelet has its socket.
+    """
     own = [name for name in listening if name.startswith(_SOCKET)]
     if not own:
         # Without a plugin of HAMi's own the monitor may be Volcano's, which has a plugin of another name.

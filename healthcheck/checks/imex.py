@@ -26,7 +26,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if row is None or not row.imex:
         yield NotConfigured("no NVLink fabric spans this node and others")
     elif not running and not around.imex_enabled:
-        # The DRA driver wants it disabled on the host, and runs it in a pod while a job needs it.
+        # The DRA driver requires that it is disabled on the host, and runs it in a pod while a job needs it.
         yield NotConfigured("systemd does not start nvidia-imex on this node")
     elif not running and around.of_host and around.is_unsure(services.IMEX):
         why = f"whether the node's own nvidia-imex runs can't be told: {around.beside(services.IMEX)}"

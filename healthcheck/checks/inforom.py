@@ -40,7 +40,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no GPU here lets its InfoROM be tested")
     elif checked:
         yield Seen(f"valid on {sum(checked)} of {counted(len(checked), 'GPU')}", "all")
-    # A GPU may refuse its handle for this, and nobody then knows its address from NVML.
+    # A GPU may refuse its handle for this fault, and its address is then unknown to NVML.
     for gpu in placed(answer, functions):
         if _is_corrupted(gpu):
             yield found(CORRUPTED, gpu, "the InfoROM is corrupted")
@@ -51,9 +51,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _is_corrupted(gpu: nvml.Gpu) -> bool:
-    """By the driver's own test of it, or because a call, the handle's too, says so in place of an answer.
+    """Whether the InfoROM is corrupted: by the driver's own test, or by the error code of another call.
 
-    But not what was asked of a pair: it does not say which of the two.
+    Errors of a call about two GPUs do not count, because they do not name the GPU at fault.
     """
     own = (error for name, error in gpu.errors.items() if name != "p2p")
     return gpu.inforom_valid is False or nvml.CORRUPTED_INFOROM in (gpu.error, gpu.recovery_error, *own)

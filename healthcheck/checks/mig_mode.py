@@ -1,4 +1,4 @@
-"""The MIG mode of each GPU is the one that was asked for, and fits the node's other GPUs."""
+"""Check: each GPU has the requested MIG mode, and the mode fits the other GPUs of the node."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PENDING = Reason(
     "Drain the node and reset the GPU, or reboot; or take the change back.",
     flickers=True,
 )
-# GPUs with and without MIG on one node are legal (MIG manager's configurations name single GPUs). What nobody asks for
-# is a GPU among them that is neither: as a whole no longer for use, and not divided either.
+# GPUs with and without MIG on one node are legal (MIG manager's configurations name single GPUs). A GPU with MIG on and
+# no instance is a fault: it cannot be used as a whole, and it is not divided either.
 INCONSISTENT = Reason(
     "MigModeInconsistent",
     Severity.MONITOR,

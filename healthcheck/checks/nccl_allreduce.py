@@ -69,7 +69,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 class _Least(Struct, frozen=True):
-    """GB/s that it has to reach, and who says so."""
+    """Required bandwidth in GB/s, and the source of the requirement."""
 
     bandwidth: float
     asked_by: str

@@ -43,7 +43,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _not_there(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
-    """What stands in a wrong table, was not loaded or can't be read is told as that, elsewhere."""
+    """Yield the finding if the runtime has no handler of NVIDIA's and no CDI.
+
+    Handlers that are in a wrong table, not loaded or unreadable are left to the checks for those faults.
+    """
     misplaced = [one for spot in used.misplaced for one in spot.handlers]
     unread = any(one.problem is not None for one in gpu_runtime.cdi_specs(around))
     if gives_gpus(around) or of_nvidia([*used.handlers, *misplaced]) or unread:

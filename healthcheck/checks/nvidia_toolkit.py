@@ -1,4 +1,4 @@
-"""NVIDIA's runtime program can read its own configuration, and what that names exists."""
+"""Check: NVIDIA's runtime program can read its own configuration, and the files that it names exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every NVLink that the instance type has is there, active, and of the version that it should have."""
+"""Check: each GPU has all NVLinks of its instance type, active and of the expected version."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 def _judge_gpu(gpu: nvml.Gpu, expected: Expectation) -> Iterator[Judgement]:
     # MIG mode turns the links of some GPUs off (Fabric Manager User Guide, Interoperability With MIG).
     divided = gpu.mig_mode is not None and gpu.mig_mode.current
-    # Without NVLink in the type's profile an inactive link is how a PCIe card looks.
+    # An inactive link is normal on a PCIe card, so links are judged only if the type's profile has NVLink.
     if gpu.nvlinks is None or divided or not _has_nvlink(expected):
         return
     for fault in _faults(gpu, gpu.nvlinks, expected.instance_type):

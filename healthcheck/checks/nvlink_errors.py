@@ -76,7 +76,7 @@ def _summary(grown: dict[tuple[str, int], int], seconds: float) -> str:
 
 
 def _grown(before: tuple[nvml.NvLink, ...], now: tuple[nvml.NvLink, ...]) -> dict[tuple[str, int], int]:
-    """By counter and link: by how much it grew, for those that both looks read."""
+    """Return the increase by counter and link, for the links that both check cycles read."""
     old = {(name, link.link): count for link in before for name, count in link.counters.items()}
     return {
         (name, link.link): count - old[name, link.link]

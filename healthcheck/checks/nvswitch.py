@@ -1,4 +1,4 @@
-"""As many NVSwitches are on PCI as the instance type shows there."""
+"""Check: PCI shows as many NVSwitches as the instance type should show."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
 from healthcheck.probes import pci
 
-# Only watched: EC2 publishes no number of switches. What a switch too few breaks is found where it breaks, by the
-# fabric manager, the fabric's state and the NVLinks; this names the part.
+# The severity is only MONITOR, because EC2 publishes no number of switches. The effects of a missing switch have
+# findings of their own: fabric manager, fabric state, NVLinks. This finding names the part.
 MISSING = Reason(
     "NvSwitchMissing",
     Severity.MONITOR,

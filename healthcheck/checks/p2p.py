@@ -1,4 +1,4 @@
-"""Every pair of GPUs reaches each other over NVLink where switches join them all."""
+"""Check: each pair of GPUs is connected over NVLink, if switches connect all GPUs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ def _finding(gpu: nvml.Gpu, pairs: list[nvml.P2p], gpus: int) -> Finding:
 
 
 def _joined_by_switches(expected: Expectation) -> bool:
-    """Where GPUs are joined directly, as those of p3dn, only some pairs have NVLink between them."""
+    """Whether NVSwitches connect all GPUs of the type.
+
+    If GPUs are connected directly, as on p3dn, only some pairs have NVLink.
+    """
     row = fabric_of(expected.instance_type)
     has_nvlink = expected.profile is not None and expected.profile.nvlink
     return has_nvlink and row is not None and (row.fabric_manager or row.imex)

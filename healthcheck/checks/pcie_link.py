@@ -1,8 +1,8 @@
-"""Each GPU's PCIe link has all the lanes that GPU and slot can have together.
+"""Check: each GPU's PCIe link has as many lanes as the GPU and the slot both support.
 
 The generation itself is never judged. An idle GPU may lower both generation and width ("the current link generation and
-width. These may be reduced when the GPU is not in use", nvidia-smi's manual, GPU Link information), so a narrow link
-counts only at its highest generation or on a GPU that a process uses.
+width. These may be reduced when the GPU is not in use", nvidia-smi's manual, GPU Link information). A narrow link
+therefore counts only at its highest generation, or on a GPU that a process uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each GPU's PCIe link carries its packets without sending too many of them again."""
+"""Check: the rate of packets that each GPU's PCIe link has to resend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judging GPU by GPU: what a check asks of each one that answers, where it is, and what keeps it from asking."""
+"""Shared code of the checks that judge each GPU: readings, addresses, and GPUs that do not answer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NVIDIA_DRIVER = "nvidia"
 
 
 def answering(seen: Evidence, *readings: str) -> Generator[Judgement, None, tuple[nvml.Gpu, ...]]:
-    """The GPUs that answer, these readings included, as the value of `yield from`.
+    """Return the GPUs that answer with these readings, as the value of `yield from`.
 
-    A GPU or a reading that does not answer is could-not-look, for that GPU alone; what the fault of it is, `gpu-count`
-    tells. A reading that a GPU does not have is None, and no error.
+    A GPU or a reading without an answer yields "could not check" for this GPU only; `gpu-count` reports the fault
+    itself. A reading that a GPU does not support is None and not an error.
     """
     answer = seen[nvml.NVML].answer
     if isinstance(answer, Unobserved):
@@ -40,9 +40,10 @@ def answering(seen: Evidence, *readings: str) -> Generator[Judgement, None, tupl
 
 
 def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[nvml.Gpu]:
-    """Every GPU that NVML lists, with its address. One without a handle can't be asked for it.
+    """Yield each GPU that NVML lists, with its address.
 
-    NVML counts in PCI order, so those without an address line up with the functions that nobody claimed.
+    The address of a GPU without a handle cannot be read. NVML counts in PCI order, so these GPUs match the functions
+    that no other GPU has, in order.
     """
     known = {gpu.address for gpu in answer.gpus}
     left = [one for one in functions if one.is_gpu and one.address not in known and one.driver in (NVIDIA_DRIVER, "")]
@@ -53,14 +54,20 @@ def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[
 
 
 def shown_functions(seen: Evidence) -> tuple[pci.PciFunction, ...]:
-    """What PCI shows, for a check that can do without: nothing where the look did not read it."""
+    """Return the PCI functions, or nothing if the check cycle did not read them.
+
+    It is for checks that can do without them.
+    """
     return () if seen.unread(pci.FUNCTIONS) else seen[pci.FUNCTIONS]
 
 
 def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
-    """A GPU, or one reading of it, gave an error or nonsense in the place of an answer."""
+    """Return "could not check" for a GPU, or for one of its readings.
+
+    The GPU gave an error or an invalid answer.
+    """
     about = f"{gpu.subject}: {what}" if what else gpu.subject
-    # One that does not even tell its address may be any of those that are known.
+    # A GPU without an address may be any of the known GPUs.
     place = gpu.subject if gpu.address else ""
     if code == nvml.NONSENSE:
         return Unobserved(causes.NONSENSE, f"{about}: NVML's answer makes no sense", place)
@@ -68,20 +75,23 @@ def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
 
 
 def unread(gpu: nvml.Gpu, *readings: str) -> Iterator[Unobserved]:
-    """Which of these readings it failed to give, each with the error."""
+    """Yield "could not check" for each of these readings that failed, with its error."""
     for name in readings:
         if name in gpu.errors:
             yield silent(gpu, gpu.errors[name], name.replace("_", " "))
 
 
 def unknown_yet(gpu: nvml.Gpu, reading: str, reason: Reason) -> Iterator[TooEarly]:
-    """Where the GPU has no such reading, or no longer: what it told of a fault that no GPU forgets still stands."""
+    """Yield a judgement that keeps an earlier finding active if the GPU lacks the reading.
+
+    The GPU never provided it, or no longer does. The reading is about a fault that never disappears from a GPU.
+    """
     if getattr(gpu, reading) is None and reading not in gpu.errors:
         yield TooEarly(f"{gpu.subject} does not tell its {reading.replace('_', ' ')}", gpu.subject, (reason.name,))
 
 
 def all_lack(gpus: tuple[nvml.Gpu, ...], *readings: str) -> bool:
-    """Whether they answer and none of them has any of these readings: there is nothing here to look at."""
+    """Whether the GPUs answer but none supports any of these readings: the check does not apply."""
     return bool(gpus) and all(
         getattr(gpu, name) is None and name not in gpu.errors for gpu in gpus for name in readings
     )
@@ -93,7 +103,7 @@ def found(reason: Reason, gpu: nvml.Gpu, detail: str) -> Finding:
 
 
 def earlier_gpus(seen: Evidence) -> tuple[tuple[nvml.Gpu, ...], float] | None:
-    """The GPUs as the look before met them, and how many seconds ago; None where that is not known."""
+    """Return the GPUs of the previous check cycle and the seconds since then, or None if unknown."""
     earlier = seen.earlier(nvml.NVML)
     if earlier is None or isinstance(earlier[0].answer, Unobserved):
         return None
@@ -101,12 +111,12 @@ def earlier_gpus(seen: Evidence) -> tuple[tuple[nvml.Gpu, ...], float] | None:
 
 
 def same(gpu: nvml.Gpu, others: Iterable[nvml.Gpu]) -> nvml.Gpu | None:
-    """The one of them that is this GPU, at the same place; None: another one sat there, or none."""
+    """Return the entry of `others` for the same GPU at the same address, or None if there is none."""
     return next((one for one in others if (one.address, one.uuid) == (gpu.address, gpu.uuid)), None)
 
 
 def settled(finding: Finding, expected: Expectation) -> Judgement:
-    """The finding, or could-not-look there while a driver that was just loaded brings its GPUs up."""
+    """Return the finding, or "could not check" while a driver that was just loaded initialises its GPUs."""
     if expected.driver_age_seconds >= DRIVER_GRACE.seconds:
         return finding
     wait = f"judged {DRIVER_GRACE.seconds:.0f} s after {DRIVER_GRACE.since}"

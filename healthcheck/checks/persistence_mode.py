@@ -1,4 +1,4 @@
-"""Every GPU keeps its driver state between processes (persistence mode)."""
+"""Check: each GPU keeps its driver state between processes (persistence mode)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver itself wants done with a GPU: NVML's recovery action."""
+"""Check: the recovery action that the driver requests for a GPU, from NVML."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from healthcheck.probes.nvml import gpus as nvml
 
 _SOURCE = "nvml.h, field 230"
 
-# Not one that flickers: it is a state that the driver announces (Xid 154) when it enters and when it leaves it, so one
-# look that shows it is enough, and the look after the recovery shows it gone.
+# The reason has no `flickers`: the driver announces this state (Xid 154) when it begins and when it ends. One check
+# cycle is enough to show it, and the cycle after the recovery shows that it is gone.
 WANTED = Reason(
     "GpuRecoveryAction",
     Severity.RESET,
@@ -41,7 +41,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield answer
         return
     of_imex = 0
-    # A GPU with a fault of its own counts too: its recovery action is what matters then.
+    # A GPU with another fault counts too, because its recovery action matters then.
     for gpu in placed(answer, shown_functions(seen)):
         if gpu.recovery_action:
             action = recovery_action(gpu.recovery_action, answer.driver_version)

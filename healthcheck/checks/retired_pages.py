@@ -1,4 +1,4 @@
-"""Pages of a GPU's memory that are no longer used because they were bad (before Ampere)."""
+"""Check: memory pages of a GPU that are no longer used because they were faulty (before Ampere)."""
 
 from __future__ import annotations
 

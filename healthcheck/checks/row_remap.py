@@ -45,7 +45,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         if gpu.exhausted_banks is not None and gpu.exhausted_banks > MOST_EXHAUSTED_BANKS:
             yield found(EXHAUSTED, gpu, f"banks of memory without a spare row: {gpu.exhausted_banks}")
         yield from unread(gpu, "row_remap", "exhausted_banks")
-        # NVML does not tell either while a GPU in MIG mode has instances (nvml.h, nvmlDeviceGetRemappedRows).
+        # NVML reports neither of the two while a GPU in MIG mode has instances (nvml.h, nvmlDeviceGetRemappedRows).
         yield from unknown_yet(gpu, "row_remap", FAILED)
         yield from unknown_yet(gpu, "exhausted_banks", EXHAUSTED)
     if all_lack(gpus, "row_remap", "exhausted_banks"):
@@ -55,7 +55,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
-    """Of all GPUs together. Rows that were replaced are no fault: with spare ones the memory is whole again."""
+    """Yield the totals over all GPUs.
+
+    A replaced row is not a fault: a spare row makes the memory complete again.
+    """
     remaps = [gpu.row_remap for gpu in gpus if gpu.row_remap is not None]
     if remaps:
         corrected, uncorrected = sum(one.corrected for one in remaps), sum(one.uncorrected for one in remaps)

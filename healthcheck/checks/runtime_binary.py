@@ -49,7 +49,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
-    """One finding for each reason, of NVIDIA's handlers."""
+    """Return the findings on NVIDIA's handlers, one for each reason."""
     ours = [one for one in of_nvidia(used.handlers) if _starts_a_program(one, used)]
     return gpu_runtime.together(_findings(around, used, ours))
 
@@ -68,7 +68,10 @@ def _starts_a_program(handler: Handler, used: Configuration) -> bool:
 
 
 def _without(around: ContainerRuntime, used: Configuration, handler: Handler) -> Iterator[Finding]:
-    """It starts runc then, which gives a pod its GPUs only by CDI."""
+    """Yield the finding for a handler without BinaryName.
+
+    It starts runc, which gives a pod its GPUs only through CDI.
+    """
     if used.kind == CONTAINERD and not gpu_runtime.cdi_specs(around):
         told = f"{where(handler)}: {handler.name} has no BinaryName, so it starts runc"
         name = "name NVIDIA's program there, /usr/bin/nvidia-container-runtime"
@@ -84,10 +87,10 @@ def _unfit(around: ContainerRuntime, used: Configuration, handler: Handler) -> I
 
 
 def _fault(around: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | None:
-    """What keeps its program from being run, and what mends that."""
+    """Return the reason why the handler's program cannot be run, and its fix; None if it can be run."""
     program = next((one for one in around.programs if one.named == handler.binary), None)
     if program is None:
-        return None  # nobody could look for it
+        return None  # could not be checked
     if not program.path:
         nowhere = "" if "/" in handler.binary else ", in no folder where programs usually lie"
         install = "install the NVIDIA container toolkit again"
@@ -101,7 +104,10 @@ def _fault(around: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | N
 
 
 def _is_offered(handler: Handler, used: Configuration) -> bool:
-    """A handler that a distribution defines before there is a program for it, beside the one that is used."""
+    """Whether a distribution defines this handler before its program is installed.
+
+    Such a handler exists in addition to the default handler.
+    """
     return "/" not in handler.binary and handler.name != used.default
 
 

@@ -1,4 +1,7 @@
-"""Every RuntimeClass of NVIDIA's that pods of this node can use names a handler that its container runtime has."""
+"""Check: NVIDIA's RuntimeClasses for pods of this node name existing handlers.
+
+The container runtime must have these handlers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         return
     around, used = readable
     if expected.runtime_classes is None:
-        # The agent looks before it has them, and what it once found stands until they show it gone.
+        # The agent's first check cycle runs before it has them. Until then, earlier findings stay active.
         yield TooEarly("the cluster's RuntimeClasses are not known here: the agent asks for them")
     elif around.distribution == container_runtime.GKE:
         yield NotConfigured("GKE's GPUs need no RuntimeClass")
@@ -48,7 +51,7 @@ def _undefined(around: ContainerRuntime, used: Configuration, ours: list[Runtime
     by_lower = {name.lower(): name for name in defined}
     for one in ours:
         if one.handler in defined or one.handler in {each.name for each in used.handlers}:
-            continue  # one that is defined and not loaded is told as that
+            continue  # `runtime-loaded` reports a handler that is not loaded
         like = by_lower.get(one.handler.lower())
         told = f"RuntimeClass {one.name} names the handler {one.handler}"
         if like is not None:
@@ -60,7 +63,10 @@ def _undefined(around: ContainerRuntime, used: Configuration, ours: list[Runtime
 
 
 def _is_needed(one: RuntimeClass, around: ContainerRuntime) -> bool:
-    """Where a node has no way for a GPU at all, `nvidia-runtime` tells that."""
+    """Whether pods of this node need the handler.
+
+    If a node has no way to give GPUs to pods at all, `nvidia-runtime` reports that.
+    """
     return gpu_runtime.gives_gpus(around) and (one.handler == _USUAL or one.for_this_node)
 
 

@@ -1,4 +1,4 @@
-"""The running container runtime is ready, and runs with what its files say."""
+"""Check: the running container runtime is ready, and uses the configuration in its files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _against_itself(around: ContainerRuntime, used: Configuration, live: Live) -> Iterator[Finding]:
-    """What it runs with outranks the times of the files: the same text written anew changes nothing."""
+    """Yield the differences between the running configuration and the files.
+
+    They take precedence over the times of the files: a file that is rewritten with the same text changes nothing.
+    """
     lacks = list(_lacks(used, live))
     if lacks:
         told = f"{'; '.join(lacks[:_MOST_NAMED])}"
@@ -79,7 +82,7 @@ def _against_itself(around: ContainerRuntime, used: Configuration, live: Live) -
 
 
 def _lacks(used: Configuration, live: Live) -> Iterator[str]:
-    """What stands in its files and is not so in the running one."""
+    """Yield each setting of the files that differs in the running runtime."""
     programs = dict(live.binaries)
     for one in used.handlers:
         place = gpu_runtime.where(one)

@@ -1,8 +1,10 @@
-"""How a container runtime is mended on each distribution, as commands that a person can paste.
+"""Fixes for a container runtime on each distribution, as commands that a person can paste.
 
-Read from the makers' own pages: the GPU operator's toolkit variables (NVIDIA's guide "Getting Started", and for k0s
-nvidia-container-toolkit pull request 1016), `nvidia-ctk runtime configure --help` of 1.18, and the pages on containerd
-of k3s, RKE2, MicroK8s, k0s, Canonical Kubernetes, Bottlerocket and nodeadm.
+The sources are the vendors' own pages:
+
+- the GPU operator's toolkit variables (NVIDIA's guide "Getting Started"; for k0s, nvidia-container-toolkit pull 1016);
+- `nvidia-ctk runtime configure --help` of 1.18;
+- the pages on containerd of k3s, RKE2, MicroK8s, k0s, Canonical Kubernetes, Bottlerocket and nodeadm.
 """
 
 from __future__ import annotations
@@ -49,10 +51,10 @@ def restart(around: ContainerRuntime, used: Configuration) -> str:
 
 
 def correct(around: ContainerRuntime, used: Configuration, file: str) -> str:
-    """The file to edit, so that the change is kept.
+    """Return the advice to edit a file so that the change persists.
 
-    No restart is part of it: one before the edit would load the fault. `RuntimeConfigNotLoaded` names the command
-    where the running runtime has to load the corrected file.
+    The advice contains no restart: a restart before the edit would load the fault. If the running runtime has to load
+    the corrected file, the finding `RuntimeConfigNotLoaded` names the command.
     """
     if around.distribution == BOTTLEROCKET:
         return "its files can't be changed: `apiclient set`, or another variant of the image"
@@ -62,7 +64,10 @@ def correct(around: ContainerRuntime, used: Configuration, file: str) -> str:
 
 
 def give_handler(around: ContainerRuntime, used: Configuration) -> str:
-    """How this runtime gets NVIDIA's handler: with the toolkit that the node has, or with either."""
+    """Return the advice that adds NVIDIA's handler to this runtime.
+
+    It uses the toolkit that the node has, or offers both toolkits.
+    """
     if used.kind in _OF_KINDS:
         return _OF_KINDS[used.kind](around, used)
     special = _OF_DISTRIBUTIONS.get(around.distribution)
@@ -76,21 +81,27 @@ def make_executable(path: str) -> str:
 
 
 def set_mode(path: str) -> str:
-    """For the toolkit's own configuration; the operator's is written anew by its DaemonSet."""
+    """Return the advice that sets the mode in the toolkit's configuration file.
+
+    The GPU operator's file is rewritten by its DaemonSet.
+    """
     if path.startswith(OPERATORS_FOLDER):
         return "delete this node's pod of nvidia-container-toolkit-daemonset, which writes it anew"
     return f"`nvidia-ctk config --config={shlex.quote(path)} --set nvidia-container-runtime.mode=auto --in-place`"
 
 
 def generate_spec(path: str) -> str:
-    """The service does it where the toolkit has one (1.18 and later), and takes its own place for the file."""
+    """Return the commands that generate a CDI specification.
+
+    From 1.18 on the toolkit has a service for this, which writes to a default path.
+    """
     if path.startswith(("/var/run/cdi/", "/run/cdi/")):
         return f"`systemctl restart nvidia-cdi-refresh` or `nvidia-ctk cdi generate --output={shlex.quote(path)}`"
     return f"`nvidia-ctk cdi generate --output={shlex.quote(path)}`"
 
 
 def helm_values(values: Mapping[str, str], namespace: str = "gpu-operator") -> str:
-    """A command that gives the GPU operator's toolkit these variables in the place of those it has."""
+    """Return a command that replaces the variables of the GPU operator's toolkit by these."""
     pairs = (
         f"toolkit.env[{place}].name={name},toolkit.env[{place}].value={_escaped(value)}"
         for place, (name, value) in enumerate(values.items())
@@ -123,7 +134,10 @@ def _hosts(around: ContainerRuntime, used: Configuration) -> str:
 
 
 def _ranchers(around: ContainerRuntime, used: Configuration) -> str:
-    """k3s and RKE2 look for the program when they start, and define the handler themselves."""
+    """Return the advice for k3s and RKE2.
+
+    Both detect the program when they start, and define the handler themselves.
+    """
     made = f"it writes {used.path} at each start, and what is edited there is lost"
     template = f" (other changes: {used.template})" if used.template else ""
     socket = helm_values({"CONTAINERD_SOCKET": around.socket})
@@ -171,10 +185,10 @@ def _talos(_: ContainerRuntime, __: Configuration) -> str:
 
 
 def _crio(around: ContainerRuntime, used: Configuration) -> str:
-    # Where the toolkit writes by itself, CRI-O does not look (its releases 1.18 to 1.19.0).
+    # CRI-O does not read the toolkit's default path (toolkit releases 1.18 to 1.19.0).
     drop_in = f"--drop-in-config={crio.STANDARD_FOLDER}/99-nvidia.toml"
     hosts = f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(around, used)}`"
-    # The operator finds CRI-O by itself and writes to its standard place.
+    # The operator detects CRI-O automatically and writes to its standard folder.
     return _with_either(
         around, "`kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset`", hosts
     )

@@ -28,7 +28,7 @@ The advice of each is an edit, without a command.
 
 
 def restart(around: ContainerRuntime, used: Configuration) -> str:
-    """The restart as advice: the command, or what has to be corrected first."""
+    """Return the advice to restart: the command, or the correction that must come first."""
     lost = ", ".join(lost_handlers(around, used)) or ("CDI" if _loses_gpus(around) else "")
     hold = f"first give {lost} back to its files: after a restart pods would not get it" if lost else ""
     return _hold(around, used) or hold or f"`{runtime_mending.restart(around, used)}`"
@@ -40,7 +40,7 @@ def give_handler(around: ContainerRuntime, used: Configuration) -> str:
 
 
 def make_pod_anew(around: ContainerRuntime, used: Configuration, remedy: str) -> str:
-    """Advice to delete a pod, where the runtime can start the one that takes its place."""
+    """Return the advice to delete a pod, if the runtime can start its replacement."""
     not_ready = around.live is not None and around.live.not_ready
     return _hold(around, used) or ("first do what RuntimeNotReady says: no pod is started now" if not_ready else remedy)
 
@@ -53,12 +53,12 @@ def lost_handlers(around: ContainerRuntime, used: Configuration) -> list[str]:
 
 
 def _loses_gpus(around: ContainerRuntime) -> bool:
-    """Whether pods get a GPU now, and would get none with what the files hold."""
+    """Whether pods get a GPU now, but would get none with the configuration in the files."""
     return gpu_runtime.gives_gpus(around) and not gpu_runtime.gives_gpus(replace(around, live=None))
 
 
 def _hold(around: ContainerRuntime, used: Configuration) -> str:
-    """Why a restart has to wait; '' where the files may be loaded."""
+    """Return the reason why a restart must wait, or an empty string if the files may be loaded."""
     if used.problem is not None and used.problem.only_ours:
         return f"first see that it can load {used.problem.file}, which could not be read here: a restart would"
     names = ", ".join(dict.fromkeys(one.reason for one in _faults(around, used)))

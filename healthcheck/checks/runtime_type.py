@@ -45,12 +45,12 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _without(kind: str) -> str:
-    """Of a type that an upgrade of containerd takes away, which release that is."""
+    """Return a note on the containerd release that removes this runtime type, or an empty string."""
     return " (not in containerd 2)" if kind in _NOT_IN_2 else ""
 
 
 def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
-    """One finding for each reason; none of a runtime without types."""
+    """Return one finding for each reason; none for a runtime without runtime types."""
     return gpu_runtime.together(_unfit(around, used) if used.kind == CONTAINERD else ())
 
 
@@ -68,7 +68,10 @@ def _unfit(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
 
 
 def _ignored(handler: Handler) -> str:
-    """The program that BinaryName says and its type does not start; '' where NVIDIA's is started all the same."""
+    """Return the program in BinaryName that this runtime type does not start.
+
+    It is empty if the type starts NVIDIA's program through another option.
+    """
     if handler.runtime_type == gpu_runtime.OLDEST_SHIM:
         return "" if gpu_runtime.is_nvidias_program(handler.binary) else handler.ignored_binary
     starts_it = not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)

@@ -1,4 +1,4 @@
-"""The severity that a finding has on this cluster: the tables', or the one that an override sets. Pure."""
+"""Severity of a finding on this cluster: from the tables, or from an override. Without side effects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def ruled(finding: Finding, policy: Policy) -> Finding:
 
 
 def is_ignored(finding: Finding) -> bool:
-    """Whether it is no fault by the tables, without an override. One that an override sets to PASS is remembered."""
+    """Whether the tables, without an override, say that the finding is not a fault.
+
+    A finding that an override sets to PASS is not ignored but remembered.
+    """
     return finding.severity is Severity.PASS and finding.catalogued is None
 
 
@@ -42,7 +45,7 @@ def _base(finding: Finding, policy: Policy) -> tuple[Severity, str]:
     if rule in defaults:
         return defaults[rule], rule
     code = _XID.match(finding.reason)
-    # A record of 0.3.0 has no severity of the tables beside an override's.
+    # A record of version 0.3.0 holds only the severity of the override, not that of the tables.
     if code and (rule.startswith(_BY_THE_TABLE) or (rule == OVERRIDDEN and finding.catalogued is None)):
         ruling = fixed_ruling(int(code[1]), policy)
         return (severity, rule) if ruling is None else (ruling.severity, ruling.rule)

@@ -1,4 +1,4 @@
-"""SXid errors: what the driver writes into the kernel's log about an NVSwitch."""
+"""Check: SXid errors, which the driver writes to the kernel log for an NVSwitch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def read_sxid(record: kernel_log.Record, expected: Expectation) -> Sighting | None:
-    """What one kernel record says, whatever it means; None when it is no SXid, or only more of the one before it."""
+    """Parse one kernel record into a sighting, whatever its severity.
+
+    None if it is not an SXid, or only continues the previous one.
+    """
     found = None if kernel_log.is_packet_filters(record.text) else _SXID.match(record.text)
     address = normalise_address(found["address"]) if found else None
     if found is None or address is None or _MORE_OF_THE_SAME.match(found["text"] or ""):

@@ -1,4 +1,4 @@
-"""No GPU is as hot as the temperature from which on it slows itself down."""
+"""Check: no GPU is at or above the temperature at which it slows itself down."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def slowdown_celsius(temperature: nvml.Temperature) -> int | None:
-    """From where on this GPU slows itself down; None where it does not say so, or not in earnest.
+    """Return the temperature at which this GPU slows itself down, or None if it is unknown or implausible.
 
-    From Hopper on a GPU tells how far it is from its limit, and how far from it it slows down: 0 or below.
+    From Hopper on a GPU reports its margin to the limit, and the margin at which it slows down, which is 0 or below.
     """
     celsius, margin, slowdown = temperature.celsius, temperature.margin_celsius, temperature.slowdown_margin_celsius
     if celsius is not None and margin is not None and slowdown is not None:
@@ -54,7 +54,10 @@ def slowdown_celsius(temperature: nvml.Temperature) -> int | None:
 
 
 def _detail(temperature: nvml.Temperature) -> str:
-    """The limit as the GPU tells it. One made of temperature and margin moves by a degree from look to look."""
+    """Return the limit as the GPU reports it.
+
+    A limit computed from temperature and margin would vary by a degree between check cycles.
+    """
     if temperature.margin_celsius is not None and temperature.slowdown_margin_celsius is not None:
         return f"its margin is at or below {temperature.slowdown_margin_celsius} °C, where it slows itself down"
     return f"at or above {temperature.slowdown_celsius} °C, where it slows itself down"

@@ -1,4 +1,4 @@
-"""Xid errors: what the driver writes into the kernel's log about a GPU."""
+"""Check: Xid errors, which the driver writes to the kernel log for a GPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | None:
-    """What one kernel record says, whatever it means; None when it is no Xid."""
+    """Parse one kernel record into a sighting, whatever its severity; None if it is not an Xid."""
     glued = _GLUED.match(record.text)
     found = None if kernel_log.is_packet_filters(record.text) else _XID.match(record.text, glued.end() if glued else 0)
     address = normalise_address(found["address"]) if found else None
@@ -95,7 +95,10 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | Non
 
 
 def may_be_of_a_test(record: kernel_log.Record) -> bool:
-    """Whether it names a process as those of DCGM's tests are called. Whose it is has to be looked at."""
+    """Whether the record names a process with the name of a DCGM test.
+
+    The caller must check to which run the process belongs.
+    """
     return _XID_BEGINS in record.text and any(f"name={name}" in record.text for name in diagnostics.NAMES)
 
 
@@ -128,7 +131,10 @@ def _finding(record: kernel_log.Record, code: int, subject: str, detail: str, ru
 
 
 def _split_process(text: str) -> tuple[str, str]:
-    """Whose work it was ('' where the driver names nobody), and what the driver says."""
+    """Split a message into the process that the driver names and the rest of the message.
+
+    The process is empty if the driver names none.
+    """
     found = _PROCESS.match(text)
     if found is None:
         return "", text

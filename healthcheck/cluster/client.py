@@ -1,6 +1,6 @@
-"""All that is asked of the cluster, by kind: each in the module of its name, over one `connection`.
+"""Client for all requests to the cluster: one class and module per kind, over one `connection`.
 
-A kind that we read next is one more class over `Connection`, here where our programs want it.
+To read another kind, add a class over `Connection`, and list it here if the programs need it.
 """
 
 from __future__ import annotations
@@ -17,4 +17,4 @@ from healthcheck.cluster.rights import Rights
 
 
 class Cluster(Nodes, Leases, Pods, Jobs, Devices, Events, ClusterSettings, Rights, Policies):
-    """One connection for all of them. Raises ClusterError, and is safe to use from several threads."""
+    """One connection for all kinds. Raises ClusterError, and is safe to use from several threads."""

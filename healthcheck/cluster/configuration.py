@@ -1,4 +1,4 @@
-"""What is set for the whole cluster: our ConfigMap, and its RuntimeClasses."""
+"""Cluster-wide settings: this project's ConfigMap, and the RuntimeClasses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class ClusterSettings(Connection):
         return self._json("get", path, "configmaps").get("data") or {}
 
     def list_runtime_classes(self) -> list[SelectiveClass]:
-        """Every RuntimeClass, in pages; a cluster has a handful, and of more than 1,000 the rest is left out."""
+        """Return all RuntimeClasses, read in pages.
+
+        A cluster has only a few; beyond 1,000 the rest is left out.
+        """
         pages = self._listing("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
         classes = chain.from_iterable(page.get("items") or [] for page in pages)
         return [_selective_class(one) for one in islice(classes, _MOST_CLASSES)]

@@ -50,7 +50,7 @@ _NO_TOKEN = (config.ConfigException, ValueError)
 
 
 def connect(access: Access | None = None) -> ApiClient:
-    """A client of the cluster that is meant; `access` is what a person asked for. Raises ClusterError."""
+    """Return a client for the chosen cluster. `access` holds a person's options. Raises ClusterError."""
     configuration = Configuration()
     try:
         chosen = choose(access)
@@ -69,7 +69,10 @@ def connect(access: Access | None = None) -> ApiClient:
 
 
 def refuse_to_read(what: str) -> None:
-    """Of whoever has no use for a listing with a gap."""
+    """Raise ClusterError for an unreadable object.
+
+    It is the default for callers that cannot use a listing with a gap.
+    """
     raise ClusterError(f"an object that nobody can read: {what}")
 
 
@@ -99,16 +102,20 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Connection:
-    """Requests, each with a deadline, raising ClusterError. Safe to use from several threads.
+    """Sends requests to the API server, each with a deadline. Safe to use from several threads.
 
-    The public methods of each kind raise Unreadable for an answer of any shape that they cannot read.
+    Failed requests raise ClusterError. The public methods of each kind raise Unreadable for an answer whose shape they
+    cannot read.
 
-    `pass_over` is told which object of a listing nobody can read, and why; without it, a listing with one is an error.
-    `request_seconds` is a person's word for each request but a watch; 0: no limit.
+    `pass_over` is called with a description of each unreadable object of a listing; by default such an object is an
+    error. `request_seconds` is a person's limit for each request except a watch; 0 means no limit.
     """
 
     def __init_subclass__(cls, unguarded: Collection[str] = ()) -> None:
-        """`unguarded`: methods that run code of their caller, whose errors are the caller's."""
+        """Convert errors on the shape of an answer into Unreadable, for each public method.
+
+        `unguarded` names methods that call functions of their caller, whose errors pass unchanged.
+        """
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method) and not name.startswith("_") and name not in unguarded:
                 setattr(cls, name, _guarded(method))
@@ -181,7 +188,7 @@ class Connection:
         return response
 
     def _patience(self, verb: str) -> tuple[float | None, float | None]:
-        """To connect, and to wait for the next word of the answer; None is for ever."""
+        """Return the timeouts to connect, and to wait for more data; None means no limit."""
         told = self._request_seconds
         connect_seconds, read_seconds = (_CONNECT_SECONDS, _READ_SECONDS) if told is None else (told or None,) * 2
         return connect_seconds, _SILENCE_SECONDS if verb == "watch" else read_seconds
@@ -193,7 +200,7 @@ class Connection:
             yield from page.get("items") or []
 
     def _listing(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """The pages, for who may not want all of them."""
+        """Yield the pages one by one, for callers that may not need all of them."""
         page, token = self._page(path, resource, query)
         while token:
             yield page
@@ -203,7 +210,7 @@ class Connection:
     def _listing_ahead(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse
     ) -> Iterator[dict[str, Any]]:
-        """All pages. While one is looked at, the next is on its way."""
+        """Yield all pages. The next page is requested while the caller handles the current one."""
         page, token = self._page(path, resource, query, parse)
         if token:
             with ThreadPoolExecutor(1, "page") as ahead:
@@ -216,7 +223,7 @@ class Connection:
     def _page(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse = decode
     ) -> tuple[dict[str, Any], str]:
-        """One page, and the token of the next; '' for the last."""
+        """Return one page and the token of the next, which is empty for the last page."""
         asked = {**query, "limit": str(_PAGE)}
         page = _read(self._request("list", path, resource, query=asked), f"list {resource}", parse)
         metadata = page.get("metadata") or {}
@@ -228,13 +235,13 @@ class Connection:
         return page, token
 
     def _names(self, path: str, resource: str, query: Mapping[str, str]) -> list[str]:
-        """Of the first page, without anything else of the objects."""
+        """Return the names on the first page, without requesting the rest of the objects."""
         asked = {**query, "limit": str(_PAGE)}
         page = _read(self._request("list", path, resource, query=asked, accept=_METADATA), f"list {resource}")
         return [str(one["metadata"]["name"]) for one in page.get("items") or ()]
 
     def _each(self, resource: str, objects: Iterable[Mapping[str, Any]], read: Callable[[Any], T]) -> Iterator[T]:
-        """All that can be read: one object that somebody wrote oddly must not hide the others."""
+        """Yield all readable objects: one malformed object must not hide the others."""
         for one in objects:
             try:
                 state = read(one)
@@ -260,7 +267,10 @@ class Connection:
             response.close()
 
     def _connect_anew(self) -> None:
-        """Where that can't be done now, as without a file descriptor or a kubeconfig, the client stays as it is."""
+        """Replace the client.
+
+        If this fails, as without a file descriptor or a kubeconfig, keep the present one.
+        """
         with suppress(ClusterError, *_NO_CONFIGURATION):
             self._client = self._connector()
 
@@ -286,7 +296,7 @@ class Connection:
 
 
 def unreadable(resource: str, one: Any, error: Exception) -> str:
-    """Which object it is that nobody can read, as far as it says so, and why."""
+    """Describe an unreadable object: its kind, its name as far as it is known, and the error."""
     metadata = one.get("metadata") if isinstance(one, dict) else None
     known = metadata if isinstance(metadata, dict) else {}
     name = "/".join(str(known[key]) for key in ("namespace", "name") if known.get(key))
@@ -332,7 +342,10 @@ def _budgets(status: Mapping[str, Any]) -> list[str]:
 
 
 def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
-    """None also for a date, and for what is no number: who waits for that long does not wait at all."""
+    """Return the seconds of the header Retry-After, limited to a maximum.
+
+    None for a missing header, a date or NaN, because a wait of NaN seconds would end at once.
+    """
     try:
         seconds = float(response.headers["Retry-After"])
     except (KeyError, ValueError):

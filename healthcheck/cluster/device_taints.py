@@ -49,12 +49,15 @@ class DeviceTaints(Connection):
         return tuple(found.devices.get(node_name, ()))
 
     def list_rules(self, node_name: str) -> tuple[DeviceRule, ...]:
-        """Those that are labelled with that node. Raises NotServed."""
+        """Return the rules labelled with this node. Raises NotServed."""
         found = self._list({"labelSelector": f"{_HOLDER}={holder_label(node_name)}"})
         return tuple(self._each(_RULES, found, lambda one: device_rule(one, node_name)))
 
     def list_all_rules(self) -> tuple[DeviceRule, ...]:
-        """Those of all agents, which nobody has changed; none where the API server has none."""
+        """Return the rules of all agents, except those that were edited.
+
+        The result is empty if the API server does not serve DeviceTaintRules.
+        """
         try:
             found = self._list({"labelSelector": f"app.kubernetes.io/name={COMPONENT},{_HOLDER}"})
         except NotServed:
@@ -83,18 +86,24 @@ class DeviceTaints(Connection):
         self._json("create", f"{_GROUP}/{self._version}/{_RULES}", _RULES, body)
 
     def change_tier(self, rule: DeviceRule, tier: str) -> None:
-        """Conflict: somebody has changed it since it was read."""
+        """Change the severity of a rule's taint. Raises Conflict if the rule was changed since it was read."""
         patch = {"metadata": {"resourceVersion": rule.version, "uid": rule.uid}, "spec": {"taint": {"value": tier}}}
         self._json("patch", self._path(rule), _RULES, patch, merge="merge")
 
     def ask_again(self, rule: DeviceRule, now: datetime) -> None:
-        """Change what means nothing to NoSchedule, so that whoever acts on rules tells of it. Conflict: as above."""
+        """Update `timeAdded` of the taint, so that the controllers that act on rules confirm the rule again.
+
+        The field has no effect for NoSchedule. Raises Conflict like `change_tier`.
+        """
         about = {"resourceVersion": rule.version, "uid": rule.uid}
         patch = {"metadata": about, "spec": {"taint": {"timeAdded": timestamp(now)}}}
         self._json("patch", self._path(rule), _RULES, patch, merge="merge")
 
     def delete_rule(self, rule: DeviceRule) -> bool:
-        """Whether it is gone. Somebody may have changed it since it was read: then it stays, and is read again."""
+        """Delete a rule and return whether it is gone.
+
+        False means that it was changed since it was read: then it remains, and the caller reads it again.
+        """
         preconditions = {"uid": rule.uid, "resourceVersion": rule.version}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         try:
@@ -109,7 +118,10 @@ class DeviceTaints(Connection):
         return f"{_GROUP}/{self._version}/{_RULES}/{quote(rule.name)}"
 
     def _list(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """By the newest version that is served, which may change while we run. Raises NotServed."""
+        """Return the rules in the newest API version that is served. Raises NotServed.
+
+        The version may change while the program runs.
+        """
         for version in RULE_VERSIONS:
             try:
                 found = list(self._pages(f"{_GROUP}/{version}/{_RULES}", _RULES, query))

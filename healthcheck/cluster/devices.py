@@ -18,16 +18,19 @@ _SLICES = "resourceslices"
 
 
 class Devices(Connection):
-    """Where the API serves none of these kinds, there are none."""
+    """Reads the objects of dynamic resource allocation; a kind that the API does not serve has no objects."""
 
     def read_given_out(self, namespace: str) -> GivenOut:
-        """What the driver gives out, and whether a sweep's pod in that namespace could claim it."""
+        """Return the devices that the driver publishes.
+
+        The result also shows whether a sweep's pod in the namespace could claim them.
+        """
         found = given_out(one for one in self._each(_SLICES, self._served(_SLICES), read_slice) if one is not None)
         is_used = found.devices or found.unread
         return replace(found, has_template=self._has_claim_template(namespace)) if is_used else found
 
     def list_gpu_claims(self) -> Iterator[GpuClaim]:
-        """Of all namespaces."""
+        """Yield the GPU claims of all namespaces."""
         for claim in self._each("resourceclaims", self._served("resourceclaims"), gpu_claim):
             if claim is not None:
                 yield claim
@@ -43,7 +46,7 @@ class Devices(Connection):
         return False
 
     def _served(self, resource: str) -> Iterator[Mapping[str, Any]]:
-        """All objects of a kind, in the newest version that is served."""
+        """Yield all objects of a kind, in the newest API version that is served."""
         for version in DRA_VERSIONS:
             try:
                 yield from self._pages(f"{_GROUP}/{version}/{resource}", resource, {})

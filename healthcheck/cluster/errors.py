@@ -1,4 +1,7 @@
-"""How a request to the cluster fails. A module of its own: who handles an error need not import the client."""
+"""Errors of requests to the cluster.
+
+The module is separate so that code that handles the errors need not import the client.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ from healthcheck.text.printable import printable
 
 
 class ClusterError(Exception):
-    """The cluster did not do what it was asked. The message says what and why; whoever answered may have written it."""
+    """The cluster did not carry out a request. The message gives the request and the reason.
+
+    The message may contain text from the server that answered.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class Unavailable(ClusterError):
-    """Nobody answered, or the answer was to come again (5xx, 429, an expired token): worth another try."""
+    """No answer, or an answer that asks for a retry (5xx, 429, an expired token)."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -21,7 +27,7 @@ class Unavailable(ClusterError):
 
 
 class Conflict(ClusterError):
-    """Somebody else wrote the object since it was read, or it is already there."""
+    """Another client wrote the object since it was read, or it already exists."""
 
 
 class NotFound(ClusterError):
@@ -29,7 +35,10 @@ class NotFound(ClusterError):
 
 
 class Forbidden(ClusterError):
-    """A permission is missing, or an admission policy said no. `verb` and `resource` are what was tried."""
+    """A permission is missing, or an admission policy rejected the request.
+
+    `verb` and `resource` describe the request.
+    """
 
     def __init__(self, message: str, verb: str, resource: str) -> None:
         super().__init__(message)
@@ -42,4 +51,7 @@ class Refused(ClusterError):
 
 
 class Unreadable(ClusterError):
-    """The object is there, of a shape or with values that nobody thought of. A write that was answered so is done."""
+    """The object exists, but has an unexpected shape or value.
+
+    A write with such an answer was carried out.
+    """

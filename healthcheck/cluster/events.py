@@ -1,4 +1,4 @@
-"""Events: those of ours about a Node, and what others warn of."""
+"""Events: those that this project writes for a Node, and warnings of other components."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from healthcheck.verdict.events import Event
 
 class Events(Connection):
     def create_event(self, node: NodeState, event: Event, now: datetime) -> None:
-        """Tell an Event about the Node. The same one told twice is one."""
+        """Create an Event for the Node. Creating the same Event twice has no further effect."""
         at = timestamp(now)
         body = {
             "apiVersion": "v1",
@@ -40,7 +40,7 @@ class Events(Connection):
             return
 
     def list_warnings(self, namespace: str, uid: str) -> list[str]:
-        """What the Events about that object warn of, each as `reason: message`, the newest last."""
+        """Return the warnings among the Events of an object as `reason: message`, the newest last."""
         query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
         warnings = list(self._pages(f"/api/v1/namespaces/{namespace}/events", "events", query))
         warnings.sort(key=_last_seen)
@@ -48,7 +48,10 @@ class Events(Connection):
 
 
 def _last_seen(event: Mapping[str, Any]) -> str:
-    """Of an Event, whichever API it was written by: one time of each kind is always there."""
+    """Return the time of the last occurrence of an Event, whichever API wrote it.
+
+    Each of these APIs sets at least one of the fields.
+    """
     series = event.get("series") or {}
     told = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((str(time) for time in told if time), "")

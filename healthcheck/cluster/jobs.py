@@ -1,4 +1,4 @@
-"""Jobs, what they are made from, and whatever else of ours runs pods."""
+"""Jobs and their templates, and all other workloads of this project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _JOBS = "/apis/batch/v1/namespaces/{}/jobs"
 
 
 class Workload(Struct, frozen=True):
-    """A pod, or what runs pods. `kind` as kubectl takes it: `daemonsets`."""
+    """A pod, or an object that runs pods. `kind` is the name that kubectl uses, such as `daemonsets`."""
 
     kind: str
     namespace: str
@@ -31,13 +31,13 @@ class Workload(Struct, frozen=True):
 
 class Jobs(Connection):
     def read_job_template(self, cron_job: str) -> dict[str, Any]:
-        """What a CronJob of ours makes its Jobs from."""
+        """Return the template from which one of this project's CronJobs makes its Jobs."""
         path = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/{quote(cron_job)}"
         template = (self._json("get", path, "cronjobs").get("spec") or {}).get("jobTemplate")
         return template if isinstance(template, dict) else {}
 
     def list_jobs(self, namespace: str, selector: str) -> tuple[list[JobState], str]:
-        """Those Jobs, and since when a watch has to begin so that it misses no change of them."""
+        """Return the Jobs with these labels, and the resource version for a watch without gaps."""
         jobs: list[JobState] = []
         version = ""
         for page in self._listing(_JOBS.format(namespace), "jobs", {"labelSelector": selector}):
@@ -46,7 +46,10 @@ class Jobs(Connection):
         return jobs, version
 
     def watch_jobs(self, namespace: str, selector: str, since: str, seconds: int) -> Iterator[tuple[JobState, bool]]:
-        """Each change of those Jobs after the listing `since`, and whether the Job is still there; so long at most."""
+        """Yield each change of these Jobs after the listing `since`, and whether the Job still exists.
+
+        The watch ends after `seconds` at the latest.
+        """
         query = {
             "watch": "true",
             "labelSelector": selector,
@@ -70,7 +73,10 @@ class Jobs(Connection):
         self._json("patch", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", patch, merge="merge")
 
     def delete_job(self, job: JobState) -> None:
-        """It stays to be seen until its pods have ended. Conflict: another has its name since."""
+        """Delete a Job, which remains visible until its pods have ended.
+
+        Raises Conflict if another Job now has its name.
+        """
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -80,7 +86,7 @@ class Jobs(Connection):
         self._json("delete", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", options)
 
     def list_workloads(self, selector: str) -> Iterator[Workload]:
-        """What of that, in all namespaces, runs pods or is one. What has ended or is suspended is left out."""
+        """Yield workloads and bare pods with these labels, in all namespaces, except ended and suspended ones."""
         for path, resource, has_ended in _WORKLOADS:
             for one in self._pages(path, resource, {"labelSelector": selector}):
                 if not has_ended(one):

@@ -1,7 +1,8 @@
-"""Which cluster is meant: kubectl's rules for --kubeconfig, --context, KUBECONFIG, ~/.kube/config and a pod's account.
+"""Choice of the cluster, by kubectl's rules.
 
-A kubeconfig that names a context comes before the account (client-go, tools/clientcmd/merged_client_builder.go); of
-several files the first that names something has the word.
+The rules cover --kubeconfig, --context, KUBECONFIG, ~/.kube/config and a pod's account. A kubeconfig that names a
+context takes precedence over the account (client-go, tools/clientcmd/merged_client_builder.go). If several files set
+the same thing, the first one applies.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ _MOST_NAMED = 20
 
 
 class KubeconfigError(Exception):
-    """What was asked for is not there, or can't be read. The message says what, and what there is."""
+    """The requested file or context is missing or unreadable.
+
+    The message names it, and lists the available ones.
+    """
 
 
 class Access(Struct, frozen=True):
-    """What a person asked for; '' is not said."""
+    """A person's options for the connection; an empty string means not set."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -37,7 +41,10 @@ class Access(Struct, frozen=True):
 
 
 class Chosen(Struct, frozen=True):
-    """A context of the files. `user` is what they call whoever asks, '' where they do not."""
+    """The chosen context and its files.
+
+    `user` is the user name in the kubeconfig, or empty if it names none.
+    """
 
     files: tuple[str, ...]
     context: str
@@ -65,12 +72,12 @@ def choose(access: Access | None) -> Chosen | None:
 
 
 def context_names(access: Access) -> list[str]:
-    """Of the files that are meant. Raises KubeconfigError."""
+    """Return the names of the contexts in the chosen files. Raises KubeconfigError."""
     return list(_contexts([(place, content) for place in _places(access) if (content := _read(place, access))]))
 
 
 def user_name(access: Access | None) -> str:
-    """What the kubeconfig calls the user that asks; '' in a pod, or without one."""
+    """Return the user name from the kubeconfig, or an empty string in a pod or without a kubeconfig."""
     try:
         chosen = choose(access)
     except KubeconfigError:
@@ -83,7 +90,10 @@ def _is_in_pod() -> bool:
 
 
 def _has_account() -> bool:
-    """Raises KubeconfigError where nobody can tell."""
+    """Whether the process runs in a pod with a service account.
+
+    Raises KubeconfigError if this cannot be checked.
+    """
     try:
         return _is_in_pod() and is_there(_ACCOUNT)
     except ProbeError as error:
@@ -106,7 +116,7 @@ def _path(place: str) -> Path:
 
 
 def _read(place: str, access: Access | None) -> dict[str, Any]:
-    """What a file says; nothing where there is none, unless it was asked for by name."""
+    """Read a kubeconfig file. A missing file is treated as empty, unless it was requested by name."""
     path = _path(place)
     import yaml  # noqa: PLC0415 - where one is read
 

@@ -1,4 +1,4 @@
-"""Leases: the agents' heartbeats, and the places in the fleet budget."""
+"""Leases: the heartbeats of the agents, and the slots of the fleet budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOLDER = f"{PREFIX}/holder"
 
 
 class Heartbeat(Struct, frozen=True):
-    """When an agent last looked, and for how many seconds that is good."""
+    """The time of an agent's last heartbeat, and the number of seconds for which it is valid."""
 
     renewed: datetime
     seconds: float
@@ -42,21 +42,21 @@ class Leases(Connection):
             self._create_lease(path, body)
 
     def list_heartbeats(self, now: datetime) -> dict[str, Heartbeat]:
-        """The heartbeat of each node's agent, by node name; one that nobody can have beaten by now is passed over."""
+        """Return the heartbeat of each node's agent by node name, except heartbeats with a time in the future."""
         leases = self._pages(_LEASES.format(NAMESPACE), "leases", {})
         beats = self._each("leases", leases, lambda lease: _heartbeat(lease, now))
         return {name: beat for name, beat in beats if beat is not None}
 
     def count_heartbeats(self) -> int:
-        """How many nodes have an agent."""
+        """Return the number of nodes with an agent."""
         return self._count(NAMESPACE)
 
     def count_slots(self) -> int:
-        """How many places in the fleet budget are taken."""
+        """Return the number of occupied slots in the fleet budget."""
         return self._count(BUDGET_NAMESPACE)
 
     def list_slots(self, node_name: str = "") -> Iterator[Slot]:
-        """The places that are taken, all or by that node, in pages."""
+        """Yield the occupied slots, all of them or those of one node; read in pages."""
         marks = f"{holder_label(node_name)},{former_holder_label(node_name)}"
         selector = f"{_HOLDER} in ({marks})" if node_name else ""
         leases = self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector})
@@ -68,18 +68,18 @@ class Leases(Connection):
         return _slot(self._json("get", f"{_LEASES.format(BUDGET_NAMESPACE)}/{quote(name)}", "leases"))
 
     def create_slot(self, name: str, node: NodeState) -> Slot:
-        """Take this place for the node. Conflict: somebody has it."""
+        """Acquire this slot for the node. Raises Conflict if it is occupied."""
         body = _lease(name, BUDGET_NAMESPACE, node, {}, {_HOLDER: holder_label(node.name)})
         return _slot(self._create_lease(_LEASES.format(BUDGET_NAMESPACE), body))
 
     def delete_slot(self, slot: Slot) -> None:
-        """Free this place. Conflict: another has taken it since."""
+        """Release this slot. Raises Conflict if another node has acquired it since."""
         path = f"{_LEASES.format(BUDGET_NAMESPACE)}/{quote(slot.name)}"
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": slot.uid}}
         self._json("delete", path, "leases", options)
 
     def _count(self, namespace: str) -> int:
-        """All of a namespace's Leases, by asking for one of them."""
+        """Count all Leases of a namespace by requesting only one of them."""
         page = self._json("list", _LEASES.format(namespace), "leases", query={"limit": "1"})
         return len(page.get("items") or []) + int(page.get("metadata", {}).get("remainingItemCount") or 0)
 
@@ -91,7 +91,10 @@ class Leases(Connection):
 
 
 def _heartbeat(lease: Mapping[str, Any], now: datetime) -> tuple[str, Heartbeat | None]:
-    """None of one that was never renewed. Raises ValueError for one that would keep its agent alive for ever."""
+    """Return the node name and heartbeat of a Lease; the heartbeat is None if it was never renewed.
+
+    Raises ValueError for a Lease that would make its agent appear alive forever.
+    """
     name, spec = str(lease["metadata"]["name"]), lease.get("spec") or {}
     if not spec.get("renewTime"):
         return name, None
@@ -106,7 +109,7 @@ def _heartbeat(lease: Mapping[str, Any], now: datetime) -> tuple[str, Heartbeat 
 def _lease(
     name: str, namespace: str, node: NodeState, times: Mapping[str, Any], labels: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A Lease that goes when its Node goes."""
+    """Return a Lease that is deleted together with its Node."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
     metadata = {"name": name, "namespace": namespace, "ownerReferences": [owner]}
     return {

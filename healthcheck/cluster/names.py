@@ -1,4 +1,4 @@
-"""Where in the cluster what is ours lives, and under which name we speak."""
+"""Names of this project in the cluster: namespaces, component, DaemonSet and admission policies."""
 
 from __future__ import annotations
 

@@ -37,13 +37,16 @@ class Nodes(Connection, unguarded=["update_node"]):
         return _read_node(self._json("get", f"{_NODES}/{quote(name)}", "nodes"))
 
     def patch_node(self, name: str, patch: Mapping[str, Any]) -> NodeState:
-        """One merge patch. Its `metadata.resourceVersion` makes a lost race a Conflict."""
+        """Apply a merge patch to a Node.
+
+        If the patch has `metadata.resourceVersion`, a concurrent change raises Conflict.
+        """
         return _read_node(self._json("patch", f"{_NODES}/{quote(name)}", "nodes", patch, merge="merge"))
 
     def update_node(self, name: str, change: PatchFor) -> NodeState | None:
-        """Write what the Node as it is now needs, made anew where somebody was faster. None: it needed nothing.
+        """Compute the patch from the current Node and write it; retry after a concurrent change.
 
-        Raises Conflict where others were faster each time.
+        Returns None if no patch was needed. Raises Conflict if other writers were faster each time.
         """
 
         def once() -> NodeState | None:
@@ -59,13 +62,13 @@ class Nodes(Connection, unguarded=["update_node"]):
         return again(once)
 
     def patch_conditions(self, name: str, conditions: Sequence[Mapping[str, Any]]) -> NodeState:
-        """These conditions alone: the server merges conditions by their type."""
+        """Write only these conditions: the server merges conditions by their type."""
         body = {"status": {"conditions": list(conditions)}}
         path = f"{_NODES}/{quote(name)}/status"
         return _read_node(self._json("patch", path, "nodes/status", body, merge="strategic-merge"))
 
     def remove_conditions(self, name: str, kinds: Sequence[str]) -> NodeState:
-        """These conditions alone, whatever they say. One that is not there changes nothing."""
+        """Remove only these conditions, whatever their content. A missing condition changes nothing."""
         return self.patch_conditions(name, [removed_condition(kind) for kind in kinds])
 
     def watch_node(self, name: str, seconds: int = 0) -> Iterator[NodeState | None]:
@@ -80,7 +83,7 @@ class Nodes(Connection, unguarded=["update_node"]):
             yield _read_node(node) if kind != "DELETED" else None
 
     def list_nodes(self, label_selector: str = "") -> Iterator[NodeState]:
-        """Every node that the selector allows, in pages; who wrote its labels is not among what is read."""
+        """Yield the nodes that match the selector, read in pages, without the managers of their labels."""
         nodes = self._pages(_NODES, "nodes", {"labelSelector": label_selector}, node_page().decode)
         yield from self._each("nodes", nodes, node_state)
 
@@ -103,7 +106,7 @@ def _read_node(node: Mapping[str, Any]) -> NodeState:
 
 
 def node_state(node: Mapping[str, Any]) -> NodeState:
-    """What of an API Node the plan needs."""
+    """Convert an API Node to the fields that the plan needs."""
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     conditions = _shown(status.get("conditions") or [])
     repairs = [one["type"] for one in conditions if one.get("type") in REPAIR_CONDITIONS]

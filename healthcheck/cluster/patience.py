@@ -1,4 +1,4 @@
-"""Asking the cluster again: where nobody answers, or another was faster."""
+"""Retries of requests to the cluster, after a missing answer or a conflict."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ T = TypeVar("T")
 
 
 class Patience(Struct, frozen=True):
-    """For so many seconds. `errors` are those that another try may end; `say` hears each of them that it waits after.
+    """Retry limits for requests. `seconds` is the total time, and `errors` are those worth a retry.
 
-    Whoever may have to end before that gives `is_over`, and a `sleep` that ends with it.
+    `say` is called with each error before the pause that follows it. A caller that may have to end early gives
+    `is_over`, and a `sleep` that ends with it.
     """
 
     seconds: float
@@ -33,11 +34,14 @@ class Patience(Struct, frozen=True):
     say: Callable[[BaseException], object] = lambda _: None
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Its answer; raises what was said last where there is none."""
+        """Call `question` until it succeeds and return its result; raise its last error if it never does."""
         return self._retrying(tenacity.retry_never, 0.0)(question)
 
     def until(self, look: Callable[[], T | None], every_seconds: float) -> T | None:
-        """What `look` gives, once it gives something; nothing, or what it raised last, where it never does."""
+        """Call `look` until it returns a value, and return that value.
+
+        If it never does, return its last empty result or raise its last error.
+        """
         return self._retrying(tenacity.retry_if_result(operator.not_), every_seconds)(look)
 
     def _retrying(self, retry: tenacity.retry_base, every_seconds: float) -> tenacity.Retrying:

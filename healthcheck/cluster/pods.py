@@ -1,4 +1,4 @@
-"""Pods: which hold GPUs, which are on a node, what they say, and asking them to go."""
+"""Pods: listing those with GPUs or on a node, reading their logs, and evicting them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Pods(Connection):
                 yield held
 
     def list_unplaced_since(self) -> Iterator[datetime]:
-        """Of each pod that asks for GPUs and finds no place, since when."""
+        """Yield, for each pod that requests GPUs and is not scheduled, the time since when."""
         pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": "spec.nodeName="})
         for since in self._each("pods", pods, unplaced_since):
             if since is not None:
                 yield since
 
     def list_unplaced(self, namespace: str, selector: str) -> set[str]:
-        """The names of the Jobs that have a pod which no scheduler has found a place for."""
+        """Return the names of the Jobs with a pod that no scheduler has placed."""
         query = {"labelSelector": selector, "fieldSelector": "spec.nodeName="}
         pods = self._pages(f"/api/v1/namespaces/{namespace}/pods", "pods", query)
         return {str((pod["metadata"].get("labels") or {}).get(JOB_LABEL, "")) for pod in pods}
@@ -61,7 +61,7 @@ class Pods(Connection):
         return refused
 
     def list_pods_on(self, node_name: str) -> list[dict[str, Any]]:
-        """Every pod that is bound to the node, finished ones too, as plain API objects."""
+        """Return all pods bound to the node, including finished ones, as plain API objects."""
         return list(self._pages("/api/v1/pods", "pods", {"fieldSelector": f"spec.nodeName={node_name}"}))
 
     def list_pods_of(self, job: JobState) -> list[PodState]:
@@ -91,7 +91,7 @@ class Pods(Connection):
         self._json("create", path, "pods/eviction", body)
 
     def read_agent_template(self) -> dict[str, Any]:
-        """What the agent's DaemonSet makes its pods from. NotFound: there is none."""
+        """Return the pod template of the agent's DaemonSet. Raises NotFound if there is no DaemonSet."""
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{AGENT}"
         template = (self._json("get", path, "daemonsets").get("spec") or {}).get("template")
         return template if isinstance(template, dict) else {}
@@ -101,23 +101,29 @@ class Pods(Connection):
         self._json("create", _PODS.format(quote(pod["metadata"]["namespace"])), "pods", pod)
 
     def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
-        """As a plain API object."""
+        """Return a pod as a plain API object."""
         return self._json("get", f"{_PODS.format(quote(namespace))}/{quote(name)}", "pods")
 
     def list_ended_pods(self, namespace: str, selector: str) -> list[dict[str, Any]]:
-        """As plain API objects."""
+        """Return the ended pods with these labels as plain API objects."""
         query = {"labelSelector": selector, "fieldSelector": "status.phase!=Pending,status.phase!=Running"}
         return list(self._pages(_PODS.format(quote(namespace)), "pods", query))
 
     def delete_pod(self, namespace: str, name: str, grace_seconds: int | None = None) -> None:
-        """In its own grace period, or in this one; 0 does not wait for its kubelet. NotFound: it is gone."""
+        """Delete a pod with its own grace period or with this one. Raises NotFound if it is gone.
+
+        With 0 seconds the deletion does not wait for the kubelet.
+        """
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         self._json("delete", f"{_PODS.format(quote(namespace))}/{quote(name)}", "pods", options)
 
     def read_pod_log(self, pod: PodState, since: datetime | None) -> str:
-        """What the pod's first container has said from that second on, 1 MiB at most, a time before each line."""
+        """Return the log of the pod's first container since a time, with a timestamp on each line.
+
+        It is at most 1 MiB long.
+        """
         query = {
             "container": pod.container,
             "timestamps": "true",

@@ -1,4 +1,4 @@
-"""Which of our admission policies the API server holds our accounts by."""
+"""Admission policies of this project, which the API server enforces for its accounts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _OURS = {"labelSelector": f"app.kubernetes.io/name={COMPONENT}"}
 
 class Policies(Connection):
     def list_policies_in_force(self) -> set[str]:
-        """Those of ours that are there, and that a binding over everything has deny what breaks them."""
+        """Return this project's policies that exist and are enforced.
+
+        A policy is enforced by a binding for all requests with the action Deny.
+        """
         there = set(self._named("validatingadmissionpolicies", _name))
         return there & set(self._named("validatingadmissionpolicybindings", _denies_by))
 
@@ -22,7 +25,7 @@ class Policies(Connection):
 
 
 def _name(policy: dict[str, Any]) -> str:
-    """'' of one that lets through what it could not judge."""
+    """Return the name of the policy, or an empty string if it admits requests that it cannot evaluate."""
     return str(policy["metadata"]["name"]) if policy["spec"].get("failurePolicy", "Fail") == "Fail" else ""
 
 

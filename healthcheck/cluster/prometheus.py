@@ -1,4 +1,4 @@
-"""The one door to a Prometheus: an instant query with a deadline for all of it, and an answer that is bounded."""
+"""Client for Prometheus: an instant query with an overall deadline and a size limit for the answer."""
 
 from __future__ import annotations
 
@@ -23,15 +23,21 @@ _PATH = "/api/v1/query"
 
 
 class PrometheusError(ClusterError):
-    """It could not be asked, or did not answer as a Prometheus does. The message says so, and names it."""
+    """Prometheus could not be reached, or did not answer as Prometheus does.
+
+    The message names its URL and the reason.
+    """
 
 
 class AddressError(ValueError):
-    """The message says what is wrong with the URL."""
+    """Error for an invalid URL. The message gives the reason."""
 
 
 def checked(url: str) -> str:
-    """The URL without a slash at its end. Raises AddressError for what is no address of a Prometheus."""
+    """Return the URL without a trailing slash.
+
+    Raises AddressError if it cannot be the URL of a Prometheus.
+    """
     try:
         parts = urllib3.util.parse_url(url)
     except LocationParseError:
@@ -86,7 +92,7 @@ def _answer(url: str, query: str) -> dict[str, Any]:
 
 
 def _read(status: int, body: bytes) -> dict[str, Any]:
-    """What an error says stands in the body, where it is a Prometheus that answers."""
+    """Parse an answer. The reason of an error is in its body, if the server is a Prometheus."""
     try:
         told = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What whoever asks may do."""
+"""Permissions of the current account."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from healthcheck.cluster.connection import Connection
 
 
 class Right(Struct, frozen=True):
-    """What a person or program may do. `resource` has its subresource behind a slash; namespace '' is all of them."""
+    """A permission of a person or program.
+
+    `resource` has its subresource after a slash; an empty namespace means all namespaces.
+    """
 
     verb: str
     resource: str
@@ -22,7 +25,7 @@ class Right(Struct, frozen=True):
 
 class Rights(Connection):
     def is_allowed(self, right: Right) -> bool:
-        """Whether whoever asks has this right."""
+        """Whether the current account has this permission."""
         resource, _, subresource = right.resource.partition("/")
         attributes = {
             "verb": right.verb,

@@ -1,1 +1,1 @@
-"""A deep run: when it is due, who holds the node for it, the run itself and its record."""
+"""Deep diagnostics and quarantine: when one is due, the claim on the node, the run and its record."""

@@ -1,4 +1,4 @@
-"""Why a quarantine run could not tell, whatever its tests look at."""
+"""Causes for which a test of a quarantine run has no result, shared by all its tests."""
 
 from __future__ import annotations
 

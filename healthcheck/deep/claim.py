@@ -1,7 +1,7 @@
-"""Who holds a node for a deep run: the annotation `run`, with the label and the taint that go with it. Pure.
+"""Claim on a node for a deep diagnostic or quarantine: the annotation `run` with its label and taint.
 
-A claim is made and given up by one patch of the Node that carries its `resourceVersion`, so that of two who want the
-node only one gets it. Past its `until` it is nobody's, and whoever comes may clear it away.
+No side effects. One patch of the Node with its `resourceVersion` creates or removes a claim, so only one of two
+competing runs gets the node. A claim expires at its `until`, and any run may then remove it.
 """
 
 import json
@@ -25,7 +25,7 @@ _LONGEST_HOLDER = 320
 
 
 class Kind(StrEnum):
-    """What runs, as the label `mode` says it."""
+    """Kind of a run, as written in the label `mode`."""
 
     L2 = "l2"
     SWEEP = "sweep"
@@ -33,14 +33,17 @@ class Kind(StrEnum):
 
 
 class Claim(Struct, frozen=True):
-    """Of one deep run on a node. `holder` names it among those of its kind: of a sweep, its Job."""
+    """Claim of one run on a node. `holder` identifies the run within its kind; for a sweep it is the Job."""
 
     kind: Kind
     holder: str
     until: datetime
 
     def is_same_run(self, other: Self) -> bool:
-        """A run that goes on moves its `until` on."""
+        """Whether both claims belong to the same run.
+
+        Their `until` may differ, because a running run renews it.
+        """
         return (self.kind, self.holder) == (other.kind, other.holder)
 
 
@@ -57,7 +60,7 @@ GivesWay = Callable[[Claim], bool]
 
 
 def never_gives_way(_: Claim) -> bool:
-    """To whoever knows no more than its `until`."""
+    """Return False: the caller knows only the claim's `until`."""
     return False
 
 
@@ -78,7 +81,7 @@ def claim_in(annotation: str, now: datetime) -> Claim | None:
 
 
 def why_unread(node: NodeState) -> Iterator[str]:
-    """What is wrong with an annotation `run` that nobody can read, and whoever comes clears away."""
+    """Yield the error in an unreadable annotation `run`, which the next run removes."""
     try:
         if RUN in node.annotations:
             _parse(node.annotations[RUN])
@@ -87,7 +90,7 @@ def why_unread(node: NodeState) -> Iterator[str]:
 
 
 def is_marked(node: NodeState) -> bool:
-    """Whether anything on the Node says that a deep run uses it."""
+    """Whether the Node has an annotation, label or taint of a run."""
     return RUN in node.annotations or MODE in node.labels or any(map(_is_maintenance, node.taints))
 
 
@@ -105,7 +108,10 @@ def take(node: NodeState, claim: Claim, now: datetime, gives_way: GivesWay = nev
 
 
 def give_back(node: NodeState, claim: Claim, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
-    """The patch that takes away the claim of this run, or one that gives way; None where neither stands there."""
+    """Return the patch that releases the claim of this run, or a claim that gives way.
+
+    None if the Node has neither.
+    """
     try:
         standing = _parse(node.annotations.get(RUN, ""))
     except RecordError:
@@ -114,15 +120,16 @@ def give_back(node: NodeState, claim: Claim, gives_way: GivesWay = never_gives_w
 
 
 def is_written(node: NodeState, claim: Claim) -> bool:
-    """Whether this claim stands on the Node, to the second."""
+    """Whether the Node has exactly this claim, with the same `until`."""
     return node.annotations.get(RUN) == _text(claim)
 
 
 def clear(node: NodeState, now: datetime, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
-    """The patch that takes away what no living run answers for; None where nothing of it stands.
+    """Return the patch that removes the marks of runs that are no longer alive; None if there are none.
 
-    A claim that is over its time, gives way or can't be read, a label or taint without one; and `maintenance=sweep` in
-    any case: the scripts that this system replaces left it behind when they were killed, and no sweep of ours sets it.
+    These are expired and unreadable claims, claims that give way, and labels or taints without a claim. A taint
+    `maintenance=sweep` is removed in any case. The scripts that this system replaces left it behind when they were
+    killed, and this project's sweeps do not set it.
     """
     claim = claim_on(node, now, gives_way)
     if claim is None:
@@ -148,7 +155,7 @@ def _patch(
 
 
 def _is_maintenance(taint: Mapping[str, Any]) -> bool:
-    # With another effect it is another taint, and somebody else's.
+    # The same key with another effect is a different taint, of another tool.
     return (taint.get("key"), taint.get("effect")) == (MAINTENANCE, _EFFECT)
 
 

@@ -1,6 +1,6 @@
-"""How a node is held for a deep run, whoever runs it: taken, held for longer, given back, and cleared of what is left.
+"""Claims on a node for all kinds of runs: acquire, renew, release, and remove stale ones.
 
-Each write is made from the Node as it is at that moment, and made anew where another was faster.
+Each write is computed from the current Node, and computed again after a concurrent change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def nothing(_: NodeState) -> Mapping[str, str]:
 
 
 class Claimant(Struct, frozen=True):
-    """Who wants one Node, under the name that its claim has. Raises what `write` raises.
+    """A run that claims one Node under a given name. Its methods raise the errors of `write`.
 
     `write` is the cluster's `update_node` of that Node.
     """
@@ -45,7 +45,7 @@ class Claimant(Struct, frozen=True):
     gives_way: GivesWay = never_gives_way
 
     def claim_on(self, node: NodeState) -> Claim | None:
-        """Of whoever holds the node now."""
+        """Return the claim that is active on the node now."""
         return claim_on(node, self.now(), self.gives_way)
 
     def has(self, node: NodeState) -> bool:
@@ -54,9 +54,10 @@ class Claimant(Struct, frozen=True):
         return claim is not None and self.is_own(claim)
 
     def take(self, until: datetime, why_not: Callable[[NodeState], str]) -> NodeState | None:
-        """Have the node, as it is then; None where something speaks against it, or another one has it.
+        """Acquire the node and return its state.
 
-        A try that came through although its answer was lost is not made again.
+        Returns None if `why_not` gives a reason or another run has the claim. If an earlier write succeeded but its
+        answer was lost, the claim is not written again.
         """
         claim, standing = self._claim(until), None
 
@@ -70,7 +71,7 @@ class Claimant(Struct, frozen=True):
         return self.write(taking) or standing
 
     def hold(self, until: datetime, annotations: Annotations = nothing) -> NodeState | None:
-        """Have the node until then, whether it is taken, held for longer or taken anew; None: another one has it."""
+        """Acquire or renew the claim until this time; None if another run has it."""
 
         def holding(node: NodeState) -> dict[str, Any] | None:
             patch = take(node, self._claim(until), self.now(), lambda held: self.is_own(held) or self.gives_way(held))
@@ -79,7 +80,7 @@ class Claimant(Struct, frozen=True):
         return self.write(holding)
 
     def give_back(self, annotations: Annotations = nothing) -> NodeState | None:
-        """What is annotated is written also where the node is not this one's any more."""
+        """Release the claim. The annotations are written even if another run now has the node."""
 
         def giving_back(node: NodeState) -> dict[str, Any] | None:
             patch, more = give_back(node, self._claim(self.now()), self.gives_way), annotations(node)
@@ -88,11 +89,11 @@ class Claimant(Struct, frozen=True):
         return self.write(giving_back)
 
     def is_to_clear(self, node: NodeState) -> bool:
-        """Whether anything of a run stands there that no living one answers for."""
+        """Whether the Node has marks of a run that is no longer alive."""
         return clear(node, self.now(), self.gives_way) is not None
 
     def clear(self) -> NodeState | None:
-        """Take away what no living run answers for."""
+        """Remove the marks of runs that are no longer alive."""
         return self.write(lambda node: clear(node, self.now(), self.gives_way))
 
     def is_own(self, claim: Claim) -> bool:

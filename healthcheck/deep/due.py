@@ -1,4 +1,4 @@
-"""When a node was last tested deeply, when it is due again, and what on the node stands in the way. Pure."""
+"""Last deep test of a node, time of the next one, and obstacles on the Node. No side effects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _LONGEST_KEPT, _LONGEST_CAUSES = 80, 200
 
 
 class DeepTest(Struct, frozen=True):
-    """A deep run that came to a verdict. `by` is who ran it: `agent`, `sweep` or `quarantine`."""
+    """A deep diagnostic or quarantine with a verdict.
+
+    `by` is its origin: `agent`, `sweep` or `quarantine`.
+    """
 
     at: datetime
     status: str
@@ -42,13 +45,16 @@ class DeepTest(Struct, frozen=True):
 
 
 def last_deep_test(node: NodeState, now: datetime) -> DeepTest | None:
-    """The newest deep test of this machine, by anyone; None: never, or nobody can read when."""
+    """Return the newest deep test of this machine by any program.
+
+    None if there is none with a readable time.
+    """
     tests = [test for test in (_swept(node), _quarantined(node)) if test and not is_future(test.at, now)]
     return max(tests, key=lambda test: test.at, default=None)
 
 
 class Attempt(Struct, frozen=True):
-    """A deep run that came to no verdict, and why, for a person."""
+    """A deep diagnostic without a verdict, and the reason for people."""
 
     at: datetime
     why: str = ""
@@ -58,14 +64,14 @@ class Attempt(Struct, frozen=True):
 
 
 def last_attempt(node: NodeState, now: datetime) -> Attempt | None:
-    """The deep run that last wrote that it could not test; None where its record says something else, or nothing."""
+    """Return the last deep diagnostic that was recorded as unable to test; None for any other record."""
     record = records.on_node(RunRecord, node, SWEEP_RESULT)
     at = records.time_of(record) if record.status == Status.UNKNOWN.value else None
     return Attempt(at, _causes(record)) if at is not None and not is_future(at, now) else None
 
 
 def _causes(record: RunRecord) -> str:
-    """Each cause with its first detail."""
+    """Return the causes of a record as text, each with its first detail."""
     told: dict[str, str] = {}
     for row in record.unobserved or ():
         if row.cause:
@@ -75,13 +81,13 @@ def _causes(record: RunRecord) -> str:
 
 
 def keeping_verdict(record: RunRecord, node: NodeState) -> RunRecord:
-    """The record, with what it takes the place of on the Node where it comes to no verdict itself."""
+    """Return the record; if it has no verdict, add the last verdict of the record that it replaces."""
     before = None if is_verdict(record) else _verdict(records.on_node(RunRecord, node, SWEEP_RESULT))
     return records.within_limit(replace(record, before=before)) if before else record
 
 
 def is_verdict(record: RunRecord | VerdictRow) -> bool:
-    """Whether a deep run's record says how the node is."""
+    """Whether the record of a run has a verdict on the node."""
     return record.status in _TESTED
 
 
@@ -103,9 +109,10 @@ def is_overdue(node: NodeState, test: DeepTest | None, interval: timedelta, now:
 
 
 def obstacle(node: NodeState, heard: datetime | None, now: datetime) -> str:
-    """What on the node itself keeps a deep test away; '' where nothing does. Whether it is idle is not asked here.
+    """Return the reason on the Node that prevents a deep test, or an empty string.
 
-    `heard`: until when its agent's heartbeat is good; None where there is none.
+    It does not check whether the node is idle. `heard` is the time until which the agent's heartbeat is valid; None if
+    there is no heartbeat.
     """
     return next(_obstacles(node, heard, now), "")
 
@@ -142,7 +149,11 @@ def engine_obstacle(node: NodeState) -> str:
 
 
 def _unhealthy(node: NodeState) -> str:
-    """Both must say that it is well, where both are there: one can be late, and a label anybody can write."""
+    """Return the reason why the node does not count as healthy, or an empty string.
+
+    If both label and condition exist, both must show a healthy node. The condition can be late, and any client can
+    write the label.
+    """
     label, condition = node.labels.get(STATUS), (node.condition() or {}).get("status")
     if label is None and condition is None:
         return "nobody has judged it yet"
@@ -162,7 +173,7 @@ def _swept(node: NodeState) -> DeepTest | None:
 
 
 def _verdict(record: RunRecord) -> VerdictRow | None:
-    """What the record says of how the node is; where it does not, what it keeps of the one before it."""
+    """Return the verdict of a record, or, if it has none, the earlier verdict that it keeps."""
     told = record.before
     if is_verdict(record):
         told = VerdictRow(record.timestamp, record.status, record.by, record.machine)
@@ -173,7 +184,10 @@ def _verdict(record: RunRecord) -> VerdictRow | None:
 
 
 def _quarantined(node: NodeState) -> DeepTest | None:
-    """By what its level 4 said: the rest tests no GPU, and without a verdict it may not have come to them."""
+    """Return the quarantine as a deep test, judged by its level 4.
+
+    The other parts of a quarantine test no GPU, and a run without a verdict may not have reached level 4.
+    """
     record = records.on_node(RunRecord, node, QUARANTINE_RESULT)
     status, at = records.level_4_status(record), records.time_of(record)
     if at is None or status not in _TESTED or is_of_another_machine(record.machine, node):

@@ -1,4 +1,4 @@
-"""Whether anybody uses this node's GPUs: pods, by the kubelet; processes, by the last light look."""
+"""Use of a node's GPUs: by pods, from the kubelet; by processes, from the last check cycle."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ class Idleness(Struct, frozen=True):
     last_look: Callable[[], Evidence | None]
 
     def held(self) -> str:
-        """Which pods have GPUs, '' where none has. Raises ProbeError."""
+        """Return the pods that have GPUs, or an empty string. Raises ProbeError."""
         return named((f"{pod} has {number} {resource}" for pod, resource, number in self.pods()), _MOST_NAMED)
 
     def used(self) -> str:
-        """Who uses the GPUs, '' for nobody. Raises ProbeError."""
+        """Return the pods or processes that use the GPUs, or an empty string. Raises ProbeError."""
         return self.held() or self._processes()
 
     def _processes(self) -> str:
-        """In a PID namespace of our own NVML shows us none; then the pods alone are known."""
+        """Return the GPUs in use by processes, or an empty string.
+
+        In its own PID namespace the agent gets no processes from NVML, and only the pods are known.
+        """
         look = self.last_look()
         if look is None or look.unread(NVML):
             raise ProbeError("no light look has asked NVML yet")

@@ -1,4 +1,7 @@
-"""A Job for one node, made from the template that stands in the cluster as a suspended CronJob. Pure."""
+"""A Job for one node, made from the template in the cluster, which is a suspended CronJob.
+
+No side effects.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +50,11 @@ class JobState(Struct, frozen=True):
 
 
 class TemplateError(ValueError):
-    """The CronJob in the cluster makes no Job that could test a node. The message says what is wrong with it."""
+    """The CronJob in the cluster does not give a Job that can test a node. The message names the error."""
 
 
 class Title(Struct, frozen=True):
-    """What tells one Job from another."""
+    """Name, namespace and component of a Job."""
 
     name: str
     namespace: str
@@ -81,7 +84,7 @@ def job_on(template: Mapping[str, Any], title: Title, node_name: str, node_uid: 
 
 
 def pod_of(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pod of a Job and its first container: the one that tests. Raises TemplateError."""
+    """Return the pod of a Job and its first container, which runs the test. Raises TemplateError."""
     try:
         pod = job["spec"]["template"]["spec"]
         container = pod["containers"][0]
@@ -96,12 +99,12 @@ def claims_devices(job: Mapping[str, Any]) -> bool:
 
 
 def account_of(job: Mapping[str, Any]) -> str:
-    """As whom its pods act; '' where it does not say so."""
+    """Return the service account of the Job's pods, or an empty string if the Job sets none."""
     return str(_pod_in(job).get("serviceAccountName") or "")
 
 
 def short_name(beginning: str, node_name: str, unique: str) -> str:
-    """At most 63 characters, whatever the node's name; another one for every `unique`."""
+    """Return a name of at most 63 characters for any node name; it differs for each `unique`."""
     digest = hashlib.blake2s(unique.encode()).hexdigest()[:_DIGEST_LETTERS]
     room = _LONGEST_NAME - len(beginning) - len(digest) - 2
     readable = re.sub(r"[^a-z0-9-]", "-", node_name)[:room].strip("-")
@@ -113,7 +116,10 @@ def _pod_in(job: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _pin(pod: dict[str, Any], node_name: str) -> None:
-    """By the Node's name itself, not by a label that could be missing or belong to another."""
+    """Restrict the pod to the Node with this name.
+
+    A label could be missing or belong to another Node.
+    """
     field = {"key": "metadata.name", "operator": "In", "values": [node_name]}
     affinity = pod.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})

@@ -1,4 +1,4 @@
-"""One deep look: a level of DCGM's run to its end, a doubtful failure once more, and what its check says of both."""
+"""One deep diagnostic: a DCGM run of one level, repetition of doubtful failures, and the outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEVELS = {2: (LEVEL_2, LEVEL_2_RUN), 4: (LEVEL_4, LEVEL_4_RUN)}
 
 
 class Diagnostic(Protocol):
-    """Who runs DCGM's tests, one run at a time; `stop` ends it for good, from any thread."""
+    """Interface to run DCGM's tests, one run at a time. `stop` ends it permanently, from any thread."""
 
     def run(self, level: int) -> DcgmLook: ...
 
@@ -30,7 +30,7 @@ class Diagnostic(Protocol):
 
     @property
     def stuck_pid(self) -> int | None:
-        """Of a process that can't be killed."""
+        """Process ID of a process that cannot be killed."""
 
 
 def look_deeply(
@@ -39,9 +39,10 @@ def look_deeply(
     beside: Mapping[Probe[Any], Any] = MappingProxyType({}),
     level: int = 2,
 ) -> Outcome:
-    """What level 2 or 4 shows. It needs the GPUs for itself, and takes minutes, or hours.
+    """Run level 2 or 4 and return its outcome.
 
-    `beside`: what was read beside it, by probe; with NVML's answer the findings name GPUs by their addresses.
+    It needs exclusive use of the GPUs and takes minutes to hours. `beside` holds other facts of the same time, by
+    probe. With the facts of NVML, findings name GPUs by their addresses.
     """
     check, probe = _LEVELS[level]
     first = diagnostic.run(level)
@@ -54,7 +55,7 @@ def look_deeply(
 
 
 def with_doubts_settled(diagnostic: Diagnostic, first: DcgmLook, expected: Expectation) -> DcgmLook:
-    """A first failure of what fails on healthy GPUs too is believed only when it comes again."""
+    """Repeat the tests that also fail on healthy GPUs; such a failure counts only if it recurs."""
     answer = first.answer
     tests = needs_repeat(answer, expected.policy) if isinstance(answer, DiagAnswer) else ()
     if not isinstance(answer, DiagAnswer) or not tests:
@@ -64,6 +65,6 @@ def with_doubts_settled(diagnostic: Diagnostic, first: DcgmLook, expected: Expec
     if isinstance(again, DiagAnswer):
         answer = with_repeat(answer, again)
         settled = {row.test for row in again.results if row.status in _RESULTS}
-    # A test that nobody could run again has told nothing; the others have what they told.
+    # A test that could not be repeated has no result; the other tests keep theirs.
     untold = set(tests) - settled
     return DcgmLook(replace(answer, results=tuple(row for row in answer.results if row.test not in untold)))

@@ -1,6 +1,6 @@
-"""The record of a deep run: how it is written, and how the agent takes it into its own memory. Pure.
+"""Record of a deep diagnostic: its format, and its transfer into the agent's memory. No side effects.
 
-What was taken is the agent's own finding, which every written exit ends.
+After the transfer its findings are the agent's own, and any written exit can end them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name}
 
 
 class DeepRecord(Struct, frozen=True):
-    """What one deep run says. `kind` is its annotation's name; `timestamp` tells it from others of that kind."""
+    """Result of one deep diagnostic or quarantine.
+
+    `kind` is the name of its annotation; `timestamp` distinguishes it from others of the same kind.
+    """
 
     kind: str
     timestamp: str
@@ -49,7 +52,7 @@ class DeepRecord(Struct, frozen=True):
 
 
 class Ran(Struct, frozen=True):
-    """One deep run of level 2 that came to its end: where, by whom (`agent`, `sweep`), on which machine and boot."""
+    """One completed level 2 run: its node, its origin (`agent`, `sweep`), its times, machine and boot."""
 
     node: str
     by: str
@@ -60,23 +63,26 @@ class Ran(Struct, frozen=True):
 
 
 class PassedRun(Struct, frozen=True):
-    """A quarantine run, level 4 in it, that passed. `name` tells it from others."""
+    """A quarantine run that passed, including level 4. `name` identifies it."""
 
     name: str
     began: datetime
 
 
 def void_record(node: NodeState, deep: DeepRecord) -> Event:
-    """A deep record that counts for nothing. The same one has the same name, whenever it is told."""
+    """Return the Event for a record that does not count. The same record always gives the same Event name."""
     message = f"{deep.kind} of {deep.timestamp} says {deep.void}: it counts for nothing, for it is another suite's"
     name = event_name(node.name, "void", deep.kind, deep.timestamp)
     return Event(name, "Normal", "OldRecord", cut(f"{printable(message)}, and its taint does not stand"))
 
 
 def passed_run(node: NodeState) -> PassedRun | None:
-    """The run whose record on the Node says so; None where it says anything else, or speaks of another machine."""
+    """Return the passed quarantine run from the record on the Node.
+
+    None if the record shows another result or belongs to another machine.
+    """
     text = node.annotations.get(QUARANTINE_RESULT, "{}")
-    record = records.on_node(RunRecord, node, QUARANTINE_RESULT)  # whoever plans the change complains of a bad one
+    record = records.on_node(RunRecord, node, QUARANTINE_RESULT)  # the planner of the change reports an invalid one
     began = records.passed_since(record)
     if began is None or is_of_another_machine(record.machine, node):
         return None
@@ -120,7 +126,7 @@ def by_reason(passed: Iterable[Passed]) -> dict[str, tuple[str, ...]]:
 
 
 def deep_record(record: RunRecord, kind: str) -> DeepRecord:
-    """What a record says. Raises RecordError or ValueError."""
+    """Parse the record of a deep diagnostic. Raises RecordError or ValueError."""
     at = moment(record.timestamp)
     severity = records.severity_of(record)
     faults = [one for one in deep_faults(record) if min(one.severity, severity) is not Severity.PASS]
@@ -140,9 +146,9 @@ def deep_record(record: RunRecord, kind: str) -> DeepRecord:
 
 
 def untaken(node: NodeState, taken: Mapping[str, str]) -> Iterator[DeepRecord]:
-    """The deep records on the Node that the agent has not taken, those of level 2 first.
+    """Yield the records on the Node that the agent has not transferred yet, those of level 2 first.
 
-    One that nobody can read, or whose time nobody can tell, is left to count by itself.
+    A record that is unreadable, or has an unreadable time, is skipped and takes effect without a transfer.
     """
     for annotation, kind in DEEP.items():
         record = records.on_node(RunRecord, node, annotation)
@@ -155,7 +161,7 @@ def untaken(node: NodeState, taken: Mapping[str, str]) -> Iterator[DeepRecord]:
 
 
 def _void(record: RunRecord, kind: str) -> DeepRecord:
-    """One of the bash suite's, as far as a person wants to know of it. Raises ValueError."""
+    """Summarise a record of the bash suite for people. Raises ValueError."""
     at = moment(record.timestamp)
     words = ", ".join(
         f"{name} {told}"[:_LONGEST_NAME]
@@ -166,19 +172,22 @@ def _void(record: RunRecord, kind: str) -> DeepRecord:
 
 
 def after_deep_record(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Memory:
-    """The memory with what a deep record says as its own. The same record a second time changes nothing."""
+    """Add the result of a deep diagnostic to the memory. The same record a second time changes nothing."""
     if memory.taken.get(deep.kind) == deep.timestamp:
         return memory
-    # What was found on the machine that was here before is none of ours.
+    # Findings of the previous machine with this Node name do not belong to this machine.
     is_ours = not (deep.machine and memory.machine) or deep.machine.lower() == memory.machine.lower()
     after = after_deep_test(memory, deep.result, now, escalate_after) if is_ours and not deep.void else memory
     return replace(after, taken={**memory.taken, deep.kind: deep.timestamp})
 
 
 def _found(fault: Fault, stated: Severity, kind: str) -> DeepFinding:
-    """One row, bounded. Never worse than what its own run says of the node, as the merge of the records has it."""
+    """Convert one finding of a record, with limits on its lengths.
+
+    It is never more severe than the run's own severity, like in the merge of the records.
+    """
     finding = Finding(
-        # What nobody here would name so is a fault all the same.
+        # A name that no finding of this project can have still counts as a fault.
         fault.reason if _REASON.match(fault.reason) else UNTOLD,
         min(fault.severity, stated),
         fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node",

@@ -1,7 +1,7 @@
-"""Child processes, each under a deadline. What can hang in a driver runs here and nowhere else.
+"""Child processes with deadlines. All calls that can hang in a driver run in such a child.
 
-A process stuck in the driver may be in D state: it can't be killed, and waiting for it would never end.
-So nobody here waits without a limit, and no second child is started beside one that would not die.
+A process that is stuck in the driver may be in D state: it cannot be killed, and waiting for it would never end.
+Therefore all waits have a limit, and no second child is started while an earlier one cannot be killed.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ _RUN_MODULE = (
 
 
 def isolated(module: str) -> tuple[str, ...]:
-    """The words that start a module of ours: neither the environment nor the working directory says what it loads.
+    """Return the command line that runs one of this project's modules.
 
-    `-m` would not find it, as our packages lie beside each other and not in site-packages (docs/decisions/0044).
+    The loaded code depends on neither the environment nor the working directory. `-m` would not find the module,
+    because the packages are in one folder and not in site-packages (docs/decisions/0044).
     """
     return (sys.executable, "-I", "-c", _RUN_MODULE, _PACKAGES, module)
 
 
 class ChildError(Exception):
-    """The child gave no answer. The message says why."""
+    """The child gave no answer. The message gives the reason."""
 
 
 class MissedDeadline(ChildError):
-    """No answer in time; the child was killed. `pid` names it when it would not die."""
+    """No answer within the deadline; the child was killed. `pid` is set if it could not be killed."""
 
     def __init__(self, message: str, pid: int | None) -> None:
         super().__init__(message)
@@ -63,7 +64,7 @@ class MissedDeadline(ChildError):
 
 
 class Stopped(ChildError):
-    """Somebody of ours asked it to end before it was done."""
+    """The program was stopped on request before it was done."""
 
 
 class StillStuck(MissedDeadline):
@@ -71,7 +72,7 @@ class StillStuck(MissedDeadline):
 
 
 def how_it_ended(code: int) -> str:
-    """As a sentence ends: `ended with exit code 3`, `was ended by SIGSEGV`."""
+    """Return the end of a sentence about an exit code: `ended with exit code 3`, `was ended by SIGSEGV`."""
     if code >= 0:
         return f"ended with exit code {code}"
     known = {one.value: one.name for one in signal.Signals}
@@ -80,7 +81,10 @@ def how_it_ended(code: int) -> str:
 
 @dataclass
 class Child:
-    """One long-lived child that answers one line per line, started when first asked and replaced when it failed."""
+    """A long-lived child process that answers each line with one line.
+
+    It is started at the first request, and replaced after a failure.
+    """
 
     argv: Sequence[str]
     env: Mapping[str, str] | None = None
@@ -99,7 +103,7 @@ class Child:
         return self._stuck.pid if self._stuck else None
 
     def ask(self, request: str, deadline_seconds: float) -> bytes:
-        """Send one line and return the line that comes back, without its newline. Raises ChildError."""
+        """Send one line and return the answer without its newline. Raises ChildError."""
         if (pid := self.stuck_pid) is not None:
             raise StillStuck(f"process {pid} is still inside the driver and can't be killed", pid)
         process = self._running()
@@ -194,10 +198,10 @@ class Ended(Struct, frozen=True):
 
 @dataclass
 class Program:
-    """Runs one program at a time to its end, and nothing of its process group outlives a run.
+    """Runs one program at a time to its end; no process of its group outlives a run.
 
-    One that has to be ended hears SIGTERM, and `patience_seconds` later SIGKILL; so does all that it started,
-    in whatever group or session it is.
+    A program that must be ended gets SIGTERM, and SIGKILL `patience_seconds` later. All processes that it started get
+    the same, in any group or session.
     """
 
     env: Mapping[str, str]
@@ -225,9 +229,10 @@ class Program:
         return self._left.wait(0.0) if self._left is not None else None
 
     def run(self, argv: Sequence[str], deadline_seconds: float, directory: Path | None = None) -> Ended:
-        """What it wrote, and how it ended; `directory` is where it works, ours by default.
+        """Run the program and return its output and its exit code.
 
-        Raises ChildError: not started, no end in time, stopped, too much output.
+        `directory` is its working directory, by default that of this process. Raises ChildError if the program cannot
+        be started, misses the deadline, is stopped, or writes too much output.
         """
         if (pid := self.stuck_pid) is not None:
             raise StillStuck(f"process {pid} of an earlier run can't be killed", pid)
@@ -260,14 +265,17 @@ class Program:
         return Ended(process.returncode, *outputs.texts)
 
     def stop(self) -> None:
-        """What another thread runs is asked to end, and killed after its patience; nothing is started after it.
+        """End the program that another thread runs, and start no program afterwards.
 
-        The other thread's run raises Stopped.
+        The program is killed if it does not end within its patience. The other thread's `run` raises Stopped.
         """
         self._stop.set()
 
     def end(self) -> int | None:
-        """Kill what another thread runs. Returns the pid of what is stuck and has to be left behind."""
+        """Kill the program that another thread runs.
+
+        Returns the process ID of a stuck process that has to be left behind.
+        """
         with self._lock:
             if self._process is not None:
                 _signal_group(self._process.pid, signal.SIGKILL)
@@ -293,7 +301,7 @@ class Program:
         return process
 
     def _bury(self, process: subprocess.Popen[bytes], started: Descendants) -> None:
-        """Kill what is left of its group and of what it started, and wait for it, but not for long."""
+        """Kill the rest of the process group and all descendants, and wait for a limited time."""
         with self._lock:
             _signal_group(process.pid, signal.SIGKILL)
             started.kill()
@@ -309,9 +317,9 @@ class Program:
 
 
 class _Outputs:
-    """What a process writes on its two outputs, and whether it has ended: neither is waited for alone.
+    """The two outputs of a process and its end, which must be waited for together.
 
-    A child of its own may hold the outputs open for longer than it lives itself.
+    A child of the process may keep the outputs open after the process has ended.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], most_bytes: int) -> None:
@@ -344,9 +352,9 @@ class _Outputs:
         return max(len(text) for text in self._written.values()) > self._most_bytes
 
     def read_until(self, deadline: float, stop: threading.Event) -> bool:
-        """Read until the process has ended and no more is there, or there was too much.
+        """Read until the process has ended and its output is read, or the output exceeds the limit.
 
-        False: the deadline came, or somebody asked to stop.
+        Returns False if the deadline passed or `stop` was set.
         """
         poll = select.poll()
         for fd in (self._life, *self._written):
@@ -370,10 +378,11 @@ class _Outputs:
 
 
 def _put_first_for_the_oom_killer(pid: int) -> None:
-    """A child that outgrows the container's memory dies before us, and so does all that it starts.
+    """Raise the OOM score of a child, so that it and its children are killed before this process.
 
-    To raise a score needs no privilege. The program has begun by now, but nothing of it has grown yet; a shell that
-    raised its own first would hide that a program is missing, and code between fork and exec is unsafe beside threads.
+    Raising a score needs no privilege. The program has already begun, but has not used much memory yet. The
+    alternatives are worse. A shell that raises its own score would hide a missing program, and code between fork and
+    exec is unsafe with threads.
     """
     with suppress(OSError):  # it has ended already; or no /proc, and then the order is the kernel's own
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")

@@ -1,8 +1,8 @@
-"""The one door to a terminal: nothing that is shown is taken for markup, and nothing in it steers the terminal.
+"""Output to a terminal: no text is treated as markup, and no text can control the terminal.
 
-What a table or a line is made of comes from nodes, pods, logs and processes. So no text is markup here, not even ours:
-a style stands beside its text (`Text("fail", "red")`). The door stands behind all others: text that came in without
-being made printable is made so as it is drawn, but for the ends of our own lines.
+The texts of tables and lines come from nodes, pods, logs and processes. Therefore no text is markup, not even this
+project's own: a style is passed separately from its text (`Text("fail", "red")`). As the last safeguard, text that is
+not printable is made printable when it is drawn, except for line ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Screen(Console):
 
     @classmethod
     def of_rows(cls) -> Screen:
-        """For what has rows: where a program reads them, each stands on one line."""
+        """Return a screen for rows. If the output is not a terminal, each row is one line."""
         screen = cls()
         if not screen.is_terminal:
             screen.width = _UNBROKEN
@@ -44,7 +44,7 @@ class Screen(Console):
 
 
 def _seen(text: Text) -> Text:
-    """The same where all of it can be shown, as it should be: else without the styles of its parts."""
+    """Return the text unchanged if it is printable, else its printable form without partial styles."""
     plain = "\n".join(printable(line, _LONGEST_LINE) for line in text.plain.split("\n"))
     if plain == text.plain:
         return text

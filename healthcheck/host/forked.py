@@ -1,4 +1,4 @@
-"""An answer that somebody waits for at a keyboard: asked in a process of its own, which says nothing and has an end."""
+"""Computes an answer for an interactive user in a child process, without output and with a time limit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _CHUNK = 1 << 16
 
 
 def answered_within(seconds: float, work: Callable[[], Sequence[str]]) -> list[str]:
-    """What the work comes to; nothing where it fails, or takes longer.
+    """Return the result of the work, or an empty list if it fails or takes longer.
 
-    Then it ends with all that it has started in its process group, which has no terminal. For a process of one thread.
+    If it takes longer, its process is killed with its process group, which has no terminal. The caller must have only
+    one thread.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -32,13 +33,13 @@ def answered_within(seconds: float, work: Callable[[], Sequence[str]]) -> list[s
         for end in (os.killpg, os.kill):  # it may have made no group yet
             with suppress(ProcessLookupError):
                 end(pid, signal.SIGKILL)
-        return []  # not waited for: one that hangs in the kernel would keep us too
+        return []  # not waited for: a process that hangs in the kernel would block this one
     os.waitpid(pid, 0)
     return [str(one) for one in json.loads(told or b"[]")]
 
 
 def _tell(write: int, work: Callable[[], Sequence[str]]) -> None:
-    """In the child, which has no other end than this."""
+    """Run the work in the child and write its result; the function ends the process."""
     try:
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -51,7 +52,7 @@ def _tell(write: int, work: Callable[[], Sequence[str]]) -> None:
 
 
 def _read_until(read: int, deadline: float) -> bytes | None:
-    """All of it; None: there was no end by then."""
+    """Read the whole answer; return None if it is not complete by the deadline."""
     told = b""
     while (left := deadline - time.monotonic()) > 0 and select.select([read], [], [], left)[0]:
         chunk = os.read(read, _CHUNK)

@@ -1,7 +1,7 @@
-"""A process that asks a program of the node over its gRPC socket: one question, one line of JSON out, and it ends.
+"""Child process for one question to a gRPC socket of the node, with one line of JSON as output.
 
-It alone imports gRPC, which would weigh tens of MiB in whoever waits for the answer. It calls nothing that changes
-anything: the methods below are all that it knows.
+Only this process imports gRPC, which would use tens of MiB of memory in its caller. It calls only the methods below,
+none of which changes anything.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Call(Struct, frozen=True):
 
 
 class Question(Struct, frozen=True):
-    """Calls that belong together, and the package and messages that they are told in."""
+    """A group of calls, with the package and the messages that they use."""
 
     package: str
     messages: dict[str, _Fields]
@@ -101,7 +101,7 @@ def ask(question: Question, path: str) -> dict[str, Any]:
     """`answers`, one for each call; or the `error` that is the reason for none."""
     try:
         with socket.socket(socket.AF_UNIX) as attempt:
-            attempt.connect(path)  # without gRPC, and told in the kernel's own words, where nobody listens
+            attempt.connect(path)  # without gRPC: gives the kernel's error if no server listens
     except OSError as error:
         return {"error": error.strerror or str(error)}
     return _call(question, path)
@@ -116,7 +116,7 @@ def _call(question: Question, path: str) -> dict[str, Any]:
     messages = message_classes(question)
     answers = []
     try:
-        # gRPC takes no answer of more than 4 MiB unless it is told otherwise.
+        # By default gRPC accepts no answer of more than 4 MiB.
         with grpc.insecure_channel(f"unix:{quote(path)}") as channel:
             for call in question.calls:
                 request, answer = messages[call.request], messages[call.answer]
@@ -154,5 +154,5 @@ def message_classes(question: Question) -> dict[str, Any]:
 def main() -> None:
     """`grpc_child QUESTION SOCKET SECONDS`: ask, print the answer, end."""
     name, path, longest_seconds = sys.argv[1:]
-    signal.setitimer(signal.ITIMER_REAL, float(longest_seconds))  # whoever would end us may have been killed
+    signal.setitimer(signal.ITIMER_REAL, float(longest_seconds))  # the parent, which would end it, may have been killed
     print(json.dumps(ask(QUESTIONS[name], path)))

@@ -30,7 +30,10 @@ class NodeSocket:
     _program: Program = field(default_factory=lambda: Program({}, _PATIENCE_SECONDS), init=False)
 
     def ask(self, root: Path, path: str) -> list[dict[str, Any]]:
-        """The answer to each of its calls, from whoever listens at `path` of this root. Raises ProbeError."""
+        """Return the answer to each call of the question, from the server at `path` of this root.
+
+        Raises ProbeError.
+        """
         program = isolated("healthcheck.host.grpc_child")
         longest_seconds = self.deadline_seconds + _LEFT_ALONE_SECONDS
         argv = (*program, self.question, _socket(root, path), str(longest_seconds))
@@ -41,12 +44,15 @@ class NodeSocket:
         return _answers(path, ended.code, ended.out, ended.err)
 
     def end(self) -> int | None:
-        """End what runs; its pid when it can't be ended."""
+        """End the running child. Returns its process ID if it cannot be ended."""
         return self._program.end()
 
 
 def _socket(root: Path, path: str) -> str:
-    """Where the socket lies as we see it; every link leads inside the root. Raises ProbeError."""
+    """Return the path of the socket in this process's file system; links resolve inside the root.
+
+    Raises ProbeError.
+    """
     try:
         file = host_files.below(root, path)
         is_one = stat.S_ISSOCK(file.stat().st_mode)

@@ -25,7 +25,10 @@ _DEEPEST = 8
 
 
 def resolve(root: Path, path: str) -> str:
-    """The path as the host names it after all links; what does not exist keeps its name. Raises OSError on a loop."""
+    """Return the path on the host with all links resolved. Raises OSError on a loop of links.
+
+    A part that does not exist keeps its name.
+    """
     if not _can_be(path):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), ascii(path))
     links = 0
@@ -64,7 +67,10 @@ def in_run(path: str) -> str:
 
 
 def _can_be(path: str) -> bool:
-    """A file of JSON may name what no file can be called."""
+    """Whether a path can name a file.
+
+    A path from a JSON file may contain characters that no file name can have.
+    """
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
@@ -72,12 +78,15 @@ def _can_be(path: str) -> bool:
 
 
 def below(root: Path, path: str) -> Path:
-    """Where the file lies as we see it. Raises OSError."""
+    """Return the path of the file in this process's file system. Raises OSError."""
     return root / resolve(root, path).lstrip("/")
 
 
 def read(root: Path, path: str) -> tuple[bytes, float]:
-    """All of a plain file of at most 1 MiB, and when it was last written, in seconds of UTC. Raises OSError."""
+    """Return the content of a regular file of at most 1 MiB and its modification time in seconds of UTC.
+
+    Raises OSError.
+    """
     file = open_file(below(root, path), os.O_RDONLY | os.O_NOFOLLOW)
     try:
         about = os.fstat(file)
@@ -91,7 +100,10 @@ def read(root: Path, path: str) -> tuple[bytes, float]:
 
 
 def read_whole(root: Path, path: str, most: int) -> bytes:
-    """At most so many bytes of a plain file. The kernel gives its lists in parts, and tells no size. Raises OSError."""
+    """Return at most `most` bytes of a regular file. Raises OSError.
+
+    Lists of the kernel must be read in parts, and have no known size.
+    """
     file = open_file(below(root, path), os.O_RDONLY | os.O_NOFOLLOW)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -103,7 +115,7 @@ def read_whole(root: Path, path: str, most: int) -> bytes:
 
 
 def is_executable(root: Path, path: str) -> bool:
-    """A plain file that somebody may run."""
+    """Whether the path is a regular file with an execute permission."""
     try:
         mode = below(root, path).stat().st_mode
     except OSError:
@@ -112,9 +124,9 @@ def is_executable(root: Path, path: str) -> bool:
 
 
 def walk(root: Path, folder: str) -> list[str]:
-    """The files below a folder, in the order of their names, folders within included (Go's filepath.Walk).
+    """Return the files in a folder and its subfolders, in name order (Go's filepath.Walk).
 
-    As with `matches`, a name that can't be told to anybody is left out.
+    Names that cannot be printed are left out, as in `matches`.
     """
     return [path for path, _ in zip(_walked(root, folder, _DEEPEST), range(_MOST_MATCHES), strict=False)]
 
@@ -134,9 +146,10 @@ def _walked(root: Path, folder: str, deepest: int) -> Iterator[str]:
 
 
 def matches(root: Path, pattern: str) -> list[str]:
-    """The paths that a pattern with `*`, `?` or `[…]` names, in order; a name that begins with a dot is one too.
+    """Return the paths that match a pattern with `*`, `?` or `[…]`, in order.
 
-    A name that can't be told to anybody, no UTF-8 or with a line break, is left out.
+    Names that begin with a dot match too. Names that cannot be printed, such as invalid UTF-8 or names with a line
+    break, are left out.
     """
     found = ["/"]
     for part in pattern.strip("/").split("/"):
@@ -157,7 +170,10 @@ def _entries(root: Path, folder: str, part: str) -> list[str]:
 
 
 def is_there(root: Path, path: str) -> bool:
-    """Whether anything can be opened by that name. Raises ProbeError where nobody can tell."""
+    """Whether a file or folder exists at this path, after links.
+
+    Raises ProbeError if this cannot be checked.
+    """
     try:
         return opening.is_there(below(root, path))
     except OSError as error:  # a circle of links

@@ -1,8 +1,9 @@
-"""A server for a port that strangers reach: nothing in it grows with what they send.
+"""HTTP server for a port that untrusted clients can reach, with bounded resource use.
 
-One thread holds a short table of connections, each for one request, and accepts one a millisecond. A full table gives
-up the oldest of the peer address with the most, so that the newest, which may be the kubelet's probe, is always
-accepted, and no peer takes the place of another. Peers take turns: one request of each waits for a page at a time.
+One thread keeps a short table of connections, each for one request, and accepts one connection per millisecond. When
+the table is full, the server drops the oldest connection of the address with the most connections. The newest
+connection, which may be the kubelet's probe, is therefore always accepted, and no client displaces another. Clients
+take turns: only one request of each address waits for a page at a time.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class HttpServer:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, OSError):  # a TimeoutError is one
             log.error("a request failed", error=repr(error))
-        if task.cancelled() or error is not None:  # the kernel keeps nothing of it, and nobody takes it for answered
+        if task.cancelled() or error is not None:  # reset: the kernel keeps no data, the client gets no answer
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         connection.close()
 
@@ -138,7 +139,7 @@ class _Peer(NamedTuple):
 
 
 class _Pace:
-    """One page, made for one request after the other, with rests between. Addresses take turns."""
+    """One page, generated for one request after another, with pauses between them. Addresses take turns."""
 
     def __init__(self, make: Callable[[str], Page]) -> None:
         self._make = make
@@ -160,7 +161,7 @@ class _Pace:
 
 
 class _Exchange(BaseHTTPRequestHandler):
-    """A request that was read, and the bytes that answer it; a bad one is answered by being read."""
+    """A parsed request and the bytes of its answer. Parsing an invalid request already writes the answer."""
 
     def __init__(self, request: bytes) -> None:
         super().__init__(request, ("", 0), None)  # type: ignore[arg-type]  # there is no server of the library's
@@ -196,7 +197,7 @@ class _Exchange(BaseHTTPRequestHandler):
         return "gpu-healthcheck"
 
     def log_message(self, *_: object) -> None:
-        """The kubelet asks every few seconds; nobody reads that."""
+        """Log nothing: the kubelet sends a request every few seconds."""
 
     def _is_for_us(self) -> bool:
         if self.command not in ("GET", "HEAD"):
@@ -208,6 +209,6 @@ class _Exchange(BaseHTTPRequestHandler):
         return False
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """Before anything of the request was understood."""
+        """Answer with an error before the request was parsed."""
         self.requestline, self.request_version, self.command = "", "HTTP/1.0", ""
         self.send_error(status)

@@ -1,4 +1,7 @@
-"""Somebody who is asked in a thread, so that no look waits; between, the last answer is repeated."""
+"""Queries a source in a thread, so that no check cycle waits for it.
+
+Until the next answer, the last one is reused.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ Answer = TypeVar("Answer")
 
 
 class Asked(Struct, Generic[Question, Answer], frozen=True):
-    """What was asked, when (monotonic), and what came of it."""
+    """A question, its time on the monotonic clock, and its answer."""
 
     question: Question
     at: float
@@ -38,7 +41,10 @@ class LatestAnswer(Generic[Question, Answer]):
     asking: threading.Thread | None = field(default=None, init=False)
 
     def look(self, question: Question, *, wait: bool) -> Asked[Question, Answer] | None:
-        """What was asked last; None before the first answer. Where one is due, a thread asks for it."""
+        """Return the last question with its answer, or None before the first answer.
+
+        If it is outdated, query in a thread.
+        """
         last = self._last
         if not self._is_asking and (last is None or self.is_outdated(last, question, self.clock())):
             self.asking = threading.Thread(target=self._ask, args=(question,), name=self.name, daemon=True)

@@ -1,4 +1,4 @@
-"""How the programs in the cluster log."""
+"""Log format of the programs in the cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 
 
 def log_as_json(level: str) -> None:
-    """One JSON object per line on standard error."""
+    """Log one JSON object per line to stderr."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -21,7 +21,7 @@ def log_as_json(level: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # What libraries log, such as a look that still runs when the next is due, reads the same.
+    # Messages of libraries, such as one about a check cycle that still runs when the next is due, get the same format.
     libraries = logging.StreamHandler(sys.stderr)
     libraries.setFormatter(
         structlog.stdlib.ProcessorFormatter(

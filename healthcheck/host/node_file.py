@@ -1,6 +1,7 @@
-"""A file of ours on the node: replaced whole or not at all, read up to a limit, written by one process at a time.
+"""Files of this project on the node: atomic replacement, limited reads, one writer at a time.
 
-Whoever may write the folder can put a pipe, a socket, a device or a link in its place: none is waited for or followed.
+A user with write permission for the folder can put a pipe, a socket, a device or a link at this path. None of them is
+followed, and opening one never blocks.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ def replace_whole(path: Path, content: bytes, *, on_disk: bool = True) -> None:
 
 
 def replace_for_owner(path: Path, content: bytes) -> None:
-    """In a person's folder: for the owner alone from its first moment, and no file of another name is lost for it.
+    """Replace a file in a person's folder.
 
-    Raises OSError; what was there then stays.
+    Only the owner can read it from the first moment, and no other file is overwritten. Raises OSError; the previous
+    file then remains.
     """
     new = path.with_name(f".new-{os.urandom(8).hex()}")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -55,9 +57,9 @@ def read_start(path: Path, most: int) -> bytes:
 
 
 def lock(path: Path) -> int | None:
-    """Have it alone until `unlock`, or until the process ends, however it ends; None: another has it.
+    """Lock the file until `unlock` or the end of the process.
 
-    The folder is made where there is none. Raises OSError.
+    Returns None if another process has the lock. The folder is created if it does not exist. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = _open_regular(path, os.O_RDWR | os.O_CREAT)

@@ -1,4 +1,4 @@
-"""Opening files and folders. What we lack for that, or may not see, is never taken for something that is not there."""
+"""Opens files and folders; a lack of resources or permissions never counts as a missing file."""
 
 from __future__ import annotations
 
@@ -16,29 +16,35 @@ _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 def is_absent(error: OSError) -> bool:
-    """It says that nothing of that name is there. Any other error says that nobody could look."""
+    """Whether the error shows that the file does not exist.
+
+    Any other error means that this could not be checked.
+    """
     return error.errno in _ABSENT
 
 
 def is_there(path: str | Path) -> bool:
-    """Whether there is anything after all links. Raises ProbeError where nobody can tell; pathlib says no."""
+    """Whether the path exists after links.
+
+    Raises ProbeError if this cannot be checked; pathlib returns False then.
+    """
     return _mode(path) is not None
 
 
 def is_folder(path: str | Path) -> bool:
-    """Raises ProbeError where nobody can tell."""
+    """Whether the path is a folder. Raises ProbeError if this cannot be checked."""
     mode = _mode(path)
     return mode is not None and stat.S_ISDIR(mode)
 
 
 def want_folder(path: str | Path) -> None:
-    """Raises ProbeError where there is none, and where nobody can tell."""
+    """Raise ProbeError if the path is not a folder, or if this cannot be checked."""
     if not is_folder(path):
         raise ProbeError(f"{path}: no such directory")
 
 
 def _mode(path: str | Path) -> int | None:
-    """Of what the path leads to; None: nothing is there."""
+    """Return the mode of the file that the path leads to, or None if it does not exist."""
     try:
         return os.stat(path).st_mode  # noqa: PTH116 - of a text too
     except OSError as error:
@@ -49,13 +55,13 @@ def _mode(path: str | Path) -> int | None:
 
 
 def refuse_shortage(error: OSError) -> None:
-    """Raises Shortage where the error tells of us, and nothing of what was to be opened."""
+    """Raise Shortage if the error shows a lack of resources of this process and not the state of the file."""
     if error.errno in _OURS:
         raise Shortage(": ".join(str(word) for word in (error.filename, error.strerror) if word)) from error
 
 
 def shortage_behind(error: BaseException) -> str:
-    """What we ourselves lacked where this, or what it came from, tells of that; '' else."""
+    """Return the resource that this process lacked, from the error or its causes, or an empty string."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, Shortage):
@@ -67,7 +73,10 @@ def shortage_behind(error: BaseException) -> str:
 
 
 def is_shortage(text: str) -> bool:
-    """The same of what another program says, as the loader of libraries does, in the C library's words."""
+    """Whether a message of another program reports a lack of resources, with the C library's error text.
+
+    An example is the loader of shared libraries.
+    """
     return any(os.strerror(number) in text for number in _OURS)
 
 
@@ -92,7 +101,10 @@ def entries_of(folder: str | Path | int) -> Iterator[os.DirEntry[str]]:
 
 
 def names_there(folder: str | Path) -> list[str]:
-    """In order; none where there is no such folder. Raises ProbeError where nobody can tell."""
+    """Return the sorted names in a folder, none if it does not exist.
+
+    Raises ProbeError if this cannot be checked.
+    """
     try:
         return names_in(folder)
     except FileNotFoundError:
@@ -102,5 +114,5 @@ def names_there(folder: str | Path) -> list[str]:
 
 
 def names_in(folder: str | Path) -> list[str]:
-    """In order. Raises OSError, and Shortage."""
+    """Return the sorted names in a folder. Raises OSError and Shortage."""
     return sorted(entry.name for entry in entries_of(folder))

@@ -1,7 +1,8 @@
-"""What a program has started, and what that has: found in /proc, held fast, and killed together.
+"""Descendants of a program: finds them in /proc, keeps a reference to each, and kills them together.
 
-A process group misses whoever made a session or a group of its own, as mpirun does for the processes that it starts.
-Killed after its parent it belongs to nobody that we know; so it is looked for while its parents live.
+A process group does not include processes that create a session or a group of their own. For instance, mpirun does this
+for the processes that it starts. After the death of its parent such a process can no longer be traced to the program.
+Therefore descendants are collected while their parents live.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _MOST_ROUNDS = 16
 
 
 class _Process(Struct, frozen=True):
-    """`started` in clock ticks since boot: it tells a process from a later one with the same number."""
+    """One process from /proc.
+
+    `started`, in clock ticks since boot, distinguishes it from a later process with the same number.
+    """
 
     pid: int
     parent: int
@@ -35,7 +39,7 @@ class _Process(Struct, frozen=True):
 
 @dataclass
 class Descendants:
-    """Those of a process that leads a session of its own, and is not waited for yet. Has to be closed."""
+    """The descendants of a process that leads its own session and has not been waited for. Must be closed."""
 
     pid: int
     _held: dict[int, int] = field(default_factory=dict, init=False)
@@ -48,7 +52,10 @@ class Descendants:
         self._held.clear()
 
     def look(self) -> bool:
-        """Hold what is there by now; whether anything is new. The more often, the less can slip away."""
+        """Collect the present descendants and return whether any are new.
+
+        Frequent calls reduce the risk that a process is missed.
+        """
         there = {one.pid: one for one in _processes()}
         below = {self.pid, *(pid for pid, fd in self._held.items() if not _has_ended(fd, 0.0))}
         while more := {
@@ -66,13 +73,16 @@ class Descendants:
             for fd in self._held.values():
                 with suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
-            with suppress(OSError, Shortage):  # who can't look ends those that are known, and their group
+            with suppress(OSError, Shortage):  # if /proc is unreadable, kill only the known processes
                 if self.look():
                     continue
             return
 
     def wait(self, seconds: float) -> int | None:
-        """Until all have ended, but not for longer; the pid of one that has not."""
+        """Wait until all descendants have ended, up to a limit.
+
+        Returns the process ID of a remaining process, or None.
+        """
         deadline = time.monotonic() + seconds
         return next((pid for pid, fd in self._held.items() if not _has_ended(fd, deadline - time.monotonic())), None)
 
@@ -107,7 +117,7 @@ def _read(pid: int) -> _Process | None:
     except OSError as error:
         refuse_shortage(error)
         return None  # it has ended meanwhile
-    # proc_pid_stat(5): the name stands in parentheses, and may hold any; after it state, ppid, pgrp, session …
+    # proc_pid_stat(5): the name is in parentheses and may contain parentheses; after it state, ppid, pgrp, session …
     _, _, rest = text.rpartition(b")")
     words = rest.split()
     return _Process(pid, int(words[1]), int(words[3]), int(words[19]))

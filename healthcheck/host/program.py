@@ -1,4 +1,4 @@
-"""How our programs begin and end, all in the same way: options, environment, exit codes (docs/commands.md)."""
+"""Start and end of this project's programs: options, environment, exit codes (docs/commands.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAULT, COULD_NOT, USAGE, INTERRUPTED = 1, 2, 3, 130
 
 
 class Options(argparse.ArgumentParser):
-    """Of a program `gpu-healthcheck NAME`; wrong ones end it with USAGE."""
+    """Option parser of a program `gpu-healthcheck NAME`. Invalid options end the program with USAGE."""
 
     def __init__(self, name: str, description: str | None) -> None:
         super().__init__(prog=f"gpu-healthcheck {name}", description=description)

@@ -1,4 +1,4 @@
-"""How a program in the cluster hears that it has to end."""
+"""Termination signals for the programs in the cluster."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import threading
 
 
 def stop_at_signals() -> threading.Event:
-    """Set by SIGTERM and SIGINT, whatever the main thread does at that moment.
+    """Return an event that SIGTERM and SIGINT set, whatever the main thread does at that moment.
 
-    A handler in Python runs only once the main thread is back in the interpreter: one that was just about to wait would
-    never come to it. The pipe is written by the signal itself.
+    A signal handler in Python runs only when the main thread is back in the interpreter. A main thread that is about to
+    wait would never run it. Therefore the signal itself writes to a pipe, which a thread reads.
     """
     stop = threading.Event()
     heard, tell = os.pipe()
@@ -24,5 +24,5 @@ def stop_at_signals() -> threading.Event:
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # without any, there is nothing for the pipe to tell
+        signal.signal(number, lambda *_: None)  # without a handler nothing is written to the pipe
     return stop

@@ -1,4 +1,4 @@
-"""Standard output and standard error of a program: whatever it says, they take it, and a person can look at it."""
+"""Standard output and standard error of a program, safe for any text and any reader."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ _BY_A_SIGNAL, _COULD_NOT = 128, 2
 
 
 def take_any_text() -> None:
-    """For a locale without UTF-8: a character that it lacks is written out, and ends no program."""
+    """Write characters that the locale lacks as escapes.
+
+    So no program fails in a locale without UTF-8.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def end_with_whoever_reads() -> None:
-    """As other programs in a pipe: once nobody reads what we say any more (`| head -1`), we end, as by SIGPIPE.
+    """End the program when the reader of its output has gone (`| head -1`), with the exit code of SIGPIPE.
 
-    The signal itself stays ignored: it would end us for a connection or a child that has gone, too.
+    The signal itself stays ignored, because it would also end the program for a closed connection or an ended child.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -52,7 +55,11 @@ def _ending_with_its_reader(stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 class _Pipe(io.FileIO):
-    """Any thread may write, and nothing of ours is to be put away: no exception that somebody might catch."""
+    """Output file that ends the process when its reader has gone.
+
+    It raises no exception, because a caller could catch it. The process can end from any thread, because it has nothing
+    to clean up.
+    """
 
     def write(self, data: Buffer, /) -> int:
         try:
@@ -66,24 +73,27 @@ class _Pipe(io.FileIO):
 
 
 def complain(program: str, message: str) -> None:
-    """Why a program could not do its work. The message may have several lines."""
+    """Print the reason why a program could not do its work. The message may have several lines."""
     say(f"gpu-healthcheck {program}: {message}")
 
 
 def say(message: str) -> None:
-    """On standard error: what of standard output whoever reads that does not want."""
+    """Print to stderr, for text that does not belong in the command's output."""
     sys.stderr.write("\n".join(map(printable, message.split("\n"))) + "\n")
 
 
 def write_document(text: str) -> None:
-    """A report on standard output, of several lines: whoever wrote it has made all that strangers said printable."""
+    """Print a report of several lines to stdout.
+
+    The caller must have made all external text in it printable.
+    """
     sys.stdout.write(text)
 
 
 def write_json(value: Any, indent: int | None = None) -> None:
-    """One document of plain values and Structs on standard output.
+    """Print plain values and Structs to stdout as one JSON document.
 
-    In plain ASCII: every locale can write it, and no terminal obeys it.
+    It is plain ASCII, so that all locales can write it and no text can control the terminal.
     """
     document = msgspec.json.encode(value)
     if indent is not None:

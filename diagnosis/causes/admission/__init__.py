@@ -1,4 +1,4 @@
-"""GPU pods, and pods of the components that GPUs need, that do not exist because nobody is let make them."""
+"""Find GPU pods, and pods of components that GPUs need, whose creation is refused."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from diagnosis.snapshot import Snapshot
 
 
 def find_refused(snapshot: Snapshot) -> Iterator[Found]:
-    """Workloads that lack pods, each with what refuses them."""
+    """Yield the workloads that lack pods, each with the cause of the refusal."""
     for one in wanting(snapshot):
         yield from _judged(snapshot, one)
 
 
 def find_strangers(snapshot: Snapshot) -> Iterator[Found]:
-    """Objects of other kinds, as training operators have, of which only an event tells."""
+    """Yield refused objects of other kinds, such as those of training operators, known only from an event."""
     for event, refusal in strangers(snapshot):
         cause = declared.BY_TEXT.get(refusal.why, declared.REFUSED)
         yield Found(cause, event.about, (refusal.text,), (), (), Certainty.LIKELY)
 
 
 def refused_workloads(snapshot: Snapshot) -> Mapping[str, tuple[tuple[Cause, str], ...]]:
-    """By workload what keeps it from its pods, for those of whom its absence is told."""
+    """Return, by workload, the causes that keep it from its pods.
+
+    Only workloads whose missing pods are reported are included.
+    """
     return {
         one.workload.subject: tuple((found.cause, found.subject) for found in _judged(snapshot, one))
         for one in wanting(snapshot)
@@ -50,7 +53,7 @@ def _judged(snapshot: Snapshot, one: Wanting) -> Iterator[Found]:
         case Why.UNREACHABLE:
             yield from rules.find_unreachable(snapshot, one, refusal)
         case Why.OTHER if one.is_component:
-            return  # that it is not there is told by its own family, with these words
+            return  # its own family reports the missing component, with this text
         case Why.QUOTA_UNKNOWN:
             return
         case _:

@@ -38,7 +38,10 @@ def find_exceeded(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iterato
 
 
 def find_used_up(snapshot: Snapshot, one: Wanting) -> Iterator[Found]:
-    """Where no event tells any more: by the numbers of GPUs alone, since a quota may be for some pods only."""
+    """Yield used-up quotas for a workload whose refusal has no event any more.
+
+    Only the numbers of GPUs are compared, because a quota may apply to some pods only.
+    """
     asked = {f"{_REQUESTS}{name}": value for name, value in asked_by(one.spec).items() if is_gpu(name)}
     if _makes_one_by_one(one):
         return

@@ -19,7 +19,10 @@ _CERTIFICATE = "x509:"
 
 
 def find_runtime_class(snapshot: Snapshot, one: Wanting, name: str) -> Iterator[Found]:
-    """Named by the workload and not there; an old message of one that exists by now is none."""
+    """Yield the RuntimeClass that the workload names and that does not exist.
+
+    An old message about a class that exists by now yields nothing.
+    """
     known = sorted(each.meta.name for each in snapshot.runtime_classes)
     if not name or name in known or (one.refusal is None and not snapshot.sees("RuntimeClass")):
         return
@@ -74,7 +77,7 @@ def find_unreachable(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iter
 
 
 def mend(one: Wanting, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
-    """What has to be changed, and how; no steps where the cause's own words say it."""
+    """Return the object to change and the steps; no steps if the cause's own remedy describes them."""
     if refusal.why is Why.SECURITY:
         return _secure(one, refusal)
     if refusal.why in (Why.QUOTA_SCOPE, Why.QUOTA_LIMITED):
@@ -103,7 +106,10 @@ def _bounds(of: Limits, resource: str) -> str:
 
 
 def _ready(snapshot: Snapshot, hook: Webhook) -> int | None:
-    """How many addresses answer behind its Service; None where that is not visible, or it is an URL."""
+    """Return how many ready addresses the webhook's Service has.
+
+    None if they are not visible, or if the webhook is a URL.
+    """
     if not hook.service or not snapshot.sees("EndpointSlice"):
         return None
     return sum(one.ready for one in snapshot.endpoints if f"{one.meta.namespace}/{one.service}" == hook.service)

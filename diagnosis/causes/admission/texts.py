@@ -1,4 +1,4 @@
-"""Why an API server does not let a pod be made, read from what it told the controller that tried. Pure."""
+"""Parse why an API server refused to create a pod, from its message to the controller. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 
 class Why(Enum):
-    """Who refused, or what rule."""
+    """Component or rule that refused the pod."""
 
     QUOTA = "a quota is used up"
     QUOTA_NEEDS = "a quota wants requests or limits that the pod does not state"
@@ -29,7 +29,11 @@ class Why(Enum):
 
 
 class Refusal(Struct, frozen=True):
-    """`name` is of the quota, class, webhook, policy or profile; `amounts` by resource, of a quota what was asked."""
+    """Refusal of a pod by the API server.
+
+    `name` is the name of the quota, class, webhook, policy or profile. For a quota, `amounts` holds the requested
+    amounts by resource.
+    """
 
     why: Why
     text: str
@@ -77,7 +81,7 @@ _REFUSED = re.compile(r"is forbidden|is invalid|denied", re.ASCII)
 
 
 def parse(message: str) -> Refusal | None:
-    """None of what passes by itself, or refuses nothing."""
+    """Parse a message into a refusal; None if it refuses nothing or passes on its own."""
     text = _PREFIX.sub("", message, count=1)
     quota = _QUOTA.search(text)
     if quota is not None:

@@ -31,7 +31,10 @@ _RECENT = timedelta(minutes=30)
 
 
 class Wanting(Struct, frozen=True):
-    """A workload that lacks pods. `refusal` is what it last heard; None where nothing tells, or it passes by itself."""
+    """Workload that lacks pods.
+
+    `refusal` is the last refusal that it received; None if no message reports one, or if it passes on its own.
+    """
 
     workload: Workload
     top: str
@@ -49,7 +52,7 @@ class Wanting(Struct, frozen=True):
 
 
 def wanting(snapshot: Snapshot) -> Iterator[Wanting]:
-    """Those of GPUs alone."""
+    """Yield the workloads that lack pods, limited to those for GPUs and to components that GPUs need."""
     claims = gpu_claims(snapshot)
     for one in _makers(snapshot):
         if one.spec is None or not _lacks(snapshot, one):
@@ -60,7 +63,10 @@ def wanting(snapshot: Snapshot) -> Iterator[Wanting]:
 
 
 def _makers(snapshot: Snapshot) -> Iterator[Workload]:
-    """With Deployments that nobody sees the ReplicaSets of: their own condition repeats what those heard."""
+    """Yield workloads that create pods, and Deployments whose ReplicaSets are not visible.
+
+    The condition of such a Deployment repeats the messages that its ReplicaSets received.
+    """
     sets = (one for one in snapshot.workloads if one.meta.kind == "ReplicaSet")
     divided = {above for one in sets for above in snapshot.line(one.meta)}
     for one in snapshot.workloads:
@@ -69,7 +75,7 @@ def _makers(snapshot: Snapshot) -> Iterator[Workload]:
 
 
 def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
-    """What objects of kinds that are not read here heard lately of GPU pods that they could not make."""
+    """Yield recent refusals of GPU pods, from events about objects of kinds that are not read here."""
     known = {kind.lower() for kind in (*KINDS, "Pod") if snapshot.sees(kind) and kind not in _ABOVE}
     heard = {one.workload.subject for one in wanting(snapshot) if one.refusal is not None}
     metas = (one.meta for some in (snapshot.pods, snapshot.workloads) for one in some)
@@ -85,7 +91,7 @@ def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
         recent = event.last is not None and snapshot.now - event.last < _RECENT
         refusal = parse(event.message)
         told = refusal is not None and (meant_as_gpu(event.message) or "nvidia" in event.message)
-        # What it could make since then, it is no longer refused.
+        # A pod created after the event shows that the refusal is over.
         if recent and told and refusal is not None and made.get(event.uid, EARLIEST) < (event.last or EARLIEST):
             yield event, refusal
 
@@ -107,7 +113,7 @@ def _for_gpus(meta: Meta, spec: PodSpec, claims: frozenset[tuple[str, str]]) -> 
 
 
 def _heard(snapshot: Snapshot, one: Workload) -> Refusal | None:
-    """The last that says something."""
+    """Return the last refusal among the messages about the workload."""
     told = [refusal for message in _messages(snapshot, one) if (refusal := parse(message)) is not None]
     return told[-1] if told else None
 
