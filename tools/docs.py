@@ -38,7 +38,6 @@ from tools.manifests import DASHBOARD, RULES
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]
 CHECKS_PAGE = ROOT / "docs" / "checks.md"
-README = ROOT / "README.md"
 INDEX = ROOT / "cli" / "index.json"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
@@ -52,12 +51,12 @@ EXIT_MARKS = "<!-- exits: begin (make docs) -->", "<!-- exits: end -->"
 RECOMMENDATION_MARKS = "<!-- recommendation: begin (make docs) -->", "<!-- recommendation: end -->"
 
 
-def readme_table() -> str:
+def groups_table() -> str:
     """One line per group: its checks, and what they look at."""
     groups: dict[str, list[Check]] = defaultdict(list)
     for check in ALL_CHECKS:
         groups[check.group].append(check)
-    lines = ["| group | checks | look at |", "|---|---|---|"]
+    lines = ["| group | checks | reads |", "|---|---|---|"]
     for group, checks in groups.items():
         sources = dict.fromkeys(probe.name for check in checks for probe in check.needs)
         names = ", ".join(f"`{check.name}`" for check in checks)
@@ -103,6 +102,7 @@ def checks_page() -> str:
         "# Checks\n",
         "Generated from the code by `make docs`; a test fails when it is stale.\n",
     ]
+    parts += ["## Groups\n", groups_table() + "\n"]
     parts += [_section(check) for check in ALL_CHECKS]
     parts += [_xid_section(), _sxid_section()]
     return re.sub(r"docs/(rules\.md) (\d+)", r"[rule \2](\1)", "\n".join(parts))
@@ -304,7 +304,6 @@ def rendered() -> dict[Path, str]:
         CHECKS_PAGE: checks_page(),
         METRICS_PAGE: metrics_page(),
         DIAGNOSES_PAGE: diagnoses_page(),
-        README: _with_table(README.read_text(), readme_table(), CHECKS_MARKS),
         RECORD: _with_table(RECORD.read_text(), exit_table(), EXIT_MARKS),
         RUNBOOK: runbook(),
         INSTALL: _with_table(INSTALL.read_text(), values.table(), VALUES_MARKS),

@@ -1,4 +1,4 @@
-"""The objects that docs/neighbours.md gives to repairers name what we write, in words that they take."""
+"""The objects that docs/integrations.md gives to repairers name what we write, in words that they take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from healthcheck.node.state import CONDITION, REBOOT_REQUIRED, REPAIR_CONDITIONS, REPLACEMENT_REQUIRED
 from sim.control_plane import MANIFESTS
 
-TEXT = (Path(__file__).parents[2] / "docs/neighbours.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs/integrations.md").read_text()
 OBJECTS = {
     one["kind"]: one["spec"]
     for one in map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL))

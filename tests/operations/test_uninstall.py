@@ -143,7 +143,7 @@ def test_the_runbook_begins_with_the_line_that_the_command_prints() -> None:
 
 
 def test_the_tolerations_in_the_documents_are_for_all_of_our_taints() -> None:
-    blocks = (DOCS / "neighbours.md").read_text().split("```yaml\n")[1:]
+    blocks = (DOCS / "integrations.md").read_text().split("```yaml\n")[1:]
     block = next(one.partition("```")[0] for one in blocks if "daemonsets:" in one)
     values = yaml.safe_load(block)
     for part in (values["daemonsets"], values["node-feature-discovery"]["worker"]):

@@ -41,7 +41,7 @@ class Ward:
         return f"gpu-quarantine-{self.name}"
 
     def start(self) -> None:
-        """As the README's recipe has it."""
+        """Run the commands of the runbook."""
         text = (MANIFESTS / "quarantine/05-job-quarantine.yaml").read_text().replace("TARGET_NODE_NAME", self.name)
         manifest = self.folder / "job.yaml"
         manifest.write_text(text)
