@@ -140,7 +140,7 @@ def fault_is_told(told: Stage, agent: Version, policies: Version) -> None:
     if policies.name != HERE.name:
         told.plane.kubectl(
             "delete", "leases", "--all", "--namespace=gpu-healthcheck-budget"
-        )  # docs/upgrading.md, "Back"
+        )  # docs/upgrading.md, "Go back to an older version"
     eventually(lambda: len(told.cluster.slots()) == 1, told.cluster.slots)
     told.release(policies)
     world.wait_for_status("pass")
