@@ -1,1 +1,1 @@
-"""What stands from before: findings, where they came from, and what ends them."""
+"""Remembered findings, with their sources and exits."""

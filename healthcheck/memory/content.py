@@ -1,4 +1,4 @@
-"""The memory as the bytes of its file: one JSON object, with a digest of it in front. Pure."""
+"""File format of the memory: one JSON object after a line with its digest. Pure functions, no I/O."""
 
 import hashlib
 import json
@@ -41,7 +41,10 @@ class _FirstRow(Row, frozen=True):
 
 
 class _Content(Row, frozen=True):
-    """What an earlier version of this program did not write may be missing: `instance_type` and all after it."""
+    """Fields of the memory file.
+
+    Files of earlier versions of this program can lack `instance_type` and all fields after it.
+    """
 
     machine: Annotated[str | None, word] = None
     boot_id: Annotated[str | None, word] = None
@@ -71,7 +74,10 @@ class _Head(Row, frozen=True):
 
 
 def dump(memory: Memory) -> bytes:
-    """Half a write is never taken for a whole one: the digest tells."""
+    """Return the bytes of the memory file.
+
+    They begin with a digest, so that a partial write is never read as a complete file.
+    """
     content = json.dumps(as_json(_content(memory), exact)).encode()
     return json.dumps(as_json(_Head(SCHEMA, _digest(content)))).encode() + b"\n" + content + b"\n"
 
@@ -142,7 +148,10 @@ def _memory(content: _Content) -> Memory:
 
 
 def _sights(content: _Content) -> dict[str, Sight]:
-    """An earlier version of this program wrote them without their places."""
+    """Return the recorded observations.
+
+    Earlier versions of this program wrote them without their positions in the kernel log.
+    """
     places = content.sight_places or {}
     told = {}
     for kind, (name, at) in (content.sights or {}).items():

@@ -1,4 +1,7 @@
-"""What a deep test makes of the memory: what it found stands until its written exit, whatever restarts."""
+"""Application of deep test results to the memory.
+
+A fault that a deep test detected remains recorded until its written exit, also across restarts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _CHECKS = frozenset(check.name for check in DEEP_CHECKS)
 
 
 class DeepFinding(Struct, frozen=True):
-    """One fault that a deep test found. The test may name its GPU otherwise than by its address."""
+    """One fault that a deep test detected. The test may name its GPU by something other than its address."""
 
     finding: Finding
     check: str
@@ -33,7 +36,7 @@ class DeepFinding(Struct, frozen=True):
 
 
 class DeepResult(Struct, frozen=True):
-    """What one deep test says, whoever ran it and wherever it was told. `at` is its end."""
+    """Result of one deep test, independent of who ran it and where it was recorded. `at` is its end."""
 
     began: datetime
     at: datetime
@@ -44,7 +47,7 @@ class DeepResult(Struct, frozen=True):
 
 
 def deep_result(outcomes: Iterable[Outcome], began: datetime, at: datetime) -> DeepResult:
-    """Of a test whose outcomes are at hand."""
+    """Build the result of a deep test from its outcomes."""
     outcomes = tuple(outcomes)
     found = tuple(
         DeepFinding(finding, outcome.check, at, (finding.reason, finding.subject))
@@ -55,7 +58,7 @@ def deep_result(outcomes: Iterable[Outcome], began: datetime, at: datetime) -> D
 
 
 def after_deep_test(memory: Memory, result: DeepResult, now: Now, escalate_after: int = 0) -> Memory:
-    """The memory with what the test found, and without what level 2 found before and passed in it.
+    """Return the memory with the findings of the test, without level 2 findings whose tests now passed.
 
     A test that could not run changes nothing.
     """
@@ -82,11 +85,11 @@ def _passed(memory: Memory, result: DeepResult) -> Iterator[Passed]:
 
 
 def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, escalate_after: int) -> Standing:
-    """An event of this boot, or of the earlier one that it names."""
+    """Return the fault as an event of this boot, or of the earlier boot that it names."""
     about = found.finding.about
     subject = located(memory.gpus, found.finding.subject, about)
     gpu = memory.gpus.get(gpu_address(subject), {})
-    # What was found on a GPU that is no longer there keeps its name: the next look at the new one ends it.
+    # A finding on a GPU that has been removed keeps that GPU's identity: the next read of the new GPU ends the finding.
     finding = replace(found.finding, subject=subject, about=about if differs(about, gpu) else {**about, **gpu})
     return Standing(
         escalated(memory, finding, now, escalate_after),
@@ -101,7 +104,10 @@ def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, esca
 
 
 def _found_again(known: Standing | None, one: Standing) -> Standing:
-    """A finding, new or known: while it has not left, the worse of two and the later exit stand."""
+    """Merge a new finding with the known finding of the same key, which has not ended yet.
+
+    The worse of the two findings and the later exit apply.
+    """
     if known is None:
         return one
     if known.check not in _CHECKS or known.last_seen > one.last_seen:
@@ -112,7 +118,7 @@ def _found_again(known: Standing | None, one: Standing) -> Standing:
 
 
 def _was_released(memory: Memory, found: DeepFinding) -> bool:
-    """Before it was taken in, by the names that the test gave it."""
+    """Whether the fault was released before it entered the memory, by the names that the test gave it."""
     return found.seen is not None and is_acknowledged(memory, found.named, found.boot_id, found.seq, found.seen)
 
 

@@ -1,7 +1,7 @@
-"""Every way in which a finding can end: which findings it is open to, and its words in the record. Pure.
+"""Table of the exits of findings: which findings each exit applies to, and its text in the record.
 
-A row says what may end; `exits` asks it, and brings the evidence that it happened. So the record's `exit` names what
-ends a finding, no more and no less.
+A row states which findings an exit can end. `exits` queries the table and supplies the evidence that the exit occurred.
+The record's `exit` therefore names exactly the exits that can end a finding. Pure functions, no I/O.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _INSTANCE = "/gi"
 
 
 class Exit(Struct, frozen=True):
-    """`words` are the record's, `of` and `when` those of docs/record.md; `is_open_to` says the same as `of`."""
+    """One exit: `words` is its text in the record, `of` and `when` are its columns in docs/record.md.
+
+    `is_open_to` is the test that `of` describes.
+    """
 
     words: str
     of: str
@@ -138,5 +141,5 @@ EXITS = (
 
 
 def exit_words(one: Standing) -> str:
-    """What ends it, as the record's `exit` says it."""
+    """Return the exits that can end the finding, as the record's `exit` lists them."""
     return ", ".join(way.words for way in EXITS if way.is_open_to(one))

@@ -1,4 +1,7 @@
-"""What ends a finding: evidence that one of its exits was taken (`exit_table`), and nothing else."""
+"""Removal of findings for which there is evidence that one of their exits occurred (`exit_table`).
+
+Nothing else ends a finding.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +68,10 @@ _MOST_ENDED, _MOST_ENDS = 256, 16
 
 
 def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
-    """The memory at the start of a program on this machine and boot.
+    """Return the memory at the start of a program on this machine and boot.
 
-    Another machine inherits nothing. Another boot ends the events below ISOLATE; a level stays until a look shows it
-    gone.
+    Another machine inherits no findings. Another boot ends the events below ISOLATE. A level remains until a check
+    cycle shows that it is gone.
     """
     if before.machine and machine and before.machine != machine:
         # A deep record that was taken spoke of the machine before.
@@ -83,7 +86,7 @@ def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
         cursor=None,
         driver_loaded_at=None,
         suspects={},
-        # What a release said of the old boot's log has nothing left to speak of.
+        # Acknowledgements of positions in the old boot's log no longer apply to any event.
         acknowledged=tuple(one for one in memory.acknowledged if one.cursor is None),
         recovery={},
         last_xid={},
@@ -92,7 +95,10 @@ def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
 
 
 def expired(memory: Memory, now: Now, monitor_ttl_seconds: float) -> Memory:
-    """The memory without the MONITOR events whose time has passed; nothing worse ever passes by time."""
+    """Return the memory without the MONITOR events that have expired.
+
+    Events of a higher severity never expire.
+    """
 
     def has_passed(one: Standing) -> bool:
         if not TIME.is_open_to(one):
@@ -103,12 +109,15 @@ def expired(memory: Memory, now: Now, monitor_ttl_seconds: float) -> Memory:
 
 
 def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
-    """The GPU there was reset at `at`, as its recovery action or its answer shows: what came before is past."""
+    """Return the memory after the GPU at `address` was reset at `at`: earlier findings end.
+
+    The reset is shown by the GPU's recovery action or by the GPU answering again.
+    """
 
     def is_past(one: Standing) -> bool:
         if _is_after(one, at, memory):
             return False
-        if one.finding.subject == "node":  # each GPU of the node told its part of it
+        if one.finding.subject == "node":  # every GPU of the node has its own recovery action
             return RECOVERED.is_open_to(one) and not memory.recovery.keys() - {address}
         if gpu_address(one.finding.subject) != address:
             return False
@@ -120,15 +129,18 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
 
 
 def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
-    """The memory after a read of NVML that began at `began` (monotonic): which GPUs answered, and what that proves."""
+    """Return the memory after a read of NVML that began at `began` (monotonic).
+
+    It records which GPUs answered, and ends the findings that these answers disprove.
+    """
     listed = tuple(gpus)
     answering = {gpu.address: gpu for gpu in listed if gpu.address and gpu.error == SUCCESS}
     memory = _without(memory, lambda one: LIBRARY_FITS.is_open_to(one) and not _is_after(one, began, memory))
     if _is_other_hardware(memory, answering.values()):
-        # A machine that can't tell its own name was changed for another: its GPUs can.
+        # A machine without a readable name of its own was replaced: its GPUs identify it.
         kept = tuple(one for one in memory.standing if one.boot_id == memory.boot_id)
         memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={}, first=FirstSeen())
-    # With fewer GPUs than before, one that answers nowhere may be silent and not gone.
+    # If fewer GPUs answer than before, a GPU that answers nowhere may be present but silent.
     are_all_here = len(answering) >= len(memory.gpus)
     memory = relocated(memory, answering)
     for address, gpu in answering.items():
@@ -155,10 +167,10 @@ def every_gpu_taken(memory: Memory, at: float) -> Memory:
 
 
 def passed(memory: Memory, began: datetime, seen: Sight | None = None) -> Memory:
-    """The memory after a quarantine run, level 4 in it, that began then and passed: what it tested is well.
+    """Return the memory after a quarantine run with level 4 that began at `began` and passed.
 
-    Not what came after it began, nor what the log told after this was `seen`; and a GPU that still asks for a recovery
-    action is not well yet.
+    The run ends findings on the hardware that it tested. It ends no finding observed after it began, and none logged
+    after its result was first observed (`seen`). A GPU that still requests a recovery action is not healthy yet.
     """
 
     def is_well(one: Standing) -> bool:
@@ -171,9 +183,9 @@ def passed(memory: Memory, began: datetime, seen: Sight | None = None) -> Memory
 
 
 def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memory:
-    """The memory after deep tests that passed in a run that began then: what level 2 found by them before is past.
+    """Return the memory without the level 2 findings whose tests passed in a run that began at `began`.
 
-    What level 4 found needs more: `passed`.
+    Findings of level 4 need more: see `passed`.
     """
     well = {(one.reason, one.subject) for one in passed}
 
@@ -186,10 +198,10 @@ def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memor
 
 
 def release(memory: Memory, word: Release, now: Now) -> Memory:
-    """The memory after a person's release: the findings that it names are gone, and no reset before it counts.
+    """Return the memory after a person's release: the findings it names end, and reset counts are cleared.
 
-    The same release again changes nothing: what it speaks of was seen here before it was, whatever it is dated. A deep
-    record may name a GPU otherwise than by its address.
+    Applying the same release again changes nothing. The events it covers were observed here before it was, whatever its
+    date. A deep test's record may name a GPU by something other than its address.
     """
     sight, before = Sight(_name_of(word), now.wall), memory.sights.get(_RELEASE)
     if before is not None and before.name == sight.name:
@@ -205,7 +217,7 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
             for row in rows
         )
 
-    # A clock that was set back left what stands here later than now: that was seen, too.
+    # If the clock was set back, findings may carry times later than now. They were observed too.
     seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
     kept = [one for one in memory.acknowledged if one not in seen]
     accepts_loss = any(one.finding.source == ONCE_HAD and is_released(one) for one in memory.standing)
@@ -220,7 +232,10 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
 
 
 def quarantined(memory: Memory, name: str, began: datetime, now: Now) -> Memory:
-    """The memory after a quarantine run that passed, as its record on the Node says. `name` tells it from others."""
+    """Return the memory after a passed quarantine run that the Node's record reports.
+
+    `name` identifies the run.
+    """
     sight = memory.sights.get(_PASSED)
     if sight is None or sight.name != name:
         places = (one.seq for one in memory.standing if one.boot_id == memory.boot_id)
@@ -236,7 +251,7 @@ def _was_logged_after(one: Standing, seen: Sight, memory: Memory) -> bool:
 
 
 def within_log(memory: Memory) -> Memory:
-    """Nothing of this boot has a place in its log that the log has not come to. The log was read to its end."""
+    """Limit the log positions of this boot to the last position of the log, which was read to its end."""
     end = -1 if memory.cursor is None else memory.cursor
 
     def is_beyond(boot_id: str, place: int | None) -> bool:
@@ -250,9 +265,10 @@ def within_log(memory: Memory) -> Memory:
 
 
 def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
-    """With what only the Node's own record still knew, after the file on the node was lost.
+    """Return the memory with the entries that only the Node's record still has.
 
-    Of what both know the worse one stands: the log shows one event more than once, and not always as bad.
+    This restores the memory after the file on the node was lost. If both have an entry, the worse one is kept: the log
+    repeats one event, not always with the same severity.
     """
     other = _by_now(other, now)
     acknowledged = tuple(one for one in other.acknowledged if one not in memory.acknowledged)
@@ -262,7 +278,7 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
         acknowledged=_newest((*acknowledged, *memory.acknowledged)),
         taken={**other.taken, **memory.taken},
     )
-    # The log was read before the Node: what a person had released came back with it.
+    # The log was read before the Node, so events that a person had released are in the memory again.
     memory = _without(
         memory,
         lambda one: (
@@ -276,7 +292,10 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
 
 
 def _worse_of(one: Standing, other: Standing | None) -> Standing:
-    """It has stood since the first that anybody saw of it: the look may have ended before the Node was read."""
+    """Return the worse of two findings, with the earlier of their first observations.
+
+    The check cycle may have ended before the Node was read.
+    """
     if other is None or other.nature is not one.nature:
         return one
     seen = replace(one, first_seen=min(one.first_seen, other.first_seen))
@@ -286,7 +305,10 @@ def _worse_of(one: Standing, other: Standing | None) -> Standing:
 
 
 def _by_now(other: Memory, now: Now) -> Memory:
-    """A record that anybody may have written: nothing in it was seen later than now, or more often than can be."""
+    """Limit the times of a record to now, and its counts to a maximum.
+
+    Any client with access to the Node may have written the record.
+    """
 
     def seen(one: Standing) -> Standing:
         first, last = (min(at, now.wall) for at in (one.first_seen, one.last_seen))
@@ -303,7 +325,10 @@ def _by_now(other: Memory, now: Now) -> Memory:
 
 
 def _newest(acknowledged: tuple[Acknowledgement, ...]) -> tuple[Acknowledgement, ...]:
-    """As many as can be kept, whatever strangers wrote in them. What is forgotten hides no fault."""
+    """Return as many of the newest acknowledgements as fit, whatever their texts contain.
+
+    Dropping an acknowledgement hides no fault.
+    """
     kept: list[Acknowledgement] = []
     room = _MOST_CHARACTERS
     for one in reversed(acknowledged[-_MOST_ACKNOWLEDGED:]):
@@ -315,7 +340,7 @@ def _newest(acknowledged: tuple[Acknowledgement, ...]) -> tuple[Acknowledgement,
 
 
 def _name_of(word: Release) -> str:
-    """Of one release, whenever it is read."""
+    """Return a name for one release that is the same at each read."""
     return hashlib.blake2s(repr(word).encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
@@ -340,7 +365,10 @@ def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -
 
 
 def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) -> str:
-    """Why one more Xid 64 asks for another GPU: no reset has repaired its memory. '' where the first reset is due."""
+    """Return why a repeated Xid 64 requires a replacement GPU: resets did not repair its memory.
+
+    Return '' if the first reset is due.
+    """
     if any(one.key == (REMAP_FAILED.name, f"gpu/{gpu_address(finding.subject)}") for one in memory.standing):
         return f"beside {REMAP_FAILED.name}"
     if ends and _can_escalate(finding):
@@ -372,7 +400,7 @@ def _is_after(one: Standing, at: float, memory: Memory) -> bool:
 
 
 def _in_its_place(memory: Memory, address: str, gpu: Gpu, are_all_here: bool) -> Memory:
-    """Another GPU, or no such MIG instance: what was found there was found on something else."""
+    """Remove findings of another GPU at this address, or of a MIG instance that no longer exists."""
 
     def is_about_another(one: Standing) -> bool:
         if gpu_address(one.finding.subject) != address:
@@ -398,15 +426,15 @@ def _in_its_place(memory: Memory, address: str, gpu: Gpu, are_all_here: bool) ->
 
 
 def _named(known: Mapping[str, str], seen: Mapping[str, str]) -> Mapping[str, str]:
-    """The names of one GPU: one that says less than it did before keeps the names that it had."""
+    """Return the names of one GPU. If a read yields fewer names than before, the known ones are kept."""
     return seen if known.keys() <= seen.keys() else {**known, **seen}
 
 
 def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: Now) -> Memory:
-    """Evidence of a reset: the action went back to None, or the driver was loaded anew and the GPU answers after it.
+    """Apply evidence of a reset: the recovery action is None again, or the GPU answers after a reload.
 
-    The pending action is the one that NVML showed last, or Xid 154's text: within the time between two reads, a GPU
-    may fail and be reset.
+    The pending action is the last action shown by NVML, or the action in the text of Xid 154. A GPU can fail and be
+    reset in the time between two reads.
     """
     pending = memory.recovery.get(address, 0)
     action = gpu.recovery_action
@@ -430,7 +458,7 @@ def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: No
 
 
 def _all_reset(memory: Memory, answering: Mapping[str, Gpu], began: float, now: Now) -> Memory:
-    """Evidence of a reset of the NVSwitches and of all GPUs: the driver was loaded anew, and each GPU answers."""
+    """Apply evidence of a reset of the NVSwitches and all GPUs: after a driver load, every GPU answers."""
     loaded = memory.driver_loaded_at
     if loaded is None or began <= loaded or not memory.gpus.keys() <= answering.keys():
         return memory
@@ -440,10 +468,10 @@ def _all_reset(memory: Memory, answering: Mapping[str, Gpu], began: float, now: 
 
 
 def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
-    """Evidence of a reset for what the log said of rows: some waited for one, by an earlier look, and none do now.
+    """Apply evidence of a reset to logged row remapping events: rows were pending, and none are now.
 
-    Rows that nobody saw waiting prove nothing: an Xid 64 of which not even a record could be made leaves neither a
-    pending nor a failed row behind. And only that is past which came before the last look that saw rows wait.
+    Without an earlier read that showed pending rows, this proves nothing. An Xid 64 that could not even be recorded
+    leaves neither a pending nor a failed row. Only events before the last read that showed pending rows are ended.
     """
     remap = gpu.row_remap
     if remap is None or remap.pending or remap.failed:
@@ -474,7 +502,7 @@ def _is_other_hardware(memory: Memory, gpus: Iterable[Gpu]) -> bool:
 
 
 def _end(memory: Memory, ends: Callable[[Standing], bool], wall: datetime) -> Memory:
-    """Without what a reset or a reboot ends, which is remembered for when it comes back."""
+    """Remove the findings that a reset or a reboot ends, and count this in case they recur."""
     gone = [one for one in memory.standing if ends(one)]
     for one in gone:
         memory = ended_by_reset(memory, one, wall)

@@ -12,7 +12,7 @@ from healthcheck.memory.findings import Acknowledgement, Memory
 
 
 class MemoryFileError(Exception):
-    """The file can't be read or written. The message says why."""
+    """Error for a memory file that can't be read or written. The message contains the reason."""
 
 
 class _MalformedError(MemoryFileError):
@@ -21,7 +21,7 @@ class _MalformedError(MemoryFileError):
 
 @dataclass
 class MemoryFile:
-    """`memory.json` in a directory of the node. Nobody writes it but the holder of the lock beside it."""
+    """File `memory.json` in a directory of the node. Only the owner of the directory's lock writes it."""
 
     directory: Path
     _lock: int | None = field(default=None, init=False)
@@ -33,9 +33,9 @@ class MemoryFile:
         return self.directory / "memory.json"
 
     def acquire(self) -> bool:
-        """Become the one who writes. False while another agent is.
+        """Acquire the lock for writing. Return False if another agent has it.
 
-        Raises MemoryFileError without a directory, and Shortage where nobody can tell whether another agent is.
+        Raises MemoryFileError if there is no directory, and Shortage if the lock's state can't be determined.
         """
         if self._lock is not None:
             return True
@@ -54,9 +54,10 @@ class MemoryFile:
             self._lock = None
 
     def read(self) -> Memory | None:
-        """What was remembered; None when nothing was. A file that is none is set aside, and MemoryFileError says so.
+        """Return the stored memory; None if there is none.
 
-        Raises Shortage where it may be as it was: nobody may write another one in its place.
+        A malformed file is set aside, and MemoryFileError reports it. Raises Shortage if the file may be intact: no
+        other file may replace it then.
         """
         try:
             return self._read()
@@ -84,7 +85,7 @@ class MemoryFile:
             raise _MalformedError(f"{self.path}: {error!r}") from error
 
     def set_aside(self, why: str = "unreadable") -> str:
-        """Keep the file under another name, for a person to look at; says where."""
+        """Keep the file under another name, for a person to examine, and return a text with that name."""
         aside = self.path.with_suffix(f".{why}")
         try:
             self.path.replace(aside)

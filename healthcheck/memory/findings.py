@@ -1,4 +1,4 @@
-"""What stands from before, in words only: the memory, and how old a thing in it is."""
+"""Data types of the memory, and the age of its entries."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ Key = tuple[str, str]
 class Acknowledgement(Told, frozen=True):
     """One event finding that a person released, as a record on the Node showed it.
 
-    A later event of the same reason and subject is another one: told apart by boot and by the record's cursor, the
-    last kernel log record judged; for what has no place in the log (`cursor` None), by time.
+    A later event of the same reason and subject is a different event. It is distinguished by its boot and by the
+    record's cursor (the last kernel log record judged). An event without a position in the log (`cursor` None) is
+    distinguished by its time.
     """
 
     reason: str
@@ -42,14 +43,14 @@ class Acknowledgement(Told, frozen=True):
         return (self.reason, self.subject)
 
     def covers(self, boot_id: str, seq: int, seen: datetime) -> bool:
-        """Whether it speaks of an event of its key with this place in the log (-1: none), seen then."""
+        """Whether it covers an event of its key at this log position (-1: none), observed at that time."""
         if self.cursor is not None and seq >= 0:
             return boot_id == self.boot_id and seq <= self.cursor
         return seen <= self.last_seen
 
 
 class Release(Told, frozen=True):
-    """A person's word that a node is well: who, why, when, and of which findings."""
+    """A person's statement that a node is healthy: author, reason, time, and the findings it covers."""
 
     by: str
     reason: str
@@ -58,7 +59,10 @@ class Release(Told, frozen=True):
 
 
 class Sight(Struct, frozen=True):
-    """When a word on the Node was first seen here. It speaks of nothing later, whatever it says of itself."""
+    """First observation of a Node's record here.
+
+    It covers nothing later, whatever time the record states.
+    """
 
     name: str
     """Tells it from what stands there later."""
@@ -70,7 +74,7 @@ class Sight(Struct, frozen=True):
 
 
 class Standing(Struct, frozen=True):
-    """A finding and when it was seen. `last_at` is monotonic, in seconds of the boot `boot_id`."""
+    """A finding and its observation times. `last_at` is monotonic, in seconds of the boot `boot_id`."""
 
     finding: Finding
     check: str
@@ -89,7 +93,7 @@ class Standing(Struct, frozen=True):
 
 
 class Suspect(Struct, frozen=True):
-    """A finding that can flicker, while it is looked at again."""
+    """A finding that can flicker, while further check cycles confirm it."""
 
     looks: int
     """How many saw it."""
@@ -98,7 +102,7 @@ class Suspect(Struct, frozen=True):
 
 
 class Hit(Struct, frozen=True):
-    """One process that an Xid hit, at one place of a GPU; '' where the driver named none."""
+    """One process that an Xid hit, at one location of a GPU; '' if the driver named none."""
 
     process: str
     place: str
@@ -145,25 +149,26 @@ class Memory(Struct, frozen=True):
 
 
 def gpu_address(subject: str) -> str:
-    """`0000:18:00.0` of `gpu/0000:18:00.0` and of `gpu/0000:18:00.0/gi5`; '' of what is no GPU."""
+    """Return `0000:18:00.0` for `gpu/0000:18:00.0` and for `gpu/0000:18:00.0/gi5`; '' for other subjects."""
     kind, _, rest = subject.partition("/")
     return rest.partition("/")[0] if kind == "gpu" else ""
 
 
 def gpu_identity(about: Mapping[str, str]) -> str:
-    """What tells a GPU from another in the same place; '' where nothing does."""
+    """Return the serial or UUID that identifies the GPU; '' if both are unknown."""
     return about.get("serial") or about.get("uuid") or ""
 
 
 def differs(known: Mapping[str, str], seen: Mapping[str, str]) -> bool:
-    """Whether the names of a GPU are another's: what one of them does not say proves nothing."""
+    """Whether the names belong to different GPUs. A name that is missing on one side proves nothing."""
     return any(known.get(key) and seen.get(key) and known[key] != seen[key] for key in ("serial", "uuid"))
 
 
 def located(gpus: Mapping[str, Mapping[str, str]], subject: str, about: Mapping[str, str] | None = None) -> str:
-    """The subject by its GPU's address, where somebody named it otherwise: by its index, UUID or serial.
+    """Return the subject with its GPU's address instead of its index, UUID or serial.
 
-    `gpus` are those that answered, by address. The subject as it is where none of them is meant, or more than one.
+    `gpus` are the GPUs that answered, by address. The subject is returned unchanged if it matches none of them, or more
+    than one.
     """
     kind, _, name = subject.partition("/")
     if kind != "gpu" or gpu_address(subject) in gpus:

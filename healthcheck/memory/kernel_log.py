@@ -1,4 +1,7 @@
-"""What the kernel log's records, one after the other, make of the memory: NVIDIA's workflows over a window of time."""
+"""Application of kernel log records to the memory, in log order.
+
+It follows NVIDIA's workflows over a window of time.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def after_kernel_log(memory: Memory, outcomes: Iterable[Outcome], now: Now, esca
 
 
 class _Reading:
-    """A batch of records being read: what stands is kept by key, so that a flood costs no search."""
+    """A batch of records being applied.
+
+    Active findings are kept by key, so that a flood of records needs no search.
+    """
 
     def __init__(self, memory: Memory, now: Now, escalate_after: int) -> None:
         self.memory = memory
@@ -76,12 +82,12 @@ class _Reading:
             self._read(sighting, check, address)
 
     def _recover(self, address: str, at: float) -> None:
-        # The next look sees the same reset: it is no other, and proves nothing of what came since.
+        # The next check cycle observes the same reset. It is not a second reset and proves nothing about later events.
         wanting = {other: action for other, action in self.memory.recovery.items() if other != address}
         self._change(lambda whole: recovered(replace(whole, recovery=wanting), address, at, self._now))
 
     def _change(self, change: Callable[[Memory], Memory]) -> None:
-        """Change the memory whole, with what stands."""
+        """Apply a change to the whole memory, including the active findings."""
         self.memory = change(replace(self.memory, standing=tuple(self.standing.values())))
         self.standing = {one.key: one for one in self.memory.standing}
 
@@ -106,7 +112,7 @@ class _Reading:
                 self._stand(repeated, sighting, check, 0)
 
     def _stand(self, finding: Finding, sighting: Sighting, check: str, escalate_after: int) -> None:
-        """A new event stands, a known one is counted; one that a person has released is neither."""
+        """Add a new event or count a known one. An event that a person has released is skipped."""
         seen = _seen(sighting, self._now)
         key, boot_id = (finding.reason, finding.subject), self.memory.boot_id
         if key in self._acknowledged and is_acknowledged(self.memory, key, boot_id, sighting.seq, seen):
@@ -178,9 +184,10 @@ def _at_tier(finding: Finding, tier: Severity | None) -> Finding:
 
 
 def _is_beside(one: Standing, at: float, tier: Severity, memory: Memory) -> bool:
-    """Whether the action announced at `at` speaks of this event.
+    """Whether the action announced at `at` applies to this event.
 
-    To lower it, the action must be announced within the window of its first line too: an earlier one has its own tier.
+    An action lowers the tier only if it is announced within the window of the event's first line. Events that began
+    earlier keep their own tier.
     """
     if one.nature is not Nature.EVENT or one.boot_id != memory.boot_id or at - one.last_at > WINDOW_SECONDS:
         return False
@@ -189,7 +196,10 @@ def _is_beside(one: Standing, at: float, tier: Severity, memory: Memory) -> bool
 
 
 def _named(memory: Memory, address: str, uuid: str) -> Memory:
-    """The driver says which GPU is there, before its first Xid. What NVML said of the same GPU says more."""
+    """Record the GPU's UUID, which the driver logs before its first Xid.
+
+    If NVML has already described the same GPU, keep those more complete names.
+    """
     known = memory.gpus.get(address, {})
     if known.get("uuid", uuid) == uuid and known:
         return memory
@@ -213,12 +223,12 @@ def _is_withdrawn(one: Standing, sighting: Sighting, memory: Memory) -> bool:
 
 
 def _beside(memory: Memory, address: str, at: float) -> Memory:
-    """Remember when: the cleanups after it never stand."""
+    """Record the time of the GPU's last Xid: cleanups within the window after it become no findings."""
     return replace(memory, last_xid=with_newest(memory.last_xid, address, at, MOST_GPUS))
 
 
 def _hit(memory: Memory, sighting: Sighting, address: str, now: Now) -> Memory:
-    """Remember whom it hit."""
+    """Record the process that the Xid hit."""
     key = (sighting.reason, address)
     known = memory.hits.get(key, ())
     others = tuple(one for one in known if (one.process, one.place) != (sighting.process, sighting.place))
@@ -231,7 +241,7 @@ def _repeated(memory: Memory, sighting: Sighting, address: str, now: Now) -> Fin
     if not sighting.process or (sighting.reason == "Xid13" and not sighting.place):
         return None
     elsewhere = (hits for key, hits in memory.hits.items() if key[0] == sighting.reason and key[1] != address)
-    # The newest first: in a storm over several GPUs it settles the question, and this is asked for each line of it.
+    # Newest first: in a storm over several GPUs the newest hit decides, and this test runs for each log line.
     if any(_is_recent(memory, hit, now) for hits in elsewhere for hit in reversed(hits)):
         return None
     here = [one for one in memory.hits[sighting.reason, address] if one.process and one.place == sighting.place]

@@ -1,4 +1,7 @@
-"""What a look at the node makes of the memory: a level stands while a look shows it, and what was there is known."""
+"""Application of a check cycle to the memory.
+
+A level remains active while cycles show it. The devices that were once present are remembered.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _NOWHERE = Place(-1, "")
 
 
 class MemoryRules(Struct, frozen=True):
-    """What the settings say of how findings begin, worsen and end."""
+    """Settings that control how findings begin, escalate and end."""
 
     escalate_after: int = 0
     """Resets or reboots that ended the same fault, after which it is ISOLATE; 0: never."""
@@ -47,7 +50,7 @@ _RULES = MemoryRules()
 
 
 class JudgedLook(Struct, frozen=True):
-    """One look of the level checks, and what they said of it."""
+    """One run of the level checks, with their outcomes."""
 
     outcomes: Sequence[Outcome]
     gpus: Sequence[Gpu] = ()
@@ -59,10 +62,11 @@ class JudgedLook(Struct, frozen=True):
 
 
 def after_look(memory: Memory, look: JudgedLook, now: Now, rules: MemoryRules = _RULES) -> Memory:
-    """The memory after a look. What a check could not see, or not yet, stays as it was said.
+    """Return the memory after a check cycle.
 
-    The GPUs come first: another one in the place of one that failed, or one that was reset, is judged for itself. Of
-    those that answered before and do not now, nothing is shown gone.
+    Findings that a check could not check, or not yet confirm, stay. The GPUs are processed first: a GPU that replaced a
+    faulty one, or that was reset, is judged on its own. Findings of GPUs that answered before and do not answer now are
+    not ended.
     """
     if look.gpus:
         memory = gpus_answered(memory, look.gpus, look.began, now)
@@ -91,7 +95,7 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
         known = standing.get(key)
         before = suspects.pop((outcome.check, key), Suspect(0))
         if known is not None and known.nature is Nature.EVENT and known.finding.severity >= finding.severity:
-            continue  # the log reported the same fault, and it stands until the event's own exit
+            continue  # the log reported the same fault, which ends by the event's own exit
         if known is None and finding.flickers and before.looks + 1 < rules.looks_to_confirm:
             suspects[outcome.check, key] = Suspect(before.looks + 1)
             continue
@@ -102,7 +106,7 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
 
 
 def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
-    """The memory without the levels of checks that nobody runs any more."""
+    """Return the memory without the levels of checks that are no longer selected."""
     names = set(selected)
     kept = tuple(one for one in memory.standing if one.nature is Nature.EVENT or one.check in names)
     suspects = {key: one for key, one in memory.suspects.items() if key[0] in names}
@@ -112,10 +116,10 @@ def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
 
 
 def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
-    """What this machine once had, after one more look. A look that did not count its devices tells nothing.
+    """Return the devices that this machine once had, after one more check cycle.
 
-    The counts are only ever raised, and a GPU's place stays the one where it was met: less, or elsewhere, is for a
-    check to find.
+    A cycle that could not count its devices changes nothing. The counts only increase, and a GPU keeps the PCI location
+    where it was first observed. A check reports a lower count or a changed location.
     """
     if seen.unread(pci.FUNCTIONS):
         return known
@@ -124,7 +128,7 @@ def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
     if seen.unread(infiniband.RDMA):
         return known
     places = {one.address: Place(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
-    # A place of which the kernel says nothing may be told at a later look.
+    # If the kernel does not report a location, a later cycle may.
     new = [(gpu, place) for gpu, place in places.items() if place != _NOWHERE and gpu not in known.places]
     return replace(
         known,
@@ -142,13 +146,19 @@ def _shows_every_gpu(look: JudgedLook) -> bool:
 
 
 def _is_resized(memory: Memory, look: JudgedLook) -> bool:
-    """Whether the machine came back as another instance type, which has other devices. HyperPod prefixes its types."""
+    """Whether the machine is now another instance type, which has other devices.
+
+    HyperPod prefixes its types.
+    """
     before, now = memory.instance_type.removeprefix("ml."), look.instance_type.removeprefix("ml.")
     return bool(before and now) and before != now
 
 
 def _not_seen(suspects: dict[tuple[str, Key], Suspect], key: tuple[str, Key], outcome: Outcome) -> None:
-    """A look without it: it is gone, or nobody could look. Nobody waits for ever for what can't be looked at."""
+    """Handle a cycle without the suspect: it is gone, or it could not be checked.
+
+    A suspect that cannot be checked is dropped after a limited number of cycles.
+    """
     one = suspects[key]
     if outcome.shows(*key[1]) or one.blind + 1 >= MOST_BLIND_LOOKS:
         del suspects[key]
@@ -162,9 +172,10 @@ def _is_gone(one: Standing, outcome: Outcome, shown: Mapping[Key, Finding]) -> b
 
 
 def _is_of(silent: Container[str], one: Standing, memory: Memory) -> bool:
-    """A GPU that vanished takes no fault with it; after a reboot it is for the count to say that it is missing.
+    """Whether a finding belongs to a GPU that answered before in this boot and is now silent.
 
-    But what PCI alone shows, and NVML never did.
+    A silent GPU keeps its findings. After a reboot, the count check reports it as missing. A finding that only PCI
+    shows, and NVML never did, is excluded.
     """
     if one.finding.reason == UNBOUND.name:
         return False
@@ -172,16 +183,17 @@ def _is_of(silent: Container[str], one: Standing, memory: Memory) -> bool:
 
 
 def _gone(memory: Memory, one: Standing, now: Now) -> Memory:
-    """A level that left: whether a reset or a reboot came between it and this look counts for the next time."""
+    """Record the end of a level. If a reset or a reboot ended it, count that for its next occurrence."""
     loaded = memory.driver_loaded_at
     by_reset = one.boot_id != memory.boot_id or (loaded is not None and one.last_at < loaded)
     return ended_by_reset(memory, one, now.wall) if by_reset else memory
 
 
 def _as_worse(memory: Memory, known: Standing | None, finding: Finding) -> Finding:
-    """What came back too often stays ISOLATE for as long as it is there, though the count grows old.
+    """Return the finding, with ISOLATE if it recurred too often.
 
-    Not where a person's release has cleared the count.
+    ISOLATE stays as long as the finding is active, even when the counts expire. This does not apply if a person's
+    release has cleared the count.
     """
     if known is None or known.finding.base[1] != ESCALATED:
         return finding

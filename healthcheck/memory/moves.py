@@ -46,7 +46,7 @@ def _by_name(answering: Mapping[str, Gpu]) -> Mapping[tuple[str, str], str]:
 
 
 def _place(about: Mapping[str, str], by_name: Mapping[tuple[str, str], str]) -> str | None:
-    """Where the GPU of these names answers; None: nowhere."""
+    """Return the address where the GPU with these names answers; None if it answers nowhere."""
     places = (by_name.get((key, about[key])) for key in ("serial", "uuid") if key in about)
     return next((place for place in places if place), None)
 

@@ -1,4 +1,7 @@
-"""What the memory holds as rows of JSON, the same in its file and in the record on the Node. Pure."""
+"""JSON rows of the memory. They are identical in its file and in the record on the Node.
+
+Pure functions, no I/O.
+"""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,7 +21,10 @@ _NATURES = {one.value: one for one in Nature}
 
 
 class FindingRow(Row, frozen=True):
-    """A finding. A record on the Node names the boot of one that was seen in another one; the file always does."""
+    """A finding.
+
+    A record on the Node names its boot only if that is not the current one; the file always does.
+    """
 
     reason: Annotated[str | None, word] = None
     severity: Annotated[Severity | None, one_of(SEVERITIES)] = None
@@ -41,7 +47,10 @@ class FindingRow(Row, frozen=True):
     catalogued_rule: Annotated[str | None, word] = None
 
     def standing(self, boot_id: str = "") -> Standing:
-        """Of the boot given where the row names none. Raises ValueError where it is no whole finding."""
+        """Return the finding, with the given boot if the row names none.
+
+        Raises ValueError if the row is not a complete finding.
+        """
         self.must_have("reason", "severity", "subject", "detail", "first_seen", "last_seen", "count", "check", "nature")
         finding = Finding(
             reason=self.reason or "",
@@ -72,7 +81,7 @@ class FindingRow(Row, frozen=True):
 
 
 class ReleaseRow(Row, frozen=True):
-    """Who, why and when, for people; of what stands in rows of its own."""
+    """Author, reason and time of a release, for people. The findings it covers have rows of their own."""
 
     by: Annotated[str | None, word] = None
     reason: Annotated[str | None, word] = None
@@ -102,7 +111,7 @@ class AcknowledgementRow(Row, frozen=True):
 
 
 def row_of(finding: Finding, nature: Nature) -> FindingRow:
-    """What was found, without when and by which check."""
+    """Return the row of a finding, without its times and its check."""
     return FindingRow(
         reason=finding.reason,
         severity=finding.severity,
@@ -118,7 +127,7 @@ def row_of(finding: Finding, nature: Nature) -> FindingRow:
 
 
 def whole_row(standing: Standing) -> FindingRow:
-    """What stands, to the last digit, for the file."""
+    """Return the row of a recorded finding with full precision, for the file."""
     return replace(
         row_of(standing.finding, standing.nature),
         first_seen=standing.first_seen,
@@ -134,7 +143,7 @@ def whole_row(standing: Standing) -> FindingRow:
 
 
 def finding_row(standing: Standing) -> FindingRow:
-    """What stands, for the record: without the boot in which it was seen, its times cut to what a record tells."""
+    """Return the row of a recorded finding for the Node's record, without its boot and with rounded times."""
     first, last = _second(standing.first_seen), _second(standing.last_seen)
     at = round(standing.last_at, 3)
     return replace(
@@ -147,7 +156,7 @@ def release_row(release: Release) -> ReleaseRow:
 
 
 def short_release_row(release: Release) -> ReleaseRow:
-    """For the record, which is bounded."""
+    """Return the row of a release for the record, whose length is limited."""
     return ReleaseRow(release.by[:_LONGEST_WORD], release.reason[:_LONGEST_WORD], _second(release.at))
 
 

@@ -1,7 +1,7 @@
-"""ResourceSlices of NVIDIA's DRA driver, read into its pools of devices. Pure.
+"""Pools of devices of NVIDIA's DRA driver, parsed from ResourceSlices. Pure functions, no I/O.
 
-One rule for whoever reads them: of a pool its newest generation counts, once all slices of it are there (ResourcePool
-in Kubernetes' API reference). In between nobody can say what the driver gives out.
+One rule applies to all readers: a pool's newest generation counts, once all its slices are present (ResourcePool in the
+Kubernetes API reference). Until then, the devices of the driver are unknown.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _LONGEST = 80
 
 
 class Published(Protocol):
-    """One ResourceSlice, whoever read it.
+    """Interface of one ResourceSlice, independent of its reader.
 
-    `count`: so many make up its pool in this generation; 0, which the API allows nobody to write: it does not say.
+    `count` is the number of slices that make up its pool in this generation. 0 means that the slice does not state it;
+    the API does not allow writing 0.
     """
 
     @property
@@ -54,7 +55,10 @@ class DeviceSlice(Struct, frozen=True):
 
 
 def newest(slices: Iterable[S]) -> dict[tuple[str, str], list[S]]:
-    """By driver and pool the slices of its newest generation. `is_whole` says whether these are all of it."""
+    """Return the slices of each pool's newest generation, by driver and pool.
+
+    `is_whole` tests whether they are complete.
+    """
     pools: dict[tuple[str, str], list[S]] = {}
     for one in slices:
         known = pools.setdefault((one.driver, one.pool), [])
@@ -66,12 +70,15 @@ def newest(slices: Iterable[S]) -> dict[tuple[str, str], list[S]]:
 
 
 def is_whole(pool: Sequence[Published]) -> bool:
-    """Whether all slices of a generation are there, as far as they say how many there are."""
+    """Whether all slices of a generation are present. Slices without a count are taken as complete."""
     return pool[0].count in (0, len(pool))
 
 
 def given_out(slices: Iterable[DeviceSlice]) -> GivenOut:
-    """What a whole cluster's slices say. Whether there is a template for sweeps they do not know."""
+    """Return the devices of a whole cluster's slices.
+
+    The slices do not show whether a template for sweeps exists.
+    """
     every = tuple(slices)
     devices: defaultdict[str, list[Device]] = defaultdict(list)
     published: set[str] = set()
@@ -98,7 +105,7 @@ def read_slice(resource_slice: Mapping[str, Any]) -> DeviceSlice | None:
 
 
 def address_of(attributes: Mapping[str, str]) -> str:
-    """Where a device's GPU sits on PCI, by the device's attributes; '' where they do not say."""
+    """Return the PCI address of a device's GPU from the device's attributes; '' if they do not include it."""
     told = {key.removeprefix(f"{DRIVER}/"): text for key, text in attributes.items()}
     addresses = (normalise_address(told[key]) for key in _ADDRESSES if key in told)
     return next((one for one in addresses if one is not None), "")

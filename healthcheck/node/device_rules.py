@@ -21,7 +21,7 @@ HEEDED = "EvictionInProgress"
 
 
 class DeviceRule(Struct, frozen=True):
-    """A DeviceTaintRule as the API server shows it. `uid` and `version` say which one is meant when it is changed."""
+    """A DeviceTaintRule as the API server shows it. `uid` and `version` identify the rule to change."""
 
     name: str
     uid: str
@@ -49,12 +49,18 @@ def rule_name(node_name: str, device: str) -> str:
 
 
 def numbered_names(node_name: str) -> tuple[str, ...]:
-    """For what is no whole GPU: the admission policy lets no agent make names of devices up (docs/decisions/0055)."""
+    """Return the names of rules for devices that are not whole GPUs.
+
+    The admission policy does not let agents use invented device names (docs/decisions/0055).
+    """
     return tuple(rule_name(node_name, str(number)) for number in range(MOST_RULES))
 
 
 def is_whole(device: str) -> bool:
-    """By the driver's name of a GPU that is not cut up. A rule of one may be called by it."""
+    """Whether the device is a whole GPU, by the driver's name for it.
+
+    A rule can be named after such a device.
+    """
     return bool(_WHOLE.fullmatch(device))
 
 
@@ -64,7 +70,10 @@ def is_rule_name(name: str, node_name: str, device: str) -> bool:
 
 
 def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
-    """What of an API DeviceTaintRule counts. One that somebody has changed is his."""
+    """Return the fields of an API DeviceTaintRule that this project uses.
+
+    A rule that another client has changed no longer counts as ours.
+    """
     metadata, spec = rule["metadata"], rule["spec"]
     selector, taint = spec.get("deviceSelector") or {}, spec["taint"]
     device, tier = str(selector.get("device", "")), str(taint.get("value", ""))

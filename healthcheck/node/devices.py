@@ -1,4 +1,7 @@
-"""GPUs that a driver of dynamic resource allocation (DRA) gives out: of which node, and who holds some. Pure."""
+"""GPUs published by a driver for dynamic resource allocation (DRA), with their nodes and claims.
+
+Pure functions, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ _UNREAD = "its GPUs are being published anew by the DRA driver"
 
 
 class Device(Struct, frozen=True):
-    """A GPU or a part of one that a claim can be given. `address` '' and no UUIDs: the driver does not say which.
+    """A GPU, or a part of a GPU, that a claim can be given.
 
-    `counters`: what it shares with other devices; a MIG instance that is not made yet, with its whole GPU.
+    `address` is '' and `uuids` is empty if the driver does not identify it. `counters` names the resources shared with
+    other devices; a MIG instance that does not exist yet shares them with its whole GPU.
     """
 
     pool: str
@@ -37,14 +41,20 @@ class Device(Struct, frozen=True):
 
 
 class NodeDevices(Struct, frozen=True):
-    """What the driver gives out of one node's GPUs. `why_not` a sweep can claim all of them; '' where it can."""
+    """The DRA devices of one node.
+
+    `why_not` is the reason why a sweep can't claim all of them; '' if it can.
+    """
 
     gpus: int = 0
     why_not: str = ""
 
 
 class GpuClaim(Struct, frozen=True):
-    """A ResourceClaim that holds devices of the driver. What monitors (`adminAccess`) holds none."""
+    """A ResourceClaim that holds devices of the driver.
+
+    A claim for monitoring (`adminAccess`) does not hold any.
+    """
 
     namespace: str
     name: str
@@ -58,9 +68,9 @@ class GpuClaim(Struct, frozen=True):
 
 
 class GivenOut(Struct, frozen=True):
-    """What the driver gives out in the whole cluster, by node name. `has_template`: CLAIM_TEMPLATE is there.
+    """DRA devices of the whole cluster, by node name. `has_template`: CLAIM_TEMPLATE exists.
 
-    `unread`: nodes of whose devices nobody can tell now, for the driver is publishing them anew.
+    `unread` lists the nodes whose devices are unknown now, because the driver is publishing them anew.
     """
 
     devices: Mapping[str, Sequence[Device]] = field(default_factory=dict)
@@ -77,13 +87,13 @@ class GivenOut(Struct, frozen=True):
         return NodeDevices(sum(one.kind == _WHOLE for one in every), next(_obstacles(every), why))
 
     def claimed_by(self, claims: Iterable[GpuClaim]) -> dict[str, str]:
-        """By node name, one claim that holds devices there, in words."""
+        """Return one claim that holds devices on each node, as text, by node name."""
         nodes = {(one.pool, one.name): node for node, every in self.devices.items() for one in every}
         return {nodes[device]: str(claim) for claim in claims for device in claim.devices if device in nodes}
 
 
 def gpu_claim(claim: Mapping[str, Any]) -> GpuClaim | None:
-    """What an API ResourceClaim holds of the driver's devices; None where it holds none."""
+    """Return the devices of the driver that an API ResourceClaim holds; None if it holds none."""
     metadata, status = claim["metadata"], claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
     held = [one for one in results if one.get("driver") == DRIVER and one.get("adminAccess") is not True]
@@ -110,5 +120,5 @@ def _obstacles(devices: Sequence[Device]) -> Iterator[str]:
 
 
 def _is_covered(part: Device, covered: set[tuple[str, str]]) -> bool:
-    """Whether whoever has the whole GPUs has this part of them too: it can't be given out then."""
+    """Whether a claim for the whole GPUs covers this part too, so that it can't be allocated separately."""
     return bool(part.counters) and all((part.pool, counter) in covered for counter in part.counters)

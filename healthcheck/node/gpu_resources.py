@@ -1,8 +1,8 @@
-"""Which of a Node's and a pod's resources are GPUs, and how many a pod holds. Pure.
+"""The resources of a Node and of a pod that are GPUs, and the number of GPUs that a pod holds.
 
-What a node offers decides what a Job asks for, so only what NVIDIA's device plugin serves counts there: whole GPUs,
-shared ones and MIG instances. What a pod asks for decides whether a node is idle, so anything counts there that some
-scheduler of ours knows puts work onto an NVIDIA GPU.
+Pure functions, no I/O. A Job requests resources that the node offers. Only resources of NVIDIA's device plugin count
+there: whole GPUs, shared GPUs and MIG instances. A node is idle if no pod requests GPUs. Any resource that a supported
+scheduler assigns to an NVIDIA GPU counts there.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ class GpuPod(Struct, frozen=True):
 
 
 def listed(amounts: Mapping[str, int]) -> str:
-    """As a person reads it: `8 nvidia.com/gpu`."""
+    """Return the amounts as text: `8 nvidia.com/gpu`."""
     return ", ".join(f"{number} {resource}" for resource, number in sorted(amounts.items()))
 
 
 def offered(allocatable: object) -> dict[str, int]:
-    """The GPU resources that a Node's `status.allocatable` has some of. What is no plain count is left out."""
+    """Return the GPU resources with a positive count in a Node's `status.allocatable`.
+
+    Values that are not plain counts are left out.
+    """
     if not isinstance(allocatable, dict):
         return {}
     named = [name for name in allocatable if name in _WHOLE or name.startswith(_MIG)]
@@ -56,17 +59,20 @@ def offered(allocatable: object) -> dict[str, int]:
 
 
 def has_device_plugin(status: Mapping[str, Any]) -> bool:
-    """Whether pods may ask for GPUs by a resource's name. One whose GPUs are all unhealthy keeps its capacity."""
+    """Whether pods can request GPUs by resource name.
+
+    A node whose GPUs are all unhealthy keeps its capacity.
+    """
     both = {**(status.get("allocatable") or {}), **(status.get("capacity") or {})}
     return any(_number(name, both[name]) for name in both if name.startswith(_ASKED))
 
 
 def gpu_pod(pod: Mapping[str, Any]) -> GpuPod | None:
-    """The GPUs that an API Pod holds on its node; None where it holds none.
+    """Return the GPUs that an API Pod holds on its node; None if it holds none.
 
-    As the scheduler counts: containers run beside each other, and beside the sidecars (init containers that restart);
-    other init containers run alone, after the sidecars that stand before them. A finished init container's share stays
-    held. Whether a DRA claim is for a GPU stands in another object: any claim counts as one.
+    The count follows the scheduler. Containers run at the same time, together with the sidecars (init containers that
+    restart). Other init containers run alone, after the sidecars listed before them. The share of a finished init
+    container stays allocated. A DRA claim's devices are in another object, so every claim counts as a GPU.
     """
     spec = pod.get("spec") or {}
     holds = _held(spec)
@@ -79,9 +85,9 @@ def gpu_pod(pod: Mapping[str, Any]) -> GpuPod | None:
 
 
 def unplaced_since(pod: Mapping[str, Any]) -> datetime | None:
-    """Since when no scheduler finds a place for an API Pod that asks for GPUs.
+    """Return the time since which no scheduler can place an API Pod that requests GPUs.
 
-    None for any other, and for one that takes nothing from pods of a lower priority.
+    None for other pods, and for a pod that never preempts pods of lower priority.
     """
     if gpu_pod(pod) is None or (pod.get("spec") or {}).get("preemptionPolicy") == "Never":
         return None
@@ -91,7 +97,7 @@ def unplaced_since(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def whole_quantity(quantity: object) -> int | None:
-    """A resource's quantity that is a plain count; None for what is absent or written otherwise."""
+    """Return a resource quantity that is a plain count; None if it is absent or written differently."""
     is_count = isinstance(quantity, str) and quantity.isascii() and quantity.isdigit() and len(quantity) < 10
     return int(str(quantity)) if is_count else None
 
@@ -118,7 +124,10 @@ def _asked(container: Mapping[str, Any]) -> Counter[str]:
 
 
 def _number(resource: str, amount: object) -> int:
-    """0 for what is no GPU; 1 for an amount that is no plain count, such as `16k` of a GPU's memory."""
+    """Return the count of a GPU resource: 0 for other resources, 1 for an amount that is no plain count.
+
+    An example of such an amount is `16k` for a GPU's memory.
+    """
     if not resource.startswith(_ASKED):
         return 0
     number = whole_quantity(amount)

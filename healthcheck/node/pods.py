@@ -1,4 +1,7 @@
-"""A pod of a Job as the API server shows it: how far it has come, and what keeps it. Pure."""
+"""State of a Job's pod as the API server shows it, with the reason why it waits or ended.
+
+Pure functions, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _LONGEST = 500
 
 
 class PodState(Struct, frozen=True):
-    """`container` is its first container: the one that tests."""
+    """State of a pod. `container` is its first container, which runs the test."""
 
     namespace: str
     name: str
@@ -29,7 +32,7 @@ class PodState(Struct, frozen=True):
 
 
 def pod_state(pod: Mapping[str, Any]) -> PodState:
-    """What of a pod a person who follows it wants to know."""
+    """Return the parts of a pod's state that a person following it needs."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     spec = pod.get("spec") or {}
     containers = spec.get("containers") or [{}]

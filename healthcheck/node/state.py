@@ -1,4 +1,7 @@
-"""A Node as the API server shows it, and the names of what is ours there. Words only."""
+"""State of a Node as the API server shows it, and the names of this project's fields on it.
+
+Data types, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ OUR_WORD = f"{FIELD_MANAGER}: "
 
 
 class FieldManager(Struct, frozen=True):
-    """Who wrote a field last, as the API server noted it, and when, to the second."""
+    """The last writer of a field, as the API server recorded it, and the time of the write, to the second."""
 
     name: str
     at: datetime
@@ -102,14 +105,21 @@ PatchFor = Callable[[NodeState], Mapping[str, Any] | None]
 def annotated(
     node: NodeState, annotations: Mapping[str, str], patch: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The patch with these annotations, too; where there is none, the one that writes them alone."""
+    """Return the patch with these annotations added.
+
+    Without a patch, return one with the annotations only.
+    """
     metadata = (patch or {}).get("metadata", {"resourceVersion": node.resource_version})
     both = {**metadata.get("annotations", {}), **annotations}
     return {**(patch or {}), "metadata": {**metadata, "annotations": both}}
 
 
 def with_devices(node: NodeState, given_out: GivenOut) -> NodeState:
-    """The Node with what DRA gives out there. Where a device plugin serves it too, a sweep does without a template."""
+    """Return the Node with its DRA devices.
+
+    If a device plugin serves the Node too and there is no template for sweeps, the Node is returned unchanged. A sweep
+    does not need the template there.
+    """
     devices = given_out.of(node.name)
     if devices is None or (node.gpus and not given_out.has_template):
         return node
@@ -117,7 +127,7 @@ def with_devices(node: NodeState, given_out: GivenOut) -> NodeState:
 
 
 class SelectiveClass(Struct, frozen=True):
-    """A RuntimeClass as the API server shows it, with the labels that it wants of a node."""
+    """A RuntimeClass as the API server shows it, with the labels that it requires of a node."""
 
     name: str
     handler: str
@@ -125,7 +135,7 @@ class SelectiveClass(Struct, frozen=True):
 
 
 def runtime_classes(classes: Iterable[SelectiveClass], labels: Mapping[str, str]) -> tuple[RuntimeClass, ...]:
-    """Those that a pod may name on a node with these labels."""
+    """Return the RuntimeClasses that a pod can use on a node with these labels."""
     return tuple(
         RuntimeClass(one.name, one.handler, bool(one.node_selector))
         for one in classes
@@ -144,38 +154,41 @@ def is_of_another_machine(machine: str | None, node: NodeState) -> bool:
 
 
 def is_our_taint(taint: Mapping[str, Any]) -> bool:
-    # Key and effect are a taint's identity: with another effect it is somebody else's, and not ours to lift.
+    # Key and effect identify a taint. A taint with another effect belongs to another owner and must not be lifted here.
     return (taint.get("key"), taint.get("effect")) == (TAINT["key"], TAINT["effect"])
 
 
 def removed_condition(kind: str) -> dict[str, Any]:
-    """What takes a condition off in a strategic merge patch."""
+    """Return the entry that removes a condition in a strategic merge patch."""
     return {"type": kind, "$patch": "delete"}
 
 
 def is_our_condition(condition: Mapping[str, Any]) -> bool:
-    """Its own words tell: whoever writes the whole list back becomes the manager of what he only copied."""
+    """Whether this project wrote the condition, judged by its message.
+
+    The field manager is no evidence: a client that writes the whole list back becomes the manager of every entry.
+    """
     kind = condition.get("type")
     return kind == CONDITION or (kind in REPAIR_CONDITIONS and str(condition.get("message")).startswith(OUR_WORD))
 
 
 def managers_of_label(managed_fields: object, label: str) -> tuple[FieldManager, ...]:
-    """Who owns a label, by `metadata.managedFields`; an entry of another shape is passed over."""
+    """Return the owners of a label from `metadata.managedFields`. Entries of another shape are skipped."""
     return _managers_of(managed_fields, "f:metadata", "f:labels", f"f:{label}")
 
 
 def managers_of_cordon(managed_fields: object) -> tuple[FieldManager, ...]:
-    """Who owns `spec.unschedulable`, in the same way."""
+    """Return the owners of `spec.unschedulable`, in the same way."""
     return _managers_of(managed_fields, "f:spec", "f:unschedulable")
 
 
 def managers_of_mark(managed_fields: object) -> tuple[FieldManager, ...]:
-    """Who owns the annotation `cordoned-by`, in the same way."""
+    """Return the owners of the annotation `cordoned-by`, in the same way."""
     return _managers_of(managed_fields, "f:metadata", "f:annotations", f"f:{CORDONED_BY}")
 
 
 def managers_of_condition(managed_fields: object, kind: str) -> tuple[FieldManager, ...]:
-    """Who owns a condition, in the same way."""
+    """Return the owners of a condition, in the same way."""
     return _managers_of(managed_fields, "f:status", "f:conditions", f'k:{{"type":"{kind}"}}')
 
 
@@ -193,5 +206,5 @@ def _owns(entry: object, path: Sequence[str]) -> bool:
 
 
 def _manager(entry: Mapping[str, Any]) -> FieldManager:
-    # Without a time it is older than anything that it could speak of.
+    # An entry without a time counts as older than anything that it could refer to.
     return FieldManager(printable(str(entry.get("manager", ""))), moment_or_none(entry.get("time")) or EARLIEST)

@@ -1,1 +1,1 @@
-"""What a person does to a node."""
+"""Operations that a person runs on a node."""

@@ -1,8 +1,9 @@
-"""Whose a node's cordon is. Only what a quarantine run cordoned is anybody's to lift but a person's. Pure.
+"""Ownership of a node's cordon. Only the cordon of a quarantine run may be lifted automatically.
 
-The run writes the annotation `cordoned-by` in the patch that sets `unschedulable`. `kubectl uncordon` leaves the
-annotation behind, and a cordon that a person sets after it is his: the API server notes who wrote the field last. Where
-it notes nobody (anybody can empty `managedFields`, and what is written then goes unnoted), a cordon is not ours.
+Pure functions, no I/O. The run writes the annotation `cordoned-by` in the same patch that sets `unschedulable`.
+`kubectl uncordon` leaves the annotation behind. A cordon that a person sets later belongs to that person: the API
+server records the last writer of the field. If it records no writer, the cordon is not ours. Any client can empty
+`managedFields`, and later writes are then not recorded.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ def cordon(node: NodeState, by: str) -> dict[str, Any] | None:
 
 
 def cordoned_by(node: NodeState) -> str:
-    """The quarantine run that set the cordon; '' where there is none, it is a person's, or nobody can tell."""
+    """Return the quarantine run that set the cordon.
+
+    Return '' if there is no cordon, if a person set it, or if its owner is unknown.
+    """
     is_ours = {one.name for one in node.cordon_managers} == {one.name for one in node.mark_managers} == {FIELD_MANAGER}
     by = printable(node.annotations.get(CORDONED_BY, ""), _LONGEST)
     return by if node.cordoned and is_ours else ""
 
 
 def why_kept(node: NodeState, now: datetime) -> str:
-    """Why the cordon is not to be lifted; '' where it may be, or where there is none."""
+    """Return the reason why the cordon must not be lifted; '' if it may be lifted, or if there is none."""
     if not node.cordoned:
         return ""
     if not cordoned_by(node):
@@ -47,9 +51,10 @@ def why_kept(node: NodeState, now: datetime) -> str:
 
 
 def lift(node: NodeState, now: datetime) -> dict[str, Any] | None:
-    """The merge patch that lifts our cordon; None where there is nothing to lift.
+    """Return the merge patch that lifts our cordon; None if there is nothing to lift.
 
-    The mark goes with the cordon, and by itself where a person has taken the cordon away or made it his own.
+    The patch removes the annotation `cordoned-by` together with the cordon. It removes only the annotation if a person
+    has lifted the cordon or now owns it.
     """
     ours = cordoned_by(node)
     if CORDONED_BY not in node.annotations or (ours and why_kept(node, now)):

@@ -1,6 +1,7 @@
-"""Which pods leave a node before it is tested, which stay, and which a person has to allow first. Pure.
+"""Selection of the pods to evict from a node before its test, to keep, and to ask a person about.
 
-The rules and the words for what has to be allowed are kubectl's (kubectl drain: filters.go), so that nobody learns two.
+Pure functions, no I/O. The rules and the words for the required permissions are those of kubectl (kubectl drain:
+filters.go), so that users need to learn only one set.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ FORCE, EMPTY_DIR = "--force", "--delete-emptydir-data"
 
 
 class Allowed(Struct, frozen=True):
-    """What a person allows beyond plain evictions."""
+    """Permissions that a person grants beyond plain evictions."""
 
     force: bool = False
     """Pods without a controller go too: nobody makes them again."""
@@ -26,7 +27,7 @@ class Allowed(Struct, frozen=True):
 
 
 class Leaving(Struct, frozen=True):
-    """A pod that is to go. `warning` is what a person loses by it, '' for nothing."""
+    """A pod to evict. `warning` describes the loss that this causes; '' if there is none."""
 
     namespace: str
     name: str
@@ -51,7 +52,7 @@ class DrainPlan(Struct, frozen=True):
 
 
 def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: Allowed) -> DrainPlan:
-    """What is to happen to the pods of one node, given as API objects."""
+    """Decide for each pod of one node, given as API objects, whether it is evicted, kept or refused."""
     leaving: list[Leaving] = []
     left: list[tuple[str, str]] = []
     refused: list[tuple[str, str]] = []
@@ -106,7 +107,7 @@ def _meets(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def what_holds(pod: Mapping[str, Any]) -> str:
-    """Why a pod that was told to go is still there, as far as its object says."""
+    """Return why a pod that should be evicted still exists, as far as its object shows."""
     metadata = pod.get("metadata") or {}
     if "deletionTimestamp" not in metadata:
         return "nobody has told it to go"
@@ -117,19 +118,22 @@ def what_holds(pod: Mapping[str, Any]) -> str:
 
 
 def _stays(pod: Mapping[str, Any]) -> str:
-    """Why it is not to go; '' where it is."""
+    """Return why the pod is not evicted; '' if it is."""
     metadata = pod.get("metadata") or {}
     if _MIRROR in (metadata.get("annotations") or {}):
         return "a static pod, which only the kubelet's own files end"
     controller = _controller(pod)
-    # kubectl asks whether the DaemonSet is there still; of one that is gone the garbage collector deletes the pods.
+    # kubectl checks whether the DaemonSet still exists. The garbage collector deletes the pods of a deleted DaemonSet.
     if controller.get("kind") == "DaemonSet" and not _is_finished(pod):
         return f"of DaemonSet {controller.get('name', '')}"
     return ""
 
 
 def _losses(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """What is lost with it, each with the flag that allows it. A pod that has finished loses nothing."""
+    """Yield each loss that the eviction causes, with the flag that allows it.
+
+    A finished pod loses nothing.
+    """
     if _is_finished(pod) or "deletionTimestamp" in (pod.get("metadata") or {}):
         return
     if not _controller(pod):

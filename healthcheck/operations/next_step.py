@@ -1,6 +1,7 @@
-"""What a person types to do what a quarantine run recommends, with the node's own ids filled in. Pure.
+"""Commands that carry out the recommendation of a quarantine run, with the node's own ids.
 
-Where a platform replaces and reboots nodes by itself it is asked to; nothing here is done by this system.
+Pure functions, no I/O. If a platform replaces and reboots nodes automatically, the commands request that from the
+platform. This system runs none of them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _GPU = re.compile(r"gpu/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.AS
 
 
 class Platform(StrEnum):
-    """Who makes the nodes, as a person calls it."""
+    """Platform that creates the nodes, by its common name."""
 
     HYPERPOD = "SageMaker HyperPod"
     KARPENTER = "Karpenter"
@@ -50,14 +51,17 @@ class Platform(StrEnum):
 
 
 class NextStep(Struct, frozen=True):
-    """`commands` are whole lines for a shell; `note` is what a person has to know before, '' for nothing."""
+    """Next step for a person. `commands` are whole shell lines.
+
+    `note` is information to read before running them; '' if there is none.
+    """
 
     commands: tuple[str, ...] = ()
     note: str = ""
 
 
 def platform_of(node: NodeState) -> Platform:
-    """By the labels that each puts on its nodes, the most particular first."""
+    """Return the platform, by the labels that each platform puts on its nodes, most specific first."""
     if any(key.startswith(_HYPERPOD) for key in node.labels):
         return Platform.HYPERPOD
     if _KARPENTER in node.labels:
@@ -70,7 +74,10 @@ def platform_of(node: NodeState) -> Platform:
 
 
 def next_step(recommendation: str, node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
-    """For a word of the record; of one that is not known, nothing. `findings` are the record's rows."""
+    """Return the next step for a recommendation of the record; an empty step if it is unknown.
+
+    `findings` are the record's rows.
+    """
     rows = tuple(findings)
     step = _step(recommendation, node, rows)
     if recommendation not in _MENDS_A_GPU:
@@ -79,9 +86,9 @@ def next_step(recommendation: str, node: NodeState, findings: Iterable[FindingRo
 
 
 def cordon_of_card(node: NodeState, findings: Iterable[FindingRow]) -> str:
-    """How the other GPUs may work on where HAMi shares them and all that is wrong is on one; '' elsewhere.
+    """Return how to keep using the other GPUs if HAMi shares them and only one is faulty; '' otherwise.
 
-    HAMi registers as a list of JSON since 2.8, and looks at the cordon since 2.10: an older one passes over it.
+    HAMi registers its GPUs as a JSON list since 2.8. It reads the cordon since 2.10; older versions ignore it.
     """
     serious = [one for one in findings if one.severity is not None and one.severity >= Severity.RESET]
     bad = {(one.about or {}).get("uuid", "") if _GPU.match(one.subject or "") else "" for one in serious}
@@ -114,7 +121,10 @@ def _step(recommendation: str, node: NodeState, findings: Sequence[FindingRow]) 
 
 
 def _reset(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
-    """Of the GPUs that a finding of RESET names; of all where it names another place, such as a switch."""
+    """Return the step that resets the GPUs named by findings of RESET.
+
+    If a finding names something else, such as a switch, reset all GPUs.
+    """
     places = [one.subject or "" for one in findings if one.severity is Severity.RESET]
     gpus = [match[1] for place in places if (match := _GPU.match(place))]
     only = f" -i {','.join(dict.fromkeys(gpus))}" if gpus and len(gpus) == len(places) else ""
@@ -164,7 +174,7 @@ _IF_AUTOMATIC = "HyperPod acts on the label where the cluster's NodeRecovery is 
 
 
 def _gke_fault(findings: Iterable[FindingRow]) -> str:
-    """By the worst of them."""
+    """Return the fault reason for GKE, by the worst of the findings."""
     worst = max(findings, key=lambda one: one.severity or Severity.PASS, default=None)
     reason = (worst.reason or "") if worst is not None else ""
     return "XID" if reason.startswith("Xid") else _GKE_WORDS.get(reason, "unspecified")
@@ -179,7 +189,10 @@ def _again(node: NodeState) -> str:
 
 
 def _instance(node: NodeState) -> str:
-    """What comes from a label or the providerID goes into a shell's line, so that only what looks right does."""
+    """Return the instance id from the providerID; '' if its format is unexpected.
+
+    Labels and the providerID become part of a shell line, so only values of the expected format are used.
+    """
     match = _INSTANCE.match(node.provider_id)
     return match[1] if match else ""
 

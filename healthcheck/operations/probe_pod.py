@@ -1,7 +1,7 @@
-"""The pod that looks at one node once, made from the pods of the agent's DaemonSet. Pure.
+"""Pod that checks one node once, built from the pods of the agent's DaemonSet. Pure functions, no I/O.
 
-It is bound to its node by name: no scheduler, no taint and no cordon keeps it away, and it asks for no resource. Left
-out is what the agent's pod has for its long life and its own account, and what would be made on the node.
+It is bound to its node by name, so no scheduler, taint or cordon keeps it away. It requests no resources. It leaves out
+the settings that serve the agent's long life and its service account, and volumes that would be created on the node.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def with_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
 
 
 def is_left_over(ended: Mapping[str, Any], now: datetime) -> bool:
-    """Whether nobody waits any longer for what this pod said: another command may just be reading it."""
+    """Whether the pod is so old that no command still waits for its output.
+
+    A younger pod may still be read by another command.
+    """
     try:
         made = moment(ended["metadata"]["creationTimestamp"])
     except (KeyError, ValueError, TypeError):
@@ -103,7 +106,10 @@ def _copied(source: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _kept(volume: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of the host what is there; nothing that would be made on it, and nothing that the pod would wait for."""
+    """Return the volume if it can be kept, else None.
+
+    Host paths are kept only if they need not be created. The pod never waits for a volume.
+    """
     if "hostPath" in volume:
         return None if str(volume["hostPath"].get("type", "")).endswith("OrCreate") else dict(volume)
     if "configMap" in volume:

@@ -1,4 +1,4 @@
-"""The Job that finds out what is wrong with one node. Pure."""
+"""Job that diagnoses one node. Pure functions, no I/O."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What is taken off a Node when the system is uninstalled, and what is left there. Pure.
+"""Selection of the fields that an uninstallation removes from a Node, and those it keeps.
 
-Left are a person's words: his cordon, the label `enabled`, and taints of our keys that only another could have set. The
-taint `startup` is set by whoever makes nodes and goes all the same: it waits for a look of ours that never comes.
+Pure functions, no I/O. Settings of a person are kept: the cordon, the label `enabled`, and taints with our keys that
+only another client can have set. The taint `startup` is removed, although the creator of the node sets it: without this
+system no check cycle would ever lift it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DELETE_FILES = "rm -rf /var/lib/gpu-healthcheck /var/log/gpu-healthcheck"
 
 
 class Removal(Struct, frozen=True):
-    """What goes from one Node: the names of labels and annotations, taints as kubectl writes them."""
+    """Fields to remove from one Node: names of labels and annotations, and taints in kubectl's notation."""
 
     node: str
     labels: tuple[str, ...]
@@ -54,7 +55,7 @@ class Removal(Struct, frozen=True):
 
 
 def removal(node: NodeState) -> Removal:
-    """What goes from this Node; false where nothing of ours is on it."""
+    """Return the fields to remove from this Node; the result is false if none of ours are on it."""
     uncordoned = cordoned_by(node)
     barred = uncordoned or any(map(_goes, node.taints))
     return Removal(
@@ -90,7 +91,7 @@ def patch(node: NodeState) -> dict[str, Any] | None:
         "annotations": dict.fromkeys(gone.annotations),
     }
     if gone.field_managers:
-        metadata["managedFields"] = [{}]  # how Kubernetes wants them cleared (docs: server-side apply)
+        metadata["managedFields"] = [{}]  # Kubernetes' way to clear them (docs: server-side apply)
     return {"metadata": metadata, "spec": spec} if spec else {"metadata": metadata}
 
 
@@ -101,7 +102,7 @@ def _is_ours(key: str) -> bool:
 def _goes(taint: Mapping[str, Any]) -> bool:
     if taint.get("key") == STARTUP:
         return True
-    # With another effect it is another taint, and somebody else's.
+    # With another effect it is a different taint with another owner.
     return taint.get("key") in (UNHEALTHY, MAINTENANCE) and taint.get("effect") == "NoSchedule"
 
 

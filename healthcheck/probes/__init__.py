@@ -1,1 +1,1 @@
-"""One source of facts each. A probe has no opinion about what it reads."""
+"""Probes, each of which reads one source of facts. A probe does not judge the values it reads."""

@@ -1,8 +1,8 @@
-"""The device files of NVIDIA's driver: what lies in the host's /dev, and below the driver container's root.
+"""Device files of NVIDIA's driver, in the host's /dev and below the driver container's root.
 
-The kernel makes none of them by itself: udev, nvidia-modprobe or whoever uses the driver first does
-(nvidia-modprobe(1)). The GPU operator's driver container has them in its own /dev, from where containers get them
-(NVIDIA/k8s-dra-driver-gpu, isDevRoot: a driver's root that has a /dev of its own).
+The kernel creates none of them automatically: udev, nvidia-modprobe or the first user of the driver does
+(nvidia-modprobe(1)). The GPU operator's driver container has them in its own /dev. Containers get them from there
+(NVIDIA/k8s-dra-driver-gpu, isDevRoot: a driver's root with its own /dev).
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _LONGEST_LIST = 1 << 16
 
 
 class DeviceFile(Struct, frozen=True):
-    """`name` is its path below the folder; what is no character device has the number of none."""
+    """A device file.
+
+    `name` is its path below the folder; its numbers are 0 if it is not a character device.
+    """
 
     folder: str
     name: str
@@ -53,7 +56,7 @@ class DeviceFiles(Struct, frozen=True):
 
 
 def read_device_files(host: Host) -> DeviceFiles:
-    """Raises ProbeError where a folder is there and can't be looked into."""
+    """Return the device files. Raises ProbeError if a folder exists and can't be read."""
     try:
         folders = tuple(folder for folder in FOLDERS if _holds_devices(host.root, folder))
         files = tuple(islice((one for folder in folders for one in _files(host.root, folder)), _MOST_FILES))
@@ -94,7 +97,7 @@ def _file(root: Path, folder: str, name: str) -> Iterator[DeviceFile]:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """None: it is not there. Raises OSError where nobody can tell."""
+    """Return the file's status; None if it does not exist. Raises OSError if that is unknown."""
     try:
         return path.lstat()
     except OSError as error:
@@ -104,7 +107,10 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _majors(root: Path) -> Mapping[str, int] | None:
-    """Of its lines `195 nvidia`, those of NVIDIA's; block devices come last, and none of those is NVIDIA's."""
+    """Return NVIDIA's entries of /proc/devices, whose lines have the form `195 nvidia`.
+
+    Block devices come last, and none is NVIDIA's.
+    """
     try:
         text = read(root / "proc/devices", _LONGEST_LIST).decode("ascii", "replace")
     except OSError:

@@ -1,7 +1,7 @@
-"""The running processes of DCGM's tests that are ours or the node's own: their number is what a kernel line names.
+"""Running processes of DCGM's tests that are ours or the node's own: a kernel message names their pid.
 
-A name alone is none: whoever has a pod calls his processes as he likes. The control group says in which pod one is, and
-the kubelet's own folder of logs which namespace that pod is of.
+A process name proves nothing, because users of a pod can choose it. The control group shows the pod of a process, and
+the kubelet's folder of logs shows the pod's namespace.
 """
 
 from __future__ import annotations

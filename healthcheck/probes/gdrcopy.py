@@ -1,4 +1,4 @@
-"""GDRCopy on the host: who set it up there, and whether its kernel module and its device are there."""
+"""GDRCopy on the host: who set it up, and whether its kernel module and its device exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNREADABLE_TO_ALL = (errno.EISDIR, errno.ELOOP)
 
 
 class GdrCopy(Struct, frozen=True):
-    """`set_up_by`: what on the host asks for it; '' where nothing does."""
+    """GDRCopy's state. `set_up_by` is the file on the host that requests it; '' if none does."""
 
     set_up_by: str
     loaded: bool
@@ -37,7 +37,7 @@ class GdrCopy(Struct, frozen=True):
 
 
 def read_gdrcopy(host: Host) -> GdrCopy:
-    """Raises ProbeError where there is no /sys/module to look at, or something is not to be seen."""
+    """Return GDRCopy's state. Raises ProbeError if /sys/module is missing, or if a path can't be read."""
     modules = host.root / "sys/module"
     want_folder(modules)
     device = any(is_there(host.root / path) for path in _DEVICES)
@@ -53,7 +53,7 @@ def _set_up_by(root: Path) -> Iterator[str]:
 
 
 def _lists(root: Path) -> Iterator[Path]:
-    """What modules-load.d(5) reads, and the older file of Debian."""
+    """Yield the files that modules-load.d(5) reads, and Debian's older file."""
     yield root / _LIST
     for name in _FOLDERS:
         found = [file for file in names_there(root / name) if file.endswith(".conf")]

@@ -1,9 +1,9 @@
-"""HAMi on this host: the library that its plugin gives to containers, the plugin's socket, what pods left behind.
+"""HAMi on this host: the library for containers, the plugin's socket, and leftovers of pods.
 
-From its sources, 2.4 to 2.10. The plugin's start (postStart, vgpu-init.sh) copies the image's libvgpu.so* and
-ld.so.preload to HOOK_PATH/vgpu; each Allocate mounts both from there and makes containers/PODUID_CONTAINER
-(plugin/server.go). vGPUmonitor removes the folders of pods that are gone (pkg/monitor/nvidia/cudevshr.go), and stands
-still while the plugin's lock for a change of MIG exists (plugin/lock.go).
+The facts come from its sources, 2.4 to 2.10. The plugin's start (postStart, vgpu-init.sh) copies the image's
+libvgpu.so* and ld.so.preload to HOOK_PATH/vgpu. Each Allocate mounts both from there and creates
+containers/PODUID_CONTAINER (plugin/server.go). vGPUmonitor removes the folders of deleted pods
+(pkg/monitor/nvidia/cudevshr.go). It pauses while the plugin's lock for a change of MIG exists (plugin/lock.go).
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ _LONGEST_ENVIRONMENT, _LONGEST_PATH = 1 << 17, 256
 
 
 class File(Struct, frozen=True):
-    """`plain`: no folder, which a container runtime makes in the place of what it shall mount and does not find."""
+    """A file of HAMi. `plain` is false for a folder.
+
+    A container runtime creates a folder at the path of a missing mount source.
+    """
 
     name: str
     plain: bool
@@ -74,11 +77,12 @@ class Leftovers(Struct, frozen=True):
 
 
 class Hami(Struct, frozen=True):
-    """What of HAMi is here. Without its processes there is nothing: its files stay where it was taken away.
+    """State of HAMi on this node.
 
-    `listening` are the sockets of device plugins in its pod's network, None where nobody can tell; `up_seconds` is how
-    long the older of its processes runs. `leftovers` is None where the kubelet's folder of pods is unknown.
-    `mig_lock_seconds` is the age of its lock, None without one.
+    It is empty without HAMi's processes, because its files remain after its removal. `listening` are the sockets of
+    device plugins in its pod's network; None if unknown. `up_seconds` is the run time of the older of its processes.
+    `leftovers` is None if the kubelet's folder of pods is unknown. `mig_lock_seconds` is the age of its lock; None
+    without a lock.
     """
 
     runs: bool = False
@@ -91,7 +95,7 @@ class Hami(Struct, frozen=True):
 
 
 class _Told(Struct, frozen=True):
-    """One of its processes, and what the chart told it: `hook` is its HOOK_PATH, '' for none."""
+    """One of HAMi's processes, and its settings from the chart: `hook` is its HOOK_PATH; '' without one."""
 
     process: Process
     hook: str
@@ -99,7 +103,7 @@ class _Told(Struct, frozen=True):
 
 
 def read_hami(host: Host) -> Hami:
-    """Raises ProbeError where HAMi is here, or may be, and can't be looked at."""
+    """Return the state of HAMi. Raises ProbeError if HAMi is or may be present and can't be read."""
     root = host.root
     try:
         found = host.once(processes.find)
@@ -117,7 +121,10 @@ def read_hami(host: Host) -> Hami:
 
 
 def _told(root: Path, process: Process) -> _Told | None:
-    """None of a process that has just ended, or of a plugin that may be NVIDIA's own and is hidden from us."""
+    """Return the process's settings; None if it has just ended or is hidden.
+
+    A hidden process may be NVIDIA's own plugin.
+    """
     try:
         words = host_files.read_whole(root, f"/proc/{process.pid}/environ", _LONGEST_ENVIRONMENT)
     except PermissionError:
@@ -134,19 +141,19 @@ def _told(root: Path, process: Process) -> _Told | None:
 
 
 def _path(text: str) -> str:
-    """'' for what is no path of a host."""
+    """Return the normalised path; '' if the text is not a host path."""
     fits = text.startswith("/") and text.isprintable() and len(text) <= _LONGEST_PATH
     return f"/{os.path.normpath(text).strip('/')}" if fits else ""
 
 
 def _read(root: Path, told: Sequence[_Told], among: Sequence[Process]) -> Hami:
-    # While another release is rolled out, two of a kind may run: the younger one is what stays.
+    # During a rollout, two processes of one kind may run. The younger one remains.
     youngest = {one.process.name: one for one in sorted(told, key=_started)}
     plugin, monitor = youngest.get(DEVICE_PLUGIN), youngest.get(VGPU_MONITOR)
     one = plugin or monitor or told[0]
     folder = _path(f"{plugin.hook}/vgpu") if plugin is not None else one.hook
     told_delay = duration(monitor.resync) if monitor is not None else None
-    # HAMi takes its own default for what it can't read.
+    # HAMi uses its default if it can't parse the value.
     delay = told_delay.total_seconds() if told_delay is not None else USUAL_RESYNC
     return Hami(
         runs=True,
@@ -160,7 +167,10 @@ def _read(root: Path, told: Sequence[_Told], among: Sequence[Process]) -> Hami:
 
 
 def _started(one: _Told) -> float:
-    """One that tells nothing counts as young, so that nothing is held against it."""
+    """Return the process's start time.
+
+    An unknown start counts as recent, so that no fault is reported for it.
+    """
     return one.process.since_boot if one.process.since_boot is not None else float("inf")
 
 
@@ -187,7 +197,10 @@ def _plugin(root: Path, process: Process, folder: str) -> Plugin:
 
 
 def _entries(root: Path, folder: str) -> list[os.DirEntry[str]]:
-    """None where there is no such folder. Raises OSError where it can't be looked into."""
+    """Return the folder's entries; an empty list if the folder does not exist.
+
+    Raises OSError if it can't be read.
+    """
     try:
         entries = islice(entries_of(host_files.below(root, folder)), _MOST_ENTRIES)
         return [one for one in entries if one.name.isprintable()]
@@ -238,7 +251,7 @@ def _leftovers(root: Path, among: Sequence[Process], process: Process, folder: s
 
 
 def _folders_of_pods(among: Sequence[Process]) -> Iterator[str]:
-    """Where kubelets have theirs, first the one that a running one was told."""
+    """Yield the folders of pods of kubelets, first that of a running kubelet's flag."""
     told = [one.flag("root-dir") for one in among if one.name == KUBELET]
     yield from (f"{folder}/pods" for folder in (*filter(None, map(_path, told)), *_KUBELETS))
 
@@ -259,9 +272,10 @@ def _pod_in(name: str) -> str:
 
 
 def _is_left(folder: Path, before: float) -> bool:
-    """As old, and of a container that was started: that leaves the place in it where the library was mounted.
+    """Whether the folder is old enough and belongs to a container that was started.
 
-    Of a pod that the kubelet refused after the Allocate, it has no folder, and HAMi keeps its empty one.
+    Only a started container leaves the library's mount point in it. If the kubelet refused the pod after the Allocate,
+    the folder is empty, and HAMi keeps it.
     """
     try:
         about = folder.lstat()

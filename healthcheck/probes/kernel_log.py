@@ -66,7 +66,10 @@ class Record(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """What could be read without waiting. `lost` records were overwritten before we came; `ended`: a file's end."""
+    """Records that could be read without waiting. `lost` records were overwritten before the read.
+
+    `ended`: the end of a file was reached.
+    """
 
     records: tuple[Record, ...]
     """Those that begin as the reader asked for."""
@@ -98,16 +101,20 @@ def unescaped(text: bytes) -> str:
 
 
 def is_packet_filters(text: str) -> bool:
-    """Whether it is what a rule of the packet filter logs: the words before the packet's are the rule's author's."""
+    """Whether the text is a log message of a packet filter rule.
+
+    Its prefix is chosen by the rule's author.
+    """
     return _PACKET.match(text) is not None
 
 
 class KernelLog:
     """The open log, read from its oldest record (`dmesg -C` hides nothing).
 
-    `after` is the sequence number of the last record already judged in this boot: what comes up to it is passed over,
-    and what was overwritten since counts as lost. A record that begins with none of `begins` (plain ASCII) is counted
-    and not made: in a flood nearly all of them are somebody else's. Raises ProbeError when the log can't be opened.
+    `after` is the sequence number of the last record already judged in this boot. Records up to it are skipped, and
+    records overwritten since then count as lost. A record that begins with none of `begins` (plain ASCII) is counted,
+    but no object is made for it. In a flood, nearly all records are irrelevant. Raises ProbeError if the log can't be
+    opened.
     """
 
     def __init__(
@@ -142,7 +149,7 @@ class KernelLog:
         os.close(self._fd)
 
     def read(self) -> Batch:
-        """Take what is there, at most a bounded number of records, without waiting."""
+        """Read the available records, up to a limit, without waiting."""
         records: list[Record] = []
         taken = lost = unreadable = refused = 0
         chunks, last = self._chunks()
@@ -166,12 +173,12 @@ class KernelLog:
         return Batch(tuple(records), taken, lost, unreadable, refused, last == b"", bool(last), self._after)
 
     def unfinished(self) -> Record | None:
-        """The record at the end of a saved log whose newline was cut off; a live log still writes its own."""
+        """Return the last record of a saved log whose newline was cut off. A live log completes its own."""
         record = parse_record(self._rest)
         return record if record is not None and record.facility in self._facilities else None
 
     def _chunks(self) -> tuple[list[bytes], bytes | None]:
-        """What can be read now, and the last answer: b"" at a file's end, None when the device has nothing new."""
+        """Return the data available now, and the last result: b"" at a file's end, None without new data."""
         chunks: list[bytes] = []
         chunk, lines, size = b"", 0, 0
         while lines < _MOST_RECORDS and size < _MOST_BYTES:
@@ -182,8 +189,8 @@ class KernelLog:
                     return chunks, None
                 if error not in (errno.EPIPE, errno.EINTR):
                     raise ProbeError(f"{self._path}: {os.strerror(error)}", UNREADABLE)
-                # EPIPE: the ring went on without us; the next read is its oldest record, and the gap in the
-                # sequence says how many are gone.
+                # EPIPE: the ring advanced past this reader. The next read returns its oldest record, and the gap in the
+                # sequence gives the number of lost records.
                 continue
             chunk = bytes(self._buffer[:count])
             if not chunk:
@@ -219,7 +226,7 @@ def kmsg_path(root: Path) -> Path:
 
 
 def boot_id(root: Path) -> str:
-    """The id that the kernel gives each boot. Raises ProbeError when /proc does not say."""
+    """Return the id that the kernel gives each boot. Raises ProbeError if /proc does not have it."""
     path = "/proc/sys/kernel/random/boot_id"
     try:
         return printable(host_files.read_whole(root, path, 64).decode("ascii", "replace").strip())

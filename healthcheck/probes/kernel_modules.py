@@ -16,7 +16,7 @@ class KernelModules(Struct, frozen=True):
 
 
 def read_modules(host: Host) -> KernelModules:
-    """Raises ProbeError where there is no /sys/module to look at, or something is not to be seen."""
+    """Return the kernel modules. Raises ProbeError if /sys/module is missing, or if a path can't be read."""
     listing = host.root / "sys/module"
     want_folder(listing)
     return KernelModules(driver_version(host.root), is_folder(listing / "nouveau"))

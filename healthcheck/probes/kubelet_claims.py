@@ -1,7 +1,7 @@
-"""Who holds GPUs by the kubelet: by its socket, and for claims (DRA) by the checkpoint that it keeps of them as well.
+"""GPU allocations that the kubelet knows, from its socket and, for claims (DRA), from its checkpoint.
 
-The socket tells of claims from Kubernetes 1.34 on, and of those that only an init container uses never. A pod that has
-a GPU by such a claim and no process on it yet would be seen nowhere else.
+The socket reports claims since Kubernetes 1.34, and never reports claims that only an init container uses. A pod with a
+GPU from such a claim, and without a process on it yet, would otherwise not be visible.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _LONGEST = 253
 
 
 def read_gpu_holders(host: Host) -> list[tuple[str, str, int]]:
-    """Who, by which resource and how many. Raises ProbeError: not to have looked is never to have found nobody."""
+    """Return owner, resource and count of GPU allocations.
+
+    Raises ProbeError: failure to check never means that there are none.
+    """
     pods = read_pod_resources(host)
     told = {(one.namespace, one.name) for pod in pods for container in pod.containers for one in container.claims}
     kept = [one for one in read_claims(host.root) if one[:2] not in told]
@@ -37,9 +40,9 @@ def read_claims(root: Path) -> list[tuple[str, str, int]]:
 
 
 def are_claimed(root: Path) -> bool:
-    """Whether NVIDIA's DRA driver gives out the GPUs of this machine: it has a folder beside the kubelet's own.
+    """Whether NVIDIA's DRA driver manages this machine's GPUs.
 
-    Raises ProbeError where nobody can tell.
+    It then has a folder next to the kubelet's own. Raises ProbeError if that is unknown.
     """
     return any(host_files.is_there(root, f"{Path(file).parent}/plugins/{DRA_DRIVER}") for file in FILES)
 
@@ -60,7 +63,7 @@ def _claims(root: Path, file: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _entries(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """As 1.32 and newer write them, or those before it."""
+    """Return the claims of a checkpoint, in the format of 1.32 and later, or the older one."""
     if "Data" in checkpoint:
         return json.loads(checkpoint["Data"])["ClaimInfoStateList"] or []
     if checkpoint["version"] != "v1":
@@ -69,7 +72,10 @@ def _entries(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _gpus(claim: Mapping[str, Any]) -> int | None:
-    """None: it is not for GPUs. Before 1.31 a claim had one driver, and no devices by name."""
+    """Return the number of GPUs of a claim; None if it is not for GPUs.
+
+    Before 1.31, a claim had one driver, and no devices by name.
+    """
     drivers = claim.get("DriverState") or {claim["DriverName"]: {}}
     if DRA_DRIVER not in drivers:
         return None

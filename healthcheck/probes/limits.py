@@ -1,4 +1,7 @@
-"""What the kernel lets our own process have. A pod's comes from the container runtime, so every pod has the same."""
+"""Limits that the kernel sets for this process.
+
+A pod's limits come from the container runtime and are the same for all pods.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class Limits(Struct, frozen=True):
 
 
 def read_limits(host: Host) -> Limits | None:
-    """Our own limits; None where they tell nothing of a pod's: outside of a container, or on a captured tree."""
+    """Return this process's limits; None if they do not represent those of pods.
+
+    That is so outside of a container, and in a captured tree.
+    """
     if host.root == Path("/"):
         return None  # a person's shell, which has the limits of a login
     file = host.root / "proc/self/limits"

@@ -1,4 +1,4 @@
-"""Which machine this is: what firmware says, and on EC2 the instance's metadata service."""
+"""Identity of this machine: from its firmware, and on EC2 from the instance metadata service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def machine_id(root: Path) -> str:
 
 
 def hostname(root: Path) -> str:
-    """As the tree names its machine; '' where it does not."""
+    """Return the hostname that the tree gives for its machine; '' if there is none."""
     for file in ("/etc/hostname", "/proc/sys/kernel/hostname"):
         try:
             name = host_files.read_whole(root, file, _LONGEST).decode("ascii", "replace").strip()
@@ -32,14 +32,17 @@ def hostname(root: Path) -> str:
 
 
 def on_ec2(root: Path) -> bool:
-    """Whether the firmware is Amazon's: nobody else is asked for instance metadata."""
+    """Whether the firmware is Amazon's. Instance metadata is requested only on such machines."""
     vendor = _first_line(root / "sys/class/dmi/id/sys_vendor")
     hypervisor = _first_line(root / "sys/hypervisor/uuid")
     return vendor == "Amazon EC2" or hypervisor.startswith("ec2")
 
 
 def instance_type(root: Path, endpoint: str) -> str:
-    """The instance type from IMDSv2. Raises ProbeError when this is no EC2 machine or nobody answers in a second."""
+    """Return the instance type from IMDSv2.
+
+    Raises ProbeError on other machines, or without an answer in a second.
+    """
     if not on_ec2(root):
         raise ProbeError("not an EC2 machine")
     lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}

@@ -1,4 +1,4 @@
-"""One all-reduce over all GPUs of the node: what `all_reduce_perf` of NVIDIA's nccl-tests wrote, as facts."""
+"""One all-reduce over all GPUs of the node, from the output of nccl-tests' `all_reduce_perf`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ _MOST_LINES = 4096
 
 
 class Reduced(Struct, frozen=True, tag=True):
-    """It came to its end. `bandwidth` is the best bus bandwidth, in GB/s, of messages of 1 GiB and more."""
+    """Result of a completed run.
+
+    `bandwidth` is the best bus bandwidth in GB/s for messages of 1 GiB and more.
+    """
 
     gpus: int
     bandwidth: float
@@ -64,7 +67,7 @@ class Reduced(Struct, frozen=True, tag=True):
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """It did not come to its end, because of a GPU or of what joins the GPUs."""
+    """Result of a run that did not complete because of a GPU or a connection between GPUs."""
 
     says: str
 
@@ -91,7 +94,7 @@ class AllReduce:
         self._program = Program({**_ENVIRONMENT, **passed_on, "PATH": self.path}, _PATIENCE_SECONDS)
 
     def run(self) -> AllReduceLook:
-        """What came of it. Raises ProbeError where the GPUs can't be counted."""
+        """Run the all-reduce. Raises ProbeError if the GPUs can't be counted."""
         program = shutil.which("all_reduce_perf", path=self.path)
         if program is None:
             return AllReduceLook(absent="all_reduce_perf is not installed here")
@@ -101,7 +104,7 @@ class AllReduce:
         return AllReduceLook(self._run((program, *_SIZES, "-g", str(gpus)), gpus))
 
     def stop(self) -> None:
-        """End what another thread runs; nothing is started after it."""
+        """Stop the run of another thread. Nothing is started after it."""
         self._program.stop()
 
     def _run(self, argv: tuple[str, ...], gpus: int) -> Reduced | Failed | Unobserved:
@@ -114,7 +117,10 @@ class AllReduce:
 
 
 def read_all_reduce(ended: Ended, gpus: int) -> Reduced | Failed | Unobserved:
-    """What its output says. An end with an error that need not be the hardware's is could-not-look."""
+    """Parse the program's output.
+
+    An error that need not be a hardware fault means that it could not check.
+    """
     text = ended.out.decode("utf-8", "replace")
     if failure := _FAILURE.search(text) or _FAILURE.search(ended.err.decode("utf-8", "replace")):
         says = printable(failure["text"], _LONGEST_TEXT)
@@ -124,16 +130,16 @@ def read_all_reduce(ended: Ended, gpus: int) -> Reduced | Failed | Unobserved:
     judged = [bandwidth for size, bandwidth, _ in rows if size >= _SMALLEST_JUDGED]
     counted = _OUT_OF_BOUNDS.search(text)
     wrong = max(sum(wrong for _, _, wrong in rows), int(counted[1]) if counted else 0)
-    # A run that found wrong values ends with 1, and so does one that had no right to run.
+    # A run that detected wrong values ends with exit code 1. So does a run without permission to run.
     if not judged or (ended.code != 0 and not wrong):
         return Unobserved(NOT_RUN, f"all_reduce_perf {how_it_ended(ended.code)}{_last_words(ended)}")
     return Reduced(gpus, max(judged), wrong)
 
 
 def _rows(text: str) -> Iterator[tuple[int, float, int]]:
-    """Of each line of the table: bytes, the better bus bandwidth of both kinds, wrong values of both.
+    """Yield bytes, the better bus bandwidth of both kinds, and the count of wrong values, for each line.
 
-    The columns are found by their names: versions differ in those that stand between and behind them.
+    The columns are found by their names: versions differ in the columns between and after them.
     """
     names: list[str] = []
     for line in text.split("\n")[:_MOST_LINES]:

@@ -52,7 +52,7 @@ class PciFunction(Struct, frozen=True):
 
     @property
     def is_gpu_here(self) -> bool:
-        """A GPU that NVIDIA's driver has or could have; one that another driver has is for no container."""
+        """Whether NVIDIA's driver has or could have this GPU. A GPU of another driver is not for containers."""
         return self.is_gpu and self.driver in ("", "nvidia")
 
     @property
@@ -70,7 +70,10 @@ class PciFunction(Struct, frozen=True):
 
     @property
     def is_efa_here(self) -> bool:
-        """An EFA function that its driver has or could have; one that another driver has works for somebody else."""
+        """Whether EFA's driver has or could have this function.
+
+        A function of another driver serves another purpose.
+        """
         return self.is_efa and self.driver in ("", "efa")
 
 
@@ -84,7 +87,10 @@ def normalise_address(address: str) -> str | None:
 
 
 def read_functions(host: Host) -> tuple[PciFunction, ...]:
-    """Every NVIDIA and Amazon function, by address. Raises ProbeError where one is there and can't be read."""
+    """Return every NVIDIA and Amazon function, by address.
+
+    Raises ProbeError if one exists and can't be read.
+    """
     return host.once(_functions)
 
 
@@ -99,7 +105,7 @@ def _functions(root: Path) -> tuple[PciFunction, ...]:
 
 
 def read_function(directory: Path) -> PciFunction | None:
-    """One function, or None when it is of another vendor or went away while we looked."""
+    """Return one function; None if it is another vendor's or vanished during the read."""
     try:
         vendor = _hex(directory / "vendor")
         if vendor not in (NVIDIA, AMAZON):
@@ -125,7 +131,7 @@ def _with_place(devices: Path, function: PciFunction) -> PciFunction:
     except (OSError, ValueError):
         numa_node = NO_NODE
     try:
-        # The kernel links to the function's place in the tree of devices: …/pci0000:00/BRIDGE/…/BRIDGE/FUNCTION.
+        # The kernel links to the function's position in the device tree: …/pci0000:00/BRIDGE/…/BRIDGE/FUNCTION.
         above = directory.readlink().parent.name
     except OSError:
         above = ""

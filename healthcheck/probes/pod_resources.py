@@ -1,4 +1,4 @@
-"""Which devices the kubelet gave to pods: its own socket for monitoring (PodResourcesLister)."""
+"""Devices that the kubelet gave to pods, read from its monitoring socket (PodResourcesLister)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DRA_DRIVER = "gpu.nvidia.com"
 
 
 class Devices(Struct, frozen=True):
-    """Those of one device plugin's resource: `nvidia.com/gpu`, with the ids by which the plugin knows them."""
+    """Devices of one resource of a device plugin: `nvidia.com/gpu`, with the plugin's ids for them."""
 
     resource: str
     ids: tuple[str, ...]
 
 
 class ClaimedDevice(Struct, frozen=True):
-    """One device of a DRA driver; `device` is '' where the driver names none."""
+    """One device of a DRA driver; `device` is '' if the driver names none."""
 
     driver: str
     pool: str
@@ -34,7 +34,7 @@ class ClaimedDevice(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True):
-    """A ResourceClaim, and what it was given. `class_name` is told by Kubernetes up to 1.30 alone."""
+    """A ResourceClaim and its devices. Only Kubernetes up to 1.30 reports `class_name`."""
 
     namespace: str
     name: str
@@ -43,7 +43,7 @@ class Claim(Struct, frozen=True):
 
 
 class Container(Struct, frozen=True):
-    """One that was given devices; of others, CPU and memory alone, nothing is kept."""
+    """A container with devices. Containers with only CPU and memory are not kept."""
 
     name: str
     devices: tuple[Devices, ...] = ()
@@ -59,7 +59,10 @@ class PodDevices(Struct, frozen=True):
 
 
 def read_pod_resources(host: Host) -> tuple[PodDevices, ...]:
-    """The pods that hold devices. Raises ProbeError: not to have looked is never to have found none."""
+    """Return the pods that hold devices.
+
+    Raises ProbeError: failure to check never means that there are none.
+    """
     place = next((one for one in SOCKETS if host_files.is_there(host.root, one)), SOCKETS[0])
     socket = NodeSocket("pod-resources")
     try:
@@ -69,9 +72,9 @@ def read_pod_resources(host: Host) -> tuple[PodDevices, ...]:
 
 
 def is_kubelet_here(root: Path) -> bool:
-    """Whether this machine is a node at all: a kubelet's folder outlives it, and is made before its socket.
+    """Whether this machine is a node: a kubelet's folder exists before its socket and remains afterwards.
 
-    Raises ProbeError where nobody can tell.
+    Raises ProbeError if that is unknown.
     """
     return any(host_files.is_there(root, str(Path(socket).parents[1])) for socket in SOCKETS)
 
@@ -100,7 +103,7 @@ def holds_gpus(pods: Iterable[PodDevices]) -> list[tuple[str, str, int]]:
 
 def _containers(pod: Mapping[str, Any]) -> Iterator[Container]:
     for one in pod.get("containers", ()):
-        # The kubelet tells the devices of each NUMA node apart.
+        # The kubelet lists the devices of each NUMA node separately.
         given: dict[str, tuple[str, ...]] = {}
         for devices in one.get("devices", ()):
             resource = devices.get("resource_name", "")
@@ -119,7 +122,7 @@ def _claim(claim: Mapping[str, Any]) -> Claim:
 
 
 def _gpus(container: Container) -> Iterator[tuple[str, str]]:
-    """Resource and device; of a claim its driver stands for the resource, else its class."""
+    """Yield resource and device. A claim has no resource: its driver is used instead, else its class."""
     for devices in container.devices:
         if _is_gpu(devices.resource):
             yield from ((devices.resource, one) for one in devices.ids)

@@ -1,4 +1,4 @@
-"""The services on the host that join its GPUs: their processes, and what else the host's files say of them."""
+"""Host services that connect its GPUs: their processes, and the related files of the host."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Uncounted(Struct, frozen=True):
 
 
 class FabricManagerStart(Struct, frozen=True):
-    """What the fabric manager wrote when it last started in this boot."""
+    """Log message of the fabric manager's last start in this boot."""
 
     version: str
     refused_driver: str = ""
@@ -58,7 +58,10 @@ class FabricManagerStart(Struct, frozen=True):
 
 
 class Services(Struct, frozen=True):
-    """`of_host` is False in a container without the host's processes: then nothing is known of what runs."""
+    """Services of the host. `of_host` is False in a container that can't see the host's processes.
+
+    The running processes are unknown then.
+    """
 
     of_host: bool
     running: tuple[Service, ...] = ()
@@ -72,7 +75,7 @@ class Services(Struct, frozen=True):
         return next((one for one in self.running if one.name == name), None)
 
     def beside(self, name: str) -> str:
-        """In words, what else is called so; '' for nothing."""
+        """Return a text about other processes of this name; '' if there are none."""
         return "; ".join(f"{one.number} called {name} {one.where}" for one in self.uncounted if one.name == name)
 
     def is_unsure(self, name: str) -> bool:
@@ -81,7 +84,7 @@ class Services(Struct, frozen=True):
 
 
 def read_services(host: Host) -> Services:
-    """Raises ProbeError where there is no /proc to look at."""
+    """Return the services. Raises ProbeError if /proc can't be read."""
     root = host.root
     try:
         uptime = processes.uptime(root)
@@ -114,7 +117,7 @@ def _service(process: Process, uptime: float) -> Service:
 
 
 def _last_start(root: Path, booted: float) -> FabricManagerStart | None:
-    """From the log that was written last, as far as it is of this boot: `booted` is in seconds of UTC."""
+    """Return the start in the last written log, if it belongs to this boot: `booted` is in seconds of UTC."""
     written = sorted(_tails(root), reverse=True)
     if not written or written[0][0] < booted:
         return None
@@ -126,7 +129,7 @@ def _last_start(root: Path, booted: float) -> FabricManagerStart | None:
 
 
 def _tails(root: Path) -> Iterator[tuple[float, bytes]]:
-    """When each log was last written, and its end."""
+    """Yield the last write time of each log, and its end."""
     for path in _LOGS:
         try:
             file = open_file(root / path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -143,9 +146,9 @@ def _tails(root: Path) -> Iterator[tuple[float, bytes]]:
 
 
 def enabled_of(root: Path, units: Sequence[str]) -> str:
-    """The first of these units that a target of systemd wants, '' where none does.
+    """Return the first of these units that is enabled for a systemd target; '' if there is none.
 
-    Its link leads to the host's root, not ours: it is not followed. Raises ProbeError where nobody can tell.
+    Its link leads to the host's root, not ours, so it is not followed. Raises ProbeError if that is unknown.
     """
     targets = [name for name in names_there(root / _TARGETS) if name.endswith(".wants")]
     return next((unit for unit in units for name in targets if (root / _TARGETS / name / unit).is_symlink()), "")

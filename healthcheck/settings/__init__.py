@@ -1,1 +1,1 @@
-"""What a cluster can set, and what a program is told: declared once, read from files and variables, understood."""
+"""Settings of a cluster and variables of a program: their declaration, reading and validation."""

@@ -1,6 +1,6 @@
-"""How settings are declared: once, as a field of a frozen value, with key, default and what is allowed.
+"""Declaration of settings: each is one field of a frozen value, with key, default and allowed values.
 
-Nothing here reads them. Who holds settings need not hold what has read them.
+This module reads no settings, so that code that only uses settings need not load the readers.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ LogLevel = Annotated[
     str, Meta(pattern="^(debug|info|warning|error)$", description="allowed are debug, info, warning, error")
 ]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-# An empty variable would be the folder where the program stands.
+# An empty variable would mean the current working directory.
 Folder = Annotated[Path, Meta(description="the path of a folder from the root, beginning with /")]
 AnySeverity = Annotated[
     Severity, Meta(description="allowed are MONITOR, RESET, REBOOT or ISOLATE", extra={_MILDEST: Severity.MONITOR})
 ]
-# A milder one would cost a machine for what a reset mends.
+# A lower severity would cost a machine for a fault that a reset fixes.
 RepairSeverity = Annotated[
     Severity, Meta(description="allowed are REBOOT or ISOLATE", extra={_MILDEST: Severity.REBOOT})
 ]
 
 
 class Setting(Struct, frozen=True):
-    """One setting as it was declared."""
+    """One declared setting."""
 
     name: str
     """Of the field."""
@@ -51,12 +51,12 @@ class Setting(Struct, frozen=True):
 
     @property
     def mildest(self) -> Severity:
-        """Of a severity that may be set."""
+        """Return the lowest severity that the setting accepts."""
         return Severity((self.meta.extra or {}).get(_MILDEST, Severity.MONITOR))
 
     @property
     def bounds(self) -> str:
-        """What a number may be; '' of anything else."""
+        """Return the bounds of a number as text; '' for other types."""
         if self.meta.ge is None:
             return ""
         unit = " of seconds" if self.name.endswith("_seconds") else ""
@@ -64,7 +64,7 @@ class Setting(Struct, frozen=True):
 
     @property
     def allowed(self) -> str:
-        """What it may be, for whoever has written something else; '' where any text is."""
+        """Return a text with the allowed values, for error messages; '' if any text is allowed."""
         if self.kind is bool:
             return "allowed are true and false, or 1 and 0"
         return self.meta.description or self.bounds
@@ -72,7 +72,7 @@ class Setting(Struct, frozen=True):
 
 @cache
 def settings_of(declared: type[Struct]) -> Mapping[str, Setting]:
-    """By key, in the order in which they are declared."""
+    """Return the settings by key, in the order of their declaration."""
     return {one.encode_name: _setting(one.name, one.encode_name, one.type, one.default) for one in fields(declared)}
 
 

@@ -1,4 +1,4 @@
-"""How a program ends that is told wrong things by its environment."""
+"""Exit of a program whose environment variables are invalid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from healthcheck.settings.values import SettingsError
 
 
 def complain_of_environment(program: str, error: SettingsError) -> int:
-    """Name each variable that is wrong, with what it is. Returns the exit code."""
+    """Report each invalid variable with its value. Return the exit code."""
     for one in error.bad:
         complain(program, one.words)
     return USAGE

@@ -1,4 +1,4 @@
-"""The folder of the mounted ConfigMap: how it looks, and what lies in it that is no setting."""
+"""Folder of the mounted ConfigMap: detection of changes, and of files that are not settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_NAMED, _LONGEST_KEY, _LONGEST_VALUE = 8, 64, 80
 
 
 class UnknownKeys(Struct, frozen=True):
-    """Keys of the configuration that are no setting, each with the setting that it may stand for, or ''."""
+    """Keys of the configuration that are not settings, each with the setting it may be meant for, or ''."""
 
     keys: tuple[tuple[str, str], ...]
     where: str
@@ -42,15 +42,15 @@ def seen_in(directory: Path | None) -> Seen:
 
 
 def not_allowed(key: str, value: object, allowed: str, directory: Path | None) -> BadValue:
-    """Where it stands: in the file that says what this key is, or in the environment."""
+    """Return an invalid value with its source: the file of this key, or the environment."""
     where = str(directory / key) if directory is not None and (directory / key).exists() else ENVIRONMENT
     return BadValue(key, str(value).strip()[:_LONGEST_VALUE], allowed, where)
 
 
 def unknown_keys(directory: Path | None) -> UnknownKeys | None:
-    """The files that no setting is read from, such as one that was written wrongly; None where there are none."""
+    """Return the files that no setting is read from, such as a misspelled key; None if there are none."""
     known = [*settings_of(NodeSettings), PROFILES_FILE]
-    # What begins with two dots is the kubelet's: no key of a ConfigMap does.
+    # Names that begin with two dots belong to the kubelet. Keys of a ConfigMap never begin so.
     found = sorted(_files(directory) - set(known))
     keys = [name for name in found if not name.startswith("..")]
     near = {name.lower(): name for name in known}

@@ -1,6 +1,6 @@
-"""What the written settings mean: texts that name checks, conditions and severities, and the table of profiles.
+"""Validation of settings: texts that name checks, conditions and severities, and the profile table.
 
-A value that is not allowed is named with its file, its key, what it is and what is allowed; nothing is guessed.
+An invalid value is reported with its file, its key, the value and the allowed values. Nothing is guessed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _LONGEST_FILE, _LONGEST_WORD = 1 << 20, 64
 
 
 def understood(written: Written, directory: Path | None) -> Settings:
-    """With the defaults in the place of what means nothing. Raises Shortage where nobody could look."""
+    """Return the settings, with defaults for invalid values.
+
+    Raises Shortage if a file could not be checked.
+    """
     values, bad = written.values, list(written.bad)
     for key, meant in _MEANT.items():
         setting = settings_of(NodeSettings)[key]
@@ -56,7 +59,7 @@ def packaged_profiles() -> Profiles:
 
 
 def _read_profiles(directory: Path | None) -> Profiles:
-    """The packaged table; a row of the ConfigMap stands before the packaged one of its type."""
+    """Return the packaged table of profiles. A row of the ConfigMap replaces the packaged row of its type."""
     path = directory / PROFILES_FILE if directory else None
     try:
         if path is None or not stat.S_ISREG(path.stat().st_mode):
@@ -72,7 +75,7 @@ def _read_profiles(directory: Path | None) -> Profiles:
 
 def _checks(value: str) -> str:
     if not select_checks(value.split()):
-        # A node that nothing looks at would be said to be well.
+        # A node without any check would be reported as healthy.
         raise ValueError(f"names no check that a light look runs; {groups_in(CHECKS)} have some")
     return value
 

@@ -12,9 +12,9 @@ from healthcheck.settings.values import NodeSettings, Settings, Written
 
 
 def read_settings(directory: Path | None) -> Settings:
-    """Read the ConfigMap's directory and the environment anew. Raises Shortage where nobody could look.
+    """Read the ConfigMap's directory and the environment anew.
 
-    `bad` names every value that is not allowed; the defaults stand in their places.
+    Raises Shortage if a file could not be checked. `bad` names every invalid value; their defaults are used.
     """
     return understood(_written(directory), directory)
 

@@ -1,6 +1,6 @@
-"""The one door to pydantic: reads what is declared from the ConfigMap's files and the environment.
+"""The only module that uses pydantic: it reads settings from ConfigMap files and the environment.
 
-It holds 8 MiB, so an agent has it in a child process (docs/decisions/0053).
+pydantic uses 8 MiB, so an agent runs it in a child process (docs/decisions/0053).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SETTLED_NS = 100_000_000
 
 
 def read_variables(declared: type[T]) -> T:
-    """What a program is told by its environment. Raises SettingsError naming all that is wrong."""
+    """Return a program's environment variables. Raises SettingsError, which names all invalid ones."""
     try:
         return _values(declared, _model(declared)())
     except ValidationError as error:
@@ -55,9 +55,10 @@ def read_variables(declared: type[T]) -> T:
 
 
 def read_files(directory: Path | None) -> Written:
-    """The ConfigMap's files, then the environment, then the defaults. Raises Shortage where nobody could look.
+    """Read the ConfigMap's files, then the environment, then the defaults.
 
-    A wrong word must not leave a node unwatched, nor undo what stands rightly beside it.
+    Raises Shortage if files can't be checked. An invalid value must not leave a node unmonitored, and must not discard
+    valid values of other keys.
     """
     seen = _settled(seen_in(directory))
     try:
@@ -89,7 +90,10 @@ def _not_readable(why: str, directory: Path | None) -> BadValue:
 
 
 def _settled(seen: Seen) -> Seen | None:
-    """None where a file was written just now: once more in the same moment, and nobody could tell."""
+    """Return the folder's state; None if a file was written just now.
+
+    Another write in the same moment could not be distinguished.
+    """
     now = time.time_ns()
     written = (int(times[-1]) for _, *times in seen if len(times) > 1)
     return None if any(abs(now - at) < _SETTLED_NS for at in written) else seen
@@ -107,7 +111,10 @@ class _Sources(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The ConfigMap's files come before the environment: what was edited last is what counts."""
+        """Return the sources in order.
+
+        The ConfigMap's files outrank the environment, because the last edit must apply.
+        """
         del dotenv_settings
         if isinstance(file_secret_settings, SecretsSettingsSource) and isinstance(init_settings, InitSettingsSource):
             told = frozenset(init_settings.init_kwargs)
@@ -116,7 +123,10 @@ class _Sources(BaseSettings):
 
 
 class _ConfigMap(SecretsSettingsSource):
-    """The mounted files, but for `told`. What is written in lines keeps those that stand empty before it."""
+    """Source of the mounted files, except for the keys in `told`.
+
+    A value of several lines keeps its leading empty lines.
+    """
 
     def __init__(self, settings_cls: type[BaseSettings], directory: Any, told: frozenset[str]) -> None:
         super().__init__(settings_cls, directory)

@@ -1,4 +1,4 @@
-"""What a cluster can set, as the programs hold it."""
+"""Values of the settings of a cluster, as the programs use them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMESPACE = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
 class BadValue(Struct, frozen=True):
-    """One value that is not allowed. `where` is a file or an environment variable; `value` None: it is not set."""
+    """One invalid value. `where` is a file or an environment variable; `value` is None if it is not set."""
 
     key: str
     value: str | None
@@ -44,7 +44,7 @@ class BadValue(Struct, frozen=True):
 
 
 class SettingsError(Exception):
-    """What a program is told by its environment can't be used: `bad` names each variable."""
+    """Error for invalid environment variables of a program. `bad` names each variable."""
 
     def __init__(self, bad: tuple[BadValue, ...]) -> None:
         super().__init__("; ".join(str(one) for one in bad))
@@ -147,9 +147,9 @@ Seen = tuple[tuple[str | int, ...], ...]
 
 
 class Written(Struct, frozen=True):
-    """The ConfigMap and the environment as they are written: types and bounds hold, what texts mean is not judged.
+    """The ConfigMap and the environment as written.
 
-    The default stands in the place of each bad value.
+    Types and bounds are validated, the meaning of texts is not. Invalid values are replaced by their defaults.
     """
 
     values: NodeSettings = NodeSettings()
@@ -159,7 +159,7 @@ class Written(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """All that was read in one go: the values and the table of profiles."""
+    """Result of one read of all settings: the values and the table of profiles."""
 
     values: NodeSettings = NodeSettings()
     profiles: Profiles = {}
@@ -168,5 +168,5 @@ class Settings(Struct, frozen=True):
 
 
 def listed(value: str) -> tuple[str, ...]:
-    """What stands between commas, each once."""
+    """Return the entries of a comma-separated list, each once."""
     return tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))

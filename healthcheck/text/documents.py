@@ -1,4 +1,4 @@
-"""Documents of JSON and YAML as what stands in them, or where and why they are none."""
+"""Parsers of JSON and YAML documents, with the position and the reason of errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Table = dict[str, Any]
 
 
 class MalformedError(Exception):
-    """It is no such document; `line` and `column` count from 1, 0 is unknown."""
+    """Error for a malformed document; `line` and `column` count from 1, 0 means unknown."""
 
     def __init__(self, message: str, line: int = 0, column: int = 0, *, only_ours: bool = False) -> None:
         super().__init__(message)
@@ -23,9 +23,10 @@ class MalformedError(Exception):
 
 @functools.lru_cache(maxsize=8)
 def json_object(raw: bytes) -> Table:
-    """Its object, which nobody may change; nothing but space is an empty one. Raises MalformedError.
+    """Parse a JSON object, which callers must not change. Whitespace alone means an empty one.
 
-    A mark of the byte order at the beginning counts, as dockerd has it; without one it is UTF-8.
+    Raises MalformedError. A byte order mark at the beginning decides the encoding, as in dockerd. Without a mark it is
+    UTF-8.
     """
     marked = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = decoded(raw, "utf-16" if marked else "utf-8-sig")
@@ -44,9 +45,9 @@ def json_object(raw: bytes) -> Table:
 
 @functools.lru_cache(maxsize=16)
 def yaml_object(raw: bytes) -> Table:
-    """Its mapping, which nobody may change. Raises MalformedError.
+    """Parse a YAML mapping, which callers must not change. Raises MalformedError.
 
-    JSON is YAML, but for its tabs: it is read as what it is.
+    JSON is YAML except for its tabs, so it is parsed as JSON.
     """
     if raw.lstrip().startswith(b"{"):
         with contextlib.suppress(MalformedError):
@@ -62,7 +63,10 @@ def yaml_object(raw: bytes) -> Table:
 
 
 def _sayable(told: Table) -> Table:
-    r"""With a sign in the place of half a character (`\ud800`), which can't be written anywhere; as Go reads it."""
+    """Return the table with unpaired surrogates replaced, because they can't be written anywhere.
+
+    Go reads them in the same way.
+    """
     replaced: Table = json.loads(json.dumps(told, ensure_ascii=False).encode("utf-8", "replace"))
     return replaced
 

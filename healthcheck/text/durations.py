@@ -1,4 +1,4 @@
-"""Lengths of time as Go's programs are told them: `5m`, `1m30s`, `300s`."""
+"""Parsing of durations in Go's notation: `5m`, `1m30s`, `300s`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST = timedelta(days=365)
 
 
 def duration(text: str) -> timedelta | None:
-    """None for what is none, is no time at all, or is a year or more."""
+    """Parse a duration. Return None for other texts, for zero, and for a year or more."""
     if not _DURATION.match(text):
         return None
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))

@@ -8,7 +8,7 @@ _DROPPED = bytes(one for one in range(256) if one not in _KEPT)
 
 
 class JsonCostError(ValueError):
-    """The document would take too much memory. The message says how much is allowed."""
+    """Error for a document that would need too much memory. The message contains the limit."""
 
 
 def refuse_costly(raw: bytes | bytearray, most: int) -> int:

@@ -25,10 +25,10 @@ NULL = object()
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """An object of a document. None is what it does not say.
+    """An object of a document. None means that the document lacks the value.
 
-    A field that is a key has its reader beside its type, which makes None of what is none of it:
-    `Annotated[str | None, word] = None`. So its module keeps its annotations: no `from __future__ import annotations`.
+    A field that is a key has its reader next to its type: `Annotated[str | None, word] = None`. The reader returns None
+    for an invalid value. A module with such fields must keep its annotations: no `from __future__ import annotations`.
     """
 
     readers: ClassVar[tuple[tuple[str, Callable[[Any], Any], bool], ...]] = ()
@@ -41,7 +41,7 @@ class Row(Struct, frozen=True, kw_only=True):
         cls.readers += tuple((name, words[0], NULL in words) for name, words in said)
 
     def must_have(self, *keys: str) -> None:
-        """Raises ValueError where one of them is missing, or any key is odd."""
+        """Raise ValueError if one of the keys is missing, or if any key has a value of the wrong kind."""
         if self.odd:
             raise ValueError(f"{', '.join(sorted(self.odd))}: a value of another kind")
         if missing := [name for name in keys if getattr(self, name) is None]:
@@ -86,7 +86,7 @@ def _plain(value: Any, time: Callable[[datetime], str]) -> Any:
     return value
 
 
-# What a key may hold.
+# Readers of values.
 
 
 def text(value: object) -> str | None:
@@ -103,19 +103,19 @@ def yes(value: object) -> bool | None:
 
 
 def whole(value: object) -> int | None:
-    """A count, or a place in the log: of at most 19 digits."""
+    """Return a count or a position in the log, of at most 19 digits."""
     is_whole = isinstance(value, int) and not isinstance(value, bool) and -1 <= value < _MOST_WHOLE
     return value if isinstance(value, int) and is_whole else None
 
 
 def seconds(value: object) -> float | None:
-    """Of a monotonic clock."""
+    """Return seconds of a monotonic clock."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if isinstance(value, int | float) and is_number and abs(value) <= _MOST_SECONDS else None
 
 
 def names(value: object) -> dict[str, str] | None:
-    """By key a word each; what is none is left out."""
+    """Return one word for each key. Invalid values are left out."""
     if not isinstance(value, dict):
         return None
     return {str(name): told for name, one in value.items() if (told := word(one)) is not None}
@@ -134,7 +134,7 @@ def row(kind: type[R]) -> Callable[[object], R | None]:
 
 
 def rows(kind: type[R]) -> Callable[[object], tuple[R, ...] | None]:
-    """A list of such objects; what is none among them is left out."""
+    """Return a reader of a list of such objects. Other entries are left out."""
     return lambda value: (
         tuple(row_in(kind, one) for one in value if isinstance(one, dict)) if isinstance(value, list) else None
     )

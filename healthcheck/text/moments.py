@@ -13,7 +13,7 @@ _LONGEST = 40
 
 
 def moment(text: object) -> datetime:
-    """A time with its zone, in UTC. Raises ValueError for what is none, or can't be held."""
+    """Parse a time with its zone, into UTC. Raises ValueError for invalid or unsupported times."""
     if not isinstance(text, str) or len(text) > _LONGEST:
         raise ValueError(f"a time as 2026-11-21T01:02:03Z is wanted, not {_shown(text)}")
     try:
@@ -36,17 +36,20 @@ def moment_or_none(text: object) -> datetime | None:
 
 
 def timestamp(at: datetime) -> str:
-    """To the second, as records have it."""
+    """Format a time to the second, as in records."""
     return f"{held(at).replace(microsecond=0, tzinfo=None).isoformat()}Z"
 
 
 def exact(at: datetime) -> str:
-    """To the microsecond: read back, it is the same."""
+    """Format a time to the microsecond. Reading it back yields the same time."""
     return f"{held(at).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 def held(at: datetime) -> datetime:
-    """In UTC, and within what can be read back: a clock that nobody has set may stand anywhere."""
+    """Return the time in UTC, limited to the supported range.
+
+    A clock that was never set can show any time.
+    """
     try:
         at = at.astimezone(UTC)
     except OverflowError:
@@ -55,7 +58,7 @@ def held(at: datetime) -> datetime:
 
 
 def ago(now: datetime, seconds: float) -> datetime:
-    """So many seconds before; never before what can be held."""
+    """Return the time that many seconds earlier, limited to the supported range."""
     try:
         return held(now - timedelta(seconds=seconds))
     except OverflowError:
@@ -63,7 +66,7 @@ def ago(now: datetime, seconds: float) -> datetime:
 
 
 def is_future(at: datetime, now: datetime) -> bool:
-    """Whether no clock that is anywhere near ours can have said so yet."""
+    """Whether the time is further in the future than the accepted difference between clocks."""
     return at > now + CLOCKS_APART
 
 

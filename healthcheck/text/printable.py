@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, as it may stand in a record, an Event, a line of a log, and on a terminal."""
+"""Sanitising of foreign text for records, Events, log lines and terminals."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TORN = re.compile(r"\\(?:x[0-9a-f]?|u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?\Z")
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
-    r"""The text on one line of at most `longest` characters, of which each is seen and steers nothing.
+    """Return the text on one line of at most `longest` characters, all of them visible and without effect.
 
-    A control or format character (ESC, a line's end, a mark of writing direction), half a surrogate pair and every
-    other character that shows nothing stands there as Python writes it: `\n`, `\x1b`, `\u202e`. Any kind of blank is a
-    blank. What was cut ends with `…`. The result given again comes back as it is.
+    Control and format characters (ESC, line ends, marks of writing direction), unpaired surrogates and other invisible
+    characters are replaced by Python's escape sequences. Any kind of blank becomes a space. A shortened text ends with
+    `…`. Applied to its own result, the function changes nothing.
     """
     if len(text) <= longest and text.isascii() and text.isprintable():
         return text
@@ -37,7 +37,10 @@ def printable(text: str, longest: int = LONGEST) -> str:
 
 
 def are_printable(texts: Iterable[str]) -> bool:
-    """Whether `printable` would change none of them. False may be said of many that are long together."""
+    """Whether `printable` would change none of the texts.
+
+    The result may be False for texts that are long together.
+    """
     together = "".join(texts)
     return len(together) <= LONGEST and together.isascii() and together.isprintable()
 

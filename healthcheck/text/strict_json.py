@@ -1,4 +1,7 @@
-"""JSON that others may have written. What two readers could take for two things is none; its text can be shown."""
+"""Strict parser of foreign JSON. It rejects documents that two readers could interpret differently.
+
+All texts of the result are printable.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,29 @@ _SHOWN = 40
 
 
 def loads(text: str | bytes, longest: int) -> Any:
-    """The document, each text in it made printable. Raises ValueError, which says what is wrong with it."""
+    """Parse the document and make each text in it printable. Raises ValueError with the reason."""
     if len(text) > longest:
         raise ValueError(f"{len(text)} characters; at most {longest} are read")
     text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
     document = _written_once(text)
     if text.count("[") + text.count("{") > DEEPEST:
         refuse_deep(document)
-    # Without an escape each text in it stands there as it is: what is all printable has no part that is not.
+    # Without escapes, each text appears unchanged in the document. If the whole document is printable, all its parts
+    # are.
     return document if "\\" not in text and printable(text) == text else _shown(document)
 
 
 def _written_once(text: str) -> Any:
-    """As `_DECODER` reads it. What is written again letter by letter has each key once, and nothing that is odd."""
+    """Return the document as `_DECODER` reads it.
+
+    If encoding it again yields the same text, each key occurs once and all values are regular.
+    """
     try:
         document = msgspec.json.decode(text)
         if msgspec.json.encode(document) == text.encode():
             return document
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-        pass  # the strict reader says what is wrong with it
+        pass  # the strict reader gives the reason
     try:
         return _DECODER.decode(text)
     except RecursionError:
@@ -49,12 +56,15 @@ def refuse_deep(document: Any) -> None:
 
 
 def refuse_twice(text: str | bytes) -> None:
-    """Of a document that is JSON. Raises ValueError, which names the key that stands twice in one object."""
+    """Raise ValueError if a key occurs twice in one object of a JSON document. The message names the key."""
     json.loads(text, object_pairs_hook=_object)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a key that stands there twice one reader takes the first, another the last: who admits it reads neither."""
+    """Return the object. Raises ValueError if a key occurs twice.
+
+    One reader would use the first value and another the last, so neither is accepted.
+    """
     table = dict(pairs)
     if len(table) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -71,7 +81,10 @@ def _shown(value: Any) -> Any:
 
 
 def _number(word: str) -> float:
-    """Python reads NaN, Infinity and 1e999, and writes what no other program reads then."""
+    """Parse a finite number.
+
+    Python also reads NaN, Infinity and 1e999, and writes values that other programs can't read.
+    """
     number = float(word)
     if not math.isfinite(number):
         raise ValueError(f"{word[:_SHOWN]} is no number")

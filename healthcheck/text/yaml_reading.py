@@ -51,7 +51,7 @@ def _refuse_deep(raw: bytes) -> None:
 
 
 class _Sizes:
-    """How many nodes a document has once its aliases are followed; each is looked at once."""
+    """Number of nodes in a document after its aliases are followed. Each node is visited once."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}

@@ -1,1 +1,1 @@
-"""Deciding: from what stands to what the Node shall say."""
+"""Decisions: from the active findings to the state that the Node shows."""

@@ -1,4 +1,7 @@
-"""What a person released: a word on the Node, read there, and what of the Node's records it leaves standing. Pure."""
+"""Releases by a person, read from the Node, and the findings of its records that remain.
+
+Pure functions, no I/O.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,7 +47,10 @@ class _ReleaseWord(Row, frozen=True):
 
 
 class Fault(Struct, frozen=True):
-    """One finding of one record on a Node, as far as a release has to know it. `seen` None: nobody can tell when."""
+    """One finding of one record on a Node, with the fields that a release needs.
+
+    `seen` is None if the time is unknown.
+    """
 
     reason: str
     subject: str
@@ -59,7 +65,7 @@ class Fault(Struct, frozen=True):
 
     @property
     def is_releasable(self) -> bool:
-        """Whether a person's release ends it: an event, or a level that rests on what the machine once had."""
+        """Whether a person's release ends it: an event, or a level based on devices that the machine once had."""
         return self.nature is Nature.EVENT or self.row.source == ONCE_HAD
 
     def is_covered(self, acknowledged: Iterable[Acknowledgement]) -> bool:
@@ -71,9 +77,10 @@ class Fault(Struct, frozen=True):
 
 
 def read_release(node: NodeState, *, gestures: bool) -> tuple[Release | None, tuple[str, ...]]:
-    """The release that waits on this Node, and what of it nobody can read. All is judged on this one object.
+    """Return the pending release on this Node, and complaints about unreadable parts.
 
-    `gestures` False: a label is none of ours, so that nobody says anything by it.
+    Both come from this one object. `gestures` False: the label is not managed by this project, so its value is not a
+    release.
     """
     text = node.annotations.get(RELEASE)
     complaints: tuple[str, ...] = ()
@@ -91,7 +98,7 @@ def release_of(node: NodeState, by: str, reason: str, at: datetime) -> Release:
 
 
 def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
-    """What a release says of these: those among them that it ends and whose time is known."""
+    """Return the acknowledgements of a release: one for each finding that it can end and that has a time."""
     return tuple(
         Acknowledgement(one.reason, one.subject, one.boot_id, one.cursor, one.seen)
         for one in faults
@@ -119,7 +126,10 @@ def parse_release(text: str) -> Release:
 
 
 def released_at(node: NodeState, now: datetime) -> datetime | None:
-    """When a person last released the node, whether the agent has heard of it yet or not; nobody has in the future."""
+    """Return the time of the last release of the node, even if the agent has not read it yet.
+
+    Times in the future are ignored.
+    """
     told = records.on_node(AgentRecord, node, RESULTS).released
     try:
         waiting = row_in(_ReleaseWord, records.load(node.annotations.get(RELEASE, "{}"))).at
@@ -132,10 +142,10 @@ def released_at(node: NodeState, now: datetime) -> datetime | None:
 def other_severities(
     node: NodeState, acknowledged: Iterable[Acknowledgement], taken: Mapping[str, str] | None = None
 ) -> tuple[list[Severity], tuple[str, ...]]:
-    """What the deep records still say, less what people released; and those that nobody can read.
+    """Return the severities of deep records without released findings, and errors of unreadable records.
 
-    A record that the agent has taken says nothing by itself any more: `taken` is what the agent knows of that, None
-    what its record on the Node says.
+    A record that the agent has adopted no longer counts on its own. `taken` lists the adopted records; None means that
+    the agent's record on the Node lists them.
     """
     severities, complaints = [], []
     known = tuple(acknowledged)
@@ -159,12 +169,18 @@ def other_severities(
 
 
 def counts(record: RunRecord, node: NodeState) -> bool:
-    """Whether a deep record speaks of the node as it is: one of the bash suite does while its taint stands there."""
+    """Whether a deep record describes the node's present state.
+
+    A record of the bash suite does while the taint is set.
+    """
     return records.is_ours(record) or (records.time_of(record) is not None and node.tainted())
 
 
 def _why_undated(record: RunRecord) -> str:
-    """Nothing can take in a record without a time, and no release can tell it from a later one."""
+    """Return why a record has no usable time.
+
+    A record without a time can't be adopted, and a release can't distinguish it from a later one.
+    """
     if record.timestamp is None and "timestamp" not in record.odd and records.is_ours(record):
         return ""
     try:
@@ -175,16 +191,17 @@ def _why_undated(record: RunRecord) -> str:
 
 
 def faults_on(node: NodeState) -> tuple[Fault, ...]:
-    """The findings of all records on the Node, worst first. A record that nobody can read is passed over."""
+    """Return the findings of all records on the Node, worst first. Unreadable records are skipped."""
     every = [*_deep_faults_on(node), *_own_faults(node)]
     return tuple(sorted(every, key=lambda one: -one.severity))
 
 
 def _gesture(node: NodeState) -> Release | None:
-    """`status=pass` beside our own record that says worse: we write both at once, so that a person has made it so.
+    """Return the release that a person made by setting `status=pass` although our record is worse.
 
-    What a deep run has written by itself, and nobody has taken yet, is not meant. Who it was is told where the API
-    server has noted it; that it is a gesture does not depend on it.
+    The agent writes both at once, so only a person can have changed the label. Results that a deep run wrote and the
+    agent has not adopted yet do not count. The person's name is in the API server's managed fields if recorded; the
+    release counts without it.
     """
     record = _own_record(node)
     if node.labels.get(STATUS) != Status.PASS.value or record.status not in _WORSE:
@@ -204,21 +221,21 @@ def is_taken(record: RunRecord, annotation: str, taken: Mapping[str, str]) -> bo
 
 
 def taken_on(node: NodeState) -> Mapping[str, str]:
-    """By kind of record: the timestamp of the deep record that the agent's own says it has taken."""
+    """Return the timestamps of the deep records that the agent's record has adopted, by kind of record."""
     return _own_record(node).taken or {}
 
 
 def has_taken(node: NodeState, kind: str, timestamp: str | None) -> bool:
-    """Whether the agent's own record has taken that deep record, and its taint stands, if it wants one.
+    """Whether the agent's record has adopted that deep record, and any taint that it requests is set.
 
-    Its verdict waits only a moment for a place in the fleet budget: the taint may come after the record.
+    The verdict waits only briefly for a slot of the fleet budget, so the taint may follow the record.
     """
     own = _own_record(node)
     return (own.taken or {}).get(kind) == timestamp and (own.taint != "withheld" or node.tainted())
 
 
 def _own_record(node: NodeState) -> AgentRecord:
-    """The agent's; one that says nothing where there is none, or nobody can read it, or the bash suite wrote it."""
+    """Return the agent's record; an empty one if it is missing, unreadable or written by the bash suite."""
     record = records.on_node(AgentRecord, node, RESULTS)
     return record if records.is_ours(record) else AgentRecord()
 
@@ -240,9 +257,9 @@ def _deep_faults_on(node: NodeState) -> Iterator[Fault]:
 
 
 def deep_faults(record: RunRecord) -> list[Fault]:
-    """What a deep run found is an event, whatever shows later; so is a severity that none of its findings explains.
+    """Return the findings of a deep run, as events. Raises RecordError.
 
-    Raises RecordError.
+    A severity that none of the findings explains is an event too.
     """
     rows = [row for row in record.findings or () if "nature" not in row.odd]
     faults = [one for row in rows if (one := _fault(row, record, row.nature or Nature.EVENT)) is not None]
@@ -254,12 +271,12 @@ def deep_faults(record: RunRecord) -> list[Fault]:
 
 
 def _fault(row: FindingRow, record: Record, nature: Nature | None, cursor: int | None = None) -> Fault | None:
-    """A row of a record that may come from anybody; None for what is no finding."""
+    """Return a row of a record, which any client may have written, as a finding; None if it is invalid."""
     if row.reason is None or row.subject is None or row.severity is None or nature is None:
         return None
     seq = -1 if row.seq is None else row.seq
     boot_id = record.boot_id or "" if row.boot_id is None else row.boot_id
-    # The cursor is a place in the log of the record's own boot; an earlier boot's log ended long ago.
+    # The cursor is a position in the log of the record's own boot. The log of an earlier boot has ended.
     place = cursor if boot_id == (record.boot_id or "") else seq
     seen = None if "last_seen" in row.odd else row.last_seen or records.time_of(record)
     return Fault(row.reason, row.subject, row.severity, nature, boot_id, place if seq >= 0 else None, seq, seen, row)

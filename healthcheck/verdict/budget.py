@@ -1,7 +1,8 @@
-"""The fleet budget: how many nodes may carry our taint, and the names of its places. Pure (docs/rules.md 9).
+"""Fleet budget: the number of nodes that may be tainted, and the names of slots.
 
-A place is a Lease called slot-<i>. It is taken by creating it, which only one can do, so that no count has to be right.
-What is limited is the number of holders: who takes more places than one takes them from nobody.
+Pure functions (docs/rules.md 9). A slot is a Lease called slot-<i>. A node acquires it by creating it, which only one
+node can do, so no counter has to be correct. The number of holders is limited. Extra slots of one holder do not reduce
+those of other nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LONGEST_LABEL = 63
 
 
 class Slot(Struct, frozen=True):
-    """A place that somebody holds. `node_uid` is the Node's that owns it; `uid` the Lease's own."""
+    """A slot that a node holds. `node_uid` is that of the Node that owns it; `uid` is the Lease's own."""
 
     name: str
     holder: str
@@ -33,7 +34,7 @@ class Slot(Struct, frozen=True):
 
 
 class Grant(Struct, frozen=True):
-    """Whether this node has a place in the budget, and if not, why."""
+    """Whether this node has a slot of the budget; if not, the reason."""
 
     held: bool
     why: str = ""
@@ -46,7 +47,7 @@ BY_DEVICES = Grant(held=True, by_devices=True)
 
 
 class Occupancy(Struct, frozen=True):
-    """The places that are held, as one listing showed them."""
+    """The held slots, from one listing."""
 
     names: frozenset[str]
     since: Mapping[str, int]
@@ -54,11 +55,11 @@ class Occupancy(Struct, frozen=True):
 
     @property
     def surplus(self) -> int:
-        """How many places are held by somebody who has another one."""
+        """Return the number of slots whose holder has another slot."""
         return len(self.names) - len(self.since)
 
     def before(self, holder: str) -> int:
-        """How many others had a place when this one took its own."""
+        """Return the number of other holders with a slot when this one acquired its own."""
         mine = self.since.get(holder)
         return sum(1 for other, made in self.since.items() if other != holder and (mine is None or made < mine))
 
@@ -73,19 +74,20 @@ def occupancy(slots: Iterable[Slot]) -> Occupancy:
 
 
 def allowed(fleet: int | None, percent: int) -> int:
-    """How many nodes may be tainted. A fleet whose size was never known gets one place."""
+    """Return the number of nodes that may be tainted. A fleet of unknown size gets one slot."""
     return max(1, (fleet or 0) * percent // 100)
 
 
 def draw(places: int, source: random.Random) -> Sequence[str]:
-    """The places to try, none twice."""
+    """Return the slots to try, without repeats."""
     return [slot_name(number) for number in source.sample(range(places), min(TRIES, places))]
 
 
 def draw_free(taken: Occupancy, places: int, node_name: str, source: random.Random) -> Sequence[str]:
-    """The places to try where a listing shows who holds which: one more for each that a holder has beyond its first.
+    """Return the slots to try, from a listing of the holders.
 
-    Its own name is left to a node where every number is taken: nobody else may use it.
+    Extra slots of a holder add to the available number. If every number is used, the node's own name is the last
+    option: no other node may use it.
     """
     numbers = range(min(places + taken.surplus, MOST_NUMBERS))
     free = [name for name in map(slot_name, numbers) if name not in taken.names]
@@ -93,7 +95,10 @@ def draw_free(taken: Occupancy, places: int, node_name: str, source: random.Rand
 
 
 def oldest_first(slots: Iterable[Slot]) -> list[Slot]:
-    """Of several places of one holder the first is the one that it keeps, whoever takes the others away."""
+    """Return the slots, oldest first.
+
+    A holder keeps the first of several slots, whichever client removes the others.
+    """
     return sorted(slots, key=lambda slot: (slot.made, slot.name))
 
 
@@ -102,13 +107,13 @@ def slot_name(number: int) -> str:
 
 
 def holder_label(node_name: str) -> str:
-    """A label's value by which a node finds its own places, as the admission policy makes it too.
+    """Return the label value by which a node finds its own slots; the admission policy computes it too.
 
-    A node's name can be too long for a label; two that begin alike then look at more than their own.
+    A node name can be too long for a label. Two nodes whose names begin alike then also list each other's slots.
     """
     return node_name if len(node_name) <= _LONGEST_LABEL else f"{node_name[: _LONGEST_LABEL - 1]}0"
 
 
 def former_holder_label(node_name: str) -> str:
-    """What the label said before: a place that was taken then is found again, and given back."""
+    """Return the label value of earlier versions, so that a slot acquired by them is found and released."""
     return hashlib.blake2s(node_name.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,7 @@
-"""The verdict and the Node as it is, compared: what has to be written, if anything. Pure."""
+"""Comparison of the verdict with the present Node, and the writes that follow from it.
+
+Pure functions, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ _MOST_EVENTS = 32
 
 
 class NodeChange(Struct, frozen=True):
-    """What to write: the merge patch of the Node, the condition for `/status`, the Events. None: nothing to write."""
+    """Writes to apply: the merge patch of the Node, the condition for `/status`, and the Events.
+
+    None means that there is nothing to write.
+    """
 
     patch: Mapping[str, Any] | None = None
     condition: Mapping[str, Any] | None = None
@@ -68,10 +74,11 @@ def plan(
     acknowledged: Sequence[Acknowledgement] = (),
     grant: Grant = HELD,
 ) -> NodeChange:
-    """Compare and say what to write. `record` is the agent's own, rendered without its `taint`.
+    """Compare the verdict with the Node and return the writes.
 
-    A release on the Node is taken by now, so that it goes with the record that tells of it; so are the deep records
-    that the record names.
+    `record` is the agent's own, rendered without `taint`. A release on the Node has been applied by now, so it is
+    removed together with the write of the record that contains it. The same applies to the deep records that the record
+    names.
     """
     others, complaints = other_severities(node, acknowledged, record.taken or {})
     status, severity = merge(verdict, others)
@@ -83,7 +90,7 @@ def plan(
     stays = severity < rules.taint_severity and word in ("set", DEVICES)
     told = replace(record, taint=word or None, kept=kept if stays else None)
     patch = _patch(_labels(status, severity, rules, now), told, taints, node)
-    # What somebody put into our record is taken out again.
+    # Foreign content in our record is removed.
     is_ours = before is not None and records.is_whole(node.annotations[RESULTS])
     news = _is_news(patch, told, before if is_ours else None, rules, now)
     # The transition first: a flood of findings must not push it out.
@@ -105,14 +112,17 @@ def plan(
 
 
 def _granted(word: str, node: NodeState, grant: Grant) -> str:
-    """Return what is done with the wish for a taint: by devices, or not without a slot of the fleet budget."""
+    """Return the taint word after the fleet budget: `devices`, or `withheld` without a slot."""
     if word == "set" and grant.by_devices:
         return DEVICES
     return "withheld" if word == "set" and not node.tainted() and not grant.held else word
 
 
 def _says_the_same(condition: Mapping[str, Any] | None, node: NodeState) -> bool:
-    """But for its message, which tells the last line of an event: a flood has a new one for each record."""
+    """Whether the condition is unchanged except for its message.
+
+    The message quotes the last line of an event, which changes with each record of a flood.
+    """
     before = node.condition()
     if before is None or condition is None:
         return condition is None
@@ -126,7 +136,7 @@ def _labels(status: Status, severity: Severity, rules: Rules, now: datetime) -> 
 
 
 def _has_started(status: Status, verdict: Verdict) -> bool:
-    """Whether a look at all of the node ended well; one that still settles did not end."""
+    """Whether a check cycle over the whole node succeeded. A cycle that is still settling has not ended."""
     return status in (Status.PASS, Status.WARN) and not verdict.settling
 
 
@@ -184,7 +194,7 @@ def _is_news(
 def _age_seconds(before: AgentRecord, now: datetime) -> float:
     at = records.time_of(before)
     age = (now - at).total_seconds() if at is not None else math.inf
-    # A record from the future is a clock that jumped: write it anew.
+    # A record from the future means that the clock jumped: write it anew.
     return age if age >= -60 else math.inf
 
 
@@ -198,7 +208,7 @@ def _condition(
     if before and all(before.get(key) == value for key, value in condition.items()):
         return None
     if before is None or before.get("status") != state:
-        # Neighbours time their repair by it: it moves on a transition and never else.
+        # Integrations time their repair by it, so it changes only on a transition.
         condition["lastTransitionTime"] = condition["lastHeartbeatTime"] = timestamp(now)
     return condition
 

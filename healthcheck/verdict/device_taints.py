@@ -1,6 +1,7 @@
-"""One bad GPU instead of its node: which verdicts a DRA node's devices can carry, and with which rules. Pure.
+"""Taints of faulty GPUs instead of their node, by device rules of a DRA node. Pure functions, no I/O.
 
-docs/decisions/0046: what cannot be kept off a GPU alone is kept off its node.
+The module decides which verdicts the devices can carry, and by which rules. docs/decisions/0046: if work cannot be kept
+off a GPU alone, it is kept off its node.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class BadGpu(Struct, frozen=True):
 
 
 class Cover(Struct, frozen=True):
-    """Whether rules keep work off each bad GPU, so that the Node needs no taint; if not, why."""
+    """Whether rules keep work off each faulty GPU, so that the Node needs no taint; if not, the reason."""
 
     stands: bool
     why: str = ""
@@ -49,7 +50,7 @@ class Wanted(Struct, frozen=True):
 
 
 class RuleChange(Struct, frozen=True):
-    """What to write. `why`: some GPU can't be kept from work by rules, and none is made."""
+    """Rules to write. `why` is set if rules can't keep work off some GPU; then no rule is created."""
 
     made: tuple[Wanted, ...] = ()
     changed: tuple[tuple[DeviceRule, str], ...] = ()
@@ -61,21 +62,21 @@ class RuleChange(Struct, frozen=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the rules that are to stand."""
+        """Return the names of the rules that remain or are created."""
         kept = (*self.standing, *(old for old, _ in self.changed))
         return frozenset((*(one.name for one in self.made), *(one.name for one in kept)))
 
 
 def gpus_to_taint(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> tuple[BadGpu, ...] | None:
-    """Where a taint is wanted, the GPUs that are to carry it; None: the Node.
+    """Return the GPUs that must carry the requested taint; None if the Node must carry it.
 
-    None of them: nobody could look, and what stands stays.
+    An empty result means that the GPUs could not be checked, and existing taints stay.
     """
     others = other_severities(node, memory.acknowledged, memory.taken)[0]
     # A taint that stays for an ended finding is not exchanged for another.
     if not rules.device_taints or (node.tainted() and kept_findings(verdict, node, rules)):
         return None
-    # What another's record says names no GPU; a device plugin knows nothing of what is tainted here.
+    # The record of another writer names no GPU. A device plugin does not know the taints of devices.
     if node.has_device_plugin or worst(others) >= rules.taint_severity:
         return None
     bad = [one.finding for one in verdict.standing if one.finding.severity >= rules.taint_severity]
@@ -94,11 +95,11 @@ def _bad_gpu(address: str, bad: Iterable[Finding], memory: Memory) -> BadGpu:
 def plan_rules(
     gpus: Sequence[BadGpu], devices: Sequence[Device], rules: Sequence[DeviceRule], node: NodeState
 ) -> RuleChange:
-    """Compare and say what to write. What is not ours under our name is left as it is."""
+    """Compare and return the rules to write. Foreign rules under our name are left unchanged."""
     gpus = [_as_published(one, devices) for one in gpus]
     tiers = {device: gpu.severity.name for gpu in gpus for device in _devices_of(gpu, devices)}
     ours = [one for one in rules if one.is_ours]
-    # One that belongs to a Node of before, of the same name, goes with that Node sooner or later.
+    # A rule of an earlier Node with the same name is deleted together with that Node.
     kept = {one.device: one for one in ours if one.node_uid == node.uid and one.device in tiers}
     gone = tuple(one for one in ours if one is not kept.get(one.device))
     others = [one for one in rules if not one.is_ours]
@@ -118,7 +119,10 @@ def plan_rules(
 
 
 def _as_published(gpu: BadGpu, devices: Sequence[Device]) -> BadGpu:
-    """With the UUIDs that stand at its address: of one that fell off the bus NVML tells none, and its parts may."""
+    """Return the GPU with the UUIDs published at its address.
+
+    NVML reports none for a GPU that fell off the bus, but its parts may be published with one.
+    """
     return replace(gpu, uuids=gpu.uuids.union(*(one.uuids for one in devices if one.address == gpu.address)))
 
 
@@ -127,7 +131,10 @@ def _devices_of(gpu: BadGpu, devices: Sequence[Device]) -> Iterator[str]:
 
 
 def _is_of(device: Device, gpu: BadGpu) -> bool:
-    """By either name: a card may answer at another address after a reboot, and one too many is no harm."""
+    """Whether the device belongs to the GPU, by address or UUID.
+
+    A card may answer at another address after a reboot, and one rule too many does no harm.
+    """
     return device.address == gpu.address or bool(device.uuids & gpu.uuids)
 
 

@@ -1,4 +1,4 @@
-"""What is told of a change in words: Events, and the condition's reason and message. Pure."""
+"""Texts about a change: Events, and the condition's reason and message. Pure functions, no I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ CONDITION_STATUS = {Status.PASS: "True", Status.WARN: "True", Status.FAIL: "Fals
 
 
 class Event(Told, frozen=True):
-    """An Event about the Node. `name` is made from what it tells, so that telling it twice makes one."""
+    """An Event about the Node.
+
+    `name` is derived from its content, so that reporting it twice creates one Event.
+    """
 
     name: str
     type: str
@@ -37,7 +40,7 @@ class Event(Told, frozen=True):
 
 
 def headline(status: Status, severity: Severity, verdict: Verdict, kept: Iterable[FindingRow] = ()) -> tuple[str, str]:
-    """Return the condition's reason and message: the worst finding first, then what could not be checked.
+    """Return the condition's reason and message: worst finding first, then checks that could not run.
 
     `kept` are the ended findings for which the taint stays.
     """
@@ -54,7 +57,7 @@ def headline(status: Status, severity: Severity, verdict: Verdict, kept: Iterabl
 
 
 def cut(message: str) -> str:
-    """At most as many bytes as a condition or an Event may hold."""
+    """Return the message, cut to the size limit of a condition or an Event in bytes."""
     raw = message.encode("utf-8", "replace")
     if len(raw) <= _LONGEST_MESSAGE:
         return raw.decode()
@@ -62,7 +65,10 @@ def cut(message: str) -> str:
 
 
 def _reason(reason: str) -> str:
-    """What stood in a record on the Node, where anybody can write; the admission policy takes nothing else."""
+    """Return the reason if its format is valid, else a placeholder.
+
+    It can come from a record that any client may write. The admission policy accepts no other format.
+    """
     return reason if _REASON.match(reason) else UNTOLD
 
 
@@ -95,7 +101,7 @@ def transition(
 
 
 def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[Event]:
-    """ENABLE_TAINT or ENABLE_LABEL became false: what was ours is taken away, once, and said."""
+    """Yield an Event if ENABLE_TAINT or ENABLE_LABEL became false: the taint or labels are removed once."""
     taken = [
         word
         for word, off in (
@@ -110,7 +116,7 @@ def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[Even
 
 
 def withheld(record: AgentRecord, before: AgentRecord | None, node: NodeState, grant: Grant) -> Iterator[Event]:
-    """Told once, however often the next cycles try."""
+    """Yield one Event, however often the next cycles try again."""
     if record.taint != "withheld" or (before is not None and before.taint == "withheld"):
         return
     why = f"{DEEP_CHECK} is InProgress" if is_tested(node) else grant.why
@@ -119,7 +125,10 @@ def withheld(record: AgentRecord, before: AgentRecord | None, node: NodeState, g
 
 
 def released_event(node: NodeState, release: Release) -> Event:
-    """Who released what, and why. The same release has the same name, whenever it is told."""
+    """Return the Event of a release: author, findings and reason.
+
+    The same release always has the same name.
+    """
     released = [f"{one.reason} on {one.subject}" for one in release.findings]
     name = event_name(node.name, "released", release.by, release.reason, release.at.isoformat(), *released)
     told = ", ".join(released) or "nothing"
@@ -127,6 +136,6 @@ def released_event(node: NodeState, release: Release) -> Event:
 
 
 def event_name(node: str, *parts: str) -> str:
-    """The same parts give the same name: what is told twice is one Event."""
+    """Return an Event name. The same parts give the same name, so that a repeated report is one Event."""
     digest = hashlib.blake2s("\0".join(parts).encode("utf-8", "replace"), digest_size=6).hexdigest()
     return f"{node[:200]}.{digest}"

@@ -1,7 +1,8 @@
-"""What a look saw of a node's GPUs and its container runtime: what a diagnosis elsewhere needs of it. Pure.
+"""Inventory of a node's GPUs and its container runtime, for a diagnosis elsewhere.
 
-It stands in the record beside the findings, 1 KiB at most, and decides nothing. The runtime's name and version are left
-out: the kubelet tells them, and a runtime that answers only at the second look must not be a second write of the Node.
+Pure functions, no I/O. It is stored in the record with the findings, is at most 1 KiB long and decides nothing. The
+runtime's name and version are left out, because the kubelet reports them. A runtime that answers only in the second
+cycle must not cause a second write of the Node.
 """
 
 import json
@@ -36,7 +37,7 @@ _names, _paths = _several(_LONGEST_NAME, _MOST_HANDLERS), _several(_LONGEST_PATH
 
 
 class RuntimeRow(Row, frozen=True):
-    """The kubelet's own container runtime. None is what nobody could tell."""
+    """The kubelet's own container runtime. None means that the value is unknown."""
 
     config: Annotated[str | None, _path] = None
     """The file that it reads."""
@@ -50,7 +51,7 @@ class RuntimeRow(Row, frozen=True):
 
 
 class ToolkitRow(Row, frozen=True):
-    """NVIDIA's container toolkit, as its own file says."""
+    """NVIDIA's container toolkit, from its own file."""
 
     config: Annotated[str | None, _path] = None
     mode: Annotated[str | None, _name] = None
@@ -65,7 +66,7 @@ class DeviceFilesRow(Row, frozen=True):
 
 
 class DcgmRow(Row, frozen=True):
-    """The node's DCGM engine, where it has one that no setting overrides."""
+    """The node's DCGM engine, unless a setting overrides it."""
 
     host: Annotated[str | None, _name] = None
     """Address at which the agent asks it."""
@@ -74,7 +75,7 @@ class DcgmRow(Row, frozen=True):
 
 
 class Inventory(Row, frozen=True):
-    """None is what could not be looked at."""
+    """Inventory of a node. None means that the value could not be read."""
 
     pci: Annotated[int | None, whole] = None
     """GPUs on PCI."""
@@ -88,7 +89,10 @@ class Inventory(Row, frozen=True):
 
 
 def within_limit(inventory: Inventory) -> Inventory:
-    """Bounded as it is when it is read; what is still too long is left out, the least telling first."""
+    """Return the inventory within its limits.
+
+    If it is still too long, the least informative parts are left out first.
+    """
     inventory = read(as_json(inventory))
     if _is_long(inventory):
         inventory = replace(inventory, toolkit=None)
@@ -100,5 +104,5 @@ def _is_long(inventory: Inventory) -> bool:
 
 
 def read(raw: Mapping[str, Any]) -> Inventory:
-    """Of a record that anybody may have written."""
+    """Return the inventory of a record that any client may have written."""
     return row_in(Inventory, raw)

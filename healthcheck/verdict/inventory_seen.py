@@ -1,4 +1,4 @@
-"""The inventory of a node, out of what one look saw. Pure."""
+"""Inventory of a node, from the data of one check cycle. Pure functions, no I/O."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _GPU_FILE = re.compile(r"nvidia\d{1,5}\Z", re.ASCII)
 
 
 def seen_in(seen: Evidence, engine: Engine = NO_ENGINE) -> Inventory:
-    """Of one look, whatever part of it could be looked at; no longer than LONGEST as JSON.
+    """Return the inventory of one check cycle, from the parts that could be read.
 
-    `engine` is the node's DCGM engine as far as deep tests have to heed it.
+    It has at most LONGEST characters as JSON. `engine` is the node's DCGM engine as deep tests must treat it.
     """
     functions = None if seen.unread(pci.FUNCTIONS) else seen[pci.FUNCTIONS]
     answer = None if seen.unread(NVML) else seen[NVML].answer
@@ -39,7 +39,10 @@ def seen_in(seen: Evidence, engine: Engine = NO_ENGINE) -> Inventory:
 
 
 def _device_files(files: DeviceFiles) -> DeviceFilesRow | None:
-    """Those of MIG's capabilities are left out: there are hundreds. None of a tree that holds no devices."""
+    """Return the device files, without those of MIG's capabilities: there are hundreds.
+
+    None for a tree without devices.
+    """
     names = {one.name for one in files.files if one.character and "/" not in one.name}
     of_gpus = {name for name in names if _GPU_FILE.match(name)}
     return DeviceFilesRow(gpus=len(of_gpus), others=tuple(sorted(names - of_gpus))) if files.folders else None
@@ -64,7 +67,7 @@ def _toolkit(around: ContainerRuntime) -> ToolkitRow | None:
 
 
 def _dcgm(engine: Engine) -> DcgmRow | None:
-    """None where the node has no engine."""
+    """Return the DCGM engine; None if the node has none."""
     if engine.blocked is not None:
         return DcgmRow(cause=engine.blocked.cause.name)
     return DcgmRow(host=engine.host) if engine.host else None

@@ -1,6 +1,7 @@
-"""The records on a Node: the JSON of three annotations, which is read and written here and nowhere else.
+"""Records on a Node: the JSON of three annotations, which only this module reads and writes.
 
-`results` is the agent's, `sweep-result` and `quarantine-result` are of deep runs; anybody may have written there.
+`results` is the agent's record; `sweep-result` and `quarantine-result` are of deep runs. Any client may have written
+them.
 """
 
 import json
@@ -53,7 +54,7 @@ _SHARE_OF_THE_BLIND = 4
 
 
 class RecordError(ValueError):
-    """An annotation that is no record. The message says what is wrong with it."""
+    """Error for an annotation that is not a record. The message contains the reason."""
 
 
 class CheckRow(Row, frozen=True):
@@ -66,7 +67,7 @@ class CheckRow(Row, frozen=True):
 
 
 class CauseRow(Row, frozen=True):
-    """What could not be seen, and why."""
+    """A check that could not run, and the cause."""
 
     check: Annotated[str | None, word] = None
     cause: Annotated[str | None, word] = None
@@ -74,7 +75,7 @@ class CauseRow(Row, frozen=True):
 
 
 class AcknowledgedRow(Row, frozen=True):
-    """Findings that people released, as `REASON SUBJECT`, where they share boot and place."""
+    """Findings that people released, as `REASON SUBJECT`, with the same boot and log position."""
 
     boot_id: Annotated[str | None, word] = None
     cursor: Annotated[int | None, whole, NULL] = None
@@ -83,7 +84,7 @@ class AcknowledgedRow(Row, frozen=True):
 
 
 class CutRow(Row, frozen=True):
-    """How much had to be left out."""
+    """Numbers of entries that were left out."""
 
     details: Annotated[int | None, whole] = None
     findings: Annotated[int | None, whole] = None
@@ -91,7 +92,7 @@ class CutRow(Row, frozen=True):
 
 
 class VerdictRow(Row, frozen=True):
-    """What a deep run said of its node, in few words."""
+    """Summary of the verdict of a deep run."""
 
     timestamp: Annotated[str | None, text] = None
     status: Annotated[str | None, word] = None
@@ -116,7 +117,7 @@ def _stated(value: object) -> str:
 
 
 def _causes(value: object) -> tuple[CauseRow, ...] | None:
-    """One for whatever stands there: it was not all seen."""
+    """Return one cause for each entry, even for a malformed one: it means that not everything was checked."""
     if not isinstance(value, list):
         return None
     return tuple(row_in(CauseRow, one) if isinstance(one, dict) else CauseRow() for one in value)
@@ -140,7 +141,7 @@ def _passed(value: object) -> dict[str, tuple[str, ...]] | None:
 
 
 class AgentRecord(Row, frozen=True):
-    """What the agent knows of its node."""
+    """The agent's state of its node."""
 
     schema: Annotated[int | None, whole] = None
     timestamp: Annotated[str | None, text] = None
@@ -169,7 +170,10 @@ class AgentRecord(Row, frozen=True):
 
 
 class StandingRecord(Row, frozen=True):
-    """Of the agent's record what stands: to read the rest of 50,000 takes seconds."""
+    """Part of the agent's record with the active findings.
+
+    Reading the rest of 50,000 records would need seconds.
+    """
 
     findings: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
     unobserved: Annotated[tuple[CauseRow, ...] | None, _causes] = None
@@ -178,7 +182,10 @@ class StandingRecord(Row, frozen=True):
 
 
 class RunRecord(Row, frozen=True):
-    """What one deep run says: a level 2, or a quarantine run. `timestamp` tells it from others of its kind."""
+    """Result of one deep run: a level 2 or a quarantine run.
+
+    `timestamp` identifies the run among its kind.
+    """
 
     schema: Annotated[int | None, whole] = None
     timestamp: Annotated[str | None, text] = None
@@ -210,7 +217,7 @@ R = TypeVar("R", AgentRecord, StandingRecord, RunRecord)
 
 
 class Identity(Struct, frozen=True):
-    """Whose record it is: the Node, its UID, the type that the checks expected, and what the last look saw of it."""
+    """Identity of a record: the Node, its UID, the expected instance type, and the last inventory."""
 
     hostname: str
     instance_type: str = ""
@@ -219,7 +226,7 @@ class Identity(Struct, frozen=True):
 
 
 def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, taint: str = "") -> AgentRecord:
-    """The agent's record, at most LONGEST bytes long: what is cut is counted."""
+    """Return the agent's record, at most LONGEST bytes long. Parts that were cut are counted."""
     return within_limit(
         AgentRecord(
             schema=SCHEMA,
@@ -275,7 +282,10 @@ def parse(kind: type[R], text: str) -> R:
 
 @lru_cache(maxsize=1)
 def is_whole(text: str) -> bool:
-    """Whether the agent's record says all that stands in this annotation. Raises RecordError when it is none."""
+    """Whether the agent's record contains everything in this annotation.
+
+    Raises RecordError if it is not a record.
+    """
     return load(text) == as_json(parse(AgentRecord, text))
 
 
@@ -285,7 +295,7 @@ def _read(kind: Any, text: str) -> Any:
 
 
 def on_node(kind: type[R], node: NodeState, key: str) -> R:
-    """The record under this annotation; one that says nothing where there is none, or nobody can read it."""
+    """Return the record under this annotation; an empty one if it is missing or unreadable."""
     text = node.annotations.get(key)
     try:
         return kind() if text is None else parse(kind, text)
@@ -298,9 +308,9 @@ def time_of(record: Record) -> datetime | None:
 
 
 def is_ours(record: Record) -> bool:
-    """Whether a program of ours wrote it, and not the bash suite.
+    """Whether a program of this project wrote it, not the bash suite.
 
-    The deep runs of 0.1.0 gave their records no schema. They say when they began and by whom, as the suite's never do.
+    The deep runs of 0.1.0 wrote records without a schema. They contain start and author, which the suite's never do.
     """
     return record.schema is not None or (isinstance(record, RunRecord) and None not in (record.started, record.by))
 
@@ -314,13 +324,16 @@ def severity_of(record: Record) -> Severity:
 
 
 def signature(record: AgentRecord) -> AgentRecord:
-    """What of a record is news when it differs: all but the times, and but what an event that comes again changes."""
+    """Return the part of a record whose change is worth a write: all except timestamps and repeat counts."""
     findings = tuple(_lasting(one) for one in record.findings or ())
     return replace(record, timestamp=None, cursor=None, findings=findings, odd=frozenset())
 
 
 def recurrence(record: AgentRecord) -> list[tuple[int | None, str | None]]:
-    """How often each finding came, and its last line: news too, but not worth a write for each record of a flood."""
+    """Return each finding's count and last line.
+
+    Their change is reported, but not for each record of a flood.
+    """
     return [(one.count, one.detail) for one in record.findings or ()]
 
 
@@ -330,7 +343,7 @@ def _lasting(one: FindingRow) -> FindingRow:
 
 
 def remembered(record: AgentRecord) -> Memory:
-    """The memory that a record still holds: what a lost file is rebuilt from. Raises RecordError."""
+    """Return the memory in a record, from which a lost file is rebuilt. Raises RecordError."""
     try:
         replace(record, odd=record.odd & {"released", "acknowledged"}).must_have("machine", "boot_id")
         boot_id = record.boot_id or ""
@@ -348,20 +361,20 @@ def remembered(record: AgentRecord) -> Memory:
 
 
 def level_4_status(record: RunRecord) -> str:
-    """What a quarantine run's record says of level 4; '' where it says nothing, or two things."""
+    """Return the status of level 4 in a quarantine run's record; '' if there is none or a contradiction."""
     said = {str(one.status) for one in record.checks or () if one.check == LEVEL_4}
     return said.pop() if len(said) == 1 else ""
 
 
 def began(record: RunRecord) -> datetime | None:
-    """When the run began: where it does not say, when it ended; None: nobody can read it."""
+    """Return the start of the run, else its end; None if it is unreadable."""
     return None if "started" in record.odd else record.started or time_of(record)
 
 
 def passed_since(record: RunRecord) -> datetime | None:
-    """When the run began whose record says that level 4 passed in it; None for every other record."""
+    """Return the start of a run in which level 4 passed, from its record; None for every other record."""
     is_passed = record.status == Status.PASS.value and level_4_status(record) == Status.PASS.value
-    # A fault that came while it ran may not have been there yet where it had looked.
+    # A fault during the run may have occurred after its location was tested.
     return began(record) if is_passed and is_ours(record) else None
 
 
@@ -371,9 +384,9 @@ def _row_of(standing: Standing, boot_id: str) -> FindingRow:
 
 
 def _groups(acknowledged: Iterable[Acknowledgement]) -> Iterator[AcknowledgedRow]:
-    """In few words, so that a node that was released stays a small record: what shares boot and place stands together.
+    """Yield the acknowledgements grouped by boot and log position, to keep a released node's record small.
 
-    What stood in the log is told apart by its place there, and needs no time.
+    Events in the log are identified by their position there and need no time.
     """
     groups: dict[tuple[str, int | None, datetime | None], list[str]] = {}
     for one in sorted(acknowledged, key=lambda one: one.cursor is None):
@@ -385,7 +398,7 @@ def _groups(acknowledged: Iterable[Acknowledgement]) -> Iterator[AcknowledgedRow
 
 def _acknowledged_in(group: AcknowledgedRow) -> Iterator[Acknowledgement]:
     group.must_have("boot_id", "findings")
-    # What has its place in the log needs no time.
+    # Events with a log position need no time.
     seen = group.last_seen.replace(microsecond=999_999) if group.last_seen else EARLIEST
     for name in group.findings or ():
         reason, _, subject = name.partition(" ")
@@ -393,7 +406,7 @@ def _acknowledged_in(group: AcknowledgedRow) -> Iterator[Acknowledgement]:
 
 
 def within_limit(record: R) -> R:
-    """The record, cut to LONGEST bytes; `cut` counts what was lost."""
+    """Return the record, cut to LONGEST bytes. `cut` counts the lost entries."""
     plain = as_json(record)
     if _size(plain) <= LONGEST - _FOR_THE_TAINT:
         return record
@@ -402,7 +415,7 @@ def within_limit(record: R) -> R:
 
 
 def _shorten(record: dict[str, Any], longest: int) -> None:
-    """In place."""
+    """Shorten the given record."""
     record.pop("inventory", None)
     if _size(record) <= longest:
         return
@@ -413,14 +426,14 @@ def _shorten(record: dict[str, Any], longest: int) -> None:
     record["cut"] = {"details": len(long), "findings": 0}
     blind, most = record["unobserved"], longest // _SHARE_OF_THE_BLIND
     while blind and _size(record) > longest and _size({"unobserved": blind}) > most:
-        # What is at fault comes before why more could not be seen.
+        # Faults are kept in preference to the reasons for missing checks.
         blind.pop()
         record["cut"]["unobserved"] = record["cut"].get("unobserved", 0) + 1
     while _size(record) > longest and record.get("acknowledged"):
         # Only for the day when the node's own file is lost: the file has them all.
         del record["acknowledged"][: max(len(record["acknowledged"]) // 4, 1)]
     while _size(record) > longest and findings:
-        # Worst first: what goes is the mildest, and it is counted.
+        # The order is worst first, so the mildest are dropped, and counted.
         drop = max(len(findings) // 10, 1)
         del findings[-drop:]
         gone += drop

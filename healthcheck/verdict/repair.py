@@ -1,6 +1,7 @@
-"""The conditions that repairers act on: one for each tier that costs a machine, and the EKS agent's own. Pure.
+"""Conditions for repair systems: one for each tier that costs a machine, and that of the EKS agent.
 
-None is written that the settings do not name, and none that somebody else has written.
+Pure functions, no I/O. Only conditions that the settings name are written. Conditions of another client are never
+overwritten.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Repair(Struct, frozen=True):
 
 
 class Said(Struct, frozen=True):
-    """What the Node is told beside them: the merge of all records, and whether our taint stands with it."""
+    """State of the Node besides these conditions: the merge of all records, and whether the taint is set."""
 
     status: Status
     severity: Severity
@@ -45,7 +46,7 @@ class Said(Struct, frozen=True):
 
 
 class RepairChange(Struct, frozen=True):
-    """The conditions for `/status`, and what is told of them once they stand."""
+    """Conditions for `/status`, and the Events about them once they are written."""
 
     conditions: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Event, ...] = ()
@@ -55,7 +56,7 @@ NO_REPAIR = RepairChange()
 
 
 def plan_repair(repair: Repair, said: Said, node: NodeState, now: datetime, *, is_news: bool) -> RepairChange:
-    """Compare and say what to write. A message alone is no reason to, as long as there `is_news` of nothing else."""
+    """Compare and return the conditions to write. A changed message alone is written only with `is_news`."""
     standing = {kind: one for kind in REPAIR_CONDITIONS if (one := node.condition(kind)) is not None}
     if not (standing or repair.conditions):
         return NO_REPAIR
@@ -73,7 +74,7 @@ def plan_repair(repair: Repair, said: Said, node: NodeState, now: datetime, *, i
 
 
 def _wanted(kind: str, repair: Repair, said: Said) -> dict[str, str] | None:
-    """What the condition is to say; None: what it says already."""
+    """Return the condition to write; None if it is unchanged."""
     if kind == HARDWARE_READY:
         told = _hardware_ready(repair, said)
     else:
@@ -85,7 +86,10 @@ def _wanted(kind: str, repair: Repair, said: Said) -> dict[str, str] | None:
 
 
 def _required(tier: Severity, said: Said) -> tuple[str, str, str]:
-    """Of what stands alone: not having looked asks for no repair, and takes none back."""
+    """Return the condition for a tier, from the active findings alone.
+
+    A check that could not run requests no repair and cancels none.
+    """
     if said.severity is not tier:
         return "False", "NotRequired", f"the severity of this node is not {tier.name}"
     return ("True", *headline(said.status, said.severity, said.verdict))

@@ -1,4 +1,7 @@
-"""The taint decision: whether the Node, or a GPU of it, carries our taint, and what keeps one there. Pure."""
+"""Taint decision: whether the Node or one of its GPUs is tainted, and the reasons to keep a taint.
+
+Pure functions, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _LONGEST_NAME = 80
 
 
 class Rules(Struct, frozen=True):
-    """What the settings allow: no taint below `taint_severity`, none at all, or no label."""
+    """Rules from the settings: no taint below `taint_severity`, no taint at all, or no label."""
 
     taint_severity: Severity = Severity.RESET
     enable_taint: bool = True
@@ -40,14 +43,14 @@ class Rules(Struct, frozen=True):
 
 
 def wants_place(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory, *, by_devices: bool = False) -> bool:
-    """Whether the Node, or some GPU of it, is to carry our taint, and so needs a slot in the fleet budget."""
+    """Whether the Node or one of its GPUs must be tainted, and so needs a slot of the fleet budget."""
     severity = merge(verdict, other_severities(node, memory.acknowledged, memory.taken)[0])[1]
     kept = kept_findings(verdict, node, rules)
     return taint_word(severity, node, rules, kept=bool(kept), tainted=by_devices or node.tainted()) == "set"
 
 
 def says_devices(node: NodeState) -> bool:
-    """Whether the record on the Node says that GPUs carry our taint instead of it."""
+    """Whether the record on the Node states that GPUs are tainted instead of the Node."""
     return records.on_node(AgentRecord, node, RESULTS).taint == DEVICES
 
 
@@ -65,10 +68,10 @@ def taint_word(severity: Severity, node: NodeState, rules: Rules, *, kept: bool,
 
 
 def kept_findings(verdict: Verdict, node: NodeState, rules: Rules) -> tuple[FindingRow, ...]:
-    """The ended findings for which a taint stays: those whose own check, or whose GPU, cannot be observed now.
+    """Return the ended findings for which a taint stays: those whose check or GPU cannot be observed now.
 
-    They are read from the agent's record on the same Node, as findings or as what it kept already. A person's release
-    on the Node keeps none, whatever cannot be observed.
+    They are read from the agent's record on the same Node, as findings or as findings kept earlier. A person's release
+    keeps none of them, even if they cannot be observed.
     """
     if read_release(node, gestures=rules.enable_label)[0] is not None:
         return ()
@@ -103,7 +106,7 @@ def _is_unobserved(finding: FindingRow, verdict: Verdict) -> bool:
 
 
 def _short(finding: FindingRow) -> FindingRow:
-    """What tells it from others: the record is bounded, and anybody may have written there."""
+    """Return the identifying fields, shortened: the record is limited, and any client may have written it."""
     return FindingRow(
         reason=(finding.reason or "")[:_LONGEST_NAME],
         severity=finding.severity,

@@ -1,4 +1,4 @@
-"""What stands and what could not be seen, as one verdict; and the merge of all records on a node."""
+"""Verdict from active findings and failed checks, and the merge of all records on a node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GroupVerdict(Struct, frozen=True):
 
 
 class CheckCause(Struct, frozen=True):
-    """A check that could not look, and why."""
+    """A check that could not run, and the cause."""
 
     check: str
     cause: Unobserved
@@ -40,9 +40,12 @@ class Verdict(Struct, frozen=True):
 
 
 def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
-    """The verdict from what stands and the last outcome of every selected check; where none looked, that is no pass."""
+    """Return the verdict from the active findings and the last outcome of every selected check.
+
+    Without any outcome, the verdict is not a pass.
+    """
     severity = worst(standing.finding.severity for standing in memory.standing)
-    # One that an override sets to PASS is remembered, and no finding of the verdict.
+    # A finding that an override sets to PASS is remembered, but is not part of the verdict.
     counted = tuple(one for one in memory.standing if one.finding.severity is not Severity.PASS)
     unobserved = tuple(
         CheckCause(outcome.group, cause)
@@ -62,7 +65,10 @@ def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
 
 
 def status_of(severity: Severity, *, could_not_look: bool) -> Status:
-    """The status of a severity. Not having looked outranks all but a fault: `warn` would claim the rest is well."""
+    """Return the status of a severity.
+
+    `unknown` outranks `warn`: `warn` would claim that the rest is healthy. Only a fault outranks `unknown`.
+    """
     if severity >= Severity.RESET:
         return Status.FAIL
     if could_not_look:
@@ -75,7 +81,10 @@ def worst(severities: Iterable[Severity]) -> Severity:
 
 
 def merge(own: Verdict, others: Iterable[Severity]) -> tuple[Status, Severity]:
-    """What labels, taint and condition show: the agent's verdict and the severities of the deep runs' records."""
+    """Return status and severity for labels, taint and condition.
+
+    They combine the agent's verdict with the severities of deep records.
+    """
     severity = worst((own.severity, *others))
     return status_of(severity, could_not_look=own.status is Status.UNKNOWN or bool(own.unobserved)), severity
 
@@ -91,6 +100,6 @@ def _group(name: str, memory: Memory, outcomes: Sequence[Outcome]) -> GroupVerdi
 
 
 def _is_named_by_another(cause: Unobserved, outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:
-    """The same cause in the same group is told once: several checks read the same source."""
+    """Whether another outcome already names the cause. Several checks of a group read the same source."""
     first = next(other for other in outcomes if other.group == outcome.group and cause in other.unobserved)
     return first is not outcome

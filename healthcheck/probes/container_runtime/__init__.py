@@ -1,1 +1,1 @@
-"""The container runtime that the kubelet uses: its processes, its files, and what it says itself."""
+"""The container runtime that the kubelet uses: its processes, its files and its own status."""

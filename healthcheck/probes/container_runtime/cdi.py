@@ -1,7 +1,8 @@
-"""CDI specifications of NVIDIA's devices for pods: which devices they have, and what of it is not on the host.
+"""CDI specifications of NVIDIA's devices for pods: devices, and required paths missing on the host.
 
-After the library that containerd and CRI-O read them with (tags.cncf.io/container-device-interface, pkg/cdi): files
-named *.json and *.yaml of a folder, not below it; a device node must exist unless its type and major number are given.
+The rules follow the library that containerd and CRI-O use to read them (tags.cncf.io/container-device-interface,
+pkg/cdi). It reads files named *.json and *.yaml directly in a folder. A device node must exist unless its type and
+major number are given.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OPERATORS_OWN = "management.nvidia.com"
 
 
 class _Content(Struct, frozen=True):
-    """What stands in one file, whatever the host has of it."""
+    """Content of one file, independent of the host's state."""
 
     kind: str
     devices: tuple[str, ...]
@@ -37,7 +38,10 @@ class _Content(Struct, frozen=True):
 
 
 def read_specs(root: Path, folders: Sequence[str]) -> tuple[CdiSpec, ...]:
-    """Those of NVIDIA's for pods, in the order of the folders. Whose a file is that can't be read, its name tells."""
+    """Return NVIDIA's specifications for pods, in the order of the folders.
+
+    If a file can't be read, its name decides whether it is one of NVIDIA's.
+    """
     return tuple(_specs(root, folders))
 
 
@@ -66,15 +70,18 @@ def _read(root: Path, path: str) -> _Content | MalformedError | None:
 
 @functools.lru_cache(maxsize=8)
 def _parsed(raw: bytes, *, is_json: bool) -> _Content | MalformedError:
-    """Remembered by its bytes: a specification is read at each look, and changes with the driver."""
+    """Return the parsed content, cached by its bytes.
+
+    A specification is read in each check cycle and changes only with the driver.
+    """
     if not is_json and b"<<" in raw:
-        # What YAML's merge keys amount to can grow without bound, and nobody who writes specifications uses them.
+        # YAML's merge keys can expand without bound, and no author of specifications uses them.
         return MalformedError("merge keys are not read here", only_ours=True)
     try:
-        # JSON is YAML too, and much faster to read as what it is.
+        # JSON is also YAML, but the JSON parser is much faster.
         return _content(documents.json_object(raw) if is_json else documents.yaml_object(raw))
     except MalformedError as error:
-        return error.with_traceback(None)  # it would hold what was read
+        return error.with_traceback(None)  # a traceback would keep the file content in memory
 
 
 def _content(spec: Mapping[str, Any]) -> _Content | MalformedError:
@@ -99,7 +106,7 @@ def _content(spec: Mapping[str, Any]) -> _Content | MalformedError:
 
 
 def _node(node: dict[str, Any]) -> list[str]:
-    """Of a device node whose type and number it tells itself, none."""
+    """Return the host paths that a device node needs: none if it states its type and number."""
     kind = node.get("type")
     return [] if kind and (kind == "p" or node.get("major")) else _text(node, "hostPath", "path")
 

@@ -18,7 +18,10 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 
 def read(root: Path, path: str) -> tuple[bytes, float]:
-    """As `host_files.read`. Raises FileNotFoundError, and MalformedError where we can't read what is there."""
+    """Read a file as `host_files.read` does.
+
+    Raises FileNotFoundError, and MalformedError if the file exists but can't be read.
+    """
     try:
         return host_files.read(root, path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The container runtime that the kubelet uses, how we know, and what its files let it start."""
+"""The container runtime that the kubelet uses, the evidence for it, and the handlers in its files."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ _HOST_PROGRAMS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet", "/usr/bin/contai
 
 
 class _Used(Struct, frozen=True):
-    """The runtime that the kubelet uses: its configuration, its files' root, and the process that reads them.
+    """The runtime that the kubelet uses: its configuration, the root of its files, and its process.
 
-    `layout` is what it was taken from where no such process is to be seen.
+    `layout` is the source of the configuration if no such process is visible.
     """
 
     configuration: Configuration
@@ -94,7 +94,10 @@ def read_container_runtime(host: Host) -> ContainerRuntime:
 
 
 def _has_gpus(host: Host) -> bool | None:
-    """Who captures what belongs to the container runtime often leaves /sys out."""
+    """Whether the node has GPUs; None without /sys.
+
+    Captures of the container runtime's files often omit /sys.
+    """
     if not (host.root / "sys").exists():
         return None
     return any(one.is_gpu_here for one in pci.read_functions(host))
@@ -130,7 +133,10 @@ def _processes(host: Host) -> Sequence[Process]:
 
 
 def _held(root: Path, kubelet: Process, settings: Settings, found: Sequence[Process]) -> _Used | None:
-    """By whoever listens on the kubelet's socket; where the kernel does not say, by who is told to."""
+    """Return the runtime whose process listens on the kubelet's socket.
+
+    If the kernel does not show the listener, return the runtime that is configured to listen there.
+    """
     among = [one for one in found if one.name in _RUNTIMES]
     holder = processes.holder_of(root, kubelet, settings.endpoint, [*among, kubelet])
     step = f"held by {holder}"
@@ -141,7 +147,7 @@ def _held(root: Path, kubelet: Process, settings: Settings, found: Sequence[Proc
         return None
     if holder.name in (CONTAINERD, CRIO):
         return _read_by(root, holder, (*settings.how, step))
-    # cri-dockerd, or k3s in its place, stands before Docker.
+    # The kubelet reaches Docker through cri-dockerd, or through k3s in its role.
     daemon = _daemon_of(root, holder, found)
     if daemon is None:
         configuration = docker.read_configuration(root)
@@ -150,7 +156,7 @@ def _held(root: Path, kubelet: Process, settings: Settings, found: Sequence[Proc
 
 
 def _read_by(root: Path, process: Process, how: tuple[str, ...]) -> _Used:
-    """What that runtime reads, below the root that it sees."""
+    """Return the configuration that the runtime's process reads, below the root that it sees."""
     own = processes.root_of(root, process)
     configuration = _configuration_of(own, process)
     told = process.flag("config", "c", "config-file")
@@ -181,7 +187,7 @@ def _with_flags(told: Configuration, process: Process) -> Configuration:
 
 
 def _socket_of(root: Path, process: Process) -> str:
-    """On which it listens by its flags, else by its configuration or by itself."""
+    """Return the socket of the process, by its flags, else by its configuration or its default."""
     own = processes.root_of(root, process)
     if process.name == CRIO:
         told = process.flag("listen") or _configuration_of(own, process).address or crio.STANDARD_SOCKET
@@ -201,7 +207,10 @@ def _daemon_of(root: Path, holder: Process, found: Sequence[Process]) -> Process
 
 
 def _placed(root: Path, kubelet: Process, settings: Settings) -> _Used | None:
-    """By the place that belongs to the kubelet's socket: its runtime does not run, or is not to be seen."""
+    """Return the runtime by the layout of the kubelet's socket.
+
+    This applies if the runtime's process does not run or is not visible.
+    """
     own = distributions.by_kubelet(kubelet)
     layouts = [_as_flags_name_it(root, one) for one in sorted(LAYOUTS, key=lambda one: one.distribution != own)]
     fitting = (one for one in layouts if one.socket == settings.endpoint and _is_there(root, one))
@@ -211,7 +220,10 @@ def _placed(root: Path, kubelet: Process, settings: Settings) -> _Used | None:
 
 
 def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
-    """Without a kubelet, as in a captured tree: what it would be told there, else what is there."""
+    """Return the runtime without a kubelet, as in a captured tree.
+
+    The kubelet's settings on disk decide, else the files that exist.
+    """
     root = host.root
     there = [layout for one in LAYOUTS if _is_there(root, layout := _as_flags_name_it(root, one))]
     layout = there[0] if there else STANDARD
@@ -238,16 +250,19 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
 
 
 def _not_found(why: str, settings: Settings) -> ContainerRuntime:
-    """Only of containerd it is said that it should have been: whatever else a kubelet speaks to may be none of ours."""
+    """Return the result for an unknown runtime.
+
+    Only containerd is reported as missing. Other runtimes that a kubelet uses may be outside this project's scope.
+    """
     is_named = not settings.is_default and settings.endpoint.endswith(f"/{_SOCKET}")
     return ContainerRuntime(None, why, settings.endpoint, settings.said_by, settings.how, not_found=is_named)
 
 
 def _has_defaults(root: Path) -> bool:
-    """Whether there is no file in containerd's usual place, so that its defaults hold.
+    """Whether there is no file at containerd's usual path, so that its defaults apply.
 
-    Of a captured tree without /sys, or without the folder, that can't be told; neither where a distribution always
-    writes one, nor, while nobody knows the release, whether CDI specifications are read.
+    False if that is unknown: in a captured tree without /sys or without the folder, and for a distribution that always
+    writes a file. Also false if there are CDI specifications, because whether they are read depends on the release.
     """
     folder = host_files.resolved(root, STANDARD.config).split("/")[1]
     is_whole = (root / "sys").exists() and named_paths.has_entries(root, folder)
@@ -256,7 +271,7 @@ def _has_defaults(root: Path) -> bool:
 
 
 def _as_flags_name_it(root: Path, layout: Layout) -> Layout:
-    """With the file and the socket that a snap's own flags name."""
+    """Return the layout with the file and the socket that a snap's own flags name."""
     flags = kubelets.runtime_flags(root, layout)
     config, socket = flag_of(flags, "config", "c"), flag_of(flags, "address", "a")
     socket = processes.socket_path(root, socket or layout.socket)
@@ -320,7 +335,7 @@ def _around(
 
 
 def _as_it_runs(used: _Used, live: Live | None) -> Configuration:
-    """Put together by the rules of the containerd or CRI-O that runs, where it has told its version."""
+    """Return the configuration by the rules of the running containerd or CRI-O, if its version is known."""
     version = live.version if live is not None and used.configuration.kind != facts.DOCKER else ""
     if version and used.process is not None:
         return _configuration_of(used.root, used.process, version)
@@ -336,9 +351,10 @@ def _unit(root: Path, used: _Used) -> str:
 
 
 def _started(root: Path, process: Process | None, files: Iterable[ReadFile]) -> float | None:
-    """In seconds of UTC, to be held against the times of its files; None where these do not tell when it was written.
+    """Return the start time of the process in seconds of UTC, for comparison with the times of its files.
 
-    Of a captured tree our clock tells nothing: its own files do.
+    Return None if the files do not show when they were written. For a captured tree, this machine's clock is
+    meaningless: the tree's own files give the time.
     """
     if process is None or process.since_boot is None:
         return None
@@ -356,7 +372,10 @@ def _started(root: Path, process: Process | None, files: Iterable[ReadFile]) -> 
 
 
 def _facts(kubelet: Process | None, settings: Settings, used: Configuration | None = None) -> Kubelet | None:
-    """Also of one that is not to be seen, as in a captured tree, where its files say something of it."""
+    """Return the facts of the kubelet.
+
+    A kubelet that is not visible, as in a captured tree, is included if its files describe it.
+    """
     systemd = settings.systemd_cgroup if settings.asks_runtime is False or not _may_answer(used) else None
     if kubelet is not None:
         return Kubelet(kubelet.name, kubelet.pid, settings.config, systemd)
@@ -364,18 +383,18 @@ def _facts(kubelet: Process | None, settings: Settings, used: Configuration | No
 
 
 def _may_answer(used: Configuration | None) -> bool:
-    """Whether that runtime can tell the kubelet its cgroup driver, which then counts (KubeletCgroupDriverFromCRI).
+    """Whether the runtime can report its cgroup driver to the kubelet.
 
-    containerd can since 2.0, CRI-O since 1.28; the kubelet asks by itself since 1.31, and nothing on the node tells its
-    version.
+    The kubelet then uses that driver (KubeletCgroupDriverFromCRI). containerd supports this since 2.0, CRI-O since
+    1.28. The kubelet asks automatically since 1.31, and no file on the node shows its version.
     """
     return used is None or used.kind != facts.CONTAINERD or used.is_containerd_2
 
 
 def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[Configuration]:
-    """What else there is on the node: what the other runtimes of the host read, and what lies where one usually does.
+    """Yield the node's other configurations: files of other host runtimes, and files at usual paths.
 
-    Those in containers (other mounts than the host's) are the containers' own.
+    Runtimes in containers (with other mounts than the host's) belong to the containers and are skipped.
     """
     told = used.configuration
     seen = {host_files.resolved(root, path) for path in (told.path, *(file.path for file in told.files))}

@@ -1,14 +1,14 @@
-"""containerd's effective configuration: its file, what that imports, and what containerd makes of them together.
+"""containerd's effective configuration: its file and imports, merged by the rules of its release.
 
-After containerd's own loader (services/server/config of 1.x, cmd/containerd/server/config and the migrations in
-plugins/cri of 2.x): a file, then what it imports, breadth first, each path once. What they amount to differs:
+The rules follow containerd's own loader (services/server/config of 1.x, cmd/containerd/server/config and the migrations
+in plugins/cri of 2.x). It reads a file, then its imports, breadth first, each path once. The merge differs:
 
-- 1.x keeps the last file's table of a plugin whole (containerd issue 5837), and reads the CRI's under the short name
-  where the last `version` of all files is 1, otherwise under the full one.
-- 2.0 to 2.2 merge the tables, and take over those of schema 2 after that, where the last `version` is 2. One of
-  schema 1 they only rename, after which it counts where the last `version` is 2, and not where it is 3.
-- 2.3 takes over each file's by itself before it merges, so that files of all schemas add up.
-- What is taken over never replaces handlers that stand under the new plugin: then they are lost.
+- 1.x uses the last file's table of a plugin as a whole (containerd issue 5837). It reads the CRI plugin under its
+  short name if the last `version` of all files is 1, otherwise under its full name.
+- 2.0 to 2.2 merge the tables, then migrate those of schema 2 if the last `version` is 2. A table of schema 1 is only
+  renamed. It then counts if the last `version` is 2, and does not count if it is 3.
+- 2.3 migrates each file separately before it merges, so that files of all schemas add up.
+- Migrated handlers never replace handlers under the new plugin: they are lost if that plugin has any.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class _RefusedError(Exception):
 
 
 class _WrongValueError(Exception):
-    """What stands at `path`, from the plugin's table or the file's, is nothing that containerd takes there."""
+    """Error for a value of a type that containerd does not accept at `path`.
+
+    The path starts at the plugin's table or at the file's.
+    """
 
     def __init__(self, path: tuple[str, ...], value: object, message: str) -> None:
         super().__init__(message)
@@ -82,7 +85,7 @@ class _WrongValueError(Exception):
 
 
 class _Source(Struct, frozen=True):
-    """One file, as it was read."""
+    """One file and its content."""
 
     path: str
     raw: bytes
@@ -91,7 +94,10 @@ class _Source(Struct, frozen=True):
 
 
 class _Definition(Struct, frozen=True):
-    """Who defined a handler: put into its table, so that it goes where that goes."""
+    """Origin of a handler's definition.
+
+    It is stored in the handler's table, so that it moves with the table.
+    """
 
     file: str
     line: int
@@ -103,7 +109,7 @@ _DEFINED_IN = "\0defined in"
 
 
 class _Config(Struct):
-    """What containerd makes of one file, or of several."""
+    """containerd's interpretation of one file or of several."""
 
     version: int
     plugins: dict[str, Any] = field(default_factory=dict)
@@ -150,7 +156,7 @@ class _Reader(Struct):
             yield from self.matches(path) if "*" in told else [path]
 
     def _load(self, file: str) -> _Source | None:
-        """None for a first file that is not there: then there is nothing but the defaults."""
+        """Return the file's content; None if the first file does not exist, in which case the defaults apply."""
         if len(self.sources) == _MOST_FILES:
             raise _RefusedError(Problem(file, f"more than {_MOST_FILES} files", only_ours=True))
         try:
@@ -174,9 +180,10 @@ class _Reader(Struct):
 
 
 def _not_there(root: Path, file: str) -> Problem:
-    """What is wrong with an import where no file is: a link among them has a name that exists.
+    """Return the problem of an import whose file does not exist.
 
-    A tree that was saved without a folder below the root, such as /run, does not tell what was in it.
+    For a dangling link, the message names its target. A saved tree can lack a folder below the root, such as /run. Its
+    former content is then unknown.
     """
     real = host_files.resolve(root, file)
     folder = posixpath.dirname(real).split("/")[1]
@@ -187,10 +194,11 @@ def _not_there(root: Path, file: str) -> Problem:
 
 
 def read_configuration(root: Path, path: str, version: str = "") -> Configuration:
-    """What the file and its imports amount to; `problem` where containerd would not start with them.
+    """Return the effective configuration of the file and its imports.
 
-    `version` is what the running one says of itself; without it the release is assumed from the files. Drop-in files
-    that are not read are sought beside the file.
+    `problem` is set if containerd would not start with them. `version` is the version that the running containerd
+    reports; without it, the release is inferred from the files. Drop-in files that are not read are searched for in
+    folders next to the file.
     """
     told = _release_of(version)
     reader = _Reader(root)
@@ -213,13 +221,16 @@ def read_configuration(root: Path, path: str, version: str = "") -> Configuratio
 
 
 def _release_of(version: str) -> Release | None:
-    """None where nobody knows it."""
+    """Return major and minor version; None if they are unknown."""
     found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def _assumed(sources: Sequence[_Source], told: Release | None) -> Release:
-    """As told; else one that reads the newest schema among the files. Both 1.x and 2.x read schema 2: taken for 1.x."""
+    """Return the reported release, else a release that reads the newest schema among the files.
+
+    Both 1.x and 2.x read schema 2; 1.x is assumed for it.
+    """
     if told is not None:
         return told
     newest = max((_version(source) for source in sources), default=0)
@@ -255,7 +266,7 @@ def _unread(reader: _Reader, path: str) -> Iterator[ReadFile]:
 
 
 def _handlers_of(root: Path, file: ReadFile) -> Sequence[Handler]:
-    """Under whatever plugin it has them; none of a file that can't be read."""
+    """Return the file's handlers under any plugin; none if the file can't be read."""
     try:
         raw, _ = config_files.read(root, file.path)
         plugins = _plugins_of(_Source(file.path, raw, toml_file.parse(raw), file.written))
@@ -269,7 +280,7 @@ def _handlers_of(root: Path, file: ReadFile) -> Sequence[Handler]:
 
 
 def _version(source: _Source) -> int:
-    """0 where it tells none."""
+    """Return the file's `version`; 0 if it has none."""
     version = _own_value(source, int, "version") or 0
     if not 0 <= version <= _GREATEST_NUMBER:
         line = toml_file.key_line(source.raw, ("version",))
@@ -296,7 +307,7 @@ def _own_value(source: _Source, kind: type[T], *path: str) -> T | None:
 
 
 def _plugins_of(source: _Source) -> dict[str, Any]:
-    """Its plugins' tables, with a place in each handler's."""
+    """Return the tables of the file's plugins, with the origin added to each handler's table."""
     plugins = dict(_own_value(source, dict[str, Any], "plugins") or {})
     for section in (_SHORT, _OLD, _NEW):
         cri = _own_value(source, dict[str, Any], "plugins", section)
@@ -324,7 +335,7 @@ def _with_definitions(source: _Source, section: str, containerd: Table) -> Table
     return placed
 
 
-# What several amount to.
+# Merging of several files.
 
 
 def _effective(known: Configuration, sources: Sequence[_Source], release: Release) -> Configuration:
@@ -363,7 +374,7 @@ def _default_in(default: str, sources: Sequence[_Source]) -> str:
 
 
 def _shims_program(plugins: Table, release: Release, section: str) -> str:
-    """What the oldest shim starts for a handler that names no program (runtime/v1/linux of 1.x)."""
+    """Return the program that the oldest shim starts for a handler without one (runtime/v1/linux of 1.x)."""
     if release >= _2_0:
         return ""
     return _at(plugins, str, _SHIMS_PLUGIN if section == _SHORT else _LINUX_V1, "runtime") or ""
@@ -421,7 +432,7 @@ def _give_full_names(config: _Config) -> None:
 
 
 def _take_over(config: _Config, release: Release) -> None:
-    """What stands under the plugin of schema 2 goes under the newer one, as far as nothing stands there already."""
+    """Move the settings of schema 2's plugin to the newer plugin, unless the newer one already has them."""
     old, new = config.plugins.get(_OLD), config.plugins.get(_NEW)
     if not isinstance(old, dict):
         return
@@ -458,7 +469,10 @@ def _refuse_newer(merged: _Config, sources: Sequence[_Source], newest: int) -> N
 
 
 def _refuse_short_names(sources: Sequence[_Source], keys: Sequence[str], dots: int) -> None:
-    """From schema 2 on a plugin is named in full; 1.x refuses any other, 2.x only where it is switched on or off."""
+    """Refuse plugin names that are not full names, which schema 2 and later require.
+
+    1.x refuses any short name. 2.x refuses one only where a plugin is enabled or disabled.
+    """
     for source in sources:
         for key in keys:
             kind: Any = dict[str, Any] if key == "plugins" else list[str]
@@ -489,7 +503,7 @@ def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
 
 
 def _beside(place: Misplaced, handlers: Sequence[Handler], release: Release) -> Misplaced:
-    """With what keeps a table from being read that is its schema's own."""
+    """Return the table with the reason why it is not read although it has the section of its schema."""
     if place.section != _section_of(place.schema):
         return place
     beside = next((one.file for one in handlers), "")
@@ -519,7 +533,7 @@ def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> Problem:
 def _last_to_say(
     wanted: object, path: tuple[str, ...], sources: Sequence[_Source]
 ) -> tuple[_Source, tuple[str, ...]] | None:
-    """The last file in which that value stands there, and the path in it: under any plugin that has the handlers."""
+    """Return the last file with this value, and the path to it there, under any plugin with handlers."""
     for source in reversed(sources):
         for section in (_SHORT, _OLD, _NEW):
             value: Any = source.table
@@ -538,7 +552,7 @@ _LEGACY = {"default_runtime": "default", "untrusted_workload_runtime": "untruste
 
 
 def _from_cri(cri: Table, release: Release, shims_program: str) -> Configuration:
-    """Handlers, default and CDI; of the other fields nothing is said."""
+    """Return the handlers, the default and the CDI settings. Other fields keep their defaults."""
     is_1 = release < _2_0
     runtimes = _at(cri, dict[str, Any], "containerd", "runtimes")
     legacy = [one for one in _LEGACY if _at(cri, str, "containerd", one, "runtime_type")] if is_1 else []
@@ -582,9 +596,10 @@ def _cdi_folders(cri: Table, release: Release) -> Sequence[str]:
 
 
 def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = "", *, is_1: bool = False) -> Handler:
-    """From its table at `path`. What its options say is refused by no containerd at its start, only by each pod.
+    """Return the handler defined by its table at `path`.
 
-    `shims_program` is what the oldest shim starts where the handler names nothing.
+    containerd never refuses invalid options at its start; each pod fails instead. `shims_program` is the program that
+    the oldest shim starts if the handler names none.
     """
     place = (_at(cri, dict[str, Any], *path) or {}).get(_DEFINED_IN)
     kind = _at(cri, str, *path, "runtime_type") or ""
@@ -624,7 +639,7 @@ def _spelt(option: str, options: Table, *, is_1: bool) -> str:
 
 
 def _runtimes_in(plugins: Any, section: str) -> Table:
-    """The handlers' tables under the plugin; none where something else stands there."""
+    """Return the tables of the handlers under the plugin; none if there is a value of another type."""
     value = plugins
     for key in (section, "containerd", "runtimes"):
         value = value.get(key) if isinstance(value, dict) else None
@@ -632,7 +647,10 @@ def _runtimes_in(plugins: Any, section: str) -> Table:
 
 
 def _at(table: Table, kind: type[T], *path: str) -> T | None:
-    """What stands there, None where nothing does. Raises where it, or a table above it, is of another kind."""
+    """Return the value at the path; None if there is none.
+
+    Raises an error if the value, or a table above it, is of another type.
+    """
     value: Any = table
     for depth, key in enumerate(path, 1):
         if key not in value:

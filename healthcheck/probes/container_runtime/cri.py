@@ -1,4 +1,4 @@
-"""What the running container runtime says of itself over the kubelet's own socket (CRI: Version and Status)."""
+"""Status of the running container runtime, over the kubelet's own socket (CRI: Version and Status)."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class RuntimeStatus:
         self._answers = LatestAnswer("container-runtime", self._ask, _is_outdated, self.clock)
 
     def look(self, facts: ContainerRuntime) -> Live | str | None:
-        """The last answer of this runtime, or why there was none; None before the first.
+        """Return the last answer of this runtime, or the reason for its absence; None before the first.
 
-        Where one is due a thread asks: nobody waits.
+        If a new answer is due, a thread requests it, and the caller does not wait.
         """
         return self._look(facts, wait=False)
 
@@ -57,7 +57,7 @@ class RuntimeStatus:
         return self._look(facts, wait=True)
 
     def end(self) -> int | None:
-        """End what runs; its pid when it can't be ended."""
+        """Stop the running child process. Return its pid if it can't be stopped."""
         return self._socket.end()
 
     def _look(self, facts: ContainerRuntime, *, wait: bool) -> Live | str | None:
@@ -83,7 +83,10 @@ def _is_same_process(before: ContainerRuntime, facts: ContainerRuntime) -> bool:
 
 
 def with_live(host: Host, facts: ContainerRuntime) -> ContainerRuntime:
-    """The facts with what the running runtime says of itself, or why it says nothing; without a socket as they are."""
+    """Return the facts with the running runtime's report, or with the reason for its absence.
+
+    Without a socket, the facts are returned unchanged.
+    """
     if not facts.socket:
         return facts
     if host.ask_container_runtime is None:
@@ -95,9 +98,10 @@ def with_live(host: Host, facts: ContainerRuntime) -> ContainerRuntime:
 
 
 def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
-    """VersionResponse and StatusResponse as facts. Raises ProbeError where it does not say whether it is ready.
+    """Return VersionResponse and StatusResponse as facts.
 
-    Only what is named here is kept: containerd's own words hold the passwords of its registries too.
+    Raises ProbeError if they lack the ready condition. Only the fields listed here are kept: containerd's full answer
+    also contains the passwords of its registries.
     """
     conditions = {one.get("type"): one for one in status.get("status", {}).get("conditions", ())}
     if _READY not in conditions:
@@ -119,7 +123,11 @@ def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
 
 
 def _config(status: Mapping[str, Any]) -> dict[str, Any]:
-    """All that containerd runs with, or CRI-O beside its `sandboxImage`; cri-dockerd tells that image alone."""
+    """Return the configuration in the answer's `info`.
+
+    containerd reports its whole configuration there, CRI-O its configuration in addition to `sandboxImage`, and
+    cri-dockerd only that image.
+    """
     told = {one.get("key"): one.get("value", "") for one in status.get("info", ())}
     try:
         config = json.loads(told.get("config", ""))
@@ -137,7 +145,7 @@ def _cdi(config: Mapping[str, Any]) -> bool | None:
 
 
 def _binaries(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of containerd `options.BinaryName`, of CRI-O `RuntimePath`."""
+    """Yield each handler's program: `options.BinaryName` of containerd, `RuntimePath` of CRI-O."""
     for name in runtimes:
         runtime = _table(runtimes, name)
         binary = _table(runtime, "options").get("BinaryName") or runtime.get("RuntimePath")

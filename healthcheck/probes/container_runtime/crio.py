@@ -1,9 +1,9 @@
 """CRI-O's effective configuration: crio.conf, then every file of its drop-in folder.
 
-After crio.conf(5), crio.conf.d(5) and CRI-O's own loader (pkg/config/config.go: UpdateFromFile, UpdateFromPath): the
-main file comes first and may be missing; then all files below the folder in the order of their names, whatever they
-are called. An option counts as the last file has it. A runtime's table is one option: a later one of the same name
-takes its place whole.
+The rules follow crio.conf(5), crio.conf.d(5) and CRI-O's own loader (pkg/config/config.go: UpdateFromFile,
+UpdateFromPath). The main file comes first and may be missing. All files below the folder follow in the order of their
+names, whatever their suffix. The last file with an option decides its value. A runtime's table is one option: a later
+table of the same name replaces it completely.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_BYTES = 1 << 20
 
 
 class _Merged(Struct):
-    """What the files that were read so far amount to. `options` are those of [crio.runtime]."""
+    """Effective options of the files that were read so far. `options` are those of [crio.runtime]."""
 
     options: dict[str, Any] = field(default_factory=dict)
     runtimes: dict[str, tuple[Table, str, int]] = field(default_factory=dict)
@@ -54,7 +54,10 @@ class _Merged(Struct):
 def read_configuration(
     root: Path, path: str = STANDARD_FILE, folder: str = STANDARD_FOLDER, version: str = ""
 ) -> Configuration:
-    """What the files amount to; `problem` where CRI-O would not start with them. `version` is CRI-O's, as `1.31.2`."""
+    """Return the effective configuration of the files. `version` is CRI-O's, as `1.31.2`.
+
+    `problem` is set if CRI-O would not start with them.
+    """
     merged = _Merged()
     for file in (path, *host_files.walk(root, folder)):
         try:
@@ -68,7 +71,7 @@ def read_configuration(
 
 
 def _beside(root: Path, read: Container[str]) -> _Merged:
-    """What the files say that lie where CRI-O does not look; nothing of one that can't be read."""
+    """Return the content of files in folders that CRI-O does not read. Unreadable files are skipped."""
     merged = _Merged()
     for file in host_files.walk(root, _NEVER_READ):
         if file not in read:
@@ -138,7 +141,7 @@ def _handler(name: str, default: tuple[str, Table], table: Table, file: str, lin
     return Handler(
         name,
         _text(table, "runtime_type") or _OCI,
-        # Without a path CRI-O looks for a program of the runtime's name in its PATH.
+        # Without a path, CRI-O searches its PATH for a program with the runtime's name.
         _text(table, "runtime_path") or name_of_program,
         None,
         file,

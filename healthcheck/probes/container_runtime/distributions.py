@@ -1,4 +1,4 @@
-"""The distributions of Kubernetes: what they are told by, and where they keep what concerns the container runtime."""
+"""Kubernetes distributions: their distinguishing marks, and the paths of their runtime's files."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd
 
 
 class Layout(Struct, frozen=True):
-    """Where a distribution that brings its own container runtime keeps that one's file and socket.
+    """Paths of the file and the socket of a container runtime that a distribution includes.
 
-    `kubelet_folder` holds the kubelet's drop-ins, `kubelet_arguments` and `runtime_arguments` the flags of both (in
-    snaps), `variables` what stands for folders in them.
+    `kubelet_folder` contains the kubelet's drop-ins. `kubelet_arguments` and `runtime_arguments` contain the flags of
+    both (in snaps). `variables` are the variables in them that name folders.
     """
 
     distribution: str
@@ -126,14 +126,17 @@ _MARKS = (
 
 
 def by_kubelet(kubelet: Process) -> str:
-    """The distribution whose kubelet it is, by the file that it runs and its service; '' where they don't tell."""
+    """Return the distribution of a kubelet, by its program and its service; '' if they do not identify it."""
     by_unit = next((name for start, name in _UNITS if kubelet.unit.startswith(start)), "")
     by_folder = next((name for folder, name in _FOLDERS if kubelet.program.startswith(folder)), "")
     return _PROGRAMS.get(kubelet.name.partition("-")[0], "") or by_unit or by_folder
 
 
 def by_files(root: Path, config: str) -> str:
-    """The distribution by where its runtime's configuration lies, else by what its nodes alone have; '' is none."""
+    """Return the distribution by its runtime's configuration path, else by marks unique to its nodes.
+
+    '' means none.
+    """
     real = host_files.resolved(root, config)
     for layout in LAYOUTS:
         if layout.distribution and host_files.resolved(root, layout.config) == real:
@@ -142,12 +145,15 @@ def by_files(root: Path, config: str) -> str:
 
 
 def layout_of(distribution: str) -> Layout | None:
-    """Its own one, None for those that use a runtime in its standard place."""
+    """Return the distribution's own layout; None if its runtime uses the standard paths."""
     return next((one for one in LAYOUTS if one.distribution == distribution and distribution), None)
 
 
 def template_of(root: Path, distribution: str, config: str, schema: int) -> str:
-    """The file from which `config` is made when its service starts, there or not; '' where nobody makes it."""
+    """Return the template from which the service generates `config` at its start; '' without one.
+
+    The template need not exist.
+    """
     folder = posixpath.dirname(config)
     if distribution == MICROK8S:
         return f"{folder}/containerd-template.toml"

@@ -1,7 +1,7 @@
-"""Docker's configuration, for a kubelet that speaks to Docker through cri-dockerd: daemon.json.
+"""Docker's configuration (daemon.json), for a kubelet that uses Docker through cri-dockerd.
 
-After the reference of dockerd. What the daemon's own flags say stands beside the file; it refuses to start where both
-have the same option.
+The rules follow the reference of dockerd. Options can also be set by the daemon's own flags. dockerd refuses to start
+if the file and the flags set the same option.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _CGROUP_DRIVER = "native.cgroupdriver="
 
 
 def read_configuration(root: Path, path: str = STANDARD_FILE) -> Configuration:
-    """What the file says; `problem` where dockerd would not start with it. Without one there are the defaults."""
+    """Return the file's configuration. Without a file, the defaults apply.
+
+    `problem` is set if dockerd would not start with it.
+    """
     files: tuple[ReadFile, ...] = ()
     try:
         raw, written = config_files.read(root, path)
@@ -56,7 +59,10 @@ def _handler(name: str, table: Table, path: str) -> Handler:
 
 
 def _is_systemd(options: tuple[str, ...]) -> bool | None:
-    """None where nothing is said: Docker then takes systemd with cgroup v2, and cgroupfs with v1."""
+    """Whether the cgroup driver is systemd; None if it is not set.
+
+    Docker then uses systemd with cgroup v2, and cgroupfs with v1.
+    """
     drivers = [one.removeprefix(_CGROUP_DRIVER) for one in options if one.startswith(_CGROUP_DRIVER)]
     return drivers[-1] == "systemd" if drivers else None
 

@@ -1,4 +1,4 @@
-"""What is known of a node's container runtimes: plain facts, for the judges and for a person."""
+"""Facts about a node's container runtimes, for the checks and for people."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _moment(seconds: float) -> str:
 
 
 class _Fact(Struct, frozen=True, repr_omit_defaults=True):
-    """Shown to a person without what is as by default; moments as dates."""
+    """Base class of facts. A person sees them without default values, and with timestamps as dates."""
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         told = super().__rich_repr__()
@@ -54,7 +54,7 @@ class ReadFile(_Fact, frozen=True):
 
 
 class Problem(_Fact, frozen=True):
-    """Why a runtime can't take a file; `line` and `column` count from 1, 0 is unknown."""
+    """Reason why a runtime can't read a file; `line` and `column` count from 1, 0 means unknown."""
 
     file: str
     message: str
@@ -65,7 +65,7 @@ class Problem(_Fact, frozen=True):
 
 
 class Handler(_Fact, frozen=True):
-    """A runtime that a pod can be started with, and the file and line that say so (0: unknown)."""
+    """A runtime handler with which a pod can be started, and its file and line of definition (0: unknown)."""
 
     name: str
     runtime_type: str
@@ -81,7 +81,7 @@ class Handler(_Fact, frozen=True):
 
 
 class Misplaced(_Fact, frozen=True):
-    """Handlers in a table that the runtime does not read in a file of that schema, or not beside the other files."""
+    """Handlers in a table that the runtime ignores because of the file's schema or of the other files."""
 
     file: str
     schema: int
@@ -97,9 +97,9 @@ class Misplaced(_Fact, frozen=True):
 
 
 class Configuration(_Fact, frozen=True):
-    """What the files of one container runtime amount to; `files` in its own order.
+    """Effective configuration of one container runtime; `files` are in the runtime's own order.
 
-    Without any file the runtime's own defaults hold.
+    Without any file, the runtime's defaults apply.
     """
 
     path: str
@@ -139,7 +139,7 @@ class Configuration(_Fact, frozen=True):
 
     @property
     def is_containerd_2(self) -> bool:
-        """By its own version; where nobody knows it, by the schema."""
+        """Whether it is containerd 2 or later, by its version; by the schema if the version is unknown."""
         if self.kind != CONTAINERD:
             return False
         major = self.version.partition(".")[0]
@@ -147,7 +147,7 @@ class Configuration(_Fact, frozen=True):
 
 
 class Program(_Fact, frozen=True):
-    """A program that a handler names, as `named`; `path` is where it lies, '' where nobody found it."""
+    """A program that a handler names, as `named`. `path` is its location; '' if it was not found."""
 
     named: str
     path: str = ""
@@ -157,7 +157,10 @@ class Program(_Fact, frozen=True):
 
 
 class CdiSpec(_Fact, frozen=True):
-    """A CDI specification, in a folder where the used runtime looks. `problem`: why it can't be read."""
+    """A CDI specification in a folder that the used runtime reads.
+
+    `problem` is the reason why it can't be read.
+    """
 
     path: str
     kind: str = ""
@@ -184,9 +187,9 @@ class Toolkit(_Fact, frozen=True):
 
 
 class Kubelet(_Fact, frozen=True):
-    """`pid` is 0 where only its files are to be seen, `config` '' without a file.
+    """Facts of the kubelet. `pid` is 0 if only its files are visible; `config` is '' without a file.
 
-    `systemd_cgroup`: its cgroup driver is systemd; None where nobody says.
+    `systemd_cgroup`: whether its cgroup driver is systemd; None if it is not set.
     """
 
     name: str
@@ -196,7 +199,7 @@ class Kubelet(_Fact, frozen=True):
 
 
 class Live(_Fact, frozen=True):
-    """What the running runtime says of itself over its socket (CRI Status): what it really loaded."""
+    """Report of the running runtime over its socket (CRI Status): the configuration that it loaded."""
 
     name: str = ""
     """RuntimeName: `containerd`, `cri-o`, `docker`."""
@@ -252,9 +255,9 @@ class ContainerRuntime(_Fact, frozen=True):
 
     @property
     def running_handlers(self) -> dict[str, str]:
-        """The handlers that a pod can be started with now, and the program of each as far as it is known.
+        """Return the handlers with which a pod can be started now, each with its program if it is known.
 
-        What the running runtime says it has loaded outranks its files. It brings `runc` itself.
+        The running runtime's report outranks its files. `runc` is built in.
         """
         if self.live is not None and self.live.handlers is not None:
             programs = dict(self.live.binaries)
@@ -263,7 +266,7 @@ class ContainerRuntime(_Fact, frozen=True):
 
     @property
     def running_default(self) -> str:
-        """The handler of pods that name none; '' where nobody knows."""
+        """Return the handler of pods that name none; '' if it is unknown."""
         told = self.live.default if self.live is not None else ""
         return told or (self.used.default if self.used is not None else "")
 

@@ -60,10 +60,13 @@ _DOCKER_IN_K3S = "/run/k3s/cri-dockerd/cri-dockerd.sock"
 
 
 class Settings(Struct, frozen=True):
-    """`endpoint` is a socket, as the host names it; `said_by` who says so, `how` the steps, for a person.
+    """Settings of a kubelet. `endpoint` is a socket, as the host names it.
 
-    `config` is its file, '' without one. `systemd_cgroup`: its own cgroup driver is systemd, None where nothing is
-    said. `asks_runtime`: it takes the runtime's instead, None where nobody decided. `is_default`: no endpoint is named.
+    - `said_by` is the source of the endpoint, `how` the steps that led to it, for a person.
+    - `config` is its file; '' without one.
+    - `systemd_cgroup`: its own cgroup driver is systemd; None if it is not set.
+    - `asks_runtime`: it uses the runtime's driver instead; None if this is not set.
+    - `is_default`: no endpoint is named.
     """
 
     endpoint: str
@@ -87,7 +90,7 @@ def _is_contained(root: Path, process: Process) -> bool:
 
 
 def settings_of(root: Path, kubelet: Process) -> Settings:
-    """What the running one was told."""
+    """Return the settings of the running kubelet."""
     layout = distributions.layout_of(distributions.by_kubelet(kubelet))
     own = processes.root_of(root, kubelet)
     steps = [f"{kubelet}: {_line(kubelet)}"]
@@ -101,7 +104,7 @@ def settings_of(root: Path, kubelet: Process) -> Settings:
 
 
 def settings_on_disk(root: Path, layout: Layout) -> Settings | None:
-    """What one would be told that is started from these files; None where none of them is there."""
+    """Return the settings of a kubelet started from these files; None if none of the files exists."""
     files = [layout.kubelet_arguments] if layout.kubelet_arguments else []
     if not layout.distribution:
         files += _ARGUMENTS
@@ -109,7 +112,7 @@ def settings_on_disk(root: Path, layout: Layout) -> Settings | None:
     arguments = _started_with(root) if not layout.distribution else []
     for file in files:
         arguments += _flags_in(root, file, layout)
-    # What only systemd or a script puts in is unknown.
+    # Values that only systemd or a script inserts are unknown.
     arguments = ["" if word.startswith("$") else word for word in arguments]
     config = flag_of(arguments, "config") or next((one for one in _CONFIGS if _is_config(root, one)), "")
     folders = (flag_of(arguments, "config-dir"), layout.kubelet_folder, *_CONFIG_FOLDERS)
@@ -152,7 +155,7 @@ def _settings(
 
 
 def _options(root: Path, config: str, folder: str) -> tuple[Table, dict[str, str], list[str]]:
-    """What the file and its drop-ins amount to, who says what, and the steps of that for a person."""
+    """Return the effective options of the file and its drop-ins, their sources, and the steps to show."""
     drop_ins = [one for one in host_files.walk(root, folder) if one.endswith(_DROP_IN)] if folder else []
     options: Table = {}
     sources: dict[str, str] = {}
@@ -176,7 +179,10 @@ def _options(root: Path, config: str, folder: str) -> tuple[Table, dict[str, str
 
 
 def _of_k3s(root: Path) -> tuple[str, str] | None:
-    """Versions before 1.32 write no drop-ins, and hide their flags: their own file may tell."""
+    """Return the endpoint and its source from k3s's own configuration file.
+
+    Versions before 1.32 write no drop-ins and hide their flags, so this file may be the only source.
+    """
     for file in _OPTIONS_OF_K3S:
         try:
             options = documents.yaml_object(host_files.read(root, file)[0])
@@ -190,7 +196,7 @@ def _of_k3s(root: Path) -> tuple[str, str] | None:
 
 
 def _flags_in(root: Path, file: str, layout: Layout | None) -> tuple[str, ...]:
-    """The words in a file of flags, with the folders of a snap in the place of its variables."""
+    """Return the words in a file of flags, with the variables of a snap replaced by its folders."""
     try:
         words = config_files.arguments(host_files.read(root, file)[0])
     except OSError:
@@ -233,7 +239,7 @@ def _is_config(root: Path, file: str) -> bool:
 
 
 def _program(process: Process) -> str:
-    """k3s tells in its name what it is: `k3s-server`."""
+    """Return the name of the program. k3s appends its role to the process name: `k3s-server`."""
     return K3S if process.name.startswith(f"{K3S}-") else process.name
 
 
@@ -244,7 +250,7 @@ def _stays(process: Process) -> bool:
 
 
 def _line(kubelet: Process) -> str:
-    """Its flags of which it depends, as they stand in its command."""
+    """Return the kubelet's relevant flags, as written on its command line."""
     names = ("container-runtime-endpoint", "config", "config-dir", "kubelet-args-file")
     told = [f"--{name}={value}" for name in names if (value := kubelet.flag(name))]
     return " ".join(told) or "no flag of its runtime"
@@ -256,7 +262,7 @@ def _gates_of(flag: str) -> dict[str, bool]:
 
 
 def _sayable(text: str) -> str:
-    """On one line, of a length that a person reads: a process may be told anything."""
+    """Return the text on one line of readable length: the arguments of a process can be arbitrary."""
     return printable(text, _LONGEST)
 
 

@@ -1,4 +1,4 @@
-"""Which of the paths that a file names are on the host: many in few folders, asked at each look."""
+"""Existence test for the paths in a file: many paths in few folders, tested in each check cycle."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from healthcheck.model import ProbeError
 
 
 def missing(root: Path, paths: Iterable[str]) -> tuple[str, ...]:
-    """Those that do not exist, in their order, each once.
+    """Return the paths that do not exist, in their order, each once.
 
-    Of a folder just below the root that is empty or not there nothing is told: a captured tree has no /dev or /usr.
+    Paths below an empty or missing top-level folder are not reported: a captured tree has no /dev or /usr.
     """
     folders: dict[str, str] = {}
     shown: dict[str, bool] = {}

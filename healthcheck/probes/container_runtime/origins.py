@@ -1,8 +1,8 @@
-"""Whose a process is: the node's own, or somebody's in a container, who may call it whatever he likes.
+"""Origin of a process: the node itself, or a container, in which the user chooses the process name.
 
-In a pod a user chooses the name, the file and the words of his processes, and with a user namespace of his own they
-show every capability there is. He does not choose where the kubelet puts them among the host's control groups, and
-without a privileged pod they have no capabilities in the host's user namespace.
+In a pod, users choose the name, program file and arguments of their processes. With their own user namespace, these
+processes show every capability. Users do not choose the kubelet's control group for the pod. Without a privileged pod,
+the processes have no capabilities in the host's user namespace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from healthcheck.host.opening import open_file
 _DRIVER_ROOT = b"/run/nvidia/driver"
 """Where the GPU operator's driver container shows its root to the host (`mount --rbind / /run/nvidia/driver`)."""
 _CONTAINER = re.compile(
-    # The kubelet's, by both cgroup drivers, below any cgroup root; and seen from within them (`/../../podUID`).
+    # Groups of the kubelet, by both cgroup drivers, below any cgroup root; also as observed from inside
+    # (`/../../podUID`).
     rb"(?:^|[/-])kubepods(?:[-./ ]|$)|[/-]pod[0-9a-f]{8}[0-9a-f_-]{24,28}(?:\.slice)?(?:[/ ]|$)"
     # containerd's, CRI-O's, Docker's and Podman's, which name theirs by 64 digits; then LXC's, systemd's and VMs.
     rb"|(?:^|[/-])[0-9a-f]{64}(?:\.scope)?(?:[/ ]|$)|/(?:lxc(?:\.payload\.[^/]*)?|machine\.slice)(?:/|$)",
@@ -40,13 +41,19 @@ class Origin(StrEnum):
 
 
 class Origins:
-    """For one pass over /proc, as an open folder. Asking raises OSError for what is neither gone nor hidden."""
+    """Origins of processes for one pass over /proc, given as an open folder.
+
+    The methods raise OSError for errors other than a vanished or hidden file.
+    """
 
     def __init__(self, proc: int) -> None:
         self._proc = proc
 
     def of(self, pid: str, cgroup: bytes) -> Origin:
-        """`cgroup` is what /proc/PID/cgroup says; where it says nothing, as in a captured tree, all is the host's."""
+        """Return the origin of a process. `cgroup` is the content of /proc/PID/cgroup.
+
+        If it is empty, as in a captured tree, all processes count as the host's.
+        """
         if not any(_CONTAINER.search(self._on_node(line)) for line in cgroup.splitlines()):
             return Origin.HOST
         if not self._is_privileged(pid):
@@ -55,16 +62,19 @@ class Origins:
         return Origin.DRIVER if shown and self._mounted(pid, b"/") == shown else Origin.PRIVILEGED
 
     def administers(self, pid: str) -> bool:
-        """Whether it has CAP_SYS_ADMIN over the host. What is hidden is no proof against it."""
+        """Whether the process has CAP_SYS_ADMIN over the host. Hidden information does not count against it."""
         may = self._capabilities(pid)
         return self._is_in_hosts_users(pid) and (may is None or bool(may & _SYS_ADMIN))
 
     def _on_node(self, line: bytes) -> bytes:
-        """Where the node is a container itself, as in kind, the rest of the path says what is in one on the node."""
+        """Return the part of a cgroup path below the node's own. In kind, the node itself is a container."""
         return next((line[len(own) :] for own in self._own if line == own or line.startswith(own + b"/")), line)
 
     def _is_privileged(self, pid: str) -> bool:
-        """It may do what the first process may, in the same user namespace. What is hidden is no proof against it."""
+        """Whether the process has all capabilities of the first process, in the same user namespace.
+
+        Hidden information does not count against it.
+        """
         may = self._capabilities(pid)
         return self._is_in_hosts_users(pid) and (may is None or not (self._all_capabilities or 0) & ~may)
 
@@ -95,15 +105,16 @@ class Origins:
         return int(found[1], 16) if found else None
 
     def _mounted(self, pid: str, place: bytes) -> bytes:
-        """The number of the device that it sees there, b"" where there is none (proc(5), mountinfo).
+        """Return the device number of the process's mount at that path; b"" without one (proc(5), mountinfo).
 
-        Its fields: ID, parent, device, root, place, options. Of several, the last one hides the others.
+        The fields are: ID, parent, device, root, mount point, options. If there are several mounts, the last hides the
+        others.
         """
         lines = (line.split(b" ", 5) for line in self._read(f"{pid}/mountinfo").splitlines())
         return next(reversed([line[2] for line in lines if len(line) > 5 and line[4] == place]), b"")
 
     def _read(self, path: str) -> bytes:
-        """All of it, of what is no longer than a list of mounts; nothing where it is gone, or hidden from us."""
+        """Return the whole content, up to the length of a mount list; nothing if it has vanished or is hidden."""
         try:
             file = open_file(path, os.O_RDONLY, self._proc)
         except OSError as error:

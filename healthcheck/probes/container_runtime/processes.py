@@ -1,4 +1,4 @@
-"""The processes of the host that anybody asks for: one pass over /proc, which all probes of a look share."""
+"""Processes of the host, from one pass over /proc that all probes of a check cycle share."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ _DELETED = " (deleted)"
 
 
 class Process(Struct, frozen=True):
-    """`since_boot` is when it was started, in seconds after the boot; None where that can't be told.
+    """A process. `since_boot` is its start, in seconds after the boot; None if that is unknown.
 
-    `program` is the file that it runs and `unit` its systemd service, '' where it has none or nobody may know.
-    `namespace` names the mounts that it sees, as `mnt:[4026531841]`. `origin` is whose it is.
+    `program` is its executable file and `unit` its systemd service; '' if it has none, or if reading it is not
+    permitted. `namespace` identifies the mounts that it uses, as `mnt:[4026531841]`. `origin` tells host processes from
+    those in containers.
     """
 
     pid: int
@@ -71,17 +72,17 @@ class Process(Struct, frozen=True):
         return flag_of(self.arguments, *names)
 
     def __str__(self) -> str:
-        """For a person: `containerd (pid 812, containerd.service)`."""
+        """Return the process as text: `containerd (pid 812, containerd.service)`."""
         return f"{self.name} (pid {self.pid}{f', {self.unit}' if self.unit else ''})"
 
 
 class Found(Struct, frozen=True):
-    """Of the programs that we know: the processes that may be the node's own, by number.
+    """Processes of the programs that this project knows, by pid, which may be the node's own.
 
-    `others` counts, by name, those in containers without privilege: whoever has a pod can call his processes so.
-    `crowded` are the names of which there are more than anybody looked at.
-    `plugins` are device plugins and HAMi's monitors, which run in containers and administer the host.
-    `engines` are the processes with a DCGM engine, of whatever origin.
+    - `others` counts, by name, those in containers without privilege: users of a pod can name their processes so.
+    - `crowded` are the names with more processes than the limit that is read.
+    - `plugins` are device plugins and HAMi's monitors, which run in containers and administer the host.
+    - `engines` are the processes with a DCGM engine, of any origin.
     """
 
     processes: tuple[Process, ...]
@@ -102,7 +103,7 @@ def flag_of(arguments: Sequence[str], *names: str) -> str:
 
 
 def find(root: Path) -> Found:
-    """What runs of the programs that we know. Raises OSError where /proc can't be looked at."""
+    """Return the running processes of known programs. Raises OSError if /proc can't be read."""
     folder = open_file(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         return _found(folder)
@@ -111,14 +112,18 @@ def find(root: Path) -> Found:
 
 
 def called(root: Path, names: Collection[str]) -> list[tuple[int, Origin, bytes]]:
-    """The live processes of these names: number, whose it is, and its control groups. Raises OSError as `find` does."""
+    """Return the live processes with these names: pid, origin and control groups.
+
+    Raises OSError as `find` does.
+    """
     by_comm = {name[:_LONGEST_COMM].encode(): name for name in names}
     folder = open_file(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         origins, found = Origins(folder), []
         for pid, _ in _known(folder, by_comm):
             cgroup = _read(folder, f"{pid}/cgroup", _LONGEST_CGROUP)
-            # Asked after it: of a dead one the kernel may tell the first group of all, as if it were the host's.
+            # Read the state after the control group: for a dead process, the kernel may show the root group, as if of
+            # the host.
             state, _ = _state(_read(folder, f"{pid}/stat", 1024))
             if cgroup.strip() and state and state not in _DEAD:
                 found.append((int(pid), origins.of(pid, cgroup), cgroup))
@@ -137,7 +142,7 @@ def uptime(root: Path) -> float:
 
 
 def booted(root: Path) -> float:
-    """When the tree's own machine was booted, in seconds of UTC. Raises as `uptime` does."""
+    """Return the boot time of the tree's own machine, in seconds of UTC. Raises the errors of `uptime`."""
     found = _BOOTED.search(host_files.read_whole(root, "/proc/stat", _LONGEST_LIST))
     if found is None:
         raise ProbeError("/proc/stat: no btime")
@@ -145,7 +150,10 @@ def booted(root: Path) -> float:
 
 
 def are_the_hosts(root: Path) -> bool:
-    """Process 2 is the kernel's own, and no container's: who sees it sees them all."""
+    """Whether all processes of the host are visible.
+
+    Process 2 belongs to the kernel, never to a container. If it is visible, all processes are.
+    """
     try:
         return read(root / "proc/2/comm", 64).strip() == b"kthreadd"
     except OSError:
@@ -159,10 +167,10 @@ def is_elsewhere(root: Path, process: Process) -> bool:
 
 
 def root_of(root: Path, process: Process) -> Path:
-    """Where the files lie that the process calls by absolute paths: below its own root if it has other mounts.
+    """Return the root of the process's absolute paths: its own root if it has other mounts than the host.
 
-    A captured tree may have anything in the place of /proc/PID/root. A link there is followed only if it is the
-    kernel's own, which leads to another namespace and has no text: then the file of that namespace is there too.
+    A captured tree can contain anything at /proc/PID/root. A link there is followed only if it is the kernel's own,
+    which leads to another namespace and has no text. Then the namespace file exists too.
     """
     own = root / f"proc/{process.pid}/root"
     if not is_elsewhere(root, process):
@@ -182,23 +190,23 @@ def socket_path(root: Path, endpoint: str) -> str:
 
 
 def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process]) -> Process | None:
-    """Who of them has that socket open and listens on it, as far as the kernel lets us see.
+    """Return the process that has that socket open and listens on it, as far as the kernel shows this.
 
-    Systemd keeps open what it listens on for others, so that it is no use to ask who else has it.
+    systemd keeps open the sockets on which it listens for others, so other owners give no evidence.
     """
     links = {f"socket:[{inode}]" for inode in _listening(root, seen_by.pid, socket)}
     return next((one for one in among if links and _has_open(root, one.pid, links)), None)
 
 
 def listens_on(root: Path, pid: int) -> tuple[str, ...]:
-    """The paths of the sockets that somebody listens on in the network of that process. Raises OSError."""
+    """Return the paths of listening sockets in the network namespace of that process. Raises OSError."""
     lines = host_files.read_whole(root, f"/proc/{pid}/net/unix", _LONGEST_LIST).splitlines()[1:]
     rows = (line.split(None, 7) for line in lines)
     return tuple(os.fsdecode(row[7]) for row in rows if len(row) == 8 and row[3] == _LISTENING)
 
 
 def _found(folder: int) -> Found:
-    # A host has thousands: one short path and one read for each, and more only for those that we look for.
+    # A host has thousands: read one short file for each, and more only for the programs of interest.
     origins = Origins(folder)
     own: dict[str, list[Process]] = {}
     others: Counter[str] = Counter()
@@ -234,7 +242,10 @@ def _known(folder: int, by_comm: Mapping[bytes, str] = _BY_COMM) -> Iterator[tup
 
 
 def _process(folder: int, pid: str, name: str, cgroup: bytes, origin: Origin) -> Process | None:
-    """None of one that is dead, or went while it was looked at: what says nothing then would make it the host's."""
+    """Return the process; None if it is dead or vanished while being read.
+
+    Its empty files would otherwise make it appear to be the host's.
+    """
     state, since_boot = _state(_read(folder, f"{pid}/stat", 1024))
     if state in _DEAD:
         return None
@@ -247,7 +258,7 @@ def _process(folder: int, pid: str, name: str, cgroup: bytes, origin: Origin) ->
 
 
 def _name(folder: int, pid: str, by_comm: Mapping[bytes, str] = _BY_COMM) -> str | None:
-    """Of the programs that we know, the one that it is called as."""
+    """Return the known program whose name the process has."""
     return by_comm.get(_read(folder, f"{pid}/comm", 64).rstrip())
 
 
@@ -262,7 +273,10 @@ def _read(folder: int, path: str, most: int) -> bytes:
 
 
 def _link(path: str | Path, folder: int | None = None) -> str:
-    """What a link says, '' where it can't be told: without CAP_SYS_PTRACE those of other users' processes can't."""
+    """Return the target of a link; '' if it can't be read.
+
+    Reading those of other users' processes requires CAP_SYS_PTRACE.
+    """
     try:
         text = os.readlink(path, dir_fd=folder)
     except OSError:
@@ -275,7 +289,7 @@ def _state(text: bytes) -> tuple[bytes, float | None]:
 
     They are counted like /proc/uptime, suspended time included, so that their difference needs no clock of ours.
     """
-    # The name, field 2, stands in parentheses and may hold anything.
+    # The name (field 2) is in parentheses and may contain any character.
     fields = text.rpartition(b")")[2].split()
     try:
         return fields[0], int(fields[19]) / _TICKS_PER_SECOND
@@ -284,25 +298,27 @@ def _state(text: bytes) -> tuple[bytes, float | None]:
 
 
 def _words(command: bytes) -> tuple[str, ...]:
-    """Each as it can be told to a person: it becomes the name of a file, a socket, a step of how we know.
+    """Return the words of a command line as printable text.
 
-    The kernel ends each with a zero; who captures them as text has blanks in their place.
+    They appear as the name of a file or a socket, or in a step shown to a person. The kernel ends each word with a zero
+    byte; a capture as text has blanks instead.
     """
     words = command.rstrip(b"\0\n").split(b"\0") if b"\0" in command else command.split()
     return tuple(printable(word.decode("utf-8", "replace")) for word in words)
 
 
 def _unit(cgroup: bytes) -> str:
-    """The innermost service of systemd: `0::/system.slice/containerd.service`, or with our own cgroup's `/../` before.
+    """Return the innermost systemd service of a cgroup path.
 
-    k3s and RKE2 start their containerd themselves: then it is in their unit, which is also what restarts it.
+    The path is `0::/system.slice/containerd.service`, or starts with `/../`, relative to our own cgroup. k3s and RKE2
+    start their containerd themselves. It is then in their unit, which also restarts it.
     """
     found: list[bytes] = _UNIT.findall(cgroup)
     return found[-1].decode() if found else ""
 
 
 def _is_kernels(link: Path, text: str) -> bool:
-    """Whether it is a link of the kernel's /proc: it leads to a file whose number is the one that it tells."""
+    """Whether it is a link of the kernel's /proc: it leads to a file whose inode number is in its text."""
     named = _NAMESPACE.fullmatch(text)
     try:
         return named is not None and link.stat().st_ino == int(named[1])

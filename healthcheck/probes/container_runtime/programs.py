@@ -1,4 +1,4 @@
-"""A program on the host: where it lies, whether it can be run, and for which machine it is."""
+"""A program on the host: its path, whether it is executable, and its architecture."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def can_be_missing(root: Path, named: str) -> bool:
 
 
 def architecture(root: Path, path: str) -> str:
-    """The machine that an ELF file is for, as uname says it; '' for another file and where it can't be read."""
+    """Return the architecture of an ELF file, as uname names it; '' for other or unreadable files."""
     try:
         with _opened(host_files.below(root, path)) as file:
             head = os.pread(file, _HEAD_BYTES, 0)

@@ -1,4 +1,4 @@
-"""A TOML file from outside: parsed within bounds, with the lines of its tables and the place of what is wrong."""
+"""Parser of external TOML files, with limits, the lines of tables and the positions of errors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Table = Mapping[str, Any]
 
 @functools.lru_cache(maxsize=32)
 def parse(raw: bytes) -> Table:
-    """What stands in it, which nobody may change. Raises MalformedError.
+    """Return the parsed content, which callers must not change. Raises MalformedError.
 
-    Remembered by the content, since the files of a node are read at each look and change once a year.
+    The result is cached by content: the files of a node are read in each check cycle and rarely change.
     """
     text = documents.decoded(raw)
     effort = 0
@@ -72,7 +72,7 @@ def key_line(raw: bytes, path: tuple[str, ...]) -> int:
 
 @functools.lru_cache(maxsize=32)
 def _headers(raw: bytes) -> Mapping[tuple[str, ...], int]:
-    """By table: the first line that opens it or a table in it."""
+    """Return the line that first opens each table or a table in it."""
     found: dict[tuple[str, ...], int] = {}
     implied: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(_lines(raw), 1):

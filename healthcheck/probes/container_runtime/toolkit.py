@@ -1,7 +1,8 @@
-"""The configuration of nvidia-container-runtime: what it reads at each container's start.
+"""Configuration of nvidia-container-runtime, which it reads at each container's start.
 
-After NVIDIA's own loader (nvidia-container-toolkit, internal/config): the GPU operator's wrapper names a file of its
-own beside the program; every other is /etc/nvidia-container-runtime/config.toml. Without a file its defaults hold.
+The rules follow NVIDIA's own loader (nvidia-container-toolkit, internal/config). The GPU operator's wrapper names its
+own file next to the program. All other installations use /etc/nvidia-container-runtime/config.toml. Without a file, the
+defaults apply.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _WORDS = {dict: "table", str: "text", bool: "true or false"}
 
 
 def read_toolkit(root: Path, programs: Sequence[str] = ()) -> Toolkit | None:
-    """The file that the program reads; None without one.
+    """Return the configuration file that the program reads; None if there is none.
 
-    `programs` are the paths of what the handlers start. Where they do not tell whose toolkit it is, the operator's file
-    comes first: the operator leaves one only where it is used.
+    `programs` are the paths of the handlers' programs. If they do not identify the toolkit, the operator's file is
+    tried first: the operator keeps a file only where it is in use.
     """
     known = [path for path in programs if path]
     files = [OPERATORS_FILE, STANDARD_FILE]
@@ -65,7 +66,7 @@ def _read(root: Path, path: str) -> Toolkit | None:
 
 
 def _of_wrong_type(table: Table) -> tuple[tuple[str, ...], str] | None:
-    """The first key whose value the program does not take, and what it would."""
+    """Return the first key whose value has the wrong type for the program, and the expected type."""
     for keys, kind in _TYPES.items():
         above = table.get(keys[0], {}) if len(keys) == 2 else table
         value = above.get(keys[-1]) if isinstance(above, dict) else None
@@ -89,7 +90,10 @@ def _from_table(root: Path, path: str, table: Table) -> Toolkit:
 
 
 def _missing_ldconfig(root: Path, ldconfig: str) -> tuple[str, ...]:
-    """With the @ it is the host's; the program takes the one with or without `.real`, whichever is there."""
+    """Return the ldconfig path if the host lacks it; a path with @ is the host's.
+
+    The program accepts the path with or without `.real`, whichever exists.
+    """
     if not ldconfig.startswith("@"):
         return ()
     path = ldconfig.removeprefix("@")

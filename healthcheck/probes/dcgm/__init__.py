@@ -1,1 +1,1 @@
-"""DCGM's diagnostic, and what it wrote."""
+"""DCGM's diagnostic, and its output."""

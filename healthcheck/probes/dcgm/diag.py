@@ -1,7 +1,8 @@
-"""DCGM's diagnostic, run to its end: `dcgmi diag -r 2 -j`. It loads the GPUs and takes minutes or hours.
+"""DCGM's diagnostic, run to its end: `dcgmi diag -r 2 -j`.
 
-Without a hostengine's address dcgmi starts an engine of its own. Where another one runs on the node, `engine` names it
-or says why no diagnostic runs: two engines on one node can deadlock the driver (DCGM issue 108).
+It loads the GPUs and runs for minutes or hours. Without a hostengine's address, dcgmi starts its own engine. If another
+engine runs on the node, `engine` names it or gives the reason why no diagnostic runs. Two engines on one node can
+deadlock the driver (DCGM issue 108).
 """
 
 from __future__ import annotations
@@ -45,16 +46,17 @@ _TEST = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class DcgmLook(Struct, frozen=True):
-    """What a run answered, or why it did not come to an answer. `absent`: why there is nobody to run it."""
+    """Answer of a run, or the reason for its absence. `absent` is the reason why no program can run it."""
 
     answer: DiagAnswer | Unobserved | None = None
     absent: str = ""
 
 
 def level_2_patience_seconds(host: str) -> float:
-    """Between SIGTERM and SIGKILL of a level 2 that stands in the way of work.
+    """Return the delay between SIGTERM and SIGKILL for a level 2 that blocks other work.
 
-    `host` is the engine's. Where that is '' dcgmi still uses an engine that answers at its own place on this machine.
+    `host` is the engine's address. If it is '', dcgmi still uses an engine that answers at its default address on this
+    machine.
     """
     return PATIENCE_SECONDS if host or _is_engine_here() else HURRY_SECONDS
 
@@ -80,9 +82,10 @@ def checked_host(value: str) -> str:
 
 @dataclass
 class Dcgm:
-    """The diagnostic of this machine, one run at a time. `host` has been checked; '' is an engine of its own.
+    """The diagnostic of this machine, one run at a time.
 
-    `path` is where dcgmi is looked for, None as the environment says.
+    `host` has been validated; '' means an engine of its own. `path` is the search path for dcgmi; None uses the
+    environment's.
     """
 
     host: str = ""
@@ -104,14 +107,14 @@ class Dcgm:
         self._program = Program(environment, self.patience_seconds, LONGEST_ANSWER)
 
     def run(self, level: int) -> DcgmLook:
-        """All tests of a level."""
+        """Run all tests of a level."""
         self._ends_at = time.monotonic() + self.deadline_seconds
         return self._run(str(level), level)
 
     def run_tests(self, tests: Sequence[str]) -> DcgmLook:
-        """These tests alone, by DCGM 4's names, which are those of DCGM 3's plugins too.
+        """Run only these tests, by DCGM 4's names, which are also the names of DCGM 3's plugins.
 
-        After a level they have what that left of its time: whoever waits for both waits for one deadline.
+        After a level, they have the rest of its time, so that both share one deadline.
         """
         named = [test for test in tests if _TEST.fullmatch(test)]
         return self._run(",".join(named), None) if named else DcgmLook(absent="no test is named")
@@ -122,7 +125,10 @@ class Dcgm:
         return self._program.stuck_pid
 
     def stop(self) -> None:
-        """End what another thread runs, as DCGM wants it: it stops its own processes first. Nothing runs after it."""
+        """Stop the run of another thread, in the order that DCGM requires. Nothing runs after it.
+
+        dcgmi stops its own processes first.
+        """
         self._program.stop()
 
     def _run(self, what: str, level: int | None) -> DcgmLook:

@@ -1,7 +1,7 @@
-"""What `dcgmi diag -j` wrote, as plain facts: the documents of DCGM 2 to 4, with whatever text stands around them.
+"""Parser of the output of `dcgmi diag -j` from DCGM 2 to 4, with any text outside the documents.
 
-The forms are those of dcgmi/Diag.cpp and nvvs/include/NvvsJsonStrings.h, tags 2.1.4 to 4.6.0. Its arrays are filled by
-index, so that any of them can hold a null; a test that did not run can be left out; WARN is printed as `Fail`.
+The formats are those of dcgmi/Diag.cpp and nvvs/include/NvvsJsonStrings.h, tags 2.1.4 to 4.6.0. Arrays are filled by
+index, so that any array can contain a null. A test that did not run can be missing. WARN is printed as `Fail`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ _STATUSES = {
 
 
 class DiagError(Struct, frozen=True):
-    """One error of a test. What the output did not say is None: severities are in it from DCGM 3.3, ids from 3.2."""
+    """One error of a test. None means that the output lacks the value.
+
+    Severities are present since DCGM 3.3, ids since 3.2.
+    """
 
     text: str
     id: int | None = None
@@ -85,7 +88,7 @@ class DiagError(Struct, frozen=True):
 
 
 class DiagResult(Struct, frozen=True):
-    """What one test said of one device. `test` is DCGM 4's name for it, whatever this version calls it."""
+    """Result of one test on one device. `test` is DCGM 4's name for the test, for all versions."""
 
     test: str
     status: str
@@ -98,10 +101,10 @@ class DiagResult(Struct, frozen=True):
 
 
 class DiagAnswer(Struct, frozen=True, tag=True):
-    """All that one run of the diagnostic answered.
+    """All results of one run of the diagnostic.
 
-    `code` is its exit code, below 0 the number of the signal that ended it, None where nobody kept it. `level` is what
-    was asked for, None where nobody knows.
+    `code` is its exit code; a negative value is the number of the signal that ended it, None means unknown. `level` is
+    the requested level; None if unknown.
     """
 
     code: int | None = None
@@ -122,7 +125,10 @@ class DiagAnswer(Struct, frozen=True, tag=True):
 
 
 def read_answer(out: bytes, err: bytes = b"", code: int | None = None, level: int | None = None) -> DiagAnswer:
-    """What the diagnostic wrote. Never raises: what is no document leaves its words, and no results."""
+    """Parse the output of the diagnostic. Never raises.
+
+    Output without a document yields its text and no results.
+    """
     text = out[:LONGEST_ANSWER].decode("utf-8", "replace")
     documents, around, cut_off = _split(text)
     said = _said([*around, err[-65536:].decode("utf-8", "replace")])
@@ -133,7 +139,7 @@ def read_answer(out: bytes, err: bytes = b"", code: int | None = None, level: in
 
 
 def _split(text: str) -> tuple[list[dict[str, Any]], list[str], bool]:
-    """The documents in a text, what stands around them, and whether one of them was cut off."""
+    """Return the documents in a text, the text outside them, and whether a document was cut off."""
     decoder = json.JSONDecoder()
     documents: list[dict[str, Any]] = []
     around: list[str] = []
@@ -161,7 +167,7 @@ def _begins_a_document(text: str) -> bool:
 
 
 def _documents_in(value: Any) -> Iterator[dict[str, Any]]:
-    """The document, or those of `--iterations`, each with what stands beside it."""
+    """Yield the document, or those of `--iterations`, each with its enclosing fields."""
     if not isinstance(value, dict):
         return
     if any(top in value for top in _TOPS):
@@ -188,7 +194,7 @@ def _with_document(answer: DiagAnswer, document: Mapping[str, Any]) -> DiagAnswe
 
 
 def _tests(body: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Each test, with the small letters of its category."""
+    """Yield each test, with its category in lower case."""
     for category in _list(body.get("test_categories")):
         if isinstance(category, dict):
             name = _text(category.get("category")).lower()
@@ -207,7 +213,7 @@ def _results(test: Mapping[str, Any], category: str) -> Iterator[DiagResult]:
                 told.update((error.id, error.text) for error in row.errors)
                 yield row
     if isinstance(summary := test.get("test_summary"), dict):
-        # From 4.5 on it repeats the errors of all devices; only what is of none of them is new.
+        # Since 4.5, the summary repeats the errors of all devices. Only an error that belongs to none of them is new.
         errors = _errors(summary)
         own = tuple(one for one in errors if (one.id, one.text) not in told)
         status = _status(summary.get("status"))
@@ -217,7 +223,7 @@ def _results(test: Mapping[str, Any], category: str) -> Iterator[DiagResult]:
 
 
 def _rows(raw: Mapping[str, Any], name: str, own_name: str) -> Iterator[DiagResult]:
-    """A result, once for each device that it speaks of."""
+    """Yield a result for each device that it covers."""
     status = _status(raw.get("status"))
     errors = _errors(raw) or (_said_of_a_failure(raw) if status == "fail" else ())
     kind, indices = _entities(raw)
@@ -230,7 +236,10 @@ def _rows(raw: Mapping[str, Any], name: str, own_name: str) -> Iterator[DiagResu
 
 
 def _rows_of_software(status: str, errors: Sequence[DiagError], indices: Sequence[int]) -> Iterator[DiagResult]:
-    """Before DCGM 4: one result for all GPUs, and its `gpu_id` is of the last error alone."""
+    """Yield results of the software test before DCGM 4.
+
+    Its output has one result for all GPUs, whose `gpu_id` is that of the last error only.
+    """
     if len(errors) == 1 and len(indices) == 1:
         yield DiagResult(SOFTWARE, status, "gpu", indices[0], tuple(errors))
     elif errors:
@@ -240,7 +249,7 @@ def _rows_of_software(status: str, errors: Sequence[DiagError], indices: Sequenc
 
 
 def _rows_by_text(name: str, status: str, errors: Sequence[DiagError], indices: Sequence[int]) -> Iterator[DiagResult]:
-    """A result of several GPUs: which of them an error is of stands in its text only."""
+    """Yield results of several GPUs. The GPU of an error appears only in its text."""
     by_gpu: dict[int | None, list[DiagError]] = {} if errors or status == "fail" else {index: [] for index in indices}
     for error in errors:
         found = _NAMES_A_GPU.search(error.text)
@@ -250,12 +259,15 @@ def _rows_by_text(name: str, status: str, errors: Sequence[DiagError], indices: 
 
 
 def _of_part(part: str, error: DiagError) -> DiagError:
-    """With the name of the old test before it, as DCGM 4 writes it."""
+    """Return the error prefixed with the name of the old test, as DCGM 4 writes it."""
     return replace(error, text=f"{part}: {error.text}"[:_LONGEST_TEXT])
 
 
 def _errors(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
-    """The errors of a result: a text, a list of texts, or a list of objects; DCGM 3.2 and 3.3.0 put the ids beside."""
+    """Return the errors of a result: a text, a list of texts, or a list of objects.
+
+    DCGM 3.2 and 3.3.0 put the ids next to the texts.
+    """
     told = raw.get("warnings", raw.get("warning"))
     if isinstance(told, str | dict):
         told = [told]
@@ -277,14 +289,17 @@ def _errors(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
 
 
 def _said_of_a_failure(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
-    """What stands in `info`, where a failure has no warning: older versions write what went wrong there."""
+    """Return the text of `info` as errors, for a failure without a warning.
+
+    Older versions describe failures there.
+    """
     told = raw.get("info")
     texts = [_text(one) for one in ([told] if isinstance(told, str) else _list(told))[:_MOST_ERRORS]]
     return tuple(DiagError(text) for text in dict.fromkeys(texts) if text)
 
 
 def _entities(raw: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
-    """The kind of device, and DCGM's numbers of those that a result speaks of."""
+    """Return the kind of device, and DCGM's numbers of the devices that a result covers."""
     if "entity_id" in raw:
         kind = "".join(_LETTERS.findall(_text(raw.get("entity_group")).lower()))[:16]
         index = _number(raw["entity_id"])
@@ -328,7 +343,10 @@ def _serial(key: Any, value: Any) -> Iterator[tuple[int, str]]:
 
 
 def _without_repeats(results: Sequence[DiagResult]) -> tuple[DiagResult, ...]:
-    """The parts of the software before DCGM 4 give many results that say the same of the same."""
+    """Return the results without duplicates.
+
+    Before DCGM 4, the parts of the software test report identical results.
+    """
     return tuple(dict.fromkeys(results))
 
 
@@ -342,14 +360,14 @@ def _first(places: Sequence[Mapping[str, Any]], key: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """One line of text that can be printed and saved, whatever stood there; '' of what is no text."""
+    """Return one line of printable text; '' if the value is not a text."""
     if not isinstance(value, str):
         return ""
     return printable(" ".join(value[: 4 * _LONGEST_TEXT].split()), _LONGEST_TEXT)
 
 
 def _number(value: Any) -> int | None:
-    """A small whole number, also one that is written as a text; None of everything else."""
+    """Return a small whole number, also from a text; None for other values."""
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) <= 8:
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 24 else None

@@ -1,7 +1,7 @@
-"""The DCGM engine that runs on this node: one whose address is proven, or why a diagnostic starts none beside it.
+"""The DCGM engine of this node, if its address is proven, or the reason why no diagnostic may run.
 
-NVIDIA supports one engine per host (docs/decisions/0056). An engine's port asks for no password, so that only the
-socket of a proven process is used: the kernel's own tables join process, socket and network.
+NVIDIA supports one engine per host (docs/decisions/0056). An engine's port requires no password, so only the socket of
+a proven process is used. The kernel's tables connect process, socket and network.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 
 
 class Engine(Struct, frozen=True):
-    """Engine that a diagnostic uses. `host` is its host:port, '' for one of the diagnostic's own.
+    """Engine that a diagnostic uses. `host` is its host:port; '' for an engine that the diagnostic starts.
 
-    `pid` is 0 where the engine is not proven by its process. `blocked` is why no diagnostic may run; `may_run_beside`:
-    one that starts its own engine would start it, and not ask another.
+    `pid` is 0 if no process proves the engine. `blocked` is the reason why no diagnostic may run. `may_run_beside`
+    allows a diagnostic that starts its own engine instead of using another.
     """
 
     host: str = ""
@@ -84,7 +84,7 @@ def choose_engine(root: Path, host: str, *, beside: bool) -> Engine:
 
 
 def accept_beside(engine: Engine, *, beside: bool) -> Engine:
-    """Return the engine, or none of the node's where `beside` accepts a second one beside it."""
+    """Return the engine, or no engine if `beside` accepts a second one on the node."""
     return Engine() if beside and engine.may_run_beside else engine
 
 
@@ -119,7 +119,7 @@ def find_engine(root: Path, found: Found) -> Engine:
 def _with_pods(root: Path, found: Found) -> list[tuple[Process, KubeletPod | None]]:
     """Return each engine with its pod: exporters first, then the host's engines, then those of pods."""
     pods: dict[str, KubeletPod] = {}
-    with suppress(OSError):  # a pod that nobody knows is not proven
+    with suppress(OSError):  # an unknown pod is not proven
         pods = known_pods(root) if any(one.origin is not Origin.HOST for one in found.engines) else {}
     ordered = sorted(found.engines, key=lambda one: (one.name, one.origin is not Origin.HOST, one.pid))
     return [(one, _pod_of(root, pods, one)) for one in ordered]
@@ -133,7 +133,7 @@ def _why_blocked(process: Process, pod: KubeletPod | None, *, is_trusted: bool) 
 
 
 def is_operators(pod: KubeletPod | None, origin: Origin) -> bool:
-    """Whether a process is of the GPU operator's engine: its pod has that name, and what only privileged pods have."""
+    """Whether a process belongs to the GPU operator's engine: its pod has that name and privileged access."""
     return origin in (Origin.DRIVER, Origin.PRIVILEGED) and pod is not None and bool(_OPERATORS.fullmatch(pod.name))
 
 
@@ -235,7 +235,7 @@ def _listener(local: str, inode: str) -> _Listener | None:
 
 
 def _open_files(root: Path, pid: int) -> Iterator[str]:
-    """Yield what the process has open; nothing where it is hidden."""
+    """Yield the files that the process has open; none if they are hidden."""
     with suppress(OSError):
         for _, entry in zip(range(_MOST_OPEN), entries_of(root / f"proc/{pid}/fd"), strict=False):
             with suppress(OSError):

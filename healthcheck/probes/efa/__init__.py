@@ -1,1 +1,1 @@
-"""The EFA devices: what the kernel counts of them, what libfabric sees, and a run over each."""
+"""EFA devices: kernel counters, libfabric's list of devices, and a loopback test of each device."""

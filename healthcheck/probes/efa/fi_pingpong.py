@@ -1,4 +1,4 @@
-"""What the two sides of a run of libfabric's fi_pingpong wrote, as facts: the forms of util/pingpong.c, 1.4 to 2.x."""
+"""Parser of both sides' output of libfabric's fi_pingpong: formats of util/pingpong.c, 1.4 to 2.x."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ _LONGEST_TEXT = 200
 
 
 class Measured(Struct, frozen=True, tag=True):
-    """All messages came back. `bandwidth`: MB/s (10^6 bytes) with one message of `size` bytes on its way at a time."""
+    """Result in which all messages were returned. `bandwidth` is in MB/s (10^6 bytes).
+
+    One message of `size` bytes is in transit at a time.
+    """
 
     bandwidth: float
     size: int
@@ -69,9 +72,10 @@ PingResult = Measured | Broken | Unobserved
 
 
 def together(server: PingResult | None, client: PingResult | None) -> PingResult | None:
-    """What both sides say: the worse word. None where neither has one.
+    """Return the worse result of both sides; None if neither has one.
 
-    The server's comes first: where it could not start, the client knows no more than that nobody listens.
+    At equal weight, the server's counts: if the server could not start, the client knows only that there is no
+    listener.
     """
     answers = [one for one in (server, client) if one is not None]
     return max(answers, key=_weight, default=None)
@@ -90,7 +94,7 @@ def _weight(answer: PingResult) -> int:
 
 
 def read_side(ended: Ended) -> PingResult | None:
-    """What one side says; None for one that ended because the other was gone, or because it was told to."""
+    """Return the result of one side; None if it ended because the other side ended or it was stopped."""
     out = ended.out[-_READ_BYTES:]
     if corrupt := _CORRUPT.search(out):
         return Broken(f"data came back changed in a message of {corrupt[1][:10].decode()} bytes", corrupt=True)
@@ -126,9 +130,9 @@ def _word(text: bytes) -> str:
 
 
 def _first_error(ended: Ended) -> tuple[str, int, str]:
-    """The call that failed ('' where none is named), the number of its error, and the text of it.
+    """Return the call that failed ('' if unnamed), its error number, and its text.
 
-    The first one: closing what was opened may fail as well afterwards. Without the place in the source, which changes
+    The first error counts, because closing can fail too afterwards. The source position is left out, because it changes
     with the version.
     """
     lines = [printable(line.strip()) for line in ended.err[-_READ_BYTES:].decode("utf-8", "replace").split("\n")]

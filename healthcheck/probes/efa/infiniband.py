@@ -32,9 +32,9 @@ efa_com.c, ADMIN_CMD_TIMEOUT_US). After such a wait the other devices go unread,
 
 
 class RdmaDevice(Struct, frozen=True):
-    """`name` is udev's or the kernel's (`rdmap16s0`, `efa_0`). Only EFA counts; mlx5 stands beside it on HGX hosts.
+    """An RDMA device. `name` is udev's or the kernel's (`rdmap16s0`, `efa_0`).
 
-    What follows `address` is read of EFA devices only.
+    Only EFA devices matter; HGX hosts also have mlx5 devices. The fields after `address` are read only for EFA devices.
     """
 
     name: str
@@ -64,7 +64,10 @@ class Rdma(Struct, frozen=True):
 
 
 def read_rdma(host: Host) -> Rdma:
-    """The RDMA devices; none where the kernel has no RDMA class. Raises ProbeError where /sys can't be looked at."""
+    """Return the RDMA devices; none if the kernel has no RDMA class.
+
+    Raises ProbeError if /sys can't be read.
+    """
     want_folder(host.root / "sys/class")
     directory = f"{host.root}/sys/class/infiniband"
     names = names_there(directory)[:_MOST]
@@ -75,7 +78,7 @@ def read_rdma(host: Host) -> Rdma:
 
 
 def openable_efa(root: Path) -> tuple[str, ...]:
-    """The EFA devices that programs can open, by name. Raises ProbeError where nobody can tell."""
+    """Return the names of the EFA devices that programs can open. Raises ProbeError if that is unknown."""
     directory = f"{root}/sys/class/infiniband"
     names = names_there(directory)[:_MOST]
     return tuple(name for name in names if _is_efa(f"{directory}/{name}") and _uverbs(f"{directory}/{name}"))
@@ -95,9 +98,9 @@ def _device(directory: str, name: str, patience_ends: float) -> RdmaDevice:
 
 
 def _is_efa(path: str) -> bool:
-    """By the vendor, never by the name or the port state: both say nothing.
+    """Whether the device is an EFA device, by its vendor. Name and port state are no evidence.
 
-    Nothing that is no function of PCI is one, nor what went away while we looked. Raises ProbeError.
+    False for devices that are not PCI functions or that vanished during the read. Raises ProbeError.
     """
     try:
         return _read(f"{path}/device/vendor") == f"0x{AMAZON:04x}".encode()
@@ -121,7 +124,10 @@ def _uverbs(path: str) -> str:
 
 
 def _counters(path: str) -> tuple[dict[str, int], str]:
-    """What could be read, and what ended the reading: after one refusal the others would be refused as well."""
+    """Return the counters that were read, and the error that ended the read.
+
+    After one refusal, the remaining files would be refused too.
+    """
     found: dict[str, int] = {}
     for name, file in _counter_files(path):
         try:
@@ -136,7 +142,8 @@ def _counters(path: str) -> tuple[dict[str, int], str]:
 
 
 def _counter_files(path: str) -> Iterable[tuple[str, str]]:
-    # The driver counts keep-alives itself and asks nobody for them: first, so that a dead device does not hide them.
+    # The driver counts keep-alives itself, without asking the device. Read them first, so that a dead device does not
+    # hide them.
     yield KEEP_ALIVES, f"{path}/hw_counters/{KEEP_ALIVES}"
     for name in ERROR_COUNTERS:
         yield name, f"{path}/ports/1/hw_counters/{name}"
@@ -151,7 +158,7 @@ def _word(file: str) -> str | None:
 
 
 def _read(file: str) -> bytes:
-    """What a file of /sys says, without the blanks around it."""
+    """Return the content of a file of /sys, without surrounding blanks."""
     return read(file, 64).strip()
 
 

@@ -1,4 +1,4 @@
-"""What libfabric, by which jobs use EFA, says of this machine's EFA devices: `fi_info -p efa`."""
+"""libfabric's list of this machine's EFA devices: `fi_info -p efa`. Jobs use EFA through libfabric."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LONGEST_TEXT = 200
 
 
 class Listing(Struct, frozen=True, tag=True):
-    """What fi_info listed when it was asked, and of which devices it was asked: those that programs can open."""
+    """Devices that fi_info listed, and the devices on which it was run: those that programs can open."""
 
     devices: tuple[str, ...]
     exit_code: int
@@ -66,7 +66,10 @@ class Listing(Struct, frozen=True, tag=True):
 
 
 class LibfabricLook(Struct, frozen=True):
-    """`answer` None: it has not answered yet. `absent`: why there is nobody to ask, or nothing to ask of."""
+    """Answer of libfabric; None if it has not answered yet.
+
+    `absent` is the reason why there is no program to run, or no device.
+    """
 
     answer: Listing | Unobserved | None = None
     absent: str = ""
@@ -96,7 +99,7 @@ class Libfabric:
         self._answers = LatestAnswer("libfabric", self._ask, _is_outdated, self.clock)
 
     def look(self) -> LibfabricLook:
-        """The last answer. Where a new one is due, a thread begins to ask, and a later look has it: nobody waits."""
+        """Return the last answer. If a new one is due, a thread starts to fetch it for a later check cycle."""
         return self._look(wait=False)
 
     def ask(self) -> LibfabricLook:
@@ -104,7 +107,7 @@ class Libfabric:
         return self._look(wait=True)
 
     def end(self) -> int | None:
-        """End what runs; its pid when it can't be ended."""
+        """Stop the running child process. Return its pid if it can't be stopped."""
         return self._program.end()
 
     def _look(self, *, wait: bool) -> LibfabricLook:
@@ -135,7 +138,7 @@ def _is_outdated(asked: Asked[_Question, Listing | Unobserved], question: _Quest
 
 
 def read_listing(devices: tuple[str, ...], code: int, out: bytes, err: bytes) -> Listing | Unobserved:
-    """What fi_info wrote, as facts. An end that speaks of no device is could-not-look: it did not come so far."""
+    """Parse the output of fi_info. An error that concerns no device means that it could not check."""
     says = _last_line(err)
     if code not in (0, _NO_DATA):
         return Unobserved(FAILED, f"fi_info {how_it_ended(code)}" + (f": {says}" if says else ""))

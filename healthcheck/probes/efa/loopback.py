@@ -1,4 +1,7 @@
-"""What came of each EFA device's test with itself. Quarantine runs it (`loopback_run`); nobody else loads what does."""
+"""Result of each EFA device's loopback test.
+
+Only a quarantine runs it (`loopback_run`), because it loads the device.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from healthcheck.probes.efa.fi_pingpong import NOT_RUN, PingResult
 
 
 class Loopback(Struct, frozen=True):
-    """What came of one device. `device` as /sys/class/infiniband names it: `rdmap16s0`."""
+    """Result of one device. `device` is its name in /sys/class/infiniband: `rdmap16s0`."""
 
     device: str
     answer: PingResult

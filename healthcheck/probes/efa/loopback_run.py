@@ -1,7 +1,9 @@
-"""Every EFA device sends to itself: libfabric's fi_pingpong as server and client on one device, through the NIC.
+"""Loopback test of each EFA device: libfabric's fi_pingpong as server and client on one device.
 
-Programs on one machine reach each other through its memory, unless libfabric is told not to: without
-FI_EFA_ENABLE_SHM_TRANSFER=0 such a test never touches the device.
+The data passes through the NIC.
+
+Programs on one machine reach each other through its memory, unless libfabric is configured otherwise. Without
+FI_EFA_ENABLE_SHM_TRANSFER=0, such a test never uses the device.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class EfaLoopback:
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
     def run(self) -> LoopbackLook:
-        """Every device that programs can open, tested. Raises ProbeError where nobody can tell whether there is one."""
+        """Test every device that programs can open. Raises ProbeError if it is unknown whether there is one."""
         program = shutil.which("fi_pingpong", path=self.path)
         if program is None:
             return LoopbackLook(absent="fi_pingpong is not installed here")
@@ -67,7 +69,7 @@ class EfaLoopback:
         return LoopbackLook(tuple(self._tested(program, devices)))
 
     def stop(self) -> None:
-        """End what another thread runs; nothing is started after it."""
+        """Stop the run of another thread. Nothing is started after it."""
         self._stopping.set()
         for side in self._sides:
             side.stop()
@@ -86,7 +88,7 @@ class EfaLoopback:
         return speed if isinstance(integrity, Measured) else integrity
 
     def _run(self, program: str, device: str, *options: str) -> PingResult:
-        """Both sides at once, and none of them is left behind."""
+        """Run both sides at the same time, and stop both at the end."""
         stuck = next((pid for side in self._sides if (pid := side.stuck_pid) is not None), None)
         if stuck is not None:
             return Unobserved(NOT_RUN, f"process {stuck} of an earlier run can't be killed")
@@ -100,14 +102,14 @@ class EfaLoopback:
             serving = threads.submit(server.run, (*test, "-B", port), self.deadline_seconds)
             asking = threads.submit(self._connect, client, (*test, "-P", port, _ADDRESS), serving)
             wait((serving, asking), return_when=FIRST_COMPLETED)
-            # The side that still runs has nobody to talk to, and would wait for ever.
+            # The remaining side has no peer and would wait forever.
             if wait((serving, asking), self.patience_seconds).not_done:
                 server.stop()
                 client.stop()
         return together(self._result_of(serving), self._result_of(asking)) or self._nobody_says()
 
     def _connect(self, client: Program, argv: tuple[str, ...], serving: Future[Ended]) -> Ended:
-        """The client's run; one that came before the server listens is run again."""
+        """Run the client. If it starts before the server listens, run it again."""
         again = tenacity.Retrying(
             retry=tenacity.retry_if_result(lambda ended: ended.code == REFUSED and not serving.done()),
             wait=tenacity.wait_fixed(_ASKED_AGAIN_SECONDS),
@@ -137,7 +139,7 @@ def _last_result(state: tenacity.RetryCallState) -> Ended:
 
 
 def _free_port() -> int:
-    """A port that nobody listens on now; the program's own default may be another one's."""
+    """Return a port that has no listener now. Another program may use fi_pingpong's default port."""
     with socket.socket() as probe:
         probe.bind((_ADDRESS, 0))
         port: int = probe.getsockname()[1]

@@ -1,1 +1,1 @@
-"""What NVML says, asked by a child process that can be given up."""
+"""NVML's data, read by a child process that can be abandoned."""

@@ -1,4 +1,7 @@
-"""The child's answer as facts. What makes no sense in one reading of a GPU keeps no other reading from us."""
+"""Parser of the child's answer.
+
+An invalid value in one reading of a GPU does not affect its other readings.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class DriverAnswer(Struct, frozen=True):
 
 
 def read_answer(line: bytes) -> DriverAnswer:
-    """The child's line as facts. What is no such line is could-not-look: nobody knows what the rest of it is worth."""
+    """Parse the child's line.
+
+    A malformed line means that it could not check, because the rest is untrusted.
+    """
     try:
         answer = json.loads(line)
         if "changed" in answer:
@@ -87,7 +93,7 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
 
 
 def _read(table: Mapping[str, Callable[[Any], Any]], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What this GPU told of all that the table names; and the names of what makes no sense."""
+    """Return the readings of a GPU that the table lists, and the names of those with invalid values."""
     told = {}
     nonsense = [name for name in _listed(raw.get("nonsense", [])) if name in table]
     for name, read in table.items():
@@ -143,7 +149,7 @@ def _perhaps(part: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _nvlinks(raw: Any) -> list[tuple[bool, int | None]]:
-    """Of each link whether it is active, and its version."""
+    """Return, for each link, whether it is active and its version."""
     version_of = _perhaps(_unsigned)
     return [(_flag(active), version_of(version)) for active, version in _listed(raw, _MOST_NVLINKS)]
 

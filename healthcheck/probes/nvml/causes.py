@@ -1,4 +1,4 @@
-"""Why NVML could not be asked, or its answer not judged."""
+"""Causes why NVML could not be read, or its answer not judged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The child that asks NVML: one line in, one line of JSON out. It imports as little as it can.
+"""Child process that reads NVML: one line in, one line of JSON out.
 
-NVML is shut down after every look: an open handle on /dev/nvidia* would stand in the way of a GPU reset, a MIG
-change and a driver upgrade. A hang or a crash in the driver is this process's alone.
+It imports as few modules as possible. NVML is shut down after every read. An open handle on /dev/nvidia* would block a
+GPU reset, a MIG change and a driver upgrade. A hang or a crash in the driver affects only this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _P2P_CAPS = (0, 2)
 
 
 def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
-    """One look at the driver: initialise, ask, shut down."""
+    """Read the driver once: initialise, query, shut down."""
     import pynvml  # noqa: PLC0415 - only after the right library is in the process
 
     try:
@@ -53,7 +53,7 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
 
 
 def _gpu(nvml: Any, index: int, inforoms: Inforoms) -> tuple[dict[str, Any], Any]:
-    """What one GPU tells, and its handle: None where there is none."""
+    """Return the readings of one GPU, and its handle; None if there is no handle."""
     told: dict[str, Any] = {"index": index, "error": 0, "errors": {}, "nonsense": []}
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -82,7 +82,10 @@ def _note(told: dict[str, Any], name: str, code: int) -> None:
 
 
 def _p2p(nvml: Any, gpus: list[tuple[dict[str, Any], Any]]) -> list[list[int]]:
-    """Of each pair of sound GPUs: both indices, what READ and what NVLINK can do. MIG and P2P exclude each other."""
+    """Return both indices, READ status and NVLINK status of each pair of healthy GPUs.
+
+    MIG and P2P exclude each other.
+    """
     pairs = []
     sound = [(told, handle) for told, handle in gpus if not told["error"] and not (told.get("mig_mode") or [0])[0]]
     for (one, handle), (other, other_handle) in combinations(sound, 2):
@@ -117,13 +120,16 @@ def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:
             out.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
             out.flush()
         except BrokenPipeError:
-            os._exit(0)  # who asked is gone; leaving in the usual way would try to write once more
+            os._exit(0)  # the parent is gone; a normal exit would try to write once more
 
 
 def _leave_out_ctypes_util() -> None:
-    """For pynvml, which imports it and never calls it: with subprocess, tempfile and theirs it would be 2 MiB."""
+    """Replace ctypes.util with an empty module. pynvml imports it and never calls it.
+
+    With subprocess, tempfile and their imports it would use 2 MiB.
+    """
     empty = ModuleType("ctypes.util")
-    vars(empty)["find_library"] = lambda _: None  # what the real one says of a library that it does not find
+    vars(empty)["find_library"] = lambda _: None  # as the real one does for a library that it can't find
     sys.modules["ctypes.util"] = empty
 
 

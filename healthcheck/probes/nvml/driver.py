@@ -1,4 +1,4 @@
-"""Asking the driver: through a child process, under a deadline, and what became of the driver meanwhile."""
+"""Reads of the driver through a child process with a deadline, and detection of changes of the driver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ were seen for eight of them (Azure/AgentBaker#2829).
 
 @dataclass
 class Driver:
-    """Asks the driver of `root`. `use_loader`: the loader's own path comes before the host's known places."""
+    """Reader of the driver of `root`.
+
+    With `use_loader`, the loader's path is tried before the host's known paths.
+    """
 
     root: Path
     deadline_seconds: float = field(default_factory=lambda: DEADLINE_SECONDS)
@@ -46,11 +49,11 @@ class Driver:
         self._child = Child((*program, str(self.root), "loader" if self.use_loader else "root-only"))
 
     def look(self) -> DriverLook:
-        """Ask once. Never raises for what the driver does; a changed driver is looked at next time, anew."""
+        """Read once. Never raises for errors of the driver. A changed driver is read anew the next time."""
         before, self._version = self._version, driver_version(self.root)
         if before is not None and self._version != before:
             self._child.end()
-            self._missed.clear()  # a module that could be changed has nobody stuck in it
+            self._missed.clear()  # no process can be stuck in a module that was changed
             if before:
                 change = f"driver {before} became {self._version or 'unloaded'}"
                 return self._as_look(Unobserved(causes.DRIVER_BEING_CHANGED, change))
@@ -69,7 +72,7 @@ class Driver:
         return self._as_look(answer.gpus)
 
     def pause(self) -> None:
-        """The driver is being changed: a mismatch from before says nothing about the time after."""
+        """Reset the mismatch timer. The driver is being changed, so an earlier mismatch no longer counts."""
         self._mismatch_since = None
 
     def end(self) -> int | None:
@@ -139,7 +142,7 @@ def library_versions(root: Path) -> tuple[str, ...]:
 
 
 def _may_be(file: str) -> bool:
-    """A link that leads nowhere tells of no library; of one that we may not see it does."""
+    """Whether the library may exist. A dangling link means no; a link without read permission means yes."""
     try:
         return is_there(file)
     except ProbeError:

@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs, as facts."""
+"""GPU data from NVML."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class Repair(Struct, frozen=True):
 
 
 class Temperature(Struct, frozen=True):
-    """In °C; None: this GPU does not say. `margin`: how far it is from its limit (Hopper and later)."""
+    """Temperature in °C; None if this GPU does not report it.
+
+    `margin` is the distance from its limit (Hopper and later).
+    """
 
     celsius: int | None = None
     slowdown_celsius: int | None = None
@@ -72,7 +75,7 @@ class Temperature(Struct, frozen=True):
 
 
 class MemoryUse(Struct, frozen=True):
-    """In bytes. `reserved` is the driver's own, not part of `used`."""
+    """Memory in bytes. `reserved` is the driver's own and not part of `used`."""
 
     total: int
     reserved: int
@@ -94,7 +97,7 @@ class PcieLink(Struct, frozen=True):
 
 
 class NvLink(Struct, frozen=True):
-    """`version` is nvmlNvlinkVersion_t, None where it can't be told, as of an inactive link.
+    """One NVLink. `version` is nvmlNvlinkVersion_t; None if it is unknown, as for an inactive link.
 
     `counters` are cumulative, by the name of their NVML field: replays, recoveries, recovery_failures, crc_errors …
     """
@@ -119,7 +122,7 @@ class Fabric(Struct, frozen=True):
 
 
 class P2p(Struct, frozen=True):
-    """What two GPUs, by their addresses, can do with each other: nvmlGpuP2PStatus_t, 0 is yes."""
+    """P2P capabilities between two GPUs, given by their addresses: nvmlGpuP2PStatus_t, 0 means yes."""
 
     one: str
     other: str
@@ -130,9 +133,9 @@ class P2p(Struct, frozen=True):
 class Gpu(Struct, frozen=True):
     """One GPU by NVML's index.
 
-    `error` is the nvmlReturn_t of its handle or of a call that must work, or of any call that says that the GPU itself
-    is broken; NONSENSE where it told a name that can't be one; else 0. A reading is None where this GPU or driver has
-    none, and where it failed: `errors` tells.
+    `error` is the nvmlReturn_t of its handle, of a required call, or of any call that reports a broken GPU. It is
+    NONSENSE if a name was invalid, else 0. A reading is None if this GPU or driver lacks it, or if it failed. `errors`
+    lists the failures.
     """
 
     index: int
@@ -202,10 +205,10 @@ NO_GPUS = Gpus("", "", ())
 
 
 class DriverLook(Struct, frozen=True):
-    """One look: the GPUs, or why there was no answer. `missed`: monotonic seconds of deadlines missed in a row.
+    """Result of one read: the GPUs, or the reason for a missing answer.
 
-    `module_version` is the loaded kernel module's, '' when none is; `library_versions` those of the driver's libraries
-    that lie on the node.
+    `missed` contains the monotonic seconds of deadlines missed in a row. `module_version` is the loaded kernel
+    module's; '' if none is loaded. `library_versions` are those of the driver's libraries on the node.
     """
 
     answer: Gpus | Unobserved

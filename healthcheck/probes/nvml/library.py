@@ -1,6 +1,6 @@
-"""The driver's library: where it lies under a host's root, and the loading of it into this process, once.
+"""The driver's library: its location under a host's root, and its loading into this process, once.
 
-The process that asks NVML loads this too, so it imports as little as it can.
+The process that reads NVML also loads this module, so it imports as few modules as possible.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class Library:
         self._file = _identity(self.path)
 
     def replaced(self) -> bool:
-        """Another file lies there now: a new driver was installed, and we would see a mismatch for ever."""
+        """Whether another file replaced the library.
+
+        A new driver was installed then, and a mismatch would persist forever.
+        """
         return _identity(self.path) != self._file
 
 
@@ -96,7 +99,11 @@ def _load(root: str, use_loader: bool) -> str:
 
 
 def _refuse_foreign(path: str) -> None:
-    """What the loader reports as a missing file, or would die of by SIGBUS. What is no ELF at all it says well."""
+    """Raise OSError for a library of another architecture, or for a truncated library.
+
+    The loader would report the first as a missing file, and die by SIGBUS on the second. For a file that is not ELF,
+    its own message is correct.
+    """
     if not os.path.isfile(path):
         return
     ours, theirs = _elf_header("/proc/self/exe"), _elf_header(path)
@@ -125,7 +132,10 @@ def _number(raw: bytes) -> int:
 
 
 def _why(link: str, path: str, said: str) -> str:
-    """The loader names a library that is missing, but not who wants it, nor the link that led there."""
+    """Return the loader's message with the paths it omits.
+
+    It names a missing library, but not the library that requires it, nor the link that led there.
+    """
     if path not in said:
         said = f"{path}: {said}"
     if "libc.musl" in said:

@@ -1,6 +1,7 @@
-"""What is asked of one GPU, by calls of pynvml's functions; the module is handed in by who loaded the library.
+"""Readings of one GPU, by calls of pynvml's functions.
 
-The process that asks NVML loads this too, so it imports as little as it can.
+The caller that loaded the library passes the module. The process that reads NVML also loads this module, so it imports
+as few modules as possible.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:  # typing itself would be 0.6 MiB
     from collections.abc import Callable, Iterable
     from typing import Any
 
-_MOST_INSTANCES = 64  # bounds what nonsense would cost
+_MOST_INSTANCES = 64  # limits the cost of an invalid count
 _MOST_PROCESSES = 1024
 _MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest nvml.h
 _NOT_FOUND = 6  # nvml.h
@@ -42,11 +43,12 @@ _INFOROM_INTERVAL_SECONDS = 3600.0
 
 
 class Inforoms:
-    """When each GPU's InfoROM was last found valid, by the GPU's UUID.
+    """Time of each GPU's last valid InfoROM test, by the GPU's UUID.
 
-    NVML reads all of it from the board's flash and verifies its checksums. How long that takes is said nowhere, and
-    DCGM's health watch has it done once an hour at most (DcgmHealthWatch::SetInforom); so do we, while it is valid. A
-    corrupted one is tested at each look, so that the finding leaves as soon as it was mended.
+    NVML reads the whole InfoROM from the board's flash and verifies its checksums. Its duration is not documented.
+    DCGM's health watch runs the test at most once an hour (DcgmHealthWatch::SetInforom). The same interval applies here
+    while it is valid. A corrupted InfoROM is tested in each check cycle, so that the finding ends as soon as it is
+    fixed.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +56,7 @@ class Inforoms:
         self._valid: dict[str, float] = {}
 
     def is_due(self, uuid: str) -> bool:
-        """Whether it is to be tested now. A GPU that does not tell its UUID is tested each time."""
+        """Whether to test it now. A GPU without a UUID is tested each time."""
         valid = self._valid.get(uuid)
         return valid is None or self._clock() - valid >= _INFOROM_INTERVAL_SECONDS
 
@@ -66,9 +68,9 @@ class Inforoms:
 
 
 class Gpu:
-    """One GPU, asked. An error is raised as NVMLError; the functions that say `known` answer None to an absence.
+    """Access to one GPU. An error is raised as NVMLError.
 
-    What makes no sense is raised as ValueError.
+    Functions with `known` in their names return None for an unsupported value. Invalid values raise ValueError.
     """
 
     def __init__(self, nvml: Any, handle: Any, inforoms: Inforoms) -> None:
@@ -98,15 +100,16 @@ class Gpu:
         raise self.nvml.NVMLError(code)
 
     def field_known(self, field: int) -> Any:
-        """One of the fields that we want of the GPU as a whole: they are all asked in one call."""
+        """Return one of the fields of the GPU as a whole. They are all read in one call."""
         if self._single is None:
             self._single = dict(zip(_SINGLE_FIELDS, self.fields((one, 0) for one in _SINGLE_FIELDS), strict=True))
         return self.value_known(*self._single[field])
 
     def fields(self, wanted: Iterable[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
-        """The code, the type and the value of each field and scope; when the call itself fails, they all have its code.
+        """Return code, type and value of each field and scope. If the call itself fails, all have its code.
 
-        Hundreds of values at each look: pynvml's own structure would take a microsecond for every member.
+        Hundreds of values are read in each check cycle: pynvml's own structure would need a microsecond for every
+        member.
         """
         request = b"".join(_FIELD.pack(field, scope, 0, 0, 0, 0, b"") for field, scope in wanted)
         values = ctypes.create_string_buffer(request, len(request))
@@ -125,7 +128,10 @@ class Gpu:
         return _VALUES[kind].unpack_from(value)[0]
 
     def pids_known(self, function: str) -> set[int] | None:
-        """Bounded, as pynvml is not: it would make room for as many as the library says that there are."""
+        """Return the pids, up to a limit.
+
+        pynvml has no limit: it would allocate memory for as many processes as the library reports.
+        """
         processes = (self.nvml.c_nvmlProcessInfo_v3_t * _MOST_PROCESSES)()
         for version in ("_v3", "_v2"):
             count = ctypes.c_uint(_MOST_PROCESSES)
@@ -175,7 +181,10 @@ def _instances(gpu: Gpu) -> list[int] | None:
 
 
 def _mig_device(gpu: Gpu, index: int) -> Any:
-    """None: no MIG device has this index; the indices of those that exist have holes."""
+    """Return the MIG device with this index; None if there is none.
+
+    The indices of existing devices have gaps.
+    """
     try:
         return gpu.ask("nvmlDeviceGetMigDeviceHandleByIndex", index)
     except gpu.nvml.NVMLError as error:
@@ -237,7 +246,10 @@ def _memory(gpu: Gpu) -> list[int]:
 
 
 def _processes(gpu: Gpu) -> int | None:
-    """Without the list of those that compute, the others would say that nobody is there."""
+    """Return the number of processes.
+
+    None without the list of compute processes: the other lists alone would suggest zero.
+    """
     computing = gpu.pids_known("nvmlDeviceGetComputeRunningProcesses")
     others = [
         gpu.pids_known("nvmlDeviceGetGraphicsRunningProcesses"),
@@ -268,7 +280,10 @@ def _nvlinks(gpu: Gpu) -> list[list[int | None]] | None:
 
 
 def _nvlink_counters(gpu: Gpu) -> dict[int, dict[str, int]]:
-    """What the active links have counted. Apart from their states, which stay known when a counter can't be read."""
+    """Return the counters of the active links.
+
+    They are separate from the link states, which remain known if a counter can't be read.
+    """
     active = [link for link, (state, _) in enumerate(gpu.links) if state]
     newest = max((version or 0 for _, version in gpu.links), default=0)
     names = _LINK_FIELDS_OF_NVLINK_5 if newest >= _NVLINK_5 else _LINK_FIELDS
@@ -291,7 +306,7 @@ def _error_counters(gpu: Gpu, links: list[int]) -> dict[int, dict[str, int]]:
 
 
 def _fabric(gpu: Gpu) -> list[Any] | None:
-    """By the newest structure that the library knows."""
+    """Return the fabric information by the newest structure that the library supports."""
     for function, structure in (
         ("nvmlDeviceGetGpuFabricInfoV", gpu.nvml.c_nvmlGpuFabricInfo_v3_t),
         ("nvmlDeviceGetGpuFabricInfoV", gpu.nvml.c_nvmlGpuFabricInfo_v2_t),
