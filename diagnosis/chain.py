@@ -1,4 +1,4 @@
-"""One pod, link by link, from admission to CUDA: what holds, what broke, and what nobody has reached yet. Pure."""
+"""Show one pod link by link, from admission to CUDA: passed, broken and unreached links. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEVER_STARTED = frozenset(("StartError", "ContainerCannotRun", "CreateContainer
 
 
 class State(Enum):
-    """Of a link."""
+    """State of a link."""
 
     FINE = "fine"
     BROKEN = "broken"
@@ -32,7 +32,10 @@ class State(Enum):
 
 
 class Step(Struct, frozen=True):
-    """One link of one pod's chain, with the problems that broke it. The link's value is what a person reads."""
+    """One link of a pod's chain, with the problems that broke it.
+
+    The value of the link is shown to people.
+    """
 
     link: Enum
     state: State
@@ -51,26 +54,29 @@ class Chain(Struct, frozen=True):
 
 
 def chains_of(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
-    """Of some pods of one workload, broken ones first: most of them break at the same link."""
+    """Return the chains of some pods of one workload, broken ones first.
+
+    Most of the pods break at the same link.
+    """
     told = tuple(problems)
     chains = (Chain(pod.subject, chain(pod, told, _newest_warning(snapshot, pod))) for pod in pods)
     return tuple(sorted(chains, key=lambda one: (one.is_whole, one.pod))[:MOST_CHAINS])
 
 
 def chain(pod: Pod, problems: Iterable[Problem], warning: str = "") -> tuple[Step, ...]:
-    """Every link in order. One with a problem is broken, also where the pod has come past it before."""
+    """Return every link in order. A link with a problem is broken, even if the pod has passed it before."""
     passed = dict(_passed(pod))
     stands_at = next((link for link in Link if link not in passed), Link.RUNNING)
     broken: dict[Link, list[Problem]] = {}
     for one in touching(problems, pod):
-        # What is wrong with a node or a component holds the pod up where it stands.
+        # A fault of a node or a component stops the pod at its current link.
         broken.setdefault(one.found.cause.link or stands_at, []).append(one)
     waits_for = "; ".join(filter(None, (_why_waiting(pod), warning)))
     return tuple(steps(tuple(Link), passed, broken, waits_for))
 
 
 def touching(problems: Iterable[Problem], pod: Pod) -> Iterator[Problem]:
-    """Those that keep the pod itself from work, consequences too."""
+    """Yield problems that keep the pod itself from work, including consequences."""
     return _all(problems, frozenset((pod.subject,)))
 
 
@@ -80,7 +86,7 @@ def steps(
     broken: Mapping[AnyLink, Sequence[Problem]],
     waiting: str,
 ) -> Iterator[Step]:
-    """In order; beyond one that is broken, or that the pod waits at, none is reached."""
+    """Yield the steps in order; no link is reached after a broken one, or one at which the pod waits."""
     stopped = False
     for link in links:
         here = tuple(broken.get(link, ()))
@@ -139,15 +145,15 @@ def _why_waiting(pod: Pod) -> str:
 
 
 def _newest_warning(snapshot: Snapshot, pod: Pod) -> str:
-    """What stands of it, where no cause is known by it."""
+    """Return the newest active warning about the pod, for use if no cause explains it."""
     scheduled = pod.condition("PodScheduled")
     if scheduled is not None and scheduled.status == "False":
-        return ""  # the condition tells the same
+        return ""  # the condition has the same text
     return next(map(str, of_events(standing_events(snapshot, pod))), "")
 
 
 def _all(problems: Iterable[Problem], subjects: frozenset[str]) -> Iterator[Problem]:
-    """Those, and their consequences, that touch one of the subjects themselves."""
+    """Yield problems, and their consequences, that concern one of the subjects directly."""
     for one in problems:
         if one.found.subject in subjects or not subjects.isdisjoint(one.found.affected):
             yield one

@@ -47,7 +47,7 @@ Objects = Callable[[str, str, Mapping[str, str]], Iterator[Mapping[str, Any]]]
 
 
 class Collector:
-    """One look at a cluster. `listed` is told each kind once it is listed, or can't be."""
+    """Collector of a cluster's objects. `listed` is called for each kind once it is listed, or can't be."""
 
     def __init__(
         self,
@@ -67,9 +67,10 @@ class Collector:
         self.missing: dict[str, str] = {}
 
     def collect(self, where: Where = everywhere, namespace: str = "") -> Snapshot:
-        """`namespace`: the one that is enough where a listing of all is forbidden. A second look adds to the first.
+        """List all kinds, and return the snapshot. A second call adds to the first.
 
-        Raises ClusterError where nothing at all could be listed.
+        `namespace`: the namespace to list if listing all namespaces is forbidden. Raises ClusterError if nothing at all
+        could be listed.
         """
         now = datetime.now(UTC)
         with ThreadPoolExecutor(_AT_ONCE, "list") as pool:
@@ -89,16 +90,17 @@ class Collector:
         return self._builder.build(now)
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """That pod as it is now; None where there is none. Raises ClusterError."""
+        """Return the present state of the pod; None if it does not exist. Raises ClusterError."""
         query = {"fieldSelector": f"metadata.name={name}"}
         found = (read_pod(Fields(one)) for one in self._objects(POD.path(namespace), POD.resource, query))
         return next(found, None)
 
     def with_logs(self, snapshot: Snapshot, read: ReadLog, pod: str = "") -> Snapshot:
-        """And the last lines of containers that end again and again. One that can't be read is left out.
+        """Return the snapshot with the last log lines of containers that fail repeatedly.
 
-        A kubelet that does not answer keeps each question waiting: it is asked no more, and one not ready is not asked.
-        `pod`: the subject of the one that is asked about, of which what runs is read too; '' for all that fail.
+        A log that can't be read is left out. A kubelet that does not answer delays each request, so it is not asked
+        again. Nodes that are not ready are never asked. `pod`: the subject of the diagnosed pod, whose running
+        containers are read too; '' for all that fail.
         """
         silent = {one.name for one in snapshot.nodes if not one.ready}
         wanted = list(islice(_suspects(snapshot, pod, silent), _MOST_LOGS))
@@ -108,14 +110,17 @@ class Collector:
         return replace(snapshot, logs=logs)
 
     def _take(self, kind: Kind, where: Where, namespace: str) -> ClusterError | None:
-        """Why it could not be listed; None where it was. A kind that the cluster does not have was."""
+        """List a kind, and return why it could not be listed; None if it was.
+
+        A kind that the cluster does not have counts as listed.
+        """
         self.missing.pop(kind.kind, None)
         try:
             error = self._list(kind, where(kind))
             if error is None and list(where(kind)) == list(everywhere(kind)):
                 self._whole.add(kind.kind)
             if isinstance(error, Forbidden) and namespace and kind.namespaced:
-                # By the same queries: of ConfigMaps only those of our names are anybody's business.
+                # Use the same queries: only ConfigMaps with our names are relevant.
                 error = self._list(kind, [(namespace, query) for _, query in where(kind)])
                 if error is None and kind.kind in OF_COMPONENTS:
                     self.missing[kind.kind] = f"only those of the namespace {namespace} may be listed"
@@ -141,7 +146,7 @@ class Collector:
         return None
 
     def _found(self, kind: Kind, namespace: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
-        """By the newest version of the API that the cluster serves, where the kind has several."""
+        """Yield the objects, using the newest API version that the cluster serves if the kind has several."""
         for version in kind.versions:
             served = replace(kind, group=kind.group.format(version))
             try:
@@ -152,9 +157,10 @@ class Collector:
 
 
 def _of_hami(seen: Snapshot) -> list[tuple[str, Mapping[str, str]]] | None:
-    """Where HAMi's ConfigMaps lie, under whatever name it is installed: where there is no HAMi, nothing is asked for.
+    """Return the queries for HAMi's ConfigMaps, whatever the name of the release; none without HAMi.
 
-    None where it may be there unseen, or under no name that tells: then by the names that its chart has by default.
+    Return None if HAMi may exist but is not visible, or has no recognisable name. The default names of its chart are
+    then used.
     """
     found = config_maps(seen)
     if not found and (is_there(seen) or not seen.sees(*_SHOW_HAMI)):
@@ -177,7 +183,7 @@ def _suspects(snapshot: Snapshot, pod: str, silent: set[str]) -> Iterator[tuple[
 
 
 def _without_gpus(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
-    """Device plugins that run on a GPU node which offers nothing: what they see stands in their log alone."""
+    """Yield device plugins on GPU nodes that offer nothing: only the log shows which GPUs they find."""
     for one in components(snapshot):
         for pod in one.pods if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN) else ():
             node = snapshot.by_node.get(pod.spec.node)
@@ -195,7 +201,7 @@ def _failed(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:
 
 
 def _running(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:
-    """Containers that have never ended: what they say of a GPU that is gone stands in no state of theirs."""
+    """Yield running containers that have never ended: only their log may report a lost GPU."""
     for pod in pods:
         yield from ((pod, one.name, False) for one in pod.states if one.running and not one.init and not one.last_ended)
 

@@ -1,4 +1,4 @@
-"""Which components GPUs need this cluster has, by their labels, images and names, and how they are. Pure."""
+"""Recognise the components that GPUs need by labels, images and names, and assess their state. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ YOUNG = timedelta(minutes=10)
 
 
 class Role(Enum):
-    """The value is what a person reads. In the order in which the one waits for the other."""
+    """Role of a component, in the order in which one waits for another. The value is shown to people."""
 
     OPERATOR = "GPU operator"
     NODE_FEATURES = "node feature discovery"
@@ -69,9 +69,9 @@ class Health(Enum):
 
 
 class Component(Struct, frozen=True):
-    """One workload, or what pods of one have in common where the workload is not visible.
+    """One workload, or the common properties of its pods if the workload is not visible.
 
-    `wanted`, `made` and `ready` are pods; None where nobody tells.
+    `wanted`, `made` and `ready` are numbers of pods; None if unknown.
     """
 
     role: Role
@@ -103,7 +103,7 @@ class Component(Struct, frozen=True):
 
 @lru_cache(maxsize=1)
 def components(snapshot: Snapshot) -> tuple[Component, ...]:
-    """All that were recognised, by role and name."""
+    """Return all recognised components, sorted by role and name."""
     owned = _by_owner(snapshot)
     found = []
     for one in snapshot.workloads:
@@ -118,7 +118,7 @@ def components(snapshot: Snapshot) -> tuple[Component, ...]:
 
 
 def lacking(component: Component, nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Of the nodes those for which a DaemonSet is meant and where it has no pod that is ready."""
+    """Return the nodes that a DaemonSet selects and on which it has no ready pod."""
     if component.meta.kind != "DaemonSet":
         return ()
     ready = {pod.spec.node for pod in component.pods if is_ready(pod)}
@@ -126,21 +126,24 @@ def lacking(component: Component, nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 class ComponentRow(Struct, frozen=True):
-    """Of the table of components: one with the GPU nodes on which it should work and does not."""
+    """Row of the component table: a component with the GPU nodes on which it should work and does not."""
 
     component: Component
     lacking: tuple[str, ...] = ()
 
 
 def component_table(snapshot: Snapshot) -> tuple[ComponentRow, ...]:
-    """All components, with what each lacks where pods and nodes are visible; the validator's tests are none."""
+    """Return all components, without the validator's tests.
+
+    The nodes that each component lacks are included if pods and nodes are visible.
+    """
     nodes = gpu_nodes(snapshot) if snapshot.sees("Pod", "Node") else ()
     every = (one for one in components(snapshot) if one.role is not Role.CUDA_VALIDATOR)
     return tuple(ComponentRow(one, lacking(one, nodes)) for one in every)
 
 
 def role_of(meta: Meta, labels: Mapping[str, str], spec: PodSpec) -> Role | None:
-    """By its labels, else by its own name, else by the image that it runs."""
+    """Return the role by the object's labels, else by its name, else by the image that it runs."""
     words = {**labels, **meta.labels}
     for key in ("app", "app.kubernetes.io/component", "app.kubernetes.io/name", "k8s-app", "name"):
         role = _LABELS.get((key, words.get(key, "")))
@@ -154,7 +157,7 @@ def role_of(meta: Meta, labels: Mapping[str, str], spec: PodSpec) -> Role | None
 
 
 def is_for(spec: PodSpec, node: Node) -> bool:
-    """Whether a DaemonSet of such pods wants one on the node."""
+    """Whether a DaemonSet with this pod spec should have a pod on the node."""
     return selects(spec, node) and not refused(spec, node)
 
 
@@ -167,7 +170,7 @@ def refused(spec: PodSpec, node: Node) -> tuple[Taint, ...]:
 
 
 def is_ready(pod: Pod) -> bool:
-    """Running with all its containers ready as far as anybody tells, and nobody has asked it to go."""
+    """Whether the pod runs, is not being deleted, and all its containers are ready as far as known."""
     told = pod.condition("Ready")
     if pod.phase != "Running" or pod.meta.deleted is not None:
         return False
@@ -177,7 +180,7 @@ def is_ready(pod: Pod) -> bool:
 
 
 def _by_owner(snapshot: Snapshot) -> dict[str, list[Pod]]:
-    """Pods by the subject of what makes them: of a Deployment's that, not the ReplicaSet between."""
+    """Return pods by the subject of their owner: for a Deployment that, not the ReplicaSet between."""
     between = {one.subject: one.meta.owner for one in snapshot.workloads if one.meta.kind == "ReplicaSet"}
     owned: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:
@@ -195,13 +198,13 @@ def _by_owner(snapshot: Snapshot) -> dict[str, list[Pod]]:
 
 def _of_workload(role: Role, one: Workload, pods: list[Pod]) -> Component:
     assert one.spec is not None
-    # Its pods tell the truth; the workload's own count may be behind.
+    # The pods show the actual state; the workload's own count may lag behind.
     ready = sum(map(is_ready, pods)) if any(not pod.over for pod in pods) else one.ready or 0
     return Component(role, one.meta, version_of(one.spec, role), one.wanted, one.made, ready, one.spec, tuple(pods))
 
 
 def _of_pods(subject: str, pods: list[Pod]) -> Component | None:
-    """Of what makes them where only they are visible."""
+    """Return the component for these pods, if only the pods are visible."""
     living = [one for one in pods if not one.over]
     if not living:
         return None
@@ -223,9 +226,9 @@ def _of_template(spec: PodSpec) -> tuple[tuple[Expression, ...], ...] | None:
 
 
 def version_of(spec: PodSpec, role: Role | None = None) -> str:
-    """Of the image that its first container runs.
+    """Return the version from the image of the first running container.
 
-    HAMi's scheduler is its second one: the first is Kubernetes' own, which asks it.
+    HAMi's scheduler is the second container: the first one is Kubernetes' own scheduler, which calls it.
     """
     running = [one for one in spec.containers if not one.init]
     if role is Role.HAMI_SCHEDULER:

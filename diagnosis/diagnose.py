@@ -1,4 +1,4 @@
-"""All searches over one snapshot, their finds put together: which is a cause, which only its consequence. Pure."""
+"""Run all searches over one snapshot, and arrange the results as causes and consequences. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_EVIDENCE = 12
 
 
 class Problem(Struct, frozen=True):
-    """A find with what follows from it. `evidence_left_out`: how many more pieces there are."""
+    """Result with its consequences. `evidence_left_out`: the number of further pieces of evidence."""
 
     found: Found
     consequences: tuple[Problem, ...] = ()
@@ -31,7 +31,7 @@ class Problem(Struct, frozen=True):
 
     @property
     def reach(self) -> int:
-        """How many objects it keeps from work, its consequences' too."""
+        """Return how many objects the problem keeps from work, including those of its consequences."""
         return len(set(self.all_affected()))
 
     def all_affected(self) -> Iterator[str]:
@@ -50,7 +50,10 @@ class Diagnosis(Struct, frozen=True):
 
 @lru_cache(maxsize=1)
 def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Diagnosis:
-    """What is wrong in the snapshot, and what could not be looked at. Kept: it decides whether to look further, too."""
+    """Return the problems in the snapshot, and the parts that could not be checked.
+
+    The result is cached, because it also decides whether more must be collected.
+    """
     found: list[Found] = []
     unseen = [Unseen(SAVED_STATE, why, "whatever it held") for why in snapshot.unread]
     for search in searches:
@@ -66,7 +69,7 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
 
 
 def arranged(found: Iterable[Found]) -> tuple[Problem, ...]:
-    """One for each cause and subject, consequences beneath what they follow from, in order."""
+    """Return one problem for each cause and subject in order, with consequences below their origin."""
     merged = _merged(found)
     above = _above(merged)
     children: dict[tuple[str, str], list[tuple[str, str]]] = {}
@@ -81,7 +84,7 @@ def arranged(found: Iterable[Found]) -> tuple[Problem, ...]:
 
 
 def together(unseen: Iterable[Unseen]) -> tuple[Unseen, ...]:
-    """One line for each kind."""
+    """Return one entry for each kind and reason."""
     hides: dict[tuple[str, str], list[str]] = {}
     for one in unseen:
         hides.setdefault((one.kind, one.why), []).append(one.hides)
@@ -114,7 +117,10 @@ def _once(texts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _above(merged: dict[_Key, Found]) -> dict[_Key, list[_Key]]:
-    """Of each the causes of it that were found, in its own order. It may name thousands that were not."""
+    """Return, for each result, its causes that were found, in its own order.
+
+    A result may name thousands of causes that were not found.
+    """
     return {
         key: [
             parent for cause, subject in one.because_of if (parent := (cause.name, subject)) in merged and parent != key
@@ -124,7 +130,7 @@ def _above(merged: dict[_Key, Found]) -> dict[_Key, list[_Key]]:
 
 
 def _parent(key: _Key, above: dict[_Key, list[_Key]]) -> _Key | None:
-    """The first cause of it that was found, unless that follows from it in turn."""
+    """Return the first of its causes that was found and is not in turn its consequence."""
     return next((parent for parent in above[key] if not _follows(parent, key, above)), None)
 
 

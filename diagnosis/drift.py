@@ -1,4 +1,4 @@
-"""What changed between two looks at a cluster, of all that can stop a GPU pod. Pure."""
+"""Compare two snapshots of a cluster: changes of everything that can stop a GPU pod. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESOURCES = ("nvidia.com/", "amd.com/", "vpc.amazonaws.com/efa", "hugepages-")
 
 
 class Change(Struct, frozen=True):
-    """`before` or `after` is '' for what was not there."""
+    """Change of one property. `before` or `after` is '' if it did not exist at that time."""
 
     subject: str
     what: str
@@ -28,7 +28,7 @@ class Change(Struct, frozen=True):
 
 
 def changes(old: Snapshot, new: Snapshot) -> tuple[Change, ...]:
-    """Of kinds that both looks could see."""
+    """Return the changes in kinds that both snapshots contain."""
     return tuple(_changes(old, new))
 
 

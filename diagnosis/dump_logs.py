@@ -26,11 +26,11 @@ _CHUNK = 64 * 1024
 
 
 class DumpError(ValueError):
-    """The folder is beyond what is read. The message says what is allowed."""
+    """Folder exceeds the limits for reading. The message states the limit."""
 
 
 def read_dump_logs(folder: Path) -> dict[tuple[str, str], str]:
-    """By a pod's subject and a container's name. Raises OSError, DumpError."""
+    """Return the logs by a pod's subject and a container's name. Raises OSError, DumpError."""
     logs: dict[tuple[str, str], str] = {}
     left = _MOST_CHARACTERS
     for file in sorted(file for file in files_below(folder) if file.name == _NAME):

@@ -1,4 +1,7 @@
-"""No remedy has a command that another finding of our agents makes harmful: what to correct first takes its place."""
+"""Remove commands from remedies that another finding of our agents makes harmful.
+
+The correction that has to be made first replaces them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def with_fixes_first(snapshot: Snapshot, found: Found) -> Found:
 
 
 def _fixes(snapshot: Snapshot, found: Found, line: str) -> Iterator[str]:
-    """What has to be corrected before the commands of the line are run."""
+    """Yield corrections that have to be made before the commands of the line are run."""
     if _RESTARTS_ALL.search(line):
         yield from _corrections(snapshot.nodes, runtime_restart.REASONS)
     elif _RESTARTS.search(line):
@@ -44,7 +47,7 @@ def _fixes(snapshot: Snapshot, found: Found, line: str) -> Iterator[str]:
 
 
 def _corrections(nodes: Iterable[Node], reasons: Iterable[str]) -> Iterator[str]:
-    """Of each of the nodes its faults, in the order in which they are to be corrected."""
+    """Yield a correction for each node with its faults, in the order in which they are to be corrected."""
     for node in nodes:
         recorded = {one.reason for one in node.record.findings} if node.record is not None else frozenset[str]()
         first = [reason for reason in reasons if reason in recorded]

@@ -1,7 +1,7 @@
-"""What a scheduler writes when no node takes a pod, taken apart: each reason, and for how many nodes. Pure.
+"""Parse a scheduler's text about a pod that no node accepts: each reason, and its node count. Pure.
 
-Of kube-scheduler (`0/4 nodes are available: …`) since 1.16 and Volcano (`0/4 nodes are unavailable: …`), with the texts
-that extenders and other plugins put there.
+Supported are kube-scheduler since 1.16 (`0/4 nodes are available: …`) and Volcano (`0/4 nodes are unavailable: …`),
+with the texts that extenders and other plugins add.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EMPTY = "no nodes available to schedule pods"
 
 
 class Says(Enum):
-    """What a reason is about."""
+    """Subject of a reason."""
 
     SHORT = "too little of a resource"
     TAINT = "a taint that the pod does not tolerate"
@@ -48,7 +48,10 @@ class Says(Enum):
 
 
 class Reason(Struct, frozen=True):
-    """`nodes` is for how many; None where it is said of the pod as such. `what`: the resource, taint or object."""
+    """Reason why a pod does not fit.
+
+    `nodes` is the number of nodes; None if the reason concerns the pod as such. `what`: the resource, taint or object.
+    """
 
     says: Says
     text: str
@@ -57,7 +60,7 @@ class Reason(Struct, frozen=True):
 
 
 class FitError(Struct, frozen=True):
-    """`nodes`: how many the scheduler knew of; None where it does not say."""
+    """Parsed text of a scheduler. `nodes`: how many the scheduler knew; None if the text has no number."""
 
     nodes: int | None
     reasons: tuple[Reason, ...]
@@ -120,7 +123,10 @@ _OF_THE_POD = (Says.VOLUME_UNBOUND, Says.VOLUME_MISSING, Says.CLAIM_MISSING, Say
 
 
 def parse(message: str) -> FitError | None:
-    """None of what is no such text. Volcano tells of the group first, then why one pod of it does not fit."""
+    """Parse a scheduler's text; None for any other text.
+
+    Volcano's text names the group first, then why one pod of the group does not fit.
+    """
     if _EMPTY in message:
         return FitError(0, ())
     head = _HEAD.search(message)
@@ -136,7 +142,7 @@ def parse(message: str) -> FitError | None:
 
 
 def reason_of(text: str, nodes: int | None = None) -> Reason:
-    """One reason's text, without its count."""
+    """Parse the text of one reason, without its count."""
     for says, pattern in _patterns():
         found = pattern.search(text)
         if found is not None:

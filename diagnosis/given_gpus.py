@@ -1,4 +1,4 @@
-"""Which GPUs a running pod has: by the kubelet's report, by its claims, or by what HAMi gave it. Pure."""
+"""Determine the GPUs of a running pod from the kubelet's report, its claims, or HAMi's grant. Pure."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ _UNHEALTHY = "Unhealthy"
 
 
 class GivenGpu(Struct, frozen=True):
-    """One GPU, or a part of one. `uuids` are its own and, of a MIG instance, its GPU's where that is known."""
+    """One GPU, or a part of one.
+
+    `uuids` are its own and, for a MIG instance, that of its GPU if known.
+    """
 
     shown: str
     uuids: frozenset[str] = frozenset()
     address: str = ""
 
     def has(self, finding: RecordFinding) -> bool | None:
-        """Whether the finding is about this GPU; None where nothing both of them name tells."""
+        """Whether the finding is about this GPU; None if the two have no identifier to compare."""
         uuid, address = finding.about.get("uuid", "").lower(), gpu_address(finding.subject)
         if uuid in self.uuids or (address and address == self.address):
             return True
@@ -40,7 +43,7 @@ class GivenGpu(Struct, frozen=True):
 
 
 def given_gpus(snapshot: Snapshot, pod: Pod) -> tuple[GivenGpu, ...] | None:
-    """None where a container has GPUs and nothing tells which."""
+    """Return the pod's GPUs; None if a container has GPUs and no source identifies them."""
     by_hami = tuple(_by_uuid(one.card) for one in shares(pod.meta))
     if by_hami:
         return by_hami
@@ -56,7 +59,10 @@ def given_gpus(snapshot: Snapshot, pod: Pod) -> tuple[GivenGpu, ...] | None:
 
 
 def unhealthy_gpus(pod: Pod) -> Iterator[AllocatedDevice]:
-    """Those of its GPUs that the kubelet reports as unhealthy: their device plugin or DRA driver says so."""
+    """Yield the pod's GPUs that the kubelet reports as unhealthy.
+
+    Their device plugin or DRA driver reported them to the kubelet.
+    """
     for state in pod.states:
         yield from (one for one in state.devices if state.running and _is_gpu(one) and one.health == _UNHEALTHY)
 
@@ -106,12 +112,12 @@ def _uuids(attributes: Mapping[str, str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _claims(snapshot: Snapshot) -> Mapping[tuple[str, str], ResourceClaim]:
-    """By namespace and name, those that have devices."""
+    """Return claims that have devices, by namespace and name."""
     return {(one.meta.namespace, one.meta.name): one for one in snapshot.claims if one.devices}
 
 
 @lru_cache(maxsize=1)
 def _devices(snapshot: Snapshot) -> Mapping[str, Device]:
-    """As driver/pool/device."""
+    """Return the devices by driver/pool/device."""
     slices = (one for pool in snapshot.pools.values() for one in pool)
     return {f"{one.driver}/{one.pool}/{device.name}": device for one in slices for device in one.devices}

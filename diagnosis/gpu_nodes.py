@@ -1,4 +1,4 @@
-"""Which nodes have GPUs, what of them is given out, and who says so. Pure."""
+"""Determine which nodes have GPUs, which of these are offered, and the source of this. Pure."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def is_device(resource: str) -> bool:
 
 
 def devices_in(amounts: Iterable[str]) -> tuple[str, ...]:
-    """Of the names of resources those that are given out as GPUs or parts of them."""
+    """Return the resource names that are offered as GPUs or parts of them."""
     return tuple(sorted({name for name in amounts if is_device(name)}))
 
 
 def has_nvidia(node: Node) -> bool:
-    """Whether the node has an NVIDIA GPU: something offers it, or a label tells of its hardware."""
+    """Whether the node has an NVIDIA GPU: one is offered, or a label describes the hardware."""
     labels = node.meta.labels
-    # A 0 may be all that is left of something that nobody remembers.
+    # A 0 may be a remnant of a resource that is no longer in use.
     if any(name.startswith((GPU, MIG)) and number != "0" for name, number in node.capacity.items()):
         return True
     if _TYPES.match(labels.get(INSTANCE_TYPE, "")):
@@ -84,13 +84,16 @@ def has_gpu(node: Node) -> bool:
 
 
 def gpu_nodes(snapshot: Snapshot) -> tuple[Node, ...]:
-    """All nodes with a GPU, those too of which only a slice of dynamic resource allocation tells."""
+    """Return all nodes with a GPU, including those that only a ResourceSlice lists."""
     sliced = sliced_nodes(snapshot)
     return tuple(one for one in snapshot.nodes if has_gpu(one) or one.name in sliced)
 
 
 def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> frozenset[str]:
-    """Nodes of whose devices a slice tells, or is about to: a pool that is published anew hides none."""
+    """Return nodes whose devices a slice lists, or is about to list.
+
+    A pool that is being published again hides no node.
+    """
     told = (one for pool in snapshot.pools.values() for one in pool if one.devices or not is_whole(pool))
     return frozenset(one.node for one in told if one.node and one.driver in drivers)
 
@@ -101,7 +104,7 @@ def offers_gpus(node: Node) -> bool:
 
 
 def has_hami(node: Node) -> bool:
-    """Whether HAMi shares the node's GPUs: what it offers are places on cards then, not cards."""
+    """Whether HAMi shares the node's GPUs: the node then offers slots on cards, not cards."""
     return any(key.startswith("hami.io/node-") for key in node.meta.annotations)
 
 
@@ -116,7 +119,7 @@ def brings_plugin(node: Node) -> bool:
 
 
 def is_judged(node: Node, now: datetime) -> bool:
-    """Whether what is missing on it tells anything: it answers, it is not new, and nobody takes it away."""
+    """Whether missing items on the node are meaningful: it is ready, not new, and not being deleted."""
     young = node.meta.created is not None and now - node.meta.created < SETTLES
     return node.ready and not young and node.meta.deleted is None
 
@@ -127,7 +130,7 @@ def is_changed(node: Node) -> bool:
 
 
 def changes(node: Node) -> Iterator[str]:
-    """The labels that tell of such work."""
+    """Yield the labels that show such work."""
     for key, value in node.meta.labels.items():
         paused = key.startswith(_DEPLOY) and value.startswith(_PAUSED)
         upgraded = key == "nvidia.com/gpu-driver-upgrade-state" and value in _UPGRADING
@@ -136,7 +139,7 @@ def changes(node: Node) -> Iterator[str]:
 
 
 def switched_off(node: Node) -> str:
-    """The label by which somebody keeps the operator's device plugin off the node; '' where none does."""
+    """Return the label that keeps the operator's device plugin off the node; '' if there is none."""
     labels = node.meta.labels
     if labels.get(_OPERANDS) == "false":
         return _OPERANDS

@@ -1,4 +1,4 @@
-"""Which resources are GPUs, and which pods ask for them. Pure."""
+"""Determine which resources are GPUs, and which pods request them. Pure."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ def is_gpu(resource: str) -> bool:
 
 
 def meant_as_gpu(resource: str) -> bool:
-    """Whether somebody who asks for it wants a GPU, however they wrote it: `nvidia.com/GPU`, `nividia.com/gpu`."""
+    """Whether the name was meant as a GPU, even if misspelled: `nvidia.com/GPU`, `nividia.com/gpu`."""
     return is_gpu(resource) or _MEANT.search(resource) is not None
 
 
 def gpus_of(container: Container) -> dict[str, str]:
-    """What it asks for of GPUs, as it is written there."""
+    """Return the GPU resources that the container requests, as written in its spec."""
     asked = {**container.limits, **container.requests}
     return {name: value for name, value in asked.items() if is_gpu(name) and value not in ("", "0")}
 
 
 def asks_for_gpus(spec: PodSpec) -> bool:
-    """By resources of its containers alone; a claim is another object."""
+    """Whether the containers request GPUs as resources; claims are separate objects."""
     return any(gpus_of(one) for one in spec.containers)
 
 
 @lru_cache(maxsize=1)
 def gpu_pods(snapshot: Snapshot) -> tuple[Pod, ...]:
-    """Those that ask for GPUs, by resources or by claims, whatever has become of them."""
+    """Return the pods that request GPUs, by resources or by claims, in any state."""
     claims = gpu_claims(snapshot)
     return tuple(pod for pod in snapshot.pods if asks_for_gpus(pod.spec) or claims_gpus(pod, claims))
 
 
 @lru_cache(maxsize=1)
 def gpu_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
-    """Namespaces and names of the ResourceClaims, and their templates, that ask for a class of GPUs.
+    """Return namespaces and names of ResourceClaims, and their templates, that request a GPU class.
 
-    One that a pod names and that does not exist, or is not visible, counts if it sounds so, or if all that there is to
-    claim are GPUs.
+    A pod may name a claim that does not exist or is not visible. It counts if its name suggests a GPU, or if GPUs are
+    the only devices that can be claimed.
     """
     classes = {one.meta.name: one for one in snapshot.device_classes}
     told = {(one.meta.namespace, one.meta.name): _for_gpus(one, classes) for one in snapshot.claims}

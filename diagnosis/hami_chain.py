@@ -1,4 +1,4 @@
-"""One pod on its way through HAMi: webhook, scheduler, filter, binding, device plugin, container. Pure."""
+"""Trace one pod through HAMi: webhook, scheduler, filter, binding, device plugin, container. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EVENTS = frozenset(("FilteringFailed", "FilteringSucceed", "BindingFailed", "Bi
 
 
 class HamiLink(Enum):
-    """In the order in which they can break. The value is what a person reads."""
+    """Link of HAMi's chain, in the order in which it can break. The value is shown to people."""
 
     WEBHOOK = "HAMi's webhook gives it HAMi's scheduler"
     SCHEDULER = "HAMi's scheduler looks at it"
@@ -40,7 +40,7 @@ class HamiLink(Enum):
 
 
 def hami_chains(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
-    """Of the pods that are HAMi's, or should be: broken ones first."""
+    """Return the chains of the pods that HAMi handles or should handle, broken ones first."""
     every, told = installations(snapshot), tuple(problems)
     found = (hami_chain(snapshot, every, pod, told) for pod in pods) if every else ()
     chains = sorted(filter(None, found), key=lambda one: (one.is_whole, one.pod))
@@ -50,7 +50,7 @@ def hami_chains(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Prob
 def hami_chain(
     snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, problems: Iterable[Problem]
 ) -> Chain | None:
-    """None for a pod that has nothing to do with HAMi."""
+    """Return the chain of a pod through HAMi; None if the pod is not related to HAMi."""
     own = tuple(touching(problems, pod))
     if not is_scheduled(pod, schedulers(every)) and not any(one.found.cause in _OWN for one in own):
         return None
@@ -65,7 +65,7 @@ def hami_chain(
 
 
 def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> Iterator[tuple[HamiLink, str]]:
-    """What the pod's own state shows behind it, up to the first link that it does not."""
+    """Yield the links that the pod's own state shows as passed, up to the first that it does not."""
     if not is_scheduled(pod, schedulers(every)):
         return
     yield HamiLink.WEBHOOK, f"schedulerName {pod.spec.scheduler}"
@@ -101,7 +101,10 @@ def _of_event(last: Event | None) -> Iterator[str]:
 
 
 def _throttled(one: Installation, pod: Pod, given: Grant) -> Iterator[str]:
-    """A limit of cores that holds on an idle card too: meant so, and a surprise to whoever measures."""
+    """Yield a core limit that also applies on an idle card.
+
+    It is intended, but may be unexpected in a performance test.
+    """
     held = sorted({share.cores for share in given.shares if 0 < share.cores < _WHOLE})
     policies = (container.env.get(CORE_POLICY) for container in pod.spec.containers)
     policy = next(filter(None, policies), one.settings.core_policy)
@@ -110,7 +113,10 @@ def _throttled(one: Installation, pod: Pod, given: Grant) -> Iterator[str]:
 
 
 def _of_cards(pod: Pod, given: Grant, line: CommandLine) -> str:
-    """With the policy by which they were chosen, where the pod or the scheduler's command line names one."""
+    """Describe the granted cards, and the policy that chose them.
+
+    The policy is included if the pod or the scheduler's command line names one.
+    """
     shares = [
         f"{one.memory} MiB{f', {one.cores} %' if one.cores else ''} of {one.uuid}" for one in given.shares[:_MOST]
     ]
@@ -132,7 +138,7 @@ def _newest(snapshot: Snapshot, pod: Pod) -> Event | None:
 
 
 def _link(cause: Cause) -> HamiLink | None:
-    """None: where the pod stands."""
+    """Return the link that the cause breaks; None for the link that the pod has reached."""
     if cause in _BY_CAUSE:
         return _BY_CAUSE[cause]
     return _BY_LINK[cause.link] if cause.link is not None else None

@@ -1,4 +1,4 @@
-"""Each installation of HAMi as a person reads it: its parts, whom its webhook takes, and whether its CA holds. Pure."""
+"""Present each HAMi installation: its parts, the scope of its webhook, and the state of its CA. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_NAMED, _MOST_RULE = 5, 200
 
 
 class Part(Struct, frozen=True):
-    """One row. `status` in words; `health` None where it has none of its own."""
+    """One row. `status` is text; `health` is None if the part has none of its own."""
 
     what: str
     health: Health | None
@@ -35,7 +35,7 @@ class Part(Struct, frozen=True):
 
 
 class InstallationTable(Struct, frozen=True):
-    """`name`: namespace, and what its chart calls everything after."""
+    """Table of one installation. `name`: its namespace, and the base name of its chart's objects."""
 
     name: str
     scheduler_name: str
@@ -85,7 +85,10 @@ def _plugins(snapshot: Snapshot, one: Installation) -> Iterator[Part]:
 
 
 def _of_container(name: str, component: Component, container: Container, told: str) -> Part:
-    """Of all pods of the component; as the workload tells it where none of them is visible."""
+    """Return the row of one container, from all pods of the component.
+
+    If none of them is visible, the counts of the workload are used.
+    """
     living = [pod for pod in component.pods if not pod.over]
     ready = component.ready
     if living:
@@ -148,7 +151,10 @@ def _left_alone(snapshot: Snapshot, hook: Webhook) -> Iterator[Part]:
 
 
 def _trust(hook: Webhook, now: datetime) -> Part:
-    """Secrets are never read: what is signed by the CA is not known."""
+    """Return the row for the webhook's CA.
+
+    Secrets are never read, so it is unknown which certificates the CA has signed.
+    """
     what, last = "its CA", authorities(hook.ca) if hook.ca else ()
     beside = "whether it signed the scheduler's certificate is not looked at: Secrets are never read"
     if not hook.ca:

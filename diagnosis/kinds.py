@@ -1,4 +1,4 @@
-"""What a diagnosis lists of a cluster: where the API serves each kind, and what stays unsaid without it."""
+"""Kinds that a diagnosis lists: the API path of each, and the results that are missing without it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kind(Struct, frozen=True):
     versions: tuple[str, ...] = ("",)
 
     def path(self, namespace: str = "") -> str:
-        """Of the listing; of one namespace, where the kind has any."""
+        """Return the path of the listing, limited to one namespace if the kind is namespaced."""
         where = f"namespaces/{namespace}/" if namespace and self.namespaced else ""
         return f"/{self.group}/{where}{self.resource}"
 
@@ -86,7 +86,7 @@ _OF_NODES = "kube-node-lease"
 
 
 def everywhere(kind: Kind) -> Iterator[tuple[str, dict[str, str]]]:
-    """All objects of a kind, of which only some names are asked for where it has `names`."""
+    """Yield the queries for all objects of a kind; only for some names if it has `names`."""
     if kind.names:
         yield from (("", {"fieldSelector": f"metadata.name={name}"}) for name in kind.names)
     else:
@@ -94,9 +94,9 @@ def everywhere(kind: Kind) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def around(namespace: str, node: str) -> Callable[[Kind], Iterable[tuple[str, dict[str, str]]]]:
-    """What one pod depends on: its namespace, what the whole cluster shares, and its node with the pods there.
+    """Return queries for a pod's namespace, cluster-wide objects, its node, and the pods there.
 
-    `node` '': it waits for one, and may have any.
+    These are the objects on which the pod depends. `node` is '' if the pod waits for a node, and may get any.
     """
     of_node: dict[str, list[tuple[str, dict[str, str]]]] = {
         "Node": [("", {"fieldSelector": f"metadata.name={node}"})],

@@ -1,4 +1,4 @@
-"""One node: what it has of GPUs and of all that they need, by each who says so. Pure."""
+"""List one node's GPUs and all that they need, each with the source of the information. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DRIVER = ("nvidia.com/cuda.driver-version.full", "nvidia.com/cuda.driver.major"
 
 
 class Row(Struct, frozen=True):
-    """One thing of a node, as somebody says it."""
+    """One property of a node, with the source that reports it."""
 
     what: str
     value: str
@@ -44,7 +44,7 @@ class Row(Struct, frozen=True):
 
 
 def inventory(snapshot: Snapshot, node: Node) -> tuple[Row, ...]:
-    """From the driver to our verdict. What nobody tells is told to be so."""
+    """Return rows from the driver to our verdict. Rows without a source are shown as unknown."""
     return (*_gpus(snapshot, node), *_below(node), *_labels(node), *_operands(snapshot, node), *_verdict(node))
 
 
@@ -67,7 +67,7 @@ def _gpus(snapshot: Snapshot, node: Node) -> Iterator[Row]:
 
 
 def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[Row]:
-    """What plugin and scheduler have written there: as each of HAMi's releases reads it."""
+    """Yield the annotations of HAMi's plugin and scheduler, interpreted for each release of HAMi."""
     for told in registrations(node):
         cards = counted(len(told.cards), "card")
         value = f"can't be read: {told.unreadable}" if told.unreadable else f"{cards}; {told.form.value}"

@@ -1,7 +1,7 @@
-"""What says why one pod is stuck: what lies around it, and the rest of the cluster only where that may say otherwise.
+"""Collect enough objects to explain why one pod is stuck.
 
-The answer is the one that a look at everything gives. Where others may change it, as those who hold the GPUs that a pod
-waits for, everything is listed.
+These are the objects near the pod. The answer is the same as that of a complete listing. Everything is listed if other
+objects may change it, such as the pods that own the GPUs it waits for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _ACROSS_NODES = frozenset(cause for search in HANDLERS for cause in search.cause
 
 
 def look_at_pod(collector: Collector, read: ReadLog, target: Target) -> Snapshot:
-    """With the logs that it takes; of a pod that is not there nothing but that. Raises ClusterError."""
+    """Return the snapshot for the pod with the logs it needs. Raises ClusterError.
+
+    If the pod does not exist, only the pods of its namespace are listed.
+    """
     pod = collector.pod(target.namespace, target.name)
     if pod is None:
         return collector.collect(lambda kind: [(target.namespace, {})] if kind is POD else [])
@@ -38,12 +41,12 @@ def look_at_pod(collector: Collector, read: ReadLog, target: Target) -> Snapshot
 
 
 def is_settled(near: Snapshot, target: Target, pod: Pod) -> bool:
-    """Whether nothing that lies further away can change what is said of the pod."""
+    """Whether no object outside the near snapshot can change the answer for the pod."""
     problems = narrowed(diagnose(near), concerned(near, target)).problems
     if pod.spec.node:
         own = all(_is_own(one, pod) and one.found.cause not in _ACROSS_NODES for one in problems)
         return own and _sees_its_ranks(near, pod)
-    # What keeps a node from being cut anew is judged by the MIG manager's pods on it.
+    # Judging why a node's MIG profiles do not change needs the MIG manager's pods on that node.
     cut = pod.nominated or any(name.startswith(MIG) for name in asked_by(pod.spec))
     return bool(problems) and not cut and all(_stands_alone(one, pod) for one in problems)
 
@@ -60,7 +63,7 @@ def _stands_alone(one: Problem, pod: Pod) -> bool:
 
 
 def _is_own(one: Problem, pod: Pod) -> bool:
-    """Whether it lies with the pod, its namespace or its node, and follows from nothing elsewhere."""
+    """Whether the problem concerns the pod, its namespace or its node, without an origin elsewhere."""
     node = f"node/{pod.spec.node}"
     subjects = (one.found.subject, *(subject for _, subject in one.found.because_of))
     return not one.consequences and all(

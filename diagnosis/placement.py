@@ -1,6 +1,6 @@
-"""The scheduler's arithmetic, done again: what a pod asks for, what a node has left, and what keeps one off the other.
+"""Repeat the scheduler's arithmetic: a pod's requests, a node's free amounts, and obstacles.
 
-Texts of a scheduler change between versions and leave out names; the objects do not.
+The texts of a scheduler change between versions and omit names; the objects do not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Amounts = Mapping[str, Decimal]
 
 
 class Why(Enum):
-    """What keeps a pod off a node."""
+    """Reason why a pod can't run on a node."""
 
     CORDONED = "it is cordoned"
     TAINTED = "it has a taint that the pod does not tolerate"
@@ -36,7 +36,10 @@ class Why(Enum):
 
 
 class Obstacle(Struct, frozen=True):
-    """One reason for one node. `resource` with what is asked, offered and free; or `what` is in the way."""
+    """One reason for one node.
+
+    It has a `resource` with requested, offered and free amounts, or the obstacle in `what`.
+    """
 
     why: Why
     what: str = ""
@@ -53,7 +56,10 @@ class Obstacle(Struct, frozen=True):
 
 
 def asked_by(spec: PodSpec) -> dict[str, Decimal]:
-    """As the scheduler counts: containers and sidecars beside each other, other init containers one after another."""
+    """Return the requested amounts, as the scheduler counts them.
+
+    Containers and sidecars run in parallel; other init containers run one after another.
+    """
     running: defaultdict[str, Decimal] = defaultdict(Decimal)
     sidecars: defaultdict[str, Decimal] = defaultdict(Decimal)
     starting: dict[str, Decimal] = {}
@@ -76,7 +82,10 @@ def asked_by(spec: PodSpec) -> dict[str, Decimal]:
 
 
 def held_on(pods: Iterable[Pod]) -> dict[str, dict[str, Decimal]]:
-    """By node, what its pods hold there. One that is asked to go holds it until it is gone; one that ended, nothing."""
+    """Return, by node, the amounts that its pods own.
+
+    A pod that is being deleted owns its amounts until it is gone; a pod that has ended owns nothing.
+    """
     held: defaultdict[str, defaultdict[str, Decimal]] = defaultdict(lambda: defaultdict(Decimal))
     for pod in pods:
         if pod.spec.node and not pod.over:
@@ -85,12 +94,12 @@ def held_on(pods: Iterable[Pod]) -> dict[str, dict[str, Decimal]]:
 
 
 def obstacles(spec: PodSpec, node: Node, held: Amounts) -> tuple[Obstacle, ...]:
-    """All that keeps such a pod off the node, as far as the objects show it; empty where it fits."""
+    """Return all obstacles for such a pod on the node that the objects show; empty if the pod fits."""
     return (*refusals(spec, node), *shortages(asked_by(spec), node, held))
 
 
 def refusals(spec: PodSpec, node: Node) -> Iterator[Obstacle]:
-    """What keeps the pod off the node whatever is free there."""
+    """Yield obstacles for the pod on the node that do not depend on free amounts."""
     unschedulable = Taint(UNSCHEDULABLE, "", "NoSchedule")
     if node.cordoned and not tolerates(spec.tolerations, unschedulable):
         yield Obstacle(Why.CORDONED)
@@ -101,7 +110,7 @@ def refusals(spec: PodSpec, node: Node) -> Iterator[Obstacle]:
 
 
 def untolerated(spec: PodSpec, node: Node) -> Iterator[Taint]:
-    """Taints that keep the pod off; a cordon's own is not told twice."""
+    """Yield taints that keep the pod off; the taint of a cordon is not repeated."""
     for taint in node.taints:
         if taint.effect == "PreferNoSchedule" or (taint.key == UNSCHEDULABLE and node.cordoned):
             continue
@@ -110,7 +119,7 @@ def untolerated(spec: PodSpec, node: Node) -> Iterator[Taint]:
 
 
 def shortages(asked: Amounts, node: Node, held: Amounts) -> Iterator[Obstacle]:
-    """Of what the node has too little."""
+    """Yield the resources of which the node has too little."""
     for resource, wanted in asked.items():
         offered = offers(node, resource)
         free = max(offered - held.get(resource, ZERO), ZERO)
@@ -120,12 +129,12 @@ def shortages(asked: Amounts, node: Node, held: Amounts) -> Iterator[Obstacle]:
 
 
 def offers(node: Node, resource: str) -> Decimal:
-    """How much of it pods may have there in all."""
+    """Return the total of the resource that pods may use on the node."""
     return amount(node.allocatable.get(resource, "0")) or ZERO
 
 
 def has(node: Node, resource: str) -> Decimal:
-    """How much of it the node has, pods may have it or not."""
+    """Return the total of the resource on the node, whether or not pods may use it."""
     return max(amount(node.capacity.get(resource, "0")) or ZERO, offers(node, resource))
 
 
@@ -149,7 +158,7 @@ def holds_volume(volume: Volume, node: Node) -> bool:
 
 
 def expression_takes(one: Expression, node: Node) -> bool:
-    """One requirement of a node affinity."""
+    """Whether the node meets one requirement of a node affinity."""
     value = node.name if one.key == _NAME else node.meta.labels.get(one.key)
     return _compares(one, value) if one.operator in ("Gt", "Lt") else one.takes(value)
 

@@ -1,4 +1,4 @@
-"""How far a pod of a component has come, and what it stands at. Pure."""
+"""Determine the stage that a pod of a component has reached, and its present obstacle. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Kind(Enum):
 
 
 class Stage(Struct, frozen=True):
-    """`container` is the one that it stands at; `since` when it came there, as far as anybody can tell."""
+    """Stage of a pod. `container` is the container that it waits for.
+
+    `since` is the time when the pod reached the stage, as far as it is known.
+    """
 
     kind: Kind
     container: str = ""
@@ -48,12 +51,15 @@ class Stage(Struct, frozen=True):
         return f"container {self.container}: {told}" if self.container else told
 
     def lasts(self, now: datetime, patience: timedelta) -> bool:
-        """Whether it has stood there for longer than that; of unknown age is old."""
+        """Whether the pod has been in this stage for longer than `patience`; an unknown age counts as longer."""
         return self.since is None or now - self.since > patience
 
 
 def stage(pod: Pod, now: datetime) -> Stage:
-    """Where it stands. Ready is one that has ended well, and one that runs where nothing is told of its containers."""
+    """Return the pod's stage.
+
+    A pod that has succeeded is ready, and so is a running pod without container states.
+    """
     gone = pod.meta.deleted
     if gone is not None:
         kind = Kind.STUCK_GOING if now - gone > _LONG_GOING else Kind.GOING

@@ -16,7 +16,10 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 @lru_cache(maxsize=4096)
 def amount(text: str) -> Decimal | None:
-    """Cores, bytes or a count; None for what Kubernetes would not take. As there, nothing is more than 2^63 - 1."""
+    """Parse cores, bytes or a count; None for a text that Kubernetes would not accept.
+
+    As in Kubernetes, no value exceeds 2^63 - 1.
+    """
     form = _FORM.match(text)
     if form is None:
         return None
@@ -31,7 +34,7 @@ def amount(text: str) -> Decimal | None:
 
 
 def shown(resource: str, value: Decimal) -> str:
-    """As a person writes it: memory in Gi, anything else as a plain number."""
+    """Format an amount for people: memory in Gi, any other resource as a plain number."""
     if resource == "memory" or resource.endswith("storage") or resource.startswith("hugepages-"):
         return f"{_plain(round(value / (1 << 30), 1))}Gi"
     return _plain(value)

@@ -1,4 +1,7 @@
-"""What of an object may be saved: all that a diagnosis reads, and nothing that is likely to be secret. Pure."""
+"""Select the parts of an object that may be saved. Pure.
+
+These are all parts that a diagnosis reads, and none that is likely to be secret.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _CA = "(set)"
 
 
 def redacted(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The object without environment values, command lines, and annotations that are nobody's we know."""
+    """Return the object without environment values, command lines, and annotations of unknown owners."""
     shown = _without(raw)
     assert isinstance(shown, dict)
     return shown
@@ -39,7 +42,7 @@ def _without(value: Any, key: str = "") -> Any:
 
 
 def _flags(one: Mapping[str, Any]) -> dict[str, str]:
-    """Of a container what its command line may show."""
+    """Return the flags of a container's command line that may be shown."""
     lists = (one.get(key) for key in ("command", "args"))
     words = (word for listed in lists if isinstance(listed, list) for word in listed if isinstance(word, str))
     return shown_flags(str(one.get("name")), words)

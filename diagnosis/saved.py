@@ -1,4 +1,7 @@
-"""A cluster's state from files: what `kubectl get … -o json`, `kubectl cluster-info dump` and `--save` wrote."""
+"""Read a cluster's state from saved files.
+
+These are files of `kubectl get … -o json`, `kubectl cluster-info dump` and `--save`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ _TIMES = frozenset(
 
 
 class SavedStateError(ValueError):
-    """The message names the file, and says what is wrong with it."""
+    """Saved state can't be read. The message names the file and its fault."""
 
 
 class NoSavedStateError(SavedStateError):
@@ -56,14 +59,14 @@ class _NoStateError(ValueError):
 
 
 class _Document(msgspec.Struct):
-    """What a document is of; its objects stay bytes until each is read by itself."""
+    """Kind and items of a document; its objects stay bytes until each is parsed separately."""
 
     kind: msgspec.Raw = msgspec.Raw(b"null")
     items: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _State:
-    """What the files have said so far."""
+    """State that has been read from the files so far."""
 
     def __init__(self) -> None:
         self.builder = Builder()
@@ -74,7 +77,7 @@ class _State:
         self._objects = _MOST_OBJECTS
 
     def take(self, name: str, content: bytearray) -> None:
-        """One file. Raises JsonCostError, and _NoState."""
+        """Read one file. Raises JsonCostError, and _NoState."""
         self._values -= refuse_costly(content, self._values)
         for document, part in _documents(content):
             self._count()
@@ -108,13 +111,13 @@ class _State:
         if kind == told:
             self._add(kind, part)
             return
-        self.builder.listed(kind)  # an empty one says that there is none
+        self.builder.listed(kind)  # an empty list shows that there is none
         for raw in _items(document):
             self._count()
             self._add(kind, raw)
 
     def _add(self, kind: str, part: _Part) -> None:
-        """One object. `kind`: where it names none itself, as the items of a typed list."""
+        """Add one object. `kind`: used if the object has no kind, as in the items of a typed list."""
         one = _decoded(part)
         own = one.get("kind") if isinstance(one, dict) else None
         self.builder.add(own if isinstance(own, str) else kind, one)
@@ -134,14 +137,14 @@ class _State:
             self.builder.listed(str(kind))
         missing = document.get("missing")
         for kind in KINDS:
-            # Whoever saved it had looked for all of them: a kind without a file has no object.
+            # The collector listed all of these kinds: a kind without a file has no object.
             self.builder.listed(kind)
         for kind, why in islice((missing if isinstance(missing, dict) else {}).items(), _MOST_MISSING):
             self.missing[printable(str(kind), 64)] = printable(str(why), 256)
 
 
 def read_saved(paths: Iterable[Path]) -> Snapshot:
-    """All that the files hold, as of their newest timestamp. Raises SavedStateError."""
+    """Return the content of the files, as of their newest timestamp. Raises SavedStateError."""
     state, logs = _State(), {}
     for path in paths:
         for file in _files(path):
@@ -180,7 +183,7 @@ def _logs(path: Path) -> dict[tuple[str, str], str]:
 
 
 def _read(file: Path, state: _State) -> None:
-    """One file, packed or not. Raises SavedStateError."""
+    """Read one file, compressed or not. Raises SavedStateError."""
     try:
         with file.open("rb") as stream:
             source = Input(stream)
@@ -212,7 +215,7 @@ def _whole(chunks: Iterator[bytes], source: Input) -> bytearray:
 
 
 def _documents(content: bytearray) -> Iterator[tuple[_Document, _Part]]:
-    """One after another, as they are left by appending what kubectl prints. Raises _NoStateError."""
+    """Yield the documents of a file, in sequence, as appended outputs of kubectl. Raises _NoStateError."""
     try:
         whole = _typed(content)
     except _NoStateError:
@@ -227,7 +230,7 @@ def _documents(content: bytearray) -> Iterator[tuple[_Document, _Part]]:
 
 
 def _apart(content: bytearray) -> Iterator[memoryview]:
-    """Objects at the top level; none where something else stands between them."""
+    """Yield the objects at the top level; none if there is other text between them."""
     depth = begins = ended = 0
     for mark in _TOP_LEVEL.finditer(content):
         if depth == 0:
@@ -253,7 +256,7 @@ def _typed(part: _Part) -> _Document:
 
 
 def _items(document: _Document) -> list[msgspec.Raw]:
-    """The objects of a List; what is no list has none. Raises _NoStateError."""
+    """Return the objects of a List; empty for any other document. Raises _NoStateError."""
     try:
         return msgspec.json.decode(document.items, type=list[msgspec.Raw])
     except msgspec.ValidationError:
@@ -261,7 +264,7 @@ def _items(document: _Document) -> list[msgspec.Raw]:
 
 
 def _decoded(part: _Part) -> object:
-    """One object. Raises _NoStateError, JsonCostError."""
+    """Decode one object. Raises _NoStateError, JsonCostError."""
     if memoryview(part).nbytes > _LONGEST_OBJECT:
         raise JsonCostError(f"an object of over {_LONGEST_OBJECT >> 20} MiB; none so long is read")
     try:

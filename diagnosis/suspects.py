@@ -1,4 +1,7 @@
-"""GPU nodes that a problem touches and of which no agent has told: a look from within may tell why. Pure."""
+"""Find GPU nodes with a problem and without an agent's record. Pure.
+
+A probe on the node itself may find the reason.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from diagnosis.snapshot.nodes import Node
 
 
 def suspects(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[Node, ...]:
-    """In the order of their names."""
+    """Return the nodes in the order of their names."""
     subjects = {one for problem in diagnosis.problems for one in _subjects(problem)}
     names = {pod.spec.node for pod in snapshot.pods if pod.subject in subjects}
     beneath = (one for one in snapshot.nodes if one.subject in subjects or one.name in names)

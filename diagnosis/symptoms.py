@@ -1,7 +1,7 @@
-"""What a pod's containers, events and logs say of its trouble, and the signatures by which it is known. Pure.
+"""Symptoms of a pod from its containers, events and logs, and signatures that identify a cause. Pure.
 
-A signature is a pattern with the places where it may stand, so that a word in a program's log is never taken for one
-of the kubelet's, nor what was said before things went on for what is wrong now.
+A signature is a pattern with the sources in which it may occur. A word in a program's log is thus never mistaken for a
+message of the kubelet. Messages from before the pod made progress are not taken for its present problem.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHOWN = 300
 
 
 class Place(Enum):
-    """Where a text stands. The value is what a person reads."""
+    """Source of a text. The value is shown to people."""
 
     POD = "pod"
     EVENT = "event"
@@ -45,7 +45,10 @@ class Place(Enum):
 
 
 class Symptom(Struct, frozen=True):
-    """One text about a pod. `reason` is an event's or a state's; `container` '' where it is about the whole pod."""
+    """One text about a pod.
+
+    `reason` is that of an event or a state. `container` is '' if the text is about the whole pod.
+    """
 
     place: Place
     reason: str
@@ -55,7 +58,7 @@ class Symptom(Struct, frozen=True):
     count: int = 1
 
     def __str__(self) -> str:
-        """As a piece of evidence."""
+        """Format as a piece of evidence."""
         who = f" of {self.container}" if self.container else ""
         times = f" ({self.count} times)" if self.count > 1 else ""
         told = ": ".join(filter(None, (self.reason, shortened(self.text))))
@@ -63,7 +66,10 @@ class Symptom(Struct, frozen=True):
 
 
 class Signature(Struct, frozen=True):
-    """By which a cause is known: a pattern, and where it may stand. `source` says who writes it."""
+    """Signature of a cause: a pattern, and the sources in which it may occur.
+
+    `source` names the program that writes the text.
+    """
 
     pattern: str
     cause: Cause
@@ -77,12 +83,15 @@ class Signature(Struct, frozen=True):
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """When it is first looked for: most diagnoses look for few."""
+    """Compile the pattern at its first use, because most diagnoses need few patterns."""
     return re.compile(pattern, re.IGNORECASE)
 
 
 class Recognised(Struct, frozen=True):
-    """A signature in a symptom. `quote` is the text around it, `groups` what the pattern took out of it."""
+    """Match of a signature in a symptom. `quote` is the surrounding text.
+
+    `groups` are the texts that the groups of the pattern matched.
+    """
 
     cause: Cause
     symptom: Symptom
@@ -90,7 +99,7 @@ class Recognised(Struct, frozen=True):
     groups: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """As a piece of evidence: of a text that is long, the part that tells."""
+        """Format as a piece of evidence; of a long text, only the quoted part."""
         return str(self.symptom if len(self.symptom.text) <= _SHOWN else replace(self.symptom, text=self.quote))
 
 
@@ -99,7 +108,10 @@ def signature(pattern: str, cause: Cause, source: str, *places: Place) -> Signat
 
 
 def recognised(signatures: Iterable[Signature], symptoms: Iterable[Symptom]) -> Recognised | None:
-    """The first signature, in the order of the table, that stands in any of the symptoms: the newest of these."""
+    """Return the match of the first signature in the table that occurs in any symptom.
+
+    If it occurs in several symptoms, the newest is used.
+    """
     told = tuple(symptoms)
     for one in signatures:
         for symptom in told:
@@ -115,12 +127,12 @@ def standing_events(snapshot: Snapshot, pod: Pod) -> tuple[Event, ...]:
     about = [one for one in snapshot.events_about.get(pod.subject, ()) if one.uid in ("", pod.meta.uid)]
     went_on = max((one.last for one in about if not one.warning and one.reason in _PROGRESS and one.last), default=None)
     stands = (one for one in reversed(about) if one.warning)
-    # What went on in the same second says nothing: the kubelet pulls an image, then fails to start it.
+    # Progress in the same second is ignored: the kubelet pulls an image, then fails to start it.
     return tuple(one for one in stands if went_on is None or one.last is None or one.last >= went_on)
 
 
 def of_events(events: Iterable[Event], *reasons: str) -> tuple[Symptom, ...]:
-    """Those with one of the reasons; all where none is given."""
+    """Return the events with one of the reasons as symptoms; all events if no reason is given."""
     return tuple(
         Symptom(Place.EVENT, one.reason, one.message, "", one.last, one.count)
         for one in events
@@ -129,7 +141,7 @@ def of_events(events: Iterable[Event], *reasons: str) -> tuple[Symptom, ...]:
 
 
 def of_state(state: ContainerState) -> Iterator[Symptom]:
-    """What a container that does not run says of why: what it waits for, and how it ended."""
+    """Yield symptoms of a container that does not run: why it waits, and how it ended."""
     if state.waiting:
         yield Symptom(Place.WAITING, state.waiting, state.message, state.name)
     for ended in (state.ended, state.last_ended):
@@ -138,7 +150,7 @@ def of_state(state: ContainerState) -> Iterator[Symptom]:
 
 
 def of_end(state: ContainerState, ended: Ended) -> Symptom:
-    """A message may be the end of its log; the lines' ends stand there written out."""
+    """Return the symptom of an end. The message may be the end of the log, with escaped line ends."""
     return Symptom(Place.ENDED, ended.reason, ended.message.replace("\\n", "\n"), state.name, ended.at)
 
 
@@ -152,7 +164,10 @@ def of_log(snapshot: Snapshot, pod: Pod, container: str, lines: int = 0) -> Iter
 
 
 def replaced(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether a pod that ended only lies there: what it was for is done, or works without it, or is long past."""
+    """Whether a pod that ended is only left over.
+
+    Its purpose is fulfilled, or its workload works without it, or its end is long past.
+    """
     end = _end(pod)
     if pod.meta.deleted is not None or (end is not None and snapshot.now - end > _PAST):
         return True
@@ -167,7 +182,7 @@ def replaced(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _ready(snapshot: Snapshot, maker: Workload) -> int:
-    """How many of its pods work: by its own count, or by the pods, where that is behind."""
+    """Return how many of its pods work, by its own count, or by the pods if the count lags behind."""
     return max(maker.ready or 0, sum(map(_works, snapshot.pods_under.get(snapshot.line(maker.meta)[-1], ()))))
 
 
@@ -177,7 +192,7 @@ def shortened(text: str, longest: int = _SHOWN) -> str:
 
 
 def older(snapshot: Snapshot, at: datetime | None, minutes: float) -> bool:
-    """Whether it was longer ago than that. What nobody dates is."""
+    """Whether the time is longer ago than `minutes`. An unknown time counts as longer ago."""
     return at is None or snapshot.now - at > timedelta(minutes=minutes)
 
 
@@ -188,7 +203,7 @@ def scheduled_at(pod: Pod) -> datetime | None:
 
 
 def is_stuck(pod: Pod) -> bool:
-    """Whether it has a node, has not ended, and some container of it does not run."""
+    """Whether the pod has a node, has not ended, and one of its containers does not run."""
     if pod.over or not pod.spec.node or pod.meta.deleted is not None:
         return False
     untold = not pod.states and pod.phase != "Running"
@@ -196,12 +211,12 @@ def is_stuck(pod: Pod) -> bool:
 
 
 def ended_of(state: ContainerState) -> Ended | None:
-    """How its last run ended that did."""
+    """Return the end of the last run that has ended."""
     return state.ended or state.last_ended
 
 
 def _around(found: re.Match[str]) -> str:
-    """The line that it stands in, and no more of it than a person wants."""
+    """Return the line with the match, shortened for people."""
     text, start = found.string, found.start()
     begin = max(text.rfind("\n", 0, start) + 1, start - _SHOWN // 2)
     end = text.find("\n", found.end())
@@ -220,12 +235,18 @@ def _works(pod: Pod) -> bool:
 
 
 def _end(pod: Pod) -> datetime | None:
-    """When it ended, as its containers say; where none has, when its state last changed, or when it was made."""
+    """Return when the pod ended, from its containers.
+
+    If none reports it, use the last change of the pod's conditions, or its creation.
+    """
     ends = [one.ended.at for one in pod.states if one.ended is not None and one.ended.at is not None]
     changes = [one.since for one in pod.conditions if one.since is not None]
     return max(ends or changes, default=pod.meta.created)
 
 
 def _after(pod: Pod, end: datetime | None) -> bool:
-    """A pod that was made beside it, as its fellow, takes nobody's place."""
+    """Whether the pod was created after that end.
+
+    A pod that was created earlier, as its peer, does not replace it.
+    """
     return end is not None and pod.meta.created is not None and pod.meta.created > end

@@ -1,4 +1,4 @@
-"""What a person asks about: the whole cluster, a node, a pod, or what makes pods."""
+"""Target of a diagnosis: the whole cluster, a node, a pod, or an owner of pods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHORT = {
 
 
 class TargetError(ValueError):
-    """The message says what is wanted."""
+    """Target is invalid. The message describes the expected form."""
 
 
 class Target(Struct, frozen=True):
@@ -41,7 +41,7 @@ class Target(Struct, frozen=True):
 
 
 def parse_target(words: Sequence[str], namespace: str) -> Target | None:
-    """Of `pod NS/NAME`, `pod/NAME`, `node NAME` …; None of no words. Raises TargetError."""
+    """Parse `pod NS/NAME`, `pod/NAME`, `node NAME` …; None without words. Raises TargetError."""
     if not words:
         return None
     kind, _, name = words[0].partition("/") if len(words) == 1 else (words[0], "", "/".join(words[1:]))
@@ -57,14 +57,14 @@ def parse_target(words: Sequence[str], namespace: str) -> Target | None:
 
 
 def pods_of(snapshot: Snapshot, target: Target) -> tuple[Pod, ...]:
-    """The pod itself, or all whose owners, one above another, lead to it."""
+    """Return the pod itself, or all pods with the target among their owners; for a Node, its pods."""
     if target.kind == "Node":
         return tuple(pod for pod in snapshot.pods if pod.spec.node == target.name)
     return tuple(pod for pod in snapshot.pods if target.subject in snapshot.line(pod.meta))
 
 
 def is_there(snapshot: Snapshot, target: Target) -> bool:
-    """Whether the object itself was seen."""
+    """Whether the snapshot contains the object itself."""
     if target.kind == "Node":
         return target.name in snapshot.by_node
     if target.kind == "Pod":
@@ -81,19 +81,19 @@ def concerned(snapshot: Snapshot, target: Target) -> frozenset[str]:
 
 
 def narrowed(diagnosis: Diagnosis, subjects: Iterable[str]) -> Diagnosis:
-    """What of it touches one of these."""
+    """Return the diagnosis with only the problems that concern one of these subjects."""
     wanted = frozenset(subjects)
     return replace(diagnosis, problems=tuple(one for one in diagnosis.problems if touches(one, wanted)))
 
 
 def in_namespace(diagnosis: Diagnosis, namespace: str) -> Diagnosis:
-    """What of it lies in a namespace, or keeps something there from work."""
+    """Return the diagnosis with only the problems of a namespace, or that affect an object in it."""
     subjects = {one for problem in diagnosis.problems for one in (problem.found.subject, *problem.all_affected())}
     return narrowed(diagnosis, (one for one in subjects if one.split("/")[1:-1] == [namespace]))
 
 
 def touches(problem: Problem, subjects: frozenset[str]) -> bool:
-    """Whether it, or what follows from it, lies in one of them or keeps one from work."""
+    """Whether the problem, or one of its consequences, concerns or affects one of the subjects."""
     if problem.found.subject in subjects or not subjects.isdisjoint(problem.found.affected):
         return True
     return any(touches(one, subjects) for one in problem.consequences)

@@ -1,4 +1,4 @@
-"""Where NVIDIA's toolkit writes its handler, beside where the kubelet's own container runtime reads. Pure."""
+"""Compare the paths to which NVIDIA's toolkit writes with those of the kubelet's own runtime. Pure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _WAYS = (
 
 
 class Target(Struct, frozen=True):
-    """A container runtime's file and socket; '' for what nobody knows. `more`: variables that it needs besides."""
+    """File and socket of a container runtime; '' if unknown. `more`: further variables that it needs."""
 
     config: str
     socket: str
@@ -98,12 +98,12 @@ class Target(Struct, frozen=True):
         return " with ".join(filter(None, (self.config, self.socket)))
 
     def same(self, other: Target) -> bool:
-        """As far as both are known."""
+        """Whether both are the same, as far as both are known."""
         pairs = ((self.config, other.config), (self.socket, other.socket))
         return all(not one or not two or _resolved(one) == _resolved(two) for one, two in pairs)
 
     def helm(self, namespace: str, others: Mapping[str, str]) -> str:
-        """The command that gives the operator's toolkit this one, beside the variables that it has."""
+        """Return the command that sets this target for the operator's toolkit and keeps its other variables."""
         own = {_CONFIG: self.config, _SOCKET: self.socket, **dict(self.more)}
         alias = {name for key in own for name in _OLD_AND_NEW.get(key, (key,))}
         kept = {name: value for name, value in others.items() if name not in alias and value != OTHER_VALUE}
@@ -111,7 +111,10 @@ class Target(Struct, frozen=True):
 
 
 def toolkits(snapshot: Snapshot) -> tuple[Workload, ...]:
-    """The DaemonSets that bring the toolkit to the nodes; where none is visible, what their pods tell of them."""
+    """Return the DaemonSets that install the toolkit on nodes.
+
+    If DaemonSets are not visible, they are derived from their pods.
+    """
     seen = tuple(one for one in snapshot.daemon_sets if _NAME in one.meta.name)
     if seen or snapshot.sees("DaemonSet"):
         return seen
@@ -124,7 +127,7 @@ def toolkits(snapshot: Snapshot) -> tuple[Workload, ...]:
 
 
 def target_of(toolkit: Workload) -> Target | None:
-    """On the host, by its volumes and variables; None where they don't tell."""
+    """Return the target on the host from volumes and variables; None if they do not contain it."""
     if toolkit.spec is None:
         return None
     config, socket = (_on_host(toolkit.spec, key) for key in (_CONFIG, _SOCKET))
@@ -132,7 +135,10 @@ def target_of(toolkit: Workload) -> Target | None:
 
 
 def by_hand(node: Node | None) -> str:
-    """How a person brings NVIDIA's handler to a node without the GPU operator: distributions have their own ways."""
+    """Return the manual steps that install NVIDIA's handler on a node without the GPU operator.
+
+    The steps depend on the distribution.
+    """
     told = f"{node.kubelet} {node.runtime} {node.system}".lower() if node is not None else ""
     for sign, words in _WAYS:
         if sign in told or (node is not None and sign in node.meta.labels):
@@ -141,7 +147,7 @@ def by_hand(node: Node | None) -> str:
 
 
 def handlers_of(node: Node) -> frozenset[str] | None:
-    """By the kubelet, else by our agent there; None where neither tells."""
+    """Return the handlers from the kubelet, else from our agent there; None if neither reports them."""
     if node.handlers is not None:
         return node.handlers
     seen = node.record.inventory.runtime if node.record is not None else None
@@ -157,7 +163,10 @@ def written_elsewhere(node: Node) -> tuple[str, ...]:
 
 
 def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> Target | None:
-    """The kubelet's own, by our agent, or by what its node tells of its distribution; None where nobody knows."""
+    """Return the target of the kubelet's own runtime; None if it is unknown.
+
+    The sources are our agent, and the node's properties that identify its distribution.
+    """
     if node is None:
         return None
     told = _KUBELETS.search(finding.detail) if finding is not None else None
@@ -177,8 +186,8 @@ def _by_distribution(node: Node) -> Target | None:
     version, labels = f"{node.kubelet} {node.runtime}", node.meta.labels
     rancher = "rke2" if "+rke2" in version else "k3s" if "+k3s" in version or "-k3s" in version else ""
     if rancher:
-        # Both make their own file at each start, with NVIDIA's handler where they find its program: what the toolkit
-        # writes does not matter, which of the node's containerds it starts anew does.
+        # Both write their own file at each start, with NVIDIA's handler if they find its program. The file that the
+        # toolkit writes does not matter, but which of the node's containerds it restarts does.
         return Target("", "/run/k3s/containerd/containerd.sock", f"{rancher}, by its version {node.kubelet}")
     if "+k0s" in version:
         config, program = "/etc/k0s/containerd.d/nvidia.toml", "/var/lib/k0s/bin/containerd"
@@ -191,7 +200,7 @@ def _by_distribution(node: Node) -> Target | None:
 
 
 def _on_host(spec: PodSpec, key: str) -> str:
-    """The file's place on the node: the folder that is mounted, and the name that the variable gives it there."""
+    """Return the file's path on the node: the mounted folder, and the name from the variable."""
     named = [one.env.get(name, "") for one in spec.containers if not one.init for name in _OLD_AND_NEW[key]]
     value = next((one for one in named if one and one != OTHER_VALUE), "")
     folder = spec.host_volumes.get(_VOLUMES[key], "")

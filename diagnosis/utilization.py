@@ -1,4 +1,4 @@
-"""Which card of which node, held by which pod, a series of a Prometheus is about. Pure."""
+"""Find the card, the node and the owning pod for each Prometheus series. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 
 class CardLoad(Struct, frozen=True):
-    """`pod` is the one that the labels name, '' where they name none that asks for GPUs on the node."""
+    """Load of one card.
+
+    `pod` is the pod in the labels; '' if they name no pod with GPUs on the node.
+    """
 
     uuid: str
     index: str
@@ -26,7 +29,10 @@ class CardLoad(Struct, frozen=True):
 def loads(
     snapshot: Snapshot, uses: Iterable[GpuUse], holders: Mapping[str, Iterable[str]]
 ) -> dict[str, list[CardLoad]]:
-    """By node, each card once, by its number. `holders`: the subjects of the pods with GPUs on each node."""
+    """Return the cards by node, each once, sorted by number.
+
+    `holders`: the subjects of the pods with GPUs on each node.
+    """
     places, homes = _places(snapshot), {pod.subject: pod.spec.node for pod in snapshot.pods}
     cards: defaultdict[str, dict[str, CardLoad]] = defaultdict(dict)
     held = {node: frozenset(pods) for node, pods in holders.items()}
@@ -43,7 +49,10 @@ def loads(
 
 
 def _places(snapshot: Snapshot) -> dict[str, str]:
-    """The names under which an exporter may know its node: that of its own pod, where it was told no other."""
+    """Return nodes by the names under which an exporter may know them.
+
+    An exporter without a configured name uses that of its own pod.
+    """
     by_pod = {pod.meta.name: pod.spec.node for pod in snapshot.pods if "dcgm-exporter" in pod.meta.name}
     by_label = {node.meta.labels.get(_HOSTNAME, ""): node.name for node in snapshot.nodes}
     return by_pod | by_label | {node.name: node.name for node in snapshot.nodes}

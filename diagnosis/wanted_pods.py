@@ -18,13 +18,13 @@ _TEMPLATES = {
 
 
 class NoPodError(ValueError):
-    """The message says what is wrong with the file."""
+    """File has no valid pod. The message describes the fault."""
 
 
 def pods_in(text: str, namespace: str) -> tuple[dict[str, Any], ...]:
-    """As the API takes them, in the order in which they stand. `namespace`: of those that name none.
+    """Return the pods in their order in the text, in the form that the API accepts. Raises NoPodError.
 
-    Raises NoPodError.
+    `namespace`: for pods that name none.
     """
     if len(text) > LONGEST:
         raise NoPodError(f"{len(text)} characters; at most {LONGEST} are read")

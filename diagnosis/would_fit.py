@@ -1,4 +1,4 @@
-"""Where a pod would find room that nobody has made yet: node by node, and card by card where HAMi shares them. Pure."""
+"""Compute where a pod that is not created yet would fit, by node, and by card for HAMi. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _OTHERS_SINCE = (2, 7)
 
 
 class Admission(Struct, frozen=True):
-    """What becomes of the pod on its way in. `refused`: why it would never be made, '' where it would.
+    """Result of a pod's admission. `refused`: why the pod would never be created; '' if it would be.
 
-    `asked`: whether the API server was, and `why_not` where it was not; else it is told by HAMi's rules.
+    `asked`: whether the API server was asked. `why_not`: the reason if it was not; HAMi's rules are then applied
+    instead.
     """
 
     pod: Pod
@@ -44,7 +45,10 @@ class Admission(Struct, frozen=True):
 
 
 class NodeAnswer(Struct, frozen=True):
-    """`cards` and `verdict` where HAMi's scheduler has a say; `unregistered`: why it knows no cards there."""
+    """Answer for one node. `cards` and `verdict` are set if HAMi's scheduler decides.
+
+    `unregistered`: why HAMi's scheduler knows no cards there.
+    """
 
     node: str
     obstacles: tuple[Obstacle, ...] = ()
@@ -58,7 +62,7 @@ class NodeAnswer(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """For one pod. `added`: what the way in makes of it, one change each."""
+    """Answer for one pod. `added`: the changes by admission, one entry each."""
 
     pod: str
     admission: Admission
@@ -77,7 +81,7 @@ def pod_of(raw: Mapping[str, Any]) -> Pod:
 
 
 def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
-    """What HAMi's webhook would do, where nobody can ask it."""
+    """Predict the action of HAMi's webhook, if it can't be called."""
     there = installations(snapshot)
     plain = Admission(pod, asked=False, why_not=why_not)
     ours = installation_of(pod, there) if there else None
@@ -150,7 +154,7 @@ def _passed_by(snapshot: Snapshot, pod: Pod, there: Iterable[Installation], book
 
 
 def _refused(snapshot: Snapshot, pod: Pod, books: Books) -> str:
-    """In the words of HAMi's webhook."""
+    """Return the refusal in the wording of HAMi's webhook; '' if it would not refuse the pod."""
     privileged = next((one.name for one in pod.spec.containers if one.privileged), "")
     if privileged and books.version >= _PRIVILEGED_SINCE:
         return f"container {privileged} is privileged"

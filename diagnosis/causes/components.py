@@ -1,4 +1,7 @@
-"""Components that GPUs need and that are not ready: which, where, at what they stand, and what they wait for."""
+"""Find components that GPUs need and that are not ready.
+
+The report names the component, its location, the stage that it has reached, and the component it waits for.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,7 @@ _STANDS_ON = {
 
 
 class Trouble(Struct, frozen=True):
-    """One pod of a component that is not ready, and should be."""
+    """Pod of a component that is not ready, and should be."""
 
     component: Component
     pod: Pod
@@ -161,7 +164,10 @@ class Trouble(Struct, frozen=True):
 
 
 def find(snapshot: Snapshot) -> Iterator[Found]:
-    """Each component that is not ready where it should be, those that only wait for another beneath that one."""
+    """Yield each component that is not ready where it should be.
+
+    A component that only waits for another one is listed as its consequence.
+    """
     nodes, every = {one.name: one for one in snapshot.nodes}, components(snapshot)
     events = _warnings(snapshot)
     troubles = [one for part in every for one in _troubles(snapshot, part, nodes)]
@@ -184,7 +190,7 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
         node = nodes.get(pod.spec.node)
         if node is not None and (_is_excused(node, now) or _is_beside(component, node)):
             continue
-        # A node that nobody sees may be as new as its pods.
+        # If nodes are not visible, a node may be as new as its pods.
         if unseen and pod.meta.created is not None and now - pod.meta.created < YOUNG:
             continue
         at = stage(pod, now)
@@ -194,13 +200,16 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
 
 
 def _is_excused(node: Node, now: datetime) -> bool:
-    """A node that is new, going, or does not answer says nothing about the components on it."""
+    """Whether the node is new, being deleted or not ready; its components are then not judged."""
     young = node.meta.created is not None and now - node.meta.created < YOUNG
     return young or node.meta.deleted is not None or not node.ready
 
 
 def _is_beside(component: Component, node: Node) -> bool:
-    """Whether it is of no matter there now: no GPU is, or the operator is at work on what the component stands on."""
+    """Whether the component does not matter on the node at present.
+
+    Either the node has no GPU, or the operator is changing the layers that the component depends on.
+    """
     of_nodes = component.meta.kind == "DaemonSet"
     if of_nodes and component.role in (Role.NODE_FEATURES, Role.EFA_PLUGIN, Role.NETWORK_DRA) and not has_gpu(node):
         return True
@@ -211,14 +220,17 @@ def _is_trouble(component: Component, pod: Pod, at: Stage, now: datetime) -> boo
     if at.kind in (Kind.READY, Kind.GOING):
         return False
     if pod.phase == "Failed":
-        return False  # what made it makes another one, which tells more; where it can't, the workload says so
+        return False  # its controller makes a new pod, or the workload reports that it can't
     if at.kind is Kind.FAILS:
         return True
     return at.lasts(now, _BUILDS if component.role is Role.DRIVER else YOUNG)
 
 
 def _subjects(troubles: Iterable[Trouble]) -> dict[tuple[Role, str], str]:
-    """By role and node what is to be mended: the workload where it fails everywhere for one reason, else the node."""
+    """Return, by role and node, the object to fix.
+
+    It is the workload if that fails everywhere for the same reason, else the node.
+    """
     groups: defaultdict[tuple[Role, str, str], list[Trouble]] = defaultdict(list)
     for one in troubles:
         groups[one.component.role, one.component.subject, one.stage.reason].append(one)
@@ -269,7 +281,7 @@ def _found(
 
 
 def _of_cards(one: Trouble) -> tuple[tuple[Cause, str], ...]:
-    """Why a device plugin ends that finds the cards cut each in its own way."""
+    """Return why a device plugin may exit: it found cards with different MIG geometries."""
     return ((GEOMETRY, one.subject),) if one.component.role is Role.DEVICE_PLUGIN else ()
 
 
@@ -298,12 +310,12 @@ def _causes_above(
 def _hanging(
     waiting: Iterable[Trouble], subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot
 ) -> Iterator[Found]:
-    """Of each node the pods that wait, those for the first stage first: it is the one to look at."""
+    """Yield the waiting pods of each node, ordered by stage; the first stage is the one to examine."""
     order, full = list(_WAITED_FOR), _full_nodes(snapshot)
     told: set[str] = set()
     for one in sorted(waiting, key=lambda trouble: order.index(trouble.stage.container)):
         if one.stage.container == "plugin-validation" and one.pod.spec.node in full:
-            continue  # it asks for a GPU to try one, and all of them work for somebody
+            continue  # its test needs a free GPU, and pods use all of them
         on = f" on {one.subject}" if one.subject != one.component.subject else ""
         evidence = f"{one.pod.subject}{on} stands at its init container {one.stage.container}"
         above = tuple(_causes_above(one, _WAITED_FOR[one.stage.container], subjects))
@@ -320,7 +332,10 @@ def _of_stage(one: Trouble) -> tuple[str, ...]:
 
 
 def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Found]:
-    """A workload that wants pods and has none, with what its controller says; or whose pods nobody can see."""
+    """Yield workloads that should have pods and have none, with the messages of their controllers.
+
+    Workloads whose pods are not visible are included.
+    """
     warnings, refused = _warnings(snapshot), refused_workloads(snapshot)
     # Where pods are not visible, those that are missing may be on nodes that are new, gone or being changed.
     changing = sum(_is_excused(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
@@ -341,7 +356,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
 
 
 def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
-    """Of each object's Warnings the newest first."""
+    """Return the Warning events of each object, newest first."""
     found: defaultdict[str, list[Event]] = defaultdict(list)
     for event in snapshot.events:
         if event.warning:
@@ -352,7 +367,7 @@ def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
 
 
 def _full_nodes(snapshot: Snapshot) -> frozenset[str]:
-    """Where pods hold GPUs, so that a test that wants one may have to wait."""
+    """Return the nodes whose GPUs are in use by pods; a test that needs a GPU may have to wait there."""
     return frozenset(pod.spec.node for pod in snapshot.pods if not pod.over and asks_for_gpus(pod.spec))
 
 

@@ -1,7 +1,7 @@
-"""GPU pods whose containers start and end in failure: by their last words, how they ended, and what their node knows.
+"""Find GPU pods whose containers start and then fail.
 
-A fault of the hardware is told apart from one of the program by our own record of the node. What a container said
-before it works now is nobody's trouble any more.
+Each is judged by its last messages, its exit, and the facts known about its node. Our record of the node separates
+hardware faults from faults of the program. Messages of a container that has since recovered are ignored.
 """
 
 from __future__ import annotations
@@ -258,7 +258,10 @@ _CERTAIN = (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTUR
 
 
 class _Crash(Struct, frozen=True):
-    """`lack`: why it has no GPU, where that is what it says."""
+    """Failed container of a pod.
+
+    `lack` is the reason why it has no GPU, if it reports that.
+    """
 
     pod: Pod
     state: ContainerState
@@ -268,7 +271,7 @@ class _Crash(Struct, frozen=True):
 
 
 def find_crashing(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each cause and what has to be changed, however many containers end so."""
+    """Yield one result for each cause and object to change, however many containers fail that way."""
     together: defaultdict[tuple[str, str], list[_Crash]] = defaultdict(list)
     for one in _crashes(snapshot):
         together[one.known.cause.name, one.subject].append(one)
@@ -301,7 +304,10 @@ def _crashes(snapshot: Snapshot) -> Iterator[_Crash]:
 
 
 def _of_component(snapshot: Snapshot, pod: Pod) -> Iterator[_Crash]:
-    """That it crashes is told with the components; here only what it says of its node."""
+    """Yield a crash of a component only for its messages about the node.
+
+    The crash itself is reported with the components.
+    """
     node = snapshot.by_node.get(pod.spec.node)
     if node is None or not node.ready or not older(snapshot, node.meta.created, _LATELY):
         return
@@ -315,7 +321,7 @@ def _of_component(snapshot: Snapshot, pod: Pod) -> Iterator[_Crash]:
 
 
 def _is_excused(snapshot: Snapshot, pod: Pod) -> bool:
-    """What somebody ends, or what ended and is replaced."""
+    """Whether the pod succeeded, is being terminated, or has failed and been replaced."""
     if pod.phase == "Succeeded" or pod.meta.deleted is not None or pod.reason:
         return True
     told = pod.condition("DisruptionTarget")
@@ -325,9 +331,9 @@ def _is_excused(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _failure(snapshot: Snapshot, state: ContainerState) -> Ended | None:
-    """How the container ended, where it is not at work now."""
+    """Return how the container ended; None if it works now or did not fail."""
     ended = ended_of(state)
-    # That it ended in failure may be all that anybody kept; or it began, and nobody had brought NVIDIA's tool in.
+    # The record may hold no more than the failure, or the start failed because NVIDIA's tool was not mounted.
     bare = state.waiting == "CrashLoopBackOff" and ended is None
     if bare or (state.waiting in START_REASONS and TOOL.search(state.message)):
         return Ended(state.waiting, None, state.message, None)
@@ -380,7 +386,7 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended
     if ended.exit_code in _KILLED and _probes(snapshot, pod):
         return Recognised(PROBE, Symptom(Place.EVENT, "", ""), shortened(_probes(snapshot, pod)[-1]))
     asked = ended.exit_code == _TERMINATED and state.waiting != "CrashLoopBackOff"
-    # A pod that is over and says nothing of a GPU has failed in its own way: nobody waits for it.
+    # A finished pod without a message about GPUs failed for its own reasons, and no other pod waits for it.
     if asked or pod.over:
         return None
     return Recognised(_by_exit(state, ended), end, shortened(end.text))
@@ -395,13 +401,13 @@ def _by_exit(state: ContainerState, ended: Ended) -> Cause:
 
 
 def _probes(snapshot: Snapshot, pod: Pod) -> tuple[str, ...]:
-    """What the kubelet says of a liveness probe that fails."""
+    """Return the kubelet's messages about failed liveness probes of the pod."""
     told = (one.message for one in snapshot.events_about.get(pod.subject, ()) if one.uid in ("", pod.meta.uid))
     return tuple(one for one in told if "iveness probe failed" in one or "failed liveness probe" in one)
 
 
 def _faults(node: Node) -> tuple[RecordFinding, ...]:
-    """What our agent found on the node that is more than a program's own doing."""
+    """Return our agent's findings on the node that a program alone can't cause."""
     return node.record.faults if node.record is not None else ()
 
 
@@ -427,7 +433,11 @@ def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[tup
 def _because(
     some: Iterable[_Crash], causes: Mapping[str, list[tuple[Cause, str]]], snapshot: Snapshot
 ) -> tuple[tuple[Cause, str], ...]:
-    """A node's verdict for what is the node's; for processes that lost each other what another of them died of."""
+    """Return the causes of which these crashes are consequences.
+
+    For a problem of the node, this is the node's verdict. For processes that lost contact with each other, it is the
+    cause of another process's failure.
+    """
     above: list[tuple[Cause, str]] = []
     for one in some:
         node = f"node/{one.pod.spec.node}"

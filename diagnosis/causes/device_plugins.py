@@ -1,4 +1,4 @@
-"""What nodes offer of their GPUs: nothing, less than they have, or the same twice; and why."""
+"""Find nodes that offer no GPUs, fewer than they have, or the same GPUs twice, and the reason."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TWICE = Cause(
 
 
 def find(snapshot: Snapshot) -> Iterator[Found]:
-    """Of each node with NVIDIA's GPUs that should give them to containers."""
+    """Check each node with NVIDIA GPUs that should offer them to containers."""
     every = components(snapshot)
     there = _by_node(one for one in every if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN))
     claimed = sliced_nodes(snapshot)
@@ -66,7 +66,7 @@ def find(snapshot: Snapshot) -> Iterator[Found]:
         if offers_gpus(node):
             yield from _partly(node)
         elif node.name in claimed or is_changed(node) or registered(node):
-            continue  # one that stands in HAMi's books is told of by HAMi's own family
+            continue  # HAMi's own family reports nodes registered with HAMi
         elif (blind or brings_plugin(node)) and not pods and _wants_plugin(node):
             yield _unexplained(node, stack(snapshot))
         else:
@@ -105,7 +105,10 @@ def _wants_plugin(node: Node) -> bool:
 
 
 def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause, str], ...]) -> Iterator[Found]:
-    """What keeps the nearest of the plugins off; one that HAMi's plugin was not meant for is left to its labels."""
+    """Yield why the closest matching device plugin does not run on the node.
+
+    A node that only HAMi's plugin could serve is left to the search for HAMi's labels.
+    """
     own = [one for one in plugins if one.role is Role.DEVICE_PLUGIN and one.meta.kind == "DaemonSet"]
     if not own:
         if not any(one.role is Role.HAMI_PLUGIN for one in plugins):
@@ -187,7 +190,10 @@ def _what(node: Node) -> Cause:
 
 
 def _partly(node: Node) -> Iterator[Found]:
-    """Of each resource of which some is offered; one at 0 beside others is what an older configuration left behind."""
+    """Yield each resource of which the node offers a part only.
+
+    A resource at 0 next to offered ones is left over from an older configuration, and is ignored.
+    """
     for name in devices_in(node.capacity):
         there, offered = _number(node.capacity, name), _number(node.allocatable, name)
         if 0 < offered < there:
@@ -264,7 +270,7 @@ def _is_settled(pod: Pod, now: datetime) -> bool:
 
 
 def _seen(node: Node) -> Iterator[str]:
-    """What our own agent says of the node's GPUs."""
+    """Yield our agent's record of the node's GPUs."""
     if node.record is not None:
         pci, nvml = node.record.inventory.pci, node.record.inventory.nvml
         if pci is not None or nvml is not None:

@@ -54,7 +54,7 @@ _REPLICA, _REPLICA_TYPE = "training.kubeflow.org/replica-index", "training.kubef
 
 
 class Struck(Struct, frozen=True):
-    """A pod with what it is struck by: findings of its node, or of its own GPUs where `gpus` are known."""
+    """Pod affected by findings of its node, or of its own GPUs if `gpus` are known."""
 
     pod: Pod
     findings: tuple[RecordFinding, ...]
@@ -63,14 +63,14 @@ class Struck(Struct, frozen=True):
 
 
 def find_faulty(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each node."""
+    """Yield one result for each node with faulty GPUs that pods use."""
     for name, struck in struck_pods(snapshot).items():
         yield _found(snapshot, snapshot.by_node[name], struck)
 
 
 @lru_cache(maxsize=1)
 def struck_pods(snapshot: Snapshot) -> Mapping[str, Sequence[Struck]]:
-    """By node, the pods that run on one of its faulty GPUs."""
+    """Return, by node, the pods that run on one of its faulty GPUs."""
     told: defaultdict[str, list[Struck]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         node = snapshot.by_node.get(pod.spec.node)
@@ -103,7 +103,10 @@ def _struck(snapshot: Snapshot, pod: Pod, node: Node) -> Struck | None:
 
 
 def _faults(node: Node) -> tuple[RecordFinding, ...]:
-    """Active findings of RESET or worse; where our taint stands and no record names one, what the condition names."""
+    """Return the node's active findings of RESET or worse.
+
+    If our taint is active and no record names a finding, use the finding named by the Node's condition.
+    """
     if node.record is not None and node.record.faults:
         return node.record.faults
     stated = node.record.severity if node.record is not None else node.meta.labels.get(SEVERITY, "")
@@ -116,7 +119,10 @@ def _faults(node: Node) -> tuple[RecordFinding, ...]:
 
 
 def _concerns(finding: RecordFinding, gpus: tuple[GivenGpu, ...] | None) -> bool:
-    """Whether the finding is about one of these GPUs. What is not about a GPU is about all pods of the node."""
+    """Whether the finding is about one of these GPUs.
+
+    A finding that is not about a GPU concerns all pods of the node.
+    """
     if gpus is None or not finding.subject.startswith("gpu/"):
         return True
     return any(one.has(finding) is not False for one in gpus)
@@ -126,7 +132,7 @@ def _found(snapshot: Snapshot, node: Node, struck: Sequence[Struck]) -> Found:
     findings = [finding for finding in _faults(node) if any(finding in one.findings for one in struck)]
     lines = [snapshot.line(one.pod.meta)[-1] for one in struck]
     affected = (*(one.pod.subject for one in struck), *dict.fromkeys(filter(is_gang, lines)))
-    # The kubelet repeats what a device plugin or driver last said, which may be older than our verdict.
+    # The kubelet repeats the last report of a device plugin or driver, which may be older than our verdict.
     doubted = not findings and node.record is not None and node.record.status == "pass"
     return Found(
         FAULTY,

@@ -1,4 +1,7 @@
-"""Causes that lie in a node's container runtime: components wait for it too, and name them as what they follow from."""
+"""Causes in a node's container runtime.
+
+Components depend on the runtime too, and name these causes as the origin of their own failures.
+"""
 
 from __future__ import annotations
 
@@ -38,5 +41,5 @@ UNLOADABLE = tuple(
 
 
 def unloadable(node: str) -> tuple[tuple[Cause, str], ...]:
-    """What everything that lacks a container runtime on the node `node/NAME` follows from."""
+    """Return the causes that explain any lack of a container runtime on the node `node/NAME`."""
     return tuple((cause, node) for cause in UNLOADABLE)

@@ -1,4 +1,4 @@
-"""What mends a node whose container runtime lacks NVIDIA's handler: the toolkit's values, or commands for the node."""
+"""Fix a node whose container runtime lacks NVIDIA's handler: toolkit values, or commands for the node."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ _OURS = re.compile(
 
 
 def by_agent(finding: RecordFinding | None) -> Iterator[str]:
-    """What our agent saw; what it says to do about that is no evidence."""
+    """Yield our agent's observation as evidence, without its advice."""
     if finding is not None:
         seen, _ = _apart(finding.detail)
         yield f"our agent there: {finding.reason}: {shortened(seen, 600)}"
 
 
 def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None) -> Iterator[str]:
-    """Where the operator's toolkit is, through its values: what a person configures beside it, it writes over."""
+    """Yield the steps that restore NVIDIA's handler on the node.
+
+    If the operator's toolkit is installed, they change its values, because it overwrites manual configuration.
+    """
     should = where_it_should_write(node, finding)
     operators = next(iter(toolkits(snapshot)), None)
     if finding is not None:
@@ -83,7 +86,10 @@ def _by_helm(snapshot: Snapshot, toolkit: Workload, should: Target | None) -> It
 
 
 def _apart(detail: str) -> tuple[str, str]:
-    """What was seen, and what to do: from the clause on in which the first command stands."""
+    """Split a finding's detail into observation and advice.
+
+    The advice starts with the clause that contains the first command.
+    """
     command_at = detail.find("`")
     if command_at < 0:
         return detail, ""

@@ -1,4 +1,4 @@
-"""GPUs that a pod holds and nothing runs on, as a Prometheus that somebody named tells."""
+"""Find GPUs that a pod owns and does not use, according to the Prometheus that the user named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _GPU, _WHOLE = "nvidia.com/gpu", "GPUs"
 
 
 def find_idle(snapshot: Snapshot) -> Iterator[Found]:
-    """By what made the pods: those whose containers have run for an hour with cards of their own."""
+    """Yield idle GPUs, grouped by the object that made the pods.
+
+    Only pods whose containers have run for an hour with cards of their own are checked.
+    """
     pods = {pod.subject: pod for pod in snapshot.pods if _has_run(snapshot, pod)}
     together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
     nodes = allocation(snapshot).nodes if snapshot.idle_gpus else ()
@@ -46,7 +49,7 @@ def find_idle(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def _has_run(snapshot: Snapshot, pod: Pod) -> bool:
-    """All containers with GPUs, for an hour: one that has just begun may still load its model."""
+    """Whether all containers with GPUs have run for an hour: a newer one may still load its model."""
     asking = [one.name for one in pod.spec.containers if not one.init and gpus_of(one)]
     since = {one.name: one.started for one in pod.states if one.running and one.started is not None}
     begun = all(name in since and snapshot.now - since[name] > _HOUR for name in asking)
@@ -54,13 +57,19 @@ def _has_run(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _held(node: NodeAllocation) -> dict[str, int]:
-    """How many whole cards each pod has; of shared ones nobody can tell whose turn was not used."""
+    """Return how many whole cards each pod has.
+
+    For a shared card, it is unknown which of its pods left it idle.
+    """
     whole = (one for one in node.pools if one.resource == _GPU and one.kind == _WHOLE)
     return {holder.pod: holder.amount for pool in whole for holder in pool.holders}
 
 
 def _idle_cards(node: NodeAllocation, held: Mapping[str, int], idle: list[CardLoad]) -> Iterator[tuple[str, str]]:
-    """Pods with what is idle of theirs. Where no series names a pod, a node all of whose cards are."""
+    """Yield pods with their idle GPUs.
+
+    If no series names a pod, yield the pods of a node only if all of its cards are idle.
+    """
     by_pod: defaultdict[str, list[CardLoad]] = defaultdict(list)
     for one in idle:
         by_pod[one.pod].append(one)

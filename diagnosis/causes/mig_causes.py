@@ -1,4 +1,4 @@
-"""Of cards that are not cut alike: the device plugin that ends for it is named as what follows."""
+"""Cause for cards with different MIG geometries; a device plugin that exits for this is a consequence."""
 
 from __future__ import annotations
 

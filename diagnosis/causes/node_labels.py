@@ -1,4 +1,4 @@
-"""What the labels of GPU nodes tell of discovery, MIG, and the change of a driver."""
+"""Find faults that the labels of GPU nodes show: discovery, MIG, and driver upgrades."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UPGRADE_FAILED = Cause(
 
 
 def find(snapshot: Snapshot) -> Iterator[Found]:
-    """By the labels of each node with NVIDIA's GPUs."""
+    """Check the labels of each node with NVIDIA GPUs."""
     every = components(snapshot)
     managers = [one for one in every if one.role is Role.MIG_MANAGER]
     for node in snapshot.nodes:
@@ -98,7 +98,7 @@ def _failed(node: Node, managers: list[Component]) -> Found:
 
 
 def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Iterator[Found]:
-    """Where nobody is there to complete it, or a pod has waited for its profiles for long."""
+    """Yield a pending change of MIG profiles without a manager, or with a pod that has waited long for it."""
     if not snapshot.sees("Pod") or not any(is_for(one.spec, node) for one in managers):
         return
     pods = [pod for one in managers if (pod := one.pod_on(node.name)) is not None]

@@ -1,4 +1,4 @@
-"""GPU nodes that do not answer, and those of which only the pods on them tell."""
+"""Find GPU nodes that do not answer, and missing nodes to which pods are still bound."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def find_nodes(snapshot: Snapshot) -> Iterator[Found]:
         pods = on_node[node.name]
         told = tuple(_not_ready(snapshot, node)) or silent.get(node.name, ())
         waiting = any(is_stuck(one) or one.meta.deleted is not None for one in pods)
-        # What somebody has cordoned he may be at work on: only what waits for it makes that anybody's trouble.
+        # A cordoned node may be under maintenance. Report it only if pods wait for it.
         if told and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
             look = f"See what is known of it: {command('kubectl', 'describe', 'node', node.name)}"
@@ -84,7 +84,7 @@ def find_silent(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_gone(snapshot: Snapshot) -> Iterator[Found]:
-    """Nodes of which only pods tell."""
+    """Yield nodes that do not exist but have pods bound to them."""
     bound: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         if pod.spec.node and pod.spec.node not in snapshot.by_node and _has_not_begun(pod):
@@ -98,7 +98,10 @@ def find_gone(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def _has_not_begun(pod: Pod) -> bool:
-    """One that runs has its node, whether or not somebody saved it."""
+    """Whether no container of the pod has started.
+
+    A pod that runs has a node, even if that Node is not in the saved state.
+    """
     return pod.phase == "Pending" and pod.meta.deleted is None and not pod.states
 
 
@@ -111,7 +114,10 @@ def _not_ready(snapshot: Snapshot, node: Node) -> Iterator[str]:
 
 
 def _silent(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
-    """Nodes whose Lease nobody renews any more, while others are: a node controller that hangs does not say so."""
+    """Return nodes whose Lease is no longer renewed while other Leases are.
+
+    A node controller that hangs does not report them as not ready.
+    """
     renewed = {
         one.meta.name: one.renewed
         for one in snapshot.leases
@@ -125,7 +131,7 @@ def _silent(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
 
 
 def _is_meant(snapshot: Snapshot, node: Node) -> bool:
-    """Whether it joins, goes, or is being upgraded or tested."""
+    """Whether the node joins, is being deleted, or is being upgraded or tested."""
     if node.meta.deleted is not None or not older(snapshot, node.meta.created, _NEW):
         return True
     if any(one.key == MAINTENANCE for one in node.taints):

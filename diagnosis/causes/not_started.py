@@ -1,7 +1,7 @@
-"""GPU pods that have a node and whose containers do not start: what the runtime, the image, a volume or the node says.
+"""Find GPU pods on a node whose containers do not start, from messages about runtime, image or volume.
 
-Each text is one of the kubelet's, of the container runtime's or of NVIDIA's toolkit, by a table; what has come further
-since then, and what is only minutes old, is none.
+A table maps messages of the kubelet, the container runtime and NVIDIA's toolkit to causes. Pods that have progressed
+since, or that have waited only minutes, are left out.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class _Stuck(Struct, frozen=True):
 
 
 def find_not_started(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each cause and what has to be changed, however many pods wait."""
+    """Yield one result for each cause and object to change, however many pods wait."""
     together: defaultdict[tuple[str, str], list[_Stuck]] = defaultdict(list)
     for pod in _suspects(snapshot):
         known = _recognise(snapshot, pod)
@@ -312,13 +312,13 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
         return None
     known = _of_pod(events)
     if known is None and not pod.states:
-        # What the kubelet noted of containers of which nothing else is told.
+        # The kubelet's events about containers that have no state yet.
         known = recognised((*INJECTION_TEXTS, *CONFIG_TEXTS, *IMAGE_TEXTS, *CREATE_TEXTS), _failed(events))
     return None if known is not None and known.cause is VOLUME_ELSEWHERE and _is_left(snapshot, pod) else known
 
 
 def _standing(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
-    """Not of a volume that has been attached since."""
+    """Yield the current events, without those about a volume that has been attached since."""
     about = snapshot.events_about.get(pod.subject, ())
     attached = {_VOLUME.sub(r"\1", one.message): one for one in about if one.reason == _ATTACHED}
     for one in standing_events(snapshot, pod):
@@ -364,14 +364,20 @@ def _failed(events: Iterable[Symptom]) -> Iterator[Symptom]:
 
 
 def _of_image(symptoms: Iterable[Symptom], events: Iterable[Symptom]) -> Recognised:
-    """`ImagePullBackOff` says only that; the reason is in the event before it, as long as that lasts."""
+    """Recognise why an image can't be pulled.
+
+    `ImagePullBackOff` gives no reason; the event before it does, as long as it is kept.
+    """
     texts = (*symptoms, *(one for one in _failed(events) if "pull" in one.text.lower() or "image" in one.text.lower()))
     told = tuple(one for one in texts if one.text)
     return recognised(IMAGE_TEXTS, told) or _as(IMAGE_FAILS, (*told, *symptoms))
 
 
 def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
-    """Before any container: by the newest of its warnings; of volumes, the one that says most."""
+    """Recognise a failure before any container starts, from the newest warning of the pod.
+
+    Among warnings about volumes, use the most specific one.
+    """
     told = tuple(one for one in events if not _PASSES.search(one.text))
     for one in told:
         if one.reason == _CLAIM_EVENT:
@@ -422,7 +428,10 @@ def _subject(snapshot: Snapshot, pod: Pod, known: Recognised) -> str:
 
 
 def _written(snapshot: Snapshot, pod: Pod) -> str:
-    """What a person wrote; of a component its DaemonSet or Deployment, whatever operator made that."""
+    """Return the object that a person wrote.
+
+    For a component, this is its DaemonSet or Deployment, whichever operator made that.
+    """
     line = snapshot.line(pod.meta)
     if role_of(pod.meta, {}, pod.spec) is None:
         return line[-1]
@@ -430,7 +439,7 @@ def _written(snapshot: Snapshot, pod: Pod) -> str:
 
 
 def _claim(snapshot: Snapshot, pod: Pod, text: str) -> str:
-    """The claim whose volume the text names, or the only one that it can be about; '' where it may be any."""
+    """Return the claim whose volume the text names, or the only possible one; '' if it may be any."""
     own = [one for one in snapshot.volume_claims if one.meta.namespace == pod.meta.namespace]
     for one in own:
         if one.volume and one.volume in text and one.meta.name in pod.spec.volume_claims:

@@ -1,4 +1,4 @@
-"""Causes that a node offers no GPUs, or not all of them: pods that wait for one name them as what they follow from."""
+"""Causes why a node offers no GPUs, or only some. Pods that wait for a GPU name them as the origin."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ OFFERS_NONE = (
 
 @lru_cache(maxsize=1)
 def why_not_offered(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
-    """All that may be why no node offers a GPU, each with its subject. Kept: each waiting pod asks."""
+    """Return all possible reasons why no node offers a GPU, each with its subject.
+
+    The result is cached, because it is needed for each waiting pod.
+    """
     subjects = [one.subject for one in snapshot.nodes if has_nvidia(one)]
     subjects += stack(snapshot)
     pairs = ((cause, subject) for cause in OFFERS_NONE for subject in subjects)
@@ -74,13 +77,16 @@ def stack(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def why_none_left(node: str, workloads: Iterable[str]) -> tuple[tuple[Cause, str], ...]:
-    """All that may be why a node gives out none of its GPUs any more: nobody calls them healthy then."""
+    """Return all possible reasons why a node offers none of its GPUs any more.
+
+    UNHEALTHY is left out, because these reasons explain it: none of the GPUs is reported as healthy.
+    """
     subjects = (node, *workloads)
     return tuple((cause, one) for cause in OFFERS_NONE if cause is not UNHEALTHY for one in subjects)
 
 
 @lru_cache(maxsize=1)
 def why_not_cut(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
-    """All that may be why no node offers a MIG profile."""
+    """Return all possible reasons why no node offers a MIG profile."""
     nodes = [one.subject for one in snapshot.nodes if has_nvidia(one)]
     return tuple((cause, one) for one in nodes for cause in (GEOMETRY, MIG_FAILED, MIG_PENDING))

@@ -1,4 +1,4 @@
-"""Devices beside those of the device plugin: EFA, and GPUs that a driver of dynamic resource allocation publishes."""
+"""Find faults of devices without the GPU device plugin: EFA, and GPUs that a DRA driver publishes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ NO_SLICES = Cause(
 
 
 def find_efa(snapshot: Snapshot) -> Iterator[Found]:
-    """Nodes whose own capacity, or whose like, proves that they have EFA devices."""
+    """Yield nodes without EFA devices that should have them.
+
+    The proof is the node's own capacity, or other nodes like it.
+    """
     plugins = [one for one in components(snapshot) if one.role is Role.EFA_PLUGIN]
     claimed = sliced_nodes(snapshot, _NETWORK_DRIVERS)
     drivers = [one for one in components(snapshot) if one.role is Role.NETWORK_DRA]
@@ -73,7 +76,7 @@ def find_efa(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_slices(snapshot: Snapshot) -> Iterator[Found]:
-    """GPU nodes on which the driver runs with its GPUs switched on, and of which no slice tells."""
+    """Yield GPU nodes on which the DRA driver runs with GPUs enabled and that no ResourceSlice lists."""
     drivers = [one for one in components(snapshot) if one.role is Role.DRA_DRIVER and one.meta.kind == "DaemonSet"]
     told = sliced_nodes(snapshot, (_GPU_DRIVER,))
     served = bool(told) or any(one.meta.name == _GPU_DRIVER for one in snapshot.device_classes)
@@ -100,7 +103,7 @@ def find_slices(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def _without_driver(node: Node, driver: Component) -> Found:
-    """Of a node that a GPUCluster should serve."""
+    """Return the result for a node without driver pod that a GPUCluster should serve."""
     evidence = (f"{node.subject} has GPUs, and the GPU operator gives them out by DRA", _why_not(driver, node))
     labels = command("kubectl", "get", "node", node.name, "--show-labels")
     wanted = ", ".join(f"{key}={value}" for key, value in driver.spec.node_selector.items())
@@ -115,7 +118,7 @@ def _gives_gpus(driver: Component) -> bool:
 
 
 def _has_efa(node: Node, types: Collection[str], plugins: Sequence[Component]) -> str:
-    """What shows that the node has EFA devices; '' where nothing does, or no plugin is there to offer them."""
+    """Return the evidence that the node has EFA devices; '' if there is none, or no plugin to offer them."""
     kind = node.meta.labels.get(INSTANCE_TYPE, "")
     if not plugins:
         return ""

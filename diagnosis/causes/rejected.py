@@ -1,6 +1,6 @@
-"""GPU pods that a scheduler put on a node and its kubelet did not take: they are Failed, and stay so.
+"""Find GPU pods that a scheduler bound to a node and its kubelet rejected: they stay Failed.
 
-What the kubelet rejects is never tried again; what made the pod makes another, which may meet the same end.
+A rejected pod is never retried. Its controller makes another pod, which may be rejected for the same reason.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class _Rejection(Struct, frozen=True):
 
 
 def find_rejected(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each cause and what has to be changed, however many pods met it."""
+    """Yield one result for each cause and object to change, however many pods were rejected."""
     together: defaultdict[tuple[str, str], list[_Rejection]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         if pod.phase != "Failed" or replaced(snapshot, pod):
@@ -212,7 +212,7 @@ def _recognise(pod: Pod) -> Recognised | None:
 
 
 def _subject(snapshot: Snapshot, pod: Pod, cause: Cause) -> str:
-    """What has to be changed: the node, or what a person wrote where the fault lies in that."""
+    """Return the object to change: the node, or the object that a person wrote if that is at fault."""
     written = snapshot.line(pod.meta)[-1]
     if cause in (SHARED_OVER_REQUEST, WRONG_NODE, OTHERWISE, NOT_SEEN, NODE_NAMED, NUMBER):
         return written
@@ -244,13 +244,13 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> Fo
 
 
 def _behind(node: str) -> Iterator[tuple[Cause, str]]:
-    """What leaves a kubelet without devices, where that is found too."""
+    """Yield causes that leave a kubelet without devices, if they are found too."""
     yield verdicts.WITHHELD, node
     yield from ((cause, node) for cause in (NOT_READY[Role.DEVICE_PLUGIN], MISSING, NOT_OFFERED, UNHEALTHY))
 
 
 def _of_makers(snapshot: Snapshot, pods: Iterable[Pod]) -> Iterator[str]:
-    """What keeps making pods that end so."""
+    """Yield the workloads that keep creating pods that are rejected."""
     made: defaultdict[str, int] = defaultdict(int)
     for pod in pods:
         made[snapshot.line(pod.meta)[-1]] += 1
@@ -301,7 +301,10 @@ def _look(cause: Cause, pod: Pod) -> Iterator[str]:
 
 
 def _delete(pods: list[Pod]) -> Iterator[str]:
-    """Whoever made them may have made others already; these only lie there."""
+    """Yield commands that delete the rejected pods.
+
+    Their controllers may have made others already; the rejected ones are only left over.
+    """
     by_namespace: defaultdict[str, list[str]] = defaultdict(list)
     for pod in pods:
         by_namespace[pod.meta.namespace].append(pod.meta.name)

@@ -1,6 +1,6 @@
-"""GPU pods that run without a GPU: nobody asked for one, something hides it, or the runtime did not bring it in.
+"""Find GPU pods that run without a GPU: it was not requested, is hidden, or was not injected.
 
-Nothing tells that a GPU is in a container; what is not in it is told by its log, or by what its own spec forbids.
+No field shows that a GPU is in a container. Its absence is shown by the log, or by settings in the pod's own spec.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _GPU_IMAGE = re.compile(r"cuda|nvcr\.io/nvidia|nvidia/", re.ASCII)
 
 
 class Lack(Struct, frozen=True):
-    """Why a container has no GPU, with what has to be changed."""
+    """Reason why a container has no GPU, with the object to change."""
 
     cause: Cause
     subject: str
@@ -123,7 +123,7 @@ class Lack(Struct, frozen=True):
 
 
 def find_running(snapshot: Snapshot) -> Iterator[Found]:
-    """By the ends of the logs of containers that run."""
+    """Check running containers by the last lines of their logs."""
     together: defaultdict[tuple[str, str], list[tuple[Pod, Lack, str]]] = defaultdict(list)
     for pod, known in _recognised_in_logs(snapshot):
         if known.cause is CGROUP_LOST:
@@ -140,7 +140,7 @@ def find_running(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_hidden(snapshot: Snapshot) -> Iterator[Found]:
-    """By the spec alone: a variable that can't agree with what the container asks for."""
+    """Check the spec alone: a variable that contradicts the container's request for GPUs."""
     together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
     for pod in snapshot.pods:
         if pod.over or pod.meta.deleted is not None or not asks_for_gpus(pod.spec):
@@ -155,7 +155,7 @@ def find_hidden(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_plain(snapshot: Snapshot) -> Iterator[Found]:
-    """By what our agent saw of the node's runtime: pods that start with one that knows of no GPU."""
+    """Yield pods that started with a runtime without GPU support, as our agent observed on the node."""
     classes = any("nvidia" in one.handler for one in snapshot.runtime_classes)
     by_choice = _plain_by_choice(snapshot) if classes else ""
     together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
@@ -173,7 +173,10 @@ def find_plain(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def _plain(node: Node) -> str:
-    """Where nothing brings a GPU into a pod that names no class: the default runtime is a plain one, and CDI is off."""
+    """Return the evidence that a pod without a RuntimeClass gets no GPU on the node; '' if there is none.
+
+    This is the case if the default runtime is a plain one, and CDI is off.
+    """
     seen = node.record.inventory.runtime if node.record is not None else None
     if seen is None or seen.default not in ("runc", "crun") or seen.cdi is not False or _GKE in node.meta.labels:
         return ""
@@ -181,7 +184,7 @@ def _plain(node: Node) -> str:
 
 
 def _plain_by_choice(snapshot: Snapshot) -> str:
-    """The same by the toolkit's and the device plugin's own settings, where both say so."""
+    """Return the same evidence from the settings of the toolkit and the device plugin, if both agree."""
     as_variables = [
         box.env["DEVICE_LIST_STRATEGY"]
         for one in components(snapshot)
@@ -200,7 +203,7 @@ def _plain_by_choice(snapshot: Snapshot) -> str:
 
 
 def of_lack(lack: Lack, subject: str, evidence: tuple[str, ...], affected: tuple[str, ...], pod: Pod) -> Found:
-    """As a find, beneath what is wrong with the node where that is found."""
+    """Convert a lack into a result, as a consequence of a fault of the node if that is found."""
     node = f"node/{pod.spec.node}"
     because: tuple[tuple[Cause, str], ...] = ()
     if lack.cause in (NOT_INJECTED, DEVICE_FILES, CGROUP_LOST):
@@ -215,7 +218,7 @@ def of_lack(lack: Lack, subject: str, evidence: tuple[str, ...], affected: tuple
 
 
 def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> Lack:
-    """What of a container's spec, or of its node, explains that it sees no GPU."""
+    """Return why the container has no GPU, as its spec or its node shows."""
     written = snapshot.line(pod.meta)[-1]
     container = next((one for one in pod.spec.containers if one.name == name), None)
     if container is None or not _is_given(snapshot, pod, container):
@@ -238,7 +241,10 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> Lack:
 
 
 def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> Lack | None:
-    """What our agent misses on its node; None where it misses nothing, or has not looked."""
+    """Return the device files that our agent misses on the node.
+
+    None if it misses none, or has not checked.
+    """
     node = snapshot.by_node.get(pod.spec.node)
     found = node.record.finding(*DEVICE_FILE_REASONS) if node and node.record else None
     if node is None or found is None:
@@ -253,14 +259,15 @@ def is_plain_by_default(snapshot: Snapshot, pod: Pod) -> bool:
         return True
     plugins = [one for one in components(snapshot) if one.role is Role.DEVICE_PLUGIN]
     owners = {one.meta.owner.kind for one in plugins if one.meta.owner is not None}
-    # The operator's own name the class whatever the default is; who installs the plugin alone does so out of need.
+    # The operator's plugin names the class regardless of the default runtime. A plugin installed alone names it only if
+    # needed.
     needed = any("nvidia" in one.spec.runtime_class for one in plugins) and "ClusterPolicy" not in owners
     boxes = (box for one in toolkits(snapshot) if one.spec is not None for box in one.spec.containers)
     return needed or any(box.env.get(name) == "false" for box in boxes for name in _AS_DEFAULT)
 
 
 def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:
-    """What its own variables hide of the GPUs that it asks for; '' for nothing."""
+    """Return how the container's own variables hide its requested GPUs; '' if they do not."""
     asked = gpus_of(container)
     count = int(sum(amount(value) or 0 for name, value in asked.items() if is_device(name)))
     if not count:
@@ -305,7 +312,10 @@ def _has_logs(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _is_for_gpus(snapshot: Snapshot, pod: Pod) -> bool:
-    """Many a program tries a GPU and does without: it is no fault where nothing of the pod speaks of one."""
+    """Whether the pod refers to GPUs.
+
+    Many programs try a GPU and run without one, which is no fault in other pods.
+    """
     if asks_for_gpus(pod.spec) or "nvidia" in pod.spec.runtime_class or claims_gpus(pod, gpu_claims(snapshot)):
         return True
     return any(_GPU_IMAGE.search(one.image) for one in pod.spec.containers)
@@ -316,7 +326,10 @@ def _is_given(snapshot: Snapshot, pod: Pod, container: Container) -> bool:
 
 
 def _is_shared(snapshot: Snapshot, pod: Pod) -> bool:
-    """Replicas are not cards: how many the container sees can't be told from how many it asks for."""
+    """Whether the pod's cards are shared.
+
+    Replicas are not cards: the request then does not show how many cards the container has.
+    """
     node = snapshot.by_node.get(pod.spec.node)
     labels = node.meta.labels if node is not None else {}
     strategy, replicas = labels.get("nvidia.com/gpu.sharing-strategy", "none"), labels.get("nvidia.com/gpu.replicas")
@@ -324,7 +337,10 @@ def _is_shared(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _with_cdi(snapshot: Snapshot) -> bool:
-    """Whether devices come by CDI: then the variable does not decide, and `void` is how to say so."""
+    """Whether devices are injected by CDI.
+
+    If so, the variable has no effect, and its value `void` states that.
+    """
     if any(one.cdi for one in snapshot.cluster_policies):
         return True
     plugins = (one for one in components(snapshot) if one.role is Role.DEVICE_PLUGIN)

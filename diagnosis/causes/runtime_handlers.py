@@ -1,7 +1,8 @@
-"""GPU pods for which the node's container runtime has no handler, or of which nobody knows the RuntimeClass.
+"""Find GPU pods whose handler the container runtime lacks, or whose RuntimeClass does not exist.
 
-Three names have to be the same: the pod's runtimeClassName is a RuntimeClass, whose handler is one that the kubelet's
-own container runtime has loaded. NVIDIA's toolkit brings the last one there, if it writes where that runtime reads.
+Three names must match. The pod's runtimeClassName must be a RuntimeClass, and the kubelet's own container runtime must
+have loaded the handler of that class. NVIDIA's toolkit installs the handler, if it writes to the path that the runtime
+reads.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ class _Lack:
 
 
 def find_handlers(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each node that lacks one, or for the RuntimeClass or the toolkit's DaemonSet that is to blame for all."""
+    """Yield one result for each node that lacks a handler, or one for the object at fault for all nodes.
+
+    That object is the RuntimeClass, or the toolkit's DaemonSet.
+    """
     lacks = _lacks(snapshot)
     rights = {name: _right_name(snapshot, name) for name in {one.handler for one in lacks.values()}}
     missing: defaultdict[str, list[_Lack]] = defaultdict(list)
@@ -134,7 +138,10 @@ def find_handlers(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_unloadable(snapshot: Snapshot) -> Iterator[Found]:
-    """Nodes whose runtime files, by our agent, keep it from serving the kubelet, where something waits for that."""
+    """Yield nodes whose runtime files, as our agent found, keep the runtime from serving the kubelet.
+
+    Nodes on which nothing waits for the runtime are left out.
+    """
     for node in snapshot.nodes:
         if node.record is None or older(snapshot, node.record.at, _OLD_RECORD):
             continue
@@ -151,7 +158,7 @@ def find_unloadable(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_toolkits(snapshot: Snapshot) -> Iterator[Found]:
-    """The toolkit's DaemonSets whose pods find no runtime at the socket that they were given."""
+    """Yield the toolkit's DaemonSets whose pods find no runtime at the socket that they were given."""
     for toolkit in toolkits(snapshot):
         for pod in snapshot.pods:
             owner, node = pod.meta.owner, snapshot.by_node.get(pod.spec.node)
@@ -219,7 +226,10 @@ def _recognised(snapshot: Snapshot, pod: Pod) -> Recognised | None:
 
 
 def _named(handler: str, pod: Pod, classes: Mapping[str, RuntimeClass]) -> str:
-    """In the RuntimeClass's own letters, where only these differ: whoever copied the text may have changed them."""
+    """Return the handler as the RuntimeClass spells it, if only the case differs.
+
+    The component that copied the name into the text may have changed the case.
+    """
     known = classes.get(pod.spec.runtime_class)
     return known.handler if known is not None and known.handler.lower() == handler.lower() else handler
 
@@ -245,7 +255,11 @@ def _is_on_its_way(snapshot: Snapshot, pod: Pod, node: Node | None) -> bool:
 
 
 def _is_being_brought(snapshot: Snapshot, node: Node) -> bool:
-    """Whether a toolkit may still be at work on a young node: a DaemonSet's, or where nobody looked, anybody's."""
+    """Whether a toolkit may still be at work on a young node.
+
+    If no toolkit's DaemonSet is found, this is assumed. The exception: DaemonSets were listed, and our agent reports
+    that no pod gets a GPU there.
+    """
     if older(snapshot, node.meta.created, _YOUNG_NODE):
         return False
     owners = {one.meta.name for one in toolkits(snapshot)}
@@ -256,7 +270,7 @@ def _is_being_brought(snapshot: Snapshot, node: Node) -> bool:
 
 
 def _has_done(snapshot: Snapshot, toolkit: Pod) -> bool:
-    """Ready for a while: the container runtime has been started anew by then."""
+    """Whether the toolkit has been ready for a while: the container runtime has restarted by then."""
     ready = toolkit.condition("Ready")
     return ready is not None and ready.status == "True" and older(snapshot, ready.since, _YOUNG_POD)
 
@@ -277,7 +291,7 @@ def _has_it_by_now(snapshot: Snapshot, node: Node | None, handler: str, known: R
 
 
 def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_Lack]) -> Iterator[Found]:
-    """On many nodes it is one thing that nobody has done, above what each of them lacks."""
+    """Yield one common cause if many nodes lack the handler, as the origin of each node's result."""
     named = next((one for one in snapshot.runtime_classes if one.handler == handler), None)
     if named is None or len(lacks) <= _EACH:
         return
@@ -305,7 +319,10 @@ def _judge(snapshot: Snapshot, lack: _Lack, right: str) -> Iterator[Found]:
 
 
 def _is_without(snapshot: Snapshot, node: Node, lack: _Lack) -> bool:
-    """Whether GPUs are known to be elsewhere: where no node tells of any, a plugin that can't start is why."""
+    """Whether the node has no GPUs while other nodes are known to have them.
+
+    If no node reports any, a plugin that can't start may be the reason.
+    """
     if has_nvidia(node) or any(asks_for_gpus(one.spec) for one in lack.pods):
         return False
     is_component = any(role_of(one.meta, {}, one.spec) is not None for one in lack.pods)
@@ -313,7 +330,10 @@ def _is_without(snapshot: Snapshot, node: Node, lack: _Lack) -> bool:
 
 
 def _right_name(snapshot: Snapshot, handler: str) -> str:
-    """What the nodes call it; '' where one has it under this name, or none has one like it."""
+    """Return the nodes' own name for the handler.
+
+    '' if a node has it under this name, or if no node has a similar one.
+    """
     with_gpus = (handlers_of(one) for one in snapshot.nodes if has_nvidia(one))
     known = frozenset(name for names in with_gpus for name in names or () if name)
     if handler in known:
@@ -385,7 +405,7 @@ def _missing(snapshot: Snapshot, lack: _Lack, node: Node | None) -> Iterator[Fou
 def _elsewhere(
     snapshot: Snapshot, toolkit: Workload, node: Node | None, finding: RecordFinding | None, lack: _Lack
 ) -> Found | None:
-    """Where the toolkit's own host paths, and what is known of the kubelet's runtime, are not the same place."""
+    """Return a result if the toolkit's host paths differ from the known paths of the kubelet's runtime."""
     writes = target_of(toolkit)
     should = where_it_should_write(node, finding)
     if node is None:
@@ -435,7 +455,7 @@ def _by_toolkit(snapshot: Snapshot, node: Node | None) -> Iterator[str]:
 
 
 def _gives_gpus(snapshot: Snapshot, node: Node) -> bool:
-    """Whether GPU pods run there: then what the record says is no longer so."""
+    """Whether GPU pods run on the node; the agent's record is then outdated."""
     there = (one for one in snapshot.pods if one.spec.node == node.name and one.phase == "Running")
     return any(asks_for_gpus(one.spec) and all(state.ready for state in one.states) for one in there)
 

@@ -1,4 +1,4 @@
-"""Causes that keep components from work as well as GPU pods: their family names them as what it follows from."""
+"""Causes that stop both components and GPU pods. The components' family names them as the origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps GPU nodes from being set up, mended or emptied: the operator's policy, reported faults, budgets."""
+"""Find obstacles to setting up, repairing or emptying GPU nodes: operator policy, faults, budgets."""
 
 from __future__ import annotations
 
@@ -82,12 +82,15 @@ REPORTED = Cause(
 
 
 def find_policies(snapshot: Snapshot) -> Iterator[Found]:
-    """Each ClusterPolicy that has not been ready for a while, beneath what it waits for."""
+    """Yield each ClusterPolicy that is not ready for a while, as a consequence of its missing parts."""
     return _not_ready(snapshot, snapshot.cluster_policies)
 
 
 def find_gpu_clusters(snapshot: Snapshot) -> Iterator[Found]:
-    """The same of each GPUCluster; the operator ignores all but one, which it says itself."""
+    """Yield each GPUCluster that is not ready for a while.
+
+    The operator ignores all but one, and reports that itself.
+    """
     return _not_ready(snapshot, snapshot.gpu_clusters)
 
 
@@ -129,7 +132,7 @@ def find_faults(snapshot: Snapshot) -> Iterator[Found]:
             bad = (one.type in _BAD_IF_TRUE and one.status == "True") or (
                 one.type in _BAD_IF_FALSE and one.status == "False"
             )
-            if bad and not one.message.startswith(OUR_WORD):  # ours stands beside our taint, which is told
+            if bad and not one.message.startswith(OUR_WORD):  # ours comes with our taint, which is reported
                 evidence = f"{node.subject}: condition {one.type}={one.status}, {one.reason}: {one.message}"
                 describe = command("kubectl", "describe", "node", node.name)
                 yield Found(
@@ -205,7 +208,10 @@ def _is_emptied(node: Node) -> bool:
 
 
 def _is_drained(snapshot: Snapshot, node: Node, full: list[Budget]) -> bool:
-    """Whether more is wanted than that no new pods come: a drain evicts all at once, and a cordon nobody."""
+    """Whether the node is to be emptied, not only closed to new pods.
+
+    A drain evicts all pods at once; a cordon evicts none.
+    """
     if _why_emptied(node) != [_CORDONED]:
         return True
     there = [one for one in snapshot.pods_on.get(node.name, ()) if _is_evicted(one)]
@@ -219,7 +225,10 @@ def _is_coming(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _is_evicted(pod: Pod) -> bool:
-    """Whether a drain would evict it: DaemonSets' and a node's own stay, and what has ended or goes is no obstacle."""
+    """Whether a drain would evict the pod.
+
+    Pods of DaemonSets and of the node itself stay. Pods that have ended or are being deleted are no obstacle.
+    """
     stays = pod.meta.owner is not None and pod.meta.owner.kind in ("DaemonSet", "Node")
     return not pod.over and not stays and pod.meta.deleted is None
 

@@ -38,7 +38,10 @@ NOT_LOOKED = Cause(
 
 
 def find_taints(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each node with a taint of ours, but for a run or a first look that is on its way."""
+    """Yield one result for each node with a taint of ours.
+
+    A deep diagnostic that may be active, or a first check cycle that may be due, yields nothing.
+    """
     for node in snapshot.nodes:
         for taint in node.taints:
             if taint.key == UNHEALTHY:
@@ -57,7 +60,7 @@ def _look_at_agent(node: Node) -> str:
 
 
 def release_of(node: str) -> str:
-    """As it can be typed: without a reason the command is refused."""
+    """Return the complete release command: without a reason it is refused."""
     return command("gpu-healthcheck", "release", node, "--reason", "what was done")
 
 

@@ -1,5 +1,5 @@
-"""HAMi, which shares cards by memory and cores: what it writes on nodes and pods, and its arithmetic done again. Pure.
+"""Read HAMi's data on nodes and pods, and repeat its arithmetic. HAMi shares cards. Pure.
 
-Readers are the one door for its annotations and configuration: others write these, so what they hold is bounded, typed
-and printable from there on. `fit` is the arithmetic over it.
+HAMi shares cards by memory and cores. All its annotations and configuration are read by the readers here. Because other
+programs write these data, the readers return bounded, typed and printable values. `fit` is the arithmetic over them.
 """

@@ -1,4 +1,4 @@
-"""What a container asks of HAMi, before and after its webhook. Pure."""
+"""Determine a container's request to HAMi, before and after HAMi's webhook. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _CHECKS_SINCE: Version = (2, 10)
 
 
 class Asked(Struct, frozen=True):
-    """Of so many cards each the same. `percentage` counts where `memory`, in MiB, is 0; None: all of neither."""
+    """Request for a number of cards with the same share of each.
+
+    `percentage` applies if `memory`, in MiB, is 0. If `percentage` is None, only `memory` counts, even if it is 0.
+    """
 
     cards: int
     memory: int
@@ -28,14 +31,17 @@ class Asked(Struct, frozen=True):
     cores: int
 
     def memory_of(self, total: int) -> int:
-        """In MiB, of a card with so many in all."""
+        """Return the requested memory in MiB, for a card with this total."""
         if self.memory or self.percentage is None:
             return max(self.memory, 0)
         return total * self.percentage // 100
 
 
 def asked_of(container: Container, settings: Settings, version: Version) -> Asked | None:
-    """None for one that asks HAMi's scheduler for no card: it needs a number of them."""
+    """Return the request; None if the container requests no card from HAMi's scheduler.
+
+    A request needs a number of cards.
+    """
     cards = _number(container, settings.count_name)
     if cards is None or not 0 < cards <= _MOST:
         return None
@@ -51,7 +57,10 @@ def asked_of(container: Container, settings: Settings, version: Version) -> Aske
 
 
 def admitted(container: Container, settings: Settings, version: Version) -> Container:
-    """As HAMi's webhook leaves it: a number of cards where only parts were asked for, a whole card made exclusive."""
+    """Return the container as HAMi's webhook changes it.
+
+    A request for parts only gets a number of cards, and a request for a whole card becomes exclusive.
+    """
     limits = dict(container.limits)
     parts = (settings.cores_name, settings.memory_name, settings.percentage_name)
     if settings.count_name not in limits and settings.default_cards > 0 and any(one in limits for one in parts):
@@ -71,7 +80,7 @@ def _wants_whole_card(container: Container, settings: Settings) -> bool:
 
 
 def _memory(written: int | None, factor: int, version: Version) -> int | None:
-    """None: HAMi takes no such number for one of its own."""
+    """Return the memory in MiB; None if HAMi does not accept the number as a request to itself."""
     if version < _CHECKS_SINCE:
         number = (written or 0) * max(factor, 1) % _INT32
         return number - _INT32 if number > _MOST else number
@@ -92,7 +101,7 @@ def _says(container: Container, name: str) -> bool:
 
 
 def _number(container: Container, name: str) -> int | None:
-    """None where it is not there, or is no whole number."""
+    """Return the number; None if it is absent or no whole number."""
     text = container.limits.get(name) or container.requests.get(name) or ""
     value = amount(text) if name else None
     return int(value) if value is not None and value == value.to_integral_value() else None

@@ -1,4 +1,4 @@
-"""The books of one HAMi's scheduler, and what it would say of a pod on each node. Pure."""
+"""Reproduce the books of one HAMi scheduler, and its verdict on a pod for each node. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _JSON_SINCE: Version = (2, 8)
 
 
 class Books(Struct, frozen=True):
-    """`cards`: of each node that registered any, by its name. `told_version` None: no image tells it.
+    """Books of one HAMi scheduler.
 
-    `elsewhere`: nodes that only another installation's device plugin serves, with that installation.
+    `cards`: the cards of each node that registered any, by node name. `told_version` is None if no image shows the
+    version. `elsewhere`: nodes that only another installation's device plugin serves, with that installation.
     """
 
     settings: Settings
@@ -47,7 +48,10 @@ class Books(Struct, frozen=True):
 
 
 def books_of(snapshot: Snapshot, one: Installation | None) -> Books:
-    """None: of a cluster in which no part of HAMi is visible, and nodes may have registered cards."""
+    """Return the books of an installation.
+
+    None: for a cluster in which no part of HAMi is visible, although nodes may have registered cards.
+    """
     cards = cards_of(snapshot)
     if one is None:
         return Books(settings_of(snapshot), None, cards)
@@ -57,7 +61,7 @@ def books_of(snapshot: Snapshot, one: Installation | None) -> Books:
 
 @lru_cache(maxsize=1)
 def cards_of(snapshot: Snapshot) -> Mapping[str, tuple[Held, ...]]:
-    """Of each node that registered any, by the settings of the installation that serves it."""
+    """Return the cards of each node that registered any, by the settings of the installation serving it."""
     nodes, every = [node for node in snapshot.nodes if registered(node)], installations(snapshot)
     given = by_node(snapshot.pods) if nodes else {}
     plain = settings_of(snapshot)
@@ -66,15 +70,16 @@ def cards_of(snapshot: Snapshot) -> Mapping[str, tuple[Held, ...]]:
 
 
 def verdicts(snapshot: Snapshot, books: Books, meta: Meta, spec: PodSpec) -> Iterator[tuple[Node, NodeVerdict]]:
-    """Of HAMi's scheduler alone, node by node; taints, CPU and the like are the other scheduler's.
+    """Yield the verdict of HAMi's scheduler for each node.
 
-    The pod is taken as it stands: what its webhook has not done is not done.
+    Taints, CPU and the like belong to the other scheduler. The pod is judged as it is: changes that the webhook did not
+    make are not assumed.
     """
     room = room_of(snapshot, meta.namespace, books.settings, books.version)
     own = wishes(meta)
     policy = books.line.gpu_policy if own.gpu_policy is None else own.gpu_policy
     terms = Terms(replace(own, gpu_policy=policy), room, books.version)
-    # HAMi's filter looks at a sidecar as at any init container: beside nothing else.
+    # HAMi's filter treats a sidecar like any init container: nothing runs in parallel with it.
     wanted = [Wanted(one.name, asked_of(one, books.settings, books.version), one.init) for one in spec.containers]
     for node in snapshot.nodes:
         why = unregistered(node, books)
@@ -82,7 +87,7 @@ def verdicts(snapshot: Snapshot, books: Books, meta: Meta, spec: PodSpec) -> Ite
 
 
 def unregistered(node: Node, books: Books) -> str:
-    """Why HAMi's scheduler knows no cards of the node; '' where it does."""
+    """Return why HAMi's scheduler knows no cards of the node; '' if it does."""
     told, count = registration(node), books.settings.count_name
     if told is None:
         return "no device plugin of HAMi has registered cards there"
@@ -105,7 +110,7 @@ def _unreadable(node: Node, told: Registration, books: Books) -> str:
 
 
 def _not_asked(node: Node, books: Books) -> str:
-    """Why its cards are another scheduler's business."""
+    """Return why another scheduler manages the node's cards; '' if this one does."""
     if missing := [f"{key}={one}" for key, one in books.line.node_labels.items() if node.meta.labels.get(key) != one]:
         return f"the scheduler looks only at nodes with {', '.join(missing)}"
     if node.name in books.elsewhere and not has(node, books.settings.count_name):

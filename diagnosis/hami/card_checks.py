@@ -1,4 +1,7 @@
-"""What HAMi asks of one card for one container, in its order: the first that fails is the code that is told. Pure."""
+"""Apply HAMi's checks of one card for one container, in HAMi's order. Pure.
+
+The first check that fails determines the reported code.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ _NO_LIMIT = Room()
 
 
 class Terms(Struct, frozen=True):
-    """By what a pod is judged, beside what each container asks for.
+    """Conditions of a pod's check that do not depend on a container's request.
 
-    `given`: what its containers have by now, by card; `init_peak`: what its init containers had of each at most.
+    `given`: the parts that its containers have been given so far, by card. `init_peak`: the maximum of each card that
+    its init containers had.
     """
 
     wishes: Wishes = field(default_factory=Wishes)
@@ -41,7 +45,7 @@ class Terms(Struct, frozen=True):
 
     @property
     def alone(self) -> bool:
-        """Whether the pod wants cards that nobody has a part of."""
+        """Whether the pod requires cards of which no other pod has a part."""
         policies = (self.wishes.gpu_policy or "").split(",")
         return self.version >= _2_10 and "mutex" in (one.strip() for one in policies)
 
@@ -56,7 +60,10 @@ class Terms(Struct, frozen=True):
 
 
 def refusal(state: Held, asked: Asked, terms: Terms, taken: Sequence[Held]) -> Iterator[Code | None]:
-    """One code or None for each question, in order; NUMA where a pod that is bound to one may have to begin anew."""
+    """Yield a code, or None, for each check in order.
+
+    NUMA is yielded for a pod bound to one NUMA node, whose search may have to start again.
+    """
     wishes, card = terms.wishes, state.card
     yield None if state.usable else Code.UNHEALTHY
     yield Code.CORDONED if state.cordoned and terms.version >= _2_10 else None
@@ -96,7 +103,8 @@ def _takes_type(kind: str, mode: str, wishes: Wishes, version: Version) -> bool:
 
 def _takes_uuid(uuid: str, wishes: Wishes, version: Version) -> bool:
     if version < _2_10:
-        # Before, cards to use were asked for first, blanks and all, and those to avoid only where nobody named any.
+        # Before 2.10, the list of cards to use was checked first, including blanks. The list to avoid applied only
+        # without it.
         if wishes.use_uuids is not None:
             return uuid in wishes.use_uuids
         return uuid not in (wishes.avoid_uuids or ())
@@ -105,14 +113,14 @@ def _takes_uuid(uuid: str, wishes: Wishes, version: Version) -> bool:
 
 
 def _without_blanks(listed: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """None where nothing at all is written; a lone comma is a list that nothing is on."""
+    """Return the list without blanks; None if its text is blank. A lone comma is an empty list."""
     if listed is None or not ",".join(listed).strip():
         return None
     return tuple(one.strip() for one in listed if one.strip())
 
 
 def _within_quota(state: Held, asked: Asked, terms: Terms, taken: Sequence[Held]) -> bool:
-    """All that the pod would have with this card."""
+    """Whether the quota allows everything that the pod would have with this card."""
     if terms.room == _NO_LIMIT:
         return True
     now = ((one.card.uuid, Part(1, asked.memory_of(one.card.memory), asked.cores)) for one in (*taken, state))

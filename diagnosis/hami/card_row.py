@@ -50,7 +50,7 @@ def card_row(one: Held, pods_seen: bool, used: Mapping[tuple[str, str], Used] | 
 
 
 def part_text(part: Part) -> str:
-    """As `4096 MiB, 30 %`."""
+    """Format a part as `4096 MiB, 30 %`."""
     cores = f", {part.cores} %" if part.cores else ""
     places = f", {part.slots} places" if part.slots > 1 else ""
     return f"{part.memory} MiB{cores}{places}"

@@ -22,7 +22,10 @@ class Authority(Struct, frozen=True):
 
 @lru_cache(maxsize=64)
 def authorities(bundle: str) -> tuple[Authority, ...]:
-    """By their ends. None where nobody can read the bundle: a saved state has none."""
+    """Return the certificates, sorted by expiry.
+
+    Empty if the bundle can't be read; a saved state has no bundle.
+    """
     import ssl  # noqa: PLC0415 - only a webhook's CA needs what it brings along
 
     try:

@@ -1,4 +1,4 @@
-"""What the command line and environment of HAMi's extender say of how it chooses. Pure."""
+"""Parse the scheduling options of HAMi's extender from its command line and environment. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _LOCK = "HAMI_NODELOCK_EXPIRE"
 
 
 class CommandLine(Struct, frozen=True):
-    """As the chart has it where nothing is visible. `node_labels`: only nodes with all of them are looked at."""
+    """Options of the extender; the chart's defaults if none are visible.
+
+    `node_labels`: only nodes with all of these labels are considered.
+    """
 
     node_policy: str = "binpack"
     gpu_policy: str = "spread"
@@ -26,7 +29,7 @@ class CommandLine(Struct, frozen=True):
 
 
 def command_line(spec: PodSpec) -> CommandLine:
-    """Of the scheduler's pods."""
+    """Parse the options of the scheduler's pods."""
     extender = next((one for one in spec.containers if one.name == HAMI_EXTENDER), Container(""))
     flags, plain = extender.flags, CommandLine()
     expires = flags.get("node-lock-timeout") or extender.env.get(_LOCK, "")
@@ -40,6 +43,6 @@ def command_line(spec: PodSpec) -> CommandLine:
 
 
 def _labels(text: str) -> dict[str, str]:
-    """Of `gpu=on,pool=a`."""
+    """Parse labels written as `gpu=on,pool=a`."""
     pairs = (one.partition("=") for one in text.split(",") if "=" in one)
     return {key.strip(): value.strip() for key, _, value in pairs}

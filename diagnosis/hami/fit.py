@@ -1,6 +1,7 @@
-"""Whether a node's cards take a pod, and why each does or does not: HAMi's arithmetic, in HAMi's order. Pure.
+"""Compute whether a node's cards fit a pod, and why each card does or does not. Pure.
 
-The order decides which code is told of a card that fails in two ways. It is that of HAMi's own filter for NVIDIA.
+This is HAMi's arithmetic, in HAMi's order. The order decides which code is reported for a card that fails two checks.
+It is that of HAMi's own filter for NVIDIA.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _MOST_INSTANCES = 64
 
 
 class CardVerdict(Struct, frozen=True):
-    """`code` None: it fits. `asked` and `free` in the unit of what is short: MiB, percent or places."""
+    """Verdict on one card. `code` is None if it fits.
+
+    `asked` and `free` have the unit of the scarce amount: MiB, percent or slots.
+    """
 
     uuid: str
     code: Code | None = None
@@ -38,7 +42,7 @@ class CardVerdict(Struct, frozen=True):
     free: int = 0
 
     def __str__(self) -> str:
-        """As `CardInsufficientMemory: 40000 MiB asked, 24576 free`."""
+        """Format as `CardInsufficientMemory: 40000 MiB asked, 24576 free`."""
         if self.code is None:
             return "fits"
         unit = _UNITS.get(self.code)
@@ -46,10 +50,11 @@ class CardVerdict(Struct, frozen=True):
 
 
 class NodeVerdict(Struct, frozen=True):
-    """Of one node for one pod. `reason` is as HAMi's scheduler tells it, '' where the pod fits.
+    """Verdict on one node for one pod. `reason` is the text of HAMi's scheduler; '' if the pod fits.
 
-    Where it does not, `container` names the first one without cards, and `cards` are judged for that one; else for the
-    last that asks for any. `chosen` is by container what HAMi's policy would take.
+    If the pod does not fit, `container` names the first container without cards, and `cards` are judged for that
+    container. Otherwise they are judged for the last container that requests cards. `chosen` holds, by container, the
+    cards that HAMi's policy would select.
     """
 
     fits: bool
@@ -61,7 +66,7 @@ class NodeVerdict(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """A container by name, with what it asks for; None: no card."""
+    """Container by name, with its request; None if it requests no card."""
 
     name: str
     asked: Asked | None
@@ -105,7 +110,7 @@ def _fit_one(states: Sequence[Held], one: Wanted, asked: Asked, terms: Terms) ->
     walk = _Walk(asked.cards)
     too_many = asked.cards > len(states) and not _for_instances(states, terms)
     done = not too_many and _walked(walk, in_order(states, asked, terms), asked, terms)
-    # HAMi stops once it has enough; what the others would have said is told too.
+    # HAMi stops when it has enough cards; the verdicts on the remaining cards are included too.
     cards = tuple(walk.verdicts.get(state.card.uuid) or _alone(state, asked, terms) for state in states)
     if too_many:
         code = Code.NO_SUCH_NUMBER
@@ -134,7 +139,7 @@ def _walked(walk: _Walk, order: Iterable[Held], asked: Asked, terms: Terms) -> b
 def _takes(walk: _Walk, state: Held, asked: Asked, terms: Terms) -> bool:
     for refused in refusal(state, asked, terms, walk.taken):
         if refused is Code.NUMA:
-            # Not a refusal: with another NUMA node the search begins anew.
+            # This is not a refusal: the search starts again with another NUMA node.
             _begin_on(walk, state, asked, terms)
         elif refused is not None:
             walk.counts[refused] += 1
@@ -174,7 +179,7 @@ def _verdict(state: Held, asked: Asked, code: Code) -> CardVerdict:
 
 
 def _for_instances(states: Iterable[Held], terms: Terms) -> bool:
-    """From 2.10 several instances of one card count for several cards."""
+    """Whether several instances of one card count as several cards, as HAMi does from 2.10."""
     mode = terms.wishes.mode
     if terms.version < _COUNTS_SINCE or (mode is not None and MIG_MODE not in mode):
         return False

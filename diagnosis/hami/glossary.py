@@ -36,7 +36,10 @@ class HamiWord(Struct, frozen=True):
 
 @cache
 def hami_words() -> tuple[HamiWord, ...]:
-    """In the order of the table. Raises ValueError for a row that a build should never have let through."""
+    """Return the words in the order of the table.
+
+    Raises ValueError for an invalid row, which a build should have rejected.
+    """
     text = files("diagnosis.hami").joinpath(_FILE).read_text(encoding="utf-8")
     reader = csv.DictReader(text.splitlines(), restval="", strict=True)
     words: dict[str, HamiWord] = {}

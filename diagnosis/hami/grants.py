@@ -1,4 +1,4 @@
-"""What HAMi's scheduler gave a pod of cards, and how far that got. Pure."""
+"""Read the cards that HAMi's scheduler assigned to a pod, and the state of the assignment. Pure."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class BindPhase(Enum):
 
 
 class Share(Struct, frozen=True):
-    """What one container was given of one card, in MiB and percent.
+    """Share of one card that one container was given, in MiB and percent.
 
-    Up to 2.9 the UUID of a MIG instance is its card's with the place in a layout behind it: `GPU-1[0-2]`.
+    Up to 2.9, the UUID of a MIG instance is the card's UUID followed by the position in a layout: `GPU-1[0-2]`.
     """
 
     uuid: str
@@ -51,7 +51,7 @@ class Share(Struct, frozen=True):
 
 
 class MigInstance(Struct, frozen=True):
-    """One that HAMi makes or has made for a container, counted from the pod's first init container."""
+    """MIG instance that HAMi creates for a container, numbered from the pod's first init container."""
 
     container: int
     uuid: str
@@ -65,7 +65,10 @@ Containers = tuple[tuple[Share, ...], ...]
 
 
 class Grant(Struct, frozen=True):
-    """All of a pod's annotations from HAMi's scheduler and device plugin. `unreadable`: of which nothing was read."""
+    """All annotations of a pod from HAMi's scheduler and device plugin.
+
+    `unreadable`: the annotations that could not be parsed.
+    """
 
     node: str = ""
     at: datetime | None = None
@@ -86,7 +89,7 @@ class Grant(Struct, frozen=True):
 
 
 def grant(meta: Meta) -> Grant | None:
-    """None for a pod on which HAMi's scheduler has written nothing."""
+    """Return the grant; None for a pod that HAMi's scheduler has not annotated."""
     annotations = meta.annotations
     vendors = {match[1]: key for key in annotations if (match := _OF_ANY.match(key))}
     if not vendors and not {NODE, TO_ALLOCATE, BIND_PHASE} & annotations.keys():
@@ -108,7 +111,7 @@ def grant(meta: Meta) -> Grant | None:
 
 
 def shares(meta: Meta) -> tuple[Share, ...]:
-    """Of NVIDIA's cards what all containers of a pod were given."""
+    """Return the shares of NVIDIA cards that all containers of a pod were given."""
     told = grant(meta)
     return told.shares if told is not None else ()
 

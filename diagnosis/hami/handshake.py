@@ -1,6 +1,6 @@
-"""What scheduler and device plugin last wrote to each other on a node. Pure.
+"""Read the last handshake of scheduler and device plugin on a node. Pure.
 
-Since HAMi 2.8 no plugin answers: a request of days ago stands on healthy nodes.
+Since HAMi 2.8 no plugin answers: a request that is days old is normal on healthy nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Said(Enum):
 
 
 class Handshake(Struct, frozen=True):
-    """`vendor` '' is NVIDIA. `zoned`: whether the time told its zone; else it is taken for UTC."""
+    """Handshake on a node. `vendor` is '' for NVIDIA.
+
+    `zoned`: whether the time has a zone; otherwise UTC is assumed.
+    """
 
     vendor: str
     said: Said
@@ -45,7 +48,7 @@ class Handshake(Struct, frozen=True):
     text: str
 
     def older_than(self, age: timedelta, now: datetime) -> bool | None:
-        """None: it depends on the zone, which nobody tells, or there is no time in it."""
+        """Whether the handshake is older; None if it has no time, or if an unknown zone decides."""
         if self.at is None:
             return None
         passed = now - self.at
@@ -57,7 +60,7 @@ class Handshake(Struct, frozen=True):
 
 
 def handshakes(node: Node) -> tuple[Handshake, ...]:
-    """By vendor, NVIDIA's first."""
+    """Return the handshakes by vendor, NVIDIA's first."""
     found = []
     for key, text in node.meta.annotations.items():
         if match := _KEY.match(key):

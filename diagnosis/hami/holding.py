@@ -1,4 +1,4 @@
-"""Which cards a node has, and who holds how much of each, as HAMi's scheduler adds it up. Pure."""
+"""Add up the cards of a node and the share of each pod, as HAMi's scheduler does. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_LAYOUT = re.compile(r"\[(\d{1,3})-(\d{1,3})\]\Z", re.ASCII)
 
 
 class Part(Struct, frozen=True):
-    """Of one card, in places, MiB and percent."""
+    """Part of one card, in slots, MiB and percent."""
 
     slots: int = 0
     memory: int = 0
@@ -43,7 +43,7 @@ class Layout(Struct, frozen=True):
 
 
 class Held(Struct, frozen=True):
-    """A card with what is held of it. `placements`: slices that MIG instances have on it, from 2.10."""
+    """Card with its parts in use. `placements`: slices that its MIG instances occupy, from 2.10."""
 
     card: Card
     part: Part = Part()
@@ -98,9 +98,12 @@ def held_on(node: Node, pods: Iterable[tuple[Pod, Grant]], settings: Settings) -
 
 
 def parts(pod: Pod, told: Grant) -> dict[str, Part]:
-    """By card what the pod holds at most: init containers have ended before the others begin, sidecars stay."""
+    """Return, by card, the largest part that the pod owns at one time.
+
+    Init containers have ended before the others start; sidecars stay.
+    """
     inits = [one for one in pod.spec.containers if one.init]
-    # Before HAMi counted init containers it had no place for them.
+    # HAMi's list had no entries for init containers before it counted them.
     skipped = len(inits) if len(told.containers) <= len(pod.spec.containers) - len(inits) else 0
     ended = _initialized(pod)
     peak: dict[str, Part] = {}
@@ -143,7 +146,7 @@ def _layouts(card: Card, settings: Settings) -> tuple[Geometry, ...]:
 
 
 def _with_instance(state: Held, share: Share) -> Held:
-    """Up to 2.9 a MIG instance stands behind the UUID: layout and place in it."""
+    """Add the MIG instance that follows the UUID up to 2.9: the layout, and the position in it."""
     match = _OF_LAYOUT.search(share.uuid)
     if match is None:
         return state

@@ -1,6 +1,7 @@
-"""Where HAMi stands in a cluster: each installation with its parts, under whatever name and namespace. Pure.
+"""Find each HAMi installation in a cluster with its parts, whatever its name and namespace. Pure.
 
-Since 2.4 its charts label what they make by component. A Service is named as the scheduler, and the webhook names it.
+Since 2.4 the charts label objects by component. The Service has the scheduler's name, and the webhook names the
+Service.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _PROFILE = re.compile(
 
 
 class Installation(Struct, frozen=True):
-    """One release of HAMi: what its chart calls everything after, and the parts that are visible."""
+    """One release of HAMi: the base name of all its chart's objects, and the parts that are visible."""
 
     namespace: str
     name: str
@@ -62,14 +63,14 @@ class Installation(Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """What has to be looked at where the whole of it is meant."""
+        """Return the object that represents the whole installation."""
         if self.scheduler is not None:
             return self.scheduler.subject
         return self.webhooks[0].configuration.subject if self.webhooks else self.plugins[0].subject
 
     @property
     def version(self) -> Version | None:
-        """Of its scheduler; None where the image's tag tells none."""
+        """Return the version of its scheduler; None if the image's tag has none."""
         return version_of(self.scheduler.version) if self.scheduler is not None else None
 
 
@@ -82,7 +83,7 @@ def is_there(snapshot: Snapshot) -> bool:
 
 @lru_cache(maxsize=1)
 def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
-    """Every one that something visible belongs to, by namespace and name."""
+    """Return each installation with a visible part, by namespace and name."""
     found: defaultdict[tuple[str, str], list[Component]] = defaultdict(list)
     every = [one for one in components(snapshot) if one.role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)]
     for one in every:
@@ -98,7 +99,7 @@ def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
 
 
 def config_maps(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
-    """Namespace and name of what the charts configure scheduler, cards and nodes by."""
+    """Return namespace and name of the ConfigMaps for scheduler, cards and nodes in HAMi's charts."""
     suffixes = ("-scheduler", _DEVICES, "-device-plugin")
     return tuple((one.namespace, one.name + suffix) for one in installations(snapshot) for suffix in suffixes)
 
@@ -118,7 +119,10 @@ def schedulers(every: Iterable[Installation]) -> frozenset[str]:
 
 
 def installation_of(pod: Pod, every: Sequence[Installation]) -> Installation:
-    """Of at least one: whose scheduler the pod names, on whose node it is, or whose resources it asks for."""
+    """Return the installation for a pod, out of at least one.
+
+    It is chosen by the pod's scheduler, then its node, then its requested resources.
+    """
 
     def near(one: Installation) -> tuple[bool, bool, int]:
         asked = {name for container in pod.spec.containers for name in (*container.limits, *container.requests)}
@@ -129,7 +133,10 @@ def installation_of(pod: Pod, every: Sequence[Installation]) -> Installation:
 
 
 def serving(node: Node, every: Iterable[Installation]) -> Installation | None:
-    """Whose device plugin is on the node; the only one where none is seen there."""
+    """Return the installation whose device plugin is on the node.
+
+    If no plugin is visible there, return the only installation, or None if there are several.
+    """
     every = tuple(every)
     own = next((one for one in every if node.name in one.nodes), None)
     return own or (every[0] if len(every) == 1 else None)
@@ -153,7 +160,7 @@ def newest_asking(snapshot: Snapshot, one: Installation) -> Pod | None:
 
 
 def is_scheduled(pod: Pod, names: frozenset[str]) -> bool:
-    """Whether HAMi's scheduler is the pod's: by its name, or by what that noted on the pod."""
+    """Whether HAMi's scheduler handles the pod, by its name, or by its annotations on the pod."""
     return pod.spec.scheduler in names or any(
         key.startswith(_OF_PODS) and key.endswith(("vgpu-node", "vgpu-time", "bind-phase"))
         for key in pod.meta.annotations
@@ -161,7 +168,7 @@ def is_scheduled(pod: Pod, names: frozenset[str]) -> bool:
 
 
 def plugin_pods(every: Iterable[Installation]) -> Mapping[str, tuple[Pod, ...]]:
-    """By node the pods of HAMi's device plugins there that have not ended."""
+    """Return, by node, the pods of HAMi's device plugins that have not ended."""
     there: defaultdict[str, list[Pod]] = defaultdict(list)
     for one in every:
         for plugin in one.plugins:
@@ -172,7 +179,7 @@ def plugin_pods(every: Iterable[Installation]) -> Mapping[str, tuple[Pod, ...]]:
 
 
 class Offer(Struct, frozen=True):
-    """How many places on cards the kubelet gives out, under the name of the resource; '' where it says none."""
+    """Number of slots on cards that the kubelet offers under a resource name; '' if it reports none."""
 
     resource: str
     amount: str
@@ -186,7 +193,7 @@ class Offer(Struct, frozen=True):
 
 
 def offered(node: Node, every: Iterable[Installation]) -> Offer:
-    """As the node says it, by the name that the installation which serves it gives to cards."""
+    """Return the node's own offer, under the resource name of the installation that serves it."""
     own = serving(node, every)
     name = own.settings.count_name if own is not None else GPU
     return Offer(name, node.allocatable.get(name, ""))
@@ -201,13 +208,16 @@ def _installation(key: tuple[str, str], parts: Iterable[Component], hooks: Itera
 
 
 def _release(one: Component, every: Iterable[Component]) -> str:
-    """What its chart calls all: the plugins of other vendors have a name of their own beside the only scheduler."""
+    """Return the base name of the chart's objects.
+
+    Plugins of other vendors have names of their own, so the name comes from the namespace's only scheduler.
+    """
     placed = [each for each in every if each.role is Role.HAMI_SCHEDULER and each.meta.namespace == one.meta.namespace]
     return _stem(placed[0].meta.name if len(placed) == 1 else one.meta.name)
 
 
 def _configured(snapshot: Snapshot, one: Installation, keys: Collection[_Key]) -> Installation:
-    """With its scheduler's name and its settings, as its own ConfigMaps and command line have them."""
+    """Return the installation with scheduler name and settings from its own ConfigMaps and command line."""
     line = command_line(one.scheduler.spec) if one.scheduler is not None else CommandLine()
     maps = (each for each in snapshot.config_maps if each.meta.namespace == one.namespace)
     texts = (text for each in maps if each.meta.name == f"{one.name}-scheduler" for text in each.data.values())

@@ -42,7 +42,7 @@ def with_instance(state: Held, memory: int) -> Held | None:
 def _candidate(
     profiles: Iterable[MigProfile], occupied: Sequence[Placement], memory: int
 ) -> tuple[MigProfile, Placement] | None:
-    """The smallest profile with enough memory that has a place."""
+    """Return the smallest profile with enough memory and a free position."""
     for profile in sorted(profiles, key=lambda one: (one.memory, one.slices)):
         if profile.memory < memory:
             continue

@@ -15,7 +15,10 @@ LOCK = "hami.io/mutex.lock"
 
 
 class NodeLock(Struct, frozen=True):
-    """`at` None: nobody can read when. `pod` is the subject of its owner, '' where an older HAMi does not tell it."""
+    """Lock of a node. `at` is None if its time can't be read.
+
+    `pod` is the subject of its owner; '' if an older HAMi does not record it.
+    """
 
     at: datetime | None
     pod: str = ""

@@ -1,4 +1,4 @@
-"""In which order HAMi tries the cards of a node: by its policy, and NUMA node by NUMA node. Pure."""
+"""Order in which HAMi tries the cards of a node: by its policy, and one NUMA node at a time. Pure."""
 
 from __future__ import annotations
 

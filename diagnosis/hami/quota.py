@@ -19,7 +19,7 @@ _ZERO_BLOCKS_SINCE: Version = (2, 10)
 
 
 class Limit(Struct, frozen=True):
-    """Of one namespace, in MiB or percent. `quota` is the subject that sets it."""
+    """Limit of one namespace, in MiB or percent. `quota` is the subject that sets it."""
 
     quota: str
     most: int
@@ -31,7 +31,7 @@ class Limit(Struct, frozen=True):
 
 
 class Room(Struct, frozen=True):
-    """What a namespace's pods may have of all cards together; None where nothing limits it."""
+    """Amounts of all cards together that a namespace's pods may have; None if there is no limit."""
 
     memory: Limit | None = None
     cores: Limit | None = None
@@ -43,7 +43,10 @@ class Room(Struct, frozen=True):
 
 
 def room_of(snapshot: Snapshot, namespace: str, settings: Settings, version: Version) -> Room:
-    """Of two quotas the narrower one: HAMi takes the one it heard of last."""
+    """Return the room of the namespace, by the narrower of two quotas.
+
+    HAMi itself uses the quota that it last received.
+    """
     memory = _limit(snapshot, namespace, settings.memory_name, max(settings.memory_factor, 1))
     cores = _limit(snapshot, namespace, settings.cores_name, 1)
     if memory is None and cores is None:
@@ -53,13 +56,13 @@ def room_of(snapshot: Snapshot, namespace: str, settings: Settings, version: Ver
 
 
 def kept_quotas(snapshot: Snapshot, namespace: str, settings: Settings) -> tuple[Quota, ...]:
-    """Those of the namespace that HAMi keeps itself."""
+    """Return the quotas of the namespace that HAMi counts itself."""
     of_namespace = (one for one in snapshot.quotas if one.meta.namespace == namespace)
     return tuple(one for one in of_namespace if any(_key(name) in one.hard for name in _counted(settings)))
 
 
 def given_of(snapshot: Snapshot, quota: Quota, settings: Settings) -> Iterator[str]:
-    """What the quota allows beside what pods of its namespace were given."""
+    """Yield the quota's limits, each with the amount given to pods of its namespace."""
     used, factor = _used_in(snapshot, quota.meta.namespace), max(settings.memory_factor, 1)
     for name, given in zip(_counted(settings), (used.memory // factor, used.cores), strict=True):
         if most := quota.hard.get(_key(name)):
@@ -72,7 +75,10 @@ def _counted(settings: Settings) -> tuple[str, str]:
 
 
 def _key(resource: str) -> str:
-    """HAMi reads no other prefix; Kubernetes never counts what has this one."""
+    """Return the quota key of a resource.
+
+    HAMi reads no other prefix; Kubernetes never counts resources with this prefix.
+    """
     return f"limits.{resource}"
 
 

@@ -1,4 +1,4 @@
-"""HAMi's codes for why a card or a node does not take a pod, and the forms in which it tells them. Pure."""
+"""Codes with which HAMi explains why a card or a node does not fit a pod, and their text forms. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Code(Enum):
-    """The value is HAMi's own word, in the order in which it looks at a card."""
+    """Reason code. The value is HAMi's own word; the order is that of its checks of a card."""
 
     NO_SUCH_NUMBER = "NodeInsufficientDevice"
     UNHEALTHY = "CardNotHealth"
@@ -30,7 +30,10 @@ UNREGISTERED = "node unregistered"
 
 
 def told(counts: Mapping[Code, int], cards: int) -> str:
-    """As HAMi puts it: `3/8 CardInsufficientMemory, 5/8 CardInsufficientCore`. Its own order is by chance."""
+    """Format counts as HAMi does: `3/8 CardInsufficientMemory, 5/8 CardInsufficientCore`.
+
+    HAMi's own order is random.
+    """
     order = list(Code)
     return ", ".join(
         f"{number}/{cards} {code.value}" for code, number in sorted(counts.items(), key=lambda one: order.index(one[0]))

@@ -23,7 +23,7 @@ _KEY = re.compile(r"hami\.io/node-(?:register-([A-Za-z0-9_.-]{1,60})|([A-Za-z0-9
 
 
 class Form(Enum):
-    """How a registration is written. A scheduler reads only the one of its own version."""
+    """Format of a registration. A scheduler reads only the format of its own version."""
 
     JSON = "JSON, as HAMi 2.8 and later read it"
     TEXT = "text, as HAMi up to 2.7 reads it"
@@ -40,7 +40,10 @@ class MigProfile(Struct, frozen=True):
 
 
 class Card(Struct, frozen=True):
-    """As its node registered it. `slots` pods may share it; `memory` is in MiB, and may be scaled beyond its own."""
+    """Card as its node registered it.
+
+    `slots` pods may share it. `memory` is in MiB, and may be scaled beyond the physical memory.
+    """
 
     uuid: str
     index: int
@@ -55,7 +58,10 @@ class Card(Struct, frozen=True):
 
 
 class Registration(Struct, frozen=True):
-    """One annotation. `unreadable` says why no scheduler can read it, and that there are no cards for that."""
+    """One registration annotation.
+
+    `unreadable` is the reason why no scheduler can read it; there are then no cards.
+    """
 
     vendor: str
     """`nvidia`, `dcu`, `Ascend910B`"""
@@ -65,7 +71,7 @@ class Registration(Struct, frozen=True):
 
 
 def registrations(node: Node) -> tuple[Registration, ...]:
-    """All vendors' of a node, by vendor."""
+    """Return the registrations of all vendors on a node, sorted by vendor."""
     found = []
     for key, text in node.meta.annotations.items():
         if match := _KEY.match(key):
@@ -74,7 +80,7 @@ def registrations(node: Node) -> tuple[Registration, ...]:
 
 
 def registration(node: Node) -> Registration | None:
-    """That of NVIDIA's cards; None where there is none."""
+    """Return the registration of NVIDIA's cards; None if there is none."""
     text = node.meta.annotations.get(HAMI_REGISTER)
     return None if text is None else _read("nvidia", text)
 
@@ -86,9 +92,9 @@ def registered(node: Node) -> tuple[Card, ...]:
 
 
 def scores_unreadable(node: Node) -> str:
-    """Why nobody can read how well the node's cards are linked; '' where somebody can, or they are not told.
+    """Return why the link scores of the node's cards can't be read; '' if they can, or are absent.
 
-    With it HAMi's scheduler refuses the whole registration.
+    With unreadable scores, HAMi's scheduler refuses the whole registration.
     """
     text = node.meta.annotations.get(SCORES)
     try:
@@ -99,7 +105,7 @@ def scores_unreadable(node: Node) -> str:
 
 
 def cordoned(node: Node) -> frozenset[str]:
-    """Cards that a person keeps from new pods. HAMi before 2.10 does not look at it."""
+    """Return the cards that a person has closed to new pods. HAMi before 2.10 ignores this."""
     return frozenset(listed(node.meta.annotations.get(CORDON, "")))
 
 
@@ -114,7 +120,7 @@ def _read(vendor: str, text: str) -> Registration:
 
 
 def _from_json(text: str) -> Iterator[Card]:
-    """Go leaves out what is zero or false."""
+    """Yield the cards of a JSON registration. Go omits fields that are zero or false."""
     listed_cards = strict_json.loads(text, LONGEST_TEXT)
     if len(listed_cards) > MOST_PARTS or not all(isinstance(one, dict) for one in listed_cards):
         raise ValueError("it lists more than cards")
@@ -148,7 +154,7 @@ def _profile(raw: Fields) -> MigProfile:
 
 
 def _from_text(text: str) -> Iterator[Card]:
-    """One card that can't be read makes none of them readable: so HAMi has it."""
+    """Yield the cards of a text registration. One unreadable card makes all unreadable, as in HAMi."""
     if len(text) > LONGEST_TEXT or ":" not in text:
         raise ValueError("no card in it ends with a colon" if len(text) <= LONGEST_TEXT else "it is too long")
     for number, part in enumerate(one for one in text.split(":") if one):

@@ -66,7 +66,10 @@ _MOST_ODD, _MOST_KEYS, _MOST_NODES, _MOST_LAYOUTS = 32, 256, 1024, 32
 
 
 class OddKey(Struct, frozen=True):
-    """One that HAMi does not read where it stands. `meant`: the place and name that it may be, '' for none."""
+    """Key at a position where HAMi does not read it.
+
+    `meant`: the position and name that were probably intended; '' if unknown.
+    """
 
     path: str
     meant: str = ""
@@ -79,7 +82,7 @@ class Geometry(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """Of NVIDIA's cards, for all nodes. Without a configuration it is as the chart has it."""
+    """Settings of NVIDIA's cards for all nodes. Without a configuration, they are the chart's defaults."""
 
     count_name: str = "nvidia.com/gpu"
     memory_name: str = "nvidia.com/gpumem"
@@ -109,7 +112,7 @@ class Settings(Struct, frozen=True):
 
 
 class NodeSettings(Struct, frozen=True):
-    """Of one node, beside those for all. None is what it does not say."""
+    """Settings of one node, in addition to those for all nodes. None if not set."""
 
     name: str
     mode: str = ""
@@ -123,7 +126,7 @@ class NodeSettings(Struct, frozen=True):
 
 
 class NodeConfig(Struct, frozen=True):
-    """One config.json."""
+    """Content of one config.json."""
 
     nodes: tuple[NodeSettings, ...] = ()
     odd: tuple[OddKey, ...] = ()
@@ -131,7 +134,7 @@ class NodeConfig(Struct, frozen=True):
 
 
 def node_configs(snapshot: Snapshot) -> tuple[tuple[ConfigMap, NodeConfig], ...]:
-    """Each ConfigMap that has one."""
+    """Return each ConfigMap that has a node configuration, with that configuration."""
     return tuple(
         (one, read_node_config(one))
         for one in snapshot.config_maps
@@ -195,7 +198,7 @@ def _node(folded: Mapping[str, object]) -> NodeSettings:
 
 
 def _folded(value: object) -> dict[str, object]:
-    """One mapping with its keys as Go's JSON compares them."""
+    """Return the mapping with its keys in lower case, since Go's JSON ignores case."""
     pairs = islice(value.items(), _MOST_KEYS) if isinstance(value, dict) else ()
     return {str(key).lower(): one for key, one in pairs}
 
@@ -205,7 +208,7 @@ def _ratio(document: object, key: str) -> float | None:
 
 
 def _geometries(raw: Fields) -> Iterator[tuple[str, tuple[Geometry, ...]]]:
-    # YAML can name a list many times that stands there once: what is read of each is few.
+    # YAML can reference one list many times, so only a few entries of each are read.
     for one in islice(raw.each("knownMigGeometries"), _MOST_LAYOUTS):
         listed = islice(one.lists("allowedGeometries"), _MOST_LAYOUTS)
         layouts = tuple(Geometry(tuple(islice(_instances(each), _MOST_LAYOUTS))) for each in listed)
@@ -219,7 +222,7 @@ def _instances(layout: Iterable[Fields]) -> Iterator[MigProfile]:
 
 
 def _odd_settings(document: Mapping[str, object]) -> Iterator[OddKey]:
-    """Beside unknown ones those of `nvidia:` that stand outside of it, where nothing reads them."""
+    """Yield unknown keys, and keys of `nvidia:` outside of it, where they are not read."""
     for key in Fields(document).names():
         if key in _VENDORS:
             continue

@@ -1,4 +1,4 @@
-"""How much of what HAMi gave them pods use: by pod and card, of those that were given it. Pure."""
+"""Compute how much of their granted HAMi shares pods use, by pod and card. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diagnosis.snapshot.meta import subject
 
 
 class Used(Struct, frozen=True):
-    """In MiB and percent; None where no series tells."""
+    """Use in MiB and percent; None if no series reports it."""
 
     memory: int | None = None
     cores: int | None = None
@@ -25,7 +25,10 @@ class Used(Struct, frozen=True):
 
 
 def used(snapshot: Snapshot) -> Mapping[tuple[str, str], Used]:
-    """By a pod's subject and a card's UUID. A series of a pod that was not given the card says nothing here."""
+    """Return the use by a pod's subject and a card's UUID.
+
+    A series for a pod that was not given the card is ignored.
+    """
     if not snapshot.share_use:
         return {}
     given = {(pod.subject, share.card) for pod in snapshot.pods if not pod.over for share in shares(pod.meta)}

@@ -1,4 +1,4 @@
-"""Which HAMi schedules here: what it does and writes has changed from version to version. Pure."""
+"""Determine the version of HAMi, because its behaviour and formats differ between versions. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TAG = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:[.+-].{0,80})?\Z", re.ASCII)
 
 
 def version_of(tag: str) -> Version | None:
-    """Of an image's tag: `v2.7.1`, `2.9.0-amd64`."""
+    """Parse the version of an image's tag: `v2.7.1`, `2.9.0-amd64`."""
     match = _TAG.match(tag)
     return (int(match[1]), int(match[2])) if match else None
 

@@ -1,4 +1,4 @@
-"""What a pod's own annotations tell HAMi of cards that it wants. Pure."""
+"""Parse a pod's own annotations about the cards that it requests from HAMi. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GPU_POLICIES = ("binpack", "spread", "topology-aware", "mutex", "numa")
 
 
 class Wishes(Struct, frozen=True):
-    """None is what the pod does not say; lists are as it wrote them, also empty."""
+    """Card options of a pod. None means not set; lists are as written, even if empty."""
 
     use_types: tuple[str, ...] | None = None
     avoid_types: tuple[str, ...] | None = None

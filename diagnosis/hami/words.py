@@ -21,7 +21,7 @@ def word(text: str) -> str:
 
 
 def whole(text: str) -> int:
-    """Of 32 bits, and not negative. Raises ValueError."""
+    """Parse a non-negative number of 32 bits. Raises ValueError."""
     if not (text.isascii() and text.isdigit() and len(text) <= 10) or int(text) > _MOST:
         raise ValueError(f"{word(text)!r} is no whole number of 32 bits")
     return int(text)
@@ -35,7 +35,7 @@ def flag(text: str) -> bool:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Of words between commas those that are not empty."""
+    """Return the words between commas that are not empty."""
     words = (one.strip() for one in text[:LONGEST_TEXT].split(",")[:MOST_PARTS])
     return tuple(word(one) for one in words if one)
 

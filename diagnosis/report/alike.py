@@ -1,6 +1,7 @@
-"""Finds that say the same of one object and another, told once: a report names every cause once. Pure.
+"""Merge results that are the same for several objects: a report names every cause once. Pure.
 
-200 bare pods with one mistake in each one's own spec are 200 finds, as each has to be changed, and one thing to read.
+200 bare pods with the same mistake in their own specs are 200 results, because each must be changed, but one item to
+read.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _MOST_OF_A_CAUSE = 8
 
 
 class Told(Struct, frozen=True):
-    """A problem, and the subjects of those that differ from it by nothing but their own names.
+    """Problem, and the subjects of problems that differ from it only in their own names.
 
-    `unlike`: subjects of finds of the same cause that are too many to be told, each with words of its own.
+    `unlike`: subjects of further results of the same cause with different texts, which are too many to be shown.
     """
 
     problem: Problem
@@ -31,21 +32,21 @@ class Told(Struct, frozen=True):
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """Of all of them."""
+        """Return the subjects of all merged problems."""
         return (self.problem.found.subject, *self.others)
 
     @property
     def affected(self) -> tuple[str, ...]:
-        """What does not work because of them, where that is more than they themselves."""
+        """Return the objects that do not work because of the problems, unless these are the subjects alone."""
         names = self.problem.found.affected
         return () if names in ((), (self.problem.found.subject,)) else names
 
 
 def told_once(problems: Iterable[Problem]) -> tuple[Told, ...]:
-    """In their order; where several are alike, at the place of the first."""
+    """Merge similar problems in their order; a group has the position of its first problem."""
     some: dict[object, list[Problem]] = {}
     for one in problems:
-        # What follows from one does not follow from the other.
+        # Consequences belong to one problem only, so problems with consequences are not merged.
         some.setdefault(_key(one) if not one.consequences else one.found.subject, []).append(one)
     told = [
         Told(_together(alike), tuple(one.found.subject for one in alike[1:]), told_once(alike[0].consequences))
@@ -55,7 +56,7 @@ def told_once(problems: Iterable[Problem]) -> tuple[Told, ...]:
 
 
 def _bounded(told: Sequence[Told]) -> tuple[Told, ...]:
-    """The last that is told of a cause names those of it that are not."""
+    """Limit the entries of each cause; the last entry lists the subjects of the omitted ones."""
     by_cause: defaultdict[str, list[int]] = defaultdict(list)
     for place, one in enumerate(told):
         by_cause[one.problem.found.cause.name].append(place)
@@ -76,7 +77,7 @@ def _key(one: Problem) -> object:
 
 
 def _nameless(step: str, name: str) -> str:
-    """Without the object's own names, which a command has one by one."""
+    """Return the step without the object's own names, which differ between commands."""
     names = "|".join(re.escape(one) for one in (name, *name.split("/")) if one)
     return re.sub(rf"(?<![\w.-])(?:{names})(?![\w-])", "…", step) if names else step
 

@@ -40,7 +40,10 @@ def document(report: Report) -> dict[str, Any]:
 
 
 def cluster_document(told: Allocation) -> dict[str, Any]:
-    """What is held is null where pods are not visible: nobody knows it then."""
+    """Return the document of the cluster.
+
+    Amounts in use are null if pods are not visible, because they are unknown then.
+    """
     known = [one.gpus for one in told.nodes if one.gpus is not None]
     return {
         "gpu_nodes": len(told.nodes),
@@ -85,7 +88,7 @@ def _node(one: NodeAllocation, pods_seen: bool) -> dict[str, Any]:
 
 
 def _used(node: NodeAllocation, card: Held) -> dict[str, Any]:
-    """By pod, where a Prometheus was asked for HAMi's own metrics."""
+    """Return the use by pod, if Prometheus was queried for HAMi's own metrics."""
     if not node.used:
         return {}
     told = {pod: node.used[pod, card.card.uuid] for pod, _ in card.pods if (pod, card.card.uuid) in node.used}

@@ -49,26 +49,26 @@ def text(report: Report) -> str:
 
 
 def _legend(fills: dict[str, str]) -> list[tuple[str, str]]:
-    """Names with their colours: the namespaces that have one, then what the others share."""
+    """Return names with their colours: namespaces with a colour of their own, then the shared colours."""
     own = [(name, fill) for name, fill in fills.items() if fill != OTHERS]
     more = [("other namespaces", OTHERS)] if len(fills) > COLOURS else []
     return [*own, *more, ("free", "free"), ("not given out", "lost")]
 
 
 def _actions(problems: Iterable[Told]) -> list[tuple[str, Told, str]]:
-    """Of each problem what to do first."""
+    """Return the first step to take for each problem."""
     told = [(one, one.problem.found) for one in problems]
     return [(found.cause.name, one, (found.remedy or (found.cause.remedy,))[0]) for one, found in told]
 
 
 def _cards(cluster: Allocation) -> list[tuple[str, CardRow]]:
-    """Of the same nodes as are drawn."""
+    """Return the cards of the nodes that are drawn."""
     shared = [node for node in cluster.nodes if node.cards][:_MOST_NODES]
     return [(node.node, card_row(one, cluster.pods_seen)) for node in shared for one in node.cards]
 
 
 def _parts(words: str) -> Iterator[tuple[bool, str]]:
-    """Of a remedy its commands, which stand in backticks, and what is between them."""
+    """Yield the parts of a remedy: commands, which are in backticks, and the text between them."""
     parts = words.split("`")
     if len(parts) % 2 == 0:
         yield False, words

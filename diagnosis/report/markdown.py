@@ -1,4 +1,4 @@
-"""The diagnosis as a Markdown document. What comes from the cluster is shown as text, whatever markup stands in it."""
+"""Render the diagnosis as a Markdown document. Texts from the cluster never act as markup."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ def text(report: Report) -> str:
 
 
 def escaped(words: str) -> str:
-    """As it is read in running text: no character of it is markup, a link or a mention."""
+    """Escape words for running text: no character acts as markup, a link or a mention."""
     plain = _MARKUP.sub(r"\\\1", "".join(_ENTITIES.get(one, one) for one in words.replace("\n", " ")))
     plain = plain.replace("&\\#64;", "&#64;").replace("://", "\\://").replace("www.", "www\\.")
     return _LIST.sub(lambda match: f"{match[1]}\\{match[2]}" if match[1] else f"\\{match[3]}", plain)
 
 
 def code(words: str) -> str:
-    """As it stands, between as many backticks as it needs; in a table too, where a bar would end the cell."""
+    """Format words as code, between as many backticks as needed.
+
+    A bar is escaped, because in a table it would end the cell.
+    """
     plain = words.replace("\n", " ").replace("|", "\\|")
     fence = "`" * (max((len(one) for one in _FENCES.findall(plain)), default=0) + 1)
     space = " " if plain.startswith("`") or plain.endswith("`") or not plain.strip() else ""
@@ -48,7 +51,7 @@ def code(words: str) -> str:
 
 
 def sentence(words: str) -> str:
-    """A remedy: its commands, which stand in backticks, as code, all else as text."""
+    """Format a remedy: commands, which are in backticks, as code, everything else as text."""
     parts = words.split("`")
     if len(parts) % 2 == 0:
         return escaped(words)

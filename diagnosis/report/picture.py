@@ -1,4 +1,4 @@
-"""The allocation per node as bars: what to draw, in units of the picture. Pure."""
+"""Compute the bars of the allocation per node, in units of the picture. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Box(Struct, frozen=True):
 
 
 class Bar(Struct, frozen=True):
-    """One pool of one node. `label` is what stands beside it."""
+    """Bar for one pool of one node. `label` is the text next to it."""
 
     node: str
     closed: str
@@ -39,14 +39,17 @@ class Bar(Struct, frozen=True):
 
 
 def colours(told: Allocation) -> dict[str, str]:
-    """By namespace the colour's name, those that hold the most first."""
+    """Return the colour name of each namespace, those with the most devices first."""
     held = Counter({one.namespace: sum(one.devices.values()) for one in told.namespaces if any(one.devices.values())})
     ranked = sorted(held, key=lambda name: (-held[name], name))
     return {name: f"ns{place}" if place < COLOURS else OTHERS for place, name in enumerate(ranked)}
 
 
 def bars(told: Allocation, most: int) -> Iterator[Bar]:
-    """Of so many nodes at most, those with something amiss first: not usable, or not given out."""
+    """Yield the bars of at most `most` nodes, those with a problem first.
+
+    A problem is a node that is not usable, or a device that is not offered.
+    """
     fills = colours(told)
     ordered = sorted(told.nodes, key=lambda one: (one.usable and not _amiss(one), one.node))
     for node in ordered[:most]:

@@ -1,6 +1,6 @@
-"""The diagnosis on a terminal: lines as wide as it is, and no name or command broken by us.
+"""Render the diagnosis for a terminal, in lines of its width. No name or command is broken.
 
-What is longer than a line runs over its end, where the terminal itself breaks it: copied, it is whole.
+A longer name or command exceeds the line, and the terminal wraps it. When copied, it is complete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEPT = "\N{NO-BREAK SPACE}"
 
 
 def page(report: Report, width: int) -> Iterator[RenderableType]:
-    """What to print, in order; lines of so many columns."""
+    """Yield the parts to print in order, for lines of `width` columns."""
     diagnosis = report.diagnosis
     if report.node:
         yield _node(report.node)
@@ -67,7 +67,7 @@ def _nothing(report: Report) -> str:
 
 
 def _count(problems: Iterable[Problem]) -> Text:
-    """The last that is seen of a long report."""
+    """Return the summary line, which is the last line of a long report."""
     severities = Counter(one.found.cause.severity for one in problems)
     parts = [f"{severities[one]} {one.name.lower()}" for one in reversed(Severity) if severities[one]]
     return Text(f"{severities.total()} finds ({', '.join(parts)}), the worst first.", "bold")
@@ -94,7 +94,7 @@ def _installation(told: InstallationTable, width: int) -> Iterator[Text]:
 
 
 def _beside(line: Text, words: str, width: int, style: str = "dim") -> Iterator[Text]:
-    """After a colon, or beneath where the line is too short for it."""
+    """Append the words after a colon, or yield them below if the line is too short."""
     if words and line.cell_len + len(words) + 2 <= width:
         yield line.append(f": {words}", style)
     else:
@@ -144,7 +144,10 @@ def _facts(told: Told) -> Iterator[str]:
 
 
 def _lines(words: str, width: int, indent: int, first: str = "", *, style: str = "") -> Iterator[Text]:
-    """Broken between words, and never in a command; what follows the first line stands beneath its text."""
+    """Yield lines wrapped between words, but never within a command.
+
+    Continuation lines are indented to the text of the first line.
+    """
     parts = words.split("`")
     whole = len(parts) % 2 == 1
     kept = "`".join(one.replace(" ", _KEPT) if whole and place % 2 else one for place, one in enumerate(parts))

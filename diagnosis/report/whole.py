@@ -1,4 +1,4 @@
-"""All that a report tells, whatever its form."""
+"""Content of a report, in any form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from diagnosis.node_inventory import Row
 
 
 class Report(Struct, frozen=True):
-    """`changes`: since an older state; None where nobody asked. `cluster` None where the form does not show it."""
+    """Content of a report.
+
+    `changes`: since an older state; None if not requested. `cluster` is None if the form does not show it.
+    """
 
     diagnosis: Diagnosis
     chains: tuple[Chain, ...] = ()

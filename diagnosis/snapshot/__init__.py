@@ -1,4 +1,4 @@
-"""The typed facts of a cluster at one moment, and what of it nobody could see."""
+"""Typed facts of a cluster at one moment, and the parts that were not visible."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ _MOST_OWNERS = 8
 
 
 class Snapshot(Struct, frozen=True, eq=False, dict=True):
-    """A cluster as far as somebody could see it. Build one with `Builder`. It equals itself alone.
+    """State of a cluster as far as it was visible. Build one with `Builder`. It equals only itself.
 
-    Each is itself alone, so that what many searches derive from it is kept by it (`lru_cache`).
-    `now` is when it was looked at. A kind that nobody could list is in `missing`, with the reason: that a tuple is
-    empty says nothing then. `odd` are objects that nobody can read.
+    Because of this, results that many searches derive from a snapshot are cached for it (`lru_cache`). `now` is the
+    time of collection. `missing` holds each kind that could not be listed, with the reason; its empty tuple then means
+    nothing. `odd` are objects that could not be parsed.
     """
 
     now: datetime
@@ -145,17 +145,20 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def owners(self) -> Mapping[str, Meta]:
-        """What makes pods, by subject."""
+        """Return the objects that make pods, by subject."""
         return {one.subject: one.meta for one in self.workloads}
 
     @cached_property
     def volume(self) -> Mapping[str, Volume]:
-        """By name."""
+        """Return the volumes by name."""
         return {one.meta.name: one for one in self.volumes}
 
     @cached_property
     def pools(self) -> Mapping[tuple[str, str], Sequence[ResourceSlice]]:
-        """Of DRA: by driver and pool the slices of the newest generation. While it is published, some are missing."""
+        """Return the DRA slices of the newest generation, by driver and pool.
+
+        While a generation is being published, some of its slices are missing.
+        """
         return newest(self.slices)
 
     @cached_property
@@ -164,7 +167,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def events_about(self) -> Mapping[str, tuple[Event, ...]]:
-        """By subject, the newest last."""
+        """Return the events by subject, the newest last."""
         about: defaultdict[str, list[Event]] = defaultdict(list)
         for one in sorted(self.events, key=lambda event: event.last or EARLIEST):
             about[one.about].append(one)
@@ -172,7 +175,10 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def pods_under(self) -> Mapping[str, tuple[Pod, ...]]:
-        """By the subject of what a person wrote: the last of their line. Those that nothing made are left out."""
+        """Return pods by the subject of the object that a person wrote, the last of their owners.
+
+        Pods without an owner are left out.
+        """
         under: defaultdict[str, list[Pod]] = defaultdict(list)
         for one in self.pods:
             if one.meta.owner is not None:
@@ -181,7 +187,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def pods_on(self) -> Mapping[str, tuple[Pod, ...]]:
-        """By the name of their node."""
+        """Return the pods by the name of their node."""
         on: defaultdict[str, list[Pod]] = defaultdict(list)
         for one in self.pods:
             if one.spec.node:
@@ -194,11 +200,11 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def workload(self) -> Mapping[str, Workload]:
-        """By subject."""
+        """Return the workloads by subject."""
         return {one.subject: one for one in self.workloads}
 
     def line(self, meta: Meta) -> tuple[str, ...]:
-        """An object and what made it, one above another: the last is what a person wrote."""
+        """Return the object and its owners in order; the last one is the object that a person wrote."""
         line, owner = [meta.subject], meta.owner
         while owner is not None and len(line) < _MOST_OWNERS:
             line.append(subject(owner.kind, meta.namespace, owner.name))
@@ -222,7 +228,7 @@ class Builder:
         self._identities: set[tuple[str, str]] = set()
 
     def add(self, kind: str, raw: object) -> None:
-        """One object. The same one twice, from two files or pages, counts once. A kind of no interest is left out."""
+        """Add one object. Duplicates from two files or pages count once. Kinds that are not used are left out."""
         fields = Fields(raw)
         self._seen.add(kind)
         identity = (kind, fields.text("metadata", "uid"))
@@ -237,14 +243,14 @@ class Builder:
                 self._odd.append(f"{kind} {fields.text('metadata', 'name')}: {error}")
 
     def listed(self, kind: str) -> None:
-        """Somebody has listed it whole, even if there was none."""
+        """Record that the kind was listed completely, even if there was no object."""
         self._seen.add(kind)
 
     def lacks(self, kind: str, why: str) -> None:
         self._missing[kind] = why
 
     def build(self, now: datetime, unseen: str = "", logs: Mapping[tuple[str, str], str] | None = None) -> Snapshot:
-        """`unseen` says why a kind that nobody spoke of is not visible."""
+        """Build the snapshot. `unseen` is the reason for kinds that no file or listing mentions."""
         missing = {kind: unseen for kind in KINDS if unseen and kind not in self._seen} | self._missing
         facts = {place: tuple(found) for place, found in self._facts.items()}
         return Snapshot(now, **facts, logs=dict(logs or {}), missing=missing, odd=tuple(self._odd))

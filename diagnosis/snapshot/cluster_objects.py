@@ -1,4 +1,4 @@
-"""Kinds of which a diagnosis wants little: namespaces, Services' endpoints, ConfigMaps, volumes, Leases, operators."""
+"""Kinds with few facts: namespaces, Services' endpoints, ConfigMaps, volumes, Leases, operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ZONES = (
 
 
 class Endpoints(Struct, frozen=True):
-    """Of a Service, from one EndpointSlice or its Endpoints: how many addresses answer."""
+    """Number of ready addresses of a Service, from one EndpointSlice or its Endpoints."""
 
     meta: Meta
     service: str
@@ -28,7 +28,7 @@ class Endpoints(Struct, frozen=True):
 
 
 class ConfigMap(Struct, frozen=True):
-    """Whole documents, as they stand there: only ConfigMaps that were asked for by name are kept."""
+    """ConfigMap with unchanged documents. Only ConfigMaps that were queried by name are kept."""
 
     meta: Meta
     data: Mapping[str, str] = field(default_factory=dict)
@@ -59,9 +59,9 @@ class Lease(Struct, frozen=True):
 
 
 class ClusterPolicy(Struct, frozen=True):
-    """The GPU operator's configuration and state: a ClusterPolicy, or a GPUCluster, its stack for DRA.
+    """Configuration and state of the GPU operator: a ClusterPolicy, or a GPUCluster, its stack for DRA.
 
-    `parts`: by operand whether it is enabled, where it says so.
+    `parts`: by operand, whether it is enabled, if the policy sets that.
     """
 
     meta: Meta
@@ -77,7 +77,7 @@ class ClusterPolicy(Struct, frozen=True):
 
 
 def read_endpoints(raw: Fields) -> Endpoints:
-    """Of an EndpointSlice or of Endpoints."""
+    """Read the facts of an EndpointSlice, or of Endpoints."""
     if raw.text("kind") == "Endpoints" or raw.has("subsets"):
         meta = read_meta("Endpoints", raw)
         ready = sum(len(list(one.each("addresses"))) for one in raw.each("subsets"))

@@ -1,4 +1,4 @@
-"""Dynamic resource allocation: what a driver offers, and what pods claim of it."""
+"""Dynamic resource allocation: the devices that a driver offers, and the claims of pods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class Device(Struct, frozen=True):
 
 
 class ResourceSlice(Struct, frozen=True):
-    """`node` is '' for devices of no single node. Which slices of a pool count, `Snapshot.pools` says."""
+    """Slice of a pool. `node` is '' for devices of no single node.
+
+    `Snapshot.pools` defines which slices of a pool count.
+    """
 
     meta: Meta
     driver: str
@@ -38,7 +41,7 @@ class ResourceSlice(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """What a claim asks of one class. `selectors` are CEL expressions."""
+    """Request of a claim for one class. `selectors` are CEL expressions."""
 
     name: str
     device_class: str
@@ -49,7 +52,7 @@ class Request(Struct, frozen=True):
 
 
 class ResourceClaim(Struct, frozen=True):
-    """`devices` are what it was given, as driver/pool/device; empty until then."""
+    """Claim of a pod. `devices` are the allocated ones, as driver/pool/device; empty before allocation."""
 
     meta: Meta
     requests: tuple[Request, ...] = ()
@@ -67,7 +70,10 @@ class DeviceClass(Struct, frozen=True):
 
 
 class DeviceTaintRule(Struct, frozen=True):
-    """A taint on all devices of its driver, pool and name; '' for any. `selects`: it says which in words known here."""
+    """Taint on all devices of its driver, pool and name; '' for any.
+
+    `selects`: whether the rule selects the devices in a form known here.
+    """
 
     meta: Meta
     driver: str
@@ -93,7 +99,7 @@ def read_slice(raw: Fields) -> ResourceSlice:
 
 
 def read_claim(raw: Fields) -> ResourceClaim:
-    """Of a ResourceClaim or of a ResourceClaimTemplate."""
+    """Read a ResourceClaim or a ResourceClaimTemplate."""
     kind = "ResourceClaimTemplate" if raw.has("spec", "spec") else "ResourceClaim"
     spec = raw.at("spec", "spec") if raw.has("spec", "spec") else raw.at("spec")
     given = raw.each("status", "allocation", "devices", "results")
@@ -111,7 +117,10 @@ def read_device_class(raw: Fields) -> DeviceClass:
 
 
 def read_device_rule(raw: Fields) -> DeviceTaintRule:
-    """A selector by class or by an expression, which older versions had, is one that nobody here can follow."""
+    """Read a rule.
+
+    A selector by class or by an expression, as in older versions, can't be evaluated here.
+    """
     selector = raw.at("spec", "deviceSelector")
     return DeviceTaintRule(
         read_meta("DeviceTaintRule", raw),

@@ -1,4 +1,4 @@
-"""Events, of either API: what somebody noted of an object, for an hour or so."""
+"""Events of either API: notes about an object, kept for an hour or so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Event(Struct, frozen=True):
 
 
 def read_event(raw: Fields) -> Event:
-    """Of `v1` and of `events.k8s.io/v1`. Raises ValueError for one about nothing."""
+    """Read an event of `v1` or `events.k8s.io/v1`. Raises ValueError for an event about no object."""
     about = raw.at("involvedObject") if raw.has("involvedObject") else raw.at("regarding")
     kind, name = about.text("kind"), about.text("name")
     if not kind or not name:

@@ -1,4 +1,4 @@
-"""How much GPUs are used, as the DCGM exporter's series in a Prometheus tell it: the questions, and their answers."""
+"""Use of GPUs from the DCGM exporter's series in Prometheus: the queries, and their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_PERCENT = 100
 
 
 class GpuUse(Struct, frozen=True):
-    """One card. `nodes` and `pods` (namespace and name) are what its labels say, the likeliest first."""
+    """Use of one card. `nodes` and `pods` (namespace and name) come from its labels, the likeliest first."""
 
     uuid: str
     index: str
@@ -35,7 +35,7 @@ class GpuUse(Struct, frozen=True):
 
 
 def read_use(series: Iterable[object]) -> tuple[GpuUse, ...]:
-    """Of a vector. A value that is no percentage is left out: DCGM has numbers of its own for what it does not know."""
+    """Read a vector. A value that is no percentage is left out: DCGM has special numbers for unknown."""
     return tuple(_uses(series))
 
 

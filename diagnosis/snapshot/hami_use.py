@@ -1,4 +1,4 @@
-"""How much of their shares pods use, as HAMi's monitor tells a Prometheus: the questions, and their answers."""
+"""Use of shares by pods, from HAMi's monitor in Prometheus: the queries, and their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _MOST_BYTES, _MOST_PERCENT = 1 << 53, 100
 
 
 class ShareUse(Struct, frozen=True):
-    """Of one pod on one card: memory in MiB, or percent of cores. `pods`: what its labels say, the likeliest first."""
+    """Use of one card by one pod: memory in MiB, or percent of cores.
+
+    `pods`: the pods that the labels may name, the likeliest first.
+    """
 
     uuid: str
     pods: tuple[Pair, ...]

@@ -1,4 +1,4 @@
-"""Kueue's objects: what waits in a queue, and the queues."""
+"""Kueue's objects: workloads that wait in a queue, and the queues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diagnosis.snapshot.reading import Fields
 
 
 class Queued(Struct, frozen=True):
-    """A Workload of Kueue: what made it waits until a queue has admitted it."""
+    """Workload of Kueue: its owner waits until a queue has admitted it."""
 
     meta: Meta
     queue: str = ""
@@ -31,7 +31,7 @@ class Queue(Struct, frozen=True):
 
 
 def read_queued(raw: Fields) -> Queued:
-    """Of a Workload of another API, which is called the same, it has no pods."""
+    """Read a Workload. A Workload of another API with the same name has no pods."""
     return Queued(
         read_meta("Workload", raw),
         raw.text("spec", "queueName"),

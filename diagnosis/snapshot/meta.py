@@ -1,4 +1,4 @@
-"""What every object of the API says of itself."""
+"""Metadata that every object of the API has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Owner(Struct, frozen=True):
 
 
 class Meta(Struct, frozen=True):
-    """`kind` as the API writes it: `Pod`. `namespace` is '' for what has none."""
+    """Metadata of an object. `kind` is as in the API: `Pod`. `namespace` is '' for cluster-scoped objects."""
 
     kind: str
     namespace: str
@@ -50,19 +50,22 @@ class Meta(Struct, frozen=True):
 
 
 def subject(kind: str, namespace: str, name: str) -> str:
-    """How a diagnosis names an object."""
+    """Return the name of an object in a diagnosis."""
     if kind and namespace and name:  # as most are, and many hundred thousand times
         return f"{kind.lower()}/{namespace}/{name}"
     return "/".join(word for word in (kind.lower(), namespace, name) if word)
 
 
 def is_kept(annotation: str) -> bool:
-    """By domain: who writes there says how an object stands. Others keep in annotations what they like."""
+    """Whether an annotation is kept, by its domain.
+
+    Writers in the known domains record an object's state. Other annotations may have any content.
+    """
     return annotation != _LAST_APPLIED and _KEPT.match(annotation) is not None
 
 
 def read_meta(kind: str, raw: Fields) -> Meta:
-    """Raises ValueError for an object without a name: nobody could be told of it."""
+    """Read the metadata. Raises ValueError for an object without a name, which could not be reported."""
     name = raw.text("metadata", "name")
     if not name:
         raise ValueError(f"a {kind} without a name")

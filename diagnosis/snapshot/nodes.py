@@ -23,7 +23,7 @@ class Taint(Struct, frozen=True):
 
 
 class Node(Struct, frozen=True):
-    """`handlers` are the names of its container runtime's handlers; None where the kubelet does not tell them."""
+    """Node. `handlers` are its container runtime's handlers; None if the kubelet does not report them."""
 
     meta: Meta
     taints: tuple[Taint, ...] = ()

@@ -61,7 +61,7 @@ class Expression(Struct, frozen=True):
     values: tuple[str, ...] = ()
 
     def takes(self, value: str | None) -> bool:
-        """Whether the key may have this value; None: it is not there. An operator that nobody knows takes nothing."""
+        """Whether the key may have this value; None if the key is absent. An unknown operator matches nothing."""
         match self.operator:
             case "In":
                 return value in self.values
@@ -74,7 +74,7 @@ class Expression(Struct, frozen=True):
         return False
 
     def __str__(self) -> str:
-        """As `team is a or b`."""
+        """Format as `team is a or b`."""
         match self.operator:
             case "In":
                 return f"{self.key} is {' or '.join(self.values)}"
@@ -95,7 +95,10 @@ class Toleration(Struct, frozen=True):
 
 
 class Container(Struct, frozen=True):
-    """`sidecar`: an init container that runs beside the others. `env`: by name, as `shown_value` has it."""
+    """Container of a pod. `sidecar`: an init container that keeps running in parallel with the others.
+
+    `env`: values by name, as `shown_value` returns them.
+    """
 
     name: str
     image: str = ""
@@ -112,7 +115,7 @@ class Container(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """How a container ended. `exit_code` None where nobody says."""
+    """End of a container. `exit_code` is None if it is unknown."""
 
     reason: str
     exit_code: int | None
@@ -134,7 +137,7 @@ class AllocatedDevice(Struct, frozen=True):
 
 
 class ContainerState(Struct, frozen=True):
-    """Where a container is now. At most one of `waiting` ('' for none), `running`, `ended` holds."""
+    """Present state of a container. At most one of `waiting` ('' for none), `running`, `ended` is set."""
 
     name: str
     init: bool = False
@@ -159,7 +162,7 @@ class Condition(Struct, frozen=True):
 
 
 class PodSpec(Struct, frozen=True):
-    """What a pod asks for; of a workload's template the same."""
+    """Specification of a pod, or of a workload's pod template."""
 
     containers: tuple[Container, ...] = ()
     node: str = ""
@@ -211,7 +214,7 @@ class Pod(Struct, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Whether all of it has ended: it holds nothing any more."""
+        """Whether the whole pod has ended: it owns no resources any more."""
         return self.phase in ("Succeeded", "Failed")
 
     def condition(self, kind: str) -> Condition | None:
@@ -235,9 +238,9 @@ def read_pod(raw: Fields) -> Pod:
 
 
 def shown_value(variable: str, value: str) -> str:
-    """The value of an environment variable where it says which devices, or how a component is set up; else `(set)`.
+    """Return the value of a variable that names devices or configures a component; else `(set)`.
 
-    Any other is nobody's business: it may be a secret, and is neither kept nor saved.
+    Any other variable may be a secret: its value is neither kept nor saved.
     """
     if variable in VISIBLE_DEVICES:
         return value if _DEVICES.match(value) else OTHER_VALUE
@@ -248,7 +251,7 @@ def shown_value(variable: str, value: str) -> str:
 
 
 def shown_flags(container: str, words: Iterable[str]) -> dict[str, str]:
-    """By name the flags of a command line that say how HAMi's extender chooses; any other may be a secret."""
+    """Return, by name, the flags with scheduling options of HAMi's extender; others may be secret."""
     if container != HAMI_EXTENDER:
         return {}
     found, before = {}, ""
@@ -263,7 +266,7 @@ def shown_flags(container: str, words: Iterable[str]) -> dict[str, str]:
 
 
 def read_conditions(raw: Fields) -> tuple[Condition, ...]:
-    """Of any object: `status.conditions`."""
+    """Read the `status.conditions` of any object."""
     return tuple(
         Condition(
             one.text("type"),
@@ -316,7 +319,7 @@ def read_expressions(raw: Fields, *path: str) -> tuple[Expression, ...]:
 
 
 def read_term(raw: Fields) -> tuple[Expression, ...]:
-    """One of a node selector's: all of it must hold."""
+    """Read one term of a node selector: all of its expressions must hold."""
     return (*read_expressions(raw, "matchExpressions"), *read_expressions(raw, "matchFields"))
 
 
@@ -343,7 +346,7 @@ def _container(raw: Fields, *, init: bool) -> Container:
 def _env(raw: Fields) -> Iterator[tuple[str, str]]:
     for one in raw.each("env"):
         name = one.text("name")
-        # Most variables of a cluster are nobody's business: their values are not even looked at.
+        # Most variables of a cluster are not relevant: their values are not even read.
         yield name, shown_value(name, one.text("value")) if name in _SHOWN else OTHER_VALUE
 
 

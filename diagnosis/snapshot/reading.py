@@ -19,9 +19,10 @@ _WRITTEN = (str, int, float)
 
 
 class Fields:
-    """One JSON object, or what stands in its place. What is absent or of another shape is '', None or empty.
+    """JSON object, or any value in its position. Absent or unexpected values read as '', None or empty.
 
-    It is asked a hundred times of each pod: a `dict`, as JSON is read into, is known in a tenth of a `Mapping`'s time.
+    It is read a hundred times for each pod. Checking for a `dict`, the type of parsed JSON, takes a tenth of the time
+    of a `Mapping`.
     """
 
     __slots__ = ("_raw",)
@@ -30,7 +31,7 @@ class Fields:
         self._raw: dict[object, object] = raw if isinstance(raw, dict) else {}
 
     def has(self, *path: str) -> bool:
-        """Whether anything but null stands there."""
+        """Whether the path has a value other than null."""
         return self._value(path) is not None
 
     def at(self, *path: str) -> Fields:
@@ -45,9 +46,9 @@ class Fields:
         return self.text(*path, longest=LONGEST_MESSAGE)
 
     def document(self, *path: str, longest: int) -> str:
-        """A text of several lines, each printable. One line may be all of it: so JSON is written.
+        """Return a text of several printable lines. One line may be the whole text, as JSON may be written.
 
-        What YAML and JSON take for space stays space: a tab, and the ends of Windows' lines.
+        Whitespace of YAML and JSON stays whitespace: tabs, and line ends of Windows.
         """
         value = self._value(path)
         text = value[:longest].replace("\r\n", "\n").replace("\t", " ") if isinstance(value, str) else None
@@ -95,7 +96,7 @@ class Fields:
         return tuple(printable(one, LONGEST_NAME) for one in listed if isinstance(one, str))
 
     def words(self, *path: str, keep: Callable[[str], bool] = bool, longest: int = LONGEST_MESSAGE) -> dict[str, str]:
-        """A map of texts: labels, annotations, selectors, amounts. A number stands there as it is written."""
+        """Return a map of texts: labels, annotations, selectors, amounts. Numbers are returned as written."""
         value = self._value(path)
         pairs = islice(value.items(), MOST_ENTRIES) if isinstance(value, dict) else ()
         return {

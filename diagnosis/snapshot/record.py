@@ -1,4 +1,4 @@
-"""Our agent's own record of a node, as its annotation holds it: what it saw where the API does not reach."""
+"""Our agent's record of a node, from its annotation: observations beyond the reach of the API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RecordFinding(Struct, frozen=True):
 
 
 class NodeRecord(Struct, frozen=True):
-    """`inventory`: what the agent's last look saw; nothing of an agent that writes none."""
+    """Record of a node. `inventory`: from the agent's last check cycle; empty if the agent writes none."""
 
     status: str
     severity: str
@@ -49,7 +49,7 @@ class NodeRecord(Struct, frozen=True):
 
 
 def read_record(annotation: str) -> NodeRecord | None:
-    """None where there is none, or none that anybody can read: then nothing is known from it."""
+    """Read the record; None if there is none or it can't be parsed, so that nothing is known from it."""
     if not annotation:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a cluster allows: quotas, limits, disruption budgets, RuntimeClasses, admission webhooks."""
+"""Rules of a cluster: quotas, limits, disruption budgets, RuntimeClasses, admission webhooks."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Selector(Struct, frozen=True):
         return same and all(one.takes(labels.get(one.key)) for one in self.expressions)
 
     def __str__(self) -> str:
-        """As `team is a and gpu is not off`; '' for an empty one."""
+        """Format as `team is a and gpu is not off`; '' for an empty selector."""
         return " and ".join((*(f"{key} is {one}" for key, one in self.labels.items()), *map(str, self.expressions)))
 
 
 class Budget(Struct, frozen=True):
-    """A PodDisruptionBudget. `allowed` None: nobody has counted yet."""
+    """PodDisruptionBudget. `allowed` is None if it has not been computed yet."""
 
     meta: Meta
     selector: Selector | None = None
@@ -70,7 +70,7 @@ class RuntimeClass(Struct, frozen=True):
 
 
 class Webhook(Struct, frozen=True):
-    """One webhook of a configuration. `service` is namespace/name, '' for an URL."""
+    """One webhook of a configuration. `service` is namespace/name; '' for a URL."""
 
     configuration: Meta
     name: str
@@ -123,7 +123,7 @@ def read_runtime_class(raw: Fields) -> RuntimeClass:
 
 
 def read_webhooks(kind: str, raw: Fields) -> tuple[Webhook, ...]:
-    """Of a MutatingWebhookConfiguration or ValidatingWebhookConfiguration."""
+    """Read the webhooks of a MutatingWebhookConfiguration or ValidatingWebhookConfiguration."""
     meta = read_meta(kind, raw)
     return tuple(_webhook(meta, one) for one in raw.each("webhooks"))
 

@@ -1,4 +1,4 @@
-"""What a Prometheus answers: samples with their labels, and the pods that these may mean."""
+"""Results of Prometheus: samples with their labels, and the pods that these may name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _LONGEST = 40
 
 
 def samples(series: Iterable[object], most: float) -> Iterator[tuple[Fields, float]]:
-    """Of a vector: labels and number of each from 0 to `most`. What is beyond is what exporters write for unknown."""
+    """Yield labels and number of each sample in a vector, from 0 to `most`.
+
+    Exporters write numbers beyond this range for unknown.
+    """
     for one in islice(series, _MOST_SERIES):
         number = _number(one.get("value")) if isinstance(one, dict) else None
         if number is not None and 0 <= number <= most:
@@ -31,7 +34,7 @@ def pods(labels: Fields, *pairs: Pair) -> tuple[Pair, ...]:
 
 
 def _number(value: object) -> float | None:
-    """Of a sample: a time, and a number as text."""
+    """Parse the number of a sample, which is a time and a number as text."""
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[1], str) or len(value[1]) > _LONGEST:
         return None
     try:

@@ -14,7 +14,10 @@ _API = "scheduling.volcano.sh/"
 
 
 class PodGroup(Struct, frozen=True):
-    """`least`: what all that must start at once asks for together, by resource. `phase` '' for another API's."""
+    """Group of Volcano. `phase` is '' for a group of another API.
+
+    `least`: the total request, by resource, of all pods that must start together.
+    """
 
     meta: Meta
     phase: str = ""
@@ -24,7 +27,10 @@ class PodGroup(Struct, frozen=True):
 
 
 class GroupQueue(Struct, frozen=True):
-    """`most`: what its groups may have together, by resource, where it is bounded; `given` what they have."""
+    """Queue of Volcano.
+
+    `most`: the total limit of its groups by resource, if there is one. `given`: the amounts that they have.
+    """
 
     meta: Meta
     state: str = ""
@@ -50,5 +56,8 @@ def read_group_queue(raw: Fields) -> GroupQueue:
 
 
 def _is_volcanos(raw: Fields) -> bool:
-    """An object of a list does not say of which API it is; only Volcano's are listed."""
+    """Whether the object belongs to Volcano.
+
+    Objects in a list have no API version, and only Volcano's are listed.
+    """
     return raw.text("apiVersion").startswith(_API) or not raw.has("apiVersion")

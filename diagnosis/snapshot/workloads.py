@@ -1,4 +1,4 @@
-"""What makes pods: Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs, and what makes those."""
+"""Owners of pods: Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs, and their own owners."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ KINDS = ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob
 
 
 class Workload(Struct, frozen=True):
-    """`wanted` pods are asked for, `made` exist, `ready` work; None where the object does not say."""
+    """Workload with its numbers of pods: `wanted` are requested, `made` exist, and `ready` work.
+
+    A number is None if the object does not report it.
+    """
 
     meta: Meta
     spec: PodSpec | None = None

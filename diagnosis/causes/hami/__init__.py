@@ -1,1 +1,1 @@
-"""Where HAMi shares cards by memory and cores: what keeps a pod from its share."""
+"""Find problems that keep a pod from its share of a card, where HAMi shares cards by memory and cores."""

@@ -90,7 +90,7 @@ def _hanging(snapshot: Snapshot, pod: Pod, given: Grant) -> Found:
 
 
 def seen_on_host(node: Node | None, *reasons: str) -> list[str]:
-    """What our agent found there of HAMi, of these reasons."""
+    """Return our agent's finding about HAMi on the node, if it has one of these reasons."""
     found = node.record.finding(*reasons) if node is not None and node.record is not None else None
     return [f"our agent there: {found.reason}: {found.detail}"] if found is not None else []
 

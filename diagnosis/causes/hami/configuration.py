@@ -1,4 +1,4 @@
-"""HAMi's own configuration: a file that nothing can read, and settings in a place where nothing reads them."""
+"""Find faults in HAMi's own configuration: an unreadable file, or settings under the wrong keys."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MISPLACED = Cause(
 
 
 def find(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each ConfigMap."""
+    """Yield unreadable files and misplaced settings, one result of each kind per ConfigMap."""
     for one in snapshot.config_maps if is_there(snapshot) else ():
         if DEVICE_CONFIG not in one.data:
             continue
         told = read_settings(one)
         if told.unreadable:
             yield Found(UNREADABLE, one.meta.subject, (f"{DEVICE_CONFIG}: {told.unreadable}",), (_edit(one),))
-        # Other versions may know other keys; only one that is known elsewhere is surely in a wrong place.
+        # Other versions may accept other keys. Only a key that is known elsewhere is certainly misplaced.
         stray = [key for key in told.odd if key.path in KEYS]
         if stray:
             evidence = tuple(f"{DEVICE_CONFIG}: {key.path} stands where HAMi reads {key.meant}" for key in stray)

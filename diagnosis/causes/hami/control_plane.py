@@ -1,4 +1,4 @@
-"""HAMi's webhook and what stands behind it: its CA, the Jobs that make that, and the Service before the leader."""
+"""Find faults of HAMi's webhook: its CA, the Jobs that create the CA, and the leader's Service."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _has_answered(snapshot: Snapshot, one: Installation, every: tuple[Installati
 
 
 def unreachable(one: Installation) -> tuple[tuple[Cause, str], ...]:
-    """Why the webhook may not have answered, where that is found too."""
+    """Return causes that may explain why the webhook did not answer, if they are found too."""
     hooks = ((cause, hook.configuration.subject) for hook in one.webhooks for cause in (NO_CA, CERTIFICATE_EXPIRED))
     return (*_scheduler(one), (NO_LEADER, f"service/{one.service}"), *hooks)
 

@@ -1,4 +1,4 @@
-"""The causes of this family: what keeps a pod from its share of a card where HAMi gives shares out."""
+"""Causes of this family: problems that keep a pod from its share of a card that HAMi manages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ PLUGIN_SILENT = _of_node(
     f"{_DEVICES}; the annotation hami.io/node-handshake",
 )
 
-# The webhook and what stands behind it.
+# The webhook and its back end.
 WEBHOOK_MISSING = _of_node(
     "HamiWebhookMissing",
     "HAMi's scheduler is there and no webhook sends it pods: all go to Kubernetes' own, which knows no shares.",
@@ -183,7 +183,7 @@ FILTERED_ONLY = _scheduled(
     _MEDIUM,
 )
 
-# What a card lacks.
+# Shortages on cards.
 NODES_UNREGISTERED = _scheduled(
     "HamiKnowsNoNode",
     "HAMi's scheduler knows no card of any node that would take the pod: it says `node unregistered` of all of them.",

@@ -1,4 +1,4 @@
-"""What HAMi's webhook refuses, by its own words, and the quotas that HAMi counts itself."""
+"""Recognise refusals by HAMi's webhook from its messages, and by the quotas that HAMi counts itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diagnosis.snapshot.pods import PodSpec
 
 
 def denied(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Found | None:
-    """By the webhook's own words; None for others."""
+    """Return the cause for a refusal in the webhook's own wording; None for other texts."""
     evidence = (f"{one.workload.subject}: {refusal.text}",)
     if "pod has node assigned" in refusal.text:
         return Found(NODE_NAMED, one.top, (*evidence, *_named_node(one.spec)), (), (one.top,))

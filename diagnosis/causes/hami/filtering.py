@@ -1,4 +1,7 @@
-"""Pods that HAMi's filter refuses on every node: by its own arithmetic done again, card by card, beside its words."""
+"""Find pods that HAMi's filter refuses on every node.
+
+Its arithmetic is repeated card by card, and compared with its messages.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,10 @@ _MOST_NODES, _MOST_CARDS, _MOST_PODS, _MOST_TEXT = 4, 8, 3, 300
 
 
 class _Judged(Struct, frozen=True):
-    """A workload's pods beside every node that they could be on but for HAMi. `words`: what HAMi itself says."""
+    """Pods of a workload with the verdict for every node that they could use, HAMi aside.
+
+    `words`: the messages of HAMi itself.
+    """
 
     waiting: Waiting
     books: Books
@@ -90,7 +96,7 @@ class _Judged(Struct, frozen=True):
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """That HAMi names, the last first."""
+        """Return the codes that HAMi's messages name, the latest first."""
         return tuple(dict.fromkeys(one for text in self.words for one in WORD.findall(text)))
 
     @property
@@ -105,7 +111,7 @@ class _Judged(Struct, frozen=True):
         return {one.card.uuid: one for one in self.books.cards.get(node.name, ())}
 
     def asked(self, name: str) -> Asked | None:
-        """Of the container of that name, or of the first that asks for any card."""
+        """Return the request of the named container; for '', of the first container that requests a card."""
         for one in self.waiting.spec.containers:
             asked = asked_of(one, self.books.settings, self.books.version)
             if asked is not None and name in ("", one.name):
@@ -114,7 +120,10 @@ class _Judged(Struct, frozen=True):
 
 
 def find_refused(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each workload, with every card; each by the books of the HAMi that it asks."""
+    """Yield one result for each refused workload, with every card.
+
+    Each workload is judged by the books of the HAMi installation that it uses.
+    """
     every = installations(snapshot)
     refused = [one for one in unschedulable(snapshot) if one.hami and (_words(snapshot, one) or _is_silent(one))]
     books = [books_of(snapshot, one) for one in every]
@@ -140,7 +149,7 @@ def _request(waiting: Waiting) -> tuple[str, str, str]:
 
 
 def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
-    """Of kube-scheduler for HAMi, and of HAMi's own events."""
+    """Return HAMi's messages: those that kube-scheduler reports for HAMi, then HAMi's own events."""
     told = [one.text for one in waiting.fit.of(Says.HAMI)] if waiting.fit is not None else []
     last: dict[str, str] = {}
     for pod in waiting.pods:
@@ -153,7 +162,7 @@ def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
 
 
 def _is_silent(waiting: Waiting) -> bool:
-    """Up to 2.4 the count of nodes stands there alone."""
+    """Whether HAMi gives no reason: versions up to 2.4 report the number of nodes alone."""
     return waiting.fit is not None and not waiting.fit.reasons and bool(waiting.fit.nodes)
 
 
@@ -169,7 +178,7 @@ def _found(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
     ours = one.asked("") is not None
     fitting = [node for node, verdict in one.known if verdict.fits] if ours else []
     if not one.nodes and any(map(has_hami, snapshot.nodes)):
-        return  # what closes them to the pod is told by others
+        return  # other searches report why the pod can't use them
     if not ours or fitting or not one.nodes:
         yield from _by_words(snapshot, one, fitting)
     elif not one.known:
@@ -184,7 +193,10 @@ def _found(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
 
 
 def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iterator[Found]:
-    """Where the arithmetic names nothing: other vendors' cards, nodes that nobody sees, room that is there by now."""
+    """Yield a result from HAMi's messages if the arithmetic finds no reason.
+
+    Examples: other vendors' cards, nodes that are not visible, capacity that has become free since.
+    """
     made = [pod.meta.created for pod in one.waiting.pods if pod.meta.created is not None]
     told = one.codes or _disowns(snapshot, one)
     if fitting and (not told or (made and snapshot.now - max(made) < _LOOKS_AGAIN)):
@@ -257,7 +269,7 @@ def _would_fit(snapshot: Snapshot, one: _Judged, code: Code, heal: Callable[[Hel
 
 
 def _main(one: _Judged) -> Code:
-    """What stands in the way on most cards that are of the wanted kind, on nodes that have enough of them."""
+    """Return the most frequent obstacle on cards of the requested kind, on nodes with enough of them."""
     enough = [verdict for _, verdict in one.known if Code.NO_SUCH_NUMBER not in verdict.counts]
     if not enough:
         return Code.NO_SUCH_NUMBER
@@ -265,7 +277,7 @@ def _main(one: _Judged) -> Code:
     of_kind = Counter({code: number for code, number in codes.items() if code not in _NOT_ITS_KIND})
     if of_kind:
         code = of_kind.most_common(1)[0][0]
-        # Who wants all of a card's memory wants the card alone: HAMi says it either way.
+        # A request for all of a card's memory needs the card alone: HAMi reports either code.
         alone = code is Code.MEMORY and _is_whole(one) and Code.EXCLUSIVE.value in one.codes
         return Code.EXCLUSIVE if alone else code
     if any(Code.NUMA in verdict.counts for verdict in enough):
@@ -335,7 +347,7 @@ def _differs(one: _Judged, code: Code) -> Iterator[str]:
 
 
 def _subject(snapshot: Snapshot, one: _Judged, code: Code) -> tuple[str, tuple[str, ...]]:
-    """What has to be changed: the workload where no card could ever do, else what is used up."""
+    """Return the object to change: the workload if no card could ever fit, else the used-up resource."""
     settings = one.books.settings
     asked = one.asked("")
     cards = [held.card for node, _ in one.known for held in one.books.cards[node.name]]

@@ -1,4 +1,7 @@
-"""Nodes whose cards HAMi can't give out: its plugin, their registration, the handshake of old, and the lock."""
+"""Find nodes whose cards HAMi can't assign.
+
+Checked are its plugin, the node's registration, the handshake of old versions, and the lock.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ _RELEASED = timedelta(minutes=1)
 
 
 def find_unmeant(snapshot: Snapshot) -> Iterator[Found]:
-    """GPU nodes that offer nothing, where no plugin of anybody's is meant to run, HAMi's for its labels."""
+    """Yield GPU nodes that offer nothing and that no plugin selects; their labels exclude HAMi's plugin."""
     plugins = [plugin for one in installations(snapshot) for plugin in one.plugins if plugin.meta.kind == "DaemonSet"]
     others = [one for one in components(snapshot) if one.role in (Role.DEVICE_PLUGIN, Role.DRA_DRIVER)]
     claimed, there = sliced_nodes(snapshot), plugin_pods(installations(snapshot))
@@ -70,7 +73,7 @@ def find_unmeant(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_registration(snapshot: Snapshot) -> Iterator[Found]:
-    """What nodes have registered beside what they offer, and whether the scheduler can read it."""
+    """Compare the registration of each node with its offer, and check that the scheduler can read it."""
     every = installations(snapshot)
     there = plugin_pods(every)
     for node in snapshot.nodes:
@@ -102,7 +105,7 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_skew(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each scheduler whose version does not read what nodes have registered."""
+    """Yield one result for each scheduler whose version can't read the registrations of its nodes."""
     every = installations(snapshot)
     for one in every:
         reads, others = one.version, elsewhere(one, every)
@@ -116,7 +119,10 @@ def find_skew(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_handshake(snapshot: Snapshot) -> Iterator[Found]:
-    """Of schedulers that still ask: nodes that they gave up though the plugin there works."""
+    """Yield nodes that a scheduler gave up although the plugin there works.
+
+    Only versions of the scheduler that still use the handshake are checked.
+    """
     every = installations(snapshot)
     asking = [one for one in every if one.version is not None and one.version <= ANSWERED_UNTIL]
     for node_name, pods in plugin_pods(asking).items():
@@ -130,7 +136,7 @@ def find_handshake(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_locks(snapshot: Snapshot) -> Iterator[Found]:
-    """Locks that outlast what they were set for."""
+    """Yield locks that outlast their purpose."""
     every = installations(snapshot)
     for node in snapshot.nodes:
         lock = node_lock(node)
@@ -255,7 +261,7 @@ def _minutes(apart: timedelta) -> str:
 
 
 def _why_stale(snapshot: Snapshot, lock: NodeLock, expires: timedelta) -> str:
-    """'' for one that is still in its time."""
+    """Return why the lock is stale; '' if it is still within its time."""
     if lock.at is None:
         return "nobody can read when it was set, so that it never expires"
     age = snapshot.now - lock.at
@@ -300,7 +306,7 @@ def _is_settled(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[tuple[Cause, str], ...]:
-    """Why HAMi may say `node unregistered` of these, where that is found too."""
+    """Return causes that may explain HAMi's `node unregistered` for these nodes, if they are found too."""
     every = installations(snapshot)
     workloads = [one.subject for each in every for one in each.plugins]
     own = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, REGISTER_STALE, NOT_REGISTERED, CLOCK_APART, PLUGIN_SILENT)

@@ -1,4 +1,7 @@
-"""Pods that HAMi's scheduler could not bind: its extender does not answer, or what it decided can't be written."""
+"""Find pods that HAMi's scheduler could not bind.
+
+Either its extender does not answer, or its decision can't be written.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +56,13 @@ _MOST = 300
 
 
 def find_unbound(snapshot: Snapshot) -> Iterator[Found]:
-    """Of pods that wait, the step after the filter, or before it, that fails."""
+    """Yield the step that fails for waiting pods: a step after HAMi's filter, or one before it."""
     every = installations(snapshot)
     for waiting in unschedulable(snapshot):
         if waiting.hami and every:
             yield from _judged(snapshot, installation_of(waiting.pods[0], every), waiting)
     for pod in unplaced(snapshot):
-        # Its condition says what kube-scheduler met; here it has not said anything.
+        # The pod's condition holds kube-scheduler's error. Here there is no condition yet.
         if every and not pod.spec.gates and not refusal(snapshot, pod) and is_scheduled(pod, schedulers(every)):
             last = _last((pod,), snapshot)
             if last is not None and last.reason == "FilteringSucceed":
@@ -133,7 +136,10 @@ def _pods(one: Installation) -> tuple[Pod, ...]:
 
 
 def _unwritten(one: Installation, waiting: Waiting, text: str, *, failed: bool) -> Iterator[Found]:
-    """At bind. A lock in its time goes by itself; one that stays is told of its node."""
+    """Yield a failed write when a pod is bound.
+
+    A lock within its time expires on its own. A lock that persists is reported for its node.
+    """
     forbidden = _FORBIDDEN.search(text)
     evidence = (f"HAMi's scheduler: {text[:_MOST]}",)
     if forbidden is not None:
@@ -165,7 +171,7 @@ def _filtered(
     who: tuple[str, tuple[str, ...]],
     since: tuple[str, ...] = (),
 ) -> Iterator[Found]:
-    """Not bound though HAMi found a node. `who`: the workload, and its pods."""
+    """Yield a pod that was not bound although HAMi found a node. `who`: the workload, and its pods."""
     if last.last is None or snapshot.now - last.last < _LASTS:
         return
     evidence = (f"HAMi's scheduler: {last.message[:_MOST]}", *since)

@@ -1,4 +1,4 @@
-"""All that is looked for where a cluster has HAMi; elsewhere nothing of it is asked or told."""
+"""List of searches for clusters with HAMi; they are skipped in all other clusters."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _DEFAULT = ("", "default-scheduler")
 
 
 def find_bypassed(snapshot: Snapshot) -> Iterator[Found]:
-    """Pods that suffer from it: refused by the kubelet, or waiting for what only HAMi gives out."""
+    """Yield pods that missed the webhook: rejected by the kubelet, or waiting for a share of a HAMi card."""
     every = installations(snapshot)
     names = schedulers(every)
     for pod in gpu_pods(snapshot):
@@ -51,7 +51,7 @@ def find_bypassed(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def above(snapshot: Snapshot, pod: Pod) -> tuple[tuple[Cause, str], ...]:
-    """Why HAMi may not have seen the pod, where that is found too."""
+    """Return causes that may explain why HAMi did not process the pod, if they are found too."""
     written, namespace = snapshot.line(pod.meta)[-1], f"namespace/{pod.meta.namespace}"
     every = installations(snapshot)
     hooks = [hook.configuration.subject for one in every for hook in one.webhooks]
@@ -94,7 +94,7 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
 
 
 def _doubts(snapshot: Snapshot, every: tuple[Installation, ...]) -> Iterator[str]:
-    """What else may have kept the webhook away, and can't be judged."""
+    """Yield other possible reasons why the webhook was not called, which can't be checked."""
     if not snapshot.sees(_HOOKS):
         yield "what the webhook selects is not visible: it may have been kept away, too"
     for hook in (hook for one in every for hook in one.webhooks if hook.conditions):
@@ -107,7 +107,7 @@ _Known = tuple[Cause, str, str, tuple[str, ...]]
 
 
 def _kept_away(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
-    """By labels, the API server does not ask the webhook."""
+    """Return the cause if labels keep the API server from calling the webhook; None if they do not."""
     key, value = IGNORE
     space = next((one for one in snapshot.namespaces if one.name == pod.meta.namespace), None)
     if pod.meta.labels.get(key) == value:
@@ -126,7 +126,10 @@ def _kept_away(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, wr
 
 
 def _unselected(hook: Webhook, labels: object, pod: Pod) -> str:
-    """Why the webhook is not asked of the pod; '' where it is, or its namespace's labels are not visible."""
+    """Return why the API server does not call the webhook for the pod.
+
+    '' if it does, or if the labels of the pod's namespace are not visible.
+    """
     if isinstance(labels, dict) and not hook.namespaces.takes(labels):
         return f"its namespaceSelector does not take namespace/{pod.meta.namespace}"
     return "" if hook.objects.takes(pod.meta.labels) else f"its objectSelector does not take {pod.subject}"

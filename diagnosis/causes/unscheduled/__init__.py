@@ -1,4 +1,7 @@
-"""GPU pods that no scheduler places: its arithmetic is done again, and the node or rule in the way is named."""
+"""Find GPU pods that no scheduler binds to a node.
+
+The scheduler's arithmetic is repeated, and the node or rule that prevents the binding is named.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def _left(snapshot: Snapshot, everywhere: Iterable[Room]) -> list[Room]:
 
 
 def _is_made_room(waiting: Waiting, left: Iterable[Room]) -> bool:
-    """Whether all of its pods have a place once those are gone, as in a rollout."""
+    """Whether all of its pods fit once the terminating pods are gone, as in a rollout."""
     short = waiting.fit is not None and bool(waiting.fit.of(Says.SHORT))
     taking = [one for one in left if selects(waiting.spec, one.node) and not refused.closed_by(waiting.spec, one.node)]
     return short and bool(waiting.counted) and _places(waiting, taking) >= len(waiting.pods)
@@ -84,19 +87,22 @@ def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room])
 
 
 def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
-    """Whether the scheduler's word stands, though the objects do not show why; of another form only once it is old."""
+    """Whether the scheduler's refusal is still valid although the objects do not show the reason.
+
+    A message of another format counts only if the pods are old.
+    """
     if waiting.fit is None:
         says_why = " " in waiting.message and not queues.is_error(waiting)
         return says_why and all(queues.is_old(snapshot, pod) for pod in waiting.pods)
     if not everywhere and not any(queues.is_old(snapshot, pod) for pod in waiting.pods):
-        return False  # a moment old, and nobody sees the nodes
+        return False  # recent pods, and nodes are not visible
     return not _is_next(snapshot, waiting, everywhere)
 
 
 def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
-    """Whether there is room by now and the scheduler has only to look again, as it does every few minutes.
+    """Whether there is room by now, so that the scheduler's next retry, minutes later, will succeed.
 
-    Only where the pods of the whole cluster are there to be counted, not those of one namespace.
+    This is judged only if the pods of the whole cluster were listed, not those of one namespace.
     """
     newest = max((pod.meta.created for pod in waiting.pods if pod.meta.created is not None), default=None)
     young = newest is not None and snapshot.now - newest < _LOOKS_AGAIN
@@ -106,13 +112,16 @@ def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -
 
 
 def _for_workload(found: Found, of: Waiting, to: Waiting) -> Found:
-    """The same of another workload whose pods ask for the same: many thousand nodes are judged once for both."""
+    """Return the same result for another workload whose pods have the same requests.
+
+    This way, many thousand nodes are judged once for both.
+    """
     subject = to.workload if found.subject == of.workload else found.subject
     return replace(found, subject=subject, affected=to.names if found.affected == of.names else found.affected)
 
 
 def _apart_from_nodes(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
-    """What is in the way before any node is looked at."""
+    """Yield obstacles that apply before any node is judged."""
     yield from queues.find_error(waiting)
     if waiting.fit is not None and waiting.fit.of(*_BEFORE_NODES):
         yield from volumes.find_volumes(snapshot, waiting)
@@ -132,7 +141,7 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) 
         return
     devices = waiting.devices
     if waiting.hami:
-        # A node without cards of HAMi's is no place for its pods, whatever room it has.
+        # A node without HAMi cards can't run these pods, however much room it has.
         everywhere = [room for room in everywhere if has_hami(room.node)] or everywhere
     offering, others = _parted(everywhere, lambda room: all(has(room.node, name) for name in devices))
     if not offering:
@@ -151,7 +160,7 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) 
 
 
 def _parted(rooms: Iterable[Room], is_one: Callable[[Room], bool]) -> tuple[list[Room], list[Room]]:
-    """Those that are, and those that are not."""
+    """Split the rooms into those that meet the condition and those that do not."""
     ones: list[Room] = []
     others: list[Room] = []
     for room in rooms:
@@ -179,19 +188,19 @@ def _by_room(snapshot: Snapshot, waiting: Waiting, large: Sequence[Room], others
 
 
 def _emptied(snapshot: Snapshot, room: Room) -> Room:
-    """As it is without pods that should be gone."""
+    """Return the room of the node without pods that should be gone."""
     going = [pod for pod in room.pods if is_stuck(snapshot, pod)]
     return without(room, going) if going else room
 
 
 def _room_for_others(rooms: Iterable[Room]) -> tuple[str, ...]:
-    """Nodes with room that are for others: said, not blamed."""
+    """Return the nodes with room that are reserved for other pods, as information and not as a cause."""
     named = [f"{room.node.subject} ({', '.join(map(str, room.node.taints))})" for room in islice(rooms, _MOST)]
     return (f"there is room on nodes for others: {', '.join(named)}",) if named else ()
 
 
 def _places(waiting: Waiting, free: Sequence[Room]) -> int:
-    """For how many of the pods these nodes would be enough."""
+    """Return the number of pods for which these nodes have room."""
     counted = waiting.counted
     counts = [min(room.free(name) // asked for name, asked in counted.items()) for room in free]
     return int(sum(counts))
@@ -205,7 +214,10 @@ def _beyond_arithmetic(snapshot: Snapshot, waiting: Waiting, opened: Sequence[Ro
 
 
 def _by_text_alone(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
-    """What the text says, where the objects do not show it: of nodes with the GPUs before that of any other."""
+    """Yield results from the scheduler's text alone, if the objects do not show the reason.
+
+    Reasons about nodes with the GPUs rank before reasons about other nodes.
+    """
     short = list(resources.find_by_text(snapshot, waiting))
     found = [*refused.find_by_text(waiting), *selectors.find_by_text(waiting), *volumes.find_rules(waiting)]
     above = hami.above(snapshot, waiting.pods[0])

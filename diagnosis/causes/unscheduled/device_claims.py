@@ -94,7 +94,7 @@ def is_dra(waiting: Waiting) -> bool:
 
 
 def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
-    """Of pods whose claims are in the way."""
+    """Yield the causes for pods whose claims prevent scheduling."""
     found = list(_missing(snapshot, waiting)) if snapshot.sees(*_NEEDED) else []
     for claim in _claims(snapshot, waiting):
         if not claim.devices:
@@ -108,14 +108,14 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
 
 
 def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
-    """Pods of which no scheduler says anything: it does not look at one whose claims are not there."""
+    """Yield pods without any message of a scheduler: it does not process pods whose claims are missing."""
     for pod in unplaced(snapshot):
         if lacks_claims(snapshot, pod):
             yield from _missing(snapshot, Waiting((pod,), snapshot.line(pod.meta)[-1], asked_by(pod.spec)))
 
 
 def lacks_claims(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether that is why nothing is said of it."""
+    """Whether missing claims explain why no scheduler reports about the pod."""
     silent = pod.condition("PodScheduled") is None and not pod.spec.gates
     waiting = Waiting((pod,), pod.subject, {})
     return silent and bool(pod.spec.claims) and snapshot.sees(*_NEEDED) and any(_missing(snapshot, waiting))
@@ -131,7 +131,7 @@ def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: Dev
 
 
 def _by_text(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Found:
-    """By the scheduler's words, and those of the controller that makes claims."""
+    """Return the cause named by the scheduler's text, and by events of the controller that makes claims."""
     noted = (one for pod in waiting.pods[:_MOST] for one in events_of(snapshot, pod) if one.reason == _NOT_MADE)
     evidence = (f"the scheduler: {reason.text}", *(one.message for one in noted))
     if reason.says is Says.CLASS_MISSING:
@@ -275,7 +275,7 @@ def _is_enough(request: Request, some: Sequence[Offer], matching: Sequence[Offer
 
 
 def _why_no_slices(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
-    """All that may be why the DRA driver publishes nothing."""
+    """Yield all possible reasons why the DRA driver publishes nothing."""
     for one in components(snapshot):
         if one.role in (Role.DRA_DRIVER, Role.DRIVER):
             yield NOT_READY[one.role], one.subject
@@ -285,7 +285,7 @@ def _why_no_slices(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
 
 
 def _driver(known: DeviceClass) -> str:
-    """The one that its selectors name; '' where they name none."""
+    """Return the driver that the selectors of the class name; '' if they name none."""
     return next((found[1] for text in known.selectors if (found := _DRIVER.search(text))), "")
 
 
@@ -299,7 +299,7 @@ def _most_on_a_node(offers: Iterable[Offer]) -> int:
 
 
 def _terms(expression: str) -> Iterator[str]:
-    """What must all hold; alternatives are one term, which is not judged."""
+    """Yield the terms that must all hold. Alternatives form one term, which is not judged."""
     if "||" not in expression:
         yield from (one.strip() for one in expression.split("&&"))
 
@@ -327,12 +327,12 @@ def _compares(offer: Offer, term: re.Match[str]) -> bool:
 
 
 def _value(values: Mapping[str, str], domain: str, name: str) -> str | None:
-    """By the short name, or the qualified one."""
+    """Return the value under the short name, or under the qualified one."""
     return values.get(name, values.get(f"{domain}/{name}"))
 
 
 def _unmet(terms: Iterable[str], offers: Sequence[Offer]) -> Iterator[str]:
-    """Terms that hold for no device, each with what there is."""
+    """Yield terms that hold for no device, each with the values that the devices have."""
     for term in terms:
         if not any(_holds(term, one) for one in offers):
             yield f"no device meets {term[:300]}; {_there(term, offers)}"

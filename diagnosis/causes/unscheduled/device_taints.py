@@ -29,7 +29,10 @@ _MOST, _MOST_REASONS = 5, 3
 def find_tainted(
     snapshot: Snapshot, waiting: Waiting, subject: str, asks: Sequence[str], taints: Sequence[Shut]
 ) -> Found:
-    """`asks`: what the claim wants, and what there is."""
+    """Return the result for a claim that device taints block.
+
+    `asks`: the request of the claim, and the devices that exist.
+    """
     rules = [one.rule for one in taints if one.rule is not None]
     unheeded = len(rules) == len(taints) and not any(one.is_heeded for one in rules)
     evidence = (*asks, *(_told(snapshot, one) for one in taints))
@@ -65,7 +68,10 @@ def _steps(snapshot: Snapshot, one: Shut) -> Iterator[str]:
 
 
 def _reasons(snapshot: Snapshot, one: Shut) -> list[str]:
-    """What our agent found on that GPU; where the device does not say which it is, on its node."""
+    """Return the reasons of our agent's findings on that GPU.
+
+    If none match the device's address, use those of the Node's condition.
+    """
     node = snapshot.by_node.get(one.offer.node)
     if node is None:
         return []
@@ -77,5 +83,5 @@ def _reasons(snapshot: Snapshot, one: Shut) -> list[str]:
 
 
 def is_ours(rule: DeviceTaintRule) -> bool:
-    """By the name that an agent gives its own."""
+    """Whether an agent made the rule, judged by its name and the key of its taint."""
     return is_rule_name(rule.meta.name, rule.pool, rule.device) and rule.taint.key == UNHEALTHY

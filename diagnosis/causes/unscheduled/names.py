@@ -67,7 +67,7 @@ _MOST_NAMED = 5
 
 
 def absent(waiting: Waiting, rooms: Sequence[Room]) -> tuple[str, ...]:
-    """Of what it asks for, what no node has any of."""
+    """Return the requested resources of which no node has any."""
     return tuple(name for name in waiting.devices if not any(has(room.node, name) for room in rooms))
 
 
@@ -101,7 +101,7 @@ def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
 
 
 def find_apart(waiting: Waiting) -> Found:
-    """Each of its resources is somewhere, never all on one node."""
+    """Return the result for a pod whose resources all exist, but never together on one node."""
     names = " and ".join(sorted(waiting.devices))
     evidence = (f"one pod asks for {names}; no node has all of them",)
     remedy = ("Ask for resources that one kind of node has, or let the device plugin offer them together.",)
@@ -128,7 +128,7 @@ def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
 
 
 def nearest(name: str, there: Iterable[str]) -> str:
-    """The one of these that somebody may have meant; '' for none."""
+    """Return the name that was probably meant; '' if none is similar."""
     by_lower = {one.lower(): one for one in there}
     close = get_close_matches(name.lower(), by_lower, 1, 0.75)
     return by_lower[close[0]] if close else ""
@@ -148,7 +148,7 @@ def _other_profiles(name: str, mig: list[str], there: Counter[str]) -> tuple[str
 
 
 def _offered(rooms: Iterable[Room]) -> Counter[str]:
-    """By resource, how many nodes have any."""
+    """Return, by resource, how many nodes have any."""
     names = ((name, room) for room in rooms for name in {**room.node.capacity, **room.node.allocatable})
     return Counter(name for name, room in names if is_extended(name) and has(room.node, name))
 

@@ -1,4 +1,4 @@
-"""What drivers of dynamic resource allocation offer, and the taints that keep claims off some of it."""
+"""Collect the devices that DRA drivers publish, and the taints that keep claims off some of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from healthcheck.node.state import KEEPS_AWAY
 
 
 class Offer(Struct, frozen=True):
-    """One device as it is published. `name` as a claim's allocation has it: driver/pool/device."""
+    """Published device. `name` has the form used in a claim's allocation: driver/pool/device."""
 
     name: str
     driver: str
@@ -29,7 +29,7 @@ class Offer(Struct, frozen=True):
 
 
 class Shut(Struct, frozen=True):
-    """A taint that keeps a claim off a device. `rule` None: it stands in the driver's own ResourceSlice."""
+    """Taint that keeps a claim off a device. If `rule` is None, it is part of the driver's ResourceSlice."""
 
     offer: Offer
     taint: Taint
@@ -44,14 +44,14 @@ def offered(snapshot: Snapshot) -> Iterator[Offer]:
 
 
 def published_anew(snapshot: Snapshot, driver: str) -> Iterator[str]:
-    """Pools that may offer more than is seen of them. `driver` '': of any."""
+    """Yield pools that may offer more than their visible slices show. `driver`: '' for any."""
     for (of, name), pool in snapshot.pools.items():
         if driver in ("", of) and not is_whole(pool):
             yield f"the driver is publishing its pool {of}/{name} anew: {len(pool)} of {pool[0].count} ResourceSlices"
 
 
 def shut(snapshot: Snapshot, some: Iterable[Offer], tolerations: Iterable[Toleration]) -> dict[str, Shut]:
-    """By name the first taint of each that no toleration takes."""
+    """Return, by device name, the first taint that no toleration covers."""
     found = {}
     for offer in some:
         for one in _taints(snapshot, offer):
@@ -62,7 +62,7 @@ def shut(snapshot: Snapshot, some: Iterable[Offer], tolerations: Iterable[Tolera
 
 
 def _taints(snapshot: Snapshot, offer: Offer) -> Iterator[Shut]:
-    """Rules first: of these somebody can say why."""
+    """Yield the taints on the device, those of rules first, because the author of a rule can explain it."""
     for place in product(("", offer.driver), ("", offer.pool), ("", offer.device.name)):
         for rule in _rules(snapshot).get(place, ()):
             yield Shut(offer, rule.taint, rule)
@@ -72,7 +72,7 @@ def _taints(snapshot: Snapshot, offer: Offer) -> Iterator[Shut]:
 
 @lru_cache(maxsize=1)
 def _rules(snapshot: Snapshot) -> Mapping[tuple[str, ...], list[DeviceTaintRule]]:
-    """By driver, pool and device, '' for any."""
+    """Return the rules by driver, pool and device; '' for any."""
     found: defaultdict[tuple[str, ...], list[DeviceTaintRule]] = defaultdict(list)
     for rule in snapshot.device_rules:
         if rule.selects:

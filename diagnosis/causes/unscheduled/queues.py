@@ -1,4 +1,7 @@
-"""Nobody has tried to place the pod: a gate, a queue, a group that is not whole, or a scheduler that is not there."""
+"""Find pods that no scheduler has tried to bind.
+
+The reason is a gate, a queue, an incomplete group, or a scheduler that is missing.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ def find_gates(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_queued(snapshot: Snapshot) -> Iterator[Found]:
-    """What waits in a queue of Kueue, gated or suspended, with what Kueue says of it."""
+    """Yield workloads that wait in a Kueue queue, gated or suspended, with Kueue's messages."""
     for one in snapshot.queued:
         done = any(map(one.is_true, ("Finished", "Admitted", "QuotaReserved")))
         patience = _IN_LINE if _is_in_line(one) else _PATIENCE
@@ -96,13 +99,13 @@ def find_queued(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
-    """Pods that no scheduler has looked at."""
+    """Yield pods that no scheduler has processed."""
     waits: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in unplaced(snapshot):
         if pod.spec.gates or _is_looked_at(snapshot, pod) or not is_old(snapshot, pod):
             continue
         if lacks_claims(snapshot, pod):
-            continue  # the scheduler waits for them before it looks
+            continue  # the scheduler waits for the claims first
         group = _group_says(snapshot, pod)
         if group is not None:
             yield group
@@ -113,7 +116,10 @@ def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
-    """Each fits by itself, and the scheduler waits for all, or there is no room for all."""
+    """Yield a group whose pods each fit alone.
+
+    Either the scheduler waits for all of them, or there is not enough room for all.
+    """
     group, name = group_of(waiting.pods[0]), next(iter(waiting.devices), "")
     asked = [asked_by(pod.spec).get(name, ZERO) for pod in _members(snapshot, waiting, group)]
     free = sum((room.free(name) for room in rooms), ZERO)
@@ -130,14 +136,14 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room]) -> It
 
 
 def _members(snapshot: Snapshot, waiting: Waiting, group: str) -> list[Pod]:
-    """Those of its group that have no place yet; where it is of none, itself."""
+    """Return the unscheduled pods of its group; without a group, its own pods."""
     namespace = waiting.pods[0].meta.namespace
     others = (pod for pod in unplaced(snapshot) if pod.meta.namespace == namespace and group_of(pod) == group)
     return list(others) if group else list(waiting.pods)
 
 
 def is_gang(waiting: Waiting) -> bool:
-    """Whether the scheduler says that it waits for others of a group."""
+    """Whether the scheduler reports that it waits for other pods of a group."""
     return tells_of_gang(waiting.message, waiting.fit)
 
 
@@ -148,14 +154,14 @@ def is_error(waiting: Waiting) -> bool:
 
 
 def find_error(waiting: Waiting) -> Iterator[Found]:
-    """A scheduler's text of no other form. What HAMi says is another family's."""
+    """Yield a scheduler error in no other known format. HAMi's own errors belong to another family."""
     if is_error(waiting) and not waiting.hami and "has been locked within" not in waiting.message:
         evidence = (f"the scheduler: {waiting.message}",)
         yield Found(ERROR, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
 
 
 def _is_in_line(one: Queued) -> bool:
-    """Whether its quota would do, as soon as others give some of it back."""
+    """Whether its quota would be sufficient as soon as other workloads release some of it."""
     told = [each.message for each in one.conditions if each.type == "QuotaReserved"]
     return any(_UNUSED in text and "maximum capacity" not in text for text in told)
 
@@ -216,7 +222,7 @@ def _queues_of(snapshot: Snapshot, one: Queued) -> Iterator[Queue]:
 
 
 def _queue(snapshot: Snapshot, pod: Pod) -> str:
-    """The name of its LocalQueue, from its own label or that of what made it."""
+    """Return the name of the pod's LocalQueue, from its own label or that of one of its owners."""
     metas = [pod.meta, *(snapshot.owners[one] for one in snapshot.line(pod.meta)[1:] if one in snapshot.owners)]
     return next((meta.labels[_QUEUE_NAME] for meta in metas if _QUEUE_NAME in meta.labels), "")
 
@@ -247,7 +253,7 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
 
 
 def _answers(snapshot: Snapshot, name: str) -> str | None:
-    """What shows that this scheduler is not there; None where it does work."""
+    """Return the evidence that this scheduler is missing; None if it works."""
     lately = [one for one in snapshot.events if one.by == name and one.reason in ("Scheduled", "FailedScheduling")]
     if lately:
         return None
@@ -271,7 +277,10 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
 
 
 def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
-    """HAMi's by its installation, any other's by what they are called: a controller beside it does not place pods."""
+    """Return the scheduler's pods: HAMi's by its installation, those of other schedulers by name.
+
+    Controllers of the same installation are left out, because they do not schedule pods.
+    """
     known = [pod for one in _of_hami(snapshot, name) for pod in one.pods]
     running = (pod for pod in snapshot.pods if pod.phase == "Running")
     named = known or [pod for pod in running if any(one in pod.meta.name for one in _called(name))]
@@ -287,7 +296,11 @@ def _called(name: str) -> tuple[str, ...]:
 
 
 def _mend_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Iterator[str]:
-    """Only where nothing of it is there is another one named, and none in the place of the cluster's own."""
+    """Yield the steps to get a working scheduler.
+
+    Another scheduler is suggested only if the named one has no pods, and never as a replacement of the cluster's
+    default.
+    """
     own = _pods_of_scheduler(snapshot, name)
     look = command("kubectl", "get", "pods", "-A", "-o", "wide")
     if own:
@@ -306,7 +319,7 @@ def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _group_says(snapshot: Snapshot, pod: Pod) -> Found | None:
-    """What Volcano, or a scheduler like it, notes of the pod's group while it lets none of it go."""
+    """Return the warning of Volcano, or a similar scheduler, about the pod's group while all of it waits."""
     name = group_of(pod)
     group = subject("PodGroup", pod.meta.namespace, name)
     noted = [one for one in snapshot.events_about.get(group, ()) if one.warning] if name else []
@@ -326,11 +339,11 @@ def _sure(snapshot: Snapshot, name: str) -> Certainty:
 
 
 def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:
-    """Those that have placed pods."""
+    """Return the schedulers that have placed pods."""
     placed = {pod.spec.scheduler for pod in snapshot.pods if pod.spec.node and pod.spec.scheduler}
     return tuple(sorted(placed))[:5]
 
 
 def is_old(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether it has waited for longer than anybody needs to look at it."""
+    """Whether the pod has waited longer than a scheduler needs to process it."""
     return pod.meta.created is None or snapshot.now - pod.meta.created > _PATIENCE

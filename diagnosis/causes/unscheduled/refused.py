@@ -86,7 +86,7 @@ _MOST = 8
 
 
 class Class(Enum):
-    """Whose a taint is, and so what has to be changed."""
+    """Class of a taint by its owner, which decides the object to change."""
 
     OURS = "this system's"
     CORDON = "a person's"
@@ -111,7 +111,7 @@ def class_of(key: str) -> Class:
 
 
 def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
-    """What of the node's taints keeps the pod off, a cordon among them."""
+    """Return the node's taints that keep the pod off, including a cordon."""
     cordon = Taint(UNSCHEDULABLE, "", "NoSchedule")
     own = [cordon] if node.cordoned and not tolerates(spec.tolerations, cordon) else []
     closed = [*own, *untolerated(spec, node)]
@@ -137,7 +137,7 @@ def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) ->
     """`rooms` all have a taint that keeps the pods off."""
     dedicated: defaultdict[str, list[Room]] = defaultdict(list)
     classed = [(room, _classed(waiting.spec, room.node)) for room in rooms]
-    # Where a toleration alone opens a node, what else keeps others like it shut is nobody's trouble.
+    # If a toleration alone opens one node, other obstacles on similar nodes need no fix.
     enough = any({kind for _, kind in some} == {Class.DEDICATED} for _, some in classed)
     for room, some in classed:
         others = enough and any(kind is Class.DEDICATED for _, kind in some)
@@ -159,14 +159,17 @@ def find_changed(node: Node, resource: str, affected: tuple[str, ...]) -> Found:
 
 
 def _classed(spec: PodSpec, node: Node) -> list[tuple[Taint, Class]]:
-    """What closes the node, by whose it is. Whoever takes a node away cordons it too: nobody is to uncordon it."""
+    """Return the taints that close the node, each with its class.
+
+    A platform that removes a node also cordons it. That cordon is left out, because it must not be lifted.
+    """
     classed = [(one, class_of(one.key)) for one in closed_by(spec, node)]
     leaves = any(kind is Class.LEAVING for _, kind in classed)
     return [(one, kind) for one, kind in classed if not (leaves and kind is Class.CORDON)]
 
 
 def find_by_text(waiting: Waiting) -> Iterator[Found]:
-    """What the scheduler's text alone says of taints and cordons."""
+    """Yield results for taints and cordons from the scheduler's text alone."""
     for reason in waiting.fit.of(Says.TAINT, Says.CORDON, Says.NOT_READY) if waiting.fit else ():
         cause = {Says.CORDON: CORDONED, Says.NOT_READY: NOT_READY}.get(reason.says, TAINTED)
         text = f"the scheduler: {reason.nodes or 'some'} {reason.text}"
@@ -191,7 +194,7 @@ def _of_node(node: Node, taint: Taint, kind: Class, affected: tuple[str, ...]) -
         case Class.CORDON:
             return Found(CORDONED, node.subject, tuple(_cordon(node)), _uncordon(node), affected)
         case Class.NOT_READY:
-            # What its condition says, and what to do, is told by the family of nodes; of pressure, here.
+            # The family of nodes reports the condition and the fix; only pressure is reported here.
             pressure = tuple(_pressure(node))
             return Found(NOT_READY, node.subject, (evidence, *pressure), _describe(node) if pressure else (), affected)
         case Class.LEAVING:
@@ -216,7 +219,7 @@ def _untolerated(waiting: Waiting, dedicated: dict[str, list[Room]]) -> Found:
 
 
 def _tolerated(spec: PodSpec, key: str) -> Iterator[str]:
-    """Of the same key, and still not this taint."""
+    """Yield tolerations with the same key that still do not cover this taint."""
     for one in spec.tolerations:
         if one.key == key:
             yield f"{one.key}={one.value}:{one.effect or 'any effect'}" if one.value else f"{one.key}:{one.effect}"

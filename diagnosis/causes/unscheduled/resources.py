@@ -1,4 +1,4 @@
-"""Too little is free: who holds the GPUs, and what else runs out beside them."""
+"""Find too few free resources: the owners of the GPUs, and other resources used up on GPU nodes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _MOST_HOLDERS = 4
 
 
 def find_too_many(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
-    """`rooms` are all too small for it, whoever is on them."""
+    """Yield requests that exceed the total of each of `rooms`, regardless of the pods on them."""
     for name, asked in waiting.devices.items():
         largest = max(rooms, key=lambda room: has(room.node, name), default=None)
         if largest is not None and has(largest.node, name) < asked:
@@ -93,9 +93,10 @@ def find_too_many(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
 def find_shortages(
     snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room], silent: Sequence[Room] = ()
 ) -> Iterator[Found]:
-    """`rooms` are large enough, take the pod, and each lacks something. A fault before a full house.
+    """Yield why all of `rooms` lack something, although they are large enough and open to the pod.
 
-    `silent` have GPUs and offer none: what keeps theirs is why the others are too few.
+    Faults are reported before full nodes. `silent` have GPUs and offer none; the reason for that is the origin of the
+    shortage.
     """
     faults = [*_stuck(snapshot, waiting, rooms), *_unhealthy(snapshot, waiting, rooms), *_beside_gpus(waiting, rooms)]
     subjects = (*(room.node.subject for room in silent), *(stack(snapshot) if silent and not faults else ()))
@@ -104,15 +105,15 @@ def find_shortages(
 
 
 def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
-    """What the scheduler's text alone says."""
+    """Yield shortages from the scheduler's text alone."""
     if waiting.fit is None:
         return
-    # No node has HAMi's shares, whoever asks: only its scheduler knows them.
+    # HAMi's shares are on no node, for any pod: only HAMi's scheduler knows them.
     short = [one for one in waiting.fit.of(Says.SHORT) if one.what not in SHARES]
     most = max((one.nodes or 0 for one in short if is_extended(one.what)), default=0)
     for reason in short:
         if not is_extended(reason.what) and (reason.nodes or 0) <= most:
-            continue  # as many nodes have no GPU left: which of them lack this too, nobody tells
+            continue  # as many nodes have no GPU left, and it is unknown which lack both
         if 0 < (reason.nodes or 0) <= sum(not has(node, reason.what) for node in snapshot.nodes):
             continue  # of so many that never have any it is no news
         evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
@@ -122,7 +123,10 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
 
 
 def _kept_by(snapshot: Snapshot, resource: str) -> Iterator[str]:
-    """Pods that should have been gone and hold some of it; where nodes are seen, these are counted instead."""
+    """Yield pods that should be gone and still own some of the resource.
+
+    If nodes are visible, none are yielded, because their pods are then counted instead.
+    """
     for pod in () if snapshot.sees("Node") else snapshot.pods:
         if pod.spec.node and is_stuck(snapshot, pod) and resource in asked_by(pod.spec):
             yield pod.subject
@@ -152,7 +156,7 @@ def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -
 
 
 def _why_kept(snapshot: Snapshot, pod: Pod) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What keeps the pod, and what to do about that."""
+    """Return the evidence why the pod still exists, and the steps to remove it."""
     node, kubectl = snapshot.by_node.get(pod.spec.node), ("kubectl", "-n", pod.meta.namespace)
     if pod.meta.finalizers:
         look = command(*kubectl, "get", "pod", pod.meta.name, "-o", "jsonpath={.metadata.finalizers}")
@@ -180,7 +184,11 @@ def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> I
 
 
 def _sick(room: Room, name: str, affected: tuple[str, ...], above: tuple[tuple[Cause, str], ...]) -> Found:
-    """With some left, the plugin works and the GPUs themselves are sick; with none, it may be the plugin that is."""
+    """Return the result for unhealthy GPUs of a node.
+
+    If some are still offered, the plugin works and the GPUs themselves are faulty. If none are, the plugin may be at
+    fault.
+    """
     node = room.node
     because = () if offers(node, name) else above
     there, given = shown(name, has(node, name)), shown(name, offers(node, name))
@@ -195,12 +203,12 @@ def _sick(room: Room, name: str, affected: tuple[str, ...], above: tuple[tuple[C
 
 
 def _beside_gpus(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
-    """Nodes whose GPUs would do, and that lack something plain."""
+    """Yield nodes with enough GPUs that lack another resource, such as CPU or memory."""
     short = [(room, _short(waiting, room)) for room in rooms]
     plain = [(room, some) for room, some in short if some and not any(is_gpu(one.resource) for one in some)]
     for name in sorted({one.resource for _, some in plain for one in some}):
         lines = [(room, one) for room, some in plain for one in some if one.resource == name]
-        # What is too small everywhere is for the workload to change; where one node is large enough, it is used up.
+        # If no node is large enough, the workload must change; if one node is, the resource is used up.
         if all(offers(room.node, name) < waiting.asked[name] for room in rooms):
             yield _too_much(waiting, name, lines)
         else:

@@ -1,4 +1,7 @@
-"""A node selector or affinity that takes none of the nodes with the resource: which part, and what labels there are."""
+"""Find a node selector or affinity that matches none of the nodes with the resource.
+
+The failing part and the existing labels are reported.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ _DISCOVERED = frozenset(
 
 
 def find_unmatched(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room], others: Sequence[Room]) -> Found:
-    """`rooms` have what it asks for and the selector takes none of them; `others` are the remaining nodes."""
+    """Return the result for a selector that matches none of `rooms`, which have the requested resources.
+
+    `others` are the remaining nodes.
+    """
     wanted = list(_requirements(waiting.spec))
     failing = [one for one in wanted if not any(expression_takes(one, room.node) for room in rooms)]
     names = " and ".join(sorted(waiting.devices)) or "room"
@@ -58,14 +64,14 @@ def find_unmatched(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room], 
 
 
 def find_by_text(waiting: Waiting) -> Iterator[Found]:
-    """What the scheduler's text alone says."""
+    """Yield selector mismatches from the scheduler's text alone."""
     for reason in waiting.fit.of(Says.SELECTOR, Says.NODE_NAME) if waiting.fit else ():
         evidence = (f"the scheduler: {reason.nodes or 'some'} {reason.text}", *map(_shown, _requirements(waiting.spec)))
         yield Found(UNMATCHED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
 
 
 def _why_unlabelled(snapshot: Snapshot, rooms: Iterable[Room]) -> Iterator[tuple[Cause, str]]:
-    """All that may be why feature discovery has written no labels."""
+    """Yield all possible reasons why feature discovery has written no labels."""
     for one in components(snapshot):
         if one.role in _DISCOVERERS:
             yield NOT_READY[one.role], one.subject
@@ -75,7 +81,10 @@ def _why_unlabelled(snapshot: Snapshot, rooms: Iterable[Room]) -> Iterator[tuple
 
 
 def _requirements(spec: PodSpec) -> Iterator[Expression]:
-    """All that must hold; of several affinity terms one is enough, and they are not told apart."""
+    """Yield all requirements of the spec.
+
+    One of several affinity terms is sufficient, but the terms are not separated here.
+    """
     for key, value in spec.node_selector.items():
         yield Expression(key, "In", (value,))
     for term in spec.affinity or ():
@@ -85,7 +94,7 @@ def _requirements(spec: PodSpec) -> Iterator[Expression]:
 def _nearest(
     wanted: Expression, rooms: Sequence[Room], others: Sequence[Room], names: str
 ) -> tuple[str, tuple[str, ...]]:
-    """What there is in place of what is wanted, and what to write."""
+    """Return the existing values closest to the requirement, and the correction to make."""
     elsewhere = [room.node.name for room in others if expression_takes(wanted, room.node)]
     said = _shown(wanted)
     if elsewhere:
@@ -106,7 +115,7 @@ def _nearest(
 
 def _no_label(said: str, wanted: Expression, rooms: Sequence[Room]) -> tuple[str, tuple[str, ...]]:
     keys = {key for room in rooms for key in room.node.meta.labels}
-    # What feature discovery writes is well known: its absence is no slip of the pen.
+    # The labels of feature discovery have known names: if one is absent, that is no typing error.
     close = [] if wanted.key in _DISCOVERED else get_close_matches(wanted.key, keys, 1, 0.85)
     if close:
         return f"{said}: no node has the label {wanted.key}; they have {close[0]}", (
@@ -134,7 +143,7 @@ def _has(labels: object, key: str) -> bool:
 
 
 def _near_value(wanted: tuple[str, ...], there: Iterable[str]) -> str:
-    """One that only adds to it, as `…-SHARED` does; or one that is much alike; or the only one."""
+    """Return the value that extends a requested one, as with `…-SHARED`; else a similar or the only one."""
     known = list(there)
     for one in wanted:
         added = [value for value in known if value.startswith(one) or one.startswith(value)]
@@ -145,7 +154,7 @@ def _near_value(wanted: tuple[str, ...], there: Iterable[str]) -> str:
 
 
 def _suffix(wanted: tuple[str, ...], near: str) -> tuple[str, ...]:
-    """What GPU feature discovery adds to a product's name tells what was turned on."""
+    """Explain the suffix that GPU feature discovery adds to a product: it names the enabled feature."""
     added = next((near.removeprefix(one) for one in wanted if near != one and near.startswith(one)), "")
     if added.startswith("-SHARED"):
         return ("Since GPU sharing was turned on, feature discovery adds -SHARED to the product.",)

@@ -31,7 +31,7 @@ _PREFIXES = ("requests.", "limits.")
 
 
 def find_groups(snapshot: Snapshot) -> Iterator[Found]:
-    """Each beneath its queue, where that is what has to be changed."""
+    """Yield each group that waits, with its queue as the subject if the queue must be changed."""
     waiting = [one for one in snapshot.pod_groups if one.phase == "Pending" and one.meta.deleted is None]
     pods = snapshot.pods if waiting else ()
     of_gpus = {(one.meta.namespace, group_of(one)) for one in pods if asks_for_gpus(one.spec)}
@@ -60,7 +60,7 @@ def _held(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None, lasting
 
 
 def _lasting(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None) -> Iterator[str]:
-    """What stays so however long the group waits."""
+    """Yield obstacles that remain, however long the group waits."""
     if queue is None:
         if snapshot.sees("Queue"):
             known = ", ".join(sorted(one.meta.name for one in snapshot.group_queues)[:5]) or "none"
@@ -82,7 +82,7 @@ def _given(group: PodGroup, queue: GroupQueue | None) -> Iterator[str]:
 
 
 def _bounded(group: PodGroup, queue: GroupQueue) -> Iterator[tuple[str, Decimal, Decimal]]:
-    """Resources that the queue bounds, with what the group asks for and the bound."""
+    """Yield the resources that the queue limits, each with the group's request and the limit."""
     for name, text in group.least.items():
         asked, most = amount(text), amount(queue.most.get(name, ""))
         if asked is not None and most is not None:

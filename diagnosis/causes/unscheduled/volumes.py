@@ -1,4 +1,4 @@
-"""What the scheduler alone can judge: volumes, other pods, spreading, ports of the host."""
+"""Report rules that only the scheduler can judge: volumes, other pods, spreading, ports of the host."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _bound(snapshot: Snapshot, waiting: Waiting) -> Iterator[tuple[VolumeClaim, 
 
 
 def find_rules(waiting: Waiting) -> Iterator[Found]:
-    """Of nodes that have room: what else the scheduler has against them."""
+    """Yield the scheduler's other objections to nodes that have room."""
     for reason in waiting.fit.reasons if waiting.fit else ():
         cause = _BY_TEXT.get(reason.says)
         if cause is not None:
@@ -139,7 +139,7 @@ def are_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
 
 
 def are_made(snapshot: Snapshot, waiting: Waiting) -> bool:
-    """Whether those that are not bound yet are so young that a provisioner may be at work, and nothing was said."""
+    """Whether the unbound claims are young enough for a provisioner to be at work, without any warning."""
     wanted = [one for one in _claims(snapshot, waiting) if one.meta.name in waiting.spec.volume_claims]
     unbound = [one for one in wanted if not one.volume]
     if not unbound or len(wanted) < len(set(waiting.spec.volume_claims)):
@@ -191,7 +191,7 @@ def _unbound(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Iterator[F
 
 
 def _where(volume: Volume) -> str:
-    """In words of labels."""
+    """Describe the nodes that can mount the volume, by their labels."""
     zones = [" and ".join(map(_words, volume.zones))] if volume.zones else []
     terms = [" or ".join(" and ".join(map(_words, term)) for term in volume.terms)] if volume.terms else []
     return shortened(" and ".join((*zones, *terms)))

@@ -1,4 +1,4 @@
-"""Pods that no scheduler has placed, put together by what they ask for, and the nodes as a scheduler sees them."""
+"""Group pods that no scheduler has bound by their requests, and model the nodes as a scheduler does."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _HOST = frozenset(("cpu", "memory", "pods", "ephemeral-storage"))
 
 
 class Waiting(Struct, frozen=True):
-    """Pods of one workload that ask for the same, and that a scheduler could not place.
+    """Pods of one workload with the same requests that a scheduler could not bind.
 
-    `message` is what it said of the last of them; `fit` the same taken apart, None where it is of another form.
+    `message` is the scheduler's text about the last of them. `fit` is the parsed text; None if it has another format.
     """
 
     pods: tuple[Pod, ...]
@@ -63,18 +63,18 @@ class Waiting(Struct, frozen=True):
 
     @property
     def devices(self) -> dict[str, Decimal]:
-        """What it asks for of resources that only some nodes have."""
+        """Return the requested amounts of resources that only some nodes have."""
         named = {name: value for name, value in self.asked.items() if is_extended(name)}
         return {name: value for name, value in named.items() if name not in SHARES and not (self.hami and is_gpu(name))}
 
     @property
     def counted(self) -> dict[str, Decimal]:
-        """What node arithmetic can judge."""
+        """Return the requested amounts that node arithmetic can judge."""
         return {name: value for name, value in self.asked.items() if name in _HOST} | self.devices
 
 
 class Room(Struct, frozen=True):
-    """A node with what its pods hold, and who they are."""
+    """Node with the resources that its pods own, and these pods."""
 
     node: Node
     held: Amounts
@@ -87,13 +87,13 @@ class Room(Struct, frozen=True):
         return not any(shortages(asked, self.node, self.held))
 
     def holders(self, resource: str) -> list[tuple[Decimal, Pod]]:
-        """Who holds some of it, who holds the most first."""
+        """Return the pods that own some of the resource, the largest amount first."""
         held = [(asked_by(pod.spec).get(resource, ZERO), pod) for pod in self.pods]
         return sorted(((value, pod) for value, pod in held if value), key=lambda one: (-one[0], one[1].subject))
 
 
 def without(room: Room, pods: Iterable[Pod]) -> Room:
-    """As it is once these are gone."""
+    """Return the room as it is once these pods are gone."""
     held = dict(room.held)
     for pod in pods:
         for name, value in asked_by(pod.spec).items():
@@ -102,7 +102,7 @@ def without(room: Room, pods: Iterable[Pod]) -> Room:
 
 
 def rooms(snapshot: Snapshot) -> tuple[Room, ...]:
-    """All nodes."""
+    """Return the rooms of all nodes, sorted by name."""
     on: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:
         if pod.spec.node and not pod.over:
@@ -120,7 +120,7 @@ def is_extended(resource: str) -> bool:
 
 
 def unplaced(snapshot: Snapshot) -> Iterator[Pod]:
-    """GPU pods without a node that somebody still wants."""
+    """Yield GPU pods without a node that have not ended and are not being deleted."""
     claims = gpu_claims(snapshot)
     for pod in snapshot.pods:
         wanted = not pod.spec.node and not pod.over and pod.meta.deleted is None
@@ -129,7 +129,7 @@ def unplaced(snapshot: Snapshot) -> Iterator[Pod]:
 
 
 def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
-    """Those that a scheduler has judged and refused; not those for which a node is on its way."""
+    """Return the pods that a scheduler has judged and refused, without those whose node is being created."""
     groups: defaultdict[tuple[str, str], list[tuple[Pod, str]]] = defaultdict(list)
     for pod in unplaced(snapshot):
         message = refusal(snapshot, pod)
@@ -150,7 +150,10 @@ def tells_of_gang(message: str, fit: FitError | None) -> bool:
 
 
 def refusal(snapshot: Snapshot, pod: Pod) -> str:
-    """What the scheduler says; '' where it has not looked. The condition lasts, an event about it may be gone."""
+    """Return the scheduler's text about the pod; '' if it has not processed the pod.
+
+    The condition is used first, because it persists while an event about the pod may be gone.
+    """
     told = pod.condition("PodScheduled")
     if told is not None and (told.status != "False" or told.reason == "SchedulingGated"):
         return ""
@@ -166,7 +169,7 @@ def events_of(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
 
 
 def autoscaler_says(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
-    """Why no node is made for one of them."""
+    """Return why the autoscaler adds no node for one of the pods."""
     for pod in pods:
         for one in reversed(tuple(events_of(snapshot, pod))):
             if one.reason in _NOT_COMING or (one.by == "karpenter" and one.reason == "FailedScheduling"):
@@ -175,7 +178,7 @@ def autoscaler_says(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
 
 
 def is_stuck(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether it should have been gone a while ago, and still holds what it held."""
+    """Whether the pod should have been gone for a while, and still owns its resources."""
     return pod.meta.deleted is not None and not pod.over and snapshot.now - pod.meta.deleted > _STUCK
 
 
@@ -194,7 +197,10 @@ def _coming(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _maker(snapshot: Snapshot, pod: Pod, message: str) -> str:
-    """What a person wrote. Pods that nobody has made, and that wait for each other, are one by their group."""
+    """Return the object that a person wrote.
+
+    Pods without an owner that wait for each other are represented by their group.
+    """
     group = group_of(pod) if pod.meta.owner is None else ""
     if group and tells_of_gang(message, parse(message)):
         return subject("PodGroup", pod.meta.namespace, group)
@@ -207,14 +213,14 @@ def _waiting(snapshot: Snapshot, workload: str, shape: str, members: list[tuple[
     fit = parse(message)
     every = installations(snapshot)
     hami, asked = _is_hami(pod, fit, schedulers(every)), asked_by(pod.spec)
-    # What HAMi counts, under whatever names, no node has to offer.
+    # No node has to offer the resources that HAMi counts, whatever their names.
     names = {name for one in every for name in one.settings.names} if hami else ()
     asked = {name: value for name, value in asked.items() if name not in names or is_gpu(name)}
     return Waiting(pods, workload, asked, message, fit, shape, hami)
 
 
 def _is_hami(pod: Pod, fit: FitError | None, names: Collection[str]) -> bool:
-    """By its scheduler's name, what that noted on it, or how it judges."""
+    """Whether HAMi schedules the pod, by its scheduler's name, its annotations, or HAMi's reasons."""
     if (
         "hami" in pod.spec.scheduler
         or pod.spec.scheduler in names
