@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from cli.index import SETTING, Declared, Word
-from cli.setting_words import settings_in_words, shown
+from cli.setting_words import settings_in_words
 from cli.words import SEVERITY_MEANS
 from diagnosis.causes import CAUSES as DIAGNOSES
 from diagnosis.hami.glossary import hami_words
@@ -21,7 +21,7 @@ from healthcheck.deep import causes as deep
 from healthcheck.memory.kernel_log import REPEATS, REPEATS_FROM
 from healthcheck.model import Cause
 from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
-from healthcheck.settings.declared import by_key
+from healthcheck.settings.declared import by_key, written
 from healthcheck.settings.values import NodeSettings
 from healthcheck.verdict.acknowledgement import UNTOLD
 
@@ -185,4 +185,4 @@ def all_reasons() -> Iterator[Declared]:
 
 
 def defaults() -> dict[str, str]:
-    return {key: shown(value) for key, value in by_key(NodeSettings()).items()}
+    return {key: written(value) for key, value in by_key(NodeSettings()).items()}

@@ -40,15 +40,14 @@ def read_here(program: str) -> Here:
         says = f", {_NO_SETTINGS.format(directory)}"
         return Here(directory, Policy(), read_packaged(), index.defaults(), says)
     # What reads settings takes as long to load as all else together.
-    from cli.setting_words import shown  # noqa: PLC0415
-    from healthcheck.settings.declared import by_key  # noqa: PLC0415
+    from healthcheck.settings.declared import by_key, written  # noqa: PLC0415
     from healthcheck.settings.reading import read_settings  # noqa: PLC0415
 
     settings = read_settings(directory)
     if settings.bad:
         complain(program, "\n".join(str(one) for one in settings.bad))
         raise typer.Exit(USAGE)
-    values = {key: shown(one) for key, one in by_key(settings.values).items()}
+    values = {key: written(one) for key, one in by_key(settings.values).items()}
     return Here(directory, settings.values.policy, settings.profiles, values)
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import indent
+from textwrap import fill, indent
 
+from healthcheck.settings.declared import settings_of
+from healthcheck.settings.values import NodeSettings
 from tools import chart
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +21,7 @@ PROFILES = ROOT / "instance-profiles.conf"
 MANIFEST = ROOT / "kubernetes" / "manifests" / "03-config.yaml"
 BEGIN = "  # BEGIN instance-profiles.conf"
 END = "  # END instance-profiles.conf"
+SETTINGS_COMMENT = "  # Written from healthcheck/settings/values.py by `make docs`.\n"
 RULES = ROOT / "monitoring" / "rules.yaml"
 RULE_OBJECT = ROOT / "kubernetes" / "overlays" / "monitoring" / "prometheus-rule.yaml"
 DASHBOARD = ROOT / "monitoring" / "dashboard.json"
@@ -52,9 +55,22 @@ data:
 """
 
 
+def settings_block() -> str:
+    """Return the ConfigMap's entries: each setting with its meaning and bounds as a comment, and its default."""
+    lines = []
+    for key, setting in settings_of(NodeSettings).items():
+        if setting.has_effect:
+            text = f"{setting.meaning} {setting.span}".rstrip()
+            lines.append(fill(text, 118, initial_indent="  # ", subsequent_indent="  # ", break_on_hyphens=False))
+            lines.append(f'  {key}: "{setting.written_default}"')
+    return "\n".join(lines) + "\n"
+
+
 def render(manifest: str, profiles: str) -> str:
-    """The manifest with this text between the two marker lines."""
-    before, _, rest = manifest.partition(BEGIN)
+    """Return the ConfigMap with the declared settings and, between the two marker lines, the profiles."""
+    head, data, rest = manifest.partition("\ndata:\n")
+    _, _, rest = rest.partition(BEGIN)
+    before = f"{head}{data}{SETTINGS_COMMENT}{settings_block()}"
     marker, _, rest = rest.partition("\n")
     _, _, after = rest.partition(END)
     block = "  instance-profiles.conf: |\n" + indent(profiles, "    ")

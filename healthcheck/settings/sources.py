@@ -154,15 +154,15 @@ def _type(setting: Setting) -> Any:
 
 
 def _field(setting: Setting) -> Any:
-    meta = setting.meta
+    limits = setting.limits
     return Field(
         ... if setting.default is NODEFAULT else setting.default,
         alias=setting.key,
-        ge=meta.ge,
-        le=meta.le,
-        pattern=meta.pattern,
-        min_length=meta.min_length,
-        max_length=meta.max_length,
+        ge=limits.ge,
+        le=limits.le,
+        pattern=limits.pattern,
+        min_length=limits.min_length,
+        max_length=limits.max_length,
     )
 
 

@@ -11,7 +11,7 @@ from healthcheck import checks as known_checks
 from healthcheck.catalog.policy import Policy, parse_overrides
 from healthcheck.catalog.profiles import Profiles
 from healthcheck.model import Check, Severity
-from healthcheck.settings.declared import AnySeverity, RepairSeverity
+from healthcheck.settings.declared import AnySeverity, Namespace, RepairSeverity, Switch
 
 if TYPE_CHECKING:
     from healthcheck.verdict.taint import Rules
@@ -20,7 +20,6 @@ OVERRIDES = "severity-overrides"
 ENVIRONMENT = "environment"
 NO_KEY = "?"
 """Of what is wrong with all that is there."""
-_NAMESPACE = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
 class BadValue(Struct, frozen=True):
@@ -52,70 +51,243 @@ class SettingsError(Exception):
 
 
 class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
-    """The keys of the ConfigMap that judging and applying read. `name` is the key there."""
+    """Settings of the ConfigMap: key, type, bounds, default and meaning of each.
 
-    check_interval_seconds: Annotated[int, Meta(ge=10, le=86400)] = field(default=300, name="CHECK_INTERVAL")
-    """Between two light looks."""
-    check_timeout_seconds: Annotated[int, Meta(ge=1, le=172800)] = field(default=900, name="CHECK_TIMEOUT")
-    """Accepted for the sake of old ConfigMaps; each probe of a light look has its own deadline."""
-    checks_lightweight: str = field(default="0 2 3 7 8", name="CHECKS_LIGHTWEIGHT")
-    """Numbers of groups, names of groups, or names of checks."""
-    dcgm_host: str = field(default="", name="DCGM_HOST")
-    """The hostengine that runs DCGM's diagnostic, as host:port; empty: the node's where it is proven, else its own."""
-    dcgm_beside_exporter: bool = field(default=False, name="DCGM_BESIDE_EXPORTER")
-    """Whether a deep test starts an engine beside one of the node that cannot be used."""
-    dcgm_timeout_seconds: Annotated[int, Meta(ge=60, le=86400)] = field(default=900, name="DCGM_TIMEOUT")
-    dcgm_l4_timeout_seconds: Annotated[int, Meta(ge=60, le=172800)] = field(default=9000, name="DCGM_L4_TIMEOUT")
-    """Level 2, and level 4, at most, each with what of it is run again."""
-    enable_taint: bool = field(default=True, name="ENABLE_TAINT")
-    enable_label: bool = field(default=True, name="ENABLE_LABEL")
-    taint_severity: AnySeverity = field(default=Severity.RESET, name="TAINT_SEVERITY")
-    max_unhealthy_percent: Annotated[int, Meta(ge=1, le=100)] = field(default=20, name="MAX_UNHEALTHY_PERCENT")
-    """Of the fleet's nodes, how many may carry our taint at the same time; always at least one."""
-    repair_conditions: str = field(default="", name="REPAIR_CONDITIONS")
-    """The conditions that are written for repairers, with commas between; empty: none."""
-    repair_severity: RepairSeverity = field(default=Severity.ISOLATE, name="REPAIR_SEVERITY")
-    """The mildest severity with which AcceleratedHardwareReady is False."""
-    device_taints: bool = field(default=False, name="DEVICE_TAINTS")
-    """Whether a bad GPU that DRA gives out is tainted instead of its node, where the cluster can."""
-    monitor_ttl_seconds: Annotated[int, Meta(ge=60, le=31536000)] = field(default=86400, name="MONITOR_TTL")
-    """How long a MONITOR event stands after it was last seen."""
-    escalate_after: Annotated[int, Meta(ge=0, le=100)] = field(default=2, name="ESCALATE_AFTER")
-    """Resets or reboots within 7 days after which the same fault of a GPU is ISOLATE; 0: never."""
-    max_retired_pages_sbe: Annotated[int, Meta(ge=1, le=4096)] = field(default=60, name="MAX_RETIRED_PAGES_SBE")
-    """Pages of a GPU's memory retired for errors, before Ampere; more are a fault."""
-    efa_min_bandwidth: Annotated[int, Meta(ge=0, le=1_000_000)] = field(default=0, name="EFA_MIN_BW")
-    """MB/s that each EFA device has to reach with itself in quarantine; 0: shown, not judged."""
-    efa_test_timeout_seconds: Annotated[int, Meta(ge=10, le=3600)] = field(default=180, name="EFA_TEST_TIMEOUT")
-    """For each side of one run of fi_pingpong, of which an EFA device gets two."""
-    nccl_min_bus_bandwidth: Annotated[int, Meta(ge=0, le=10_000)] = field(default=0, name="NCCL_MIN_BUS_BW")
-    """GB/s of bus bandwidth that an all-reduce has to reach in quarantine; 0: a share of the instance type's figure."""
-    nccl_timeout_seconds: Annotated[int, Meta(ge=60, le=86400)] = field(default=600, name="NCCL_TIMEOUT")
-    """For the all-reduce. One that does not end in it is a fault."""
-    severity_overrides: str = field(default="", name=OVERRIDES)
-    nvlink_default: AnySeverity = field(default=Severity.RESET, name="NVLINK_DEFAULT")
-    nvlink5_default: AnySeverity = field(default=Severity.MONITOR, name="NVLINK5_DEFAULT")
-    strict_pshc: bool = field(default=False, name="STRICT_PSHC")
-    dcgm_l2_interval_seconds: Annotated[int, Meta(ge=0, le=31536000)] = field(default=21600, name="DCGM_L2_INTERVAL")
-    """Each idle node is tested deeply once in it; 0: never."""
-    max_nodes_per_sweep: Annotated[int, Meta(ge=1, le=5000)] = field(default=10, name="MAX_NODES_PER_SWEEP")
-    """Under a sweep at the same time."""
-    max_sweep_percent: Annotated[int, Meta(ge=1, le=100)] = field(default=20, name="MAX_SWEEP_PERCENT")
-    """Of the nodes of one instance type, how many may be under a deep run at the same time; always at least one."""
-    job_timeout_seconds: Annotated[int, Meta(ge=60, le=86400)] = field(default=900, name="JOB_TIMEOUT")
-    """What a Job may take beyond DCGM itself: to be placed, to pull its image, to tell."""
-    sweep_namespace: Annotated[
+    `make docs` writes the ConfigMap, the texts of `explain` and the chart's schema from this declaration.
+    """
+
+    check_interval_seconds: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=86400,
+            description="Time between two check cycles, in seconds. A fault in the kernel log is reported at once.",
+        ),
+    ] = field(default=300, name="CHECK_INTERVAL")
+    check_timeout_seconds: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=172800,
+            description="No longer limits a check cycle: each probe has its own deadline (60 s for NVML). At most "
+            "twice the interval.",
+        ),
+    ] = field(default=900, name="CHECK_TIMEOUT")
+    checks_lightweight: Annotated[
         str,
         Meta(
-            pattern=_NAMESPACE,
-            description="the name of a namespace: at most 63 lower-case letters, digits and hyphens",
+            description="Checks of a check cycle: numbers of groups, names of groups or names of checks. Groups "
+            "1, 4, 5 and 6 need the GPUs for themselves and are rejected here."
+        ),
+    ] = field(default="0 2 3 7 8", name="CHECKS_LIGHTWEIGHT")
+    dcgm_host: Annotated[
+        str,
+        Meta(
+            description="Address of the hostengine that runs DCGM's diagnostic, as host:port. Empty: the node's "
+            "own hostengine if it is proven to be the host's or the GPU operator's "
+            "(docs/decisions/0056-one-dcgm-engine-per-node.md); on a node without a hostengine, dcgmi "
+            "starts its own."
+        ),
+    ] = field(default="", name="DCGM_HOST")
+    dcgm_beside_exporter: Annotated[
+        bool,
+        Meta(
+            description="true: deep diagnostics run although the node has another DCGM engine that they cannot "
+            "use, such as dcgm-exporter's. NVIDIA advises against two engines on one node. false: "
+            "they are skipped, with the reason DcgmEngineEmbedded."
+        ),
+    ] = field(default=False, name="DCGM_BESIDE_EXPORTER")
+    dcgm_timeout_seconds: Annotated[
+        int, Meta(ge=60, le=86400, description="Time limit of DCGM level 2 including its repeated tests, in seconds.")
+    ] = field(default=900, name="DCGM_TIMEOUT")
+    dcgm_l4_timeout_seconds: Annotated[
+        int, Meta(ge=60, le=172800, description="Time limit of DCGM level 4 including its repeated tests, in seconds.")
+    ] = field(default=9000, name="DCGM_L4_TIMEOUT")
+    enable_taint: Annotated[
+        bool,
+        Meta(
+            description="true: faulty nodes are tainted. false: the agent sets no taint, and removes its existing "
+            "ones once, with an Event."
+        ),
+    ] = field(default=True, name="ENABLE_TAINT")
+    enable_label: Annotated[
+        bool,
+        Meta(
+            description="true: nodes are labelled. false: the agent sets no label, and removes its existing ones "
+            "once, with an Event."
+        ),
+    ] = field(default=True, name="ENABLE_LABEL")
+    taint_severity: Annotated[AnySeverity, Meta(description="Lowest severity that taints a node.")] = field(
+        default=Severity.RESET, name="TAINT_SEVERITY"
+    )
+    max_unhealthy_percent: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Maximum share of the nodes with an agent that carry the taint at the same time, in "
+            "percent; one node always may. Beyond it, the agent writes the verdict and withholds the "
+            "taint until a slot is free.",
+        ),
+    ] = field(default=20, name="MAX_UNHEALTHY_PERCENT")
+    repair_conditions: Annotated[
+        str,
+        Meta(
+            description="Node conditions for repair controllers, separated by commas: GpuRebootRequired, "
+            "GpuReplacementRequired, AcceleratedHardwareReady (docs/integrations.md). Empty: the "
+            "agent sets no condition, and removes its existing ones once, with an Event."
+        ),
+    ] = field(default="", name="REPAIR_CONDITIONS")
+    repair_severity: Annotated[
+        RepairSeverity,
+        Meta(description="Lowest severity at which AcceleratedHardwareReady is False on a tainted node."),
+    ] = field(default=Severity.ISOLATE, name="REPAIR_SEVERITY")
+    device_taints: Annotated[
+        bool,
+        Meta(
+            description="true: a faulty GPU is tainted instead of its node, if NVIDIA's DRA driver alone "
+            "allocates the GPUs and the cluster has DeviceTaintRules. Needs "
+            'kubernetes/overlays/device-taints (docs/install.md, "Taint one GPU instead of its '
+            'node"). Otherwise the node is tainted.'
+        ),
+    ] = field(default=False, name="DEVICE_TAINTS")
+    monitor_ttl_seconds: Annotated[
+        int,
+        Meta(
+            ge=60,
+            le=31536000,
+            description="Time after which an event of severity MONITOR ends, in seconds since it was last observed.",
+        ),
+    ] = field(default=86400, name="MONITOR_TTL")
+    escalate_after: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="Number of resets or reboots within 7 days after which the same fault on the same GPU "
+            "becomes ISOLATE; 0 disables the escalation.",
+        ),
+    ] = field(default=2, name="ESCALATE_AFTER")
+    max_retired_pages_sbe: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=4096,
+            description="GPUs before Ampere (V100, T4): highest number of retired memory pages of a healthy GPU. "
+            "A GPU has room for 64.",
+        ),
+    ] = field(default=60, name="MAX_RETIRED_PAGES_SBE")
+    efa_min_bandwidth: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1000000,
+            description="Quarantine: bandwidth that each EFA device must reach in its loopback test, in MB/s; 0 "
+            "reports it without a limit. 1 to 499 is rejected as a probable Gbps value (1 Gbps is 125 "
+            "MB/s).",
+        ),
+    ] = field(default=0, name="EFA_MIN_BW")
+    efa_test_timeout_seconds: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=3600,
+            description="Quarantine: time limit of each side of one fi_pingpong run, in seconds. Each EFA device "
+            "gets two runs.",
+        ),
+    ] = field(default=180, name="EFA_TEST_TIMEOUT")
+    nccl_min_bus_bandwidth: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10000,
+            description="Quarantine: bus bandwidth that an all-reduce over the node's GPUs must reach, in GB/s; "
+            "0: 80 % of the published figure of the instance type. The test runs if the image has "
+            "all_reduce_perf.",
+        ),
+    ] = field(default=0, name="NCCL_MIN_BUS_BW")
+    nccl_timeout_seconds: Annotated[
+        int,
+        Meta(
+            ge=60,
+            le=86400,
+            description="Quarantine: time limit of the all-reduce, in seconds. Exceeding it is a fault.",
+        ),
+    ] = field(default=600, name="NCCL_TIMEOUT")
+    severity_overrides: Annotated[
+        str,
+        Meta(
+            description="Severities that replace the defaults in this cluster, one per line: `xid 13 = RESET` or "
+            "`GpuCountLow = REBOOT`."
+        ),
+    ] = field(default="", name=OVERRIDES)
+    nvlink_default: Annotated[
+        AnySeverity, Meta(description="Severity of an Xid 74 that NVIDIA's table of its data words does not classify.")
+    ] = field(default=Severity.RESET, name="NVLINK_DEFAULT")
+    nvlink5_default: Annotated[
+        AnySeverity,
+        Meta(description="Severity of an Xid 144 to 150 that NVIDIA's table of its data words does not classify."),
+    ] = field(default=Severity.MONITOR, name="NVLINK5_DEFAULT")
+    strict_pshc: Annotated[
+        Switch,
+        Meta(
+            description="1: Xid 163 to 165 (power smoothing) have severity RESET, 0: MONITOR. Xid 162 ends an Xid "
+            "163 and is never above MONITOR."
+        ),
+    ] = field(default=False, name="STRICT_PSHC")
+    dcgm_l2_interval_seconds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=31536000,
+            description="Period in which each idle node gets one DCGM level 2 diagnostic, in seconds; 0 disables it.",
+        ),
+    ] = field(default=21600, name="DCGM_L2_INTERVAL")
+    max_nodes_per_sweep: Annotated[
+        int, Meta(ge=1, le=5000, description="Maximum number of nodes with a sweep Job at the same time.")
+    ] = field(default=10, name="MAX_NODES_PER_SWEEP")
+    max_sweep_percent: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Maximum share of the nodes of one instance type with a deep diagnostic at the same time, "
+            "in percent; one node always may.",
+        ),
+    ] = field(default=20, name="MAX_SWEEP_PERCENT")
+    job_timeout_seconds: Annotated[
+        int,
+        Meta(
+            ge=60,
+            le=86400,
+            description="Time limit of a sweep Job in addition to DCGM_TIMEOUT, in seconds: for scheduling, image "
+            "pull and reporting.",
+        ),
+    ] = field(default=900, name="JOB_TIMEOUT")
+    sweep_namespace: Annotated[
+        Namespace,
+        Meta(
+            description="Namespace of the sweep Jobs. Another namespace may enforce the pod security level "
+            "baseline. It needs its own ServiceAccount gpu-healthcheck-sweep, bound to the "
+            "ClusterRole of that name; a Role with the rule for Jobs of the Role "
+            "gpu-healthcheck-sweeper, bound to the sweeper's account; a copy of this ConfigMap; and "
+            "the template's pull secrets, if it has any."
         ),
     ] = field(default="gpu-healthcheck", name="SWEEP_NAMESPACE")
-    """Of the Jobs."""
-    kernel_log_lines: str = field(default="", name="KERNEL_LOG_LINES")
-    """Accepted for the sake of old ConfigMaps; a cursor took its place."""
-    sweep_image: str = field(default="", name="SWEEP_IMAGE")
-    """Accepted for the sake of old ConfigMaps; the template's image is the one, which a policy holds Jobs to."""
+    kernel_log_lines: Annotated[
+        str,
+        Meta(
+            description="Accepted without effect, for old ConfigMaps: the agent remembers its position in the "
+            "kernel log."
+        ),
+    ] = field(default="", name="KERNEL_LOG_LINES")
+    sweep_image: Annotated[
+        str,
+        Meta(
+            description="Accepted without effect, for old ConfigMaps: sweep Jobs use the image of the CronJob "
+            "gpu-healthcheck-sweep-node."
+        ),
+    ] = field(default="", name="SWEEP_IMAGE")
 
     @property
     def checks(self) -> tuple[Check, ...]:

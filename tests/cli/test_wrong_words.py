@@ -152,7 +152,7 @@ def test_one_form_may_be_asked_for_twice(command: tuple[str, ...]) -> None:
 
 
 LEVELS = "allowed are debug, info, warning, error"
-NAME = "the name of a Node, of 1 to 253 characters, is wanted"
+NAME = "the name of a Node, of 1 to 253 characters"
 PORT = "a whole number, 0 to 65535"
 FOLDER = "the path of a folder from the root, beginning with /"
 

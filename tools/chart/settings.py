@@ -11,7 +11,7 @@ from typing import Any
 from healthcheck.checks import CHECKS
 from healthcheck.model import Severity
 from healthcheck.node.state import REPAIR_CONDITIONS
-from healthcheck.settings.declared import settings_of
+from healthcheck.settings.declared import Setting, settings_of
 from healthcheck.settings.reading import read_settings
 from healthcheck.settings.values import NodeSettings
 
@@ -46,10 +46,14 @@ def allowed(name: str, value: Any) -> bool:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """What the value may be."""
+    """Return the JSON schema of a setting, with its meaning as the description."""
     setting = _SETTINGS[name]
+    return {"description": setting.meaning, **_allowed_values(name, setting)}
+
+
+def _allowed_values(name: str, setting: Setting) -> dict[str, Any]:
     if setting.kind is int:
-        bounds = {"minimum": setting.meta.ge, "maximum": setting.meta.le}
+        bounds = {"minimum": setting.limits.ge, "maximum": setting.limits.le}
         return {"type": "integer", **bounds, **_NARROWER.get(name, {})}
     if setting.kind is bool:
         return {"type": "boolean"}
