@@ -514,13 +514,5 @@ def _remedy(snapshot: Snapshot, one: _Crash) -> Iterator[str]:
     yield f"Read its last words: {command(*words, '--tail=100', *previous)}"
 
 
-SEARCHES = (
-    Search(
-        (
-            *(HARDWARE, FABRIC, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, GPU_MEMORY, HOST_MEMORY, SHARED_MEMORY, PROGRAM),
-            *(HAMI_LIBRARY, NCCL, CUDA_UNKNOWN, PROBE, SIGNAL, CRASHES, ENDS),
-        ),
-        ("Pod",),
-        find_crashing,
-    ),
-)
+_CAUSES = (*dict.fromkeys(row.cause for row in CRASH_TEXTS), HOST_MEMORY, PROBE, SIGNAL, CRASHES, ENDS)
+SEARCHES = (Search(_CAUSES, ("Pod",), find_crashing),)
