@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.ledger import Ledger
 from agent.reporter import Reporter
 from agent.settings_reader import SettingsReader
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.model import Shortage
 from healthcheck.settings.files import UnknownKeys, seen_in, unknown_keys
 from healthcheck.settings.meaning import understood
@@ -18,11 +18,11 @@ from healthcheck.telemetry import Telemetry
 log = structlog.get_logger()
 
 
-class Configuration:
+class MountedConfiguration:
     """The mounted ConfigMap."""
 
     def __init__(
-        self, reader: SettingsReader, state: State, ledger: Ledger, reporter: Reporter, telemetry: Telemetry
+        self, reader: SettingsReader, state: AgentState, ledger: Ledger, reporter: Reporter, telemetry: Telemetry
     ) -> None:
         self._reader = reader
         self._directory = reader.own().config_dir

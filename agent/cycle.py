@@ -9,15 +9,15 @@ from typing import Self
 import structlog
 from msgspec import Struct
 
-from agent.configuration import Configuration
+from agent.configuration import MountedConfiguration
 from agent.ledger import Ledger
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks import driver_reasons
 from healthcheck.checks.driver import being_changed
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.fabric import COMING_UP as FABRIC_COMING_UP
 from healthcheck.checks.temperature import slowdown_celsius
-from healthcheck.memory.looks import JudgedLook
+from healthcheck.memory.looks import JudgedCycle
 from healthcheck.model import Evidence, Host, Nature, Unobserved
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
@@ -25,7 +25,7 @@ from healthcheck.probes.dcgm.engine import ENGINE
 from healthcheck.probes.efa.libfabric import Libfabric
 from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverLook, Gpus
+from healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverReading, Gpus
 from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()
@@ -61,7 +61,12 @@ class Cycle:
     """Runs on the light worker, one at a time."""
 
     def __init__(
-        self, sources: Sources, state: State, ledger: Ledger, configuration: Configuration, telemetry: Telemetry
+        self,
+        sources: Sources,
+        state: AgentState,
+        ledger: Ledger,
+        configuration: MountedConfiguration,
+        telemetry: Telemetry,
     ) -> None:
         self._driver = sources.driver
         self._state = state
@@ -88,7 +93,7 @@ class Cycle:
         outcomes = judge(checks, evidence, expected)
         self._telemetry.show_times(evidence.seconds, {one.check: one.seconds for one in outcomes})
         gpus = answer.gpus if isinstance(answer, Gpus) else ()
-        after = self._ledger.look_ended(JudgedLook(outcomes, gpus, began, evidence, expected.instance_type))
+        after = self._ledger.look_ended(JudgedCycle(outcomes, gpus, began, evidence, expected.instance_type))
         self._account(began)
         if driver_look is not None and driver_look.missed:
             return MISSED_AGAIN_SECONDS
@@ -100,13 +105,13 @@ class Cycle:
         new = any(one.nature is Nature.LEVEL and one.key not in before for one in after.standing)
         return AGAIN_SECONDS if after.suspects or changing or new else None
 
-    def _ask_driver(self) -> DriverLook:
+    def _ask_driver(self) -> DriverReading:
         node = self._state.node
         paused = being_changed(node.labels) if node else ""
         if paused:
             self._driver.pause()
             self._telemetry.show_no_driver()
-            return DriverLook(Unobserved(causes.DRIVER_BEING_CHANGED, paused))
+            return DriverReading(Unobserved(causes.DRIVER_BEING_CHANGED, paused))
         answer = self._driver.look()
         if answer.missed:
             self._telemetry.missed.inc()
@@ -137,7 +142,7 @@ class Cycle:
         self._telemetry.look_time.set_to_current_time()
 
 
-def _until_mismatch_counts(look: DriverLook) -> float:
+def _until_mismatch_counts(look: DriverReading) -> float:
     """Seconds until a driver library that does not fit is a finding; 0 where none is seen, or it is one already."""
     return 0.0 if look.mismatch_seconds is None else driver_reasons.MISMATCH_SECONDS - look.mismatch_seconds
 

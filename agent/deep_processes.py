@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks.xid import may_be_of_a_test
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.model import ProbeError
@@ -20,7 +20,7 @@ _LOOK_SECONDS = 2.0
 class DeepProcesses(threading.Thread):
     """Looks while a run goes on, and for a line that may name one of them."""
 
-    def __init__(self, root: Path, state: State) -> None:
+    def __init__(self, root: Path, state: AgentState) -> None:
         super().__init__(name="deep-processes", daemon=True)
         self._root = root
         self._state = state

@@ -17,13 +17,13 @@ from msgspec import Struct
 from agent.failures import Failures
 from agent.level_2 import Level2
 from agent.marks import KIND, DeepTestMarks, OwnNode
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.deep.due import OVERDUE_INTERVALS, is_overdue, is_swept, last_deep_test
 from healthcheck.deep.look import Diagnostic, look_deeply
-from healthcheck.deep.record import Ran, render
+from healthcheck.deep.record import CompletedRun, render
 from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity, Unobserved
 from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import NVML
@@ -64,7 +64,7 @@ _BLIND_SECONDS = 15.0
 """So long the kubelet may not answer during a test, which loads the node; it may be restarted, too."""
 
 
-class Waits(Struct, frozen=True):
+class DeepIntervals(Struct, frozen=True):
     """Seconds; a test makes them short."""
 
     settle: float = SETTLE_SECONDS
@@ -76,10 +76,10 @@ class Waits(Struct, frozen=True):
     taken: float = _TAKEN_SECONDS
 
 
-WAITS = Waits()
+WAITS = DeepIntervals()
 
 
-class LightLooks(Protocol):
+class LightCycles(Protocol):
     """Who looks in between."""
 
     def look_soon(self) -> None:
@@ -91,13 +91,13 @@ class DeepTests:
 
     def __init__(
         self,
-        state: State,
+        state: AgentState,
         cluster: Cluster,
         level_2: Level2,
-        looks: LightLooks,
+        looks: LightCycles,
         telemetry: Telemetry,
         folder: Path | None,
-        waits: Waits = WAITS,
+        waits: DeepIntervals = WAITS,
     ) -> None:
         self._state = state
         self._level_2 = level_2
@@ -303,7 +303,9 @@ class DeepTests:
 
     def _record(self, outcome: Outcome, started: datetime) -> RunRecord:
         memory = self._state.memory
-        ran = Ran(self._state.node_name, "agent", started, self._state.now().wall, memory.machine, memory.boot_id)
+        ran = CompletedRun(
+            self._state.node_name, "agent", started, self._state.now().wall, memory.machine, memory.boot_id
+        )
         return render(outcome, ran)
 
     @property
@@ -330,7 +332,7 @@ class DeepTests:
             log.info("deep test", what=event, **more)
 
 
-def _own_node(cluster: Cluster, state: State, level_2: Level2) -> OwnNode:
+def _own_node(cluster: Cluster, state: AgentState, level_2: Level2) -> OwnNode:
     name = state.node_name
     read, update = partial(cluster.read_node, name), partial(cluster.update_node, name)
     return OwnNode(read, update, lambda: state.node, level_2.are_claimed)

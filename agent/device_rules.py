@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from agent.api_server import ApiServer
 from agent.reporter import Reporter
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.device_taints import DeviceTaints, NotServed
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, Refused, Unavailable
@@ -24,8 +24,8 @@ from healthcheck.memory.findings import Memory
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
-from healthcheck.verdict.device_taints import BadGpu, Cover, RuleChange, gpus_to_taint, plan_rules
-from healthcheck.verdict.events import Event, cut, event_name
+from healthcheck.verdict.device_taints import BadGpu, DeviceTaintCover, RuleChange, gpus_to_taint, plan_rules
+from healthcheck.verdict.events import NodeEvent, cut, event_name
 from healthcheck.verdict.taint import Rules
 from healthcheck.verdict.verdict import Verdict
 
@@ -64,7 +64,9 @@ class DeviceRules:
     `stand`: rules of ours may be there that keep work off some GPU.
     """
 
-    def __init__(self, api: ApiServer, state: State, reporter: Reporter, telemetry: Telemetry, *, stand: bool) -> None:
+    def __init__(
+        self, api: ApiServer, state: AgentState, reporter: Reporter, telemetry: Telemetry, *, stand: bool
+    ) -> None:
         self._api = api
         self._cluster = api.cluster.alike(DeviceTaints)
         self._news = state.news
@@ -72,7 +74,7 @@ class DeviceRules:
         self._telemetry = telemetry
         self._condition = threading.Condition()
         self._target: _Target | None = None
-        self._answer: Cover | None = None
+        self._answer: DeviceTaintCover | None = None
         """To the target of now; None: nobody has answered."""
         self._is_due = self._is_running = self._was_missed = False
         self._unheeded_until = self._ask_again_at = 0.0
@@ -127,7 +129,7 @@ class DeviceRules:
             stood = self.stand
             self._take_answer(target, self._bring(target), lifted=stood and not self.stand)
 
-    def _take_answer(self, target: _Target, answer: Cover | None, *, lifted: bool) -> None:
+    def _take_answer(self, target: _Target, answer: DeviceTaintCover | None, *, lifted: bool) -> None:
         with self._condition:
             if not target.is_same(self._target):
                 return
@@ -141,40 +143,40 @@ class DeviceRules:
         if is_news:
             self._news.set()
 
-    def _bring(self, target: _Target) -> Cover | None:
+    def _bring(self, target: _Target) -> DeviceTaintCover | None:
         """What came of it; None: nobody says."""
         try:
             answer = self._cover(target) if target.gpus else self._clear(target)
         except Forbidden as error:
             self._api.permissions.forbid("write", _RESOURCE, error)
-            answer = Cover(stands=False, why=f"{error}; is kubernetes/overlays/device-taints applied?")
+            answer = DeviceTaintCover(stands=False, why=f"{error}; is kubernetes/overlays/device-taints applied?")
         except (NotServed, Refused, Conflict) as error:
             self.stand = self.stand and not isinstance(error, NotServed)
-            answer = Cover(stands=False, why=str(error))
+            answer = DeviceTaintCover(stands=False, why=str(error))
         except ClusterError as error:
             log.warning("the DeviceTaintRules are not brought up to the verdict", error=str(error))
             if self._answer is not None or not target.gpus:
                 return None
-            answer = Cover(stands=False, why=str(error))
+            answer = DeviceTaintCover(stands=False, why=str(error))
         except Exception as error:  # noqa: BLE001 - whatever another's ResourceSlice holds, the agent lives
             log.error("the DeviceTaintRules can't be judged", failure=failure(error))  # noqa: TRY400 - a line
-            answer = Cover(stands=False, why=failure(error))
+            answer = DeviceTaintCover(stands=False, why=failure(error))
         else:
             self._api.permissions.allow("write", _RESOURCE)
         self._tell(target, answer)
         return answer
 
-    def _cover(self, target: _Target) -> Cover:
+    def _cover(self, target: _Target) -> DeviceTaintCover:
         """Raises ClusterError."""
         node = target.node
         rules = self._cluster.list_rules(node.name)
         change = plan_rules(target.gpus, self._cluster.list_devices(node.name), rules, node)
         self._delete(change.gone)
         if change.why:
-            return Cover(stands=False, why=change.why)
+            return DeviceTaintCover(stands=False, why=change.why)
         if time.monotonic() < self._unheeded_until:
             self.stand = not self._delete((*change.standing, *(one for one, _ in change.changed)))
-            return Cover(stands=False, why=_UNHEEDED)
+            return DeviceTaintCover(stands=False, why=_UNHEEDED)
         for rule, tier in change.changed:
             self._cluster.change_tier(rule, tier)
         for wanted in change.made:
@@ -187,7 +189,7 @@ class DeviceRules:
             self._ask_again_at = time.monotonic() + _ASK_AGAIN_SECONDS
         return self._heeded(node, change)
 
-    def _heeded(self, node: NodeState, change: RuleChange) -> Cover:
+    def _heeded(self, node: NodeState, change: RuleChange) -> DeviceTaintCover:
         """Once the controllers have seen them all; what nobody acts on, or acts on any more, is taken back."""
         deadline = time.monotonic() + _HEEDED_SECONDS
         while True:
@@ -199,11 +201,11 @@ class DeviceRules:
         if seen and self._is_still_answered(all(one.is_heeded_now for one in rules)):
             self.stand = True
             self._telemetry.device_taints.set(len(rules))
-            return Cover(stands=True)
+            return DeviceTaintCover(stands=True)
         self._unanswered_since = None
         self._unheeded_until = time.monotonic() + _UNHEEDED_SECONDS
         self.stand = not self._delete(rules)
-        return Cover(stands=False, why=_UNHEEDED)
+        return DeviceTaintCover(stands=False, why=_UNHEEDED)
 
     def _is_still_answered(self, answered: bool) -> bool:
         """Whether rules that were heeded once count as heeded: the next looks ask until there is no patience left."""
@@ -214,14 +216,14 @@ class DeviceRules:
             self._unanswered_since = time.monotonic()
         return time.monotonic() - self._unanswered_since < _PATIENCE_SECONDS
 
-    def _clear(self, target: _Target) -> Cover:
+    def _clear(self, target: _Target) -> DeviceTaintCover:
         """Raises ClusterError."""
         rules = self._cluster.list_rules(target.node.name)
         if not self._delete(one for one in rules if one.is_ours):
             raise Unavailable("a DeviceTaintRule was changed while it was taken away")
         self.stand = False
         self._telemetry.device_taints.set(0)
-        return Cover(stands=False)
+        return DeviceTaintCover(stands=False)
 
     def _delete(self, rules: Iterable[DeviceRule]) -> bool:
         """Whether all of them are gone."""
@@ -230,7 +232,7 @@ class DeviceRules:
             log.info("took DeviceTaintRules away", number=sum(gone))
         return all(gone)
 
-    def _tell(self, target: _Target, answer: Cover) -> None:
+    def _tell(self, target: _Target, answer: DeviceTaintCover) -> None:
         """Each change once."""
         gpus = ", ".join(f"{one.address} ({one.severity.name})" for one in target.gpus)
         if answer.stands:
@@ -244,5 +246,5 @@ class DeviceRules:
         if told != self._told and told[0]:
             kind = "Normal" if told[0] == "DeviceTaintLifted" else "Warning"
             name = event_name(target.node.name, *told, target.node.resource_version)
-            self._reporter.queue(Event(name, kind, told[0], cut(told[1])))
+            self._reporter.queue(NodeEvent(name, kind, told[0], cut(told[1])))
         self._told = told if told[0] != "DeviceTaintLifted" else ("", "")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.model import ProbeError
 from healthcheck.probes import machine
 
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 class InstanceMetadata:
     """Asked on one thread, beside the looks: it takes seconds at worst."""
 
-    def __init__(self, root: Path, endpoint: str, state: State) -> None:
+    def __init__(self, root: Path, endpoint: str, state: AgentState) -> None:
         self._root = root
         self._endpoint = endpoint
         self._state = state

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agent.record_judge import RecordJudge
 from healthcheck.checks import KERNEL_LINES
 from healthcheck.model import ProbeError
-from healthcheck.probes.kernel_log import KERNEL_FACILITY, Batch, KernelLog, Record, kmsg_path
+from healthcheck.probes.kernel_log import KERNEL_FACILITY, KernelLog, Record, RecordBatch, kmsg_path
 
 log = structlog.get_logger()
 
@@ -41,17 +41,17 @@ class _Inbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._records: list[Record] = []
-        self._waiting: Batch | None = None
+        self._waiting: RecordBatch | None = None
         self._closed = False
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: RecordBatch) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._records) < _MOST_WAITING)
             self._records += batch.records
             self._waiting = batch if self._waiting is None else _joined(self._waiting, batch)
             self._changed.notify_all()
 
-    def take(self, seconds: float | None) -> Batch | None:
+    def take(self, seconds: float | None) -> RecordBatch | None:
         """All that waits; None when nothing came in this time, or nothing will any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting is not None, seconds)
@@ -147,9 +147,9 @@ class Follower:
             self._judge.blind(str(error))
 
 
-def _joined(first: Batch, then: Batch) -> Batch:
+def _joined(first: RecordBatch, then: RecordBatch) -> RecordBatch:
     """One after the other; the inbox keeps the records by itself."""
-    return Batch(
+    return RecordBatch(
         (),
         first.taken + then.taken,
         first.lost + then.lost,

@@ -9,13 +9,13 @@ import structlog
 from msgspec.structs import replace
 
 from agent.failures import Failures
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.deep.record import DeepRecord, PassedRun, after_deep_record
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory, Release, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look, without_checks
+from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look, without_checks
 from healthcheck.memory.severities import in_force
 from healthcheck.model import Check, Now, Outcome, Severity, Unobserved
 from healthcheck.settings.values import Settings
@@ -32,7 +32,7 @@ class Ledger:
     Its lock orders the changes, over the disk too, and nobody waits for it who only reads: that is the state's.
     """
 
-    def __init__(self, state: State, file: MemoryFile | None, telemetry: Telemetry) -> None:
+    def __init__(self, state: AgentState, file: MemoryFile | None, telemetry: Telemetry) -> None:
         self._state = state
         self._file = file
         self._telemetry = telemetry
@@ -91,7 +91,7 @@ class Ledger:
         with self._changing:
             self._state.remember(self._state.memory, [Outcome(check.name, check.group, unobserved=(cause,))])
 
-    def look_ended(self, look: JudgedLook) -> Memory:
+    def look_ended(self, look: JudgedCycle) -> Memory:
         """What the checks said of a look; the memory after it."""
         self._failures.account(look.outcomes)
         with self._changing:

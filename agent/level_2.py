@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.deep.idle import Idleness
 from healthcheck.deep.look import Diagnostic
 from healthcheck.model import Host
@@ -17,7 +17,7 @@ from healthcheck.probes.kubelet_claims import are_claimed, read_gpu_holders
 class Level2:
     """`path` is where dcgmi is looked for, None as the environment says."""
 
-    def __init__(self, root: Path, state: State, path: str | None = None) -> None:
+    def __init__(self, root: Path, state: AgentState, path: str | None = None) -> None:
         self._host = Host(root)
         self._state = state
         self.path = path

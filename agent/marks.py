@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from agent.kept_result import KeptResult
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.patience import Patience
-from healthcheck.deep.claim import Claim, Kind
+from healthcheck.cluster.patience import RetryLimits
+from healthcheck.deep.claim import Claim, RunKind
 from healthcheck.deep.claimant import Claimant
 from healthcheck.deep.due import keeping_verdict, obstacle
 from healthcheck.deep.record import deep_record, untaken
@@ -60,7 +60,7 @@ class DeepTestMarks:
         self._node = node
         self._clock = clock
         self._kept = KeptResult(folder)
-        self._until_the_end = Patience(
+        self._until_the_end = RetryLimits(
             math.inf,
             (ClusterError,),
             _LONGEST_PAUSE_SECONDS,
@@ -68,7 +68,7 @@ class DeepTestMarks:
             sleep=stopping.wait,
             is_over=stopping.is_set,
         )
-        self._claimant = Claimant(Kind.L2, HOLDER, node.update, lambda: clock().wall, self._gives_way)
+        self._claimant = Claimant(RunKind.L2, HOLDER, node.update, lambda: clock().wall, self._gives_way)
         self._is_at_work = False
         self._was_seen = False
 

@@ -10,7 +10,7 @@ from agent.api_server import ApiServer
 from agent.bad_annotations import BadAnnotations
 from agent.ledger import Ledger
 from agent.reporter import Reporter
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.deep.record import passed_run, untaken, void_record
 from healthcheck.memory.findings import Release
 from healthcheck.node.state import RESULTS, NodeState
@@ -25,7 +25,9 @@ log = structlog.get_logger()
 class NodeInput:
     """Runs on the node writer's thread."""
 
-    def __init__(self, api: ApiServer, state: State, ledger: Ledger, reporter: Reporter, bad: BadAnnotations) -> None:
+    def __init__(
+        self, api: ApiServer, state: AgentState, ledger: Ledger, reporter: Reporter, bad: BadAnnotations
+    ) -> None:
         self._may_write = api.write
         self._state = state
         self._ledger = ledger

@@ -16,7 +16,7 @@ from agent.bad_annotations import BadAnnotations
 from agent.conditions import WrittenConditions
 from agent.record_left_out import RecordLeftOut, without_record
 from agent.reporter import Reporter
-from agent.state import Known, State
+from agent.state import AgentKnowledge, AgentState
 from agent.wanted_taint import WantedTaint
 from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
 from healthcheck.deep.claim import why_unread
@@ -26,7 +26,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import read_release
 from healthcheck.verdict.budget import HELD
 from healthcheck.verdict.change import NodeChange, plan
-from healthcheck.verdict.events import Event
+from healthcheck.verdict.events import NodeEvent
 from healthcheck.verdict.record import Identity
 from healthcheck.verdict.verdict import Verdict
 
@@ -43,7 +43,7 @@ class NodeUpdate:
     def __init__(
         self,
         api: ApiServer,
-        state: State,
+        state: AgentState,
         reporter: Reporter,
         bad: BadAnnotations,
         telemetry: Telemetry,
@@ -81,7 +81,7 @@ class NodeUpdate:
         self._api.permissions.allow("get", "nodes")
         return node
 
-    def apply(self, verdict: Verdict, known: Known, node: NodeState) -> bool:
+    def apply(self, verdict: Verdict, known: AgentKnowledge, node: NodeState) -> bool:
         """Whether the verdict stands on the Node now. Raises ClusterError."""
         memory, now = known.memory, self._state.now().wall
         rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
@@ -137,7 +137,7 @@ class NodeUpdate:
             self._conditions.went(conditions, time.monotonic())
         return stands
 
-    def _tell(self, events: Sequence[Event]) -> None:
+    def _tell(self, events: Sequence[NodeEvent]) -> None:
         """Each once, for as long as it is true."""
         for event in events:
             if event.name not in self._told:

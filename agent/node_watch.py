@@ -9,7 +9,7 @@ import tenacity
 
 from agent.bad_annotations import BadAnnotations
 from agent.reporter import Reporter
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Unavailable
@@ -25,7 +25,7 @@ _AGAIN_SECONDS = 1.0
 class NodeWatch(threading.Thread):
     """Puts the Node into the state at every change, for as long as the process lives."""
 
-    def __init__(self, cluster: Cluster, state: State, bad: BadAnnotations, reporter: Reporter) -> None:
+    def __init__(self, cluster: Cluster, state: AgentState, bad: BadAnnotations, reporter: Reporter) -> None:
         super().__init__(name="node-watch", daemon=True)
         self._cluster = cluster
         self._state = state

@@ -14,7 +14,7 @@ from agent.bad_annotations import BadAnnotations, hidden, suspects
 from agent.node_input import NodeInput
 from agent.node_update import NodeUpdate
 from agent.reporter import Reporter
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable, Unreadable
 from healthcheck.model import Severity
@@ -44,7 +44,7 @@ class NodeWriter(threading.Thread):
     def __init__(
         self,
         api: ApiServer,
-        state: State,
+        state: AgentState,
         node_input: NodeInput,
         update: NodeUpdate,
         reporter: Reporter,

@@ -11,7 +11,7 @@ import structlog
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, NotFound
 from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import HELD, Grant, Slot, allowed, draw, draw_free, occupancy, oldest_first
+from healthcheck.verdict.budget import HELD, Slot, SlotGrant, allowed, draw, draw_free, occupancy, oldest_first
 
 log = structlog.get_logger()
 
@@ -45,7 +45,7 @@ class OwnSlot:
         """When so many places were taken."""
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the places, no secret
 
-    def take(self, node: NodeState, percent: int, *, closely: bool = True) -> Grant:
+    def take(self, node: NodeState, percent: int, *, closely: bool = True) -> SlotGrant:
         """Hold a place. Raises ClusterError when the cluster does not say.
 
         Only who looks `closely` finds the one that is left where somebody holds several; it costs a listing of all.
@@ -65,7 +65,7 @@ class OwnSlot:
         if held < places and self._take_one_of(draw(places, self._draw), node):
             return HELD
         if not closely and (held >= places or (held := self._cluster.count_slots()) >= places):
-            return Grant(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
+            return SlotGrant(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
         return self._take_free(places, node)
 
     def look_around(self, node: NodeState) -> None:
@@ -98,23 +98,25 @@ class OwnSlot:
             log.info("gave the place in the fleet budget back", slot=self._slot.name)
             self._slot = None
 
-    def _take_free(self, places: int, node: NodeState) -> Grant:
+    def _take_free(self, places: int, node: NodeState) -> SlotGrant:
         """Where none was found at random: see who holds them. Whoever holds more than one counts once."""
         taken = occupancy(self._cluster.list_slots())
         if len(taken.since) >= places:
-            return Grant(
+            return SlotGrant(
                 held=False, why=f"{len(taken.since)} of the fleet's {places} places for tainted nodes are taken"
             )
         self._unsure = taken.surplus > 0
         if not self._take_one_of(draw_free(taken, places, node.name, self._draw), node):
-            return Grant(held=False, why=f"none of the fleet's {places} places for tainted nodes was found free")
+            return SlotGrant(held=False, why=f"none of the fleet's {places} places for tainted nodes was found free")
         return self._made_sure_of(places, node) if self._unsure else HELD
 
-    def _made_sure_of(self, places: int, node: NodeState) -> Grant:
+    def _made_sure_of(self, places: int, node: NodeState) -> SlotGrant:
         """A name beyond the allowed number keeps nobody out: only the order of all says whether it was one too many."""
         if occupancy(self._cluster.list_slots()).before(node.name) >= places:
             self.give_back(node)
-            return Grant(held=False, why=f"the last of the fleet's {places} places for tainted nodes was just taken")
+            return SlotGrant(
+                held=False, why=f"the last of the fleet's {places} places for tainted nodes was just taken"
+            )
         self._unsure = False
         return HELD
 

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from agent.deep_processes import DeepProcesses
 from agent.ledger import Ledger
 from agent.reporter import Reporter
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks import driver_messages
 from healthcheck.checks.examine import CHECK_FAILED, RECORD_SET_ASIDE, failure, judge
 from healthcheck.model import Evidence, Outcome, Unobserved
-from healthcheck.probes.kernel_log import RING, UNREADABLE, Batch, Record
+from healthcheck.probes.kernel_log import RING, UNREADABLE, Record, RecordBatch
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.printable import printable
 
@@ -32,7 +32,7 @@ class RecordJudge:
     """Runs on the thread `judge`, but for `blind`."""
 
     def __init__(
-        self, state: State, ledger: Ledger, reporter: Reporter, processes: DeepProcesses, telemetry: Telemetry
+        self, state: AgentState, ledger: Ledger, reporter: Reporter, processes: DeepProcesses, telemetry: Telemetry
     ) -> None:
         self._state = state
         self._ledger = ledger
@@ -50,7 +50,7 @@ class RecordJudge:
         """Whether something waits for a quiet log: to be saved, or to be reported."""
         return self._ledger.unsaved or self._lost_unreported > 0
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: RecordBatch) -> None:
         """Judge and remember; at the log's end for now its place in the log is known too."""
         self._count(batch)
         self._judge(batch)
@@ -68,7 +68,7 @@ class RecordJudge:
         for check in self._state.known.event_checks:
             self._ledger.blind(check, Unobserved(UNREADABLE, why))
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: RecordBatch) -> None:
         telemetry = self._telemetry
         telemetry.records.inc(batch.taken)
         telemetry.refused.inc(batch.refused)
@@ -81,7 +81,7 @@ class RecordJudge:
             words = f"{batch.unreadable} lines of the kernel log are no records, or cut short"
             self._reporter.warn("KernelLogUnreadable", words)
 
-    def _judge(self, batch: Batch) -> None:
+    def _judge(self, batch: RecordBatch) -> None:
         self._processes.look_for(batch.records)
         outcomes = judge(self._state.known.event_checks, Evidence({RING: batch.records}), self._state.expectation())
         if not any(map(_failure, outcomes)):
@@ -94,7 +94,7 @@ class RecordJudge:
                 return
         self._judge_each(batch)
 
-    def _judge_each(self, batch: Batch) -> None:
+    def _judge_each(self, batch: RecordBatch) -> None:
         """One after the other: a record that nobody can judge or remember is set aside, and the others are not."""
         self._processes.look_for(batch.records)
         checks, expected = self._state.known.event_checks, self._state.expectation()

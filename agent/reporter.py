@@ -15,12 +15,12 @@ import structlog
 from msgspec.structs import replace
 
 from agent.api_server import ApiServer
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, NotFound, Unavailable
 from healthcheck.node.state import NodeState
 from healthcheck.text.printable import printable
-from healthcheck.verdict.events import Event, cut, event_name
+from healthcheck.verdict.events import NodeEvent, cut, event_name
 
 log = structlog.get_logger()
 
@@ -38,7 +38,7 @@ _LAST_OF_THE_HOUR = "further ones of this kind are for an hour in the agent's lo
 class Reporter(threading.Thread):
     """One thread that writes the heartbeat first, then Events, each put off by its own failures alone."""
 
-    def __init__(self, api: ApiServer, state: State) -> None:
+    def __init__(self, api: ApiServer, state: AgentState) -> None:
         super().__init__(name="reporter", daemon=True)
         self._api = api
         self._state = state
@@ -69,9 +69,9 @@ class Reporter(threading.Thread):
     def warn(self, reason: str, message: str) -> None:
         """Queue an Event about the node that belongs to no finding."""
         name = event_name(self._state.node_name, reason, message, f"{random.getrandbits(32)}")
-        self.queue(Event(name, "Warning", reason, cut(message)))
+        self.queue(NodeEvent(name, "Warning", reason, cut(message)))
 
-    def queue(self, event: Event, *, first: bool = False) -> threading.Event:
+    def queue(self, event: NodeEvent, *, first: bool = False) -> threading.Event:
         """Write it as soon as the cluster takes it; the answer is set once it was written, forbidden or left out.
 
         The last that its reason may have in this hour names the limit, later ones are left out: many Events answer what
@@ -188,7 +188,7 @@ class _Share:
 
 
 class _Waiting:
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: NodeEvent) -> None:
         self.event = event
         self.done = threading.Event()
 

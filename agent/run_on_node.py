@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import DeepRun
+from healthcheck.checks.expectation import DeepDiagnostic
 from healthcheck.deep.claim import Claim, claim_on
 from healthcheck.model import Now
 from healthcheck.node.state import NodeState
@@ -15,7 +15,7 @@ class RunOnNode(Struct, frozen=True):
     """What the Node's changes so far tell of it."""
 
     held: Claim | None = None
-    deep_run: DeepRun | None = None
+    deep_run: DeepDiagnostic | None = None
     node_was_seen: bool = False
 
     def seen(self, node: NodeState | None, now: Now) -> RunOnNode:
@@ -23,17 +23,17 @@ class RunOnNode(Struct, frozen=True):
         held, deep_run = claim_on(node, now.wall) if node is not None else None, self.deep_run
         if held is not None and not (self.held is not None and held.is_same_run(self.held)):
             # One that was there before us: nobody knows since when.
-            deep_run = DeepRun(held.kind.value, now.monotonic if self.node_was_seen else 0.0)
+            deep_run = DeepDiagnostic(held.kind.value, now.monotonic if self.node_was_seen else 0.0)
         elif held is None:
             deep_run = _ended(deep_run, now.monotonic)
         return RunOnNode(held, deep_run, self.node_was_seen or node is not None)
 
-    def at(self, now: Now) -> DeepRun | None:
+    def at(self, now: Now) -> DeepDiagnostic | None:
         """The run that has the node, or had it last. One past its `until` has ended then, whatever the Node says."""
         if self.held is None or now.wall < self.held.until:
             return self.deep_run
         return _ended(self.deep_run, now.monotonic - (now.wall - self.held.until).total_seconds())
 
 
-def _ended(run: DeepRun | None, at: float) -> DeepRun | None:
+def _ended(run: DeepDiagnostic | None, at: float) -> DeepDiagnostic | None:
     return replace(run, until=at) if run is not None and run.until is None else run

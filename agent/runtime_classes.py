@@ -7,7 +7,7 @@ import random
 import structlog
 
 from agent.api_server import ApiServer
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.cluster.errors import ClusterError, Forbidden
 
 log = structlog.get_logger()
@@ -20,7 +20,7 @@ _JITTER = 0.1
 class RuntimeClasses:
     """Puts them into the state."""
 
-    def __init__(self, api: ApiServer, state: State) -> None:
+    def __init__(self, api: ApiServer, state: AgentState) -> None:
         self._api = api
         self._state = state
         self._due_at = state.now().monotonic

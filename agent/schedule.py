@@ -15,7 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.date import DateTrigger
 
-from agent.state import State
+from agent.state import AgentState
 
 log = structlog.get_logger()
 
@@ -71,7 +71,7 @@ def _once(at: datetime | None = None) -> DateTrigger:
 class Schedule:
     """The light look at its interval, sooner when it asks to, and whenever the configuration changed."""
 
-    def __init__(self, state: State, config_dir: Path) -> None:
+    def __init__(self, state: AgentState, config_dir: Path) -> None:
         self._state = state
         self._config_dir = config_dir
         self._config_seen = _fingerprint(config_dir)

@@ -16,7 +16,7 @@ from healthcheck.model import Shortage
 from healthcheck.settings.values import BadValue, SettingsError, Written
 
 
-class Reading(Struct, frozen=True):
+class SettingsReading(Struct, frozen=True):
     """What one reading came to."""
 
     own: AgentSettings | None = None
@@ -27,22 +27,22 @@ class Reading(Struct, frozen=True):
     """Why nobody could look at the ConfigMap."""
 
 
-def read() -> Reading:
+def read() -> SettingsReading:
     from healthcheck.settings.sources import read_files, read_variables  # noqa: PLC0415 - what the child is there for
 
     try:
         own = read_variables(AgentSettings)
     except SettingsError as error:
-        return Reading(bad=error.bad)
+        return SettingsReading(bad=error.bad)
     try:
-        return Reading(own, written=read_files(own.config_dir))
+        return SettingsReading(own, written=read_files(own.config_dir))
     except Shortage as error:
-        return Reading(own, shortage=str(error))
+        return SettingsReading(own, shortage=str(error))
 
 
-def decoded(answer: bytes) -> Reading:
+def decoded(answer: bytes) -> SettingsReading:
     """Raises msgspec.MsgspecError."""
-    return msgspec.json.decode(answer, type=Reading, dec_hook=_from_text)
+    return msgspec.json.decode(answer, type=SettingsReading, dec_hook=_from_text)
 
 
 def main() -> None:

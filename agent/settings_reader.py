@@ -10,7 +10,7 @@ from msgspec import MsgspecError
 
 from agent import settings_child
 from agent.settings import AgentSettings
-from agent.settings_child import Reading
+from agent.settings_child import SettingsReading
 from healthcheck.host.command import ChildError, Program, how_it_ended, isolated
 from healthcheck.host.streams import complain
 from healthcheck.model import Shortage
@@ -54,7 +54,7 @@ class SettingsReader:
         return self._child.end()
 
     @cached_property
-    def _first(self) -> Reading:
+    def _first(self) -> SettingsReading:
         try:
             return self._begun.result()
         except Shortage as error:
@@ -62,7 +62,7 @@ class SettingsReader:
             complain("agent", f"its own process reads the settings: {error}")
             return settings_child.read()
 
-    def _ask(self) -> Reading:
+    def _ask(self) -> SettingsReading:
         """By a child. Raises Shortage where it gives no answer: the settings may be well, but nobody could look."""
         try:
             ended = self._child.run(isolated("agent.settings_child"), LONGEST_SECONDS)

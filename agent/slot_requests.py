@@ -13,11 +13,11 @@ import structlog
 
 from agent.api_server import ApiServer
 from agent.own_slot import OwnSlot
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, Unavailable
 from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import HELD, Grant
+from healthcheck.verdict.budget import HELD, SlotGrant
 
 log = structlog.get_logger()
 
@@ -29,7 +29,7 @@ return."""
 _SPREAD_SECONDS_PER_PLACE = 0.25
 """Who was refused a place looks a while later whether somebody holds several. A fleet that fails at once must not have
 each of its nodes list all places at that moment."""
-_FORBIDDEN = Grant(held=False, why="the cluster forbids to take a place in the fleet budget")
+_FORBIDDEN = SlotGrant(held=False, why="the cluster forbids to take a place in the fleet budget")
 
 
 class _Turn(enum.Enum):
@@ -41,7 +41,7 @@ class _Turn(enum.Enum):
 class SlotRequests(threading.Thread):
     """Takes or gives back the place that the Node needs; where the verdict did not wait for it, that is news."""
 
-    def __init__(self, api: ApiServer, state: State) -> None:
+    def __init__(self, api: ApiServer, state: AgentState) -> None:
         super().__init__(name="slot-requests", daemon=True)
         self._slot = OwnSlot(api.cluster)
         self._api = api
@@ -51,7 +51,7 @@ class SlotRequests(threading.Thread):
         self._percent: int | None = None
         """None: no place is needed."""
         self._is_due = False
-        self._answer: Grant | None = None
+        self._answer: SlotGrant | None = None
         """Good until the next look, so that a write that is tried again waits for nothing; None: nobody knows."""
         self._under_way = False
         """Asked for, and not answered yet: whoever asks meanwhile is not heard any sooner."""
@@ -76,7 +76,7 @@ class SlotRequests(threading.Thread):
         """Whether there is a place for a taint that the Node may not carry yet."""
         return self._answer is not None and self._answer.held
 
-    def hold(self, node: NodeState, percent: int, *, tainted: bool) -> Grant:
+    def hold(self, node: NodeState, percent: int, *, tainted: bool) -> SlotGrant:
         """A place, once it is held; one that was refused is asked for again after the next look.
 
         `tainted`: our taint stands there already, or on a GPU of the node.
@@ -98,7 +98,7 @@ class SlotRequests(threading.Thread):
             self._is_owed = answer is None
             if answer is None:
                 self._was_missed = True
-                return Grant(
+                return SlotGrant(
                     held=False, why=f"the cluster does not say whether there is a place for it: {self._trouble}"
                 )
             return answer
@@ -186,7 +186,7 @@ class SlotRequests(threading.Thread):
             return _CAP_SECONDS
         return random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slot.places) if self._was_refused else math.inf  # noqa: S311
 
-    def _take_answer(self, node: NodeState, percent: int | None, grant: Grant) -> bool:
+    def _take_answer(self, node: NodeState, percent: int | None, grant: SlotGrant) -> bool:
         """Whether it is news: somebody went on without it, or the closer look gained what the first glance did not."""
         with self._condition:
             self._under_way = self._is_due
@@ -202,8 +202,8 @@ class SlotRequests(threading.Thread):
     def _is_still(self, node: NodeState) -> bool:
         return self._node is not None and self._node.uid == node.uid
 
-    def _take(self, node: NodeState, percent: int) -> Grant:
-        grants: list[Grant] = []
+    def _take(self, node: NodeState, percent: int) -> SlotGrant:
+        grants: list[SlotGrant] = []
         closely = self._was_refused
 
         def take() -> None:
@@ -211,7 +211,7 @@ class SlotRequests(threading.Thread):
 
         return grants[0] if self._api.permissions.permitted("slots", take) else _FORBIDDEN
 
-    def _give_back(self, node: NodeState) -> Grant:
+    def _give_back(self, node: NodeState) -> SlotGrant:
         self._api.permissions.permitted("slots", partial(self._slot.give_back, node))
         return HELD
 

@@ -24,7 +24,7 @@ log = structlog.get_logger()
 _MOST_FAILURES = 2
 
 
-class Start(Struct, frozen=True):
+class StartState(Struct, frozen=True):
     memory: Memory
     was_lost: bool = False
     """There is a file's place, and nothing in it that can be read: the Node's own record may know more."""
@@ -42,10 +42,10 @@ class Start(Struct, frozen=True):
             yield "MemorySetAside", self.set_aside
 
 
-def start_from(file: MemoryFile | None, root: Path, telemetry: Telemetry) -> Start:
+def start_from(file: MemoryFile | None, root: Path, telemetry: Telemetry) -> StartState:
     """`file` None: a dry run or a standby, which begins with nothing."""
     if file is None:
-        return Start(_begun(Memory(), None, root))
+        return StartState(_begun(Memory(), None, root))
     set_aside = _set_aside_after_failures(file, telemetry)
     before, unreadable = None, file.unlocked
     try:
@@ -54,7 +54,7 @@ def start_from(file: MemoryFile | None, root: Path, telemetry: Telemetry) -> Sta
         telemetry.memory_errors.inc()
         unreadable = str(error)
         log.warning("the memory file can't be read", error=unreadable)
-    return Start(_begun(before or Memory(), file, root), before is None, unreadable, set_aside)
+    return StartState(_begun(before or Memory(), file, root), before is None, unreadable, set_aside)
 
 
 def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from agent.run_on_node import RunOnNode
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.examine import NOT_LOOKED_YET
-from healthcheck.checks.expectation import SEEN_SECONDS, DeepRun, Expectation
+from healthcheck.checks.expectation import SEEN_SECONDS, DeepDiagnostic, Expectation
 from healthcheck.host import clock
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
 from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_beside
-from healthcheck.probes.nvml.gpus import NVML, DriverLook
+from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from healthcheck.settings.values import Settings
 from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.inventory import Inventory
@@ -33,7 +33,7 @@ from healthcheck.verdict.verdict import Verdict, decide, worst
 _NOT_YET = Unobserved(NOT_LOOKED_YET, "the first look has not ended")
 
 
-class Known(Struct, frozen=True):
+class AgentKnowledge(Struct, frozen=True):
     """What is known at one moment, and what follows from it."""
 
     memory: Memory = field(default_factory=Memory)
@@ -78,7 +78,7 @@ class Known(Struct, frozen=True):
         return all(check.name in self.outcomes for check in self.settings.values.checks)
 
     @property
-    def driver_look(self) -> DriverLook | None:
+    def driver_look(self) -> DriverReading | None:
         """What the last look saw of NVML."""
         last = self.last_look
         return last[NVML] if last is not None and last.unread(NVML) is None else None
@@ -92,7 +92,7 @@ class Known(Struct, frozen=True):
         """Of all records on the Node, and of what stands here by now."""
         return worst((self.severity, *other_severities(node, self.memory.acknowledged, self.memory.taken)[0]))
 
-    def after(self, memory: Memory, outcomes: Iterable[Outcome]) -> Known:
+    def after(self, memory: Memory, outcomes: Iterable[Outcome]) -> AgentKnowledge:
         """The same with this memory, and what these checks said."""
         return replace(self, memory=memory, outcomes={**self.outcomes, **{one.check: one for one in outcomes}})
 
@@ -103,7 +103,7 @@ class Known(Struct, frozen=True):
         ]
         return decide(self.memory, outcomes)
 
-    def deep_run(self, now: Now) -> DeepRun | None:
+    def deep_run(self, now: Now) -> DeepDiagnostic | None:
         """The deep run that has the node, or had it last."""
         run = self.run.at(now)
         return replace(run, processes=self.deep_processes) if run is not None else None
@@ -125,7 +125,7 @@ class Known(Struct, frozen=True):
         )
 
 
-class State:
+class AgentState:
     """Thread-safe. `now` is the clock that all parts go by."""
 
     def __init__(self, node_name: str, memory: Memory | None = None, now: Callable[[], Now] = clock.now) -> None:
@@ -139,10 +139,10 @@ class State:
         """Set once the watch has shown the Node, or that it is gone."""
         self._lock = threading.Lock()
         self._unreadable = ""
-        self._known = Known(memory or Memory())
+        self._known = AgentKnowledge(memory or Memory())
 
     @property
-    def known(self) -> Known:
+    def known(self) -> AgentKnowledge:
         return self._known
 
     @property
@@ -161,7 +161,7 @@ class State:
     def last_look(self) -> Evidence | None:
         return self._known.last_look
 
-    def deep_run(self) -> DeepRun | None:
+    def deep_run(self) -> DeepDiagnostic | None:
         return self._known.deep_run(self.now())
 
     def expectation(self) -> Expectation:

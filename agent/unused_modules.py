@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 
-class LeftOut(ModuleType):
+class UnusedModule(ModuleType):
     """In the place of a module: has each name that is imported from it, as a class that cannot be made."""
 
     def __init__(self, name: str, **kept: Any) -> None:
@@ -43,40 +43,44 @@ def _proxies() -> dict[str, str]:
 
 _CLIENT = ("dynamic", "informer", "leaderelection", "stream", "watch", "client.models")
 _SOURCES = ("aws", "azure", "cli", "gcp", "json", "nested_secrets", "pyproject", "toml", "yaml")
-_METADATA = LeftOut("importlib.metadata", entry_points=lambda **_: (), PackageNotFoundError=OSError)
+_METADATA = UnusedModule("importlib.metadata", entry_points=lambda **_: (), PackageNotFoundError=OSError)
 UNUSED: tuple[ModuleType, ...] = (
-    *(LeftOut(f"kubernetes.{part}") for part in _CLIENT),  # we send plain objects, and read watches ourselves
+    *(UnusedModule(f"kubernetes.{part}") for part in _CLIENT),  # we send plain objects, and read watches ourselves
     # The client's, for secrets in what is sent and for answers that it has typed; what reads our settings is a child.
-    LeftOut("pydantic", BaseModel=type("BaseModel", (), {}), Field=lambda *_, **__: None),
+    UnusedModule("pydantic", BaseModel=type("BaseModel", (), {}), Field=lambda *_, **__: None),
     # The client renews the OIDC login of a kubeconfig with these; with them go requests and what guesses encodings.
-    *(LeftOut(name) for name in ("requests_oauthlib", "oauthlib", "oauthlib.oauth2")),
-    *(LeftOut(name) for name in ("dateutil", "dateutil.parser")),  # the client's, for times in typed objects
-    *(LeftOut(f"asyncio.{part}") for part in ("base_subprocess", "sslproto")),  # /metrics has plain sockets
-    LeftOut("multiprocessing", cpu_count=os.cpu_count),  # pools of the client's and of APScheduler's; ours are threads
-    *(LeftOut(name) for name in ("multiprocessing.pool", "concurrent.futures.process", "pickle")),
+    *(UnusedModule(name) for name in ("requests_oauthlib", "oauthlib", "oauthlib.oauth2")),
+    *(UnusedModule(name) for name in ("dateutil", "dateutil.parser")),  # the client's, for times in typed objects
+    *(UnusedModule(f"asyncio.{part}") for part in ("base_subprocess", "sslproto")),  # /metrics has plain sockets
+    UnusedModule(
+        "multiprocessing", cpu_count=os.cpu_count
+    ),  # pools of the client's and of APScheduler's; ours are threads
+    *(UnusedModule(name) for name in ("multiprocessing.pool", "concurrent.futures.process", "pickle")),
     # Plugins of APScheduler's, of which we have none: it looks through all that is installed for them. It asks for its
     # own version too, and does without where that is not to be found.
     _METADATA,
-    *(LeftOut(name) for name in ("bz2", "lzma")),  # archives of shutil's
-    *(LeftOut(f"wsgiref{part}") for part in ("", ".simple_server")),  # prometheus_client's server; we have our own
-    LeftOut("tokenize"),  # inspect's, for sources
+    *(UnusedModule(name) for name in ("bz2", "lzma")),  # archives of shutil's
+    *(UnusedModule(f"wsgiref{part}") for part in ("", ".simple_server")),  # prometheus_client's server; we have our own
+    UnusedModule("tokenize"),  # inspect's, for sources
     # Its too, for the signatures of what is C; since 3.14 it reads annotations with it.
-    *(LeftOut(name) for name in ("ast",) if sys.version_info < (3, 14)),
-    LeftOut("mimetypes", inited=True),  # of files that are served or sent
-    LeftOut("sysconfig", get_config_var=lambda _: None),  # time zones lie where it says; our scheduler's is its own
+    *(UnusedModule(name) for name in ("ast",) if sys.version_info < (3, 14)),
+    UnusedModule("mimetypes", inited=True),  # of files that are served or sent
+    UnusedModule(
+        "sysconfig", get_config_var=lambda _: None
+    ),  # time zones lie where it says; our scheduler's is its own
     # Proxies are the environment's, and prometheus_client's pushes are nobody's.
-    LeftOut("urllib.request", getproxies=_proxies),
-    LeftOut("zipfile"),  # importlib.resources', for what is installed as an archive
-    LeftOut("html.entities", html5={}, name2codepoint={}),  # http.server only escapes
+    UnusedModule("urllib.request", getproxies=_proxies),
+    UnusedModule("zipfile"),  # importlib.resources', for what is installed as an archive
+    UnusedModule("html.entities", html5={}, name2codepoint={}),  # http.server only escapes
 )
 UNUSED_BY_THE_READER: tuple[ModuleType, ...] = (
     # Our settings are the environment and one directory's files.
-    *(LeftOut(f"pydantic_settings.sources.providers.{one}") for one in _SOURCES),
-    LeftOut("dotenv"),
-    *(LeftOut(name) for name in ("asyncio", "argparse")),  # of command lines that pydantic_settings can make
-    LeftOut("importlib.resources.abc"),  # of settings inside a package
+    *(UnusedModule(f"pydantic_settings.sources.providers.{one}") for one in _SOURCES),
+    UnusedModule("dotenv"),
+    *(UnusedModule(name) for name in ("asyncio", "argparse")),  # of command lines that pydantic_settings can make
+    UnusedModule("importlib.resources.abc"),  # of settings inside a package
     _METADATA,  # for pydantic's plugins
-    LeftOut("pydantic.json_schema"),  # nobody asks for a schema of the settings
+    UnusedModule("pydantic.json_schema"),  # nobody asks for a schema of the settings
 )
 """Of the child that reads the settings, which lives for a fifth of a second."""
 

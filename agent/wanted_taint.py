@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from agent.api_server import ApiServer
 from agent.reporter import Reporter
 from agent.slot_requests import SlotRequests
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.memory.findings import Memory
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
-from healthcheck.verdict.budget import BY_DEVICES, Grant
+from healthcheck.verdict.budget import BY_DEVICES, SlotGrant
 from healthcheck.verdict.taint import Rules, says_devices, wants_place
 from healthcheck.verdict.verdict import Verdict
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class WantedTaint:
     """Runs on the node writer's thread."""
 
-    def __init__(self, api: ApiServer, state: State, reporter: Reporter, telemetry: Telemetry) -> None:
+    def __init__(self, api: ApiServer, state: AgentState, reporter: Reporter, telemetry: Telemetry) -> None:
         self._api = api
         self._state = state
         self._reporter = reporter
@@ -38,7 +38,7 @@ class WantedTaint:
         if self._devices is not None:
             self._devices.look_ended()
 
-    def hold(self, verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> Grant | None:
+    def hold(self, verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> SlotGrant | None:
         """Whether there is a place for the taint, and whether GPUs carry it; None: none is wanted."""
         self._load(node, rules)
         devices = self._devices

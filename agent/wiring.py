@@ -9,10 +9,10 @@ import structlog
 
 from agent.api_server import ApiServer
 from agent.bad_annotations import BadAnnotations
-from agent.configuration import Configuration
+from agent.configuration import MountedConfiguration
 from agent.cycle import Cycle, Sources
 from agent.deep_processes import DeepProcesses
-from agent.deep_runs import WAITS, DeepTests, Waits
+from agent.deep_runs import WAITS, DeepIntervals, DeepTests
 from agent.instance_metadata import InstanceMetadata
 from agent.kernel_log import Follower
 from agent.last_failure import forget_failure
@@ -29,8 +29,8 @@ from agent.reporter import Reporter
 from agent.runtime_classes import RuntimeClasses
 from agent.schedule import Schedule
 from agent.settings_reader import SettingsReader
-from agent.startup import Start, start_from
-from agent.state import State
+from agent.startup import StartState, start_from
+from agent.state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.memory.file import MemoryFile
 from healthcheck.probes.kernel_log import KERNEL_FACILITY
@@ -48,7 +48,7 @@ _FIRST_SIGHT_SECONDS = 1.0
 class ClusterSide:
     """The parts that talk to the API server."""
 
-    def __init__(self, api: ApiServer, state: State, ledger: Ledger, telemetry: Telemetry) -> None:
+    def __init__(self, api: ApiServer, state: AgentState, ledger: Ledger, telemetry: Telemetry) -> None:
         self.reporter = Reporter(api, state)
         bad = BadAnnotations(telemetry, self.reporter)
         self.node_input = NodeInput(api, state, ledger, self.reporter, bad)
@@ -64,7 +64,7 @@ class HostSide:
     def __init__(
         self,
         reader: SettingsReader,
-        state: State,
+        state: AgentState,
         ledger: Ledger,
         reporter: Reporter,
         telemetry: Telemetry,
@@ -73,7 +73,7 @@ class HostSide:
         settings = reader.own()
         root = settings.host_root
         self.sources = Sources.of(root)
-        self.configuration = Configuration(reader, state, ledger, reporter, telemetry)
+        self.configuration = MountedConfiguration(reader, state, ledger, reporter, telemetry)
         self.cycle = Cycle(self.sources, state, ledger, self.configuration, telemetry)
         self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)
         self.deep_processes = DeepProcesses(root, state)
@@ -93,14 +93,14 @@ class Agent:
         *,
         write: bool = True,
         facilities: frozenset[int] = KERNEL_FACILITY,
-        waits: Waits = WAITS,
+        waits: DeepIntervals = WAITS,
     ) -> None:
         self._reader = reader
         self.settings = settings = reader.own()
         self._began = time.monotonic()
         self._may_have_failed = remembers = write and file is not None
         start = start_from(file, settings.host_root, telemetry)
-        self.state = state = State(settings.node_name, start.memory)
+        self.state = state = AgentState(settings.node_name, start.memory)
         self.ledger = ledger = Ledger(state, file, telemetry)
         api = ApiServer(cluster, Permissions(telemetry), Outage(), write)
         self.cluster = ClusterSide(api, state, ledger, telemetry)
@@ -111,7 +111,7 @@ class Agent:
         self.deep = deep if remembers else None
         self._begin_with(start)
 
-    def _begin_with(self, start: Start) -> None:
+    def _begin_with(self, start: StartState) -> None:
         self.host.configuration.reload()
         if start.was_lost:
             self.cluster.node_input.want_record()

@@ -18,12 +18,12 @@ from msgspec.structs import replace
 
 from agent.deep_runs import WAITS, DeepTests
 from agent.level_2 import Level2
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.host.log import log_as_json
 from healthcheck.model import Evidence
 from healthcheck.node.state import NodeState
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from healthcheck.settings.values import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 
@@ -47,7 +47,7 @@ def _again_and_again(tests: DeepTests) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-class _Read(State):
+class _Read(AgentState):
     """Its Node is read anew each time: no watch runs here."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
@@ -55,7 +55,7 @@ class _Read(State):
         self._cluster = cluster
         values = NodeSettings(dcgm_l2_interval_seconds=_INTERVAL_SECONDS)
         self.configure(Settings(values), self.memory)
-        self.see_look(Evidence({NVML: DriverLook(Gpus("570", "x", (Gpu(0),)))}, at=math.inf))
+        self.see_look(Evidence({NVML: DriverReading(Gpus("570", "x", (Gpu(0),)))}, at=math.inf))
 
     @property
     def node(self) -> NodeState:

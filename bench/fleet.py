@@ -28,7 +28,7 @@ from agent.api_server import ApiServer
 from agent.ledger import Ledger
 from agent.outage import Outage
 from agent.permissions import Permissions
-from agent.state import State
+from agent.state import AgentState
 from agent.wiring import ClusterSide
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import INSTANCE_TYPE, Stage
@@ -38,8 +38,8 @@ from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host import clock
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.looks import JudgedLook
-from healthcheck.model import Finding, Severity, Sighting
+from healthcheck.memory.looks import JudgedCycle
+from healthcheck.model import Finding, KernelEvent, Severity
 from healthcheck.model import Outcome as Looked
 from healthcheck.node.state import TAINT
 from healthcheck.settings.values import NodeSettings, Settings
@@ -70,7 +70,7 @@ class Member:
         plane.create_node(name, instance_type=INSTANCE_TYPE)
         kubeconfig = plane.agent_kubeconfig(name)
         telemetry = Telemetry()
-        self.state = state = State(name, Memory(boot_id=_BOOT))
+        self.state = state = AgentState(name, Memory(boot_id=_BOOT))
         self.ledger = Ledger(state, None, telemetry)
         self.ledger.configure(SETTINGS)
         cluster = Cluster(lambda: connect(Access(kubeconfig=str(kubeconfig))))
@@ -82,7 +82,7 @@ class Member:
         """The first look ends well and is told, with the heartbeat; from here on its connection stands."""
         known = self.state.known
         self.ledger.kernel_log_judged(_well(known.event_checks), 1)
-        self.ledger.look_ended(JudgedLook(_well(known.level_checks)))
+        self.ledger.look_ended(JudgedCycle(_well(known.level_checks)))
         self.node_writer.start()
         self.node_writer.look_ended()
         _until_written([self])
@@ -92,7 +92,7 @@ class Member:
         self.node_writer.verdict_stands.clear()
         self.failed_at = time.monotonic()
         finding = Finding("Xid79", Severity.REBOOT, "gpu/0000:53:00.0", "GPU has fallen off the bus.", seq=2)
-        seen = Sighting(finding.reason, finding.subject, 2, clock.now().monotonic, finding)
+        seen = KernelEvent(finding.reason, finding.subject, 2, clock.now().monotonic, finding)
         (check,) = (check for check in self.state.known.event_checks if check.name == "xid")
         self.ledger.kernel_log_judged([Looked(check.name, check.group, sightings=(seen,))], 2)
 

@@ -21,7 +21,7 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.host.log import log_as_json
 from healthcheck.memory.file import MemoryFile
-from healthcheck.model import Sighting
+from healthcheck.model import KernelEvent
 from healthcheck.telemetry import Telemetry, serve
 
 KERNEL, USER = 0, 1
@@ -34,7 +34,7 @@ class _Clocked(Telemetry):
         super().__init__()
         self.milliseconds: list[float] = []
 
-    def count(self, sighting: Sighting) -> None:
+    def count(self, sighting: KernelEvent) -> None:
         super().count(sighting)
         if (milliseconds := age_ms(sighting.detail)) is not None:
             self.milliseconds.append(milliseconds)

@@ -28,7 +28,7 @@ from healthcheck.memory.exits import begin, release
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
+from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.kernel_log import RING, Record
@@ -92,7 +92,7 @@ class _Day:
         lost = [Finding("GpuLost", Severity.REBOOT, f"gpu/{one}.0", "x") for one in _ADDRESSES if self._rarely()]
         blind = (Unobserved(DRIVER_NOT_LOADED, "x"),) if self._rarely() else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else tuple(lost), unobserved=blind)
-        look = JudgedLook([outcome], self._gpus(), self.now.monotonic)
+        look = JudgedCycle([outcome], self._gpus(), self.now.monotonic)
         self.memory = after_look(self.memory, look, self.now, MemoryRules(_ESCALATE_AFTER, _MONITOR_TTL_SECONDS))
 
     def _gpus(self) -> list[Gpu]:

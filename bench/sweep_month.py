@@ -16,7 +16,7 @@ from bench.outcome import Outcome, Row, percentile
 from bench.stage import INSTANCE_TYPE, Stage
 from healthcheck.deep.due import Attempt, DeepTest
 from healthcheck.settings.values import NodeSettings
-from sweeper.select import Candidate, Limits, select
+from sweeper.select import Candidate, SweepLimits, select
 
 AIM_SHARE, INTERVALS = 0.99, 2
 BUSY = 0.7
@@ -68,7 +68,7 @@ class _Node:
 
 def measure(stage: Stage) -> Outcome:
     values = NodeSettings()
-    limits = Limits(
+    limits = SweepLimits(
         values.max_nodes_per_sweep, values.max_sweep_percent, timedelta(seconds=values.dcgm_l2_interval_seconds)
     )
     nodes = list(_month(stage.length.sweep_month_nodes, stage.length.sweep_month_days, limits))
@@ -104,7 +104,7 @@ def measure(stage: Stage) -> Outcome:
     return Outcome(rows, raw, _NOTES)
 
 
-def _month(size: int, days: int, limits: Limits) -> Iterator[_Node]:
+def _month(size: int, days: int, limits: SweepLimits) -> Iterator[_Node]:
     chance, now = random.Random(1), _BEGIN
     nodes = {name: _Node(_facts(name), _BEGIN, busy=chance.random() < BUSY) for name in map(str, range(size))}
     while now < _BEGIN + timedelta(days=days):

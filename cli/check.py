@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from msgspec import Struct
 
-from cli.options import AsJson, Form, InstanceType, JsonOrYaml, path, refuse_two_forms
+from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, path, refuse_two_forms
 
 Names = Annotated[
     list[str] | None,
@@ -35,11 +35,11 @@ Force = Annotated[
 ]
 
 
-class CheckWish(Struct, frozen=True):
+class CheckOptions(Struct, frozen=True):
     """What was asked for on the command line."""
 
     names: tuple[str, ...]
-    form: Form | None
+    form: OutputFormat | None
     """None: for a person."""
     root: Path | None
     instance_type: str
@@ -65,6 +65,6 @@ def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
     from cli.checking import look_and_tell  # noqa: PLC0415 - its help needs none of it
 
     refuse_two_forms(output, as_json=as_json)
-    form = Form.JSON if as_json else output
-    wish = CheckWish(tuple(names or ()), form, root, instance_type, verbose, save_evidence, force)
+    form = OutputFormat.JSON if as_json else output
+    wish = CheckOptions(tuple(names or ()), form, root, instance_type, verbose, save_evidence, force)
     raise typer.Exit(look_and_tell(wish))

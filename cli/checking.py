@@ -14,12 +14,12 @@ from typing import NoReturn
 import typer
 from msgspec.structs import replace
 
-from cli.check import CheckWish
-from cli.level_2 import Level2, who_uses
+from cli.check import CheckOptions
+from cli.level_2 import Level2Run, who_uses
 from cli.one_look import judged, show
 from cli.words import EXIT_CODES
 from healthcheck.captures import evidence_file
-from healthcheck.captures.evidence_file import EvidenceError, Look
+from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, groups_in
 from healthcheck.checks.examine import judge, look
@@ -50,7 +50,7 @@ _ELSEWHERE = (
 )
 
 
-def look_and_tell(wish: CheckWish) -> int:
+def look_and_tell(wish: CheckOptions) -> int:
     """Returns the exit code."""
     root = wish.root
     settings, checks = _usable(list(wish.names), root)
@@ -58,7 +58,7 @@ def look_and_tell(wish: CheckWish) -> int:
         _end(f"--save-evidence: {reason}")
     host_root = _host_root(root)
     instance_type = wish.instance_type or ("" if root else _instance_type(host_root))
-    level_2 = Level2(settings.values, host_root) if dcgm_diag.LEVEL_2 in checks else None
+    level_2 = Level2Run(settings.values, host_root) if dcgm_diag.LEVEL_2 in checks else None
     with _asking(host_root, here=root is None) as host:
         if level_2 is not None:
             _may_test(host, force=wish.force)
@@ -74,7 +74,7 @@ def look_and_tell(wish: CheckWish) -> int:
     return INTERRUPTED if was_stopped else EXIT_CODES[result.verdict.status]
 
 
-def light_look() -> tuple[Path, Look]:
+def light_look() -> tuple[Path, EvidenceCycle]:
     """Return the root of this machine's files, and one look of the light checks and of those that read the log."""
     settings, configured = _usable([], None)
     checks = tuple(one for one in CHECKS if one.nature is Nature.EVENT or one in configured)
@@ -97,7 +97,7 @@ def _acknowledged(folder: Path, machine: str) -> tuple[Acknowledgement, ...]:
         return ()
 
 
-def _save(file: Path, seen: Look) -> None:
+def _save(file: Path, seen: EvidenceCycle) -> None:
     try:
         evidence_file.write(file, seen)
     except EvidenceError as error:
@@ -195,7 +195,9 @@ def _type_on_the_node() -> str:
         return ""
 
 
-def _look(host: Host, checks: tuple[Check, ...], instance_type: str, settings: Settings, *, here: bool) -> Look:
+def _look(
+    host: Host, checks: tuple[Check, ...], instance_type: str, settings: Settings, *, here: bool
+) -> EvidenceCycle:
     """`here`: the node is this machine, and so its kernel log has this machine's clock."""
     moment = now()
     try:
@@ -207,7 +209,7 @@ def _look(host: Host, checks: tuple[Check, ...], instance_type: str, settings: S
     beside = (driver.CHECK,) if any(one.nature is Nature.EVENT for one in checks) else ()
     evidence = look(host, (*beside, *checks))
     machine_id = machine.machine_id(host.root)
-    return Look(
+    return EvidenceCycle(
         hostname=os.environ.get("NODE_NAME") or ("" if here else machine.hostname(host.root)) or platform.node(),
         machine=machine_id,
         boot_id=boot,

@@ -21,7 +21,7 @@ ALL_SUSPECTS = "all-suspects"
 _WORKERS, _MOST_WORKERS = 8, 64
 
 
-class Output(StrEnum):
+class DiagnoseFormat(StrEnum):
     TERMINAL = "terminal"
     MARKDOWN = "markdown"
     JSON = "json"
@@ -29,7 +29,7 @@ class Output(StrEnum):
     HTML = "html"
 
 
-class ProbeWish(Struct, frozen=True):
+class ProbeOptions(Struct, frozen=True):
     """Which nodes are looked at from within. `nodes` is empty where nobody asked for one."""
 
     nodes: tuple[str, ...] = ()
@@ -38,19 +38,19 @@ class ProbeWish(Struct, frozen=True):
     max_workers: int = _WORKERS
 
 
-class DiagnoseWish(Struct, frozen=True):
+class DiagnoseOptions(Struct, frozen=True):
     """What was asked for. The state comes from `saved` files, or from a cluster of which it is kept in `save`."""
 
     words: tuple[str, ...]
     access: Access
-    output: Output
+    output: DiagnoseFormat
     namespace: str = ""
     saved: tuple[Path, ...] = ()
     save: Path | None = None
     since: Path | None = None
     wanted: Path | None = None
     prometheus: str = ""
-    probes: ProbeWish = field(default_factory=ProbeWish)
+    probes: ProbeOptions = field(default_factory=ProbeOptions)
 
 
 def _workers(text: str | int) -> int:
@@ -103,14 +103,14 @@ Wanted = Annotated[
     ),
 ]
 OutputForm = Annotated[
-    Output | None,
+    DiagnoseFormat | None,
     typer.Option(
         "--output",
         "-o",
         metavar="FORM",
         show_default=False,
         help="terminal (default), markdown, html, json or yaml.",
-        **one_of(Output),
+        **one_of(DiagnoseFormat),
     ),
 ]
 
@@ -190,16 +190,16 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     from cli.diagnosing import answer  # noqa: PLC0415 - its help needs none of it
 
     words, more = _apart(words or [], bool(saved))
-    wish = DiagnoseWish(
+    wish = DiagnoseOptions(
         words=tuple(words),
         access=Access(kubeconfig, context, request_timeout),
-        output=Output.JSON if as_json else output or Output.TERMINAL,
+        output=DiagnoseFormat.JSON if as_json else output or DiagnoseFormat.TERMINAL,
         namespace="" if all_namespaces else namespace,
         saved=(*(saved or ()), *more),
         save=save,
         since=since,
         wanted=wanted,
         prometheus=prometheus,
-        probes=ProbeWish(tuple(probe_nodes or ()), probe_image, probe_namespace, max_workers),
+        probes=ProbeOptions(tuple(probe_nodes or ()), probe_image, probe_namespace, max_workers),
     )
     raise typer.Exit(answer(wish))

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cli import would_fit
 from cli.acyclic import acyclic
-from cli.diagnose import DiagnoseWish, Output
+from cli.diagnose import DiagnoseFormat, DiagnoseOptions
 from cli.documents import write_as
 from diagnosis.allocation import allocation
 from diagnosis.bundle import Bundle
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 NOTHING, CAUSES, COULD_NOT = 0, 1, 2
 _NEEDED = frozenset(("Node", "Pod", USE, SAVED_STATE))
 """Without these, `USE` where it was asked for, it is not known that nothing is wrong."""
-_WOULD_FIT_FORMS = (Output.TERMINAL, Output.JSON, Output.YAML)
+_WOULD_FIT_FORMS = (DiagnoseFormat.TERMINAL, DiagnoseFormat.JSON, DiagnoseFormat.YAML)
 
 
 @acyclic()
-def answer(wish: DiagnoseWish) -> int:
+def answer(wish: DiagnoseOptions) -> int:
     """Returns the exit code."""
     if wish.prometheus and wish.saved:
         _end("--prometheus tells of now, and --from of then", USAGE)
@@ -78,17 +78,17 @@ def answer(wish: DiagnoseWish) -> int:
     return _told(_report(snapshot, target, wish.namespace, old), snapshot, target, wish.output)
 
 
-def _told(report: Report, snapshot: Snapshot, target: Target | None, output: Output) -> int:
+def _told(report: Report, snapshot: Snapshot, target: Target | None, output: DiagnoseFormat) -> int:
     if target is None:
         report = replace(report, hami=installation_tables(snapshot))
-    if output is not Output.TERMINAL and (target is None or target.kind != "Pod"):
+    if output is not DiagnoseFormat.TERMINAL and (target is None or target.kind != "Pod"):
         # Of one pod only what it depends on was looked at: that is no picture of the cluster.
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
     _print(report, output)
     return _exit_code(report.diagnosis)
 
 
-def _is_near(target: Target | None, wish: DiagnoseWish) -> TypeGuard[Target]:
+def _is_near(target: Target | None, wish: DiagnoseOptions) -> TypeGuard[Target]:
     """Whether what lies around one pod may be enough: not to keep it, compare it, or choose other nodes from it."""
     one = target is not None and target.kind == "Pod"
     return one and wish.save is None and wish.since is None and not wish.probes.nodes
@@ -109,7 +109,7 @@ def _read_wanted(file: Path, namespace: str) -> tuple[dict[str, Any], ...]:
         _end(would_fit.shown_error(file, error), USAGE)
 
 
-def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], wish: DiagnoseWish) -> NoReturn:
+def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], wish: DiagnoseOptions) -> NoReturn:
     """Ends with NOTHING where each pod fits on some node, CAUSES where one does not, COULD_NOT where nobody knows."""
     try:
         ask = None if wish.saved else _listings(wish).try_pod
@@ -118,7 +118,7 @@ def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], wish: Diagnos
         _end(str(error), USAGE)
     except ClusterError as error:
         _end(str(error), COULD_NOT)
-    if wish.output in (Output.JSON, Output.YAML):
+    if wish.output in (DiagnoseFormat.JSON, DiagnoseFormat.YAML):
         write_as(wish.output, would_fit.document(told))
     else:
         screen = Screen.of_rows()
@@ -131,23 +131,23 @@ def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], wish: Diagnos
     raise typer.Exit(NOTHING if all(one.fits for one in told) else CAUSES)
 
 
-def _print(report: Report, output: Output) -> None:
+def _print(report: Report, output: DiagnoseFormat) -> None:
     match output:
-        case Output.JSON | Output.YAML:
+        case DiagnoseFormat.JSON | DiagnoseFormat.YAML:
             write_as(output, document(report))
-        case Output.MARKDOWN:
+        case DiagnoseFormat.MARKDOWN:
             write_document(markdown.text(report))
-        case Output.HTML:
+        case DiagnoseFormat.HTML:
             from diagnosis.report import html  # noqa: PLC0415 - no other form needs its templates
 
             write_document(html.text(report))
-        case Output.TERMINAL:
+        case DiagnoseFormat.TERMINAL:
             screen = Screen.of_rows()
             for part in terminal.page(report, screen.width):
                 screen.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _look(wish: DiagnoseWish, target: Target | None) -> Snapshot:
+def _look(wish: DiagnoseOptions, target: Target | None) -> Snapshot:
     """Raises SavedStateError, ClusterError; OSError where it can't be saved."""
     if wish.saved:
         return read_saved(wish.saved)
@@ -180,7 +180,7 @@ def _look(wish: DiagnoseWish, target: Target | None) -> Snapshot:
     return with_idle(snapshot, wish.prometheus)
 
 
-def _listings(wish: DiagnoseWish) -> Listings:
+def _listings(wish: DiagnoseOptions) -> Listings:
     from cli.access import listings_of  # noqa: PLC0415 - a saved state needs no client of a cluster
 
     return listings_of(wish.access)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cli.patience import Patience, TookTooLong
-from cli.progress import Voice
+from cli.patience import CommandRetries, TookTooLong
+from cli.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Conflict, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.operations.drain import Leaving, budgets_on, what_holds
+from healthcheck.operations.drain import EvictedPod, budgets_on, what_holds
 
 _SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
 """Of the message of the Eviction API (pkg/registry/core/pod/storage/eviction.go)."""
@@ -25,16 +25,16 @@ class CouldNot(Exception):
 class Eviction:
     """One node's. A pod is told to go until the API server takes it, and waited for until it is gone."""
 
-    def __init__(self, cluster: Cluster, node_name: str, patience: Patience, voice: Voice) -> None:
+    def __init__(self, cluster: Cluster, node_name: str, patience: CommandRetries, voice: NodeProgress) -> None:
         self._cluster = cluster
         self._node = node_name
         self._patience = patience
         self._voice = voice
-        self._left: dict[str, Leaving] = {}
+        self._left: dict[str, EvictedPod] = {}
         self._sent: set[str] = set()
         self._refusals: dict[str, str] = {}
 
-    def run(self, leaving: Iterable[Leaving], seconds: float) -> None:
+    def run(self, leaving: Iterable[EvictedPod], seconds: float) -> None:
         """Until all of them are gone. Raises CouldNot, Interrupted."""
         self._left = {pod.uid: pod for pod in leaving}
         self._sent = {pod.uid for pod in self._left.values() if pod.terminating}
@@ -53,7 +53,7 @@ class Eviction:
             self._voice.say(f"gone: {self._left.pop(uid).title}")
         return None if self._left else True
 
-    def _evict(self, pod: Leaving) -> None:
+    def _evict(self, pod: EvictedPod) -> None:
         try:
             self._cluster.evict(pod.namespace, pod.name, pod.uid)
         except (NotFound, Conflict):
@@ -69,7 +69,7 @@ class Eviction:
             self._voice.say(f"told to go: {pod.title}{f' ({pod.warning})' if pod.warning else ''}")
         self._sent.add(pod.uid)
 
-    def _budgets(self, pod: Leaving) -> str:
+    def _budgets(self, pod: EvictedPod) -> str:
         """The API server counts them and names none; it does not evict such a pod before all but one are gone."""
         try:
             names = budgets_on(pod, self._cluster.list_budgets(pod.namespace))

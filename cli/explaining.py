@@ -17,9 +17,9 @@ from rich.text import Text
 from cli import catalogue, columns, index
 from cli.catalogue import Explanation
 from cli.documents import write_as
-from cli.here import Here, read_here
-from cli.index import Word
-from cli.options import Form
+from cli.here import LocalSettings, read_here
+from cli.index import IndexEntry
+from cli.options import OutputFormat
 from cli.words import SEVERITY_MEANS, SEVERITY_STYLES
 from healthcheck.catalog.dcgm import dcgm_table
 from healthcheck.catalog.policy import Policy
@@ -45,7 +45,7 @@ _STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
 _NO_WORDS = "{}: only Xid 74 and 144 to 150 end with words to decode"
 
 
-def explain_words(words: Sequence[str], form: Form | None) -> int:
+def explain_words(words: Sequence[str], form: OutputFormat | None) -> int:
     """Returns the exit code."""
     here = read_here("explain")
     said, codes = _split(words)
@@ -62,7 +62,7 @@ def explain_words(words: Sequence[str], form: Form | None) -> int:
     return 0
 
 
-def _tell_tables(names: Sequence[str], form: Form | None, policy: Policy) -> None:
+def _tell_tables(names: Sequence[str], form: OutputFormat | None, policy: Policy) -> None:
     if form:
         write_as(form, {name: [_document(one) for one in _TABLES[name].all_of(policy)] for name in names})
         return
@@ -70,7 +70,7 @@ def _tell_tables(names: Sequence[str], form: Form | None, policy: Policy) -> Non
         _TABLES[name].show(Screen(), policy)
 
 
-def _tell_words(meanings: tuple[Word, ...], form: Form | None, here: Here) -> None:
+def _tell_words(meanings: tuple[IndexEntry, ...], form: OutputFormat | None, here: LocalSettings) -> None:
     if form:
         rows = [{**asdict(one), **_here_word(one, here)} for one in meanings]
         write_as(form, {"name": meanings[0].name, "words": rows})
@@ -78,7 +78,7 @@ def _tell_words(meanings: tuple[Word, ...], form: Form | None, here: Here) -> No
         _print_words(Screen(), meanings, here)
 
 
-def _here_word(one: Word, here: Here) -> dict[str, str]:
+def _here_word(one: IndexEntry, here: LocalSettings) -> dict[str, str]:
     is_set = one.kind == index.SETTING and one.name in here.values
     return {"here": here.values[one.name]} if is_set else {}
 
@@ -106,7 +106,7 @@ def _split(words: Sequence[str]) -> tuple[str, list[int]]:
     return " ".join([words[0].strip(), *rest]), [int(piece, 16) for piece in hexes]
 
 
-def _words_of_ours(said: str) -> tuple[Word, ...]:
+def _words_of_ours(said: str) -> tuple[IndexEntry, ...]:
     """What a word means that is no code; a reason of a finding, which may have the same name, says more."""
     is_reason = said.lower() in index.reasons()
     return () if is_reason else index.words().get(index.without_prefix(said), ())
@@ -173,7 +173,7 @@ def _print(console: Screen, one: Explanation, directory: Path) -> None:
     console.print(table)
 
 
-def _print_words(console: Screen, meanings: tuple[Word, ...], here: Here) -> None:
+def _print_words(console: Screen, meanings: tuple[IndexEntry, ...], here: LocalSettings) -> None:
     console.print(Text(meanings[0].name, "bold"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")

@@ -18,7 +18,7 @@ from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.memory.rows import FindingRow, ReleaseRow
 from healthcheck.model import PREFIX, Severity, Status
-from healthcheck.node.devices import GivenOut
+from healthcheck.node.devices import AllocatedDevices
 from healthcheck.node.state import (
     INSTANCE_TYPE,
     LAST_CHECK,
@@ -51,7 +51,7 @@ _WORST_FIRST = (Status.FAIL, Status.UNKNOWN, "", Status.WARN, Status.PASS)
 _PLACES = {str(word): place for place, word in enumerate(_WORST_FIRST)}
 
 
-class Budget(Struct, frozen=True):
+class FleetBudget(Struct, frozen=True):
     """The fleet's places for tainted nodes. None: the cluster does not let us read it."""
 
     used: int | None
@@ -59,7 +59,7 @@ class Budget(Struct, frozen=True):
     fleet: int | None
 
 
-class Found(Struct, frozen=True):
+class FleetFinding(Struct, frozen=True):
     """A finding that stands, as the agent's record tells it."""
 
     reason: str
@@ -68,7 +68,7 @@ class Found(Struct, frozen=True):
     since: str
 
 
-class Row(Struct, frozen=True):
+class FleetRow(Struct, frozen=True):
     """One node. `status` is '' where no agent has said anything; `heartbeat_age_seconds` None where there is none."""
 
     node: str
@@ -94,7 +94,7 @@ class Row(Struct, frozen=True):
     """Why it was not tested for three intervals; '' where it was."""
     since: str
     """When the worst that stands was first seen; where nothing stands, since when the condition says so."""
-    findings: tuple[Found, ...]
+    findings: tuple[FleetFinding, ...]
     """Worst first."""
     unobserved: tuple[str, ...]
     """Why checks could not look."""
@@ -102,8 +102,8 @@ class Row(Struct, frozen=True):
 
 
 class Fleet(Struct, frozen=True):
-    budget: Budget
-    nodes: list[Row]
+    budget: FleetBudget
+    nodes: list[FleetRow]
     """Worst first."""
     passed_over: list[str]
     """The objects that nobody can read, and why."""
@@ -125,7 +125,7 @@ def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
     return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)))
 
 
-def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, interval: timedelta) -> list[Row]:
+def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, interval: timedelta) -> list[FleetRow]:
     """Each node is made a row as its page comes: of a fleet, nothing else is kept."""
     rows, unheard = {}, {}
     for node in nodes:
@@ -165,10 +165,10 @@ def _with_devices(
 ) -> Iterator[NodeState]:
     """The nodes with what DRA gives out there: asked for only once one without GPUs to offer is late with its test."""
     namespace = (config or {}).get("SWEEP_NAMESPACE") or NAMESPACE
-    given_out: GivenOut | None = None
+    given_out: AllocatedDevices | None = None
     for node in nodes:
         if given_out is None and not node.gpus and is_late(node):
-            given_out = _allowed(partial(cluster.read_given_out, namespace)) or GivenOut()
+            given_out = _allowed(partial(cluster.read_given_out, namespace)) or AllocatedDevices()
         yield node if given_out is None else with_devices(node, given_out)
 
 
@@ -176,17 +176,17 @@ def _is_overdue(node: NodeState, interval: timedelta, now: datetime) -> bool:
     return is_overdue(node, last_deep_test(node, now), interval, now)
 
 
-def _worst_first(row: Row) -> tuple[int, int, bool, str]:
+def _worst_first(row: FleetRow) -> tuple[int, int, bool, str]:
     """A node of which nobody has said anything may be as bad as one that nobody could look at."""
     severity = Severity.__members__.get(row.severity, Severity.PASS)
     return _PLACES.get(row.status, _PLACES[""]), -severity, not row.silent, row.node
 
 
-def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | None) -> Budget:
+def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | None) -> FleetBudget:
     holders = _allowed(lambda: {slot.holder for slot in cluster.list_slots()})
     percent = _number(config, "MAX_UNHEALTHY_PERCENT")
     places = None if fleet is None or percent is None else budget.allowed(fleet, percent)
-    return Budget(None if holders is None else len(holders), places, fleet)
+    return FleetBudget(None if holders is None else len(holders), places, fleet)
 
 
 def _number(config: Mapping[str, str] | None, key: str) -> int | None:
@@ -208,7 +208,7 @@ def _allowed(ask: Callable[[], T]) -> T | None:
 
 def row_of_node(
     node: NodeState, beat: Heartbeat | None, interval: timedelta, now: datetime, *, listed: bool = False
-) -> Row:
+) -> FleetRow:
     """`listed`: a node without a heartbeat has none; else nobody could see it."""
     condition, record = node.condition() or {}, records.on_node(StandingRecord, node, RESULTS)
     age = (now - beat.renewed).total_seconds() if beat else None
@@ -217,7 +217,7 @@ def row_of_node(
     overdue = is_overdue(node, tested, interval, now)
     silent = age > beat.seconds if beat and age is not None else listed and STATUS in node.labels
     findings = sorted(record.findings or (), key=lambda one: -(one.severity or Severity.PASS))
-    return Row(
+    return FleetRow(
         node=node.name,
         status=node.labels.get(STATUS, ""),
         severity=node.labels.get(SEVERITY, ""),
@@ -247,9 +247,11 @@ def _released(told: ReleaseRow | None) -> str:
     return f"by {told.by} at {timestamp(told.at) if told.at else None}: {told.reason}"
 
 
-def _found(one: FindingRow) -> Found:
+def _found(one: FindingRow) -> FleetFinding:
     severity = one.severity.name if one.severity is not None else ""
-    return Found(one.reason or "", severity, one.subject or "", timestamp(one.first_seen) if one.first_seen else "")
+    return FleetFinding(
+        one.reason or "", severity, one.subject or "", timestamp(one.first_seen) if one.first_seen else ""
+    )
 
 
 def _since(findings: Sequence[FindingRow], condition: Mapping[str, Any]) -> str:
@@ -262,7 +264,7 @@ def _causes(record: StandingRecord) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.cause or "" for one in record.unobserved or ()))
 
 
-def looked(row: Row) -> str:
+def looked(row: FleetRow) -> str:
     """How long ago its agent did."""
     if row.heartbeat_age_seconds is None:
         return "never" if not row.status else "none, silent" if row.silent else "?"

@@ -9,7 +9,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from cli.fleet import Fleet, Row, looked
+from cli.fleet import Fleet, FleetRow, looked
 from diagnosis.report.one_file import rendered
 from healthcheck.model import Severity, Status
 from healthcheck.text.moments import timestamp
@@ -36,7 +36,7 @@ KINDS = {
 """How a square looks, and what that means, worst first."""
 
 
-class Square(Struct, frozen=True):
+class NodeSquare(Struct, frozen=True):
     """One node, each text as it stands on the page."""
 
     place: int
@@ -59,7 +59,7 @@ class Square(Struct, frozen=True):
     commands: tuple[str, ...]
 
 
-class Spread(Struct, frozen=True):
+class ReasonSpread(Struct, frozen=True):
     """How far one reason goes in the fleet. `severity` is the worst of it, or says that a check could not look."""
 
     reason: str
@@ -95,17 +95,17 @@ def _shown(words: str) -> str:
     return printable(words, _LONGEST)
 
 
-def _counted(squares: list[Square]) -> Iterator[tuple[str, int]]:
+def _counted(squares: list[NodeSquare]) -> Iterator[tuple[str, int]]:
     numbers = Counter(one.kind for one in squares)
     return ((kind, numbers[kind]) for kind in KINDS if numbers[kind])
 
 
-def _square(place: int, row: Row) -> Square:
+def _square(place: int, row: FleetRow) -> NodeSquare:
     taint = "yes" if row.tainted else {"withheld": "withheld", DEVICES: "GPUs"}.get(row.taint, "")
     reasons = _reasons(row)
     told = tuple((_shown(name), _where(subjects)) for name, subjects in islice(reasons.items(), _MOST_REASONS))
     left_out = max(len(reasons) - _MOST_REASONS, 0)
-    return Square(
+    return NodeSquare(
         place=place,
         kind=_kind(row),
         title=_title(row, taint, [name for name, _ in told], left_out),
@@ -124,7 +124,7 @@ def _square(place: int, row: Row) -> Square:
     )
 
 
-def _title(row: Row, taint: str, reasons: list[str], left_out: int) -> str:
+def _title(row: FleetRow, taint: str, reasons: list[str], left_out: int) -> str:
     tainted = {"yes": "tainted", "GPUs": "GPUs tainted"}.get(taint, taint)
     silent = "its agent is silent" if row.silent else ""
     said = ("" if row.status == Status.PASS else row.severity, *reasons, f"{left_out} more" if left_out else "")
@@ -136,13 +136,13 @@ def _step(words: str) -> str:
     return printable(words, _LONGEST_STEP)
 
 
-def _kind(row: Row) -> str:
+def _kind(row: FleetRow) -> str:
     if row.status == Status.FAIL:
         return row.severity.lower() if row.severity.lower() in KINDS else "reset"
     return row.status if row.status in KINDS else "untold"
 
 
-def _reasons(row: Row) -> dict[str, list[str]]:
+def _reasons(row: FleetRow) -> dict[str, list[str]]:
     """By reason the places where it was found; where the record says none, the condition's."""
     told: dict[str, list[str]] = {}
     for one in row.findings:
@@ -158,7 +158,7 @@ def _where(subjects: list[str]) -> str:
     return named(map(_shown, subjects), 1)
 
 
-def _spread(rows: list[Row]) -> list[Spread]:
+def _spread(rows: list[FleetRow]) -> list[ReasonSpread]:
     """The worst first, of these the most common."""
     nodes: dict[str, list[tuple[int, str]]] = {}
     worst: dict[str, Severity] = {}
@@ -167,10 +167,12 @@ def _spread(rows: list[Row]) -> list[Spread]:
             nodes.setdefault(reason, []).append((place, row.node))
             worst[reason] = max(worst.get(reason, Severity.PASS), _severity(row, reason))
     told = sorted(nodes, key=lambda reason: (-worst[reason], -len(nodes[reason]), reason))
-    return [Spread(reason, worst[reason].name if worst[reason] else _BLIND, tuple(nodes[reason])) for reason in told]
+    return [
+        ReasonSpread(reason, worst[reason].name if worst[reason] else _BLIND, tuple(nodes[reason])) for reason in told
+    ]
 
 
-def _severity(row: Row, reason: str) -> Severity:
+def _severity(row: FleetRow, reason: str) -> Severity:
     """PASS where a check could not look: that says nothing of the hardware."""
     known = [one.severity for one in row.findings if one.reason == reason]
     said = known or ([] if reason in row.unobserved else [row.severity])

@@ -19,8 +19,8 @@ from rich.text import Text
 from cli import columns
 from cli.access import cluster_of
 from cli.documents import write_as
-from cli.fleet import Fleet, Row, ago, looked, read_fleet
-from cli.status import Output, StatusWish
+from cli.fleet import Fleet, FleetRow, ago, looked, read_fleet
+from cli.status import StatusFormat, StatusOptions
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.cluster.errors import ClusterError, Refused
 from healthcheck.host.console import Screen
@@ -43,7 +43,7 @@ _WIDE_COLUMNS = ("since", "findings", "next step")
 _UNBROKEN = ("status", "severity", "taint", "looked", "tested", "since")
 
 
-def tell(wish: StatusWish) -> int:
+def tell(wish: StatusOptions) -> int:
     """Returns the exit code."""
     try:
         if wish.by_node:
@@ -65,28 +65,28 @@ def tell(wish: StatusWish) -> int:
     return 0
 
 
-def _show(fleet: Fleet, wish: StatusWish) -> None:
+def _show(fleet: Fleet, wish: StatusOptions) -> None:
     match wish.output:
-        case Output.JSON:
+        case StatusFormat.JSON:
             write_json(fleet, indent=2)
-        case Output.YAML:
+        case StatusFormat.YAML:
             write_as(wish.output, to_builtins(fleet))
-        case Output.HTML:
+        case StatusFormat.HTML:
             from cli import fleet_page  # noqa: PLC0415 - no other form needs its templates
 
             write_document(fleet_page.text(fleet, datetime.now(UTC)))
-        case Output.NAME:
+        case StatusFormat.NAME:
             write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
-        case Output.TABLE | Output.WIDE:
+        case StatusFormat.TABLE | StatusFormat.WIDE:
             _print(fleet, wish)
 
 
-def _show_allocation(wish: StatusWish) -> None:
+def _show_allocation(wish: StatusOptions) -> None:
     from cli.allocation import page, read_allocation  # noqa: PLC0415 - what a diagnosis knows; a table does without
     from diagnosis.report.document import cluster_document  # noqa: PLC0415 - the same
 
     told = read_allocation(wish.access, wish.prometheus)
-    if wish.output in (Output.JSON, Output.YAML):
+    if wish.output in (StatusFormat.JSON, StatusFormat.YAML):
         write_as(wish.output, cluster_document(told))
     else:
         screen = Screen.of_rows()
@@ -96,10 +96,10 @@ def _show_allocation(wish: StatusWish) -> None:
         raise ClusterError(told.use_missing)
 
 
-def _watch(read: Callable[[], Fleet], wish: StatusWish) -> None:
+def _watch(read: Callable[[], Fleet], wish: StatusOptions) -> None:
     """Until Ctrl-C: a table stands and changes on a terminal; whoever else reads gets one after the other."""
     screen = Screen()
-    if wish.output in (Output.TABLE, Output.WIDE) and screen.is_terminal:
+    if wish.output in (StatusFormat.TABLE, StatusFormat.WIDE) and screen.is_terminal:
         with Live(_page(read(), wish, screen.height), console=screen, auto_refresh=False) as live:
             _again_and_again(read, lambda fleet: live.update(_page(fleet, wish, screen.height), refresh=True))
     else:
@@ -119,18 +119,18 @@ def _again_and_again(read: Callable[[], Fleet], show: Callable[[Fleet], None]) -
         return
 
 
-def _show_next(fleet: Fleet, wish: StatusWish) -> None:
+def _show_next(fleet: Fleet, wish: StatusOptions) -> None:
     """One of many: JSON on a line of its own, YAML as a document of several."""
-    if wish.output is Output.JSON:
+    if wish.output is StatusFormat.JSON:
         write_json(fleet)
     else:
-        if wish.output is Output.YAML:
+        if wish.output is StatusFormat.YAML:
             write_document("---\n")
         _show(fleet, wish)
     sys.stdout.flush()
 
 
-def _print(fleet: Fleet, wish: StatusWish) -> None:
+def _print(fleet: Fleet, wish: StatusOptions) -> None:
     """On a terminal what a person reads; elsewhere every node, on a line of its own."""
     screen = Screen()
     if screen.is_terminal:
@@ -142,7 +142,7 @@ def _print(fleet: Fleet, wish: StatusWish) -> None:
         screen.print(Text.assemble("\n", *_words(fleet)), soft_wrap=True)
 
 
-def _page(fleet: Fleet, wish: StatusWish, most: int) -> Group:
+def _page(fleet: Fleet, wish: StatusOptions, most: int) -> Group:
     """The worst of the fleet, and in words how many more there are."""
     parts: list[RenderableType] = [_table(fleet.nodes[:most], wish)]
     if (more := len(fleet.nodes) - most) > 0:
@@ -157,7 +157,7 @@ def _words(fleet: Fleet) -> Iterator[Text]:
     yield from _budget_words(fleet)
 
 
-def _counted(rows: list[Row]) -> Text:
+def _counted(rows: list[FleetRow]) -> Text:
     """Of each status how many there are, worst first: the rows are."""
     numbers = Counter(row.status or "not judged" for row in rows)
     said = ", ".join(f"{number} {status}" for status, number in numbers.items())
@@ -185,7 +185,7 @@ def _budget_words(fleet: Fleet) -> Iterator[Text]:
         yield Text(f"\npassed over: {more} more: `-o json` names them", "magenta")
 
 
-def _table(rows: list[Row], wish: StatusWish) -> Table:
+def _table(rows: list[FleetRow], wish: StatusOptions) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=wish.headers)
     for name in _columns(wish):
         table.add_column(name, no_wrap=name in _UNBROKEN, overflow="fold")
@@ -194,11 +194,11 @@ def _table(rows: list[Row], wish: StatusWish) -> Table:
     return table
 
 
-def _columns(wish: StatusWish) -> tuple[str, ...]:
-    return (*_COLUMNS, *(_WIDE_COLUMNS if wish.output is Output.WIDE else ()))
+def _columns(wish: StatusOptions) -> tuple[str, ...]:
+    return (*_COLUMNS, *(_WIDE_COLUMNS if wish.output is StatusFormat.WIDE else ()))
 
 
-def _cells(row: Row, wish: StatusWish) -> Iterator[Cell]:
+def _cells(row: FleetRow, wish: StatusOptions) -> Iterator[Cell]:
     is_pass = row.status == Status.PASS
     yield row.node, ""
     yield row.status or "-", _STATUS_STYLES.get(row.status, "")
@@ -209,19 +209,19 @@ def _cells(row: Row, wish: StatusWish) -> Iterator[Cell]:
     yield _tested(row)
     yield "" if is_pass else row.reason, ""
     yield (row.released and f"released {row.released}") if is_pass else row.message, ""
-    if wish.output is Output.WIDE:
+    if wish.output is StatusFormat.WIDE:
         yield row.since, ""
         yield ", ".join(dict.fromkeys(f"{one.reason} {one.subject}" for one in row.findings)), ""
         yield " ".join(filter(None, (row.next_step.note, *row.next_step.commands))), ""
 
 
-def _taint(row: Row) -> Cell:
+def _taint(row: FleetRow) -> Cell:
     if row.tainted:
         return "yes", ""
     return ("withheld", "bold red") if row.taint == "withheld" else ("GPUs" if row.taint == DEVICES else "", "")
 
 
-def _tested(row: Row) -> Cell:
+def _tested(row: FleetRow) -> Cell:
     """How long ago DCGM tested it, and what came of it."""
     if not row.tested_at:
         return ("overdue", "magenta") if row.overdue else ("never", "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
-from cli.index import SETTING, Declared, Word
+from cli.index import SETTING, Declared, IndexEntry
 from cli.setting_words import settings_in_words
 from cli.words import SEVERITY_MEANS
 from diagnosis.causes import CAUSES as DIAGNOSES
@@ -19,7 +19,7 @@ from healthcheck.captures import files as captures
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
 from healthcheck.deep import causes as deep
 from healthcheck.memory.kernel_log import REPEATS, REPEATS_FROM
-from healthcheck.model import Cause
+from healthcheck.model import UnobservedCause
 from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.settings.declared import by_key, written
 from healthcheck.settings.values import NodeSettings
@@ -28,7 +28,7 @@ from healthcheck.verdict.acknowledgement import UNTOLD
 _RUNBOOK, _CAUSES = "docs/runbook.md", "docs/causes.md"
 
 
-CAUSES: tuple[Cause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
+CAUSES: tuple[UnobservedCause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
 """Why a check could not look: all that are declared, in the order of docs/runbook.md."""
 
 _RECOMMENDATIONS = {
@@ -103,12 +103,12 @@ _ANNOTATIONS = {
 }
 
 
-def all_words() -> Iterator[Word]:
+def all_words() -> Iterator[IndexEntry]:
     for one in CAUSES:
         told = f"{one.meaning} {one.action}"
-        yield Word(one.name, "why a check could not look", told, f"{_RUNBOOK}#could-not-look")
+        yield IndexEntry(one.name, "why a check could not look", told, f"{_RUNBOOK}#could-not-look")
     for found in DIAGNOSES:
-        yield Word(
+        yield IndexEntry(
             found.name,
             "a cause that diagnose finds",
             f"{found.means} {found.remedy}",
@@ -120,7 +120,7 @@ def all_words() -> Iterator[Word]:
     yield from _of("a label of the node", _LABELS, "README.md")
     yield from _of("a taint of the node", _TAINTS, "docs/integrations.md")
     yield from _of("an annotation of the node", _ANNOTATIONS, "docs/record.md")
-    yield Word(CONDITION, "a condition of the node", _CONDITION, "docs/integrations.md")
+    yield IndexEntry(CONDITION, "a condition of the node", _CONDITION, "docs/integrations.md")
     yield from _of("a condition of the node", _REPAIR, "docs/integrations.md#node-repair-conditions")
     yield from _of("an Event on the node", _EVENTS, f"{_RUNBOOK}#could-not-look")
     yield from _of("a group of checks", _groups(), "docs/checks.md")
@@ -128,10 +128,10 @@ def all_words() -> Iterator[Word]:
     yield from _checks()
     yield from _of(SETTING, dict(settings_in_words()), "kubernetes/manifests/03-config.yaml")
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
-    yield from (Word(one.name, one.kind, one.meaning, one.source) for one in hami_words())
+    yield from (IndexEntry(one.name, one.kind, one.meaning, one.source) for one in hami_words())
     yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")
     yield from _of("the reason of a finding", _REPEATED, f"{_RUNBOOK}#xid")
-    yield Word(
+    yield IndexEntry(
         UNTOLD,
         "the reason of a finding",
         "The record of a deep run states a severity, and names no finding for it that anybody can read.",
@@ -139,8 +139,8 @@ def all_words() -> Iterator[Word]:
     )
 
 
-def _of(kind: str, meanings: Mapping[str, str], more: str) -> Iterable[Word]:
-    return (Word(name, kind, meaning, more) for name, meaning in meanings.items())
+def _of(kind: str, meanings: Mapping[str, str], more: str) -> Iterable[IndexEntry]:
+    return (IndexEntry(name, kind, meaning, more) for name, meaning in meanings.items())
 
 
 def _short_names() -> dict[str, str]:
@@ -154,13 +154,13 @@ def _hami_settings() -> dict[str, str]:
     return {name: f"{text[:1].upper()}{text[1:]}." for name, text in {**KEYS, **own}.items()}
 
 
-def _checks() -> Iterator[Word]:
+def _checks() -> Iterator[IndexEntry]:
     """Each in the first words of its own file."""
     for check in (*CHECKS, *DEEP_CHECKS):
         what, _, _ = (sys.modules[check.judge.__module__].__doc__ or "").strip().partition("\n\n")
         reasons = ", ".join(reason.name for reason in check.reasons)
         told = f"{' '.join(what.split())} It is of group {check.group}, and finds {reasons}."
-        yield Word(check.name, "a check", told, "docs/checks.md")
+        yield IndexEntry(check.name, "a check", told, "docs/checks.md")
 
 
 def _metrics() -> dict[str, str]:

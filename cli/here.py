@@ -20,7 +20,7 @@ from healthcheck.model import ProbeError
 _NO_SETTINGS = "the default, for there is no {} here; a cluster's is in its ConfigMap gpu-healthcheck-config"
 
 
-class Here(Struct, frozen=True):
+class LocalSettings(Struct, frozen=True):
     directory: Path
     policy: Policy
     profiles: Profiles
@@ -33,12 +33,12 @@ class Here(Struct, frozen=True):
         return int(self.values[key])
 
 
-def read_here(program: str) -> Here:
+def read_here(program: str) -> LocalSettings:
     """The ConfigMap's directory and the environment. What is not allowed there ends the program."""
     directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
     if not _may_hold_settings(directory) and not any(key in os.environ for key in index.defaults()):
         says = f", {_NO_SETTINGS.format(directory)}"
-        return Here(directory, Policy(), read_packaged(), index.defaults(), says)
+        return LocalSettings(directory, Policy(), read_packaged(), index.defaults(), says)
     # What reads settings takes as long to load as all else together.
     from healthcheck.settings.declared import by_key, written  # noqa: PLC0415
     from healthcheck.settings.reading import read_settings  # noqa: PLC0415
@@ -48,7 +48,7 @@ def read_here(program: str) -> Here:
         complain(program, "\n".join(str(one) for one in settings.bad))
         raise typer.Exit(USAGE)
     values = {key: written(one) for key, one in by_key(settings.values).items()}
-    return Here(directory, settings.values.policy, settings.profiles, values)
+    return LocalSettings(directory, settings.values.policy, settings.profiles, values)
 
 
 def _may_hold_settings(directory: Path) -> bool:

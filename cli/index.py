@@ -18,7 +18,7 @@ from healthcheck.model import PREFIX, Grace, Reason, Severity
 SETTING = "a setting"
 
 
-class Word(Struct, frozen=True):
+class IndexEntry(Struct, frozen=True):
     """`kind`: what sort of word it is; `more`: where there is more about it."""
 
     name: str
@@ -37,13 +37,13 @@ class Declared(Struct, frozen=True):
     """Its severity may be worse: the error that a finding names decides."""
 
 
-def words() -> Mapping[str, tuple[Word, ...]]:
+def words() -> Mapping[str, tuple[IndexEntry, ...]]:
     """Every word of ours, in small letters and without our prefix; some are of more than one kind."""
-    return by_name(Word(**one) for one in _content()["words"])
+    return by_name(IndexEntry(**one) for one in _content()["words"])
 
 
-def by_name(all_words: Any) -> dict[str, tuple[Word, ...]]:
-    known: dict[str, tuple[Word, ...]] = {}
+def by_name(all_words: Any) -> dict[str, tuple[IndexEntry, ...]]:
+    known: dict[str, tuple[IndexEntry, ...]] = {}
     for one in all_words:
         known[one.name.lower()] = (*known.get(one.name.lower(), ()), one)
     return known

@@ -17,7 +17,7 @@ from healthcheck.deep.look import with_doubts_settled
 from healthcheck.host.signals import stop_at_signals
 from healthcheck.host.streams import say
 from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.dcgm.diag import Dcgm, DcgmLook, level_2_patience_seconds
+from healthcheck.probes.dcgm.diag import Dcgm, DcgmReading, level_2_patience_seconds
 from healthcheck.probes.dcgm.engine import choose_engine
 from healthcheck.probes.kubelet_claims import read_gpu_holders
 from healthcheck.probes.pod_resources import is_kubelet_here
@@ -43,14 +43,14 @@ def who_uses(host: Host) -> str:
 
 
 @dataclass
-class Level2:
+class Level2Run:
     """One run. A signal ends it as DCGM wants to be ended, and nothing of it outlives us."""
 
     values: NodeSettings
     root: Path
     was_stopped: bool = field(default=False, init=False)
 
-    def run(self, level: int) -> DcgmLook:
+    def run(self, level: int) -> DcgmReading:
         values = self.values
         engine = choose_engine(self.root, values.dcgm_host, beside=values.dcgm_beside_exporter)
         patience_seconds = level_2_patience_seconds(engine.host)
@@ -59,7 +59,7 @@ class Level2:
         say(_BEGINS.format(self.values.dcgm_timeout_seconds))
         answer = with_doubts_settled(diagnostic, diagnostic.run(level), Expectation(policy=self.values.policy))
         # Asked for by name and not here: that is no node without it.
-        return DcgmLook(Unobserved(dcgm_causes.NOT_INSTALLED, answer.absent)) if answer.absent else answer
+        return DcgmReading(Unobserved(dcgm_causes.NOT_INSTALLED, answer.absent)) if answer.absent else answer
 
     def _stop_at_signals(self, diagnostic: Dcgm) -> None:
         stop = stop_at_signals()

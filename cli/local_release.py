@@ -11,9 +11,9 @@ from rich.text import Text
 
 from cli.checking import light_look, state_dir
 from cli.lines import print_line
-from cli.one_look import Judged, judged
+from cli.one_look import CheckResult, judged
 from cli.words import SEVERITY_STYLES
-from healthcheck.captures.evidence_file import Look
+from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, FAULT
 from healthcheck.host.streams import complain
@@ -54,7 +54,7 @@ def release_here(by: str, reason: str, *, dry_run: bool) -> int:
     return 0 if dry_run else rest
 
 
-def _acknowledgements(events: Iterable[Standing], look: Look) -> tuple[Acknowledgement, ...]:
+def _acknowledgements(events: Iterable[Standing], look: EvidenceCycle) -> tuple[Acknowledgement, ...]:
     """Of these events as the log has them now; what it will say later is not meant."""
     end = max((record.seq for record in look.evidence[RING]), default=-1)
     return tuple(
@@ -63,7 +63,7 @@ def _acknowledgements(events: Iterable[Standing], look: Look) -> tuple[Acknowled
     )
 
 
-def _write(folder: Path, look: Look, word: Release) -> None:
+def _write(folder: Path, look: EvidenceCycle, word: Release) -> None:
     """Add the release to what the file holds of this machine. Raises MemoryFileError, Shortage."""
     file = MemoryFile(folder)
     if not file.acquire():
@@ -80,7 +80,7 @@ def _write(folder: Path, look: Look, word: Release) -> None:
         file.unlock()
 
 
-def _shown_rest(after: Judged, console: Screen) -> int:
+def _shown_rest(after: CheckResult, console: Screen) -> int:
     """What is still active; a level fault ends only when it is gone."""
     verdict = after.verdict
     if verdict.standing:

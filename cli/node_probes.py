@@ -20,11 +20,11 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cli.patience import Interrupted, Patience, TookTooLong
+from cli.patience import CommandRetries, Interrupted, TookTooLong
 from diagnosis.snapshot.record import NodeRecord, read_record
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.cluster.patience import Patience as Asking
+from healthcheck.cluster.patience import RetryLimits as Asking
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.job import TemplateError
 from healthcheck.node.pods import PodState, pod_state
@@ -40,7 +40,7 @@ _LONGEST_LINE = 500
 _VERBS = ("create", "get", "list", "delete")
 
 
-class Answer(Struct, frozen=True):
+class NodeProbeAnswer(Struct, frozen=True):
     """What the pod on a node said, or why nobody knows. `left` is the name of a pod that could not be removed."""
 
     record: NodeRecord | None = None
@@ -48,7 +48,7 @@ class Answer(Struct, frozen=True):
     left: str = ""
 
 
-class ProbeError(Exception):
+class NodeProbeError(Exception):
     """No node can be probed. The message says why, in lines."""
 
 
@@ -58,13 +58,13 @@ def template_for(cluster: Cluster, image: str) -> dict[str, Any]:
         template = cluster.read_agent_template()
     except (NotFound, Forbidden) as error:
         if not image:
-            raise ProbeError(f"no agent's image to be seen ({error}): name one with --probe-image") from error
+            raise NodeProbeError(f"no agent's image to be seen ({error}): name one with --probe-image") from error
         text = (files("healthcheck.operations") / "agent-daemonset.yaml").read_text("utf-8")
         template = yaml.safe_load(text)["spec"]["template"]
     try:
         return with_image(template, image) if image else template
     except TemplateError as error:
-        raise ProbeError(str(error)) from error
+        raise NodeProbeError(str(error)) from error
 
 
 def must_have_rights(cluster: Cluster, namespace: str) -> None:
@@ -72,7 +72,7 @@ def must_have_rights(cluster: Cluster, namespace: str) -> None:
     wanted = [Right(verb, "pods", namespace=namespace) for verb in _VERBS]
     wanted.append(Right("get", "pods/log", namespace=namespace))
     if missing := [str(right) for right in wanted if not cluster.is_allowed(right)]:
-        raise ProbeError("\n  ".join(["you lack rights that it needs, and no pod was made", *missing]))
+        raise NodeProbeError("\n  ".join(["you lack rights that it needs, and no pod was made", *missing]))
 
 
 class NodeProbes:
@@ -95,7 +95,7 @@ class NodeProbes:
 
     def run(
         self, nodes: Iterable[tuple[str, str]], max_workers: int, probed: Callable[[], None] = lambda: None
-    ) -> dict[str, Answer]:
+    ) -> dict[str, NodeProbeAnswer]:
         """By name what the nodes of these names and UIDs say. A first signal ends the looks, a second the tidying."""
         with ThreadPoolExecutor(max_workers, "probe") as threads, self._hearing_signals():
             ways = {node[0]: threads.submit(self._probed, node, probed) for node in nodes}
@@ -121,30 +121,30 @@ class NodeProbes:
             for number, action in former.items():
                 signal.signal(number, action)
 
-    def _probed(self, node: tuple[str, str], probed: Callable[[], None]) -> Answer:
+    def _probed(self, node: tuple[str, str], probed: Callable[[], None]) -> NodeProbeAnswer:
         if self.interrupted:
-            return Answer(why_not="interrupted")
+            return NodeProbeAnswer(why_not="interrupted")
         try:
             pod = probe_pod(self._template, node, self._namespace, self._unique)
         except TemplateError as error:
-            return Answer(why_not=str(error))
+            return NodeProbeAnswer(why_not=str(error))
         name = pod["metadata"]["name"]
         try:
             self._cluster.create_pod(pod)
         except (Forbidden, Refused, NotFound) as error:
-            return Answer(why_not=str(error))
+            return NodeProbeAnswer(why_not=str(error))
         except ClusterError as error:
             # Its answer may be all that was lost.
-            return self._removed(name, Answer(why_not=str(error)))
+            return self._removed(name, NodeProbeAnswer(why_not=str(error)))
         try:
             answer = self._answer(name)
         except Exception as error:  # noqa: BLE001 - whatever it is, the pod is removed
-            answer = Answer(why_not=f"{type(error).__name__}: {error}")
+            answer = NodeProbeAnswer(why_not=f"{type(error).__name__}: {error}")
         probed()
         return self._removed(name, answer)
 
-    def _answer(self, name: str) -> Answer:
-        patience = Patience(self._stopping, self._said, _LOOK_SECONDS)
+    def _answer(self, name: str) -> NodeProbeAnswer:
+        patience = CommandRetries(self._stopping, self._said, _LOOK_SECONDS)
         seen: list[PodState] = []
 
         def ended() -> PodState | None:
@@ -156,18 +156,18 @@ class NodeProbes:
         try:
             pod = patience.until(ended, LONGEST_SECONDS + _MARGIN_SECONDS)
             if pod.waits_for:
-                return Answer(why_not=pod.waits_for)
+                return NodeProbeAnswer(why_not=pod.waits_for)
             said = patience.ask(lambda: self._cluster.read_pod_log(pod, None))
         except Interrupted:
-            return Answer(why_not="interrupted")
+            return NodeProbeAnswer(why_not="interrupted")
         except TookTooLong:
-            return Answer(why_not=(seen[0].waits_for if seen else "") or "its look did not end in time")
+            return NodeProbeAnswer(why_not=(seen[0].waits_for if seen else "") or "its look did not end in time")
         except ClusterError as error:
-            return Answer(why_not=str(error))
+            return NodeProbeAnswer(why_not=str(error))
         record = read_record(_record_in(said))
-        return Answer(record, "" if record is not None else _without_record(pod, said))
+        return NodeProbeAnswer(record, "" if record is not None else _without_record(pod, said))
 
-    def _removed(self, name: str, answer: Answer) -> Answer:
+    def _removed(self, name: str, answer: NodeProbeAnswer) -> NodeProbeAnswer:
         """The same once the pod is gone, or with what is left of it."""
         asking = Asking(_GONE_SECONDS, errors=(Unavailable,), sleep=self._leaving.wait, is_over=self._leaving.is_set)
         try:

@@ -10,9 +10,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cli.documents import write_as
-from cli.options import Form
+from cli.options import OutputFormat
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
-from healthcheck.captures.evidence_file import Look
+from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.checks import DEEP_CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.host.console import Screen
@@ -20,8 +20,8 @@ from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.exits import expired
 from healthcheck.memory.findings import Memory, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
-from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Severity, Status, Unobserved, counted
+from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
+from healthcheck.model import Check, Evidence, Nature, Observation, Outcome, Severity, Status, Unobserved, counted
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
@@ -36,10 +36,10 @@ _MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
 Row = tuple[str, Text, Text]
 
 
-class Judged(Struct, frozen=True):
+class CheckResult(Struct, frozen=True):
     """What the checks said of a look, and what stands after it."""
 
-    look: Look
+    look: EvidenceCycle
     outcomes: tuple[Outcome, ...]
     memory: Memory
 
@@ -48,7 +48,7 @@ class Judged(Struct, frozen=True):
         return decide(self.memory, self.outcomes)
 
 
-def judged(look: Look) -> Judged:
+def judged(look: EvidenceCycle) -> CheckResult:
     """Judge one look as the agent does: the log first, then what the GPUs that answer prove of what came before.
 
     One look is all there is: a finding that can flicker is shown as it was observed.
@@ -59,9 +59,9 @@ def judged(look: Look) -> Judged:
     tests = [outcome for outcome, check in pairs if check in DEEP_CHECKS]
     before, rules = Memory(look.machine, look.boot_id, acknowledged=look.acknowledged), MemoryRules(looks_to_confirm=1)
     memory = after_kernel_log(before, outcomes, look.now)
-    memory = after_look(memory, JudgedLook(levels, _gpus(look.evidence), look.now.monotonic), look.now, rules)
+    memory = after_look(memory, JudgedCycle(levels, _gpus(look.evidence), look.now.monotonic), look.now, rules)
     memory = after_deep_test(memory, deep_result(tests, look.now.wall, look.now.wall), look.now)
-    return Judged(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
+    return CheckResult(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
 
 
 def _gpus(evidence: Evidence) -> Sequence[Gpu]:
@@ -72,7 +72,7 @@ def _gpus(evidence: Evidence) -> Sequence[Gpu]:
     return answer.gpus if isinstance(answer, Gpus) else ()
 
 
-def show(judged: Judged, form: Form | None, *, verbose: bool) -> None:
+def show(judged: CheckResult, form: OutputFormat | None, *, verbose: bool) -> None:
     """The verdict as a table or as the record; with `verbose` also what it rests on."""
     if form:
         # Standard output is the record's alone.
@@ -85,13 +85,13 @@ def show(judged: Judged, form: Form | None, *, verbose: bool) -> None:
         _show_evidence(console, judged.look.evidence)
 
 
-def _record(judged: Judged) -> AgentRecord:
+def _record(judged: CheckResult) -> AgentRecord:
     look = judged.look
     identity = Identity(look.hostname, look.expected.instance_type, inventory=seen_in(look.evidence))
     return records.render(judged.verdict, judged.memory, identity, look.now.wall)
 
 
-def _show_table(console: Screen, judged: Judged) -> None:
+def _show_table(console: Screen, judged: CheckResult) -> None:
     look, verdict = judged.look, judged.verdict
     rows = list(_rows(look.checks, judged.outcomes, judged.memory))
     if console.is_terminal:
@@ -158,16 +158,16 @@ def _asides(outcome: Outcome, told: set[Unobserved]) -> Iterator[str]:
             yield f"{early.subject}: {early.detail}" if early.subject else early.detail
 
 
-def _lines_read(check: Check, outcome: Outcome) -> tuple[Seen, ...]:
+def _lines_read(check: Check, outcome: Outcome) -> tuple[Observation, ...]:
     """Which lines an event check met; those that only tell what happens are not counted among faults."""
     noun = check.reasons[0].name if len(check.reasons) == 1 else "fault message"
     reasons = Counter(one.reason for one in outcome.sightings if not (one.driver_loaded or one.uuid))
     names = ", ".join(f"{reason} {count} times" if count > 1 else reason for reason, count in reasons.items())
     told = f"{counted(reasons.total(), noun)} in the kernel log: {names}" if reasons else f"no {noun} in the kernel log"
-    return (Seen(told),)
+    return (Observation(told),)
 
 
-def _seen_line(seen: Seen) -> Text:
+def _seen_line(seen: Observation) -> Text:
     """What was seen; what was expected, and by whom."""
     expected = f"; expected {seen.expected}" if seen.expected else ""
     source = f" ({seen.source})" if seen.source else ""

@@ -13,14 +13,14 @@ from healthcheck.text.durations import timeout
 from healthcheck.text.printable import printable
 
 
-class Form(StrEnum):
+class OutputFormat(StrEnum):
     """How one object is told to programs."""
 
     JSON = "json"
     YAML = "yaml"
 
 
-class TableForm(StrEnum):
+class TableFormat(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
@@ -43,7 +43,7 @@ def one_of(words: type[StrEnum]) -> dict[str, Any]:
 
 def refuse_two_forms(output: StrEnum | None, *, as_json: bool) -> None:
     """`output` None: not said. Raises typer.BadParameter."""
-    if as_json and output not in {None, Form.JSON}:
+    if as_json and output not in {None, OutputFormat.JSON}:
         raise typer.BadParameter(f"--json is -o json, and -o {output} was said too: one of them is allowed")
 
 
@@ -99,18 +99,18 @@ RequestTimeout = Annotated[
     ),
 ]
 JsonOrYaml = Annotated[
-    Form | None,
-    typer.Option("--output", "-o", metavar="FORM", help="json or yaml; default: for a person.", **one_of(Form)),
+    OutputFormat | None,
+    typer.Option("--output", "-o", metavar="FORM", help="json or yaml; default: for a person.", **one_of(OutputFormat)),
 ]
 TableJsonOrYaml = Annotated[
-    TableForm,
+    TableFormat,
     typer.Option(
         "--output",
         "-o",
         metavar="FORM",
         show_default=False,
         help="table (default), json or yaml.",
-        **one_of(TableForm),
+        **one_of(TableFormat),
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as -o json.")]

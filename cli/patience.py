@@ -26,14 +26,14 @@ class TookTooLong(Exception):
     """What was waited for did not come in its time."""
 
 
-class Patience:
+class CommandRetries:
     """Waits until `stopping`. `say` is told when the API server goes away, once."""
 
     def __init__(self, stopping: threading.Event, say: Callable[[str], None], every_seconds: float) -> None:
         self._stopping = stopping
         self._say = say
         self._every_seconds = every_seconds
-        self._asking = patience.Patience(
+        self._asking = patience.RetryLimits(
             _ASK_SECONDS, longest_asked=_LONGEST_PAUSE_SECONDS, sleep=stopping.wait, is_over=stopping.is_set
         )
         self._away = False

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from rich.progress import BarColumn, Progress, TextColumn
 
 from cli.access import cluster_of
-from cli.diagnose import ALL_SUSPECTS, ProbeWish
-from cli.node_probes import Answer, NodeProbes, ProbeError, must_have_rights, template_for
+from cli.diagnose import ALL_SUSPECTS, ProbeOptions
+from cli.node_probes import NodeProbeAnswer, NodeProbeError, NodeProbes, must_have_rights, template_for
 from diagnosis.diagnose import diagnose
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
@@ -23,7 +23,7 @@ from healthcheck.host.program import INTERRUPTED
 from healthcheck.host.streams import complain, say
 
 
-def with_probes(snapshot: Snapshot, access: Access, wanted: ProbeWish) -> Snapshot:
+def with_probes(snapshot: Snapshot, access: Access, wanted: ProbeOptions) -> Snapshot:
     """With what the nodes asked for said of themselves; of the others it is said why not. Raises TargetError."""
     chosen = _chosen(snapshot, wanted)
     if not chosen:
@@ -36,7 +36,7 @@ def with_probes(snapshot: Snapshot, access: Access, wanted: ProbeWish) -> Snapsh
         return snapshot
     try:
         told = _answers(nodes, access, wanted)
-    except (ProbeError, ClusterError) as error:
+    except (NodeProbeError, ClusterError) as error:
         complain("diagnose", f"--probe-nodes: {error}")
         return snapshot
     for name, answer in told.items():
@@ -45,7 +45,7 @@ def with_probes(snapshot: Snapshot, access: Access, wanted: ProbeWish) -> Snapsh
     return _with_records(snapshot, told)
 
 
-def _chosen(snapshot: Snapshot, wanted: ProbeWish) -> tuple[Node, ...]:
+def _chosen(snapshot: Snapshot, wanted: ProbeOptions) -> tuple[Node, ...]:
     if not snapshot.sees("Node"):
         raise TargetError(f"--probe-nodes: nodes can't be seen: {snapshot.missing['Node']}")
     named = [name for name in wanted.nodes if name != ALL_SUSPECTS]
@@ -57,7 +57,7 @@ def _chosen(snapshot: Snapshot, wanted: ProbeWish) -> tuple[Node, ...]:
     return tuple(chosen.values())
 
 
-def _answers(nodes: Iterable[Node], access: Access, wanted: ProbeWish) -> Mapping[str, Answer]:
+def _answers(nodes: Iterable[Node], access: Access, wanted: ProbeOptions) -> Mapping[str, NodeProbeAnswer]:
     """Raises ProbeError, ClusterError; a command that somebody ended has said what is left of it."""
     cluster = cluster_of(access)
     must_have_rights(cluster, wanted.namespace)
@@ -78,7 +78,7 @@ def _answers(nodes: Iterable[Node], access: Access, wanted: ProbeWish) -> Mappin
     return told
 
 
-def _with_records(snapshot: Snapshot, told: Mapping[str, Answer]) -> Snapshot:
+def _with_records(snapshot: Snapshot, told: Mapping[str, NodeProbeAnswer]) -> Snapshot:
     records = {name: answer.record for name, answer in told.items() if answer.record is not None}
     nodes = (replace(one, record=records.get(one.name, one.record)) for one in snapshot.nodes)
     return replace(snapshot, nodes=tuple(nodes))

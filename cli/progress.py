@@ -21,14 +21,14 @@ from healthcheck.text.printable import printable
 _REFRESHES_PER_SECOND = 2
 
 
-class Voice(Struct, frozen=True):
+class NodeProgress(Struct, frozen=True):
     """What speaks for one node: `say` a line, or the `stage` that it is in from now on."""
 
     say: Callable[..., None]
     stage: Callable[[str], None]
 
 
-class Progress:
+class ProgressDisplay:
     """`with Progress(console, nodes) as progress:`. Where nobody watches it is plain lines. Safe from all threads."""
 
     def __init__(self, console: Screen, nodes: Sequence[str]) -> None:
@@ -55,8 +55,8 @@ class Progress:
         if self._console.is_terminal:
             self._live.stop()
 
-    def voice(self, node: str) -> Voice:
-        return Voice(partial(self.say, node), partial(self.stage, node))
+    def voice(self, node: str) -> NodeProgress:
+        return NodeProgress(partial(self.say, node), partial(self.stage, node))
 
     def say(self, node: str, text: str, style: str = "") -> None:
         """One line, with the time, and the node's name where there are several."""

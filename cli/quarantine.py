@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.node_names import Nodes
-from cli.options import Context, Kubeconfig, RequestTimeout, TableForm, TableJsonOrYaml, positive_seconds
+from cli.options import Context, Kubeconfig, RequestTimeout, TableFormat, TableJsonOrYaml, positive_seconds
 from healthcheck.cluster.kubeconfig import Access
 
 Drain = Annotated[
@@ -42,7 +42,7 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     timeout: Timeout = 900.0,
     release_on_pass: ReleaseOnPass = False,
     dry_run: DryRun = False,
-    output: TableJsonOrYaml = TableForm.TABLE,
+    output: TableJsonOrYaml = TableFormat.TABLE,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
@@ -55,10 +55,10 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     Exit code: 0 return to service; 1 another recommendation; 2 a node could not be tested; 130 Ctrl-C.
     Of several nodes, the worst.
     """
-    from cli.quarantine_node import QuarantineWish  # noqa: PLC0415 - its help needs none of it
+    from cli.quarantine_node import QuarantineOptions  # noqa: PLC0415 - its help needs none of it
     from cli.quarantining import quarantine_nodes  # noqa: PLC0415
-    from healthcheck.operations.drain import Allowed  # noqa: PLC0415
+    from healthcheck.operations.drain import DrainPermissions  # noqa: PLC0415
 
-    wish = QuarantineWish(drain, Allowed(force, delete_emptydir_data), timeout, release_on_pass)
+    wish = QuarantineOptions(drain, DrainPermissions(force, delete_emptydir_data), timeout, release_on_pass)
     access = Access(kubeconfig, context, request_timeout)
     raise typer.Exit(quarantine_nodes(nodes, wish, access, output, dry_run=dry_run))

@@ -16,19 +16,19 @@ from msgspec import Struct, field
 from cli.eviction import CouldNot, Eviction
 from cli.lines import COMMAND
 from cli.log_lines import LogLines
-from cli.patience import Patience, TookTooLong
-from cli.progress import Voice
+from cli.patience import CommandRetries, TookTooLong
+from cli.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.pods import JOB_LABEL
 from healthcheck.cluster.rights import Right
-from healthcheck.deep.claim import Kind, claim_on
+from healthcheck.deep.claim import RunKind, claim_on
 from healthcheck.deep.job import JobState, TemplateError, account_of, pod_of
 from healthcheck.node.pods import PodState
 from healthcheck.node.state import QUARANTINE_RESULT, NodeState, PatchFor, is_tested
 from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
-from healthcheck.operations.drain import Allowed, DrainPlan, plan_drain
+from healthcheck.operations.drain import DrainPermissions, DrainPlan, plan_drain
 from healthcheck.operations.next_step import NextStep, next_step
 from healthcheck.operations.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
 from healthcheck.text.moments import timestamp
@@ -58,11 +58,11 @@ _RIGHTS = (
 )
 
 
-class QuarantineWish(Struct, frozen=True):
+class QuarantineOptions(Struct, frozen=True):
     """What was asked for on the command line."""
 
     drain: bool
-    allowed: Allowed
+    allowed: DrainPermissions
     drain_seconds: float
     release_on_pass: bool
 
@@ -79,7 +79,7 @@ class QuarantinePlan(Struct, frozen=True):
     following: JobState | None
 
 
-class Result(Struct, frozen=True):
+class QuarantineOutcome(Struct, frozen=True):
     """What came of it. `record` is the annotation; without one `recommendation` is '', and `why_not` says why."""
 
     node: str
@@ -100,7 +100,9 @@ def missing_rights(cluster: Cluster) -> list[str]:
 class NodeQuarantine:
     """Raises CouldNot, ClusterError, and Interrupted."""
 
-    def __init__(self, cluster: Cluster, name: str, wish: QuarantineWish, patience: Patience, voice: Voice) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, wish: QuarantineOptions, patience: CommandRetries, voice: NodeProgress
+    ) -> None:
         self._cluster = cluster
         self._name = name
         self._job_name = job_name(name)
@@ -112,7 +114,7 @@ class NodeQuarantine:
         """Look, and refuse what could not be brought to its end. Changes nothing."""
         node = self._node()
         held = claim_on(node, datetime.now(UTC))
-        if held is not None and held.kind is not Kind.QUARANTINE:
+        if held is not None and held.kind is not RunKind.QUARANTINE:
             until = timestamp(held.until)
             raise CouldNot(f"{held.kind.value} {held.holder} tests it, until {until} at the latest; try again then")
         if is_tested(node):
@@ -128,7 +130,7 @@ class NodeQuarantine:
         self._must_be_possible(plan)
         return plan
 
-    def run(self, plan: QuarantinePlan) -> Result:
+    def run(self, plan: QuarantinePlan) -> QuarantineOutcome:
         self._cordon()
         if self._wish.drain and not plan.following:
             self._drain()
@@ -147,7 +149,7 @@ class NodeQuarantine:
         if job is not None:
             yield f"Job {job.namespace}/{job.name} " + ("goes on by itself" if running else f"has ended: {job.outcome}")
         held = claim_on(node, datetime.now(UTC))
-        if held is not None and held.kind is Kind.QUARANTINE:
+        if held is not None and held.kind is RunKind.QUARANTINE:
             yield f"its run holds the node until {timestamp(held.until)} at the latest"
         if not running and not node.cordoned:
             yield "nothing stands of it: the node is not cordoned, and no Job is at work on it"
@@ -271,7 +273,7 @@ class NodeQuarantine:
         except TookTooLong:
             raise CouldNot(f"{following.title} has not ended within {seconds:g} s", following.last_said) from None
 
-    def _end(self, plan: QuarantinePlan, following: _Following, ended: JobState) -> Result:
+    def _end(self, plan: QuarantinePlan, following: _Following, ended: JobState) -> QuarantineOutcome:
         self._voice.stage("")
         node = self._node()
         record = _record_of(node, ended, plan.node.annotations.get(QUARANTINE_RESULT, ""))
@@ -284,7 +286,7 @@ class NodeQuarantine:
         with suppress(ClusterError):  # it is told once more then
             self._cluster.note_job_shown(ended, datetime.now(UTC))
         step = next_step(recommendation, node, record.findings or ())
-        return Result(self._name, recommendation, record, node.cordoned, step)
+        return QuarantineOutcome(self._name, recommendation, record, node.cordoned, step)
 
     def _uncordoned(self) -> NodeState:
         """The node as it is then: uncordoned, where its cordon is ours to end."""
@@ -313,7 +315,7 @@ class NodeQuarantine:
 class _Following:
     """One Job, looked at again and again: its pod, its log, its end."""
 
-    def __init__(self, cluster: Cluster, job: JobState, voice: Voice) -> None:
+    def __init__(self, cluster: Cluster, job: JobState, voice: NodeProgress) -> None:
         self._cluster = cluster
         self._job = job
         self._voice = voice

@@ -14,16 +14,16 @@ from cli.access import cluster_of
 from cli.documents import write_as
 from cli.eviction import CouldNot
 from cli.lines import COMMAND, print_line
-from cli.options import TableForm
-from cli.patience import Interrupted, Patience
-from cli.progress import Progress
+from cli.options import TableFormat
+from cli.patience import CommandRetries, Interrupted
+from cli.progress import ProgressDisplay
 from cli.quarantine_node import (
     LOOK_SECONDS,
     PASSED,
     NodeQuarantine,
+    QuarantineOptions,
+    QuarantineOutcome,
     QuarantinePlan,
-    QuarantineWish,
-    Result,
     missing_rights,
 )
 from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained
@@ -49,22 +49,22 @@ _RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
 
 
 def quarantine_nodes(
-    nodes: Sequence[str], wish: QuarantineWish, access: Access, form: TableForm, *, dry_run: bool
+    nodes: Sequence[str], wish: QuarantineOptions, access: Access, form: TableFormat, *, dry_run: bool
 ) -> int:
     """Returns the exit code, of several nodes the worst."""
-    console = Screen(stderr=form is not TableForm.TABLE)
+    console = Screen(stderr=form is not TableFormat.TABLE)
     interrupted = False
     try:
         _must_have_rights(cluster_of(access))
     except (CouldNot, ClusterError) as error:
         complain("quarantine", "\n  ".join(map(printable, _reason_lines(error))))
-        results = [Result(name, why_not=_in_one_line(error)) for name in nodes]
+        results = [QuarantineOutcome(name, why_not=_in_one_line(error)) for name in nodes]
     else:
-        with Progress(console, nodes) as progress:
-            ward = Ward(nodes, wish, progress, access)
+        with ProgressDisplay(console, nodes) as progress:
+            ward = QuarantineThreads(nodes, wish, progress, access)
             results = ward.plan() if dry_run else ward.run()
         interrupted = ward.interrupted
-    if form is TableForm.TABLE:
+    if form is TableFormat.TABLE:
         for result in results:
             show(result, console)
     else:
@@ -78,10 +78,12 @@ def _must_have_rights(cluster: Cluster) -> None:
         raise CouldNot("you lack rights that it needs, and nothing was changed", *missing)
 
 
-class Ward:
+class QuarantineThreads:
     """The nodes of one command, each in a thread of its own."""
 
-    def __init__(self, names: Sequence[str], wish: QuarantineWish, progress: Progress, access: Access) -> None:
+    def __init__(
+        self, names: Sequence[str], wish: QuarantineOptions, progress: ProgressDisplay, access: Access
+    ) -> None:
         self._names = names
         self._wish = wish
         self._progress = progress
@@ -93,11 +95,11 @@ class Ward:
     def interrupted(self) -> bool:
         return self._stopping.is_set()
 
-    def plan(self) -> list[Result]:
+    def plan(self) -> list[QuarantineOutcome]:
         """Tell what would be done."""
         return [self._planned(name) for name in self._names]
 
-    def run(self) -> list[Result]:
+    def run(self) -> list[QuarantineOutcome]:
         """Until all have ended. Ctrl-C ends the waiting for them, and nothing that goes on in the cluster.
 
         A second one ends the asking for what stands, too, as where no API server answers.
@@ -112,7 +114,7 @@ class Ward:
                     ending.set()  # each ends at its next wait, and says what stands
         return [way.result() for way in ways]
 
-    def _quarantined(self, name: str) -> Result:
+    def _quarantined(self, name: str) -> QuarantineOutcome:
         started = False
         try:
             node = self._node(name, self._stopping)
@@ -128,7 +130,7 @@ class Ward:
             self._tell_what_stands(name)
         return result
 
-    def _planned(self, name: str) -> Result:
+    def _planned(self, name: str) -> QuarantineOutcome:
         try:
             plan = self._node(name, self._stopping).plan()
         except (CouldNot, ClusterError) as error:
@@ -136,15 +138,15 @@ class Ward:
         words = tuple(_plan_words(plan, self._wish))
         for line in words:
             self._progress.say(name, line)
-        return Result(name, cordoned=plan.node.cordoned, plan=words)
+        return QuarantineOutcome(name, cordoned=plan.node.cordoned, plan=words)
 
-    def _failed(self, name: str, error: Exception) -> Result:
+    def _failed(self, name: str, error: Exception) -> QuarantineOutcome:
         self._progress.stage(name, "")
         first, *details = _reason_lines(error)
         self._progress.say(name, first, "bold red")
         for one in details:
             self._progress.say(name, f"  {one}", "red")
-        return Result(name, why_not=_in_one_line(error))
+        return QuarantineOutcome(name, why_not=_in_one_line(error))
 
     def _tell_what_stands(self, name: str) -> None:
         """Asked anew, of somebody who does not stop at the first Ctrl-C: what the cluster says is what stands."""
@@ -158,11 +160,11 @@ class Ward:
 
     def _node(self, name: str, stopping: threading.Event) -> NodeQuarantine:
         voice = self._progress.voice(name)
-        patience = Patience(stopping, voice.say, LOOK_SECONDS)
+        patience = CommandRetries(stopping, voice.say, LOOK_SECONDS)
         return NodeQuarantine(cluster_of(self._access), name, self._wish, patience, voice)
 
 
-def _plan_words(plan: QuarantinePlan, wish: QuarantineWish) -> Iterable[str]:
+def _plan_words(plan: QuarantinePlan, wish: QuarantineOptions) -> Iterable[str]:
     if not plan.node.cordoned:
         yield "would be cordoned"
     else:
@@ -183,7 +185,7 @@ def _plan_words(plan: QuarantinePlan, wish: QuarantineWish) -> Iterable[str]:
 # --- the result
 
 
-def show(result: Result, console: Screen) -> None:
+def show(result: QuarantineOutcome, console: Screen) -> None:
     if not result.recommendation:
         return
     record = result.record
@@ -222,7 +224,7 @@ def _checks_table(record: RunRecord) -> Table:
     return table
 
 
-def _show_step(result: Result, console: Screen) -> None:
+def _show_step(result: QuarantineOutcome, console: Screen) -> None:
     if result.step.note:
         console.print(Text(printable(result.step.note)), soft_wrap=not console.is_terminal)
     for command in result.step.commands:
@@ -231,7 +233,7 @@ def _show_step(result: Result, console: Screen) -> None:
         console.print("it is not cordoned: it takes work again")
 
 
-def _exit_code(result: Result) -> int:
+def _exit_code(result: QuarantineOutcome) -> int:
     if result.why_not:
         return COULD_NOT
     return 0 if result.recommendation in (PASSED, "") else NOT_PASSED

@@ -50,7 +50,7 @@ Local = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be released, and write nothing.")]
 
 
-class ReleaseWish(Struct, frozen=True):
+class ReleaseOptions(Struct, frozen=True):
     """What was asked for on the command line."""
 
     by: str
@@ -97,6 +97,6 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
         raise typer.BadParameter("either names of nodes or -l SELECTOR is wanted; --local is for this machine")
     from cli.releasing import release_nodes, release_selected  # noqa: PLC0415 - its help needs none of it
 
-    wish = ReleaseWish(by, reason, keep_cordoned, dry_run, timeout if wait else 0.0)
+    wish = ReleaseOptions(by, reason, keep_cordoned, dry_run, timeout if wait else 0.0)
     access = Access(kubeconfig, context, request_timeout)
     raise typer.Exit(release_nodes(nodes, wish, access) if nodes else release_selected(selector, wish, access, yes=yes))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cli.access import cluster_of
 from cli.lines import print_line
-from cli.release import ReleaseWish
+from cli.release import ReleaseOptions
 from cli.words import SEVERITY_STYLES, explained
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, NotFound, Refused
@@ -42,7 +42,7 @@ class CouldNotRelease(Exception):
     """The message says why."""
 
 
-def release_nodes(nodes: Sequence[str], wish: ReleaseWish, access: Access) -> int:
+def release_nodes(nodes: Sequence[str], wish: ReleaseOptions, access: Access) -> int:
     """Returns the exit code, of several nodes the worst."""
     try:
         return _release_each(cluster_of(access), nodes, _signed(wish, access))
@@ -51,7 +51,7 @@ def release_nodes(nodes: Sequence[str], wish: ReleaseWish, access: Access) -> in
         return COULD_NOT
 
 
-def release_selected(selector: str, wish: ReleaseWish, access: Access, *, yes: bool) -> int:
+def release_selected(selector: str, wish: ReleaseOptions, access: Access, *, yes: bool) -> int:
     """Those with these labels that have something to release, once a person has seen it. Returns the exit code."""
     try:
         cluster = cluster_of(access)
@@ -69,11 +69,11 @@ def release_selected(selector: str, wish: ReleaseWish, access: Access, *, yes: b
     return _release_shown(cluster, shown, len(nodes), _signed(wish, access), yes=yes)
 
 
-def _signed(wish: ReleaseWish, access: Access) -> ReleaseWish:
+def _signed(wish: ReleaseOptions, access: Access) -> ReleaseOptions:
     return wish if wish.by else replace(wish, by=user_name(access) or getpass.getuser())
 
 
-def _release_each(cluster: Cluster, nodes: Iterable[str], wish: ReleaseWish) -> int:
+def _release_each(cluster: Cluster, nodes: Iterable[str], wish: ReleaseOptions) -> int:
     console = Screen(soft_wrap=True)
     codes = []
     for name in nodes:
@@ -85,7 +85,9 @@ def _release_each(cluster: Cluster, nodes: Iterable[str], wish: ReleaseWish) -> 
     return max(codes)
 
 
-def _release_shown(cluster: Cluster, shown: Mapping[str, Findings], among: int, wish: ReleaseWish, *, yes: bool) -> int:
+def _release_shown(
+    cluster: Cluster, shown: Mapping[str, Findings], among: int, wish: ReleaseOptions, *, yes: bool
+) -> int:
     console = Screen(soft_wrap=True)
     if not shown:
         console.print(f"{counted(among, 'node')}, and none has anything to release")
@@ -107,7 +109,7 @@ def _meant(word: Release) -> Findings:
     return frozenset((one.reason, one.subject, one.last_seen) for one in word.findings)
 
 
-def _release(cluster: Cluster, name: str, wish: ReleaseWish, console: Screen) -> int:
+def _release(cluster: Cluster, name: str, wish: ReleaseOptions, console: Screen) -> int:
     node = _read(cluster, name)
     word = release_of(node, wish.by, wish.reason, datetime.now(UTC))
     if word.findings:
@@ -149,7 +151,7 @@ def _with_record(node: NodeState) -> NodeState:
     return node
 
 
-def _write(cluster: Cluster, name: str, wish: ReleaseWish) -> tuple[NodeState, Release]:
+def _write(cluster: Cluster, name: str, wish: ReleaseOptions) -> tuple[NodeState, Release]:
     """Write the release of what the Node's records show at this moment; whatever comes later is not meant.
 
     Returns the Node as it was then. Our cordon goes in the same patch.
@@ -170,7 +172,7 @@ def _write(cluster: Cluster, name: str, wish: ReleaseWish) -> tuple[NodeState, R
     return meant[-1]
 
 
-def _patch(node: NodeState, word: Release, wish: ReleaseWish) -> dict[str, Any] | None:
+def _patch(node: NodeState, word: Release, wish: ReleaseOptions) -> dict[str, Any] | None:
     """None where there is nothing to write."""
     patch = None if wish.keep_cordoned else lift(node, word.at)
     is_needed = word.findings or node.tainted()
@@ -205,7 +207,7 @@ def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
     return 0 if is_released else STILL_STANDS
 
 
-def _show_cordon(node: NodeState, wish: ReleaseWish, console: Screen) -> None:
+def _show_cordon(node: NodeState, wish: ReleaseOptions, console: Screen) -> None:
     """What becomes of the cordon, if the node is under one."""
     if not node.cordoned:
         return

@@ -7,33 +7,33 @@ from typing import Annotated
 import typer
 from msgspec import Struct
 
-from cli.options import AsJson, Form, InstanceType, JsonOrYaml, one_of, refuse_two_forms
-from healthcheck.captures.kind import Kind
+from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, one_of, refuse_two_forms
+from healthcheck.captures.kind import InputKind
 
 Files = Annotated[
     list[str],
     typer.Argument(metavar="FILE...", help="Saved logs of one node, oldest first, or evidence; - is standard input."),
 ]
 As = Annotated[
-    Kind | None,
+    InputKind | None,
     typer.Option(
         "--as",
         metavar="KIND",
-        help=f"What the files are: {', '.join(Kind)}; default: by their content.",
-        **one_of(Kind),
+        help=f"What the files are: {', '.join(InputKind)}; default: by their content.",
+        **one_of(InputKind),
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was read and is no fault.")]
 
 
-class ReplayWish(Struct, frozen=True):
+class ReplayOptions(Struct, frozen=True):
     """What was asked for on the command line."""
 
     files: tuple[str, ...]
-    kind: Kind | None
+    kind: InputKind | None
     """None: by their content."""
     instance_type: str
-    form: Form | None
+    form: OutputFormat | None
     """None: for a person."""
     verbose: bool
 
@@ -53,5 +53,5 @@ def replay(
     from cli.replaying import judge_files  # noqa: PLC0415 - its help needs none of it
 
     refuse_two_forms(output, as_json=as_json)
-    form = Form.JSON if as_json else output
-    raise typer.Exit(judge_files(ReplayWish(tuple(files), kind, instance_type, form, verbose)))
+    form = OutputFormat.JSON if as_json else output
+    raise typer.Exit(judge_files(ReplayOptions(tuple(files), kind, instance_type, form, verbose)))

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from cli import index
 from cli.documents import write_as
-from cli.here import Here
-from cli.replay import ReplayWish
+from cli.here import LocalSettings
+from cli.replay import ReplayOptions
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.captures.blocks import CaptureError
 from healthcheck.catalog.dcgm import return_of_text
@@ -39,7 +39,7 @@ from healthcheck.host.console import Screen
 from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.findings import Memory, Standing
 from healthcheck.model import Evidence, Finding, Now, Outcome
-from healthcheck.probes.dcgm.diag import DcgmLook
+from healthcheck.probes.dcgm.diag import DcgmReading
 from healthcheck.probes.dcgm.document import DiagAnswer, DiagError, DiagResult, read_answer
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
@@ -62,7 +62,7 @@ class Document(Struct, frozen=True):
     saved_at: datetime
 
 
-def judge_document(document: Document, wish: ReplayWish, here: Here) -> int:
+def judge_document(document: Document, wish: ReplayOptions, here: LocalSettings) -> int:
     """Judge and show it; returns the exit code. Raises CaptureError where it is none of the diagnostic's."""
     answer = read_answer(document.raw)
     if not answer.documents and not answer.cut_off and not any(map(return_of_text, answer.said)):
@@ -70,7 +70,7 @@ def judge_document(document: Document, wish: ReplayWish, here: Here) -> int:
     instance_type, policy = wish.instance_type, here.policy
     expected = Expectation(find_profile(here.profiles, instance_type), instance_type, policy=policy)
     check = _LEVELS[level_of(answer)]
-    outcomes = judge((check,), Evidence({check.needs[0]: DcgmLook(answer)}), expected)
+    outcomes = judge((check,), Evidence({check.needs[0]: DcgmReading(answer)}), expected)
     texts = {in_words(one): one.text for row in rows_of(answer) for one in row.errors if one.text}
     lines = _lines(document.raw)
     outcomes = tuple(_sourced(outcome, texts, lines, document.name) for outcome in outcomes)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from cli.here import Here
+from cli.here import LocalSettings
 from cli.one_look import judged, show
-from cli.replay import ReplayWish
+from cli.replay import ReplayOptions
 from cli.words import EXIT_CODES
 from healthcheck.captures import evidence_file
 from healthcheck.captures.blocks import CaptureError
-from healthcheck.captures.evidence_file import EvidenceError, Look
+from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.memory.findings import Standing
 
 
-def judge_look(raw: bytes, wish: ReplayWish, here: Here) -> int:
+def judge_look(raw: bytes, wish: ReplayOptions, here: LocalSettings) -> int:
     """Returns the exit code. Raises CaptureError where it is no look, or one of nonsense."""
     name = wish.files[0]
     try:
@@ -30,7 +30,7 @@ def judge_look(raw: bytes, wish: ReplayWish, here: Here) -> int:
     return EXIT_CODES[result.verdict.status]
 
 
-def _look(raw: bytes, instance_type: str, here: Here) -> Look:
+def _look(raw: bytes, instance_type: str, here: LocalSettings) -> EvidenceCycle:
     """The look as it was saved, its expectations too; with another instance type, that one's profile of here."""
     look = evidence_file.read(raw)
     if not instance_type:

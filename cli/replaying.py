@@ -6,8 +6,8 @@ import typer
 from rich.text import Text
 
 from cli.documents import write_as
-from cli.here import Here, read_here
-from cli.replay import ReplayWish
+from cli.here import LocalSettings, read_here
+from cli.replay import ReplayOptions
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.captures.blocks import CaptureError
 from healthcheck.captures.files import Captures
@@ -27,7 +27,7 @@ from healthcheck.verdict.verdict import Verdict, decide
 _LONGEST_SHOWN = 160
 
 
-def judge_files(wish: ReplayWish) -> int:
+def judge_files(wish: ReplayOptions) -> int:
     """Returns the exit code."""
     captures, here = Captures(list(wish.files), wish.kind), read_here("replay")
     try:
@@ -46,7 +46,7 @@ def judge_files(wish: ReplayWish) -> int:
     return _judge_log(captures, replayed, wish)
 
 
-def _judge_log(captures: Captures, replayed: Replay, wish: ReplayWish) -> int:
+def _judge_log(captures: Captures, replayed: Replay, wish: ReplayOptions) -> int:
     memory = replayed.ended(captures.boot_id, captures.undated_by)
     verdict = decide(memory, replayed.outcomes(captures.unobserved()))
     if wish.form:
@@ -61,7 +61,7 @@ def _judge_log(captures: Captures, replayed: Replay, wish: ReplayWish) -> int:
     return EXIT_CODES[verdict.status]
 
 
-def _replayed(captures: Captures, instance_type: str, here: Here) -> Replay:
+def _replayed(captures: Captures, instance_type: str, here: LocalSettings) -> Replay:
     expected = Expectation(find_profile(here.profiles, instance_type), instance_type, policy=here.policy)
     replayed = Replay(KERNEL_CHECKS, expected, here.number("MONITOR_TTL"), here.number("ESCALATE_AFTER"))
     for batch in captures.batches():

@@ -12,7 +12,7 @@ from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selecto
 from healthcheck.cluster.kubeconfig import Access
 
 
-class Output(StrEnum):
+class StatusFormat(StrEnum):
     TABLE = "table"
     WIDE = "wide"
     JSON = "json"
@@ -21,11 +21,11 @@ class Output(StrEnum):
     HTML = "html"
 
 
-class StatusWish(Struct, frozen=True):
+class StatusOptions(Struct, frozen=True):
     """What was asked for on the command line."""
 
     access: Access
-    output: Output
+    output: StatusFormat
     selector: str
     watch: bool
     headers: bool
@@ -35,14 +35,14 @@ class StatusWish(Struct, frozen=True):
 
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl-C.")]
 OutputForm = Annotated[
-    Output,
+    StatusFormat,
     typer.Option(
         "--output",
         "-o",
         metavar="FORM",
         show_default=False,
         help="table (default), wide, json, yaml, name or html.",
-        **one_of(Output),
+        **one_of(StatusFormat),
     ),
 ]
 NoHeaders = Annotated[bool, typer.Option("--no-headers", help="The rows of the table alone.")]
@@ -51,7 +51,7 @@ Allocation = Annotated[bool, typer.Option("--allocation", help="Show who has whi
 
 def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
     watch: Watch = False,
-    output: OutputForm = Output.TABLE,
+    output: OutputForm = StatusFormat.TABLE,
     selector: Selector = "",
     no_headers: NoHeaders = False,
     by_node: Allocation = False,
@@ -66,14 +66,14 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
     """
     if prometheus and not by_node:
         raise typer.BadParameter("--prometheus goes with --allocation")
-    if output is Output.HTML and (watch or by_node):
+    if output is StatusFormat.HTML and (watch or by_node):
         raise typer.BadParameter("-o html shows the fleet as it is now, without --watch and --allocation")
-    if output is Output.NAME and (watch or by_node):
+    if output is StatusFormat.NAME and (watch or by_node):
         raise typer.BadParameter("-o name lists the nodes as they are now, without --watch and --allocation")
     if by_node and (watch or selector or no_headers):
         raise typer.BadParameter("--allocation shows all of it once, without --watch, -l and --no-headers")
     from cli.fleet_table import tell  # noqa: PLC0415 - its help needs none of it
 
     access = Access(kubeconfig, context, request_timeout)
-    wish = StatusWish(access, output, selector, watch, not no_headers, by_node, prometheus)
+    wish = StatusOptions(access, output, selector, watch, not no_headers, by_node, prometheus)
     raise typer.Exit(tell(wish))

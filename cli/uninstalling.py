@@ -11,7 +11,7 @@ from cli.words import explained
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.device_taints import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
-from healthcheck.cluster.jobs import Workload
+from healthcheck.cluster.jobs import PodOwner
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import complain, say
@@ -147,7 +147,7 @@ def _listed(noun: str, keys: Sequence[str]) -> str:
     return f"{noun}{'s' if len(keys) > 1 else ''} {names}" if keys else ""
 
 
-def _say_what_runs(running: Sequence[Workload]) -> None:
+def _say_what_runs(running: Sequence[PodOwner]) -> None:
     complain(
         "uninstall",
         f"our own programs are still there, and would write again: {named([str(one) for one in running], _MOST_NAMED)}",

@@ -30,7 +30,7 @@ _LOOK_AGAIN_SECONDS = 2.0
 _MOST_NAMED = 5
 
 
-class Answer(Struct, frozen=True):
+class Verification(Struct, frozen=True):
     """What was found of one thing that has to be there."""
 
     about: str
@@ -49,47 +49,47 @@ def tell(access: Access, seconds: float) -> int:
     return 0 if _all_hold(answers) else LACKING
 
 
-def _look(cluster: Cluster, deadline: float) -> list[Answer]:
+def _look(cluster: Cluster, deadline: float) -> list[Verification]:
     """The last answers: when all hold, or when the time is over."""
     while not _all_hold(answers := list(answers_of(cluster))) and time.monotonic() < deadline:
         time.sleep(_LOOK_AGAIN_SECONDS)
     return answers
 
 
-def _all_hold(answers: list[Answer]) -> bool:
+def _all_hold(answers: list[Verification]) -> bool:
     return all(one.holds for one in answers)
 
 
-def answers_of(cluster: Cluster) -> Iterator[Answer]:
+def answers_of(cluster: Cluster) -> Iterator[Verification]:
     """In the order in which one rests on the other. Raises ClusterError."""
     missing = sorted(set(POLICIES) - cluster.list_policies_in_force())
-    yield Answer(
+    yield Verification(
         "policies",
         not missing,
         f"not in force: {named(missing, _MOST_NAMED)}" if missing else f"{len(POLICIES)} in force",
     )
     listed = list(gpu_nodes(cluster))
     nodes = {node.name for node in listed}
-    yield Answer("GPU nodes", bool(nodes), f"{len(nodes)} by their labels" if nodes else _NO_NODE)
+    yield Verification("GPU nodes", bool(nodes), f"{len(nodes)} by their labels" if nodes else _NO_NODE)
     now = datetime.now(UTC)
     beats = cluster.list_heartbeats(now)
     awake = {name for name, beat in beats.items() if now - beat.renewed <= timedelta(seconds=beat.seconds)}
     silent = sorted(nodes - awake)
     others = f"; not on {named(silent, _MOST_NAMED)}" if silent else ""
-    yield Answer("agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} looked in time{others}")
+    yield Verification("agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} looked in time{others}")
     yield from crowd_answers(listed)
     yield from engine_answers(listed)
 
 
-def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Answer]:
+def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
     """Yield the nodes with so many field managers that each of their writes is slow."""
     crowded = sorted(node.name for node in nodes if node.field_managers > MOST_FIELD_MANAGERS)
     if crowded:
         said = f"more than {MOST_FIELD_MANAGERS} on {named(crowded, _MOST_NAMED)}: {_CROWDED}"
-        yield Answer("field managers", holds=False, said=said)
+        yield Verification("field managers", holds=False, said=said)
 
 
-def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Answer]:
+def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
     """Yield why nodes have no deep tests, by cause, with what a person does about it."""
     by_cause: dict[str, list[str]] = {}
     for node in nodes:
@@ -99,7 +99,7 @@ def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Answer]:
     for name, names in sorted(by_cause.items()):
         remedy = next((one.action for one in dcgm_causes.CAUSES if one.name == name), "")
         said = f"left out on {named(sorted(names), _MOST_NAMED)}: {name}. {remedy}"
-        yield Answer("deep tests", holds=False, said=said)
+        yield Verification("deep tests", holds=False, said=said)
 
 
 _CROWDED = (
@@ -110,7 +110,7 @@ _CROWDED = (
 _NO_NODE = "none has a label by which the agent comes to it (docs/install.md)"
 
 
-def _table(answers: list[Answer]) -> Table:
+def _table(answers: list[Verification]) -> Table:
     table = Table()
     for title in ("what", "", "found"):
         table.add_column(title)

@@ -10,11 +10,11 @@ from typing import Any
 from rich.text import Text
 
 from diagnosis.hami.fit import CardVerdict
-from diagnosis.hami.holding import Held
+from diagnosis.hami.holding import CardUsage
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 from diagnosis.wanted_pods import LONGEST, NoPodError, pods_in
-from diagnosis.would_fit import Admission, Answer, NodeAnswer, by_rules, pod_of, would_fit
+from diagnosis.would_fit import Admission, NodeAnswer, WouldFit, by_rules, pod_of, would_fit
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused
 from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
@@ -35,7 +35,7 @@ def read_pods(path: Path, namespace: str) -> tuple[dict[str, Any], ...]:
         raise NoPodError("it is no text in UTF-8") from error
 
 
-def answers(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], dry_run: DryRun | None) -> Iterator[Answer]:
+def answers(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], dry_run: DryRun | None) -> Iterator[WouldFit]:
     """`dry_run` None: nobody is asked what admission makes of a pod. Raises NoPodError."""
     for raw in pods:
         try:
@@ -63,7 +63,7 @@ def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) 
     return Admission(made, asked=True)
 
 
-def page(told: Iterable[Answer]) -> Iterator[Text]:
+def page(told: Iterable[WouldFit]) -> Iterator[Text]:
     """What to print, in order."""
     for one in told:
         yield from _head(one)
@@ -73,7 +73,7 @@ def page(told: Iterable[Answer]) -> Iterator[Text]:
             yield Text(f"… and {len(one.nodes) - _MOST_NODES} more nodes: -o json has them all.")
 
 
-def document(told: Iterable[Answer]) -> list[dict[str, Any]]:
+def document(told: Iterable[WouldFit]) -> list[dict[str, Any]]:
     """For programs."""
     return [
         {
@@ -91,7 +91,7 @@ def document(told: Iterable[Answer]) -> list[dict[str, Any]]:
     ]
 
 
-def _head(one: Answer) -> Iterator[Text]:
+def _head(one: WouldFit) -> Iterator[Text]:
     fitting = [node.node for node in one.nodes if node.fits]
     if one.admission.refused:
         yield Text(f"{one.pod} would not be made: {one.admission.refused}", "bold red")
@@ -137,7 +137,7 @@ def _why(node: NodeAnswer) -> str:
     return "; ".join(said) or "fits"
 
 
-def _says(card: Held, one: CardVerdict) -> str:
+def _says(card: CardUsage, one: CardVerdict) -> str:
     free = f": {card.free.memory} MiB, {card.free.cores} %, {card.free.slots} places free"
     return f"{one}{free if one.code is None else ''}"
 

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from diagnosis.gpu_nodes import GPU, GPU_DRIVERS, MIG, SHARED, devices_in, gpu_nodes
 from diagnosis.gpus import gpu_pods
 from diagnosis.hami.books import cards_of
-from diagnosis.hami.holding import Held, Part
+from diagnosis.hami.holding import CardUsage, Share
 from diagnosis.hami.installation import installations, serving, settings_of
 from diagnosis.hami.settings import node_configs
-from diagnosis.hami.usage import Used, used
+from diagnosis.hami.usage import MeasuredUse, used
 from diagnosis.placement import ZERO, asked_by, held_on
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
@@ -29,11 +29,11 @@ from healthcheck.node.device_pools import is_whole
 from healthcheck.node.state import KEEPS_AWAY, MAINTENANCE, STARTUP, UNHEALTHY
 
 OUR_TAINTS = (UNHEALTHY, MAINTENANCE, STARTUP)
-_Shared = tuple[str, tuple[Held, ...]]
+_Shared = tuple[str, tuple[CardUsage, ...]]
 _PROFILE = re.compile(r"nvidia\.com/mig-\d{1,2}g\.(\d{1,4})gb", re.ASCII)
 
 
-class Holder(Struct, frozen=True):
+class PoolShare(Struct, frozen=True):
     """Share of a pool that one pod owns.
 
     `memory` (MiB) and `cores` (percent of a card) are set where HAMi assigned them.
@@ -56,7 +56,7 @@ class Pool(Struct, frozen=True):
     kind: str
     capacity: int
     total: int
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[PoolShare, ...] = ()
     memory: int = 0
     """In MiB, and `cores` in percent of a card, of all cards together: where they are shared by HAMi."""
     cores: int = 0
@@ -91,11 +91,11 @@ class NodeAllocation(Struct, frozen=True):
     pools: tuple[Pool, ...]
     cpu_free: Decimal
     memory_free: Decimal
-    cards: tuple[Held, ...] = ()
+    cards: tuple[CardUsage, ...] = ()
     """Those that HAMi shares."""
     loads: tuple[CardLoad, ...] = ()
     """How much each card is used now, as far as a Prometheus was asked and knows."""
-    used: Mapping[tuple[str, str], Used] = field(default_factory=dict)
+    used: Mapping[tuple[str, str], MeasuredUse] = field(default_factory=dict)
     """The same of HAMi's shares, by pod and card."""
 
     @property
@@ -257,7 +257,7 @@ def _plain(node: Node, pods: list[Pod], without: str = "") -> Iterator[Pool]:
         capacity, total = (_number(amounts, name) for amounts in (node.capacity, node.allocatable))
         if name == without or (not capacity and not total):
             continue
-        holders = tuple(Holder(pod.subject, int(amounts[name])) for pod, amounts in asked if amounts.get(name))
+        holders = tuple(PoolShare(pod.subject, int(amounts[name])) for pod, amounts in asked if amounts.get(name))
         yield Pool(name, _kind(node, name), capacity, total, holders)
 
 
@@ -270,16 +270,16 @@ def _kind(node: Node, name: str) -> str:
     return "GPUs"
 
 
-def _places(resource: str, cards: Iterable[Held]) -> Pool:
+def _places(resource: str, cards: Iterable[CardUsage]) -> Pool:
     """Return the pool of HAMi's slots on these cards.
 
     The node offers these slots, regardless of how much memory and how many cores are free.
     """
-    parts: defaultdict[str, Part] = defaultdict(Part)
+    parts: defaultdict[str, Share] = defaultdict(Share)
     for one in cards:
         for pod, part in one.pods:
             parts[pod] = parts[pod].plus(part)
-    holders = tuple(Holder(pod, part.slots, part.memory, part.cores) for pod, part in parts.items())
+    holders = tuple(PoolShare(pod, part.slots, part.memory, part.cores) for pod, part in parts.items())
     usable = [one.card for one in cards if one.usable]
     slots, memory, cores = (sum(getattr(one, name) for one in usable) for name in ("slots", "memory", "cores"))
     there = sum(one.card.slots for one in cards)
@@ -299,7 +299,7 @@ def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:
         for device in devices:
             for pod in reserved.get(device, [])[:1]:
                 holders[pod] += 1
-        told = tuple(Holder(pod, number) for pod, number in sorted(holders.items()))
+        told = tuple(PoolShare(pod, number) for pod, number in sorted(holders.items()))
         found[node].append(Pool(driver, kind, len(devices), len(devices), told))
     return found
 

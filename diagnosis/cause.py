@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from diagnosis.snapshot import Snapshot
 
 
-class Severity(IntEnum):
+class CauseSeverity(IntEnum):
     """Severity of a cause: how much work it prevents."""
 
     LOW = 1
@@ -54,7 +54,7 @@ class Cause(Struct, frozen=True):
     """
 
     name: str
-    severity: Severity
+    severity: CauseSeverity
     link: Link | None
     means: str
     """One sentence."""
@@ -65,7 +65,7 @@ class Cause(Struct, frozen=True):
     """Running work is failing: listed before all others of its severity."""
 
 
-class Found(Struct, frozen=True):
+class FoundCause(Struct, frozen=True):
     """Cause that was found. Two with the same cause and subject are merged, and their texts are combined.
 
     Subjects and affected objects have the form kind/name or kind/namespace/name, as in `node/a` and
@@ -85,7 +85,7 @@ class Found(Struct, frozen=True):
     """Causes, each with its subject, of which this is only a consequence where they are found too."""
 
 
-class Unseen(Struct, frozen=True):
+class Unchecked(Struct, frozen=True):
     """Part of the cluster that could not be checked.
 
     `why` is the reason; `hides` describes the results that are missing as a consequence.
@@ -96,7 +96,7 @@ class Unseen(Struct, frozen=True):
     hides: str
 
 
-Find = Callable[["Snapshot"], Iterable[Found]]
+Find = Callable[["Snapshot"], Iterable[FoundCause]]
 
 
 class Search(Struct, frozen=True):

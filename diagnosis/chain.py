@@ -11,7 +11,7 @@ from msgspec import Struct
 from diagnosis.cause import Link
 from diagnosis.diagnose import Problem
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import Ended, Pod
+from diagnosis.snapshot.pods import ContainerEnd, Pod
 from diagnosis.symptoms import of_events, standing_events
 from diagnosis.target import touches
 
@@ -21,7 +21,7 @@ _ON_NODE = (Link.ACCEPTED, Link.RUNTIME, Link.PREPARED, Link.STARTED, Link.RUNNI
 _NEVER_STARTED = frozenset(("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError"))
 
 
-class State(Enum):
+class LinkState(Enum):
     """State of a link."""
 
     FINE = "fine"
@@ -38,7 +38,7 @@ class Step(Struct, frozen=True):
     """
 
     link: Enum
-    state: State
+    state: LinkState
     seen: str = ""
     """What shows it, in a few words."""
     problems: tuple[Problem, ...] = ()
@@ -50,7 +50,7 @@ class Chain(Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        return all(one.state is State.FINE for one in self.steps)
+        return all(one.state is LinkState.FINE for one in self.steps)
 
 
 def chains_of(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
@@ -91,15 +91,15 @@ def steps(
     for link in links:
         here = tuple(broken.get(link, ()))
         if stopped:
-            yield Step(link, State.BROKEN if here else State.NOT_REACHED, "", here)
+            yield Step(link, LinkState.BROKEN if here else LinkState.NOT_REACHED, "", here)
         elif here:
             stopped = link is not links[-1]
-            yield Step(link, State.BROKEN, passed.get(link, ""), here)
+            yield Step(link, LinkState.BROKEN, passed.get(link, ""), here)
         elif link in passed:
-            yield Step(link, State.FINE, passed[link])
+            yield Step(link, LinkState.FINE, passed[link])
         else:
             stopped = True
-            yield Step(link, State.WAITING, waiting)
+            yield Step(link, LinkState.WAITING, waiting)
 
 
 def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
@@ -132,7 +132,7 @@ def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
         yield Link.RUNNING, "it has ended well" if pod.phase == "Succeeded" else "its containers run"
 
 
-def _ran(ended: Ended | None) -> bool:
+def _ran(ended: ContainerEnd | None) -> bool:
     return ended is not None and ended.reason not in _NEVER_STARTED
 
 

@@ -18,7 +18,7 @@ from diagnosis.components import Role, components, is_ready
 from diagnosis.gpu_nodes import has_nvidia, offers_gpus
 from diagnosis.gpus import gpu_pods
 from diagnosis.hami.installation import config_maps, is_there
-from diagnosis.kinds import KINDS, OF_COMPONENTS, POD, Kind, everywhere
+from diagnosis.kinds import KINDS, OF_COMPONENTS, POD, ApiKind, everywhere
 from diagnosis.snapshot import Builder, Snapshot
 from diagnosis.snapshot.pods import Pod, read_pod
 from diagnosis.snapshot.reading import Fields
@@ -40,7 +40,7 @@ class Keep(Protocol):
     def __call__(self, kind: str, raw: Mapping[str, Any]) -> None: ...
 
 
-Where = Callable[[Kind], Iterable[tuple[str, Mapping[str, str]]]]
+Where = Callable[[ApiKind], Iterable[tuple[str, Mapping[str, str]]]]
 """Of a kind the namespaces to list, '' for all, each with a query."""
 Objects = Callable[[str, str, Mapping[str, str]], Iterator[Mapping[str, Any]]]
 """The objects below a path, of a resource, for a query. Raises ClusterError."""
@@ -53,8 +53,8 @@ class Collector:
         self,
         objects: Objects,
         keep: Keep | None = None,
-        listed: Callable[[Kind], None] = lambda _: None,
-        kinds: Iterable[Kind] = KINDS,
+        listed: Callable[[ApiKind], None] = lambda _: None,
+        kinds: Iterable[ApiKind] = KINDS,
     ) -> None:
         self._objects = objects
         self._keep = keep
@@ -109,7 +109,7 @@ class Collector:
             logs = {(pod.subject, name): text for (pod, name, _), text in zip(wanted, texts, strict=True) if text}
         return replace(snapshot, logs=logs)
 
-    def _take(self, kind: Kind, where: Where, namespace: str) -> ClusterError | None:
+    def _take(self, kind: ApiKind, where: Where, namespace: str) -> ClusterError | None:
         """List a kind, and return why it could not be listed; None if it was.
 
         A kind that the cluster does not have counts as listed.
@@ -131,7 +131,7 @@ class Collector:
         self._builder.listed(kind.kind)
         return error
 
-    def _list(self, kind: Kind, places: Iterable[tuple[str, Mapping[str, str]]]) -> ClusterError | None:
+    def _list(self, kind: ApiKind, places: Iterable[tuple[str, Mapping[str, str]]]) -> ClusterError | None:
         try:
             for namespace, query in places:
                 for one in self._found(kind, namespace, query):
@@ -145,7 +145,7 @@ class Collector:
             return error
         return None
 
-    def _found(self, kind: Kind, namespace: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+    def _found(self, kind: ApiKind, namespace: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
         """Yield the objects, using the newest API version that the cluster serves if the kind has several."""
         for version in kind.versions:
             served = replace(kind, group=kind.group.format(version))
@@ -219,7 +219,7 @@ def _log(read: ReadLog, silent: set[str], pod: Pod, container: str, previous: bo
     return "\n".join(printable(line, _LONGEST_LINE) for line in lines)
 
 
-def _why(error: ClusterError, kind: Kind) -> str:
+def _why(error: ClusterError, kind: ApiKind) -> str:
     if isinstance(error, Forbidden):
         return f"the right to list {kind.resource} is missing"
     return str(error)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.cause import Found, Search, Unseen
+from diagnosis.cause import FoundCause, Search, Unchecked
 from diagnosis.causes import SEARCHES
 from diagnosis.first_fixes import with_fixes_first
 from diagnosis.snapshot import Snapshot
@@ -25,7 +25,7 @@ MOST_EVIDENCE = 12
 class Problem(Struct, frozen=True):
     """Result with its consequences. `evidence_left_out`: the number of further pieces of evidence."""
 
-    found: Found
+    found: FoundCause
     consequences: tuple[Problem, ...] = ()
     evidence_left_out: int = 0
 
@@ -45,7 +45,7 @@ class Diagnosis(Struct, frozen=True):
 
     at: datetime
     problems: tuple[Problem, ...]
-    unseen: tuple[Unseen, ...]
+    unseen: tuple[Unchecked, ...]
 
 
 @lru_cache(maxsize=1)
@@ -54,21 +54,21 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
 
     The result is cached, because it also decides whether more must be collected.
     """
-    found: list[Found] = []
-    unseen = [Unseen(SAVED_STATE, why, "whatever it held") for why in snapshot.unread]
+    found: list[FoundCause] = []
+    unseen = [Unchecked(SAVED_STATE, why, "whatever it held") for why in snapshot.unread]
     for search in searches:
         if search.concerns is not None and not search.concerns(snapshot):
             continue
         lacking = [kind for kind in search.needs if not snapshot.sees(kind)]
         if lacking:
             names = ", ".join(one.name for one in search.causes)
-            unseen += (Unseen(kind, snapshot.missing[kind], names) for kind in lacking)
+            unseen += (Unchecked(kind, snapshot.missing[kind], names) for kind in lacking)
         else:
             found += (with_fixes_first(snapshot, one) for one in search.find(snapshot))
     return Diagnosis(snapshot.now, arranged(found), together(unseen))
 
 
-def arranged(found: Iterable[Found]) -> tuple[Problem, ...]:
+def arranged(found: Iterable[FoundCause]) -> tuple[Problem, ...]:
     """Return one problem for each cause and subject in order, with consequences below their origin."""
     merged = _merged(found)
     above = _above(merged)
@@ -83,22 +83,22 @@ def arranged(found: Iterable[Found]) -> tuple[Problem, ...]:
     return _sorted(_tree(key, merged, children) for key in roots)
 
 
-def together(unseen: Iterable[Unseen]) -> tuple[Unseen, ...]:
+def together(unseen: Iterable[Unchecked]) -> tuple[Unchecked, ...]:
     """Return one entry for each kind and reason."""
     hides: dict[tuple[str, str], list[str]] = {}
     for one in unseen:
         hides.setdefault((one.kind, one.why), []).append(one.hides)
-    return tuple(Unseen(kind, why, ", ".join(dict.fromkeys(what))) for (kind, why), what in sorted(hides.items()))
+    return tuple(Unchecked(kind, why, ", ".join(dict.fromkeys(what))) for (kind, why), what in sorted(hides.items()))
 
 
-def _merged(found: Iterable[Found]) -> dict[_Key, Found]:
-    some: dict[_Key, list[Found]] = {}
+def _merged(found: Iterable[FoundCause]) -> dict[_Key, FoundCause]:
+    some: dict[_Key, list[FoundCause]] = {}
     for one in found:
         some.setdefault((one.cause.name, one.subject), []).append(one)
     return {key: _put_together(same) for key, same in some.items()}
 
 
-def _put_together(same: list[Found]) -> Found:
+def _put_together(same: list[FoundCause]) -> FoundCause:
     if len(same) == 1:
         return same[0]
     because = {(cause.name, subject): (cause, subject) for one in same for cause, subject in one.because_of}
@@ -116,7 +116,7 @@ def _once(texts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for some in texts for text in some))
 
 
-def _above(merged: dict[_Key, Found]) -> dict[_Key, list[_Key]]:
+def _above(merged: dict[_Key, FoundCause]) -> dict[_Key, list[_Key]]:
     """Return, for each result, its causes that were found, in its own order.
 
     A result may name thousands of causes that were not found.
@@ -149,7 +149,7 @@ def _follows(key: _Key, of: _Key, above: dict[_Key, list[_Key]]) -> bool:
 
 def _tree(
     key: tuple[str, str],
-    merged: dict[tuple[str, str], Found],
+    merged: dict[tuple[str, str], FoundCause],
     children: dict[tuple[str, str], list[tuple[str, str]]],
 ) -> Problem:
     found = merged[key]

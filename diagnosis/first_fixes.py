@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from diagnosis.cause import Found, command
+from diagnosis.cause import FoundCause, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.checks import runtime_restart
@@ -25,7 +25,7 @@ _ENDS_PODS_ALONE = ("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing", "RuntimeNo
 _MOST_NODES = 4
 
 
-def with_fixes_first(snapshot: Snapshot, found: Found) -> Found:
+def with_fixes_first(snapshot: Snapshot, found: FoundCause) -> FoundCause:
     """The find without such commands; as it is where there are none."""
     kept: list[str] = []
     fixes: dict[str, None] = {}
@@ -36,7 +36,7 @@ def with_fixes_first(snapshot: Snapshot, found: Found) -> Found:
     return replace(found, remedy=(*[*fixes][:_MOST_NODES], FILES_FIRST, *kept)) if fixes else found
 
 
-def _fixes(snapshot: Snapshot, found: Found, line: str) -> Iterator[str]:
+def _fixes(snapshot: Snapshot, found: FoundCause, line: str) -> Iterator[str]:
     """Yield corrections that have to be made before the commands of the line are run."""
     if _RESTARTS_ALL.search(line):
         yield from _corrections(snapshot.nodes, runtime_restart.REASONS)
@@ -56,7 +56,7 @@ def _corrections(nodes: Iterable[Node], reasons: Iterable[str]) -> Iterator[str]
             yield f"Correct first on {node.subject} what its agent found there: {', '.join(first)}; see {explain}"
 
 
-def _nodes_of(snapshot: Snapshot, found: Found) -> list[Node]:
+def _nodes_of(snapshot: Snapshot, found: FoundCause) -> list[Node]:
     subjects = {found.subject, *found.affected}
     names = {one.removeprefix("node/") for one in subjects if one.startswith("node/")}
     names |= {one.spec.node for one in snapshot.pods if one.subject in subjects}

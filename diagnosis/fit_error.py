@@ -23,7 +23,7 @@ _AFTER = (
 _EMPTY = "no nodes available to schedule pods"
 
 
-class Says(Enum):
+class ReasonSubject(Enum):
     """Subject of a reason."""
 
     SHORT = "too little of a resource"
@@ -47,13 +47,13 @@ class Says(Enum):
     OTHER = "something else"
 
 
-class Reason(Struct, frozen=True):
+class UnfitReason(Struct, frozen=True):
     """Reason why a pod does not fit.
 
     `nodes` is the number of nodes; None if the reason concerns the pod as such. `what`: the resource, taint or object.
     """
 
-    says: Says
+    says: ReasonSubject
     text: str
     nodes: int | None = None
     what: str = ""
@@ -63,62 +63,67 @@ class FitError(Struct, frozen=True):
     """Parsed text of a scheduler. `nodes`: how many the scheduler knew; None if the text has no number."""
 
     nodes: int | None
-    reasons: tuple[Reason, ...]
+    reasons: tuple[UnfitReason, ...]
 
-    def of(self, *says: Says) -> tuple[Reason, ...]:
+    def of(self, *says: ReasonSubject) -> tuple[UnfitReason, ...]:
         return tuple(one for one in self.reasons if one.says in says)
 
 
-_TEXTS: tuple[tuple[Says, str], ...] = (
+_TEXTS: tuple[tuple[ReasonSubject, str], ...] = (
     # HAMi's codes before the rest: its texts name nodes and cards.
     (
-        Says.HAMI,
+        ReasonSubject.HAMI,
         (
             r"\b(?:NodeUnfitPod|node unregistered|node usage unavailable|node not fit pod|NodeInsufficientDevice"
             r"|Card[A-Z][A-Za-z]{1,40}|AllocatedCardsInsufficientRequest|ExclusiveDeviceAllocateConflict|NumaNotFit"
             r"|ResourceQuotaNotFit|ModeNotFit|node lock)\b"
         ),
     ),
-    (Says.SHORT, r"\AInsufficient (\S{1,320})"),
-    (Says.SHORT, r"\A(?:node\(s\) had )?(Too many pods)"),
-    (Says.TAINT, r"had untolerated taint\(s\)"),
-    (Says.TAINT, r"had (?:un)?tolerated taint (\{[^{}]{0,700}\})"),
-    (Says.TAINT, r"had taint (\{[^{}]{0,700}\})"),
-    (Says.TAINT, r"had taints? that the pod didn't tolerate"),
-    (Says.CORDON, r"were unschedulable"),
-    (Says.NOT_READY, r"were not ready|had unknown conditions|were out of disk|(?:disk|memory|pid) ?pressure"),
-    (Says.OTHER_PODS, r"pod (?:anti-)?affinity|pods anti-affinity"),
-    (Says.SELECTOR, r"node affinity/selector|match node selector|Pod's node affinity|enforced node affinity"),
-    (Says.SELECTOR, r"pod affinity terms conflict"),
-    (Says.NODE_NAME, r"match the requested (?:node ?name|hostname)"),
-    (Says.SPREAD, r"topology spread"),
-    (Says.PORTS, r"free ports for the requested pod ports"),
-    (Says.VOLUME_UNBOUND, r"unbound (?:immediate )?PersistentVolumeClaims|persistent volumes to bind"),
-    (Says.VOLUME_UNBOUND, r"not have enough free storage"),
-    (Says.VOLUME_MISSING, r"persistentvolumeclaim \"([^\"]{1,320})\" (?:not found|is being deleted)"),
-    (Says.VOLUME_MISSING, r"bound to non-existent pv"),
-    (Says.VOLUME_ELSEWHERE, r"volume node affinity conflict|PersistentVolume's node affinity"),
-    (Says.VOLUME_ELSEWHERE, r"no available volume zone"),
-    (Says.VOLUME_BUSY, r"max volume count|no available disk|ReadWriteOncePod"),
-    (Says.CLASS_MISSING, r"device class (\S{1,320}) does not exist"),
-    (Says.CLAIM_MISSING, r"resourceclaim \"?([^\" ]{0,320})\"? not found"),
-    (Says.CLAIM_MISSING, r"resource ?claim (?:\S{1,320} )?(?:was )?not (?:been )?created"),
-    (Says.CLAIM_MISSING, r"controller to create the resourceclaim"),
-    (Says.CLAIM, r"cannot allocate all claims|resource ?claim|extended resource claim|cannot fit resource"),
+    (ReasonSubject.SHORT, r"\AInsufficient (\S{1,320})"),
+    (ReasonSubject.SHORT, r"\A(?:node\(s\) had )?(Too many pods)"),
+    (ReasonSubject.TAINT, r"had untolerated taint\(s\)"),
+    (ReasonSubject.TAINT, r"had (?:un)?tolerated taint (\{[^{}]{0,700}\})"),
+    (ReasonSubject.TAINT, r"had taint (\{[^{}]{0,700}\})"),
+    (ReasonSubject.TAINT, r"had taints? that the pod didn't tolerate"),
+    (ReasonSubject.CORDON, r"were unschedulable"),
+    (ReasonSubject.NOT_READY, r"were not ready|had unknown conditions|were out of disk|(?:disk|memory|pid) ?pressure"),
+    (ReasonSubject.OTHER_PODS, r"pod (?:anti-)?affinity|pods anti-affinity"),
+    (ReasonSubject.SELECTOR, r"node affinity/selector|match node selector|Pod's node affinity|enforced node affinity"),
+    (ReasonSubject.SELECTOR, r"pod affinity terms conflict"),
+    (ReasonSubject.NODE_NAME, r"match the requested (?:node ?name|hostname)"),
+    (ReasonSubject.SPREAD, r"topology spread"),
+    (ReasonSubject.PORTS, r"free ports for the requested pod ports"),
+    (ReasonSubject.VOLUME_UNBOUND, r"unbound (?:immediate )?PersistentVolumeClaims|persistent volumes to bind"),
+    (ReasonSubject.VOLUME_UNBOUND, r"not have enough free storage"),
+    (ReasonSubject.VOLUME_MISSING, r"persistentvolumeclaim \"([^\"]{1,320})\" (?:not found|is being deleted)"),
+    (ReasonSubject.VOLUME_MISSING, r"bound to non-existent pv"),
+    (ReasonSubject.VOLUME_ELSEWHERE, r"volume node affinity conflict|PersistentVolume's node affinity"),
+    (ReasonSubject.VOLUME_ELSEWHERE, r"no available volume zone"),
+    (ReasonSubject.VOLUME_BUSY, r"max volume count|no available disk|ReadWriteOncePod"),
+    (ReasonSubject.CLASS_MISSING, r"device class (\S{1,320}) does not exist"),
+    (ReasonSubject.CLAIM_MISSING, r"resourceclaim \"?([^\" ]{0,320})\"? not found"),
+    (ReasonSubject.CLAIM_MISSING, r"resource ?claim (?:\S{1,320} )?(?:was )?not (?:been )?created"),
+    (ReasonSubject.CLAIM_MISSING, r"controller to create the resourceclaim"),
+    (ReasonSubject.CLAIM, r"cannot allocate all claims|resource ?claim|extended resource claim|cannot fit resource"),
     (
-        Says.GANG,
+        ReasonSubject.GANG,
         r"\bgang\b|pod ?group|sibling pods|minmember|minavailable|rejected due to timeout",
     ),
 )
 
 
 @cache
-def _patterns() -> tuple[tuple[Says, re.Pattern[str]], ...]:
+def _patterns() -> tuple[tuple[ReasonSubject, re.Pattern[str]], ...]:
     """Compiled when the first message is taken apart: in most clusters no scheduler complains."""
     return tuple((says, re.compile(pattern, re.ASCII | re.IGNORECASE)) for says, pattern in _TEXTS)
 
 
-_OF_THE_POD = (Says.VOLUME_UNBOUND, Says.VOLUME_MISSING, Says.CLAIM_MISSING, Says.CLASS_MISSING)
+_OF_THE_POD = (
+    ReasonSubject.VOLUME_UNBOUND,
+    ReasonSubject.VOLUME_MISSING,
+    ReasonSubject.CLAIM_MISSING,
+    ReasonSubject.CLASS_MISSING,
+)
 """What is said without any count of nodes, where the pod is refused before one is looked at."""
 
 
@@ -136,21 +141,21 @@ def parse(message: str) -> FitError | None:
     rest = message[head.end() :]
     cut = min((at for one in _AFTER if (at := rest.find(one)) >= 0), default=len(rest))
     body = rest[:cut].strip(" .,")
-    before = (one for one in (reason_of(message[: head.start()]),) if one.says is Says.GANG)
+    before = (one for one in (reason_of(message[: head.start()]),) if one.says is ReasonSubject.GANG)
     listed = (_reason(one.strip(" .")) for one in _NEXT.split(body) if one.strip(" ."))
     return FitError(int(head[2]), (*before, *listed))
 
 
-def reason_of(text: str, nodes: int | None = None) -> Reason:
+def reason_of(text: str, nodes: int | None = None) -> UnfitReason:
     """Parse the text of one reason, without its count."""
     for says, pattern in _patterns():
         found = pattern.search(text)
         if found is not None:
             what = (found[1] or "") if pattern.groups else ""
-            return Reason(says, text, nodes, "pods" if what.lower() == "too many pods" else what)
-    return Reason(Says.OTHER, text, nodes)
+            return UnfitReason(says, text, nodes, "pods" if what.lower() == "too many pods" else what)
+    return UnfitReason(ReasonSubject.OTHER, text, nodes)
 
 
-def _reason(text: str) -> Reason:
+def _reason(text: str) -> UnfitReason:
     counted = _COUNTED.match(text)
     return reason_of(text) if counted is None else reason_of(counted[2], int(counted[1]))

@@ -12,7 +12,7 @@ from diagnosis.gpu_nodes import GPU_DRIVERS, is_device
 from diagnosis.gpus import gpu_claims, gpus_of
 from diagnosis.hami.grants import shares
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.dra import Device, ResourceClaim
+from diagnosis.snapshot.dra import ResourceClaim, SliceDevice
 from diagnosis.snapshot.pods import AllocatedDevice, Container, Pod
 from diagnosis.snapshot.record import RecordFinding
 from healthcheck.memory.findings import gpu_address
@@ -23,7 +23,7 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.
 _UNHEALTHY = "Unhealthy"
 
 
-class GivenGpu(Struct, frozen=True):
+class AllocatedGpu(Struct, frozen=True):
     """One GPU, or a part of one.
 
     `uuids` are its own and, for a MIG instance, that of its GPU if known.
@@ -42,12 +42,12 @@ class GivenGpu(Struct, frozen=True):
         return False if comparable else None
 
 
-def given_gpus(snapshot: Snapshot, pod: Pod) -> tuple[GivenGpu, ...] | None:
+def given_gpus(snapshot: Snapshot, pod: Pod) -> tuple[AllocatedGpu, ...] | None:
     """Return the pod's GPUs; None if a container has GPUs and no source identifies them."""
     by_hami = tuple(_by_uuid(one.card) for one in shares(pod.meta))
     if by_hami:
         return by_hami
-    found: list[GivenGpu] = []
+    found: list[AllocatedGpu] = []
     for container in pod.spec.containers:
         if container.init and not container.sidecar:
             continue
@@ -67,14 +67,14 @@ def unhealthy_gpus(pod: Pod) -> Iterator[AllocatedDevice]:
         yield from (one for one in state.devices if state.running and _is_gpu(one) and one.health == _UNHEALTHY)
 
 
-def _by_kubelet(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[GivenGpu]:
+def _by_kubelet(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[AllocatedGpu]:
     for state in pod.states:
         if state.name == container.name:
             for one in filter(_is_gpu, state.devices):
                 yield _by_device(snapshot, one.name) if one.resource.startswith("claim:") else _by_uuid(one.name)
 
 
-def _by_claims(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[GivenGpu]:
+def _by_claims(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[AllocatedGpu]:
     for name in container.claims:
         claim = _claims(snapshot).get((pod.meta.namespace, pod.claim_names.get(name, pod.spec.claims.get(name, ""))))
         devices = claim.devices if claim is not None else ()
@@ -91,18 +91,18 @@ def _is_gpu(one: AllocatedDevice) -> bool:
     return is_device(one.resource)
 
 
-def _by_uuid(name: str) -> GivenGpu:
+def _by_uuid(name: str) -> AllocatedGpu:
     found = _UUID.search(name)
     uuid = found[0] if found else name.partition("::")[0]
-    return GivenGpu(uuid, frozenset((uuid.lower(),)))
+    return AllocatedGpu(uuid, frozenset((uuid.lower(),)))
 
 
-def _by_device(snapshot: Snapshot, name: str) -> GivenGpu:
+def _by_device(snapshot: Snapshot, name: str) -> AllocatedGpu:
     device = _devices(snapshot).get(name)
     if device is None:
-        return GivenGpu(name)
+        return AllocatedGpu(name)
     named = _uuids(device.attributes)
-    return GivenGpu(next(iter(named), name), frozenset(one.lower() for one in named), address_of(device.attributes))
+    return AllocatedGpu(next(iter(named), name), frozenset(one.lower() for one in named), address_of(device.attributes))
 
 
 def _uuids(attributes: Mapping[str, str]) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def _claims(snapshot: Snapshot) -> Mapping[tuple[str, str], ResourceClaim]:
 
 
 @lru_cache(maxsize=1)
-def _devices(snapshot: Snapshot) -> Mapping[str, Device]:
+def _devices(snapshot: Snapshot) -> Mapping[str, SliceDevice]:
     """Return the devices by driver/pool/device."""
     slices = (one for pool in snapshot.pools.values() for one in pool)
     return {f"{one.driver}/{one.pool}/{device.name}": device for one in slices for device in one.devices}

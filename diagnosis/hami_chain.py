@@ -14,7 +14,7 @@ from diagnosis.chain import MOST_CHAINS, Chain, steps, touching
 from diagnosis.components import Role
 from diagnosis.diagnose import Problem
 from diagnosis.hami.command_line import CommandLine
-from diagnosis.hami.grants import BindPhase, Grant, grant
+from diagnosis.hami.grants import BindPhase, PodGrant, grant
 from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, schedulers
 from diagnosis.hami.usage import used
 from diagnosis.hami.wishes import GPU_POLICY, NODE_POLICY
@@ -100,7 +100,7 @@ def _of_event(last: Event | None) -> Iterator[str]:
         yield f"its last word: {last.reason}"
 
 
-def _throttled(one: Installation, pod: Pod, given: Grant) -> Iterator[str]:
+def _throttled(one: Installation, pod: Pod, given: PodGrant) -> Iterator[str]:
     """Yield a core limit that also applies on an idle card.
 
     It is intended, but may be unexpected in a performance test.
@@ -112,7 +112,7 @@ def _throttled(one: Installation, pod: Pod, given: Grant) -> Iterator[str]:
         yield f"cores are held to {', '.join(map(str, held))} % also on a card that is idle: core policy force"
 
 
-def _of_cards(pod: Pod, given: Grant, line: CommandLine) -> str:
+def _of_cards(pod: Pod, given: PodGrant, line: CommandLine) -> str:
     """Describe the granted cards, and the policy that chose them.
 
     The policy is included if the pod or the scheduler's command line names one.

@@ -24,7 +24,7 @@ _MONITOR, _PLUGIN = "vgpu-monitor", "device-plugin"
 _MOST_NAMED, _MOST_RULE = 5, 200
 
 
-class Part(Struct, frozen=True):
+class HamiPart(Struct, frozen=True):
     """One row. `status` is text; `health` is None if the part has none of its own."""
 
     what: str
@@ -39,7 +39,7 @@ class InstallationTable(Struct, frozen=True):
 
     name: str
     scheduler_name: str
-    parts: tuple[Part, ...]
+    parts: tuple[HamiPart, ...]
 
 
 def installation_tables(snapshot: Snapshot) -> tuple[InstallationTable, ...]:
@@ -51,9 +51,9 @@ def installation_tables(snapshot: Snapshot) -> tuple[InstallationTable, ...]:
     return tuple(tables)
 
 
-def _schedulers(one: Installation) -> Iterator[Part]:
+def _schedulers(one: Installation) -> Iterator[HamiPart]:
     if one.scheduler is None:
-        yield Part("scheduler", Health.UNKNOWN, Health.UNKNOWN.value)
+        yield HamiPart("scheduler", Health.UNKNOWN, Health.UNKNOWN.value)
         return
     line = one.command_line
     how = f"nodes by {line.node_policy}, cards by {line.gpu_policy}; a node's lock holds {_minutes(line.lock_expires)}"
@@ -68,10 +68,10 @@ def _schedulers(one: Installation) -> Iterator[Part]:
             yield _of_container(name, one.scheduler, container, told)
 
 
-def _plugins(snapshot: Snapshot, one: Installation) -> Iterator[Part]:
+def _plugins(snapshot: Snapshot, one: Installation) -> Iterator[HamiPart]:
     lacking = {row.component.subject: row.lacking for row in component_table(snapshot)}
     if not one.plugins:
-        yield Part("device plugin", Health.UNKNOWN, Health.UNKNOWN.value)
+        yield HamiPart("device plugin", Health.UNKNOWN, Health.UNKNOWN.value)
     for plugin in one.plugins:
         nodes = lacking.get(plugin.subject, ())
         without = f"; without it: {named(nodes, _MOST_NAMED)}" if nodes else ""
@@ -81,10 +81,10 @@ def _plugins(snapshot: Snapshot, one: Installation) -> Iterator[Part]:
             name = "monitor" if container.name == _MONITOR else "device plugin" if mine else container.name
             yield _of_container(name, plugin, container, f"{plugin.subject}{without if mine else ''}")
         if own and all(container.name != _MONITOR for container in own):
-            yield Part("monitor", None, "none", told=f"no container {_MONITOR} in {plugin.subject}")
+            yield HamiPart("monitor", None, "none", told=f"no container {_MONITOR} in {plugin.subject}")
 
 
-def _of_container(name: str, component: Component, container: Container, told: str) -> Part:
+def _of_container(name: str, component: Component, container: Container, told: str) -> HamiPart:
     """Return the row of one container, from all pods of the component.
 
     If none of them is visible, the counts of the workload are used.
@@ -95,26 +95,26 @@ def _of_container(name: str, component: Component, container: Container, told: s
         ready = sum(any(one.name == container.name and one.ready for one in pod.states) for pod in living)
     health = replace(component, ready=ready).health
     of = f"{ready} of {component.wanted} ready; " if component.wanted is not None else ""
-    return Part(name, health, health.value, tag_of(container.image), of + told)
+    return HamiPart(name, health, health.value, tag_of(container.image), of + told)
 
 
-def _webhooks(snapshot: Snapshot, one: Installation) -> Iterator[Part]:
+def _webhooks(snapshot: Snapshot, one: Installation) -> Iterator[HamiPart]:
     if not one.webhooks:
         seen = snapshot.sees("MutatingWebhookConfiguration")
         health = Health.DOWN if seen else Health.UNKNOWN
-        yield Part("webhook", health, "missing" if seen else health.value)
+        yield HamiPart("webhook", health, "missing" if seen else health.value)
     for hook in one.webhooks:
         trust = _trust(hook, snapshot.now)
         yield _webhook(snapshot, one, hook, trust)
-        yield Part("it takes", None, told=_taken(hook))
+        yield HamiPart("it takes", None, told=_taken(hook))
         yield from _left_alone(snapshot, hook)
         fails = "the pod is refused" if hook.fails_closed else "the pod passes as it is"
         policy = "Fail" if hook.fails_closed else "Ignore"
-        yield Part("without an answer", None, told=f"failurePolicy {policy}: after {hook.timeout} s {fails}")
+        yield HamiPart("without an answer", None, told=f"failurePolicy {policy}: after {hook.timeout} s {fails}")
         yield trust
 
 
-def _webhook(snapshot: Snapshot, one: Installation, hook: Webhook, trust: Part) -> Part:
+def _webhook(snapshot: Snapshot, one: Installation, hook: Webhook, trust: HamiPart) -> HamiPart:
     namespace, _, name = one.service.partition("/")
     known = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == (namespace, name)]
     ready = sum(each.ready for each in known)
@@ -124,7 +124,7 @@ def _webhook(snapshot: Snapshot, one: Installation, hook: Webhook, trust: Part) 
         health = Health.DOWN
     pods = "" if hook.on_pods else "; no rule of it is of pods that are made"
     told = f"{hook.configuration.subject}, service/{one.service}: {behind}{pods}{_last_answer(snapshot, one)}"
-    return Part("webhook", health, health.value, told=told)
+    return HamiPart("webhook", health, health.value, told=told)
 
 
 def _last_answer(snapshot: Snapshot, one: Installation) -> str:
@@ -143,14 +143,14 @@ def _taken(hook: Webhook) -> str:
     return f"{pods}, in {places}" + (f", by matchConditions {'; '.join(rules)}" if rules else "")
 
 
-def _left_alone(snapshot: Snapshot, hook: Webhook) -> Iterator[Part]:
+def _left_alone(snapshot: Snapshot, hook: Webhook) -> Iterator[HamiPart]:
     alone = sorted(one.name for one in snapshot.namespaces if not hook.namespaces.takes(one.labels))
     if snapshot.namespaces:
         told = named(alone, _MOST_NAMED) if alone else f"none of the {counted(len(snapshot.namespaces), 'namespace')}"
-        yield Part("it leaves alone", None, told=told)
+        yield HamiPart("it leaves alone", None, told=told)
 
 
-def _trust(hook: Webhook, now: datetime) -> Part:
+def _trust(hook: Webhook, now: datetime) -> HamiPart:
     """Return the row for the webhook's CA.
 
     Secrets are never read, so it is unknown which certificates the CA has signed.
@@ -158,14 +158,14 @@ def _trust(hook: Webhook, now: datetime) -> Part:
     what, last = "its CA", authorities(hook.ca) if hook.ca else ()
     beside = "whether it signed the scheduler's certificate is not looked at: Secrets are never read"
     if not hook.ca:
-        return Part(what, Health.DOWN, "missing", told="the webhook has no caBundle")
+        return HamiPart(what, Health.DOWN, "missing", told="the webhook has no caBundle")
     if not last:
         why = "a saved state does not keep it" if hook.ca == OTHER_VALUE else "its caBundle is no CA that can be read"
-        return Part(what, Health.UNKNOWN, Health.UNKNOWN.value, told=why)
+        return HamiPart(what, Health.UNKNOWN, Health.UNKNOWN.value, told=why)
     one = last[-1]
     status = "expired" if one.ends < now else "not yet valid" if one.begins > now else "valid"
     until = f"{one.name or 'without a name'}, {one.begins:%Y-%m-%d} to {one.ends:%Y-%m-%d}; {beside}"
-    return Part(what, Health.WORKING if status == "valid" else Health.DOWN, status, told=until)
+    return HamiPart(what, Health.WORKING if status == "valid" else Health.DOWN, status, told=until)
 
 
 def _minutes(time: timedelta) -> str:

@@ -10,7 +10,7 @@ from healthcheck.node.device_rules import RULE_VERSIONS
 from healthcheck.node.devices import DRA_VERSIONS
 
 
-class Kind(Struct, frozen=True):
+class ApiKind(Struct, frozen=True):
     """`group` is the API's path, `api/v1` or `apis/apps/v1`; `resource` the plural, as a role names it.
 
     `versions`: those that may be served, the newest first, of a group that leaves its version open.
@@ -33,59 +33,61 @@ class Kind(Struct, frozen=True):
 _DRA = "apis/resource.k8s.io/{}"
 _KUEUE = "apis/kueue.x-k8s.io/{}"
 _VOLCANO = "apis/scheduling.volcano.sh/v1beta1"
-POD = Kind("Pod", "api/v1", "pods")
+POD = ApiKind("Pod", "api/v1", "pods")
 KINDS = (
-    Kind("Node", "api/v1", "nodes", namespaced=False),
+    ApiKind("Node", "api/v1", "nodes", namespaced=False),
     POD,
-    Kind("Event", "api/v1", "events"),
-    Kind("Namespace", "api/v1", "namespaces", namespaced=False),
-    Kind("Deployment", "apis/apps/v1", "deployments"),
-    Kind("ReplicaSet", "apis/apps/v1", "replicasets"),
-    Kind("StatefulSet", "apis/apps/v1", "statefulsets"),
-    Kind("DaemonSet", "apis/apps/v1", "daemonsets"),
-    Kind("Job", "apis/batch/v1", "jobs"),
-    Kind("JobSet", "apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
-    Kind("LeaderWorkerSet", "apis/leaderworkerset.x-k8s.io/v1", "leaderworkersets"),
-    Kind("ResourceQuota", "api/v1", "resourcequotas"),
-    Kind("LimitRange", "api/v1", "limitranges"),
-    Kind("PodDisruptionBudget", "apis/policy/v1", "poddisruptionbudgets"),
-    Kind("RuntimeClass", "apis/node.k8s.io/v1", "runtimeclasses", namespaced=False),
-    Kind(
+    ApiKind("Event", "api/v1", "events"),
+    ApiKind("Namespace", "api/v1", "namespaces", namespaced=False),
+    ApiKind("Deployment", "apis/apps/v1", "deployments"),
+    ApiKind("ReplicaSet", "apis/apps/v1", "replicasets"),
+    ApiKind("StatefulSet", "apis/apps/v1", "statefulsets"),
+    ApiKind("DaemonSet", "apis/apps/v1", "daemonsets"),
+    ApiKind("Job", "apis/batch/v1", "jobs"),
+    ApiKind("JobSet", "apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
+    ApiKind("LeaderWorkerSet", "apis/leaderworkerset.x-k8s.io/v1", "leaderworkersets"),
+    ApiKind("ResourceQuota", "api/v1", "resourcequotas"),
+    ApiKind("LimitRange", "api/v1", "limitranges"),
+    ApiKind("PodDisruptionBudget", "apis/policy/v1", "poddisruptionbudgets"),
+    ApiKind("RuntimeClass", "apis/node.k8s.io/v1", "runtimeclasses", namespaced=False),
+    ApiKind(
         "MutatingWebhookConfiguration",
         "apis/admissionregistration.k8s.io/v1",
         "mutatingwebhookconfigurations",
         namespaced=False,
     ),
-    Kind(
+    ApiKind(
         "ValidatingWebhookConfiguration",
         "apis/admissionregistration.k8s.io/v1",
         "validatingwebhookconfigurations",
         namespaced=False,
     ),
-    Kind("EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices"),
-    Kind("PersistentVolumeClaim", "api/v1", "persistentvolumeclaims"),
-    Kind("PersistentVolume", "api/v1", "persistentvolumes", namespaced=False),
-    Kind("Lease", "apis/coordination.k8s.io/v1", "leases"),
-    Kind("ConfigMap", "api/v1", "configmaps", names=("hami-scheduler", "hami-scheduler-device", "hami-device-plugin")),
-    Kind("ClusterPolicy", "apis/nvidia.com/v1", "clusterpolicies", namespaced=False),
-    Kind("GPUCluster", "apis/nvidia.com/v1alpha1", "gpuclusters", namespaced=False),
-    Kind("ResourceSlice", _DRA, "resourceslices", namespaced=False, versions=DRA_VERSIONS),
-    Kind("DeviceClass", _DRA, "deviceclasses", namespaced=False, versions=DRA_VERSIONS),
-    Kind("ResourceClaim", _DRA, "resourceclaims", versions=DRA_VERSIONS),
-    Kind("ResourceClaimTemplate", _DRA, "resourceclaimtemplates", versions=DRA_VERSIONS),
-    Kind("DeviceTaintRule", _DRA, "devicetaintrules", namespaced=False, versions=RULE_VERSIONS),
-    Kind("Workload", _KUEUE, "workloads"),
-    Kind("LocalQueue", _KUEUE, "localqueues"),
-    Kind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False),
-    Kind("PodGroup", _VOLCANO, "podgroups"),
-    Kind("Queue", _VOLCANO, "queues", namespaced=False),
+    ApiKind("EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices"),
+    ApiKind("PersistentVolumeClaim", "api/v1", "persistentvolumeclaims"),
+    ApiKind("PersistentVolume", "api/v1", "persistentvolumes", namespaced=False),
+    ApiKind("Lease", "apis/coordination.k8s.io/v1", "leases"),
+    ApiKind(
+        "ConfigMap", "api/v1", "configmaps", names=("hami-scheduler", "hami-scheduler-device", "hami-device-plugin")
+    ),
+    ApiKind("ClusterPolicy", "apis/nvidia.com/v1", "clusterpolicies", namespaced=False),
+    ApiKind("GPUCluster", "apis/nvidia.com/v1alpha1", "gpuclusters", namespaced=False),
+    ApiKind("ResourceSlice", _DRA, "resourceslices", namespaced=False, versions=DRA_VERSIONS),
+    ApiKind("DeviceClass", _DRA, "deviceclasses", namespaced=False, versions=DRA_VERSIONS),
+    ApiKind("ResourceClaim", _DRA, "resourceclaims", versions=DRA_VERSIONS),
+    ApiKind("ResourceClaimTemplate", _DRA, "resourceclaimtemplates", versions=DRA_VERSIONS),
+    ApiKind("DeviceTaintRule", _DRA, "devicetaintrules", namespaced=False, versions=RULE_VERSIONS),
+    ApiKind("Workload", _KUEUE, "workloads"),
+    ApiKind("LocalQueue", _KUEUE, "localqueues"),
+    ApiKind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False),
+    ApiKind("PodGroup", _VOLCANO, "podgroups"),
+    ApiKind("Queue", _VOLCANO, "queues", namespaced=False),
 )
 OF_COMPONENTS = frozenset(("DaemonSet", "Deployment"))
 """What GPUs need stands in namespaces of its own: without those a component is not visible, and not absent."""
 _OF_NODES = "kube-node-lease"
 
 
-def everywhere(kind: Kind) -> Iterator[tuple[str, dict[str, str]]]:
+def everywhere(kind: ApiKind) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the queries for all objects of a kind; only for some names if it has `names`."""
     if kind.names:
         yield from (("", {"fieldSelector": f"metadata.name={name}"}) for name in kind.names)
@@ -93,7 +95,7 @@ def everywhere(kind: Kind) -> Iterator[tuple[str, dict[str, str]]]:
         yield "", {}
 
 
-def around(namespace: str, node: str) -> Callable[[Kind], Iterable[tuple[str, dict[str, str]]]]:
+def around(namespace: str, node: str) -> Callable[[ApiKind], Iterable[tuple[str, dict[str, str]]]]:
     """Return queries for a pod's namespace, cluster-wide objects, its node, and the pods there.
 
     These are the objects on which the pod depends. `node` is '' if the pod waits for a node, and may get any.
@@ -105,7 +107,7 @@ def around(namespace: str, node: str) -> Callable[[Kind], Iterable[tuple[str, di
         "PersistentVolume": [],  # the pod is where its volumes can be
     }
 
-    def where(kind: Kind) -> Iterable[tuple[str, dict[str, str]]]:
+    def where(kind: ApiKind) -> Iterable[tuple[str, dict[str, str]]]:
         if node and kind.kind in of_node:
             return of_node[kind.kind]
         if kind.names or not kind.namespaced or kind.kind in OF_COMPONENTS:

@@ -23,7 +23,7 @@ ZERO = Decimal(0)
 Amounts = Mapping[str, Decimal]
 
 
-class Why(Enum):
+class ObstacleKind(Enum):
     """Reason why a pod can't run on a node."""
 
     CORDONED = "it is cordoned"
@@ -41,7 +41,7 @@ class Obstacle(Struct, frozen=True):
     It has a `resource` with requested, offered and free amounts, or the obstacle in `what`.
     """
 
-    why: Why
+    why: ObstacleKind
     what: str = ""
     resource: str = ""
     asked: Decimal = ZERO
@@ -102,11 +102,11 @@ def refusals(spec: PodSpec, node: Node) -> Iterator[Obstacle]:
     """Yield obstacles for the pod on the node that do not depend on free amounts."""
     unschedulable = Taint(UNSCHEDULABLE, "", "NoSchedule")
     if node.cordoned and not tolerates(spec.tolerations, unschedulable):
-        yield Obstacle(Why.CORDONED)
+        yield Obstacle(ObstacleKind.CORDONED)
     for taint in untolerated(spec, node):
-        yield Obstacle(Why.TAINTED, str(taint))
+        yield Obstacle(ObstacleKind.TAINTED, str(taint))
     if not selects(spec, node):
-        yield Obstacle(Why.UNSELECTED)
+        yield Obstacle(ObstacleKind.UNSELECTED)
 
 
 def untolerated(spec: PodSpec, node: Node) -> Iterator[Taint]:
@@ -124,7 +124,13 @@ def shortages(asked: Amounts, node: Node, held: Amounts) -> Iterator[Obstacle]:
         offered = offers(node, resource)
         free = max(offered - held.get(resource, ZERO), ZERO)
         if wanted > free:
-            why = Why.ABSENT if not offered else Why.TOO_SMALL if wanted > offered else Why.IN_USE
+            why = (
+                ObstacleKind.ABSENT
+                if not offered
+                else ObstacleKind.TOO_SMALL
+                if wanted > offered
+                else ObstacleKind.IN_USE
+            )
             yield Obstacle(why, resource=resource, asked=wanted, offered=offered, free=free)
 
 

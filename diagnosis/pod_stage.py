@@ -7,7 +7,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from diagnosis.snapshot.pods import ContainerState, Ended, Pod
+from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
 
 _HARD = frozenset(
     (
@@ -23,7 +23,7 @@ _JUST_NOW = timedelta(minutes=10)
 _LONG_GOING = timedelta(minutes=15)
 
 
-class Kind(Enum):
+class StageKind(Enum):
     READY = "ready"
     GOING = "on its way out"
     FAILS = "fails"
@@ -40,7 +40,7 @@ class Stage(Struct, frozen=True):
     `since` is the time when the pod reached the stage, as far as it is known.
     """
 
-    kind: Kind
+    kind: StageKind
     container: str = ""
     reason: str = ""
     message: str = ""
@@ -62,16 +62,16 @@ def stage(pod: Pod, now: datetime) -> Stage:
     """
     gone = pod.meta.deleted
     if gone is not None:
-        kind = Kind.STUCK_GOING if now - gone > _LONG_GOING else Kind.GOING
+        kind = StageKind.STUCK_GOING if now - gone > _LONG_GOING else StageKind.GOING
         return Stage(kind, since=gone)
     if pod.phase == "Succeeded" or (pod.phase == "Running" and not pod.states):
-        return Stage(Kind.READY)
+        return Stage(StageKind.READY)
     if pod.phase == "Failed":
-        return Stage(Kind.FAILS, "", pod.reason or "Failed", pod.message or _last_words(pod), pod.meta.created)
+        return Stage(StageKind.FAILS, "", pod.reason or "Failed", pod.message or _last_words(pod), pod.meta.created)
     if not pod.spec.node:
         told = pod.condition("PodScheduled")
         message = told.message if told is not None else ""
-        return Stage(Kind.UNPLACED, "", told.reason if told is not None else "", message, pod.meta.created)
+        return Stage(StageKind.UNPLACED, "", told.reason if told is not None else "", message, pod.meta.created)
     return _placed(pod, now)
 
 
@@ -83,16 +83,16 @@ def _placed(pod: Pod, now: datetime) -> Stage:
     for one in pod.states:
         if one.init and not _is_done(one, pod):
             if one.running:
-                return Stage(Kind.INIT, one.name, since=one.started or pod.meta.created)
-            return Stage(Kind.CREATING, "", one.waiting, one.message, pod.meta.created)
+                return Stage(StageKind.INIT, one.name, since=one.started or pod.meta.created)
+            return Stage(StageKind.CREATING, "", one.waiting, one.message, pod.meta.created)
     others = [one for one in pod.states if not one.init]
     if not others or any(not one.running and one.ended is None for one in others):
         waiting = next((one for one in others if one.waiting), ContainerState(""))
-        return Stage(Kind.CREATING, "", waiting.waiting, waiting.message, pod.meta.created)
+        return Stage(StageKind.CREATING, "", waiting.waiting, waiting.message, pod.meta.created)
     unready = next((one for one in others if not one.ready), None)
     if unready is None:
-        return Stage(Kind.READY)
-    return Stage(Kind.UNREADY, unready.name, since=unready.started or pod.meta.created)
+        return Stage(StageKind.READY)
+    return Stage(StageKind.UNREADY, unready.name, since=unready.started or pod.meta.created)
 
 
 def _is_done(state: ContainerState, pod: Pod) -> bool:
@@ -106,16 +106,16 @@ def _failing(state: ContainerState, now: datetime) -> Stage | None:
     last = state.ended or state.last_ended
     if state.waiting in _HARD:
         words = _ending(last) if state.waiting == "CrashLoopBackOff" and last is not None else state.message
-        return Stage(Kind.FAILS, state.name, state.waiting, words, last.at if last is not None else None)
+        return Stage(StageKind.FAILS, state.name, state.waiting, words, last.at if last is not None else None)
     if state.ended is not None and state.ended.exit_code not in (0, None):
-        return Stage(Kind.FAILS, state.name, state.ended.reason or "Error", _ending(state.ended), state.ended.at)
+        return Stage(StageKind.FAILS, state.name, state.ended.reason or "Error", _ending(state.ended), state.ended.at)
     crashed = state.last_ended
     if state.ready or state.restarts < _OFTEN or crashed is None or crashed.at is None or now - crashed.at > _JUST_NOW:
         return None
-    return Stage(Kind.FAILS, state.name, f"{state.restarts} restarts", _ending(crashed), crashed.at)
+    return Stage(StageKind.FAILS, state.name, f"{state.restarts} restarts", _ending(crashed), crashed.at)
 
 
-def _ending(ended: Ended) -> str:
+def _ending(ended: ContainerEnd) -> str:
     code = f"exit code {ended.exit_code}" if ended.exit_code is not None else ""
     reason = "" if ended.reason == "Error" else ended.reason
     return ", ".join(filter(None, (reason, code, ended.message.strip())))

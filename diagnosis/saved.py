@@ -18,7 +18,7 @@ from diagnosis.archive import LONGEST, Archive, ArchiveError, is_header
 from diagnosis.bundle import HEADER
 from diagnosis.dump_logs import DumpError, files_below, read_dump_logs
 from diagnosis.snapshot import KINDS, Builder, Snapshot
-from healthcheck.captures.blocks import CaptureError, Input, as_utf8
+from healthcheck.captures.blocks import CaptureError, InputFile, as_utf8
 from healthcheck.text.json_cost import JsonCostError, refuse_costly
 from healthcheck.text.moments import EARLIEST, moment_or_none
 from healthcheck.text.printable import printable
@@ -86,7 +86,7 @@ class _State:
             else:
                 self._take(document, part)
 
-    def take_archive(self, name: str, archive: Archive, source: Input) -> None:
+    def take_archive(self, name: str, archive: Archive, source: InputFile) -> None:
         """Its files as far as they can be read. Raises ArchiveError, CaptureError, JsonCostError."""
         is_ours = False
         for member, content in archive.members():
@@ -186,7 +186,7 @@ def _read(file: Path, state: _State) -> None:
     """Read one file, compressed or not. Raises SavedStateError."""
     try:
         with file.open("rb") as stream:
-            source = Input(stream)
+            source = InputFile(stream)
             chunks = source.unpacked()
             head = b""
             while len(head) < _HEAD and (more := next(chunks, b"")):
@@ -202,7 +202,7 @@ def _read(file: Path, state: _State) -> None:
         raise NoSavedStateError(f"{file}: {error.strerror}") from error
 
 
-def _whole(chunks: Iterator[bytes], source: Input) -> bytearray:
+def _whole(chunks: Iterator[bytes], source: InputFile) -> bytearray:
     """Raises _NoStateError, CaptureError."""
     content = bytearray()
     for chunk in chunks:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from diagnosis.cause import Cause
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.events import Event
-from diagnosis.snapshot.pods import Condition, ContainerState, Ended, Pod
+from diagnosis.snapshot.pods import Condition, ContainerEnd, ContainerState, Pod
 from diagnosis.snapshot.workloads import Workload
 
 _PROGRESS = frozenset(("Pulling", "Pulled", "Created", "Started"))
@@ -34,7 +34,7 @@ _SHOWN = 300
 """Of a text as a piece of evidence."""
 
 
-class Place(Enum):
+class TextSource(Enum):
     """Source of a text. The value is shown to people."""
 
     POD = "pod"
@@ -50,7 +50,7 @@ class Symptom(Struct, frozen=True):
     `reason` is that of an event or a state. `container` is '' if the text is about the whole pod.
     """
 
-    place: Place
+    place: TextSource
     reason: str
     text: str
     container: str = ""
@@ -73,7 +73,7 @@ class Signature(Struct, frozen=True):
 
     pattern: str
     cause: Cause
-    places: frozenset[Place]
+    places: frozenset[TextSource]
     source: str
 
     def search(self, text: str) -> re.Match[str] | None:
@@ -103,7 +103,7 @@ class Recognised(Struct, frozen=True):
         return str(self.symptom if len(self.symptom.text) <= _SHOWN else replace(self.symptom, text=self.quote))
 
 
-def signature(pattern: str, cause: Cause, source: str, *places: Place) -> Signature:
+def signature(pattern: str, cause: Cause, source: str, *places: TextSource) -> Signature:
     return Signature(pattern, cause, frozenset(places), source)
 
 
@@ -134,7 +134,7 @@ def standing_events(snapshot: Snapshot, pod: Pod) -> tuple[Event, ...]:
 def of_events(events: Iterable[Event], *reasons: str) -> tuple[Symptom, ...]:
     """Return the events with one of the reasons as symptoms; all events if no reason is given."""
     return tuple(
-        Symptom(Place.EVENT, one.reason, one.message, "", one.last, one.count)
+        Symptom(TextSource.EVENT, one.reason, one.message, "", one.last, one.count)
         for one in events
         if not reasons or one.reason in reasons
     )
@@ -143,15 +143,15 @@ def of_events(events: Iterable[Event], *reasons: str) -> tuple[Symptom, ...]:
 def of_state(state: ContainerState) -> Iterator[Symptom]:
     """Yield symptoms of a container that does not run: why it waits, and how it ended."""
     if state.waiting:
-        yield Symptom(Place.WAITING, state.waiting, state.message, state.name)
+        yield Symptom(TextSource.WAITING, state.waiting, state.message, state.name)
     for ended in (state.ended, state.last_ended):
         if ended is not None:
             yield of_end(state, ended)
 
 
-def of_end(state: ContainerState, ended: Ended) -> Symptom:
+def of_end(state: ContainerState, ended: ContainerEnd) -> Symptom:
     """Return the symptom of an end. The message may be the end of the log, with escaped line ends."""
-    return Symptom(Place.ENDED, ended.reason, ended.message.replace("\\n", "\n"), state.name, ended.at)
+    return Symptom(TextSource.ENDED, ended.reason, ended.message.replace("\\n", "\n"), state.name, ended.at)
 
 
 def of_log(snapshot: Snapshot, pod: Pod, container: str, lines: int = 0) -> Iterator[Symptom]:
@@ -160,7 +160,7 @@ def of_log(snapshot: Snapshot, pod: Pod, container: str, lines: int = 0) -> Iter
     if lines:
         log = "\n".join([line for line in log.splitlines() if line.strip()][-lines:])
     if log:
-        yield Symptom(Place.LOG, "", log, container)
+        yield Symptom(TextSource.LOG, "", log, container)
 
 
 def replaced(snapshot: Snapshot, pod: Pod) -> bool:
@@ -210,7 +210,7 @@ def is_stuck(pod: Pod) -> bool:
     return untold or any(one.waiting or (one.ended and one.ended.exit_code) for one in pod.states)
 
 
-def ended_of(state: ContainerState) -> Ended | None:
+def ended_of(state: ContainerState) -> ContainerEnd | None:
     """Return the end of the last run that has ended."""
     return state.ended or state.last_ended
 

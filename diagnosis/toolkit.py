@@ -86,7 +86,7 @@ _WAYS = (
 """By what a node tells of its distribution. Without the toolkit's package, `nvidia-ctk` is not there to configure."""
 
 
-class Target(Struct, frozen=True):
+class RuntimeFiles(Struct, frozen=True):
     """File and socket of a container runtime; '' if unknown. `more`: further variables that it needs."""
 
     config: str
@@ -97,7 +97,7 @@ class Target(Struct, frozen=True):
     def __str__(self) -> str:
         return " with ".join(filter(None, (self.config, self.socket)))
 
-    def same(self, other: Target) -> bool:
+    def same(self, other: RuntimeFiles) -> bool:
         """Whether both are the same, as far as both are known."""
         pairs = ((self.config, other.config), (self.socket, other.socket))
         return all(not one or not two or _resolved(one) == _resolved(two) for one, two in pairs)
@@ -126,12 +126,12 @@ def toolkits(snapshot: Snapshot) -> tuple[Workload, ...]:
     return tuple(Workload(Meta("DaemonSet", namespace, name), spec) for (namespace, name), spec in made.items())
 
 
-def target_of(toolkit: Workload) -> Target | None:
+def target_of(toolkit: Workload) -> RuntimeFiles | None:
     """Return the target on the host from volumes and variables; None if they do not contain it."""
     if toolkit.spec is None:
         return None
     config, socket = (_on_host(toolkit.spec, key) for key in (_CONFIG, _SOCKET))
-    return Target(config, socket, "its host paths") if config or socket else None
+    return RuntimeFiles(config, socket, "its host paths") if config or socket else None
 
 
 def by_hand(node: Node | None) -> str:
@@ -162,7 +162,7 @@ def written_elsewhere(node: Node) -> tuple[str, ...]:
     return tuple(one for one in seen.nvidia_in or () if one in (seen.others or ()))
 
 
-def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> Target | None:
+def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> RuntimeFiles | None:
     """Return the target of the kubelet's own runtime; None if it is unknown.
 
     The sources are our agent, and the node's properties that identify its distribution.
@@ -171,31 +171,31 @@ def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> T
         return None
     told = _KUBELETS.search(finding.detail) if finding is not None else None
     if told is not None:
-        return Target(told[1], _socket_of(node), "by our agent there")
+        return RuntimeFiles(told[1], _socket_of(node), "by our agent there")
     known = _by_distribution(node)
     if known is not None:
         return known
     seen = node.record.inventory.runtime if node.record is not None else None
     if seen is not None and seen.config:
-        return Target(seen.config, _socket_of(node), "by our agent there")
+        return RuntimeFiles(seen.config, _socket_of(node), "by our agent there")
     socket = _socket_of(node)
-    return Target("", socket, f"annotation {_CRI_SOCKET}") if socket else None
+    return RuntimeFiles("", socket, f"annotation {_CRI_SOCKET}") if socket else None
 
 
-def _by_distribution(node: Node) -> Target | None:
+def _by_distribution(node: Node) -> RuntimeFiles | None:
     version, labels = f"{node.kubelet} {node.runtime}", node.meta.labels
     rancher = "rke2" if "+rke2" in version else "k3s" if "+k3s" in version or "-k3s" in version else ""
     if rancher:
         # Both write their own file at each start, with NVIDIA's handler if they find its program. The file that the
         # toolkit writes does not matter, but which of the node's containerds it restarts does.
-        return Target("", "/run/k3s/containerd/containerd.sock", f"{rancher}, by its version {node.kubelet}")
+        return RuntimeFiles("", "/run/k3s/containerd/containerd.sock", f"{rancher}, by its version {node.kubelet}")
     if "+k0s" in version:
         config, program = "/etc/k0s/containerd.d/nvidia.toml", "/var/lib/k0s/bin/containerd"
         more = (("RUNTIME_EXECUTABLE_PATH", program),)
-        return Target(config, "/run/k0s/containerd.sock", f"k0s, by its version {node.kubelet}", more)
+        return RuntimeFiles(config, "/run/k0s/containerd.sock", f"k0s, by its version {node.kubelet}", more)
     if labels.get("microk8s.io/cluster") == "true":
         config = "/var/snap/microk8s/current/args/containerd-template.toml"
-        return Target(config, "/var/snap/microk8s/common/run/containerd.sock", "MicroK8s, by its label")
+        return RuntimeFiles(config, "/var/snap/microk8s/common/run/containerd.sock", "MicroK8s, by its label")
     return None
 
 

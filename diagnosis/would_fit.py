@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from diagnosis.gpu_nodes import gpu_nodes
 from diagnosis.gpus import asks_for_gpus
 from diagnosis.hami.asking import admitted, asked_of
-from diagnosis.hami.books import Books, books_of, unregistered, verdicts
+from diagnosis.hami.books import SchedulerState, books_of, unregistered, verdicts
 from diagnosis.hami.fit import NodeVerdict
-from diagnosis.hami.holding import Held
+from diagnosis.hami.holding import CardUsage
 from diagnosis.hami.installation import WEBHOOK, Installation, asks_for, installation_of, installations, schedulers
 from diagnosis.hami.quota import room_of
-from diagnosis.placement import Obstacle, Why, asked_by, held_on, refusals, shortages
+from diagnosis.placement import Obstacle, ObstacleKind, asked_by, held_on, refusals, shortages
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
@@ -53,7 +53,7 @@ class NodeAnswer(Struct, frozen=True):
     node: str
     obstacles: tuple[Obstacle, ...] = ()
     verdict: NodeVerdict | None = None
-    cards: tuple[Held, ...] = ()
+    cards: tuple[CardUsage, ...] = ()
     unregistered: str = ""
 
     @property
@@ -61,7 +61,7 @@ class NodeAnswer(Struct, frozen=True):
         return not self.obstacles and (self.verdict is None or self.verdict.fits)
 
 
-class Answer(Struct, frozen=True):
+class WouldFit(Struct, frozen=True):
     """Answer for one pod. `added`: the changes by admission, one entry each."""
 
     pod: str
@@ -99,10 +99,10 @@ def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
     return replace(plain, pod=replace(pod, spec=spec))
 
 
-def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> Answer:
+def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> WouldFit:
     """`written` is the pod as the file has it."""
     if admission.refused:
-        return Answer(written.subject, admission)
+        return WouldFit(written.subject, admission)
     pod, there = admission.pod, installations(snapshot)
     books = books_of(snapshot, installation_of(pod, there) if there else None)
     by_hami = pod.spec.scheduler in schedulers(there) or _moved(written, pod)
@@ -115,10 +115,10 @@ def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> Answer:
         for node in sorted(gpu_nodes(snapshot), key=lambda one: one.name)
     )
     unread = tuple(one.name for one in pod.spec.containers if by_hami and _is_unread(one, books))
-    return Answer(written.subject, admission, tuple(_added(written.spec, pod.spec)), nodes, unread)
+    return WouldFit(written.subject, admission, tuple(_added(written.spec, pod.spec)), nodes, unread)
 
 
-def _is_unread(container: Container, books: Books) -> bool:
+def _is_unread(container: Container, books: SchedulerState) -> bool:
     asks = (books.settings.names - {books.settings.priority_name}) & {*container.limits, *container.requests}
     return bool(asks) and asked_of(container, books.settings, books.version) is None
 
@@ -128,18 +128,18 @@ def _on(
     spec: PodSpec,
     asked: Mapping[str, Decimal],
     held: Mapping[str, Decimal],
-    hami: tuple[NodeVerdict | None, Books],
+    hami: tuple[NodeVerdict | None, SchedulerState],
 ) -> NodeAnswer:
     verdict, books = hami
     obstacles = (*refusals(spec, node), *shortages(asked, node, held))
     if not obstacles and node.withheld and asks_for_gpus(spec):
-        obstacles = (Obstacle(Why.FAULTY),)
+        obstacles = (Obstacle(ObstacleKind.FAULTY),)
     if verdict is None:
         return NodeAnswer(node.name, obstacles)
     return NodeAnswer(node.name, obstacles, verdict, books.cards.get(node.name, ()), unregistered(node, books))
 
 
-def _passed_by(snapshot: Snapshot, pod: Pod, there: Iterable[Installation], books: Books) -> str:
+def _passed_by(snapshot: Snapshot, pod: Pod, there: Iterable[Installation], books: SchedulerState) -> str:
     there = list(there)
     names = {*_DEFAULT, *schedulers(there)}
     if pod.spec.scheduler not in names and books.version >= _OTHERS_SINCE:
@@ -153,7 +153,7 @@ def _passed_by(snapshot: Snapshot, pod: Pod, there: Iterable[Installation], book
     return "" if any(hook.objects.takes(pod.meta.labels) for hook in hooks) else "it does not select the pod's labels"
 
 
-def _refused(snapshot: Snapshot, pod: Pod, books: Books) -> str:
+def _refused(snapshot: Snapshot, pod: Pod, books: SchedulerState) -> str:
     """Return the refusal in the wording of HAMi's webhook; '' if it would not refuse the pod."""
     privileged = next((one.name for one in pod.spec.containers if one.privileged), "")
     if privileged and books.version >= _PRIVILEGED_SINCE:

@@ -48,7 +48,7 @@ class Nature(StrEnum):
     EVENT = "event"
 
 
-class Told(Struct, frozen=True):
+class Printable(Struct, frozen=True):
     """Base class of objects shown to people and programs: all their text is made printable (`printable`).
 
     Logs, files, process names and answers of tools are read unchanged, so that paths still open and lines are still
@@ -68,7 +68,7 @@ class Told(Struct, frozen=True):
                 force_setattr(self, name, shown)
 
 
-class Cause:
+class UnobservedCause:
     """Reason why a check could not run, declared next to the code that uses it.
 
     `name` is PascalCase and an API. Records and saved evidence contain only the name, so two causes with the same name
@@ -85,24 +85,24 @@ class Cause:
         """What a person does about it, in one sentence."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Cause) and other.name == self.name
+        return isinstance(other, UnobservedCause) and other.name == self.name
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def __repr__(self) -> str:
-        return f"Cause(name={self.name!r})"
+        return f"UnobservedCause(name={self.name!r})"
 
     @classmethod
-    def named(cls, name: str) -> Cause:
+    def named(cls, name: str) -> UnobservedCause:
         """The cause of this name as JSON has it: another version's perhaps, or a stranger's."""
         return cls(printable(name, _LONGEST_CAUSE), "", "")
 
 
-NOT_LOOKED = Cause(
+NOT_LOOKED = UnobservedCause(
     "NotLooked", "The look left out the source that the check needs.", "Look again: the next look asks for it."
 )
-PROBE_FAILED = Cause(
+PROBE_FAILED = UnobservedCause(
     "ProbeFailed",
     "A source of facts on the node could not be read.",
     "Look at the message: it names the source, and what the system said.",
@@ -112,7 +112,7 @@ PROBE_FAILED = Cause(
 class ProbeError(Exception):
     """A source could not be read. This is not a result about the hardware."""
 
-    def __init__(self, detail: str, cause: Cause = PROBE_FAILED) -> None:
+    def __init__(self, detail: str, cause: UnobservedCause = PROBE_FAILED) -> None:
         super().__init__(detail)
         self.cause = cause
 
@@ -156,7 +156,7 @@ class Reason(Struct, frozen=True):
     grace: Grace | None = None
 
 
-class Finding(Told, frozen=True):
+class Finding(Printable, frozen=True):
     """One fault of one subject. `subject` is kind/name, for instance `gpu/0000:18:00.0`."""
 
     reason: str
@@ -202,7 +202,7 @@ class Finding(Told, frozen=True):
         return self.base[0] if self.severity is Severity.PASS else self.severity
 
 
-class Sighting(Told, frozen=True):
+class KernelEvent(Printable, frozen=True):
     """The content of one kernel log record about the hardware, whether it is a fault or not."""
 
     reason: str
@@ -233,16 +233,16 @@ class Sighting(Told, frozen=True):
     """Where the evidence came from, for instance `FILE:LINE`."""
 
 
-class Unobserved(Told, frozen=True, tag=True):
+class Unobserved(Printable, frozen=True, tag=True):
     """A check could not run. `detail` is a sentence."""
 
-    cause: Cause
+    cause: UnobservedCause
     detail: str
     subject: str = ""
     """Where alone it could not look; '' is everywhere."""
 
 
-class Passed(Told, frozen=True):
+class Passed(Printable, frozen=True):
     """A deep test ran without a finding, which ends its earlier findings (docs/rules.md 4)."""
 
     reason: str
@@ -250,13 +250,13 @@ class Passed(Told, frozen=True):
     """Where; '' is everywhere."""
 
 
-class NotConfigured(Told, frozen=True):
+class NotConfigured(Printable, frozen=True):
     """The subject of the check does not exist on this node."""
 
     detail: str
 
 
-class TooEarly(Told, frozen=True):
+class TooEarly(Printable, frozen=True):
     """The check cannot judge yet, for instance because a rate needs an earlier reading.
 
     Active findings stay, and the check does not count as unobserved.
@@ -269,7 +269,7 @@ class TooEarly(Told, frozen=True):
     """The faults that alone can't be told; `()` is all that the check can find."""
 
 
-class Seen(Told, frozen=True):
+class Observation(Printable, frozen=True):
     """An observation of a check for people.
 
     It has the value `what`, the `expected` value, and the source of the expectation.
@@ -285,7 +285,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-Judgement = Finding | Sighting | Passed | Unobserved | NotConfigured | TooEarly | Seen
+Judgement = Finding | KernelEvent | Passed | Unobserved | NotConfigured | TooEarly | Observation
 
 
 class Host(Struct, frozen=True, eq=False):
@@ -321,7 +321,7 @@ class Probe(Struct, Generic[T], frozen=True):
     read: Callable[[Host], T]
     facts: Any
     """The type of what it reads, plain data: it is written to a file and read back (`--save-evidence`)."""
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[UnobservedCause, ...] = ()
     """Why its facts, or a judge of them, could not look."""
 
     def __hash__(self) -> int:
@@ -386,7 +386,7 @@ class Check(Struct, frozen=True):
     nature: Nature = Nature.LEVEL
     begins: tuple[str, ...] = ()
     """How a line of the kernel's log begins that an event check reads, in plain ASCII: others are not shown to it."""
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[UnobservedCause, ...] = ()
     """Why its judge could not look, beside the causes of its probes."""
 
 
@@ -396,11 +396,11 @@ class Outcome(Struct, frozen=True):
     check: str
     group: str
     findings: tuple[Finding, ...] = ()
-    sightings: tuple[Sighting, ...] = ()
+    sightings: tuple[KernelEvent, ...] = ()
     """What an event check read in the log, oldest first."""
     unobserved: tuple[Unobserved, ...] = ()
     configured: bool = True
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[Observation, ...] = ()
     too_early: tuple[TooEarly, ...] = ()
     """What it can't tell yet: it neither finds such a fault nor shows one gone."""
     passed: tuple[Passed, ...] = ()

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from healthcheck import __version__
 from healthcheck.host.http_server import HttpServer, Page
-from healthcheck.model import Finding, Severity, Sighting, Status
+from healthcheck.model import Finding, KernelEvent, Severity, Status
 from healthcheck.text.printable import printable
 
 MOST_FINDINGS = 64
@@ -36,7 +36,7 @@ class Metric(Struct, frozen=True):
     meaning: str
 
 
-class Snapshot(Collector):
+class GaugeSet(Collector):
     """Gauges that are updated together: a scrape shows either all values of an update or none."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self.metrics: list[Metric] = []
         """All of them, for docs/metrics.md and `explain`."""
-        self._snapshot = Snapshot()
+        self._snapshot = GaugeSet()
         self.registry.register(self._snapshot)
         self._make_snapshot_metrics()
         self._make_metrics()
@@ -200,7 +200,7 @@ class Telemetry:
         """Remove the values of the last driver, because no driver answers."""
         self._snapshot.tell({self._driver: {}, self._limits: {}})
 
-    def count(self, sighting: Sighting) -> None:
+    def count(self, sighting: KernelEvent) -> None:
         """Count one line of the log, whether it is a fault or not."""
         reason = sighting.reason
         for prefix, counter in (("SXid", self.sxids), ("Xid", self.xids)):

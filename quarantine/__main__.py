@@ -22,7 +22,7 @@ from healthcheck.settings.reading import read_settings
 from healthcheck.settings.sources import read_variables
 from healthcheck.settings.values import Settings, SettingsError
 from healthcheck.text.json_rows import as_json
-from quarantine.marks import QuarantineMarks, Refusal, lock
+from quarantine.marks import NodeNotTestable, QuarantineMarks, lock
 from quarantine.recommendation import Recommendation
 from quarantine.run import QuarantineRun
 from quarantine.settings import QuarantineSettings
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         lock(own.report_dir)
         marks = QuarantineMarks(Cluster(), own.node_name, holder)
         record = QuarantineRun(own, _settings(own.config_dir), marks, holder, stopping).run(force=options.force)
-    except Refusal as refusal:
+    except NodeNotTestable as refusal:
         return _say("refused: nothing was tested", refusal)
     except ClusterError as error:
         return _say("the cluster does not let it work", error)

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from healthcheck.checks.driver import being_changed
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Unavailable
-from healthcheck.cluster.patience import Patience
-from healthcheck.deep.claim import Claim, Kind
+from healthcheck.cluster.patience import RetryLimits
+from healthcheck.deep.claim import Claim, RunKind
 from healthcheck.deep.claimant import Claimant
 from healthcheck.host import node_file
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchFor, is_tested
@@ -28,7 +28,7 @@ from healthcheck.text.naming import named
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import has_taken
 from healthcheck.verdict.record import RunRecord
-from quarantine.record import KIND, Begun, Progress, render
+from quarantine.record import KIND, QuarantineProgress, RunStart, render
 
 log = structlog.get_logger()
 
@@ -37,13 +37,13 @@ HELD = timedelta(minutes=15)
 _LOCK = "quarantine.lock"
 _MOST_NAMED = 3
 _AGAIN_SECONDS = 1.0
-_AT_THE_START = Patience(60.0, (Unavailable,), longest_pause=5.0, longest_asked=5.0)
+_AT_THE_START = RetryLimits(60.0, (Unavailable,), longest_pause=5.0, longest_asked=5.0)
 """A Job is not started a second time for an API server that is away for a moment."""
-_AT_THE_END = Patience(math.inf, longest_pause=30.0, longest_asked=30.0)
+_AT_THE_END = RetryLimits(math.inf, longest_pause=30.0, longest_asked=30.0)
 """The result is worth any wait; but the kubelet ends a pod that is told to go after 150 s, whatever the server asks."""
 
 
-class Refusal(Exception):
+class NodeNotTestable(Exception):
     """The node can't be tested now. The message says what stands in the way."""
 
 
@@ -52,9 +52,9 @@ def lock(directory: Path) -> int:
     try:
         file = node_file.lock(directory / _LOCK)
     except OSError as error:
-        raise Refusal(f"{directory / _LOCK}: {error.strerror}") from error
+        raise NodeNotTestable(f"{directory / _LOCK}: {error.strerror}") from error
     if file is None:
-        raise Refusal("another quarantine run is at work on this machine")
+        raise NodeNotTestable("another quarantine run is at work on this machine")
     return file
 
 
@@ -64,9 +64,9 @@ class QuarantineMarks:
     def __init__(self, cluster: Cluster, node: str, holder: str) -> None:
         self._cluster = cluster
         self._node = node
-        self._claimant = Claimant(Kind.QUARANTINE, holder, self._write, _now, _gives_way)
+        self._claimant = Claimant(RunKind.QUARANTINE, holder, self._write, _now, _gives_way)
         self._writing = threading.Lock()
-        self._known: tuple[Begun, Progress] | None = None
+        self._known: tuple[RunStart, QuarantineProgress] | None = None
         self.is_heard = True
         """Whether the cluster took the last write: where it did not, the next one is not to wait."""
         self._at = datetime.min.replace(tzinfo=UTC)
@@ -97,7 +97,7 @@ class QuarantineMarks:
             self._refuse(why)
         taken = self._claimant.hold(_now() + HELD)
         if taken is None:
-            raise Refusal("a deep run has just taken the node")
+            raise NodeNotTestable("a deep run has just taken the node")
         # A pod that was bound before the taint stood holds its GPUs by now, as the API server tells it.
         if why := self.why_not(taken, force=force):
             self._refuse(why)
@@ -106,9 +106,9 @@ class QuarantineMarks:
     def _refuse(self, why: str) -> NoReturn:
         """With no mark left: ours may stand already, by a write whose answer was lost, or that of a run that died."""
         self._claimant.give_back()
-        raise Refusal(why)
+        raise NodeNotTestable(why)
 
-    def tell(self, begun: Begun, progress: Progress) -> None:
+    def tell(self, begun: RunStart, progress: QuarantineProgress) -> None:
         """The record as it is now. An API server that is away hears it with what is told next."""
         self._keep(begun, progress)
         self.hold()
@@ -129,7 +129,7 @@ class QuarantineMarks:
 
         At most so long, and not at all where no agent ever was.
         """
-        Patience(seconds).until(self._is_taken, _AGAIN_SECONDS)
+        RetryLimits(seconds).until(self._is_taken, _AGAIN_SECONDS)
 
     def _is_taken(self) -> bool:
         try:
@@ -138,7 +138,7 @@ class QuarantineMarks:
             return False
         return RESULTS not in node.annotations or has_taken(node, KIND, timestamp(self._at))
 
-    def finish(self, begun: Begun, progress: Progress) -> RunRecord:
+    def finish(self, begun: RunStart, progress: QuarantineProgress) -> RunRecord:
         """The last record, and the node given back in the same write, as soon as the cluster takes it.
 
         Raises ClusterError where it never will.
@@ -149,7 +149,7 @@ class QuarantineMarks:
         assert node is not None
         return records.parse(RunRecord, node.annotations[QUARANTINE_RESULT])
 
-    def _keep(self, begun: Begun, progress: Progress) -> None:
+    def _keep(self, begun: RunStart, progress: QuarantineProgress) -> None:
         with self._writing:
             before = self._known[1] if self._known else None
             self._known = (begun, progress)
@@ -168,7 +168,7 @@ class QuarantineMarks:
 
 def _gives_way(claim: Claim) -> bool:
     """Of a quarantine run: it is ours, or of one that died (we have the lock)."""
-    return claim.kind is Kind.QUARANTINE
+    return claim.kind is RunKind.QUARANTINE
 
 
 def _say_that_it_waits(error: BaseException) -> None:

@@ -70,7 +70,7 @@ class RunResult(Struct, frozen=True):
         return (*self.found, *self.standing) if self.finished or failed else self.found
 
 
-class Row(Struct, frozen=True):
+class RecommendationRow(Struct, frozen=True):
     """One row of the table. `fits` gives what it fits, in words; nothing where it does not fit."""
 
     recommendation: Recommendation
@@ -117,61 +117,61 @@ def _tests_that_are(*statuses: Status | None) -> Callable[[RunResult], Iterable[
 
 
 TABLE = (
-    Row(
+    RecommendationRow(
         Recommendation.REPLACE,
         "a fault of ISOLATE was found, or still stands",
         "No reset and no reboot mends it.",
         _faults_of(Severity.ISOLATE),
     ),
-    Row(
+    RecommendationRow(
         Recommendation.REPLACE,
         "a fault of RESET or worse recurs that a run of the last 7 days had found, after the node's return",
         "What was done about it then did not mend it.",
         _came_back,
     ),
-    Row(
+    RecommendationRow(
         Recommendation.REBOOT,
         "a fault of REBOOT was found, or still stands",
         "Nothing less mends it. Quarantine the node again afterwards: a reboot ends the finding, and proves nothing.",
         _faults_of(Severity.REBOOT),
     ),
-    Row(
+    RecommendationRow(
         Recommendation.RESET,
         "a fault of RESET was found, or still stands",
         "A reset of the GPU mends it as far as NVIDIA's tables and DCGM say. Quarantine the node again afterwards.",
         _faults_of(Severity.RESET),
     ),
-    Row(
+    RecommendationRow(
         Recommendation.RERUN,
         "a test did not come to its end",
         "The run was killed, or the node went away. What stood before it is left for the next run to judge.",
         _tests_that_are(None),
     ),
-    Row(
+    RecommendationRow(
         Recommendation.RERUN,
         "level 4 of DCGM's diagnostic was not run",
         "Without it nothing was proved: the image has no DCGM, or the run does not hold the test.",
         _without_level_4,
     ),
-    Row(
+    RecommendationRow(
         Recommendation.RERUN,
         "a test could not look",
         "It says nothing of the hardware. See its cause below Could not look, mend that, and run again.",
         _tests_that_are(Status.UNKNOWN),
     ),
-    Row(
+    RecommendationRow(
         Recommendation.RERUN,
         "a test failed, and names no fault",
         "Nobody knows then what to do about the node.",
         _tests_that_are(Status.FAIL),
     ),
-    Row(
+    RecommendationRow(
         Recommendation.RETURN_TO_SERVICE,
         "a fault of MONITOR was found, or still stands",
         "It is watched, and no reason to keep work away. Its heading says what to do about it.",
         _faults_of(Severity.MONITOR),
     ),
-    Row(
+    RecommendationRow(
         Recommendation.RETURN_TO_SERVICE,
         "tests ended, and found no fault of RESET or worse",
         "Nothing of the above is so: the node need not be kept. What a passed run ends stands no longer.",

@@ -35,14 +35,14 @@ TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, nccl_allreduc
 _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
 
 
-class Result(Struct, frozen=True):
+class TestResult(Struct, frozen=True):
     """What one test says so far; `ended`: that is all that it will say."""
 
     outcome: Outcome
     ended: bool = True
 
 
-class Begun(Struct, frozen=True):
+class RunStart(Struct, frozen=True):
     """What is known when a run begins. `machine` and `boot_id` are '' where nobody told."""
 
     node: str
@@ -55,10 +55,10 @@ class Begun(Struct, frozen=True):
     history: History = field(default_factory=History)
 
 
-class Progress(Struct, frozen=True):
+class QuarantineProgress(Struct, frozen=True):
     """How far a run has come. `results` by the group of the test; `stopped`: why nothing more is to come, or ''."""
 
-    results: Mapping[str, Result] = field(default_factory=dict)
+    results: Mapping[str, TestResult] = field(default_factory=dict)
     running: str = ""
     stopped: str = ""
     bug_report: str = ""
@@ -132,7 +132,7 @@ def _carried(fault: Fault, at: datetime | None) -> FindingRow:
     )
 
 
-def advise(begun: Begun, progress: Progress, node: NodeState) -> Advice:
+def advise(begun: RunStart, progress: QuarantineProgress, node: NodeState) -> Advice:
     """What to do with the node, by this run and by what its agent's record says of it now."""
     memory = _remembered(node)
     if progress.passed:
@@ -151,7 +151,7 @@ def advise(begun: Begun, progress: Progress, node: NodeState) -> Advice:
     )
 
 
-def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> RunRecord:
+def render(begun: RunStart, progress: QuarantineProgress, node: NodeState, at: datetime) -> RunRecord:
     """The record, at most LONGEST bytes long."""
     advice = advise(begun, progress, node)
     carried = () if progress.passed else begun.carried
@@ -195,7 +195,7 @@ def _remembered(node: NodeState) -> Memory:
         return Memory()
 
 
-def _status(progress: Progress, check: Check) -> Status | None:
+def _status(progress: QuarantineProgress, check: Check) -> Status | None:
     """None while it has not ended."""
     result = progress.results.get(check.group)
     return outcome_status(result.outcome) if result is not None and result.ended else None
@@ -208,7 +208,7 @@ def outcome_status(outcome: Outcome) -> Status:
     return status_of(worst(one.severity for one in outcome.findings), could_not_look=not outcome.observed)
 
 
-def _check_row(progress: Progress, check: Check) -> CheckRow:
+def _check_row(progress: QuarantineProgress, check: Check) -> CheckRow:
     result = progress.results.get(check.group)
     findings = result.outcome.findings if result else ()
     severity = worst(one.severity for one in findings)

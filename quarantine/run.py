@@ -24,7 +24,7 @@ from healthcheck.verdict.record import RunRecord
 from quarantine.history import history_of
 from quarantine.marks import QuarantineMarks
 from quarantine.nvidia_report import BugReport
-from quarantine.record import Begun, Progress, carried_by
+from quarantine.record import QuarantineProgress, RunStart, carried_by
 from quarantine.settings import QuarantineSettings
 from quarantine.suite import Suite
 
@@ -105,13 +105,13 @@ class QuarantineRun(Struct, frozen=True):
                 is_stopped = True
                 yield why
 
-    def _begun(self, node: NodeState) -> Begun:
+    def _begun(self, node: NodeState) -> RunStart:
         try:
             boot = boot_id(self.own.host_root)
         except ProbeError:
             boot = ""
         started = self._next_second()
-        return Begun(
+        return RunStart(
             node=node.name,
             holder=self.holder,
             started=started,
@@ -128,7 +128,7 @@ class QuarantineRun(Struct, frozen=True):
         self.stopping.wait((following - now).total_seconds())
         return following
 
-    def _suite(self, node: NodeState, tell: Callable[[Progress], None]) -> Suite:
+    def _suite(self, node: NodeState, tell: Callable[[QuarantineProgress], None]) -> Suite:
         values, root = self.settings.values, self.own.host_root
         instance_type = node.labels.get(INSTANCE_TYPE, "")
         expected = Expectation(
@@ -149,5 +149,5 @@ class QuarantineRun(Struct, frozen=True):
         )
 
 
-def _is_at_fault(progress: Progress) -> bool:
+def _is_at_fault(progress: QuarantineProgress) -> bool:
     return any(finding.severity >= Severity.RESET for finding in progress.found)

@@ -16,12 +16,12 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.deep.look import Diagnostic, look_deeply
 from healthcheck.model import Check, Evidence, Host, Outcome, ProbeError, Unobserved
 from healthcheck.probes.efa.fi_pingpong import Broken, PingResult
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackLook
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackReading
 from healthcheck.probes.efa.loopback_run import EfaLoopback
-from healthcheck.probes.nccl import AllReduce, AllReduceLook
+from healthcheck.probes.nccl import AllReduce, AllReduceReading
 from healthcheck.probes.nvml.driver import look_once
-from healthcheck.probes.nvml.gpus import NVML, DriverLook
-from quarantine.record import TESTS, Progress, Result, finding_lines, outcome_status
+from healthcheck.probes.nvml.gpus import NVML, DriverReading
+from quarantine.record import TESTS, QuarantineProgress, TestResult, finding_lines, outcome_status
 
 log = structlog.get_logger()
 
@@ -37,8 +37,8 @@ class Suite:
     loopback: EfaLoopback
     all_reduce: AllReduce
     expected: Expectation
-    tell: Callable[[Progress], None]
-    progress: Progress = field(default_factory=Progress, init=False)
+    tell: Callable[[QuarantineProgress], None]
+    progress: QuarantineProgress = field(default_factory=QuarantineProgress, init=False)
     """Written by the thread that runs the tests alone."""
     stopped: str = field(default="", init=False)
     """Why no more is to come, '' where nobody stopped it."""
@@ -74,7 +74,7 @@ class Suite:
             test.stop()
 
     def _keep(self, check: Check, outcome: Outcome, *, ended: bool) -> None:
-        results = {**self.progress.results, check.group: Result(outcome, ended)}
+        results = {**self.progress.results, check.group: TestResult(outcome, ended)}
         running = "" if ended else check.group
         self.progress = replace(self.progress, results=results, running=running, stopped=self.stopped)
         log.info(
@@ -87,7 +87,7 @@ class Suite:
         )
         self.tell(self.progress)
 
-    def _names(self) -> DriverLook:
+    def _names(self) -> DriverReading:
         """NVML's, before DCGM has the GPUs: what it calls them is what everybody else calls them."""
         look = look_once(self.root, _NVML_SECONDS)
         if look.stuck_pid is not None:
@@ -98,10 +98,10 @@ class Suite:
         (outcome,) = judge((check,), look(host, (check,)), self.expected)
         return outcome
 
-    def _send(self) -> LoopbackLook:
+    def _send(self) -> LoopbackReading:
         return self.loopback.run()
 
-    def _reduce(self) -> AllReduceLook:
+    def _reduce(self) -> AllReduceReading:
         if (pid := self.diagnostic.stuck_pid) is not None:
             raise ProbeError(f"process {pid} of DCGM's diagnostic is stuck in the driver and can't be killed")
         return self.all_reduce.run()
@@ -109,7 +109,7 @@ class Suite:
     def _tell_device(self, one: Loopback) -> None:
         """A device that fails is told at once; the others with the last of them."""
         self._devices = (*self._devices, one)
-        evidence = Evidence({EFA_LOOPBACK: LoopbackLook(self._devices)})
+        evidence = Evidence({EFA_LOOPBACK: LoopbackReading(self._devices)})
         (so_far,) = judge((efa_loopback.CHECK,), evidence, self.expected)
         log.info("test: device", test=efa_loopback.CHECK.group, device=one.device, answer=_in_words(one.answer))
         known = self.progress.results.get(efa_loopback.CHECK.group)

@@ -35,7 +35,7 @@ log = structlog.get_logger()
 _MOST_NAMED = 20
 
 
-class Stopped(BaseException):
+class SweepStopped(BaseException):
     """SIGTERM or SIGINT. Whatever was going on, the next sweep goes on from there, as after a crash."""
 
 
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ClusterError, TemplateError) as error:
         complain("sweep", str(error))
         return COULD_NOT
-    except Stopped:
+    except SweepStopped:
         log.warning("stopped; the next sweep follows the Jobs that go on")
     return 0
 
@@ -86,7 +86,7 @@ def _access(options: argparse.Namespace) -> Access | None:
 
 
 def _stop(*_: object) -> None:
-    raise Stopped
+    raise SweepStopped
 
 
 def _pass_over(what: str) -> None:

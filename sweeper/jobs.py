@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.deep.job import COMPONENT_LABEL, JobState, Title, job_on, pod_of, short_name
+from healthcheck.deep.job import COMPONENT_LABEL, JobName, JobState, job_on, pod_of, short_name
 from healthcheck.node.devices import CLAIM_TEMPLATE
 from sweeper.select import Candidate
 
@@ -20,7 +20,7 @@ _FRESH = timedelta(seconds=60)
 """Before a Job: its own claim has to be made before a pod can be placed, and a scheduler tries again after 10 s."""
 
 
-class Order(Struct, frozen=True):
+class JobSettings(Struct, frozen=True):
     """What the settings say of each Job."""
 
     namespace: str
@@ -28,13 +28,13 @@ class Order(Struct, frozen=True):
     """From its beginning to its end, the waiting for a place included."""
 
 
-def job_for(template: Mapping[str, Any], node: Candidate, order: Order, at: datetime) -> dict[str, Any]:
+def job_for(template: Mapping[str, Any], node: Candidate, order: JobSettings, at: datetime) -> dict[str, Any]:
     """The Job for one node. Raises TemplateError.
 
     It asks for every GPU that the node gives out, by a device plugin or by DRA, so that the scheduler proves that
     nobody uses one, and keeps them for the test; and it can run on that node only.
     """
-    job = job_on(template, Title(job_name(node.name, at), order.namespace, COMPONENT), node.name, node.uid)
+    job = job_on(template, JobName(job_name(node.name, at), order.namespace, COMPONENT), node.name, node.uid)
     pod, container = pod_of(job)
     job["spec"]["activeDeadlineSeconds"] = order.deadline_seconds
     resources = container.setdefault("resources", {})

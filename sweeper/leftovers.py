@@ -7,7 +7,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from healthcheck.deep.claim import Kind, claim_on, clear
+from healthcheck.deep.claim import RunKind, claim_on, clear
 from healthcheck.deep.job import JobState
 from healthcheck.node.state import NodeState
 
@@ -27,7 +27,7 @@ def find_leftovers(marked: Sequence[NodeState], jobs: Iterable[JobState], now: d
     """`marked` are the nodes on which anything says that a deep run uses them, listed before the Jobs were."""
     working = {(job.node, job.name): job for job in jobs if is_working(job)}
     runs = {node.name: run for node in marked if (run := claim_on(node, now)) is not None}
-    held = {(name, run.holder) for name, run in runs.items() if run.kind is Kind.SWEEP}
+    held = {(name, run.holder) for name, run in runs.items() if run.kind is RunKind.SWEEP}
     over = {name for name, holder in held if (name, holder) not in working}
     return Leftovers(
         alive=tuple(job for key, job in working.items() if key in held),

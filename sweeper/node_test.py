@@ -22,10 +22,10 @@ from healthcheck.catalog import dcgm_causes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.cluster.patience import Patience
+from healthcheck.cluster.patience import RetryLimits
 from healthcheck.deep.due import is_verdict, keeping_verdict
 from healthcheck.deep.look import look_deeply
-from healthcheck.deep.record import Ran, render
+from healthcheck.deep.record import CompletedRun, render
 from healthcheck.host import clock
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, Options, exit_code
@@ -36,7 +36,7 @@ from healthcheck.node.state import SWEEP_RESULT, NodeState, annotated
 from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nvml.driver import look_once
-from healthcheck.probes.nvml.gpus import NVML, DriverLook
+from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from healthcheck.settings.environment import complain_of_environment
 from healthcheck.settings.sources import read_variables
 from healthcheck.settings.values import NodeSettings, SettingsError
@@ -113,10 +113,10 @@ class NodeTest:
         if not outcome.configured:
             # Where nobody runs DCGM a sweep tests nothing; that is no pass.
             outcome = replace(outcome, unobserved=(Unobserved(dcgm_causes.NOT_INSTALLED, _WITHOUT_DCGM),))
-        ran = Ran(node.name, "sweep", started, clock.now().wall, node.machine, self._boot_id())
+        ran = CompletedRun(node.name, "sweep", started, clock.now().wall, node.machine, self._boot_id())
         return render(outcome, ran)
 
-    def _names(self) -> DriverLook:
+    def _names(self) -> DriverReading:
         """NVML's, before DCGM has the GPUs: what it calls them is what everybody else calls them."""
         look = look_once(self.settings.host_root, _NVML_SECONDS)
         if look.stuck_pid is not None:
@@ -147,7 +147,9 @@ class NodeTest:
         """Asks the cluster until it answers: a test of many minutes is not lost for an API server that is away."""
         # Forbidden too: an API server that has just started does not know its roles yet.
         errors = (Unavailable, Conflict, Forbidden)
-        return Patience(self._deadline - time.monotonic(), errors, sleep=self._pause, say=_say_that_it_waits).ask(ask)
+        return RetryLimits(self._deadline - time.monotonic(), errors, sleep=self._pause, say=_say_that_it_waits).ask(
+            ask
+        )
 
     def _pause(self, seconds: float) -> None:
         """Ends with a SIGTERM; after it none is long."""

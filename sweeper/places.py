@@ -19,7 +19,7 @@ _YOUNG = timedelta(hours=1)
 """An agent that has just started takes a place before its first heartbeat, and its taint stands a moment after."""
 
 
-class Holder(Struct, frozen=True):
+class SlotOwner(Struct, frozen=True):
     """What of a Node says whether its place is in use. `heard`: until when its agent's heartbeat is good."""
 
     uid: str
@@ -30,33 +30,33 @@ class Holder(Struct, frozen=True):
         return self.heard is None or self.heard < now
 
 
-class Unowned(Struct, frozen=True):
+class FreedSlot(Struct, frozen=True):
     """A place that is nobody's, and why."""
 
     slot: Slot
     why: str
 
 
-def unowned(slots: Iterable[Slot], nodes: Mapping[str, Holder], now: datetime) -> list[Unowned]:
+def unowned(slots: Iterable[Slot], nodes: Mapping[str, SlotOwner], now: datetime) -> list[FreedSlot]:
     """Of the places, listed before the Nodes were, those that are nobody's. A holder has the one that it took first."""
     by_holder = groupby(sorted(slots, key=attrgetter("holder")), key=attrgetter("holder"))
     return [one for holder, held in by_holder for one in _unowned_of(list(held), nodes.get(holder), now)]
 
 
-def _unowned_of(slots: list[Slot], node: Holder | None, now: datetime) -> Iterator[Unowned]:
+def _unowned_of(slots: list[Slot], node: SlotOwner | None, now: datetime) -> Iterator[FreedSlot]:
     if node is None:
-        yield from (Unowned(slot, "its node is gone") for slot in slots)
+        yield from (FreedSlot(slot, "its node is gone") for slot in slots)
         return
     for slot in slots:
         if slot.node_uid not in ("", node.uid):
-            yield Unowned(slot, "it is of a node of before of this name")
+            yield FreedSlot(slot, "it is of a node of before of this name")
     own = oldest_first(slot for slot in slots if slot.node_uid in ("", node.uid))
-    yield from (Unowned(slot, "its node has another") for slot in own[1:])
+    yield from (FreedSlot(slot, "its node has another") for slot in own[1:])
     if own and not node.tainted and node.is_silent(now) and not _is_young(own[0], now):
-        yield Unowned(own[0], "its node has no taint of ours, and no agent that is heard")
+        yield FreedSlot(own[0], "its node has no taint of ours, and no agent that is heard")
 
 
-def kept_without_agent(slots: Iterable[Slot], nodes: Mapping[str, Holder], now: datetime) -> list[str]:
+def kept_without_agent(slots: Iterable[Slot], nodes: Mapping[str, SlotOwner], now: datetime) -> list[str]:
     """Names of the nodes that are out of service until a person says otherwise: tainted, and no agent is heard."""
     names = sorted({slot.holder for slot in slots})
     return [name for name in names if (node := nodes.get(name)) and node.tainted and node.is_silent(now)]

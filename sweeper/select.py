@@ -33,7 +33,7 @@ _SHARING, _MPS = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-gpu-s
 _BY_MPS = "its GPUs are shared by MPS, where a pod gets one replica: level 2 is left to an agent of the full image"
 
 
-class Limits(Struct, frozen=True):
+class SweepLimits(Struct, frozen=True):
     """What the settings allow: how many nodes at the same time, what share of an instance type, how often each."""
 
     nodes: int
@@ -99,7 +99,7 @@ def select(
     busy: Mapping[str, str],
     tried: Mapping[str, Attempt],
     places: int,
-    limits: Limits,
+    limits: SweepLimits,
     now: datetime,
 ) -> list[Decision]:
     """One decision per node, those that were tested or tried longest ago first.

@@ -19,21 +19,21 @@ from msgspec import Struct
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.patience import Patience
-from healthcheck.deep.claim import Claim, Kind, claim_on, clear, is_marked
+from healthcheck.cluster.patience import RetryLimits
+from healthcheck.deep.claim import Claim, RunKind, claim_on, clear, is_marked
 from healthcheck.deep.claimant import Claimant
 from healthcheck.deep.due import Attempt, obstacle
 from healthcheck.deep.job import JobState, TemplateError
 from healthcheck.host import clock
-from healthcheck.node.devices import GivenOut
+from healthcheck.node.devices import AllocatedDevices
 from healthcheck.node.state import NodeState, with_devices
 from healthcheck.settings.values import NodeSettings
 from healthcheck.verdict.budget import Slot
 from healthcheck.verdict.taint import says_devices
-from sweeper.jobs import SELECTOR, Order, in_the_way, job_for, job_name, tolerations
+from sweeper.jobs import SELECTOR, JobSettings, in_the_way, job_for, job_name, tolerations
 from sweeper.leftovers import Leftovers, find_leftovers, is_working
-from sweeper.places import Holder, Unowned, kept_without_agent, unowned
-from sweeper.select import Candidate, Decision, Limits, busy_nodes, candidate, select
+from sweeper.places import FreedSlot, SlotOwner, kept_without_agent, unowned
+from sweeper.select import Candidate, Decision, SweepLimits, busy_nodes, candidate, select
 
 log = structlog.get_logger()
 
@@ -46,9 +46,9 @@ _SLACK_SECONDS = 120.0
 _WATCH_SECONDS, _BETWEEN_WATCHES_SECONDS = 300.0, 1.0
 _CLOSELY_SECONDS = 1.0
 """While a test has claimed devices: work that waits for them is looked for so often."""
-_PATIENCE = Patience(60.0)
+_PATIENCE = RetryLimits(60.0)
 """With one question to the cluster."""
-_AT_ITS_START = Patience(15.0, (Forbidden,), longest_pause=0.5)
+_AT_ITS_START = RetryLimits(15.0, (Forbidden,), longest_pause=0.5)
 """An API server that has just started does not know its roles yet, and forbids what it will allow."""
 _MOST_RECLAIMED = 500
 """Places in the fleet budget that one sweep gives back: nobody waits for more, and others' tests wait for none."""
@@ -57,7 +57,7 @@ _REFUSED = "the kubelet refused the pod, so that level 2 is left to an agent of 
 _NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
 
 
-class View(Struct, frozen=True):
+class ClusterView(Struct, frozen=True):
     """The cluster as one look showed it."""
 
     candidates: tuple[Candidate, ...]
@@ -66,7 +66,7 @@ class View(Struct, frozen=True):
     """Nodes on which something says that a deep run uses them."""
     jobs: tuple[JobState, ...]
     slots: tuple[Slot, ...]
-    holders: Mapping[str, Holder]
+    holders: Mapping[str, SlotOwner]
     refused: Mapping[str, str] = {}
     """Message with which a kubelet refused a pod, by the name of its Job."""
 
@@ -76,7 +76,7 @@ class SweepPlan(Struct, frozen=True):
 
     decisions: tuple[Decision, ...]
     leftovers: Leftovers
-    unowned: tuple[Unowned, ...] = ()
+    unowned: tuple[FreedSlot, ...] = ()
     """Places in the fleet budget that are nobody's."""
     without_agent: tuple[str, ...] = ()
     """Names of nodes that keep our taint and have no agent to lift it."""
@@ -88,12 +88,12 @@ class Sweep:
     def __init__(self, cluster: Cluster, values: NodeSettings) -> None:
         self._cluster = cluster
         self._namespace = values.sweep_namespace
-        self._order = Order(values.sweep_namespace, values.dcgm_timeout_seconds + values.job_timeout_seconds)
+        self._order = JobSettings(values.sweep_namespace, values.dcgm_timeout_seconds + values.job_timeout_seconds)
         interval = timedelta(seconds=values.dcgm_l2_interval_seconds)
-        self._limits = Limits(values.max_nodes_per_sweep, values.max_sweep_percent, interval)
+        self._limits = SweepLimits(values.max_nodes_per_sweep, values.max_sweep_percent, interval)
         self._heard: dict[str, datetime] = {}
         self._placed: set[str] = set()
-        self._given_out = GivenOut()
+        self._given_out = AllocatedDevices()
         self._stepped_aside: set[str] = set()
 
     def plan(self) -> SweepPlan:
@@ -150,7 +150,7 @@ class Sweep:
 
     # --- looking: one listing each of heartbeats, Nodes, pods and Jobs
 
-    def _look(self) -> View:
+    def _look(self) -> ClusterView:
         """Jobs come last: of a run that is on its Node in this look, the Job is there by then."""
         tolerated = tolerations(self._template)
         slots = self._slots()
@@ -168,7 +168,7 @@ class Sweep:
                 candidates.append(one)
         busy = busy_nodes(self._cluster.list_gpu_pods(), self._claimed(), self._given_out.devices)
         jobs, _ = self._cluster.list_jobs(self._namespace, SELECTOR)
-        return View(tuple(candidates), busy, tuple(marked), tuple(jobs), slots, holders, self._refused(jobs))
+        return ClusterView(tuple(candidates), busy, tuple(marked), tuple(jobs), slots, holders, self._refused(jobs))
 
     def _refused(self, jobs: Iterable[JobState]) -> dict[str, str]:
         if all(job.outcome in ("", "Complete") for job in jobs):
@@ -185,12 +185,12 @@ class Sweep:
             log.warning("the places in the fleet budget can't be seen", error=str(error))
             return ()
 
-    def _by_claims(self) -> GivenOut:
+    def _by_claims(self) -> AllocatedDevices:
         """What DRA gives out. Without the right to see it there is none, as on a cluster without DRA."""
         try:
             return self._cluster.read_given_out(self._namespace)
         except Forbidden:
-            return GivenOut()
+            return AllocatedDevices()
 
     def _with_devices(self, node: NodeState) -> NodeState:
         return with_devices(node, self._given_out)
@@ -202,9 +202,9 @@ class Sweep:
         except Forbidden:
             return None
 
-    def _holder(self, node: NodeState, places: Container[str]) -> Holder:
+    def _holder(self, node: NodeState, places: Container[str]) -> SlotOwner:
         is_tainted = node.tainted() or (node.name in places and says_devices(node))
-        return Holder(node.uid, is_tainted, self._heard.get(node.name))
+        return SlotOwner(node.uid, is_tainted, self._heard.get(node.name))
 
     # --- clearing
 
@@ -217,7 +217,7 @@ class Sweep:
 
     def _is_over(self, claim: Claim) -> bool:
         """Of a sweep whose Job is."""
-        if claim.kind is not Kind.SWEEP:
+        if claim.kind is not RunKind.SWEEP:
             return False
         try:
             return not is_working(self._cluster.read_job(self._namespace, claim.holder))
@@ -247,7 +247,7 @@ class Sweep:
         # Who took it by hand may name anything: then there is no Node to ask for, nor a label to list by.
         name = holder if _NODE_NAME.match(holder) else ""
 
-        def gone() -> list[Unowned]:
+        def gone() -> list[FreedSlot]:
             slots = [slot for slot in self._cluster.list_slots(name) if slot.holder == holder]
             node = self._node(name) if name else None
             nodes = {holder: self._holder(node, {holder})} if node is not None else {}
@@ -289,7 +289,7 @@ class Sweep:
         log.info("a sweep begins", node=node.name, job=made.name, until=until.isoformat())
 
     def _claimant(self, node_name: str, job_name: str) -> Claimant:
-        return Claimant(Kind.SWEEP, job_name, partial(self._cluster.update_node, node_name), _now)
+        return Claimant(RunKind.SWEEP, job_name, partial(self._cluster.update_node, node_name), _now)
 
     def _take(self, name: str, claimant: Claimant, until: datetime) -> bool:
         """Whether the node is ours. It is read again: the listing is seconds old."""
@@ -318,7 +318,7 @@ class Sweep:
         if not waiting:
             return
         # Forbidden too: an API server that has just started does not know its roles yet.
-        patience = Patience(self._order.deadline_seconds + _SLACK_SECONDS, (ClusterError,))
+        patience = RetryLimits(self._order.deadline_seconds + _SLACK_SECONDS, (ClusterError,))
         try:
             has_ended = patience.until(partial(self._watch, waiting), _BETWEEN_WATCHES_SECONDS)
         except ClusterError:
@@ -398,7 +398,7 @@ def patiently(ask: Callable[[], T]) -> T:
     return _PATIENCE.ask(partial(_AT_ITS_START.ask, ask))
 
 
-def _holders_of(places: Sequence[Unowned]) -> list[str]:
+def _holders_of(places: Sequence[FreedSlot]) -> list[str]:
     return list(dict.fromkeys(one.slot.holder for one in places))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import read_xid
 from healthcheck.memory.findings import Memory, Standing
-from healthcheck.memory.looks import JudgedLook, after_look
-from healthcheck.model import PREFIX, Cause, Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
+from healthcheck.memory.looks import JudgedCycle, after_look
+from healthcheck.model import PREFIX, Finding, KernelEvent, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.node.state import NodeState
 from healthcheck.probes.kernel_log import Record
 from healthcheck.verdict.record import Identity
@@ -22,7 +22,7 @@ MACHINE = "ec2d6ab0-0000-4000-8000-000000000001"
 BOOT = "0b0a6c5e-0000-4000-8000-00000000000a"
 NODE = "ip-10-0-0-1.ec2.internal"
 IDENTITY = Identity(NODE, "p5.48xlarge", "0d4f5a5e-uid")
-BLIND = Unobserved(Cause.named("DriverNotLoaded"), "NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)")
+BLIND = Unobserved(UnobservedCause.named("DriverNotLoaded"), "NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)")
 LABELS = {f"{PREFIX}/{key}": key for key in ("status", "severity", "last-check")}
 
 
@@ -42,10 +42,10 @@ def finding_in(record: Record, expected: Expectation) -> Finding | None:
     return read.finding if read else None
 
 
-def sighting(finding: Finding, **more: Any) -> Sighting:
+def sighting(finding: Finding, **more: Any) -> KernelEvent:
     """The log record that gave this finding."""
     at = MONOTONIC if finding.at is None else finding.at
-    return Sighting(finding.reason, finding.subject, finding.seq, at, finding, **more)
+    return KernelEvent(finding.reason, finding.subject, finding.seq, at, finding, **more)
 
 
 def stands(
@@ -75,4 +75,4 @@ def node(**more: Any) -> NodeState:
 
 def looked_at(*findings: Finding) -> Memory:
     """The memory after one look that showed these."""
-    return after_look(remembers(), JudgedLook([says(*findings)]), NOW)
+    return after_look(remembers(), JudgedCycle([says(*findings)]), NOW)

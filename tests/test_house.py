@@ -17,7 +17,7 @@ from agent.settings import AgentSettings
 from cli import glossary, index
 from healthcheck import checks
 from healthcheck.catalog.profiles import PROFILES_FILE
-from healthcheck.model import PREFIX, Cause, Check, Reason, Severity, Status
+from healthcheck.model import PREFIX, Check, Reason, Severity, Status, UnobservedCause
 from healthcheck.node import state as node
 from healthcheck.settings.declared import settings_of
 from healthcheck.settings.values import NodeSettings
@@ -145,7 +145,7 @@ def test_every_cause_is_declared_once_at_the_top_of_a_module_and_listed() -> Non
     assert len(declared) == sum(len(causes_made(module)) for module in modules)
     by_name = [one for module in modules for one in ast.walk(module) if isinstance(one, ast.Attribute)]
     # A name from the JSON of saved evidence. Any other is a declared one.
-    assert [ast.unparse(one) for one in by_name].count("Cause.named") == 1
+    assert [ast.unparse(one) for one in by_name].count("UnobservedCause.named") == 1
     assert sorted(ast.literal_eval(call.args[0]) for call in declared) == sorted(one.name for one in glossary.CAUSES)
 
 
@@ -155,10 +155,10 @@ def causes_made(code: ast.AST | None) -> list[ast.Call]:
 
 
 @pytest.mark.parametrize("cause", glossary.CAUSES, ids=lambda cause: cause.name)
-def test_a_cause_says_what_it_means_and_what_to_do(cause: Cause) -> None:
+def test_a_cause_says_what_it_means_and_what_to_do(cause: UnobservedCause) -> None:
     assert re.fullmatch(r"[A-Z][A-Za-z0-9]+", cause.name)
     assert (cause.meaning[-1:], cause.action[-1:]) == (".", ".")
-    assert cause == Cause.named(cause.name)  # as a record or saved evidence names it
+    assert cause == UnobservedCause.named(cause.name)  # as a record or saved evidence names it
 
 
 def test_causes_are_unique_and_no_cause_is_a_reason() -> None:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes import handler_causes
 from diagnosis.causes.admission import refused_workloads
 from diagnosis.causes.component_words import hint, last_line
@@ -21,7 +21,7 @@ from diagnosis.components import YOUNG, Component, Role, components
 from diagnosis.gpu_nodes import devices_in, has_gpu, is_changed
 from diagnosis.gpus import asks_for_gpus
 from diagnosis.placement import ZERO
-from diagnosis.pod_stage import IMAGE, Kind, Stage, stage
+from diagnosis.pod_stage import IMAGE, Stage, StageKind, stage
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.events import Event
@@ -34,89 +34,97 @@ _BUILDS = timedelta(minutes=30)
 """A driver container may compile the driver; its own startup probe waits 20 minutes."""
 
 
-def _cause(name: str, severity: Severity, means: str, source: str = _OPERATOR) -> Cause:
+def _cause(name: str, severity: CauseSeverity, means: str, source: str = _OPERATOR) -> Cause:
     remedy = "Read its pod's state and its last log lines, and mend what they name."
     return Cause(name, severity, None, means, remedy, source)
 
 
 NOT_READY: Mapping[Role, Cause] = {
     Role.OPERATOR: _cause(
-        "GpuOperatorNotReady", Severity.MEDIUM, "The GPU operator does not run, so nothing sets up or mends GPU nodes."
+        "GpuOperatorNotReady",
+        CauseSeverity.MEDIUM,
+        "The GPU operator does not run, so nothing sets up or mends GPU nodes.",
     ),
     Role.NODE_FEATURES: _cause(
         "NodeFeatureDiscoveryNotReady",
-        Severity.MEDIUM,
+        CauseSeverity.MEDIUM,
         "Node feature discovery does not run: a new GPU node is not recognised as one.",
     ),
-    Role.DRIVER: _cause("DriverNotReady", Severity.HIGH, "The driver's pod does not become ready on a GPU node."),
+    Role.DRIVER: _cause("DriverNotReady", CauseSeverity.HIGH, "The driver's pod does not become ready on a GPU node."),
     Role.TOOLKIT: _cause(
         "ContainerToolkitNotReady",
-        Severity.HIGH,
+        CauseSeverity.HIGH,
         "The container toolkit's pod does not become ready: the container runtime gets no GPUs into containers.",
     ),
     Role.DEVICE_PLUGIN: _cause(
-        "DevicePluginNotReady", Severity.HIGH, "The device plugin does not work on a GPU node: it offers no GPUs there."
+        "DevicePluginNotReady",
+        CauseSeverity.HIGH,
+        "The device plugin does not work on a GPU node: it offers no GPUs there.",
     ),
-    Role.MPS: _cause("MpsDaemonNotReady", Severity.MEDIUM, "The MPS control daemon does not work on a GPU node."),
+    Role.MPS: _cause("MpsDaemonNotReady", CauseSeverity.MEDIUM, "The MPS control daemon does not work on a GPU node."),
     Role.GPU_FEATURES: _cause(
         "GpuFeatureDiscoveryNotReady",
-        Severity.LOW,
+        CauseSeverity.LOW,
         "GPU feature discovery does not work: labels of GPUs are missing or old.",
     ),
-    Role.DCGM: _cause("DcgmNotReady", Severity.LOW, "DCGM's host engine does not work on a GPU node."),
+    Role.DCGM: _cause("DcgmNotReady", CauseSeverity.LOW, "DCGM's host engine does not work on a GPU node."),
     Role.EXPORTER: _cause(
-        "DcgmExporterNotReady", Severity.LOW, "The DCGM exporter does not work: no metrics of these GPUs."
+        "DcgmExporterNotReady", CauseSeverity.LOW, "The DCGM exporter does not work: no metrics of these GPUs."
     ),
     Role.MIG_MANAGER: _cause(
         "MigManagerNotReady",
-        Severity.MEDIUM,
+        CauseSeverity.MEDIUM,
         "The MIG manager does not work: nobody carries out a change of MIG profiles.",
     ),
     Role.VALIDATOR: _cause(
         "OperatorValidatorNotReady",
-        Severity.MEDIUM,
+        CauseSeverity.MEDIUM,
         "The operator's validator fails: a stage of the GPU stack is broken.",
     ),
     Role.CUDA_VALIDATOR: _cause(
-        "CudaValidationFails", Severity.HIGH, "The operator's CUDA test fails on a node: no CUDA program works there."
+        "CudaValidationFails",
+        CauseSeverity.HIGH,
+        "The operator's CUDA test fails on a node: no CUDA program works there.",
     ),
     Role.SANDBOX: _cause(
-        "SandboxDevicesNotReady", Severity.MEDIUM, "What hands GPUs to virtual machines does not work on a node."
+        "SandboxDevicesNotReady", CauseSeverity.MEDIUM, "What hands GPUs to virtual machines does not work on a node."
     ),
     Role.DRA_DRIVER: _cause(
-        "DraDriverNotReady", Severity.HIGH, "The DRA driver does not work: claims of its devices are not prepared."
+        "DraDriverNotReady", CauseSeverity.HIGH, "The DRA driver does not work: claims of its devices are not prepared."
     ),
     Role.EFA_PLUGIN: _cause(
-        "EfaPluginNotReady", Severity.MEDIUM, "The EFA device plugin does not work: no pod gets EFA devices there."
+        "EfaPluginNotReady", CauseSeverity.MEDIUM, "The EFA device plugin does not work: no pod gets EFA devices there."
     ),
     Role.NETWORK_DRA: _cause(
         "NetworkDraDriverNotReady",
-        Severity.MEDIUM,
+        CauseSeverity.MEDIUM,
         "The network's DRA driver does not work: claims of EFA or RoCE devices are not prepared there.",
         "https://docs.aws.amazon.com/eks/latest/userguide/device-management-efa.html",
     ),
     Role.HAMI_SCHEDULER: _cause(
         "HamiSchedulerNotReady",
-        Severity.HIGH,
+        CauseSeverity.HIGH,
         "HAMi's scheduler does not run: its webhook lets pods pass by, and nobody places those that wait for it.",
         HAMI_DOCS,
     ),
     Role.HAMI_PLUGIN: _cause(
         "HamiDevicePluginNotReady",
-        Severity.HIGH,
+        CauseSeverity.HIGH,
         "HAMi's device plugin does not work on a GPU node: its cards are not registered, and none is given out.",
         HAMI_DOCS,
     ),
     Role.AGENT: _cause(
-        "HealthAgentNotReady", Severity.MEDIUM, "This system's agent does not work on a node: nobody judges its GPUs."
+        "HealthAgentNotReady",
+        CauseSeverity.MEDIUM,
+        "This system's agent does not work on a node: nobody judges its GPUs.",
     ),
     Role.SWEEPER: _cause(
-        "SweeperNotReady", Severity.LOW, "This system's sweeper does not run: nobody begins deep tests."
+        "SweeperNotReady", CauseSeverity.LOW, "This system's sweeper does not run: nobody begins deep tests."
     ),
 }
 VALIDATION = Cause(
     "ValidationHangs",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "Operands wait in their init containers for a stage of the GPU stack that does not come up on the node.",
     "Mend the stage that they wait for: driver, then toolkit, then CUDA, then the device plugin.",
@@ -152,7 +160,7 @@ _STANDS_ON = {
 }
 
 
-class Trouble(Struct, frozen=True):
+class UnreadyPod(Struct, frozen=True):
     """Pod of a component that is not ready, and should be."""
 
     component: Component
@@ -163,7 +171,7 @@ class Trouble(Struct, frozen=True):
     """Of the node, or of the component where no node has the pod."""
 
 
-def find(snapshot: Snapshot) -> Iterator[Found]:
+def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield each component that is not ready where it should be.
 
     A component that only waits for another one is listed as its consequence.
@@ -172,9 +180,9 @@ def find(snapshot: Snapshot) -> Iterator[Found]:
     events = _warnings(snapshot)
     troubles = [one for part in every for one in _troubles(snapshot, part, nodes)]
     subjects = _subjects(troubles)
-    waiting: list[Trouble] = []
+    waiting: list[UnreadyPod] = []
     for one in troubles:
-        if one.stage.kind is Kind.INIT and one.stage.container in _WAITED_FOR:
+        if one.stage.kind is StageKind.INIT and one.stage.container in _WAITED_FOR:
             waiting.append(one)
         else:
             yield _found(one, subjects, snapshot, events.get(one.pod.subject, ()))
@@ -182,7 +190,7 @@ def find(snapshot: Snapshot) -> Iterator[Found]:
     yield from _without_pods(every, snapshot)
 
 
-def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node]) -> Iterator[Trouble]:
+def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node]) -> Iterator[UnreadyPod]:
     if component.role not in NOT_READY or component.wanted == 0:
         return
     unseen, now = not snapshot.sees("Node"), snapshot.now
@@ -196,7 +204,7 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
         at = stage(pod, now)
         if _is_trouble(component, pod, at, now):
             known = node is not None or (unseen and pod.spec.node)
-            yield Trouble(component, pod, at, node, f"node/{pod.spec.node}" if known else component.subject)
+            yield UnreadyPod(component, pod, at, node, f"node/{pod.spec.node}" if known else component.subject)
 
 
 def _is_excused(node: Node, now: datetime) -> bool:
@@ -217,21 +225,21 @@ def _is_beside(component: Component, node: Node) -> bool:
 
 
 def _is_trouble(component: Component, pod: Pod, at: Stage, now: datetime) -> bool:
-    if at.kind in (Kind.READY, Kind.GOING):
+    if at.kind in (StageKind.READY, StageKind.GOING):
         return False
     if pod.phase == "Failed":
         return False  # its controller makes a new pod, or the workload reports that it can't
-    if at.kind is Kind.FAILS:
+    if at.kind is StageKind.FAILS:
         return True
     return at.lasts(now, _BUILDS if component.role is Role.DRIVER else YOUNG)
 
 
-def _subjects(troubles: Iterable[Trouble]) -> dict[tuple[Role, str], str]:
+def _subjects(troubles: Iterable[UnreadyPod]) -> dict[tuple[Role, str], str]:
     """Return, by role and node, the object to fix.
 
     It is the workload if that fails everywhere for the same reason, else the node.
     """
-    groups: defaultdict[tuple[Role, str, str], list[Trouble]] = defaultdict(list)
+    groups: defaultdict[tuple[Role, str, str], list[UnreadyPod]] = defaultdict(list)
     for one in troubles:
         groups[one.component.role, one.component.subject, one.stage.reason].append(one)
     subjects = {}
@@ -246,18 +254,18 @@ def _subjects(troubles: Iterable[Trouble]) -> dict[tuple[Role, str], str]:
 
 
 def _found(
-    one: Trouble, subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot, warnings: Iterable[Event]
-) -> Found:
+    one: UnreadyPod, subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot, warnings: Iterable[Event]
+) -> FoundCause:
     role, pod = one.component.role, one.pod
     on = f" on {one.subject}" if one.subject != one.component.subject else ""
     evidence = [f"{pod.subject}{on}: {one.stage}"]
-    evidence += [f"{event.reason}: {event.message}" for event in warnings if one.stage.kind is Kind.CREATING][:2]
+    evidence += [f"{event.reason}: {event.message}" for event in warnings if one.stage.kind is StageKind.CREATING][:2]
     log = snapshot.logs.get((pod.subject, one.stage.container), "")
     if line := last_line(log):
         evidence.append(f"its log: {line}")
     if role is Role.DEVICE_PLUGIN and one.node is not None:
         evidence.append(_offer(one.node))
-    independent = one.stage.reason in IMAGE or one.stage.kind is Kind.UNPLACED
+    independent = one.stage.reason in IMAGE or one.stage.kind is StageKind.UNPLACED
     above = () if independent else _STANDS_ON.get(role, ())
     own = ((cause, subject) for cause in NODES for subject in (one.subject, one.component.subject))
     handler = (
@@ -270,7 +278,7 @@ def _found(
         )
     )
     subject = subjects.get((role, one.subject), one.subject)
-    return Found(
+    return FoundCause(
         NOT_READY[role],
         subject,
         tuple(evidence),
@@ -280,18 +288,18 @@ def _found(
     )
 
 
-def _of_cards(one: Trouble) -> tuple[tuple[Cause, str], ...]:
+def _of_cards(one: UnreadyPod) -> tuple[tuple[Cause, str], ...]:
     """Return why a device plugin may exit: it found cards with different MIG geometries."""
     return ((GEOMETRY, one.subject),) if one.component.role is Role.DEVICE_PLUGIN else ()
 
 
-def _remedy(one: Trouble, texts: str) -> Iterator[str]:
+def _remedy(one: UnreadyPod, texts: str) -> Iterator[str]:
     pod = one.pod
     known = hint(texts)
     if known:
         yield known
     words = ("kubectl", "-n", pod.meta.namespace)
-    if one.stage.kind is Kind.FAILS and one.stage.container and one.stage.reason not in IMAGE:
+    if one.stage.kind is StageKind.FAILS and one.stage.container and one.stage.reason not in IMAGE:
         previous = ("--previous",) if one.stage.reason == "CrashLoopBackOff" else ()
         logs = command(*words, "logs", pod.meta.name, "-c", one.stage.container, "--tail=50", *previous)
         yield f"Read why it ends: {logs}"
@@ -300,7 +308,7 @@ def _remedy(one: Trouble, texts: str) -> Iterator[str]:
 
 
 def _causes_above(
-    one: Trouble, roles: Iterable[Role], subjects: Mapping[tuple[Role, str], str]
+    one: UnreadyPod, roles: Iterable[Role], subjects: Mapping[tuple[Role, str], str]
 ) -> Iterator[tuple[Cause, str]]:
     for role in roles:
         if (role, one.subject) in subjects:
@@ -308,8 +316,8 @@ def _causes_above(
 
 
 def _hanging(
-    waiting: Iterable[Trouble], subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot
-) -> Iterator[Found]:
+    waiting: Iterable[UnreadyPod], subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot
+) -> Iterator[FoundCause]:
     """Yield the waiting pods of each node, ordered by stage; the first stage is the one to examine."""
     order, full = list(_WAITED_FOR), _full_nodes(snapshot)
     told: set[str] = set()
@@ -322,16 +330,16 @@ def _hanging(
         above = tuple(pair for pair in above if pair[0] is not NOT_READY[one.component.role])
         remedy = _of_stage(one) if one.subject not in told else ()
         told.add(one.subject)
-        yield Found(VALIDATION, one.subject, (evidence,), remedy, because_of=above)
+        yield FoundCause(VALIDATION, one.subject, (evidence,), remedy, because_of=above)
 
 
-def _of_stage(one: Trouble) -> tuple[str, ...]:
+def _of_stage(one: UnreadyPod) -> tuple[str, ...]:
     advice, words = _ADVICE.get(one.stage.container), ("kubectl", "-n", one.pod.meta.namespace)
     logs = command(*words, "logs", one.pod.meta.name, "-c", one.stage.container, "--tail=20")
     return (*((f"{advice}.",) if advice else ()), f"Read what it waits for: {logs}")
 
 
-def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Found]:
+def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield workloads that should have pods and have none, with the messages of their controllers.
 
     Workloads whose pods are not visible are included.
@@ -349,10 +357,10 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
         if not one.made and not one.ready:
             evidence = (f"{one.subject} wants {one.wanted} pods, and none is made", *told)
             above = refused.get(one.subject, ())
-            yield Found(NOT_READY[one.role], one.subject, evidence, remedy, because_of=above)
+            yield FoundCause(NOT_READY[one.role], one.subject, evidence, remedy, because_of=above)
         elif one.ready is not None and one.ready + changing < one.wanted:
             evidence = (f"{one.subject}: {one.ready} of {one.wanted} pods are ready; its pods are not visible", *told)
-            yield Found(NOT_READY[one.role], one.subject, evidence, remedy, certainty=Certainty.LIKELY)
+            yield FoundCause(NOT_READY[one.role], one.subject, evidence, remedy, certainty=Certainty.LIKELY)
 
 
 def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:

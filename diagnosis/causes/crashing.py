@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import upkeep, verdicts
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.faulty_gpus import FAULTY, struck_pods
@@ -26,7 +26,7 @@ from diagnosis.causes.running import (
     LOST_TEXTS,
     NO_GPU_TEXTS,
     NOT_REQUESTED,
-    Lack,
+    MissingGpu,
     is_plain_by_default,
     lack_of_device_files,
     of_lack,
@@ -38,12 +38,12 @@ from diagnosis.gpus import asks_for_gpus, claims_gpus, gpu_claims
 from diagnosis.hami.grants import shares
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import ContainerState, Ended, Pod
+from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
 from diagnosis.snapshot.record import RecordFinding
 from diagnosis.symptoms import (
-    Place,
     Recognised,
     Symptom,
+    TextSource,
     ended_of,
     of_end,
     of_log,
@@ -58,7 +58,9 @@ from healthcheck.node.state import CONDITION
 _RUNNING = Link.RUNNING
 
 
-def _cause(name: str, means: str, remedy: str, severity: Severity = Severity.MEDIUM, source: str = "") -> Cause:
+def _cause(
+    name: str, means: str, remedy: str, severity: CauseSeverity = CauseSeverity.MEDIUM, source: str = ""
+) -> Cause:
     return Cause(name, severity, _RUNNING, means, remedy, source)
 
 
@@ -66,14 +68,14 @@ DRIVER_TOO_OLD = _cause(
     "CudaNewerThanDriver",
     "The image's CUDA is newer than the node's driver supports.",
     "Use an image of an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     "CUDA errors 35, 222, 803, 804",
 )
 WRONG_ARCHITECTURE = _cause(
     "ImageLacksGpuArchitecture",
     "The program in the image was not built for this model of GPU.",
     "Use an image built for it, or choose another model by the node label nvidia.com/gpu.product.",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     "CUDA error 209, `no kernel image is available for execution`",
 )
 GPU_MEMORY = _cause(
@@ -111,7 +113,7 @@ CUDA_UNKNOWN = _cause(
     "CUDA does not come up on the node for a reason it does not name: most often nvidia_uvm is missing, or the GPU is "
     "held by a process that was left on it.",
     "On the node: `modprobe nvidia_uvm`, then see that /dev/nvidia-uvm is there.",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     "CUDA errors 46, 999",
 )
 PROBE = _cause(
@@ -134,10 +136,10 @@ ENDS = _cause(
     "ContainerEndsAtOnce",
     "A container of a GPU pod ends well and at once, and its pod's restartPolicy starts it again and again.",
     "Make it a Job, or give it a command that goes on.",
-    Severity.LOW,
+    CauseSeverity.LOW,
 )
 
-_BOTH = (Place.ENDED, Place.LOG)
+_BOTH = (TextSource.ENDED, TextSource.LOG)
 _CUDA = "CUDA driver API, CUresult"
 CRASH_TEXTS = (
     signature(
@@ -267,10 +269,10 @@ class _Crash(Struct, frozen=True):
     state: ContainerState
     known: Recognised
     subject: str
-    lack: Lack | None = None
+    lack: MissingGpu | None = None
 
 
-def find_crashing(snapshot: Snapshot) -> Iterator[Found]:
+def find_crashing(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many containers fail that way."""
     together: defaultdict[tuple[str, str], list[_Crash]] = defaultdict(list)
     for one in _crashes(snapshot):
@@ -330,13 +332,13 @@ def _is_excused(snapshot: Snapshot, pod: Pod) -> bool:
     return pod.phase == "Failed" and replaced(snapshot, pod)
 
 
-def _failure(snapshot: Snapshot, state: ContainerState) -> Ended | None:
+def _failure(snapshot: Snapshot, state: ContainerState) -> ContainerEnd | None:
     """Return how the container ended; None if it works now or did not fail."""
     ended = ended_of(state)
     # The record may hold no more than the failure, or the start failed because NVIDIA's tool was not mounted.
     bare = state.waiting == "CrashLoopBackOff" and ended is None
     if bare or (state.waiting in START_REASONS and TOOL.search(state.message)):
-        return Ended(state.waiting, None, state.message, None)
+        return ContainerEnd(state.waiting, None, state.message, None)
     if ended is None or ended.exit_code is None or ended.reason in _NODE_WENT:
         return None
     if ended.reason in START_REASONS and not TOOL.search(ended.message):
@@ -348,12 +350,12 @@ def _failure(snapshot: Snapshot, state: ContainerState) -> Ended | None:
     return ended if state.waiting in ("CrashLoopBackOff", "") else None
 
 
-def _runs_between_crashes(snapshot: Snapshot, state: ContainerState, ended: Ended) -> bool:
+def _runs_between_crashes(snapshot: Snapshot, state: ContainerState, ended: ContainerEnd) -> bool:
     lately = not older(snapshot, ended.at, _LATELY) and not older(snapshot, state.started, _STARTED)
     return lately and state.restarts >= (2 * _OFTEN if state.ready else _OFTEN)
 
 
-def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended) -> _Crash | None:
+def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> _Crash | None:
     known = _recognise(snapshot, pod, state, ended)
     if known is None:
         return None
@@ -361,7 +363,7 @@ def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended) ->
         lack = why_without_gpu(snapshot, pod, state.name)
         return _Crash(pod, state, replace(known, cause=lack.cause), lack.subject, lack)
     if known.cause in {row.cause for row in LOST_TEXTS}:
-        lack = Lack(known.cause, f"node/{pod.spec.node}", (), Certainty.LIKELY)
+        lack = MissingGpu(known.cause, f"node/{pod.spec.node}", (), Certainty.LIKELY)
         return _Crash(pod, state, known, lack.subject, lack)
     if known.cause is CUDA_UNKNOWN and (missing := lack_of_device_files(snapshot, pod)):
         return _Crash(pod, state, replace(known, cause=missing.cause), missing.subject, missing)
@@ -376,7 +378,7 @@ def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended) ->
     return _Crash(pod, state, known, f"node/{pod.spec.node}" if on_node else snapshot.line(pod.meta)[-1])
 
 
-def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended) -> Recognised | None:
+def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> Recognised | None:
     end = of_end(state, ended)
     if ended.reason == "OOMKilled":
         return Recognised(HOST_MEMORY, end, "")
@@ -384,7 +386,7 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended
     if known is not None:
         return known
     if ended.exit_code in _KILLED and _probes(snapshot, pod):
-        return Recognised(PROBE, Symptom(Place.EVENT, "", ""), shortened(_probes(snapshot, pod)[-1]))
+        return Recognised(PROBE, Symptom(TextSource.EVENT, "", ""), shortened(_probes(snapshot, pod)[-1]))
     asked = ended.exit_code == _TERMINATED and state.waiting != "CrashLoopBackOff"
     # A finished pod without a message about GPUs failed for its own reasons, and no other pod waits for it.
     if asked or pod.over:
@@ -392,7 +394,7 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended
     return Recognised(_by_exit(state, ended), end, shortened(end.text))
 
 
-def _by_exit(state: ContainerState, ended: Ended) -> Cause:
+def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:
     if state.init:
         return INIT_FAILS
     if ended.exit_code == 0:
@@ -411,7 +413,7 @@ def _faults(node: Node) -> tuple[RecordFinding, ...]:
     return node.record.faults if node.record is not None else ()
 
 
-def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[tuple[Cause, str]]]) -> Found:
+def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[tuple[Cause, str]]]) -> FoundCause:
     first = some[0]
     cause, pod = first.known.cause, first.pod
     evidence = tuple(_evidence(snapshot, some))
@@ -419,7 +421,7 @@ def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[tup
     if first.lack is not None:
         return of_lack(first.lack, first.subject, (*evidence, *first.lack.evidence), affected, pod)
     certainty = Certainty.PROVEN if cause in _CERTAIN else Certainty.LIKELY
-    return Found(
+    return FoundCause(
         cause,
         first.subject,
         evidence,

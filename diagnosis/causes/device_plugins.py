@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
-from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY, stack
@@ -38,21 +38,21 @@ _REGISTERS = timedelta(minutes=5)
 """After it has become ready a plugin may take this long until the kubelet shows its devices."""
 FEWER = Cause(
     "FewerGpusThanLabelled",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     None,
     "A node offers fewer GPUs than GPU feature discovery has counted on it.",
     "See whether a GPU has left the PCI bus since; if it is there, restart the device plugin's pod.",
 )
 TWICE = Cause(
     "TwoDevicePlugins",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "Two device plugins serve the same resource on a node: each time one registers, it puts the other out.",
     "Keep one of the two.",
 )
 
 
-def find(snapshot: Snapshot) -> Iterator[Found]:
+def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Check each node with NVIDIA GPUs that should offer them to containers."""
     every = components(snapshot)
     there = _by_node(one for one in every if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN))
@@ -79,7 +79,7 @@ def _sees_components(every: Iterable[Component], snapshot: Snapshot) -> bool:
     return snapshot.sees("Pod") and (system or any(one.pods for one in every))
 
 
-def find_missing(snapshot: Snapshot) -> Iterator[Found]:
+def find_missing(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Nodes that offer no GPU, and where no device plugin is."""
     every = components(snapshot)
     plugins = [one for one in every if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)]
@@ -104,7 +104,7 @@ def _wants_plugin(node: Node) -> bool:
     return not switched_off(node) and not is_for_machines(node) and not is_changed(node)
 
 
-def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause, str], ...]) -> Iterator[Found]:
+def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause, str], ...]) -> Iterator[FoundCause]:
     """Yield why the closest matching device plugin does not run on the node.
 
     A node that only HAMi's plugin could serve is left to the search for HAMi's labels.
@@ -113,7 +113,7 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause,
     if not own:
         if not any(one.role is Role.HAMI_PLUGIN for one in plugins):
             evidence = (f"{node.subject} has GPUs ({_why_gpu(node)}) and offers none", "no device plugin was found")
-            yield Found(MISSING, f"resource/{GPU}", evidence, (_INSTALL,), (node.subject,), because_of=above)
+            yield FoundCause(MISSING, f"resource/{GPU}", evidence, (_INSTALL,), (node.subject,), because_of=above)
         return
     meant = next((one for one in own if is_for(one.spec, node)), None)
     if meant is not None:
@@ -123,28 +123,30 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause,
     yield from _kept_off(node, nearest, above)
 
 
-def _not_made(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> Found:
+def _not_made(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> FoundCause:
     evidence = (f"{node.subject} offers no GPU; {plugin.subject} is for it and has no pod there",)
     describe = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
     because = ((NOT_READY[Role.DEVICE_PLUGIN], plugin.subject), *above)
-    return Found(
+    return FoundCause(
         MISSING, node.subject, evidence, (f"See why it has none: {describe}",), (node.subject,), because_of=because
     )
 
 
-def _kept_off(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> Iterator[Found]:
+def _kept_off(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> Iterator[FoundCause]:
     unmet, taints = _unmet(plugin, node), refused(plugin.spec, node)
     evidence = f"{node.subject} offers no GPU, and {plugin.subject} does not run there: "
     if not unmet and taints:
         names = ", ".join(map(str, taints))
         remedy = f"Let {plugin.subject} tolerate {names} (Helm: tolerations, with the operator daemonsets.tolerations)."
-        yield Found(MISSING, plugin.subject, (f"{evidence}it does not tolerate {names}",), (remedy,), (node.subject,))
+        yield FoundCause(
+            MISSING, plugin.subject, (f"{evidence}it does not tolerate {names}",), (remedy,), (node.subject,)
+        )
         return
     label = ", ".join(unmet) or "other labels (its node affinity)"
     steps = [f"Label the node: {command('kubectl', 'label', 'node', node.name, *unmet)}"] if unmet else []
     steps.append("With the operator, see why it has not labelled the node: node feature discovery, the operator's log.")
     told = (f"{evidence}it wants {label}",)
-    yield Found(MISSING, node.subject, told, tuple(steps), (node.subject,), because_of=above)
+    yield FoundCause(MISSING, node.subject, told, tuple(steps), (node.subject,), because_of=above)
 
 
 def _unmet(plugin: Component, node: Node) -> list[str]:
@@ -152,7 +154,7 @@ def _unmet(plugin: Component, node: Node) -> list[str]:
     return [f"{key}={value}" for key, value in plugin.spec.node_selector.items() if labels.get(key) != value]
 
 
-def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) -> Iterator[Found]:
+def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) -> Iterator[FoundCause]:
     ready = [(one, pod) for one, pod in pods if is_ready(pod) and _is_settled(pod, snapshot.now)]
     if not ready or any(not is_ready(pod) for _, pod in pods):
         return
@@ -168,10 +170,10 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
             f"Let it look anew: {command(*words, 'delete', 'pod', pod.meta.name)}",
         ]
     because = tuple((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD))
-    yield Found(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
+    yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
 
 
-def _unexplained(node: Node, workloads: Iterable[str]) -> Found:
+def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
     evidence = (
         _offers(node),
         f"GPUs are there: {_why_gpu(node)}",
@@ -182,14 +184,14 @@ def _unexplained(node: Node, workloads: Iterable[str]) -> Found:
     remedy = (f"See whether a device plugin runs there, and what its log says: {pods}",)
     not_ready = ((cause, one) for cause in NOT_READY.values() for one in (node.subject, *workloads))
     because = (*not_ready, *((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD)))
-    return Found(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
+    return FoundCause(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
 
 
 def _what(node: Node) -> Cause:
     return UNHEALTHY if any(_number(node.capacity, name) for name in devices_in(node.capacity)) else NOT_OFFERED
 
 
-def _partly(node: Node) -> Iterator[Found]:
+def _partly(node: Node) -> Iterator[FoundCause]:
     """Yield each resource of which the node offers a part only.
 
     A resource at 0 next to offered ones is left over from an older configuration, and is ignored.
@@ -206,13 +208,13 @@ def _partly(node: Node) -> Iterator[Found]:
                 f"See what befell {lost} of them: {command('kubectl', 'describe', 'node', node.name)}",
                 "Once they are well, restart the device plugin's pod on the node: it takes none back by itself.",
             )
-            yield Found(
+            yield FoundCause(
                 UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=((WITHHELD, node.subject),)
             )
     yield from _fewer(node)
 
 
-def _fewer(node: Node) -> Iterator[Found]:
+def _fewer(node: Node) -> Iterator[FoundCause]:
     labels = node.meta.labels
     cut = any(name.startswith(MIG) for name in (*node.capacity, *node.allocatable)) or "MIG" in labels.get(
         "nvidia.com/gpu.product", ""
@@ -227,10 +229,10 @@ def _fewer(node: Node) -> Iterator[Found]:
         + (f", nvidia.com/gpu.replicas={copies}" if copies > 1 else ""),
         *_seen(node),
     )
-    yield Found(FEWER, node.subject, evidence, (), (node.subject,), because_of=((WITHHELD, node.subject),))
+    yield FoundCause(FEWER, node.subject, evidence, (), (node.subject,), because_of=((WITHHELD, node.subject),))
 
 
-def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iterator[Found]:
+def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iterator[FoundCause]:
     lasting = {one.subject: one for one, pod in pods if pod.meta.deleted is None and _is_settled(pod, now)}
     if len(lasting) < 2:
         return
@@ -242,7 +244,7 @@ def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iter
         f"Where {others[0].subject} is the one to stay, take the other away: {delete}",
         "Restart the one that stays.",
     )
-    yield Found(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
+    yield FoundCause(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
 
 
 def _is_operators(one: Component) -> bool:

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.components import role_of
-from diagnosis.given_gpus import GivenGpu, given_gpus, unhealthy_gpus
+from diagnosis.given_gpus import AllocatedGpu, given_gpus, unhealthy_gpus
 from diagnosis.gpus import gpu_pods, gpus_of, is_deep_test
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
@@ -24,7 +24,7 @@ from healthcheck.text.naming import named
 
 FAULTY = Cause(
     "PodOnFaultyGpu",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.RUNNING,
     "GPU pods run on a GPU or a node with an active fault: their work may hang, fail or be wrong, and the other ranks "
     "of their jobs wait for them.",
@@ -53,25 +53,25 @@ _RANKS = (
 _REPLICA, _REPLICA_TYPE = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
 
 
-class Struck(Struct, frozen=True):
+class AffectedPod(Struct, frozen=True):
     """Pod affected by findings of its node, or of its own GPUs if `gpus` are known."""
 
     pod: Pod
     findings: tuple[RecordFinding, ...]
     unhealthy: tuple[AllocatedDevice, ...] = ()
-    gpus: tuple[GivenGpu, ...] | None = None
+    gpus: tuple[AllocatedGpu, ...] | None = None
 
 
-def find_faulty(snapshot: Snapshot) -> Iterator[Found]:
+def find_faulty(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each node with faulty GPUs that pods use."""
     for name, struck in struck_pods(snapshot).items():
         yield _found(snapshot, snapshot.by_node[name], struck)
 
 
 @lru_cache(maxsize=1)
-def struck_pods(snapshot: Snapshot) -> Mapping[str, Sequence[Struck]]:
+def struck_pods(snapshot: Snapshot) -> Mapping[str, Sequence[AffectedPod]]:
     """Return, by node, the pods that run on one of its faulty GPUs."""
-    told: defaultdict[str, list[Struck]] = defaultdict(list)
+    told: defaultdict[str, list[AffectedPod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         node = snapshot.by_node.get(pod.spec.node)
         if node is not None and _is_at_work(pod) and (struck := _struck(snapshot, pod, node)):
@@ -93,13 +93,13 @@ def _is_at_work(pod: Pod) -> bool:
     return runs and role_of(pod.meta, {}, pod.spec) is None
 
 
-def _struck(snapshot: Snapshot, pod: Pod, node: Node) -> Struck | None:
+def _struck(snapshot: Snapshot, pod: Pod, node: Node) -> AffectedPod | None:
     unhealthy, faults = tuple(unhealthy_gpus(pod)), _faults(node)
     if not faults and not unhealthy:
         return None
     gpus = given_gpus(snapshot, pod)
     own = tuple(one for one in faults if _concerns(one, gpus))
-    return Struck(pod, own, unhealthy, gpus) if own or unhealthy else None
+    return AffectedPod(pod, own, unhealthy, gpus) if own or unhealthy else None
 
 
 def _faults(node: Node) -> tuple[RecordFinding, ...]:
@@ -118,7 +118,7 @@ def _faults(node: Node) -> tuple[RecordFinding, ...]:
     return (RecordFinding(told.reason, stated, node.subject, told.message, first_seen=told.since),)
 
 
-def _concerns(finding: RecordFinding, gpus: tuple[GivenGpu, ...] | None) -> bool:
+def _concerns(finding: RecordFinding, gpus: tuple[AllocatedGpu, ...] | None) -> bool:
     """Whether the finding is about one of these GPUs.
 
     A finding that is not about a GPU concerns all pods of the node.
@@ -128,13 +128,13 @@ def _concerns(finding: RecordFinding, gpus: tuple[GivenGpu, ...] | None) -> bool
     return any(one.has(finding) is not False for one in gpus)
 
 
-def _found(snapshot: Snapshot, node: Node, struck: Sequence[Struck]) -> Found:
+def _found(snapshot: Snapshot, node: Node, struck: Sequence[AffectedPod]) -> FoundCause:
     findings = [finding for finding in _faults(node) if any(finding in one.findings for one in struck)]
     lines = [snapshot.line(one.pod.meta)[-1] for one in struck]
     affected = (*(one.pod.subject for one in struck), *dict.fromkeys(filter(is_gang, lines)))
     # The kubelet repeats the last report of a device plugin or driver, which may be older than our verdict.
     doubted = not findings and node.record is not None and node.record.status == "pass"
-    return Found(
+    return FoundCause(
         FAULTY,
         node.subject,
         tuple(_evidence(snapshot, findings, struck)),
@@ -144,7 +144,7 @@ def _found(snapshot: Snapshot, node: Node, struck: Sequence[Struck]) -> Found:
     )
 
 
-def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Sequence[Struck]) -> Iterator[str]:
+def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Sequence[AffectedPod]) -> Iterator[str]:
     yield from map(_shown, findings[:_MOST_FINDINGS])
     if len(findings) > _MOST_FINDINGS:
         yield f"and {len(findings) - _MOST_FINDINGS} more findings of RESET or worse"
@@ -152,7 +152,7 @@ def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Seq
         for device in one.unhealthy[:_MOST_FINDINGS]:
             message = f": {shortened(device.message, _LONGEST)}" if device.message else ""
             yield f"the kubelet reports {device.resource} {device.name} of {one.pod.subject} as Unhealthy{message}"
-    jobs: defaultdict[str, list[Struck]] = defaultdict(list)
+    jobs: defaultdict[str, list[AffectedPod]] = defaultdict(list)
     for one in struck:
         jobs[snapshot.line(one.pod.meta)[-1]].append(one)
     for workload, some in list(jobs.items())[:_MOST_JOBS]:
@@ -172,13 +172,13 @@ def _shown(one: RecordFinding) -> str:
     return f"{one.reason}{severity} on {where}{since}{detail}"
 
 
-def _job(snapshot: Snapshot, workload: str, some: Sequence[Struck]) -> str:
+def _job(snapshot: Snapshot, workload: str, some: Sequence[AffectedPod]) -> str:
     every = [one for one in snapshot.pods_under.get(workload, ()) if not one.over]
     who = named((f"{one.pod.subject}{_rank(one.pod)}{_given(one)}" for one in some), _MOST_PODS)
     return f"{workload}: {len(some)} of its {counted(len(every), 'pod')} there: {who}" if every else f"running: {who}"
 
 
-def _given(one: Struck) -> str:
+def _given(one: AffectedPod) -> str:
     """Its faulty GPUs, where they are known."""
     hit = [gpu.shown for gpu in one.gpus or () if any(gpu.has(finding) for finding in one.findings)]
     return f" on {', '.join(hit)}" if hit else ""
@@ -196,7 +196,7 @@ def _rank(pod: Pod) -> str:
     return f" (rank {number})" if alone else f" (node rank {number})"
 
 
-def _remedy(node: Node, findings: Sequence[RecordFinding], struck: Sequence[Struck]) -> Iterator[str]:
+def _remedy(node: Node, findings: Sequence[RecordFinding], struck: Sequence[AffectedPod]) -> Iterator[str]:
     for reason in dict.fromkeys(one.reason for one in findings[:_MOST_FINDINGS] if one.reason.isalnum()):
         yield f"See what {reason} asks for: {command('gpu-healthcheck', 'explain', reason)}"
     if not node.withheld and not node.cordoned:

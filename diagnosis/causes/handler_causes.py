@@ -5,12 +5,12 @@ Components depend on the runtime too, and name these causes as the origin of the
 
 from __future__ import annotations
 
-from diagnosis.cause import Cause, Link, Severity
+from diagnosis.cause import Cause, CauseSeverity, Link
 from healthcheck.checks import container_runtime, default_runtime
 
 MISSING = Cause(
     "RuntimeHandlerMissing",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.RUNTIME,
     "The container runtime that the node's kubelet uses has no handler of the name that the pods' RuntimeClass names.",
     "Configure NVIDIA's toolkit for that container runtime, and restart it: `nvidia-ctk runtime configure`, or the GPU "
@@ -19,7 +19,7 @@ MISSING = Cause(
 )
 ELSEWHERE = Cause(
     "ToolkitConfiguresAnotherRuntime",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.RUNTIME,
     "NVIDIA's toolkit writes its handler into the configuration of another container runtime than the kubelet's.",
     "Give the toolkit the file and the socket of the kubelet's own: CONTAINERD_CONFIG and CONTAINERD_SOCKET.",
@@ -27,14 +27,14 @@ ELSEWHERE = Cause(
 )
 CLASS_MISSING = Cause(
     "RuntimeClassMissing",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.ADMITTED,
     "Pods name a RuntimeClass that does not exist: the API server refuses to make them.",
     "Create the RuntimeClass, or take its name out of the pods' template.",
     '`RuntimeClass "…" not found`, an event FailedCreate of what makes the pods',
 )
 UNLOADABLE = tuple(
-    Cause(one.name, Severity.HIGH, Link.RUNTIME, one.meaning, one.action, one.source)
+    Cause(one.name, CauseSeverity.HIGH, Link.RUNTIME, one.meaning, one.action, one.source)
     for one in (container_runtime.MALFORMED, container_runtime.CRI_DISABLED, default_runtime.UNDEFINED)
 )
 """Findings of our agent, by their own names: with these files the container runtime does not serve the kubelet."""

@@ -11,7 +11,7 @@ from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.record import RecordFinding
 from diagnosis.snapshot.workloads import Workload
 from diagnosis.symptoms import shortened
-from diagnosis.toolkit import Target, by_hand, toolkits, where_it_should_write
+from diagnosis.toolkit import RuntimeFiles, by_hand, toolkits, where_it_should_write
 
 _EITHER = re.compile(
     r"with the GPU operator (`[^`]{1,900}`); with the toolkit on the host (`[^`]{1,900}`)(.*)", re.DOTALL
@@ -70,14 +70,14 @@ def _by_the_agents_word(snapshot: Snapshot, finding: RecordFinding, operators: W
             yield f"Or, where the GPU operator brings the toolkit: {helm}"
 
 
-def _by_helm(snapshot: Snapshot, toolkit: Workload, should: Target | None) -> Iterator[str]:
+def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None) -> Iterator[str]:
     policy = next((one.toolkit_env for one in snapshot.cluster_policies), {})
     namespace = toolkit.meta.namespace
     if should is not None:
         yield f"Name the kubelet's own runtime to the toolkit: {should.helm(namespace, policy)}"
         return
     logs = command("kubectl", "-n", namespace, "logs", f"daemonset/{toolkit.meta.name}", "--all-containers")
-    unknown = Target("CONFIG", "SOCKET", "")
+    unknown = RuntimeFiles("CONFIG", "SOCKET", "")
     yield f"See in the toolkit's log whether it wrote the handler, and to which file: {logs}"
     yield (
         "Where `pgrep -a containerd` on the node shows that the kubelet's containerd has another file or socket "

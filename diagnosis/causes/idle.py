@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from diagnosis.allocation import NodeAllocation, allocation
-from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes.faulty_gpus import FAULTY
 from diagnosis.causes.running import CLASS_NOT_NAMED, HIDDEN, NOT_REQUESTED
 from diagnosis.causes.starting_causes import NOT_INJECTED
@@ -19,7 +19,7 @@ from diagnosis.utilization import CardLoad, loads
 
 IDLE = Cause(
     "GpusHeldIdle",
-    Severity.LOW,
+    CauseSeverity.LOW,
     None,
     "A workload holds whole GPUs on which nothing has run for an hour. Looked for with `--prometheus` only.",
     "Ask whose it is whether it is still needed; see in its log what it waits for.",
@@ -30,7 +30,7 @@ _MOST_TOLD = 4
 _GPU, _WHOLE = "nvidia.com/gpu", "GPUs"
 
 
-def find_idle(snapshot: Snapshot) -> Iterator[Found]:
+def find_idle(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield idle GPUs, grouped by the object that made the pods.
 
     Only pods whose containers have run for an hour with cards of their own are checked.
@@ -82,12 +82,12 @@ def _idle_cards(node: NodeAllocation, held: Mapping[str, int], idle: list[CardLo
             yield name, f"{name}: holds {number} of the {node.gpus} GPUs of node/{node.node}, all at 0 % for an hour"
 
 
-def _found(subject: str, some: list[tuple[Pod, str]]) -> Found:
+def _found(subject: str, some: list[tuple[Pod, str]]) -> FoundCause:
     pod = some[0][0]
     log = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--all-containers", "--tail=20")
     node = f"node/{pod.spec.node}"
     written = tuple((cause, subject) for cause in (HIDDEN, CLASS_NOT_NAMED, NOT_REQUESTED))
-    return Found(
+    return FoundCause(
         IDLE,
         subject,
         tuple(told for _, told in some),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from diagnosis.cause import Cause, Severity
+from diagnosis.cause import Cause, CauseSeverity
 
 MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
 GEOMETRY = Cause(
     "MigGeometryInvalid",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "The MIG strategy is single, and the node's cards are not all cut alike: it offers none of them.",
     "Give all cards of the node the same profile, or set the strategy to mixed.",

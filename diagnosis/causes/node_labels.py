@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.offer_causes import MIG_FAILED, MIG_PENDING
@@ -22,14 +22,14 @@ _LABELLED = timedelta(minutes=10)
 _RECONFIGURED = timedelta(minutes=30)
 UNLABELLED = Cause(
     "GpuLabelsMissing",
-    Severity.LOW,
+    CauseSeverity.LOW,
     None,
     "GPU feature discovery runs on a node, and its labels are not there: what selects nodes by them finds none.",
     "Look at node feature discovery: its worker reads what GPU feature discovery writes, its master sets the labels.",
 )
 UPGRADE_FAILED = Cause(
     "DriverUpgradeFailed",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "The operator's upgrade of the driver has failed on a node, which stays cordoned for that.",
     "Mend what the driver's pod or the drain failed at, then let the operator try again.",
@@ -37,7 +37,7 @@ UPGRADE_FAILED = Cause(
 )
 
 
-def find(snapshot: Snapshot) -> Iterator[Found]:
+def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Check the labels of each node with NVIDIA GPUs."""
     every = components(snapshot)
     managers = [one for one in every if one.role is Role.MIG_MANAGER]
@@ -55,7 +55,7 @@ def find(snapshot: Snapshot) -> Iterator[Found]:
             yield _upgrade(node)
 
 
-def find_unlabelled(snapshot: Snapshot) -> Iterator[Found]:
+def find_unlabelled(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Nodes on which discovery runs and that it has not labelled."""
     every = components(snapshot)
     discovery = [one for one in every if one.role is Role.GPU_FEATURES]
@@ -69,10 +69,10 @@ def find_unlabelled(snapshot: Snapshot) -> Iterator[Found]:
                 evidence = (f"{pod.subject} is ready on {node.subject}, which has no label {_PRODUCT}",)
                 logs = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--tail=30")
                 remedy = (f"Read what it found: {logs}", UNLABELLED.remedy)
-                yield Found(UNLABELLED, node.subject, evidence, remedy, because_of=above)
+                yield FoundCause(UNLABELLED, node.subject, evidence, remedy, because_of=above)
 
 
-def _invalid(node: Node) -> Found:
+def _invalid(node: Node) -> FoundCause:
     labels = node.meta.labels
     keys = (_PRODUCT, "nvidia.com/mig.strategy", _CONFIG, _STATE, "nvidia.com/gpu.count")
     evidence = tuple(f"{node.subject}: {key}={labels[key]}" for key in keys if key in labels)
@@ -81,10 +81,12 @@ def _invalid(node: Node) -> Found:
         f"Cut all its cards alike, by the name of a configuration that fits them, such as {wanted}",
         "Or set mig.strategy to mixed, and ask for nvidia.com/mig-… by profile.",
     )
-    return Found(GEOMETRY, node.subject, evidence, remedy, (node.subject,), because_of=((MIG_FAILED, node.subject),))
+    return FoundCause(
+        GEOMETRY, node.subject, evidence, remedy, (node.subject,), because_of=((MIG_FAILED, node.subject),)
+    )
 
 
-def _failed(node: Node, managers: list[Component]) -> Found:
+def _failed(node: Node, managers: list[Component]) -> FoundCause:
     labels = node.meta.labels
     evidence = (f"{node.subject}: {_STATE}=failed, {_CONFIG}={labels.get(_CONFIG, '')}",)
     remedy = [f"Read why: {_manager_logs(node, managers)}"]
@@ -94,10 +96,10 @@ def _failed(node: Node, managers: list[Component]) -> Found:
             "kubectl", "label", "node", node.name, f"{_CONFIG}={labels.get(_CONFIG, 'all-disabled')}", "--overwrite"
         )
     )
-    return Found(MIG_FAILED, node.subject, evidence, tuple(remedy), (node.subject,))
+    return FoundCause(MIG_FAILED, node.subject, evidence, tuple(remedy), (node.subject,))
 
 
-def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Iterator[Found]:
+def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield a pending change of MIG profiles without a manager, or with a pod that has waited long for it."""
     if not snapshot.sees("Pod") or not any(is_for(one.spec, node) for one in managers):
         return
@@ -111,7 +113,7 @@ def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Itera
     state = f"{node.subject}: {_STATE}={labels[_STATE]}, {_CONFIG}={labels.get(_CONFIG, '')}"
     who = f"{pods[0].subject} of the MIG manager is {'ready' if working else 'not ready'}" if pods else "no MIG manager"
     above = ((NOT_READY[Role.MIG_MANAGER], node.subject), *((NOT_READY[Role.MIG_MANAGER], m.subject) for m in managers))
-    yield Found(
+    yield FoundCause(
         MIG_PENDING,
         node.subject,
         (state, who),
@@ -122,14 +124,14 @@ def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Itera
     )
 
 
-def _upgrade(node: Node) -> Found:
+def _upgrade(node: Node) -> FoundCause:
     evidence = (f"{node.subject}: {_UPGRADE}=upgrade-failed",)
     again = command("kubectl", "label", "node", node.name, f"{_UPGRADE}=upgrade-required", "--overwrite")
     remedy = (
         "See what the driver's pod there, and the drain before it, failed at.",
         f"Once that is mended, let the operator try again: {again}",
     )
-    return Found(
+    return FoundCause(
         UPGRADE_FAILED,
         node.subject,
         evidence,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes.hami.declared import ALLOCATION_HANGS
 from diagnosis.causes.handler_causes import unloadable
 from diagnosis.causes.unscheduled.refused import NOT_READY
@@ -20,14 +20,14 @@ from healthcheck.node.state import MAINTENANCE
 
 GONE = Cause(
     "GpuNodeGone",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.ACCEPTED,
     "GPU pods are bound to a node that does not exist any more, or never did.",
     "Delete the pods; a nodeName in a template has to be taken out.",
 )
 SILENT = Cause(
     "KubeletDoesNotAct",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.ACCEPTED,
     "A GPU pod has been bound to the node for long, and the node's kubelet has not said a word of it.",
     "Look at the kubelet on the node: `systemctl status kubelet`, and its log.",
@@ -42,7 +42,7 @@ _UPGRADED = ("", "upgrade-done", "upgrade-failed")
 _MOST_TOLD = 4
 
 
-def find_nodes(snapshot: Snapshot) -> Iterator[Found]:
+def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Nodes with GPUs that are not ready, with the GPU pods on them that wait for it."""
     on_node: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
@@ -57,10 +57,12 @@ def find_nodes(snapshot: Snapshot) -> Iterator[Found]:
         if told and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
             look = f"See what is known of it: {command('kubectl', 'describe', 'node', node.name)}"
-            yield Found(NOT_READY, node.subject, told, (look, _LOOK), affected, because_of=unloadable(node.subject))
+            yield FoundCause(
+                NOT_READY, node.subject, told, (look, _LOOK), affected, because_of=unloadable(node.subject)
+            )
 
 
-def find_silent(snapshot: Snapshot) -> Iterator[Found]:
+def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Nodes that count as ready, with pods that they should have begun with."""
     left: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
@@ -80,10 +82,10 @@ def find_silent(snapshot: Snapshot) -> Iterator[Found]:
         # A device plugin that does not answer keeps a kubelet that works from beginning.
         above = [(NOT_READY, f"node/{name}"), *([] if stale else [(ALLOCATION_HANGS, f"node/{name}")])]
         affected = tuple(one.subject for one in pods)
-        yield Found(SILENT, f"node/{name}", tuple(told), (SILENT.remedy,), affected, certainty, tuple(above))
+        yield FoundCause(SILENT, f"node/{name}", tuple(told), (SILENT.remedy,), affected, certainty, tuple(above))
 
 
-def find_gone(snapshot: Snapshot) -> Iterator[Found]:
+def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes that do not exist but have pods bound to them."""
     bound: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
@@ -94,7 +96,9 @@ def find_gone(snapshot: Snapshot) -> Iterator[Found]:
         if lasting:
             evidence = (f"there is no node {name}", *(f"{one.subject} is bound to it" for one in lasting[:_MOST_TOLD]))
             delete = f"Delete what is bound to it: {_delete(lasting[0])}"
-            yield Found(GONE, f"node/{name}", evidence, (delete, GONE.remedy), tuple(one.subject for one in lasting))
+            yield FoundCause(
+                GONE, f"node/{name}", evidence, (delete, GONE.remedy), tuple(one.subject for one in lasting)
+            )
 
 
 def _has_not_begun(pod: Pod) -> bool:

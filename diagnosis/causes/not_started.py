@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Search, command
+from diagnosis.cause import Cause, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import verdicts
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.handler_causes import unloadable
@@ -55,9 +55,9 @@ from diagnosis.snapshot.events import Event
 from diagnosis.snapshot.pods import ContainerState, Pod
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 from diagnosis.symptoms import (
-    Place,
     Recognised,
     Symptom,
+    TextSource,
     is_stuck,
     of_events,
     of_state,
@@ -71,9 +71,9 @@ from diagnosis.symptoms import (
 )
 
 _CLI, _NCT, _KUBELET, _CONTAINERD = "libnvidia-container", "nvidia-container-toolkit", "kubelet", "containerd"
-_STATES = (Place.WAITING, Place.ENDED, Place.EVENT)
-_EVENT = (Place.EVENT,)
-_IMAGE = (Place.EVENT, Place.WAITING)
+_STATES = (TextSource.WAITING, TextSource.ENDED, TextSource.EVENT)
+_EVENT = (TextSource.EVENT,)
+_IMAGE = (TextSource.EVENT, TextSource.WAITING)
 INJECTION_TEXTS = (
     signature(r"nvml error: gpu is lost", HARDWARE, _CLI, *_STATES),
     signature(r"driver not loaded|nvml error: not loaded", DRIVER_NOT_LOADED, _CLI, *_STATES),
@@ -259,7 +259,7 @@ class _Stuck(Struct, frozen=True):
     known: Recognised
 
 
-def find_not_started(snapshot: Snapshot) -> Iterator[Found]:
+def find_not_started(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many pods wait."""
     together: defaultdict[tuple[str, str], list[_Stuck]] = defaultdict(list)
     for pod in _suspects(snapshot):
@@ -341,10 +341,10 @@ def _is_left(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognised | None:
-    symptoms = tuple(one for one in of_state(state) if one.place is Place.WAITING or state.ended is not None)
+    symptoms = tuple(one for one in of_state(state) if one.place is TextSource.WAITING or state.ended is not None)
     last = state.last_ended
     if last is not None and last.reason in START_REASONS and not state.running:
-        symptoms = (*symptoms, Symptom(Place.ENDED, last.reason, last.message, state.name, last.at))
+        symptoms = (*symptoms, Symptom(TextSource.ENDED, last.reason, last.message, state.name, last.at))
     reasons = {one.reason for one in symptoms}
     if reasons & _IMAGE_REASONS:
         return _of_image(symptoms, events)
@@ -405,7 +405,7 @@ def _is_of_runtime(text: str) -> bool:
 
 def _as(cause: Cause, symptoms: Iterable[Symptom]) -> Recognised:
     told = tuple(symptoms)
-    best = next((one for one in told if one.text), told[0] if told else Symptom(Place.WAITING, "", ""))
+    best = next((one for one in told if one.text), told[0] if told else Symptom(TextSource.WAITING, "", ""))
     return Recognised(cause, best, shortened(best.text))
 
 
@@ -449,7 +449,7 @@ def _claim(snapshot: Snapshot, pod: Pod, text: str) -> str:
     return f"persistentvolumeclaim/{pod.meta.namespace}/{only[0]}" if len(only) == 1 and named is None else ""
 
 
-def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> Found:
+def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> FoundCause:
     first = stuck[0]
     pod, known = first.pod, first.known
     evidence = [f"{one.pod.subject}: {one.known}" for one in stuck[:3]]
@@ -467,7 +467,7 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> Found:
     files = unloadable(f"node/{pod.spec.node}") if known.cause in (RUNTIME_SILENT, SANDBOX) else ()
     because = (*files, *behind, *withheld)
     affected = tuple(one.pod.subject for one in stuck)
-    return Found(known.cause, subject, tuple(evidence), remedy, affected, Certainty.PROVEN, because)
+    return FoundCause(known.cause, subject, tuple(evidence), remedy, affected, Certainty.PROVEN, because)
 
 
 def _images(stuck: Iterable[_Stuck]) -> tuple[str, ...]:
@@ -506,7 +506,7 @@ def _look(pod: Pod) -> str:
     return f"See all that is said of it: {command(*words, 'describe', 'pod', pod.meta.name)}"
 
 
-def find_lasting(snapshot: Snapshot) -> Iterator[Found]:
+def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Init containers that run on and on."""
     for pod in gpu_pods(snapshot):
         sidecars = {one.name for one in pod.spec.containers if one.sidecar}
@@ -517,7 +517,7 @@ def find_lasting(snapshot: Snapshot) -> Iterator[Found]:
                 words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", state.name, "--tail=50")
                 remedy = (f"See what it waits for: {command(*words)}",)
                 written = _written(snapshot, pod)
-                yield Found(INIT_LASTS, written, (told,), remedy, (pod.subject,), Certainty.LIKELY)
+                yield FoundCause(INIT_LASTS, written, (told,), remedy, (pod.subject,), Certainty.LIKELY)
 
 
 SEARCHES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from diagnosis.cause import Cause, Link, Severity
+from diagnosis.cause import Cause, CauseSeverity, Link
 from diagnosis.causes.components import NOT_READY, VALIDATION
 from diagnosis.causes.mig_causes import GEOMETRY, MIG_GUIDE
 from diagnosis.components import Role, components
@@ -14,7 +14,7 @@ from diagnosis.snapshot import Snapshot
 
 MISSING = Cause(
     "DevicePluginMissing",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "A node has GPUs and no device plugin that offers them, so no pod gets one there.",
     "Let a device plugin's DaemonSet run on the node: install one, add its toleration, or set the label it selects by.",
@@ -22,14 +22,14 @@ MISSING = Cause(
 )
 NOT_OFFERED = Cause(
     "GpusNotOffered",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "A node has GPUs and offers none: its device plugin sees none, or could not register with the kubelet.",
     "Read the device plugin's log, mend what it names, then restart its pod.",
 )
 UNHEALTHY = Cause(
     "UnhealthyGpus",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A node has GPUs that its device plugin does not give out, because it holds them for unhealthy.",
     "Look at the GPUs of the node; once they are well, restart its device plugin, which does not look again by itself.",
@@ -37,7 +37,7 @@ UNHEALTHY = Cause(
 )
 MIG_FAILED = Cause(
     "MigConfigFailed",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "The MIG manager could not give the node's cards the profiles that its label asks for.",
     "Read the MIG manager's log; end what uses the GPUs, or correct the name of the configuration.",
@@ -45,7 +45,7 @@ MIG_FAILED = Cause(
 )
 MIG_PENDING = Cause(
     "MigConfigPending",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     None,
     "A node waits for a change of its MIG profiles that nobody completes.",
     "Look at the MIG manager's pod on the node.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 
-from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.components import YOUNG, Component, Role, components, is_for, is_ready, refused
@@ -33,7 +33,7 @@ _CHECK = "2-efa-enumeration"
 _profiles = cache(read_packaged)
 NO_EFA = Cause(
     "EfaNotOffered",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     None,
     "A node has EFA devices and does not offer them, or not all: jobs over several nodes fall back to TCP or wait.",
     "Look at the EFA device plugin's pod on the node.",
@@ -41,7 +41,7 @@ NO_EFA = Cause(
 )
 NO_SLICES = Cause(
     "GpuSlicesMissing",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "The DRA driver publishes none of a node's GPUs, so no claim gets one there.",
     "Read the log of the driver's container `gpus` on the node; where it has no pod, see what keeps it away.",
@@ -49,7 +49,7 @@ NO_SLICES = Cause(
 )
 
 
-def find_efa(snapshot: Snapshot) -> Iterator[Found]:
+def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes without EFA devices that should have them.
 
     The proof is the node's own capacity, or other nodes like it.
@@ -75,7 +75,7 @@ def find_efa(snapshot: Snapshot) -> Iterator[Found]:
                 yield _efa(node, told, tuple(above), Certainty.LIKELY)
 
 
-def find_slices(snapshot: Snapshot) -> Iterator[Found]:
+def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield GPU nodes on which the DRA driver runs with GPUs enabled and that no ResourceSlice lists."""
     drivers = [one for one in components(snapshot) if one.role is Role.DRA_DRIVER and one.meta.kind == "DaemonSet"]
     told = sliced_nodes(snapshot, (_GPU_DRIVER,))
@@ -99,17 +99,17 @@ def find_slices(snapshot: Snapshot) -> Iterator[Found]:
             )
             because = ((NOT_READY[Role.DRIVER], node.subject), (WITHHELD, node.subject))
             remedy = (f"Read what it finds there: {command(*words)}",)
-            yield Found(NO_SLICES, node.subject, evidence, remedy, (node.subject,), because_of=because)
+            yield FoundCause(NO_SLICES, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
 
-def _without_driver(node: Node, driver: Component) -> Found:
+def _without_driver(node: Node, driver: Component) -> FoundCause:
     """Return the result for a node without driver pod that a GPUCluster should serve."""
     evidence = (f"{node.subject} has GPUs, and the GPU operator gives them out by DRA", _why_not(driver, node))
     labels = command("kubectl", "get", "node", node.name, "--show-labels")
     wanted = ", ".join(f"{key}={value}" for key, value in driver.spec.node_selector.items())
     remedy = f"See why the operator has not labelled the node {wanted or 'for it'}: {labels}"
     because = ((NOT_READY[Role.OPERATOR], driver.subject), (NOT_READY[Role.DRA_DRIVER], driver.subject))
-    return Found(NO_SLICES, node.subject, evidence, (remedy,), (node.subject,), because_of=because)
+    return FoundCause(NO_SLICES, node.subject, evidence, (remedy,), (node.subject,), because_of=because)
 
 
 def _gives_gpus(driver: Component) -> bool:
@@ -142,10 +142,12 @@ def _leaves_out(plugin: Component, kind: str) -> bool:
     return bool(lists) and not any(kind in one for one in lists)
 
 
-def _efa(node: Node, evidence: tuple[str, ...], above: tuple[tuple[Cause, str], ...], certainty: Certainty) -> Found:
+def _efa(
+    node: Node, evidence: tuple[str, ...], above: tuple[tuple[Cause, str], ...], certainty: Certainty
+) -> FoundCause:
     pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
     remedy = (f"Look at the EFA device plugin there, restart its pod: {pods}",)
-    return Found(NO_EFA, node.subject, evidence, remedy, (node.subject,), certainty, above)
+    return FoundCause(NO_EFA, node.subject, evidence, remedy, (node.subject,), certainty, above)
 
 
 def _works_on(plugin: Component, node: Node) -> bool:

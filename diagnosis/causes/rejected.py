@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import verdicts
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami import webhook as hami
@@ -23,14 +23,14 @@ from diagnosis.placement import selects
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
-from diagnosis.symptoms import Place, Recognised, Symptom, recognised, replaced, shortened, signature
+from diagnosis.symptoms import Recognised, Symptom, TextSource, recognised, replaced, shortened, signature
 
 _ACCEPTED = Link.ACCEPTED
 _DEVICE_MANAGER = "kubelet, pkg/kubelet/cm/devicemanager/manager.go"
 
 TOO_FEW = Cause(
     "GpusUnavailableAtAdmission",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     _ACCEPTED,
     "The kubelet had fewer free and healthy devices than the scheduler had counted, and rejected the pod.",
     "See which devices are unhealthy, or held by a pod that the scheduler does not count; delete the Failed pods.",
@@ -38,7 +38,7 @@ TOO_FEW = Cause(
 )
 NO_HEALTHY = Cause(
     "NoHealthyGpuAtAdmission",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     _ACCEPTED,
     "The kubelet knows the node's devices and none of them is healthy: their plugin is not back, or marks them all.",
     "Bring the device plugin on the node back, or mend what it marks; then delete the Failed pods.",
@@ -46,7 +46,7 @@ NO_HEALTHY = Cause(
 )
 NO_LONGER_HEALTHY = Cause(
     "AllocatedGpuUnhealthy",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     _ACCEPTED,
     "A device that the kubelet had already given to the pod is no longer healthy, so it may not start there again.",
     "Mend the node's GPU, and delete the Failed pod so that it is made anew elsewhere.",
@@ -54,7 +54,7 @@ NO_LONGER_HEALTHY = Cause(
 )
 UNREGISTERED = Cause(
     "DeviceResourceUnregistered",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     _ACCEPTED,
     "The kubelet knows the resource only from before its last start: no plugin has registered for it since.",
     "Bring the device plugin on the node back, then delete the Failed pods.",
@@ -62,7 +62,7 @@ UNREGISTERED = Cause(
 )
 SHARED_OVER_REQUEST = Cause(
     "SharedGpuRequestTooLarge",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     _ACCEPTED,
     "The pod asks for more than one replica of a shared GPU, which the device plugin is configured to refuse.",
     "Ask for one: replicas are shares of time, and two of them are not two GPUs.",
@@ -70,7 +70,7 @@ SHARED_OVER_REQUEST = Cause(
 )
 UNKNOWN_DEVICE = Cause(
     "DeviceUnknownToPlugin",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     _ACCEPTED,
     "The kubelet asked for a device that the plugin no longer has: a GPU that is gone, or another MIG geometry.",
     "Restart the device plugin on the node, so that it tells the kubelet what there is; then delete the Failed pods.",
@@ -78,7 +78,7 @@ UNKNOWN_DEVICE = Cause(
 )
 GPU_LOST = Cause(
     "GpuLostAtAllocation",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     _ACCEPTED,
     "The device plugin could not reach a GPU when it was to give it out.",
     "Look at the node's GPUs: one that is lost needs a reset or a reboot at least.",
@@ -86,7 +86,7 @@ GPU_LOST = Cause(
 )
 PLUGIN_FAILED = Cause(
     "DevicePluginAllocateFailed",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     _ACCEPTED,
     "The device plugin answered the kubelet's request for devices with an error, or not at all.",
     "Read the plugin's log on the node; then delete the Failed pods.",
@@ -94,7 +94,7 @@ PLUGIN_FAILED = Cause(
 )
 TOPOLOGY = Cause(
     "TopologyNotAligned",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     _ACCEPTED,
     "The kubelet's topology manager may not mix devices and CPUs of several NUMA nodes, and has no others left.",
     "Ask for what one NUMA node has, free it, or choose a milder topologyManagerPolicy for the node.",
@@ -102,7 +102,7 @@ TOPOLOGY = Cause(
 )
 OVERBOOKED = Cause(
     "NodeOverbooked",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     _ACCEPTED,
     "A pod was put on a node that had no room for it: past the scheduler by its nodeName, or by a second scheduler.",
     "Let one scheduler place all pods of these nodes, and take nodeName out of the pod's template.",
@@ -110,7 +110,7 @@ OVERBOOKED = Cause(
 )
 WRONG_NODE = Cause(
     "NodeRefusedBySelector",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     _ACCEPTED,
     "The kubelet rejected the pod because its own selector, affinity or tolerations do not take the node it is on.",
     "Take nodeName out, or give the node back the label, that the pod asks for.",
@@ -118,7 +118,7 @@ WRONG_NODE = Cause(
 )
 EVICTED = Cause(
     "GpuPodEvicted",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     _ACCEPTED,
     "The kubelet ended the pod because its node ran low on memory, disk or processes, or the pod went over its limit.",
     "Give the node or the pod more of what ran out: most often disk, for images and checkpoints.",
@@ -126,7 +126,7 @@ EVICTED = Cause(
 )
 OTHERWISE = Cause(
     "GpuPodRejected",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     _ACCEPTED,
     "The kubelet rejected the pod for a reason of its own.",
     "Do what its message says, then delete the Failed pod.",
@@ -152,23 +152,25 @@ ALLOCATE_TEXTS = (
         r"maximum request size for shared resources is \d{1,6}; found (\d{1,6})",
         SHARED_OVER_REQUEST,
         "k8s-device-plugin, internal/rm",
-        Place.POD,
+        TextSource.POD,
     ),
-    signature(hami.UNSEEN.pattern, NOT_SEEN, NOT_SEEN.source, Place.POD),
-    signature(r"do not use nodeName in task spec", NODE_NAMED, NODE_NAMED.source, Place.POD),
-    signature(r"device number not matched", NUMBER, NUMBER.source, Place.POD),
-    signature(r"resolve allocated NVIDIA devices", CARD_GONE, CARD_GONE.source, Place.POD),
-    signature(r"no healthy devices present", NO_HEALTHY, _DEVICE_MANAGER, Place.POD),
-    signature(r"previously allocated devices are no longer healthy", NO_LONGER_HEALTHY, _DEVICE_MANAGER, Place.POD),
-    signature(r"cannot allocate unregistered device", UNREGISTERED, _DEVICE_MANAGER, Place.POD),
-    signature(r"requested number of devices unavailable for", TOO_FEW, _DEVICE_MANAGER, Place.POD),
-    signature(r"GPU is lost|GPU_IS_LOST|fallen off the bus", GPU_LOST, "kubernetes issue 97131", Place.POD),
-    signature(r"unknown device", UNKNOWN_DEVICE, "k8s-device-plugin, Allocate", Place.POD),
+    signature(hami.UNSEEN.pattern, NOT_SEEN, NOT_SEEN.source, TextSource.POD),
+    signature(r"do not use nodeName in task spec", NODE_NAMED, NODE_NAMED.source, TextSource.POD),
+    signature(r"device number not matched", NUMBER, NUMBER.source, TextSource.POD),
+    signature(r"resolve allocated NVIDIA devices", CARD_GONE, CARD_GONE.source, TextSource.POD),
+    signature(r"no healthy devices present", NO_HEALTHY, _DEVICE_MANAGER, TextSource.POD),
+    signature(
+        r"previously allocated devices are no longer healthy", NO_LONGER_HEALTHY, _DEVICE_MANAGER, TextSource.POD
+    ),
+    signature(r"cannot allocate unregistered device", UNREGISTERED, _DEVICE_MANAGER, TextSource.POD),
+    signature(r"requested number of devices unavailable for", TOO_FEW, _DEVICE_MANAGER, TextSource.POD),
+    signature(r"GPU is lost|GPU_IS_LOST|fallen off the bus", GPU_LOST, "kubernetes issue 97131", TextSource.POD),
+    signature(r"unknown device", UNKNOWN_DEVICE, "k8s-device-plugin, Allocate", TextSource.POD),
     signature(
         r"(?:Allocate|Update plugin resources|GetPreferredAllocation rpc) failed|which is unexpected",
         PLUGIN_FAILED,
         _DEVICE_MANAGER,
-        Place.POD,
+        TextSource.POD,
     ),
 )
 """Of a pod's `status.message` with the reason UnexpectedAdmissionError. The last takes what the others do not."""
@@ -181,7 +183,7 @@ class _Rejection(Struct, frozen=True):
     known: Recognised
 
 
-def find_rejected(snapshot: Snapshot) -> Iterator[Found]:
+def find_rejected(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many pods were rejected."""
     together: defaultdict[tuple[str, str], list[_Rejection]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
@@ -196,7 +198,7 @@ def find_rejected(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def _recognise(pod: Pod) -> Recognised | None:
-    symptom = Symptom(Place.POD, pod.reason, pod.message)
+    symptom = Symptom(TextSource.POD, pod.reason, pod.message)
     if pod.reason == _ALLOCATION:
         known = recognised(ALLOCATE_TEXTS, (symptom,))
         return known or Recognised(PLUGIN_FAILED, symptom, shortened(pod.message))
@@ -227,7 +229,7 @@ def _names_node(snapshot: Snapshot, pod: Pod) -> bool:
     return any(one is not None and one.spec is not None and one.spec.node for one in makers)
 
 
-def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> Found:
+def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> FoundCause:
     first = rejections[0]
     cause, pods = first.known.cause, [one.pod for one in rejections]
     node = snapshot.by_node.get(first.pod.spec.node)
@@ -240,7 +242,7 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> Fo
     certainty = Certainty.LIKELY if cause is OTHERWISE else Certainty.PROVEN
     because = tuple(_behind(f"node/{first.pod.spec.node}")) if cause in _OF_DEVICES else ()
     because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else because
-    return Found(cause, subject, tuple(evidence), remedy, tuple(one.subject for one in pods), certainty, because)
+    return FoundCause(cause, subject, tuple(evidence), remedy, tuple(one.subject for one in pods), certainty, because)
 
 
 def _behind(node: str) -> Iterator[tuple[Cause, str]]:

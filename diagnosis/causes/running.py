@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import verdicts
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.handler_causes import MISSING
@@ -23,12 +23,12 @@ from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
-from diagnosis.symptoms import Place, Recognised, of_log, recognised, signature
+from diagnosis.symptoms import Recognised, TextSource, of_log, recognised, signature
 from diagnosis.toolkit import toolkits
 
 HIDDEN = Cause(
     "GpusHiddenByVariable",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.RUNNING,
     "NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES is set by hand, to something else than the GPUs that the container "
     "gets.",
@@ -37,14 +37,14 @@ HIDDEN = Cause(
 )
 NOT_REQUESTED = Cause(
     "GpuNotRequested",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.RUNNING,
     "A container wants a GPU that nobody has asked for: its own resources name none.",
     "Give the container itself the limit `nvidia.com/gpu: 1`; what another container of the pod has is not for it.",
 )
 CLASS_NOT_NAMED = Cause(
     "RuntimeClassNotNamed",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.RUNNING,
     "The pod has its GPU by the scheduler's books, and starts with the plain runtime, which does not bring it in.",
     "Name NVIDIA's RuntimeClass in the pod's template, make its handler the nodes' default, or turn CDI on.",
@@ -52,7 +52,7 @@ CLASS_NOT_NAMED = Cause(
 )
 CGROUP_LOST = Cause(
     "GpuAccessLostAtRuntime",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.RUNNING,
     "A container that had its GPU lost the right to use it: the node's systemd wrote its device rules anew.",
     "Restart the pods; so that it does not come again, use CDI, or `nvidia-ctk system create-dev-char-symlinks "
@@ -61,7 +61,7 @@ CGROUP_LOST = Cause(
 )
 DEVICE_FILES = Cause(
     "DriverDeviceFilesMissing",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "The node lacks device files of its driver, or has them with wrong numbers: a container can't be given what is not "
     "there.",
@@ -69,7 +69,7 @@ DEVICE_FILES = Cause(
     "The agent's findings DeviceFileMissing and DeviceFileWrong",
 )
 
-_BOTH = (Place.ENDED, Place.LOG)
+_BOTH = (TextSource.ENDED, TextSource.LOG)
 NO_GPU_TEXTS = (
     signature(
         r"no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice",
@@ -91,7 +91,7 @@ NO_GPU_TEXTS = (
         NOT_INJECTED,
         "nvidia-smi",
         *_BOTH,
-        Place.WAITING,
+        TextSource.WAITING,
     ),
 )
 DOES_WITHOUT_TEXTS = (signature(r"No GPUs? (?:found|detected|available)", NOT_INJECTED, "many a program", *_BOTH),)
@@ -113,7 +113,7 @@ _MOST_TOLD = 3
 _GPU_IMAGE = re.compile(r"cuda|nvcr\.io/nvidia|nvidia/", re.ASCII)
 
 
-class Lack(Struct, frozen=True):
+class MissingGpu(Struct, frozen=True):
     """Reason why a container has no GPU, with the object to change."""
 
     cause: Cause
@@ -122,12 +122,12 @@ class Lack(Struct, frozen=True):
     certainty: Certainty = Certainty.PROVEN
 
 
-def find_running(snapshot: Snapshot) -> Iterator[Found]:
+def find_running(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Check running containers by the last lines of their logs."""
-    together: defaultdict[tuple[str, str], list[tuple[Pod, Lack, str]]] = defaultdict(list)
+    together: defaultdict[tuple[str, str], list[tuple[Pod, MissingGpu, str]]] = defaultdict(list)
     for pod, known in _recognised_in_logs(snapshot):
         if known.cause is CGROUP_LOST:
-            lack = Lack(CGROUP_LOST, f"node/{pod.spec.node}", (), Certainty.LIKELY)
+            lack = MissingGpu(CGROUP_LOST, f"node/{pod.spec.node}", (), Certainty.LIKELY)
         else:
             lack = why_without_gpu(snapshot, pod, known.symptom.container)
         told = f"{pod.subject}: {known.symptom.place.value} of {known.symptom.container}: {known.quote}"
@@ -139,7 +139,7 @@ def find_running(snapshot: Snapshot) -> Iterator[Found]:
         yield of_lack(lack, subject, evidence, affected, some[0][0])
 
 
-def find_hidden(snapshot: Snapshot) -> Iterator[Found]:
+def find_hidden(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Check the spec alone: a variable that contradicts the container's request for GPUs."""
     together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
     for pod in snapshot.pods:
@@ -150,11 +150,11 @@ def find_hidden(snapshot: Snapshot) -> Iterator[Found]:
             together[snapshot.line(pod.meta)[-1]].append((pod, told))
     for subject, some in together.items():
         evidence = tuple(f"{pod.subject}: {told}" for pod, told in some[:_MOST_TOLD])
-        lack = Lack(HIDDEN, subject, evidence, Certainty.LIKELY)
+        lack = MissingGpu(HIDDEN, subject, evidence, Certainty.LIKELY)
         yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
 
 
-def find_plain(snapshot: Snapshot) -> Iterator[Found]:
+def find_plain(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that started with a runtime without GPU support, as our agent observed on the node."""
     classes = any("nvidia" in one.handler for one in snapshot.runtime_classes)
     by_choice = _plain_by_choice(snapshot) if classes else ""
@@ -168,7 +168,7 @@ def find_plain(snapshot: Snapshot) -> Iterator[Found]:
     for subject, some in together.items():
         named = tuple(f"{pod.subject} names no runtimeClassName" for pod, _ in some[:_MOST_TOLD])
         evidence = tuple(dict.fromkeys((*named, *(told for _, told in some[:_MOST_TOLD]))))
-        lack = Lack(CLASS_NOT_NAMED, subject, evidence)
+        lack = MissingGpu(CLASS_NOT_NAMED, subject, evidence)
         yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
 
 
@@ -202,7 +202,9 @@ def _plain_by_choice(snapshot: Snapshot) -> str:
     return ""
 
 
-def of_lack(lack: Lack, subject: str, evidence: tuple[str, ...], affected: tuple[str, ...], pod: Pod) -> Found:
+def of_lack(
+    lack: MissingGpu, subject: str, evidence: tuple[str, ...], affected: tuple[str, ...], pod: Pod
+) -> FoundCause:
     """Convert a lack into a result, as a consequence of a fault of the node if that is found."""
     node = f"node/{pod.spec.node}"
     because: tuple[tuple[Cause, str], ...] = ()
@@ -214,33 +216,35 @@ def of_lack(lack: Lack, subject: str, evidence: tuple[str, ...], affected: tuple
     if lack.cause is CGROUP_LOST:
         restart = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
         remedy = (f"Make the pod anew: {restart}", lack.cause.remedy)
-    return Found(lack.cause, subject, evidence, remedy, affected, lack.certainty, because)
+    return FoundCause(lack.cause, subject, evidence, remedy, affected, lack.certainty, because)
 
 
-def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> Lack:
+def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
     """Return why the container has no GPU, as its spec or its node shows."""
     written = snapshot.line(pod.meta)[-1]
     container = next((one for one in pod.spec.containers if one.name == name), None)
     if container is None or not _is_given(snapshot, pod, container):
         others = [one.name for one in pod.spec.containers if gpus_of(one)]
         asks = f"only {', '.join(others)} of it does" if others else "none of its containers does"
-        return Lack(NOT_REQUESTED, written, (f"{pod.subject}: container {name} asks for no GPU; {asks}",))
+        return MissingGpu(NOT_REQUESTED, written, (f"{pod.subject}: container {name} asks for no GPU; {asks}",))
     told = hidden(snapshot, pod, container)
     if told:
-        return Lack(HIDDEN, written, (told,))
+        return MissingGpu(HIDDEN, written, (told,))
     if lack := lack_of_device_files(snapshot, pod):
         return lack
     classes = [one for one in snapshot.runtime_classes if "nvidia" in one.handler]
     if not pod.spec.runtime_class and classes and _needs_class(snapshot):
         there = f"{classes[0].meta.subject}: handler {classes[0].handler}"
-        return Lack(CLASS_NOT_NAMED, written, (f"{pod.subject} names no runtimeClassName", there), Certainty.LIKELY)
+        return MissingGpu(
+            CLASS_NOT_NAMED, written, (f"{pod.subject} names no runtimeClassName", there), Certainty.LIKELY
+        )
     runtime = pod.spec.runtime_class or "none"
     asked = ", ".join(f"{value} {key}" for key, value in gpus_of(container).items()) or "a claim"
     told = f"{pod.subject}: container {name} asks for {asked}; runtimeClassName {runtime}"
-    return Lack(NOT_INJECTED, f"node/{pod.spec.node}", (told,), Certainty.LIKELY)
+    return MissingGpu(NOT_INJECTED, f"node/{pod.spec.node}", (told,), Certainty.LIKELY)
 
 
-def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> Lack | None:
+def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> MissingGpu | None:
     """Return the device files that our agent misses on the node.
 
     None if it misses none, or has not checked.
@@ -249,7 +253,9 @@ def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> Lack | None:
     found = node.record.finding(*DEVICE_FILE_REASONS) if node and node.record else None
     if node is None or found is None:
         return None
-    return Lack(DEVICE_FILES, node.subject, (f"{node.subject}: {found.reason}: {found.detail}",), Certainty.LIKELY)
+    return MissingGpu(
+        DEVICE_FILES, node.subject, (f"{node.subject}: {found.reason}: {found.detail}",), Certainty.LIKELY
+    )
 
 
 def is_plain_by_default(snapshot: Snapshot, pod: Pod) -> bool:

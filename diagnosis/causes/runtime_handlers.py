@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.handler_causes import CLASS_MISSING, ELSEWHERE, MISSING, UNLOADABLE, unloadable
 from diagnosis.causes.handler_mending import by_agent, mending
@@ -27,9 +27,9 @@ from diagnosis.snapshot.record import RecordFinding
 from diagnosis.snapshot.rules import RuntimeClass
 from diagnosis.snapshot.workloads import Workload
 from diagnosis.symptoms import (
-    Place,
     Recognised,
     Symptom,
+    TextSource,
     is_stuck,
     of_events,
     of_log,
@@ -50,7 +50,7 @@ from diagnosis.toolkit import (
 
 WRONG_HANDLER = Cause(
     "RuntimeClassHandlerWrong",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.RUNTIME,
     "A RuntimeClass names a handler that no container runtime has in these letters, and they have one that is like it.",
     "Make the RuntimeClass anew with the handler's right name: it can't be changed in place.",
@@ -58,14 +58,14 @@ WRONG_HANDLER = Cause(
 )
 NOT_FOR_NODE = Cause(
     "RuntimeClassOnNodeWithoutGpu",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.RUNTIME,
     "A pod with NVIDIA's RuntimeClass was put on a node without a GPU, where nobody needs its handler.",
     "Ask for a GPU in the pod, or give the RuntimeClass a scheduling.nodeSelector.",
 )
 
 _HANDLER_TEXTS = "containerd, internal/cri; CRI-O; cri-dockerd"
-_TOLD = (Place.EVENT, Place.WAITING, Place.ENDED)
+_TOLD = (TextSource.EVENT, TextSource.WAITING, TextSource.ENDED)
 HANDLER_TEXTS = (
     signature(r'no runtime for \\?"([^"\\]{1,64})\\?" is configured', MISSING, _HANDLER_TEXTS, *_TOLD),
     signature(r'failed to find runtime handler "?([^\s"]{1,64})"? from runtime list', MISSING, _HANDLER_TEXTS, *_TOLD),
@@ -73,15 +73,15 @@ HANDLER_TEXTS = (
     signature(r'(?:unknown or )?invalid runtime name:? "?([\w.-]{1,64})', MISSING, _HANDLER_TEXTS, *_TOLD),
 )
 CLASS_TEXTS = (
-    signature(r'RuntimeClass \\?"([^"\\]{1,253})\\?" not found', CLASS_MISSING, "kube-apiserver", Place.EVENT),
-    signature(r'runtimeclass\S{0,20} \\?"([^"\\]{1,253})\\?" not found', CLASS_MISSING, "kubelet", Place.EVENT),
+    signature(r'RuntimeClass \\?"([^"\\]{1,253})\\?" not found', CLASS_MISSING, "kube-apiserver", TextSource.EVENT),
+    signature(r'runtimeclass\S{0,20} \\?"([^"\\]{1,253})\\?" not found', CLASS_MISSING, "kubelet", TextSource.EVENT),
 )
 DIAL_TEXTS = (
     signature(
         r"dial unix (\S{1,200}(?:containerd|crio)\S{0,60}\.sock): connect: (?:no such file|connection refused)",
         ELSEWHERE,
         "nvidia-container-toolkit's nvidia-ctk-installer, nvidia-toolkit",
-        *(Place.WAITING, Place.ENDED, Place.LOG),
+        *(TextSource.WAITING, TextSource.ENDED, TextSource.LOG),
     ),
 )
 """Of the toolkit's own pods, time and again, where the kubelet reaches its runtime very well: it is another one."""
@@ -105,7 +105,7 @@ _MOST_NAMED = 8
 
 
 @dataclass
-class _Lack:
+class _MissingHandler:
     """A handler that a node does not have, by the pods that wait for it."""
 
     node: str
@@ -114,14 +114,14 @@ class _Lack:
     pods: list[Pod] = field(default_factory=list)
 
 
-def find_handlers(snapshot: Snapshot) -> Iterator[Found]:
+def find_handlers(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each node that lacks a handler, or one for the object at fault for all nodes.
 
     That object is the RuntimeClass, or the toolkit's DaemonSet.
     """
     lacks = _lacks(snapshot)
     rights = {name: _right_name(snapshot, name) for name in {one.handler for one in lacks.values()}}
-    missing: defaultdict[str, list[_Lack]] = defaultdict(list)
+    missing: defaultdict[str, list[_MissingHandler]] = defaultdict(list)
     for lack in lacks.values():
         for one in _judge(snapshot, lack, rights[lack.handler]):
             yield one
@@ -134,10 +134,10 @@ def find_handlers(snapshot: Snapshot) -> Iterator[Found]:
         if node.name in told or _no_way(snapshot, node) is None or _is_being_brought(snapshot, node):
             continue
         if not _gives_gpus(snapshot, node):
-            yield from _missing(snapshot, _Lack(node.name, _NVIDIAS[0]), node)
+            yield from _missing(snapshot, _MissingHandler(node.name, _NVIDIAS[0]), node)
 
 
-def find_unloadable(snapshot: Snapshot) -> Iterator[Found]:
+def find_unloadable(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes whose runtime files, as our agent found, keep the runtime from serving the kubelet.
 
     Nodes on which nothing waits for the runtime are left out.
@@ -153,11 +153,11 @@ def find_unloadable(snapshot: Snapshot) -> Iterator[Found]:
             finding = node.record.finding(cause.name)
             if finding is not None:
                 evidence, remedy = tuple(by_agent(finding)), (cause.remedy, FILES_FIRST)
-                yield Found(cause, node.subject, evidence, remedy, waiting, because_of=above)
+                yield FoundCause(cause, node.subject, evidence, remedy, waiting, because_of=above)
                 above = (*above, (cause, node.subject))
 
 
-def find_toolkits(snapshot: Snapshot) -> Iterator[Found]:
+def find_toolkits(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield the toolkit's DaemonSets whose pods find no runtime at the socket that they were given."""
     for toolkit in toolkits(snapshot):
         for pod in snapshot.pods:
@@ -173,7 +173,7 @@ def find_toolkits(snapshot: Snapshot) -> Iterator[Found]:
                 )
                 remedy = tuple(mending(snapshot, node, None))
                 affected = (node.subject, pod.subject)
-                yield Found(ELSEWHERE, toolkit.subject, evidence, remedy, affected, Certainty.LIKELY)
+                yield FoundCause(ELSEWHERE, toolkit.subject, evidence, remedy, affected, Certainty.LIKELY)
 
 
 def _of_toolkit(snapshot: Snapshot, pod: Pod) -> Iterator[Symptom]:
@@ -183,7 +183,7 @@ def _of_toolkit(snapshot: Snapshot, pod: Pod) -> Iterator[Symptom]:
             yield from of_log(snapshot, pod, state.name)
 
 
-def find_classes(snapshot: Snapshot) -> Iterator[Found]:
+def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
     """RuntimeClasses that are not there, each with the workloads that can't make a pod, and pods that lost theirs."""
     there = {one.meta.name for one in snapshot.runtime_classes}
     short: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -201,9 +201,9 @@ def find_classes(snapshot: Snapshot) -> Iterator[Found]:
         yield _class_missing(name, told, there)
 
 
-def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _Lack]:
+def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _MissingHandler]:
     classes = {one.meta.name: one for one in snapshot.runtime_classes}
-    lacks: dict[tuple[str, str], _Lack] = {}
+    lacks: dict[tuple[str, str], _MissingHandler] = {}
     for pod in snapshot.pods:
         node = snapshot.by_node.get(pod.spec.node)
         if not is_stuck(pod) or not pod.spec.node or _is_on_its_way(snapshot, pod, node):
@@ -212,7 +212,7 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _Lack]:
         handler = _named(known.groups[0], pod, classes) if known is not None else _unknown_handler(pod, node, classes)
         if not handler or not _is_gpus(handler, pod) or _has_it_by_now(snapshot, node, handler, known):
             continue
-        lack = lacks.setdefault((pod.spec.node, handler), _Lack(pod.spec.node, handler))
+        lack = lacks.setdefault((pod.spec.node, handler), _MissingHandler(pod.spec.node, handler))
         lack.pods.append(pod)
         lack.known = lack.known or known
     return lacks
@@ -221,7 +221,7 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _Lack]:
 def _recognised(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     symptoms: list[Symptom] = list(of_events(standing_events(snapshot, pod)))
     for state in pod.states:
-        symptoms += (one for one in of_state(state) if one.place is not Place.ENDED or state.ended is not None)
+        symptoms += (one for one in of_state(state) if one.place is not TextSource.ENDED or state.ended is not None)
     return recognised(HANDLER_TEXTS, symptoms)
 
 
@@ -290,7 +290,7 @@ def _has_it_by_now(snapshot: Snapshot, node: Node | None, handler: str, known: R
     return known is None or older(snapshot, known.symptom.at, _STALE)
 
 
-def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_Lack]) -> Iterator[Found]:
+def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_MissingHandler]) -> Iterator[FoundCause]:
     """Yield one common cause if many nodes lack the handler, as the origin of each node's result."""
     named = next((one for one in snapshot.runtime_classes if one.handler == handler), None)
     if named is None or len(lacks) <= _EACH:
@@ -304,10 +304,10 @@ def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_Lack]) -> Iterato
     because = (*because, *((NOT_READY[Role.TOOLKIT], one.subject) for one in toolkits(snapshot)))
     remedy = tuple(mending(snapshot, None, None))
     affected = tuple(one for lack in lacks for one in _subjects(lack))
-    yield Found(MISSING, named.meta.subject, evidence, remedy, affected, because_of=because)
+    yield FoundCause(MISSING, named.meta.subject, evidence, remedy, affected, because_of=because)
 
 
-def _judge(snapshot: Snapshot, lack: _Lack, right: str) -> Iterator[Found]:
+def _judge(snapshot: Snapshot, lack: _MissingHandler, right: str) -> Iterator[FoundCause]:
     node = snapshot.by_node.get(lack.node)
     classes = [one for one in snapshot.runtime_classes if one.handler == lack.handler]
     if right and len(classes) == 1:
@@ -318,7 +318,7 @@ def _judge(snapshot: Snapshot, lack: _Lack, right: str) -> Iterator[Found]:
         yield from _missing(snapshot, lack, node)
 
 
-def _is_without(snapshot: Snapshot, node: Node, lack: _Lack) -> bool:
+def _is_without(snapshot: Snapshot, node: Node, lack: _MissingHandler) -> bool:
     """Whether the node has no GPUs while other nodes are known to have them.
 
     If no node reports any, a plugin that can't start may be the reason.
@@ -345,7 +345,7 @@ def _right_name(snapshot: Snapshot, handler: str) -> str:
     return like[0] if like and handler not in ("nvidia-cdi", "nvidia-legacy") else ""
 
 
-def _wrong(snapshot: Snapshot, lack: _Lack, named: RuntimeClass, right: str) -> Found:
+def _wrong(snapshot: Snapshot, lack: _MissingHandler, named: RuntimeClass, right: str) -> FoundCause:
     evidence = (
         f"{named.meta.subject}: handler {lack.handler}",
         *(_handlers_of(one) for one in snapshot.nodes if right in (handlers_of(one) or ())),
@@ -356,7 +356,7 @@ def _wrong(snapshot: Snapshot, lack: _Lack, named: RuntimeClass, right: str) -> 
         f"Take {again}, put {right} for its handler, delete the RuntimeClass and make it anew: it can't be changed",
         *_if_operators(snapshot, named),
     )
-    return Found(WRONG_HANDLER, named.meta.subject, evidence, remedy, _subjects(lack))
+    return FoundCause(WRONG_HANDLER, named.meta.subject, evidence, remedy, _subjects(lack))
 
 
 def _if_operators(snapshot: Snapshot, named: RuntimeClass) -> Iterator[str]:
@@ -365,17 +365,17 @@ def _if_operators(snapshot: Snapshot, named: RuntimeClass) -> Iterator[str]:
             yield f"{policy.meta.subject} makes it: set its value operator.runtimeClass, or the change is undone"
 
 
-def _not_for(lack: _Lack, named: RuntimeClass, node: Node) -> Found:
+def _not_for(lack: _MissingHandler, named: RuntimeClass, node: Node) -> FoundCause:
     chosen = ",".join(f"{key}={value}" for key, value in named.node_selector.items()) or "none"
     evidence = (
         f"{node.subject} has no NVIDIA GPU by its resources and labels",
         f"{named.meta.subject}: handler {named.handler}, nodeSelector {chosen}",
         *_quote(lack),
     )
-    return Found(NOT_FOR_NODE, named.meta.subject, evidence, (NOT_FOR_NODE.remedy,), _subjects(lack))
+    return FoundCause(NOT_FOR_NODE, named.meta.subject, evidence, (NOT_FOR_NODE.remedy,), _subjects(lack))
 
 
-def _missing(snapshot: Snapshot, lack: _Lack, node: Node | None) -> Iterator[Found]:
+def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> Iterator[FoundCause]:
     subject = f"node/{lack.node}"
     finding = node.record.finding(*RECORD_REASONS) if node is not None and node.record is not None else None
     because = [*unloadable(subject)]
@@ -394,17 +394,17 @@ def _missing(snapshot: Snapshot, lack: _Lack, node: Node | None) -> Iterator[Fou
         because.append((ELSEWHERE, subject))
         remedy = tuple(mending(snapshot, node, finding))
         evidence = tuple(by_agent(finding))
-        yield Found(ELSEWHERE, subject, evidence, remedy, _subjects(lack), because_of=unloadable(subject))
+        yield FoundCause(ELSEWHERE, subject, evidence, remedy, _subjects(lack), because_of=unloadable(subject))
     evidence = (*_quote(lack), *_known_of(snapshot, node, lack), *_by_toolkit(snapshot, node), *by_agent(finding))
     proven = finding is not None or (node is not None and handlers_of(node) is not None)
     certainty = Certainty.PROVEN if proven or lack.known is not None else Certainty.LIKELY
     remedy = tuple(mending(snapshot, node, finding))
-    yield Found(MISSING, subject, evidence, remedy, _subjects(lack), certainty, tuple(because))
+    yield FoundCause(MISSING, subject, evidence, remedy, _subjects(lack), certainty, tuple(because))
 
 
 def _elsewhere(
-    snapshot: Snapshot, toolkit: Workload, node: Node | None, finding: RecordFinding | None, lack: _Lack
-) -> Found | None:
+    snapshot: Snapshot, toolkit: Workload, node: Node | None, finding: RecordFinding | None, lack: _MissingHandler
+) -> FoundCause | None:
     """Return a result if the toolkit's host paths differ from the known paths of the kubelet's runtime."""
     writes = target_of(toolkit)
     should = where_it_should_write(node, finding)
@@ -421,10 +421,12 @@ def _elsewhere(
     if should is not None:
         evidence.append(f"{node.subject}: its kubelet uses {node.runtime} with {should} ({should.known_from})")
     remedy = tuple(mending(snapshot, node, finding))
-    return Found(ELSEWHERE, toolkit.subject, (*evidence, *by_agent(finding)), remedy, (node.subject, *_subjects(lack)))
+    return FoundCause(
+        ELSEWHERE, toolkit.subject, (*evidence, *by_agent(finding)), remedy, (node.subject, *_subjects(lack))
+    )
 
 
-def _known_of(snapshot: Snapshot, node: Node | None, lack: _Lack) -> Iterator[str]:
+def _known_of(snapshot: Snapshot, node: Node | None, lack: _MissingHandler) -> Iterator[str]:
     named = [one.meta.subject for one in snapshot.runtime_classes if one.handler == lack.handler]
     if named:
         yield f"{', '.join(named[:_MOST_NAMED])}: handler {lack.handler}"
@@ -460,14 +462,14 @@ def _gives_gpus(snapshot: Snapshot, node: Node) -> bool:
     return any(asks_for_gpus(one.spec) and all(state.ready for state in one.states) for one in there)
 
 
-def _quote(lack: _Lack) -> Iterator[str]:
+def _quote(lack: _MissingHandler) -> Iterator[str]:
     if lack.known is not None and lack.pods:
         yield f"{lack.pods[0].subject}: {lack.known}"
     elif lack.pods:
         yield f"{lack.pods[0].subject}: runtimeClassName {lack.pods[0].spec.runtime_class}, and it waits"
 
 
-def _subjects(lack: _Lack) -> tuple[str, ...]:
+def _subjects(lack: _MissingHandler) -> tuple[str, ...]:
     return tuple(one.subject for one in lack.pods)
 
 
@@ -486,7 +488,7 @@ def _refusal(snapshot: Snapshot, maker: Workload, name: str) -> str:
     return f"{maker.subject} wants {maker.wanted} pods with runtimeClassName {name} and has {maker.made or 0}{said}"
 
 
-def _class_missing(name: str, told: Iterable[tuple[str, str]], there: Iterable[str]) -> Found:
+def _class_missing(name: str, told: Iterable[tuple[str, str]], there: Iterable[str]) -> FoundCause:
     told = list(told)
     evidence = (
         *(one for _, one in told),
@@ -497,7 +499,7 @@ def _class_missing(name: str, told: Iterable[tuple[str, str]], there: Iterable[s
         f"Create it, where the nodes' container runtime has such a handler: {manifest}; the GPU operator makes nvidia",
         "Or take runtimeClassName out of the template: with CDI, the operator's default since 25.10, no pod needs it",
     )
-    return Found(CLASS_MISSING, f"runtimeclass/{name}", evidence, remedy, tuple(subject for subject, _ in told))
+    return FoundCause(CLASS_MISSING, f"runtimeclass/{name}", evidence, remedy, tuple(subject for subject, _ in told))
 
 
 SEARCHES = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from diagnosis.cause import Cause, Link, Severity
+from diagnosis.cause import Cause, CauseSeverity, Link
 
 
-def _cause(name: str, link: Link, means: str, remedy: str, severity: Severity = Severity.HIGH) -> Cause:
+def _cause(name: str, link: Link, means: str, remedy: str, severity: CauseSeverity = CauseSeverity.HIGH) -> Cause:
     return Cause(name, severity, link, means, remedy)
 
 
@@ -161,14 +161,14 @@ INIT_FAILS = _cause(
     Link.STARTED,
     "An init container fails, so the pod's own containers never start.",
     "Read its log.",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
 )
 INIT_LASTS = _cause(
     "InitContainerLasts",
     Link.STARTED,
     "An init container has run for over an hour, while its pod holds GPUs that nobody uses.",
     "See in its log what it waits for.",
-    Severity.LOW,
+    CauseSeverity.LOW,
 )
 CAUSES = (
     *(DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, IMAGE_NEEDS_DRIVER, DEVICE_UNKNOWN),
@@ -188,7 +188,7 @@ CAUSES = (
 )
 HARDWARE = Cause(
     "GpuHardwareFault",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.RUNNING,
     "A program was ended, or not even started, by a fault of the node's GPU, not of its own.",
     "Take the node out, and reset or replace the GPU, as its Xid asks for.",
@@ -196,7 +196,7 @@ HARDWARE = Cause(
 )
 FABRIC = Cause(
     "FabricNotReady",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.RUNNING,
     "CUDA finds the GPUs and not the NVLink switches between them: the fabric manager does not run, or not yet.",
     "Start nvidia-fabricmanager of the driver's very version on the node: `systemctl status nvidia-fabricmanager`.",
@@ -204,7 +204,7 @@ FABRIC = Cause(
 )
 NOT_INJECTED = Cause(
     "GpuNotInjected",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.RUNNING,
     "A container that was given a GPU does not see it: the runtime on the node did not bring it in.",
     "See what the container has, `ls /dev/nvidia*`; then the node's toolkit, its configuration and its driver.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes.components import NOT_READY, VALIDATION
 from diagnosis.causes.handler_causes import CLASS_MISSING
 from diagnosis.causes.mig_causes import GEOMETRY
@@ -19,7 +19,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Condition, Pod
-from diagnosis.snapshot.rules import Budget
+from diagnosis.snapshot.rules import DisruptionBudget
 from healthcheck.node.state import OUR_WORD
 
 _PATIENCE, _STARTS = timedelta(minutes=15), timedelta(minutes=10)
@@ -42,7 +42,7 @@ _MOST_PODS = 3
 _DRA_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-intro-install.html"
 POLICY = Cause(
     "ClusterPolicyNotReady",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     None,
     "The GPU operator reports that what its ClusterPolicy asks for is not all in place.",
     "Read its conditions and the operator's log; the operands that are not ready are told beside this.",
@@ -50,7 +50,7 @@ POLICY = Cause(
 )
 GPU_CLUSTER = Cause(
     "GpuClusterNotReady",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     None,
     "The GPU operator reports that what its GPUCluster asks for, the DRA stack, is not all in place.",
     POLICY.remedy,
@@ -58,7 +58,7 @@ GPU_CLUSTER = Cause(
 )
 BOTH_STACKS = Cause(
     "ClusterPolicyBesideGpuCluster",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "The cluster has a ClusterPolicy and a GPUCluster: the GPU operator supports either of them, and not both.",
     "Keep one of them: set clusterPolicy.deployCR or gpuCluster.deployCR to false in the operator's Helm values.",
@@ -66,7 +66,7 @@ BOTH_STACKS = Cause(
 )
 BLOCKED = Cause(
     "BudgetBlocksDrain",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     None,
     "A PodDisruptionBudget lets none of its pods be evicted, so the GPU node that they are on can't be emptied.",
     "Have more of the budget's pods ready elsewhere, let the budget allow one, or end them with their owner's leave.",
@@ -74,19 +74,19 @@ BLOCKED = Cause(
 )
 REPORTED = Cause(
     "NodeReportsGpuFault",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "Another monitor of the cluster says by a condition of the node that its accelerators are at fault.",
     "Do what that monitor asks for: its repair may come by itself.",
 )
 
 
-def find_policies(snapshot: Snapshot) -> Iterator[Found]:
+def find_policies(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield each ClusterPolicy that is not ready for a while, as a consequence of its missing parts."""
     return _not_ready(snapshot, snapshot.cluster_policies)
 
 
-def find_gpu_clusters(snapshot: Snapshot) -> Iterator[Found]:
+def find_gpu_clusters(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield each GPUCluster that is not ready for a while.
 
     The operator ignores all but one, and reports that itself.
@@ -94,7 +94,7 @@ def find_gpu_clusters(snapshot: Snapshot) -> Iterator[Found]:
     return _not_ready(snapshot, snapshot.gpu_clusters)
 
 
-def find_both(snapshot: Snapshot) -> Iterator[Found]:
+def find_both(snapshot: Snapshot) -> Iterator[FoundCause]:
     """A ClusterPolicy and a GPUCluster in one cluster."""
     both = [_lasting(some) for some in (snapshot.cluster_policies, snapshot.gpu_clusters)]
     if all(both):
@@ -102,14 +102,16 @@ def find_both(snapshot: Snapshot) -> Iterator[Found]:
         evidence = tuple(f"{one.meta.subject}: state {one.state or 'not reported'}" for one in every)
         look = command("kubectl", "get", "clusterpolicies.nvidia.com,gpuclusters.nvidia.com")
         affected = tuple(one.meta.subject for one in every)
-        yield Found(BOTH_STACKS, both[1][0].meta.subject, evidence, (f"See both: {look}", BOTH_STACKS.remedy), affected)
+        yield FoundCause(
+            BOTH_STACKS, both[1][0].meta.subject, evidence, (f"See both: {look}", BOTH_STACKS.remedy), affected
+        )
 
 
 def _lasting(some: Iterable[ClusterPolicy]) -> list[ClusterPolicy]:
     return [one for one in some if one.meta.deleted is None and one.state != "ignored"]
 
 
-def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterator[Found]:
+def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterator[FoundCause]:
     nodes = [node for node in snapshot.nodes if has_nvidia(node)]
     busy = any(is_changed(node) or _is_new(node, snapshot) for node in nodes)
     for policy in policies:
@@ -123,7 +125,7 @@ def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterato
             yield _policy(policy, told, tuple(_waited_for(nodes, snapshot)))
 
 
-def find_faults(snapshot: Snapshot) -> Iterator[Found]:
+def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
     """GPU nodes that another monitor of the cluster calls faulty."""
     for node in snapshot.nodes:
         if not has_gpu(node) or node.meta.deleted is not None:
@@ -135,7 +137,7 @@ def find_faults(snapshot: Snapshot) -> Iterator[Found]:
             if bad and not one.message.startswith(OUR_WORD):  # ours comes with our taint, which is reported
                 evidence = f"{node.subject}: condition {one.type}={one.status}, {one.reason}: {one.message}"
                 describe = command("kubectl", "describe", "node", node.name)
-                yield Found(
+                yield FoundCause(
                     REPORTED,
                     node.subject,
                     (evidence,),
@@ -145,7 +147,7 @@ def find_faults(snapshot: Snapshot) -> Iterator[Found]:
                 )
 
 
-def find_classes(snapshot: Snapshot) -> Iterator[Found]:
+def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
     """RuntimeClasses that a component's pods name and that are gone: its next pod can't be made."""
     there = {one.meta.name for one in snapshot.runtime_classes}
     for one in components(snapshot):
@@ -153,10 +155,10 @@ def find_classes(snapshot: Snapshot) -> Iterator[Found]:
         if name and name not in there and one.wanted and one.meta.kind == "DaemonSet":
             evidence = f"{one.subject} names RuntimeClass {name}, which does not exist"
             again = "Make it again, with a handler that the nodes have; the GPU operator makes nvidia by itself."
-            yield Found(CLASS_MISSING, f"runtimeclass/{name}", (evidence,), (again,), (one.subject,))
+            yield FoundCause(CLASS_MISSING, f"runtimeclass/{name}", (evidence,), (again,), (one.subject,))
 
 
-def find_budgets(snapshot: Snapshot) -> Iterator[Found]:
+def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Budgets that allow nothing over GPU pods on nodes that are being emptied."""
     emptied = {one.name: one for one in snapshot.nodes if _is_emptied(one)}
     if not emptied:
@@ -180,14 +182,14 @@ def _is_bad(one: Condition) -> bool:
     return (one.type == "Ready" and one.status == "False") or (one.type == "Error" and one.status == "True")
 
 
-def _policy(policy: ClusterPolicy, told: list[Condition], because: tuple[tuple[Cause, str], ...]) -> Found:
+def _policy(policy: ClusterPolicy, told: list[Condition], because: tuple[tuple[Cause, str], ...]) -> FoundCause:
     evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
     evidence += [f"condition {one.type}={one.status}, {one.reason}: {one.message}" for one in told]
     describe = command("kubectl", "describe", policy.meta.kind.lower(), policy.meta.name)
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
     remedy = (f"Read what it waits for: {describe}", f"See the operands: {pods}")
     cause = GPU_CLUSTER if policy.meta.kind == "GPUCluster" else POLICY
-    return Found(cause, policy.meta.subject, tuple(evidence), remedy, because_of=because)
+    return FoundCause(cause, policy.meta.subject, tuple(evidence), remedy, because_of=because)
 
 
 def _waited_for(nodes: list[Node], snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
@@ -207,7 +209,7 @@ def _is_emptied(node: Node) -> bool:
     return node.cordoned or disrupted or node.meta.labels.get(_UPGRADE) in _EMPTIED or node.meta.deleted is not None
 
 
-def _is_drained(snapshot: Snapshot, node: Node, full: list[Budget]) -> bool:
+def _is_drained(snapshot: Snapshot, node: Node, full: list[DisruptionBudget]) -> bool:
     """Whether the node is to be emptied, not only closed to new pods.
 
     A drain evicts all pods at once; a cordon evicts none.
@@ -233,12 +235,12 @@ def _is_evicted(pod: Pod) -> bool:
     return not pod.over and not stays and pod.meta.deleted is None
 
 
-def _covers(budget: Budget, pod: Pod) -> bool:
+def _covers(budget: DisruptionBudget, pod: Pod) -> bool:
     same = budget.meta.namespace == pod.meta.namespace
     return same and budget.selector is not None and budget.selector.takes(pod.meta.labels)
 
 
-def _blocked(budget: Budget, held: list[Pod], nodes: Mapping[str, Node]) -> Found:
+def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node]) -> FoundCause:
     count = (
         f"{budget.healthy} healthy of {budget.wanted} that it wants" if budget.wanted is not None else "none to spare"
     )
@@ -254,7 +256,7 @@ def _blocked(budget: Budget, held: list[Pod], nodes: Mapping[str, Node]) -> Foun
         f"See what its pods lack: {command(*words, 'describe', 'pdb', budget.meta.name)}",
         "Where its pods can't be ready elsewhere, let the budget allow one disruption: maxUnavailable: 1.",
     )
-    return Found(
+    return FoundCause(
         BLOCKED,
         budget.meta.subject,
         evidence,

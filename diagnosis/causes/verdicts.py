@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diagnosis.cause import Cause, Found, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.symptoms import older
@@ -16,28 +16,28 @@ _FIRST_LOOK = 10.0
 
 WITHHELD = Cause(
     "NodeWithheld",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "A GPU node is kept from work by this system's own verdict: its taint stands on it.",
     "Do what the finding asks for; after a repair, `gpu-healthcheck release` gives the node back.",
 )
 IN_MAINTENANCE = Cause(
     "NodeUnderDiagnosis",
-    Severity.LOW,
+    CauseSeverity.LOW,
     None,
     "A deep diagnostic of this system has the node for now.",
     "Wait: the taint goes with the end of the run. One that no run answers for any more, the node's agent takes away.",
 )
 NOT_LOOKED = Cause(
     "NodeAwaitsFirstLook",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     None,
     "A new node is kept from work until this system has looked at it once.",
     "Look at the agent's pod on the node.",
 )
 
 
-def find_taints(snapshot: Snapshot) -> Iterator[Found]:
+def find_taints(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each node with a taint of ours.
 
     A deep diagnostic that may be active, or a first check cycle that may be due, yields nothing.
@@ -48,9 +48,9 @@ def find_taints(snapshot: Snapshot) -> Iterator[Found]:
                 yield _withheld(node)
             elif taint.key == MAINTENANCE and claim_in(node.meta.annotations.get(RUN, ""), snapshot.now) is None:
                 evidence = (f"taint {taint}", f"annotation {RUN} names no run that may still be at it")
-                yield Found(IN_MAINTENANCE, node.subject, evidence, (_look_at_agent(node),))
+                yield FoundCause(IN_MAINTENANCE, node.subject, evidence, (_look_at_agent(node),))
             elif taint.key == STARTUP and older(snapshot, node.meta.created, _FIRST_LOOK):
-                yield Found(NOT_LOOKED, node.subject, (f"taint {taint}",), (_look_at_agent(node),))
+                yield FoundCause(NOT_LOOKED, node.subject, (f"taint {taint}",), (_look_at_agent(node),))
 
 
 def _look_at_agent(node: Node) -> str:
@@ -64,7 +64,7 @@ def release_of(node: str) -> str:
     return command("gpu-healthcheck", "release", node, "--reason", "what was done")
 
 
-def _withheld(node: Node) -> Found:
+def _withheld(node: Node) -> FoundCause:
     told = next((one for one in node.conditions if one.type == CONDITION), None)
     evidence = [f"taint {UNHEALTHY}"]
     if told is not None:
@@ -73,7 +73,7 @@ def _withheld(node: Node) -> Found:
     if told is not None and told.reason:
         remedy.append(f"See what {told.reason} asks for: {command('gpu-healthcheck', 'explain', told.reason)}")
     remedy.append(f"Once the node is mended: {release_of(node.name)}")
-    return Found(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
+    return FoundCause(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
 
 
 SEARCHES = (Search((WITHHELD, IN_MAINTENANCE, NOT_LOOKED), ("Node",), find_taints),)

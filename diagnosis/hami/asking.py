@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.hami.settings import Settings
+from diagnosis.hami.settings import HamiSettings
 from diagnosis.hami.versions import Version
 from diagnosis.quantity import amount
 from diagnosis.snapshot.pods import Container
@@ -19,7 +19,7 @@ _CHECKS_SINCE: Version = (2, 10)
 """Before, memory beyond 32 bits wrapped around, and a percentage stood as it was written."""
 
 
-class Asked(Struct, frozen=True):
+class CardRequest(Struct, frozen=True):
     """Request for a number of cards with the same share of each.
 
     `percentage` applies if `memory`, in MiB, is 0. If `percentage` is None, only `memory` counts, even if it is 0.
@@ -37,7 +37,7 @@ class Asked(Struct, frozen=True):
         return total * self.percentage // 100
 
 
-def asked_of(container: Container, settings: Settings, version: Version) -> Asked | None:
+def asked_of(container: Container, settings: HamiSettings, version: Version) -> CardRequest | None:
     """Return the request; None if the container requests no card from HAMi's scheduler.
 
     A request needs a number of cards.
@@ -53,10 +53,10 @@ def asked_of(container: Container, settings: Settings, version: Version) -> Aske
     if percentage is None and not written:
         memory, percentage = (settings.default_memory, None) if settings.default_memory else (0, 100)
     cores = _number(container, settings.cores_name)
-    return Asked(cards, memory, percentage, min(settings.default_cores if cores is None else cores, 100))
+    return CardRequest(cards, memory, percentage, min(settings.default_cores if cores is None else cores, 100))
 
 
-def admitted(container: Container, settings: Settings, version: Version) -> Container:
+def admitted(container: Container, settings: HamiSettings, version: Version) -> Container:
     """Return the container as HAMi's webhook changes it.
 
     A request for parts only gets a number of cards, and a request for a whole card becomes exclusive.
@@ -71,7 +71,7 @@ def admitted(container: Container, settings: Settings, version: Version) -> Cont
     return container
 
 
-def _wants_whole_card(container: Container, settings: Settings) -> bool:
+def _wants_whole_card(container: Container, settings: HamiSettings) -> bool:
     if not _says(container, settings.count_name) or _says(container, settings.cores_name):
         return False
     if _says(container, settings.percentage_name):
@@ -89,7 +89,7 @@ def _memory(written: int | None, factor: int, version: Version) -> int | None:
     return written * max(factor, 1)
 
 
-def _percentage(container: Container, settings: Settings, version: Version) -> int | None:
+def _percentage(container: Container, settings: HamiSettings, version: Version) -> int | None:
     written = _number(container, settings.percentage_name)
     if written is None or version < _CHECKS_SINCE:
         return None if written == _UNSAID else written

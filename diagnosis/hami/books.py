@@ -9,15 +9,22 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diagnosis.hami.asking import asked_of
-from diagnosis.hami.card_checks import Terms
+from diagnosis.hami.card_checks import PodConditions
 from diagnosis.hami.command_line import CommandLine
-from diagnosis.hami.fit import NodeVerdict, Wanted, fit
-from diagnosis.hami.holding import Held, by_node, held_on
+from diagnosis.hami.fit import ContainerRequest, NodeVerdict, fit
+from diagnosis.hami.holding import CardUsage, by_node, held_on
 from diagnosis.hami.installation import Installation, elsewhere, installations, serving, settings_of
 from diagnosis.hami.quota import room_of
 from diagnosis.hami.reasons import UNREGISTERED
-from diagnosis.hami.registration import SCORES, Form, Registration, registered, registration, scores_unreadable
-from diagnosis.hami.settings import Settings
+from diagnosis.hami.registration import (
+    SCORES,
+    Registration,
+    RegistrationFormat,
+    registered,
+    registration,
+    scores_unreadable,
+)
+from diagnosis.hami.settings import HamiSettings
 from diagnosis.hami.versions import NEWEST, Version
 from diagnosis.hami.wishes import wishes
 from diagnosis.placement import has, offers
@@ -29,16 +36,16 @@ from diagnosis.snapshot.pods import PodSpec
 _JSON_SINCE: Version = (2, 8)
 
 
-class Books(Struct, frozen=True):
+class SchedulerState(Struct, frozen=True):
     """Books of one HAMi scheduler.
 
     `cards`: the cards of each node that registered any, by node name. `told_version` is None if no image shows the
     version. `elsewhere`: nodes that only another installation's device plugin serves, with that installation.
     """
 
-    settings: Settings
+    settings: HamiSettings
     told_version: Version | None
-    cards: Mapping[str, tuple[Held, ...]]
+    cards: Mapping[str, tuple[CardUsage, ...]]
     line: CommandLine = field(default_factory=CommandLine)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
@@ -47,20 +54,20 @@ class Books(Struct, frozen=True):
         return self.told_version or NEWEST
 
 
-def books_of(snapshot: Snapshot, one: Installation | None) -> Books:
+def books_of(snapshot: Snapshot, one: Installation | None) -> SchedulerState:
     """Return the books of an installation.
 
     None: for a cluster in which no part of HAMi is visible, although nodes may have registered cards.
     """
     cards = cards_of(snapshot)
     if one is None:
-        return Books(settings_of(snapshot), None, cards)
+        return SchedulerState(settings_of(snapshot), None, cards)
     others = elsewhere(one, installations(snapshot))
-    return Books(one.settings, one.version, cards, one.command_line, others)
+    return SchedulerState(one.settings, one.version, cards, one.command_line, others)
 
 
 @lru_cache(maxsize=1)
-def cards_of(snapshot: Snapshot) -> Mapping[str, tuple[Held, ...]]:
+def cards_of(snapshot: Snapshot) -> Mapping[str, tuple[CardUsage, ...]]:
     """Return the cards of each node that registered any, by the settings of the installation serving it."""
     nodes, every = [node for node in snapshot.nodes if registered(node)], installations(snapshot)
     given = by_node(snapshot.pods) if nodes else {}
@@ -69,7 +76,9 @@ def cards_of(snapshot: Snapshot) -> Mapping[str, tuple[Held, ...]]:
     return {one.name: held_on(one, given.get(one.name, ()), by[one.name]) for one in nodes}
 
 
-def verdicts(snapshot: Snapshot, books: Books, meta: Meta, spec: PodSpec) -> Iterator[tuple[Node, NodeVerdict]]:
+def verdicts(
+    snapshot: Snapshot, books: SchedulerState, meta: Meta, spec: PodSpec
+) -> Iterator[tuple[Node, NodeVerdict]]:
     """Yield the verdict of HAMi's scheduler for each node.
 
     Taints, CPU and the like belong to the other scheduler. The pod is judged as it is: changes that the webhook did not
@@ -78,15 +87,17 @@ def verdicts(snapshot: Snapshot, books: Books, meta: Meta, spec: PodSpec) -> Ite
     room = room_of(snapshot, meta.namespace, books.settings, books.version)
     own = wishes(meta)
     policy = books.line.gpu_policy if own.gpu_policy is None else own.gpu_policy
-    terms = Terms(replace(own, gpu_policy=policy), room, books.version)
+    terms = PodConditions(replace(own, gpu_policy=policy), room, books.version)
     # HAMi's filter treats a sidecar like any init container: nothing runs in parallel with it.
-    wanted = [Wanted(one.name, asked_of(one, books.settings, books.version), one.init) for one in spec.containers]
+    wanted = [
+        ContainerRequest(one.name, asked_of(one, books.settings, books.version), one.init) for one in spec.containers
+    ]
     for node in snapshot.nodes:
         why = unregistered(node, books)
         yield node, NodeVerdict(False, UNREGISTERED) if why else fit(books.cards[node.name], wanted, terms)
 
 
-def unregistered(node: Node, books: Books) -> str:
+def unregistered(node: Node, books: SchedulerState) -> str:
     """Return why HAMi's scheduler knows no cards of the node; '' if it does."""
     told, count = registration(node), books.settings.count_name
     if told is None:
@@ -99,7 +110,7 @@ def unregistered(node: Node, books: Books) -> str:
     return f"it offers no {count} any more: the device plugin is gone" if gone else ""
 
 
-def _unreadable(node: Node, told: Registration, books: Books) -> str:
+def _unreadable(node: Node, told: Registration, books: SchedulerState) -> str:
     if why := told.unreadable or ("" if told.cards else "it lists no card"):
         return f"its registration can't be read: {why}"
     if why := scores_unreadable(node):
@@ -109,7 +120,7 @@ def _unreadable(node: Node, told: Registration, books: Books) -> str:
     return ""
 
 
-def _not_asked(node: Node, books: Books) -> str:
+def _not_asked(node: Node, books: SchedulerState) -> str:
     """Return why another scheduler manages the node's cards; '' if this one does."""
     if missing := [f"{key}={one}" for key, one in books.line.node_labels.items() if node.meta.labels.get(key) != one]:
         return f"the scheduler looks only at nodes with {', '.join(missing)}"
@@ -118,5 +129,5 @@ def _not_asked(node: Node, books: Books) -> str:
     return ""
 
 
-def _form(version: Version) -> Form:
-    return Form.JSON if version >= _JSON_SINCE else Form.TEXT
+def _form(version: Version) -> RegistrationFormat:
+    return RegistrationFormat.JSON if version >= _JSON_SINCE else RegistrationFormat.TEXT

@@ -12,32 +12,32 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diagnosis.hami import mig
-from diagnosis.hami.asking import Asked
-from diagnosis.hami.holding import Held, Part
-from diagnosis.hami.quota import Room
+from diagnosis.hami.asking import CardRequest
+from diagnosis.hami.holding import CardUsage, Share
+from diagnosis.hami.quota import QuotaAmounts
 from diagnosis.hami.reasons import Code
 from diagnosis.hami.registration import MIG_MODE
 from diagnosis.hami.versions import NEWEST, Version
-from diagnosis.hami.wishes import Wishes
+from diagnosis.hami.wishes import CardOptions
 
 _2_10: Version = (2, 10)
 _TOPOLOGY_SINCE: Version = (2, 7)
 _WHOLE = 100
-_NO_LIMIT = Room()
+_NO_LIMIT = QuotaAmounts()
 
 
-class Terms(Struct, frozen=True):
+class PodConditions(Struct, frozen=True):
     """Conditions of a pod's check that do not depend on a container's request.
 
     `given`: the parts that its containers have been given so far, by card. `init_peak`: the maximum of each card that
     its init containers had.
     """
 
-    wishes: Wishes = field(default_factory=Wishes)
-    room: Room = field(default_factory=Room)
+    wishes: CardOptions = field(default_factory=CardOptions)
+    room: QuotaAmounts = field(default_factory=QuotaAmounts)
     version: Version = NEWEST
-    init_peak: tuple[tuple[str, Part], ...] = ()
-    given: tuple[tuple[str, Part], ...] = ()
+    init_peak: tuple[tuple[str, Share], ...] = ()
+    given: tuple[tuple[str, Share], ...] = ()
 
     @property
     def by_topology(self) -> bool:
@@ -49,17 +49,19 @@ class Terms(Struct, frozen=True):
         policies = (self.wishes.gpu_policy or "").split(",")
         return self.version >= _2_10 and "mutex" in (one.strip() for one in policies)
 
-    def after(self, init: bool, parts: Iterable[tuple[str, Part]]) -> Terms:
+    def after(self, init: bool, parts: Iterable[tuple[str, Share]]) -> PodConditions:
         """Once a container was given these."""
         if not init:
             return replace(self, given=(*self.given, *parts))
         peak = dict(self.init_peak)
         for uuid, part in summed(parts).items():
-            peak[uuid] = peak.get(uuid, Part()).at_least(part)
+            peak[uuid] = peak.get(uuid, Share()).at_least(part)
         return replace(self, init_peak=tuple(peak.items()))
 
 
-def refusal(state: Held, asked: Asked, terms: Terms, taken: Sequence[Held]) -> Iterator[Code | None]:
+def refusal(
+    state: CardUsage, asked: CardRequest, terms: PodConditions, taken: Sequence[CardUsage]
+) -> Iterator[Code | None]:
     """Yield a code, or None, for each check in order.
 
     NUMA is yielded for a pod bound to one NUMA node, whose search may have to start again.
@@ -81,14 +83,14 @@ def refusal(state: Held, asked: Asked, terms: Terms, taken: Sequence[Held]) -> I
     yield _instance(state, asked, memory, terms, taken) if card.mode == MIG_MODE else None
 
 
-def summed(parts: Iterable[tuple[str, Part]]) -> dict[str, Part]:
-    found: defaultdict[str, Part] = defaultdict(Part)
+def summed(parts: Iterable[tuple[str, Share]]) -> dict[str, Share]:
+    found: defaultdict[str, Share] = defaultdict(Share)
     for uuid, part in parts:
         found[uuid] = found[uuid].plus(part)
     return dict(found)
 
 
-def _takes_type(kind: str, mode: str, wishes: Wishes, version: Version) -> bool:
+def _takes_type(kind: str, mode: str, wishes: CardOptions, version: Version) -> bool:
     if wishes.mode is not None and mode not in wishes.mode:
         return False
     use, avoid = wishes.use_types, wishes.avoid_types
@@ -101,7 +103,7 @@ def _takes_type(kind: str, mode: str, wishes: Wishes, version: Version) -> bool:
     return avoid is None or not any(one.upper() in kind for one in avoid)
 
 
-def _takes_uuid(uuid: str, wishes: Wishes, version: Version) -> bool:
+def _takes_uuid(uuid: str, wishes: CardOptions, version: Version) -> bool:
     if version < _2_10:
         # Before 2.10, the list of cards to use was checked first, including blanks. The list to avoid applied only
         # without it.
@@ -119,21 +121,23 @@ def _without_blanks(listed: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return tuple(one.strip() for one in listed if one.strip())
 
 
-def _within_quota(state: Held, asked: Asked, terms: Terms, taken: Sequence[Held]) -> bool:
+def _within_quota(state: CardUsage, asked: CardRequest, terms: PodConditions, taken: Sequence[CardUsage]) -> bool:
     """Whether the quota allows everything that the pod would have with this card."""
     if terms.room == _NO_LIMIT:
         return True
-    now = ((one.card.uuid, Part(1, asked.memory_of(one.card.memory), asked.cores)) for one in (*taken, state))
+    now = ((one.card.uuid, Share(1, asked.memory_of(one.card.memory), asked.cores)) for one in (*taken, state))
     cards = summed((*terms.given, *now))
     for uuid, part in terms.init_peak:
-        cards[uuid] = cards.get(uuid, Part()).at_least(part)
-    total = Part()
+        cards[uuid] = cards.get(uuid, Share()).at_least(part)
+    total = Share()
     for part in cards.values():
         total = total.plus(part)
     return terms.room.takes(total)
 
 
-def _instance(state: Held, asked: Asked, memory: int, terms: Terms, taken: Sequence[Held]) -> Code | None:
+def _instance(
+    state: CardUsage, asked: CardRequest, memory: int, terms: PodConditions, taken: Sequence[CardUsage]
+) -> Code | None:
     if terms.version >= _2_10:
         mine = [memory for one in taken if one.card.uuid == state.card.uuid]
         return None if mig.has_room(state, memory, mine) else Code.MIG

@@ -7,9 +7,9 @@ from itertools import islice
 
 from msgspec import Struct
 
-from diagnosis.hami.holding import Held, Part
+from diagnosis.hami.holding import CardUsage, Share
 from diagnosis.hami.registration import MIG_MODE
-from diagnosis.hami.usage import Used
+from diagnosis.hami.usage import MeasuredUse
 
 COLUMNS = ("Card", "Places free", "Memory free", "Cores free", "By whom")
 _MOST_PODS = 4
@@ -29,7 +29,7 @@ class CardRow(Struct, frozen=True):
         return iter((self.card, self.slots, self.memory, self.cores, ", ".join(self.pods)))
 
 
-def card_row(one: Held, pods_seen: bool, used: Mapping[tuple[str, str], Used] | None = None) -> CardRow:
+def card_row(one: CardUsage, pods_seen: bool, used: Mapping[tuple[str, str], MeasuredUse] | None = None) -> CardRow:
     """`used`: by pod and card, where a Prometheus was asked."""
     card, free = one.card, one.free
     state = [
@@ -49,14 +49,14 @@ def card_row(one: Held, pods_seen: bool, used: Mapping[tuple[str, str], Used] | 
     return CardRow(name, slots, memory, cores, tuple(_pods(one, used or {})), one.usable and not one.cordoned)
 
 
-def part_text(part: Part) -> str:
+def part_text(part: Share) -> str:
     """Format a part as `4096 MiB, 30 %`."""
     cores = f", {part.cores} %" if part.cores else ""
     places = f", {part.slots} places" if part.slots > 1 else ""
     return f"{part.memory} MiB{cores}{places}"
 
 
-def _pods(one: Held, used: Mapping[tuple[str, str], Used]) -> Iterator[str]:
+def _pods(one: CardUsage, used: Mapping[tuple[str, str], MeasuredUse]) -> Iterator[str]:
     for pod, part in islice(one.pods, _MOST_PODS):
         told = used.get((pod, one.card.uuid))
         in_use = f"; {told} in use" if told is not None else ""

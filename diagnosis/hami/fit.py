@@ -13,9 +13,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diagnosis.hami import mig
-from diagnosis.hami.asking import Asked
-from diagnosis.hami.card_checks import Terms, refusal
-from diagnosis.hami.holding import Held, Part
+from diagnosis.hami.asking import CardRequest
+from diagnosis.hami.card_checks import PodConditions, refusal
+from diagnosis.hami.holding import CardUsage, Share
 from diagnosis.hami.order import in_order
 from diagnosis.hami.reasons import Code, told
 from diagnosis.hami.registration import MIG_MODE
@@ -65,26 +65,26 @@ class NodeVerdict(Struct, frozen=True):
     chosen: tuple[tuple[str, ...], ...] = ()
 
 
-class Wanted(Struct, frozen=True):
+class ContainerRequest(Struct, frozen=True):
     """Container by name, with its request; None if it requests no card."""
 
     name: str
-    asked: Asked | None
+    asked: CardRequest | None
     init: bool = False
 
 
-class _Walk(Struct):
+class _CardSearch(Struct):
     """Over the cards of a node for one container."""
 
     left: int
-    taken: list[Held] = field(default_factory=list)
+    taken: list[CardUsage] = field(default_factory=list)
     counts: Counter[Code] = field(default_factory=Counter)
     verdicts: dict[str, CardVerdict] = field(default_factory=dict)
     numa: int = -1
     """HAMi begins with this one too, and NVML gives it to cards whose NUMA node it does not know."""
 
 
-def fit(held: Sequence[Held], wanted: Iterable[Wanted], terms: Terms) -> NodeVerdict:
+def fit(held: Sequence[CardUsage], wanted: Iterable[ContainerRequest], terms: PodConditions) -> NodeVerdict:
     """Container by container; each finds the cards as those before it have left them."""
     states = {one.card.uuid: one for one in held if _VENDOR in one.card.kind.lower()}
     verdict = NodeVerdict(fits=True)
@@ -106,8 +106,10 @@ def fit(held: Sequence[Held], wanted: Iterable[Wanted], terms: Terms) -> NodeVer
     return replace(verdict, chosen=tuple(chosen))
 
 
-def _fit_one(states: Sequence[Held], one: Wanted, asked: Asked, terms: Terms) -> tuple[NodeVerdict, tuple[str, ...]]:
-    walk = _Walk(asked.cards)
+def _fit_one(
+    states: Sequence[CardUsage], one: ContainerRequest, asked: CardRequest, terms: PodConditions
+) -> tuple[NodeVerdict, tuple[str, ...]]:
+    walk = _CardSearch(asked.cards)
     too_many = asked.cards > len(states) and not _for_instances(states, terms)
     done = not too_many and _walked(walk, in_order(states, asked, terms), asked, terms)
     # HAMi stops when it has enough cards; the verdicts on the remaining cards are included too.
@@ -123,7 +125,7 @@ def _fit_one(states: Sequence[Held], one: Wanted, asked: Asked, terms: Terms) ->
     return NodeVerdict(False, told(walk.counts, len(states)), dict(walk.counts), one.name, cards), ()
 
 
-def _walked(walk: _Walk, order: Iterable[Held], asked: Asked, terms: Terms) -> bool:
+def _walked(walk: _CardSearch, order: Iterable[CardUsage], asked: CardRequest, terms: PodConditions) -> bool:
     """Whether enough was found."""
     for state in order:
         for _ in range(_MOST_INSTANCES if state.card.mode == MIG_MODE else 1):
@@ -136,7 +138,7 @@ def _walked(walk: _Walk, order: Iterable[Held], asked: Asked, terms: Terms) -> b
     return terms.by_topology and len(walk.taken) >= asked.cards
 
 
-def _takes(walk: _Walk, state: Held, asked: Asked, terms: Terms) -> bool:
+def _takes(walk: _CardSearch, state: CardUsage, asked: CardRequest, terms: PodConditions) -> bool:
     for refused in refusal(state, asked, terms, walk.taken):
         if refused is Code.NUMA:
             # This is not a refusal: the search starts again with another NUMA node.
@@ -149,7 +151,7 @@ def _takes(walk: _Walk, state: Held, asked: Asked, terms: Terms) -> bool:
     return True
 
 
-def _begin_on(walk: _Walk, state: Held, asked: Asked, terms: Terms) -> None:
+def _begin_on(walk: _CardSearch, state: CardUsage, asked: CardRequest, terms: PodConditions) -> None:
     if state.card.numa == walk.numa:
         return
     if walk.left != asked.cards:
@@ -160,13 +162,13 @@ def _begin_on(walk: _Walk, state: Held, asked: Asked, terms: Terms) -> None:
     walk.taken.clear()
 
 
-def _alone(state: Held, asked: Asked, terms: Terms) -> CardVerdict:
+def _alone(state: CardUsage, asked: CardRequest, terms: PodConditions) -> CardVerdict:
     codes = (one for one in refusal(state, asked, terms, ()) if one is not None and one is not Code.NUMA)
     code = next(codes, None)
     return CardVerdict(state.card.uuid) if code is None else _verdict(state, asked, code)
 
 
-def _verdict(state: Held, asked: Asked, code: Code) -> CardVerdict:
+def _verdict(state: CardUsage, asked: CardRequest, code: Code) -> CardVerdict:
     uuid, free = state.card.uuid, state.free
     match code:
         case Code.MEMORY | Code.MIG | Code.CUSTOM:
@@ -178,7 +180,7 @@ def _verdict(state: Held, asked: Asked, code: Code) -> CardVerdict:
     return CardVerdict(uuid, code)
 
 
-def _for_instances(states: Iterable[Held], terms: Terms) -> bool:
+def _for_instances(states: Iterable[CardUsage], terms: PodConditions) -> bool:
     """Whether several instances of one card count as several cards, as HAMi does from 2.10."""
     mode = terms.wishes.mode
     if terms.version < _COUNTS_SINCE or (mode is not None and MIG_MODE not in mode):
@@ -186,14 +188,14 @@ def _for_instances(states: Iterable[Held], terms: Terms) -> bool:
     return any(one.card.mode == MIG_MODE for one in states)
 
 
-def _take(states: dict[str, Held], taken: Iterable[str], asked: Asked) -> None:
+def _take(states: dict[str, CardUsage], taken: Iterable[str], asked: CardRequest) -> None:
     for uuid in taken:
         state = states[uuid]
         memory = asked.memory_of(state.card.memory)
         made = mig.with_instance(state, memory) if state.card.mode == MIG_MODE else None
-        states[uuid] = made or replace(state, part=state.part.plus(Part(1, memory, asked.cores)))
+        states[uuid] = made or replace(state, part=state.part.plus(Share(1, memory, asked.cores)))
 
 
-def _parts(held: Iterable[Held], taken: Iterable[str], asked: Asked) -> Iterator[tuple[str, Part]]:
+def _parts(held: Iterable[CardUsage], taken: Iterable[str], asked: CardRequest) -> Iterator[tuple[str, Share]]:
     totals = {one.card.uuid: one.card.memory for one in held}
-    return ((uuid, Part(1, asked.memory_of(totals[uuid]), asked.cores)) for uuid in taken)
+    return ((uuid, Share(1, asked.memory_of(totals[uuid]), asked.cores)) for uuid in taken)

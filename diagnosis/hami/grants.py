@@ -34,7 +34,7 @@ class BindPhase(Enum):
     FAILED = "failed"
 
 
-class Share(Struct, frozen=True):
+class ContainerShare(Struct, frozen=True):
     """Share of one card that one container was given, in MiB and percent.
 
     Up to 2.9, the UUID of a MIG instance is the card's UUID followed by the position in a layout: `GPU-1[0-2]`.
@@ -60,11 +60,11 @@ class MigInstance(Struct, frozen=True):
     size: int
 
 
-Containers = tuple[tuple[Share, ...], ...]
+Containers = tuple[tuple[ContainerShare, ...], ...]
 """By container, init containers first; an empty one has no card."""
 
 
-class Grant(Struct, frozen=True):
+class PodGrant(Struct, frozen=True):
     """All annotations of a pod from HAMi's scheduler and device plugin.
 
     `unreadable`: the annotations that could not be parsed.
@@ -84,11 +84,11 @@ class Grant(Struct, frozen=True):
     """By annotation, why."""
 
     @property
-    def shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[ContainerShare, ...]:
         return tuple(one for shares in self.containers for one in shares)
 
 
-def grant(meta: Meta) -> Grant | None:
+def grant(meta: Meta) -> PodGrant | None:
     """Return the grant; None for a pod that HAMi's scheduler has not annotated."""
     annotations = meta.annotations
     vendors = {match[1]: key for key in annotations if (match := _OF_ANY.match(key))}
@@ -97,7 +97,7 @@ def grant(meta: Meta) -> Grant | None:
     unreadable: dict[str, str] = {}
     phase = annotations.get(BIND_PHASE, "")
     others = {vendor: _of(annotations, key, unreadable) for vendor, key in sorted(vendors.items()) if vendor != _NVIDIA}
-    return Grant(
+    return PodGrant(
         word(annotations.get(NODE, "")),
         epoch(annotations.get(TIME, "")),
         _of(annotations, ALLOCATED, unreadable),
@@ -110,7 +110,7 @@ def grant(meta: Meta) -> Grant | None:
     )
 
 
-def shares(meta: Meta) -> tuple[Share, ...]:
+def shares(meta: Meta) -> tuple[ContainerShare, ...]:
     """Return the shares of NVIDIA cards that all containers of a pod were given."""
     told = grant(meta)
     return told.shares if told is not None else ()
@@ -124,7 +124,7 @@ def _of(annotations: Mapping[str, str], key: str, unreadable: dict[str, str]) ->
         return ()
 
 
-def _containers(text: str) -> Iterator[tuple[Share, ...]]:
+def _containers(text: str) -> Iterator[tuple[ContainerShare, ...]]:
     if len(text) > LONGEST_TEXT:
         raise ValueError("it is too long")
     # Each container ends with a semicolon.
@@ -132,11 +132,11 @@ def _containers(text: str) -> Iterator[tuple[Share, ...]]:
         yield tuple(_share(part) for part in container.split(":")[:MOST_PARTS] if part.strip())
 
 
-def _share(part: str) -> Share:
+def _share(part: str) -> ContainerShare:
     words = part.split(",")
     if len(words) < 4 or not words[0] or not words[1]:
         raise ValueError("a device is UUID, type, memory and cores")
-    return Share(word(words[0]), whole(words[2]), whole(words[3]), word(words[1]))
+    return ContainerShare(word(words[0]), whole(words[2]), whole(words[3]), word(words[1]))
 
 
 def _instances(text: str, unreadable: dict[str, str]) -> tuple[MigInstance, ...]:

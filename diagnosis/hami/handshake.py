@@ -23,7 +23,7 @@ _EAST, _WEST = timedelta(hours=14), timedelta(hours=12)
 """A clock without its zone may stand so far from UTC."""
 
 
-class Said(Enum):
+class HandshakeState(Enum):
     """The value is the annotation's first word."""
 
     REPORTED = "Reported"
@@ -42,7 +42,7 @@ class Handshake(Struct, frozen=True):
     """
 
     vendor: str
-    said: Said
+    said: HandshakeState
     at: datetime | None
     zoned: bool
     text: str
@@ -75,7 +75,7 @@ def handshake(node: Node) -> Handshake | None:
 
 def _read(vendor: str, text: str) -> Handshake:
     first, _, rest = text.replace("_", " ", 1).partition(" ")
-    said = next((one for one in Said if one.value and one.value == first), Said.OTHER)
+    said = next((one for one in HandshakeState if one.value and one.value == first), HandshakeState.OTHER)
     at = epoch(text.strip())
     if at is not None:
         return Handshake(vendor, said, at, zoned=True, text=word(text))

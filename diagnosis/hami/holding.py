@@ -9,66 +9,68 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.hami.grants import Grant, Share, grant
+from diagnosis.hami.grants import ContainerShare, PodGrant, grant
 from diagnosis.hami.registration import HAMI_CORE, MIG_MODE, Card, cordoned, registered
-from diagnosis.hami.settings import Geometry, Settings
+from diagnosis.hami.settings import Geometry, HamiSettings
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
 _OF_LAYOUT = re.compile(r"\[(\d{1,3})-(\d{1,3})\]\Z", re.ASCII)
 
 
-class Part(Struct, frozen=True):
+class Share(Struct, frozen=True):
     """Part of one card, in slots, MiB and percent."""
 
     slots: int = 0
     memory: int = 0
     cores: int = 0
 
-    def with_share(self, one: Share) -> Part:
-        return Part(self.slots + 1, self.memory + one.memory, self.cores + one.cores)
+    def with_share(self, one: ContainerShare) -> Share:
+        return Share(self.slots + 1, self.memory + one.memory, self.cores + one.cores)
 
-    def plus(self, other: Part) -> Part:
-        return Part(self.slots + other.slots, self.memory + other.memory, self.cores + other.cores)
+    def plus(self, other: Share) -> Share:
+        return Share(self.slots + other.slots, self.memory + other.memory, self.cores + other.cores)
 
-    def at_least(self, other: Part) -> Part:
-        return Part(max(self.slots, other.slots), max(self.memory, other.memory), max(self.cores, other.cores))
+    def at_least(self, other: Share) -> Share:
+        return Share(max(self.slots, other.slots), max(self.memory, other.memory), max(self.cores, other.cores))
 
 
-class Layout(Struct, frozen=True):
+class MigLayout(Struct, frozen=True):
     """The MIG layout that a card has up to 2.9: its number, and which of its instances are in use."""
 
     number: int
     used: frozenset[int] = frozenset()
 
 
-class Held(Struct, frozen=True):
+class CardUsage(Struct, frozen=True):
     """Card with its parts in use. `placements`: slices that its MIG instances occupy, from 2.10."""
 
     card: Card
-    part: Part = Part()
-    pods: tuple[tuple[str, Part], ...] = ()
+    part: Share = Share()
+    pods: tuple[tuple[str, Share], ...] = ()
     """By subject, each with its part."""
     placements: tuple[tuple[int, int], ...] = ()
-    layout: Layout | None = None
+    layout: MigLayout | None = None
     layouts: tuple[Geometry, ...] = ()
     cordoned: bool = False
     mixed: bool = False
     """Whether a MIG task holds a part of a card that is in no MIG mode: HAMi takes it for unhealthy."""
 
     @property
-    def free(self) -> Part:
+    def free(self) -> Share:
         card, part = self.card, self.part
-        return Part(max(card.slots - part.slots, 0), max(card.memory - part.memory, 0), max(card.cores - part.cores, 0))
+        return Share(
+            max(card.slots - part.slots, 0), max(card.memory - part.memory, 0), max(card.cores - part.cores, 0)
+        )
 
     @property
     def usable(self) -> bool:
         return self.card.healthy and not self.mixed
 
 
-def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, Grant]]]:
+def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, PodGrant]]]:
     """Pods that HAMi has given anything, by the node that it gave it on: from then on it counts, bound or not."""
-    there: defaultdict[str, list[tuple[Pod, Grant]]] = defaultdict(list)
+    there: defaultdict[str, list[tuple[Pod, PodGrant]]] = defaultdict(list)
     for pod in pods:
         told = grant(pod.meta) if not pod.over else None
         if told is not None and (told.node or pod.spec.node):
@@ -76,11 +78,12 @@ def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, Grant]]]:
     return there
 
 
-def held_on(node: Node, pods: Iterable[tuple[Pod, Grant]], settings: Settings) -> tuple[Held, ...]:
+def held_on(node: Node, pods: Iterable[tuple[Pod, PodGrant]], settings: HamiSettings) -> tuple[CardUsage, ...]:
     """NVIDIA's cards of the node, in the order in which it registered them."""
     aside = cordoned(node)
     states = {
-        one.uuid: Held(one, layouts=_layouts(one, settings), cordoned=one.uuid in aside) for one in registered(node)
+        one.uuid: CardUsage(one, layouts=_layouts(one, settings), cordoned=one.uuid in aside)
+        for one in registered(node)
     }
     for pod, told in pods:
         for uuid, part in parts(pod, told).items():
@@ -97,7 +100,7 @@ def held_on(node: Node, pods: Iterable[tuple[Pod, Grant]], settings: Settings) -
     return tuple(states.values())
 
 
-def parts(pod: Pod, told: Grant) -> dict[str, Part]:
+def parts(pod: Pod, told: PodGrant) -> dict[str, Share]:
     """Return, by card, the largest part that the pod owns at one time.
 
     Init containers have ended before the others start; sidecars stay.
@@ -106,22 +109,22 @@ def parts(pod: Pod, told: Grant) -> dict[str, Part]:
     # HAMi's list had no entries for init containers before it counted them.
     skipped = len(inits) if len(told.containers) <= len(pod.spec.containers) - len(inits) else 0
     ended = _initialized(pod)
-    peak: dict[str, Part] = {}
-    sidecars: dict[str, Part] = {}
-    running: dict[str, Part] = {}
+    peak: dict[str, Share] = {}
+    sidecars: dict[str, Share] = {}
+    running: dict[str, Share] = {}
     for place, shares in enumerate(told.containers):
         init = inits[place] if not skipped and place < len(inits) else None
         for uuid, part in _sum(shares).items():
             if init is None:
-                running[uuid] = running.get(uuid, Part()).plus(part)
+                running[uuid] = running.get(uuid, Share()).plus(part)
             elif init.sidecar:
-                sidecars[uuid] = sidecars.get(uuid, Part()).plus(part)
-                peak[uuid] = peak.get(uuid, Part()).at_least(sidecars[uuid])
+                sidecars[uuid] = sidecars.get(uuid, Share()).plus(part)
+                peak[uuid] = peak.get(uuid, Share()).at_least(sidecars[uuid])
             elif not ended:
-                peak[uuid] = peak.get(uuid, Part()).at_least(sidecars.get(uuid, Part()).plus(part))
+                peak[uuid] = peak.get(uuid, Share()).at_least(sidecars.get(uuid, Share()).plus(part))
     cards = dict.fromkeys((*peak, *sidecars, *running))
     return {
-        uuid: sidecars.get(uuid, Part()).plus(running.get(uuid, Part())).at_least(peak.get(uuid, Part()))
+        uuid: sidecars.get(uuid, Share()).plus(running.get(uuid, Share())).at_least(peak.get(uuid, Share()))
         for uuid in cards
     }
 
@@ -131,21 +134,21 @@ def _initialized(pod: Pod) -> bool:
     return condition is not None and condition.status == "True"
 
 
-def _sum(shares: Iterable[Share]) -> dict[str, Part]:
-    found: dict[str, Part] = {}
+def _sum(shares: Iterable[ContainerShare]) -> dict[str, Share]:
+    found: dict[str, Share] = {}
     for one in shares:
-        found[one.card] = found.get(one.card, Part()).with_share(one)
+        found[one.card] = found.get(one.card, Share()).with_share(one)
     return found
 
 
-def _layouts(card: Card, settings: Settings) -> tuple[Geometry, ...]:
+def _layouts(card: Card, settings: HamiSettings) -> tuple[Geometry, ...]:
     """Up to 2.9 the first model that the card's type names has them."""
     if card.mode != MIG_MODE or card.profiles:
         return ()
     return next((found for model, found in (settings.geometries or {}).items() if model in card.kind), ())
 
 
-def _with_instance(state: Held, share: Share) -> Held:
+def _with_instance(state: CardUsage, share: ContainerShare) -> CardUsage:
     """Add the MIG instance that follows the UUID up to 2.9: the layout, and the position in it."""
     match = _OF_LAYOUT.search(share.uuid)
     if match is None:
@@ -153,5 +156,5 @@ def _with_instance(state: Held, share: Share) -> Held:
     if state.card.mode == HAMI_CORE:
         return replace(state, mixed=True)
     number, place = int(match[1]), int(match[2])
-    layout = state.layout or Layout(number)
-    return replace(state, layout=Layout(layout.number, layout.used | {place}))
+    layout = state.layout or MigLayout(number)
+    return replace(state, layout=MigLayout(layout.number, layout.used | {place}))

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from diagnosis.components import Component, Role, components
 from diagnosis.gpu_nodes import GPU, has_hami
 from diagnosis.hami.command_line import CommandLine, command_line
-from diagnosis.hami.settings import DEVICE_CONFIG, Settings, read_settings
+from diagnosis.hami.settings import DEVICE_CONFIG, HamiSettings, read_settings
 from diagnosis.hami.versions import Version, version_of
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
@@ -50,7 +50,7 @@ class Installation(Struct, frozen=True):
     plugins: tuple[Component, ...] = ()
     webhooks: tuple[Webhook, ...] = ()
     scheduler_name: str = DEFAULT_SCHEDULER
-    settings: Settings = field(default_factory=Settings)
+    settings: HamiSettings = field(default_factory=HamiSettings)
     command_line: CommandLine = field(default_factory=CommandLine)
     nodes: frozenset[str] = frozenset()
     """By name those that a pod of one of its device plugins is on."""
@@ -104,13 +104,13 @@ def config_maps(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
     return tuple((one.namespace, one.name + suffix) for one in installations(snapshot) for suffix in suffixes)
 
 
-def settings_of(snapshot: Snapshot, one: Installation | None = None, others: Collection[_Key] = ()) -> Settings:
+def settings_of(snapshot: Snapshot, one: Installation | None = None, others: Collection[_Key] = ()) -> HamiSettings:
     """Its own; else of a ConfigMap that is no other's: of its namespace, or of any where there are no others."""
     maps = [each for each in snapshot.config_maps if DEVICE_CONFIG in each.data and _owner(each) not in others]
     own = (one.namespace, one.name) if one is not None else ("", "")
     near = [each for each in maps if each.meta.namespace == own[0] or not others]
     rank = sorted(near, key=lambda each: (_owner(each) != own, each.meta.namespace != own[0], each.meta.subject))
-    return read_settings(rank[0]) if rank else Settings()
+    return read_settings(rank[0]) if rank else HamiSettings()
 
 
 def schedulers(every: Iterable[Installation]) -> frozenset[str]:
@@ -147,7 +147,7 @@ def elsewhere(one: Installation, every: Iterable[Installation]) -> dict[str, str
     return {name: each.subject for each in every if each is not one for name in each.nodes - one.nodes}
 
 
-def asks_for(spec: PodSpec, settings: Settings) -> bool:
+def asks_for(spec: PodSpec, settings: HamiSettings) -> bool:
     """Whether any container asks by these resources."""
     return _asks(spec, settings.names)
 
@@ -178,7 +178,7 @@ def plugin_pods(every: Iterable[Installation]) -> Mapping[str, tuple[Pod, ...]]:
     return {node: tuple(pods) for node, pods in there.items()}
 
 
-class Offer(Struct, frozen=True):
+class SlotOffer(Struct, frozen=True):
     """Number of slots on cards that the kubelet offers under a resource name; '' if it reports none."""
 
     resource: str
@@ -192,11 +192,11 @@ class Offer(Struct, frozen=True):
         return f"{self.resource} {self.amount or 'absent'} allocatable"
 
 
-def offered(node: Node, every: Iterable[Installation]) -> Offer:
+def offered(node: Node, every: Iterable[Installation]) -> SlotOffer:
     """Return the node's own offer, under the resource name of the installation that serves it."""
     own = serving(node, every)
     name = own.settings.count_name if own is not None else GPU
-    return Offer(name, node.allocatable.get(name, ""))
+    return SlotOffer(name, node.allocatable.get(name, ""))
 
 
 def _installation(key: tuple[str, str], parts: Iterable[Component], hooks: Iterable[Webhook]) -> Installation:

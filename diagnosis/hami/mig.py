@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from diagnosis.hami.holding import Held, Layout, Part
+from diagnosis.hami.holding import CardUsage, MigLayout, Share
 from diagnosis.hami.registration import MigProfile
 
 Placement = tuple[int, int]
@@ -14,7 +14,7 @@ _FROM_ABOVE = ("1g.", "3g.")
 """Profiles that HAMi places from the last slice down, so that larger ones keep a place."""
 
 
-def has_room(state: Held, memory: int, taken: Iterable[int]) -> bool:
+def has_room(state: CardUsage, memory: int, taken: Iterable[int]) -> bool:
     """`taken`: MiB of each instance that the same container already has there (up to 2.9: on any card)."""
     if state.layouts:
         return _has_room_in_layout(state, memory, taken)
@@ -27,7 +27,7 @@ def has_room(state: Held, memory: int, taken: Iterable[int]) -> bool:
     return _candidate(state.card.profiles, placements, memory) is not None
 
 
-def with_instance(state: Held, memory: int) -> Held | None:
+def with_instance(state: CardUsage, memory: int) -> CardUsage | None:
     """The card once the instance is made: it holds as much as its profile has. None: there is none for it."""
     if state.layouts:
         return _with_place_in_layout(state, memory)
@@ -35,7 +35,7 @@ def with_instance(state: Held, memory: int) -> Held | None:
     if found is None:
         return None
     profile, placement = found
-    part = state.part.plus(Part(1, profile.memory, profile.cores))
+    part = state.part.plus(Share(1, profile.memory, profile.cores))
     return replace(state, part=part, placements=(*state.placements, placement))
 
 
@@ -57,7 +57,7 @@ def _overlap(one: Placement, other: Placement) -> bool:
     return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
 
 
-def _has_room_in_layout(state: Held, memory: int, taken: Iterable[int]) -> bool:
+def _has_room_in_layout(state: CardUsage, memory: int, taken: Iterable[int]) -> bool:
     number = state.layout.number if state.layout is not None else _first_layout(state, memory)
     if number is None or number >= len(state.layouts):
         return False
@@ -71,7 +71,7 @@ def _has_room_in_layout(state: Held, memory: int, taken: Iterable[int]) -> bool:
     return True
 
 
-def _with_place_in_layout(state: Held, memory: int) -> Held | None:
+def _with_place_in_layout(state: CardUsage, memory: int) -> CardUsage | None:
     empty = state.layout is None or not state.layout.used
     number = _first_layout(state, memory) if empty else state.layout.number if state.layout is not None else None
     if number is None or number >= len(state.layouts):
@@ -79,15 +79,15 @@ def _with_place_in_layout(state: Held, memory: int) -> Held | None:
     used: frozenset[int] = frozenset() if empty or state.layout is None else state.layout.used
     for place, one in enumerate(state.layouts[number].instances):
         if place not in used and one.memory >= memory:
-            part = state.part.plus(Part(1, one.memory, one.cores))
-            return replace(state, part=part, layout=Layout(number, used | {place}))
+            part = state.part.plus(Share(1, one.memory, one.cores))
+            return replace(state, part=part, layout=MigLayout(number, used | {place}))
     return None
 
 
-def _first_layout(state: Held, memory: int) -> int | None:
+def _first_layout(state: CardUsage, memory: int) -> int | None:
     layouts = enumerate(state.layouts)
     return next((number for number, one in layouts if any(each.memory >= memory for each in one.instances)), None)
 
 
-def _in_use(state: Held, place: int) -> bool:
+def _in_use(state: CardUsage, place: int) -> bool:
     return state.layout is not None and place in state.layout.used

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from diagnosis.hami.asking import Asked
-from diagnosis.hami.card_checks import Terms
-from diagnosis.hami.holding import Held
+from diagnosis.hami.asking import CardRequest
+from diagnosis.hami.card_checks import PodConditions
+from diagnosis.hami.holding import CardUsage
 from diagnosis.hami.versions import Version
 
 BINPACK = "binpack"
@@ -15,7 +15,7 @@ _SCORE_FIRST_SINCE: Version = (2, 10)
 _WHOLE = 100
 
 
-def in_order(states: Iterable[Held], asked: Asked, terms: Terms) -> tuple[Held, ...]:
+def in_order(states: Iterable[CardUsage], asked: CardRequest, terms: PodConditions) -> tuple[CardUsage, ...]:
     """The first is tried first: binpack takes the fullest card, spread, HAMi's default, the emptiest.
 
     Among equal ones HAMi's order is by chance.
@@ -23,14 +23,14 @@ def in_order(states: Iterable[Held], asked: Asked, terms: Terms) -> tuple[Held, 
     packs = terms.wishes.gpu_policy == BINPACK
     by_numa = terms.wishes.numa_bind or terms.version < _SCORE_FIRST_SINCE
 
-    def rank(state: Held) -> tuple[float, float]:
+    def rank(state: CardUsage) -> tuple[float, float]:
         full, numa = (-_score(state, asked), state.card.numa) if packs else (_score(state, asked), -state.card.numa)
         return (numa, full) if by_numa else (full, numa)
 
     return tuple(sorted(states, key=rank))
 
 
-def _score(state: Held, asked: Asked) -> float:
+def _score(state: CardUsage, asked: CardRequest) -> float:
     card, part = state.card, state.part
     # In whole hundreds of percent, and before any number of MiB: so HAMi reckons here, and here only.
     memory = card.memory * (asked.percentage // _WHOLE) if asked.percentage else asked.memory

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from diagnosis.hami.grants import grant
-from diagnosis.hami.holding import Part, parts
-from diagnosis.hami.settings import Settings
+from diagnosis.hami.holding import Share, parts
+from diagnosis.hami.settings import HamiSettings
 from diagnosis.hami.versions import Version
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
@@ -30,19 +30,19 @@ class Limit(Struct, frozen=True):
         return self.most - self.used
 
 
-class Room(Struct, frozen=True):
+class QuotaAmounts(Struct, frozen=True):
     """Amounts of all cards together that a namespace's pods may have; None if there is no limit."""
 
     memory: Limit | None = None
     cores: Limit | None = None
 
-    def takes(self, part: Part) -> bool:
+    def takes(self, part: Share) -> bool:
         return (self.memory is None or part.memory <= self.memory.left) and (
             self.cores is None or part.cores <= self.cores.left
         )
 
 
-def room_of(snapshot: Snapshot, namespace: str, settings: Settings, version: Version) -> Room:
+def room_of(snapshot: Snapshot, namespace: str, settings: HamiSettings, version: Version) -> QuotaAmounts:
     """Return the room of the namespace, by the narrower of two quotas.
 
     HAMi itself uses the quota that it last received.
@@ -50,18 +50,18 @@ def room_of(snapshot: Snapshot, namespace: str, settings: Settings, version: Ver
     memory = _limit(snapshot, namespace, settings.memory_name, max(settings.memory_factor, 1))
     cores = _limit(snapshot, namespace, settings.cores_name, 1)
     if memory is None and cores is None:
-        return Room()
+        return QuotaAmounts()
     used = _used_in(snapshot, namespace)
-    return Room(_with(memory, used.memory, version), _with(cores, used.cores, version))
+    return QuotaAmounts(_with(memory, used.memory, version), _with(cores, used.cores, version))
 
 
-def kept_quotas(snapshot: Snapshot, namespace: str, settings: Settings) -> tuple[Quota, ...]:
+def kept_quotas(snapshot: Snapshot, namespace: str, settings: HamiSettings) -> tuple[Quota, ...]:
     """Return the quotas of the namespace that HAMi counts itself."""
     of_namespace = (one for one in snapshot.quotas if one.meta.namespace == namespace)
     return tuple(one for one in of_namespace if any(_key(name) in one.hard for name in _counted(settings)))
 
 
-def given_of(snapshot: Snapshot, quota: Quota, settings: Settings) -> Iterator[str]:
+def given_of(snapshot: Snapshot, quota: Quota, settings: HamiSettings) -> Iterator[str]:
     """Yield the quota's limits, each with the amount given to pods of its namespace."""
     used, factor = _used_in(snapshot, quota.meta.namespace), max(settings.memory_factor, 1)
     for name, given in zip(_counted(settings), (used.memory // factor, used.cores), strict=True):
@@ -69,7 +69,7 @@ def given_of(snapshot: Snapshot, quota: Quota, settings: Settings) -> Iterator[s
             yield f"{quota.meta.subject}: {_key(name)} {most}, {given} given out"
 
 
-def _counted(settings: Settings) -> tuple[str, str]:
+def _counted(settings: HamiSettings) -> tuple[str, str]:
     """The resources of which HAMi keeps a quota."""
     return settings.memory_name, settings.cores_name
 
@@ -97,8 +97,8 @@ def _with(limit: tuple[int, str] | None, used: int, version: Version) -> Limit |
     return Limit(limit[1], limit[0], used)
 
 
-def _used_in(snapshot: Snapshot, namespace: str) -> Part:
-    used = Part()
+def _used_in(snapshot: Snapshot, namespace: str) -> Share:
+    used = Share()
     for pod in snapshot.pods:
         if pod.meta.namespace == namespace and not pod.over:
             for part in _held_by(pod):
@@ -106,6 +106,6 @@ def _used_in(snapshot: Snapshot, namespace: str) -> Part:
     return used
 
 
-def _held_by(pod: Pod) -> Iterable[Part]:
+def _held_by(pod: Pod) -> Iterable[Share]:
     told = grant(pod.meta)
     return parts(pod, told).values() if told is not None and told.node else ()

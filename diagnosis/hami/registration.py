@@ -22,7 +22,7 @@ MIG_MODE = "mig"
 _KEY = re.compile(r"hami\.io/node-(?:register-([A-Za-z0-9_.-]{1,60})|([A-Za-z0-9_.-]{1,60})-register)\Z", re.ASCII)
 
 
-class Form(Enum):
+class RegistrationFormat(Enum):
     """Format of a registration. A scheduler reads only the format of its own version."""
 
     JSON = "JSON, as HAMi 2.8 and later read it"
@@ -65,7 +65,7 @@ class Registration(Struct, frozen=True):
 
     vendor: str
     """`nvidia`, `dcu`, `Ascend910B`"""
-    form: Form
+    form: RegistrationFormat
     cards: tuple[Card, ...] = ()
     unreadable: str = ""
 
@@ -111,9 +111,9 @@ def cordoned(node: Node) -> frozenset[str]:
 
 @lru_cache(maxsize=8192)
 def _read(vendor: str, text: str) -> Registration:
-    form = Form.JSON if text.lstrip().startswith("[") else Form.TEXT
+    form = RegistrationFormat.JSON if text.lstrip().startswith("[") else RegistrationFormat.TEXT
     try:
-        cards = tuple(_from_json(text) if form is Form.JSON else _from_text(text))
+        cards = tuple(_from_json(text) if form is RegistrationFormat.JSON else _from_text(text))
     except ValueError as error:
         return Registration(vendor, form, (), word(str(error)))
     return Registration(vendor, form, cards)

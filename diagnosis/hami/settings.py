@@ -65,7 +65,7 @@ NODE_KEYS = {
 _MOST_ODD, _MOST_KEYS, _MOST_NODES, _MOST_LAYOUTS = 32, 256, 1024, 32
 
 
-class OddKey(Struct, frozen=True):
+class InvalidKey(Struct, frozen=True):
     """Key at a position where HAMi does not read it.
 
     `meant`: the position and name that were probably intended; '' if unknown.
@@ -81,7 +81,7 @@ class Geometry(Struct, frozen=True):
     instances: tuple[MigProfile, ...]
 
 
-class Settings(Struct, frozen=True):
+class HamiSettings(Struct, frozen=True):
     """Settings of NVIDIA's cards for all nodes. Without a configuration, they are the chart's defaults."""
 
     count_name: str = "nvidia.com/gpu"
@@ -101,7 +101,7 @@ class Settings(Struct, frozen=True):
     overwrites_env: bool = False
     geometries: Mapping[str, tuple[Geometry, ...]] | None = None
     """By a part of the card's type, up to 2.9."""
-    odd: tuple[OddKey, ...] = ()
+    odd: tuple[InvalidKey, ...] = ()
     unreadable: str = ""
 
     @property
@@ -111,7 +111,7 @@ class Settings(Struct, frozen=True):
         return frozenset((self.count_name, *parts))
 
 
-class NodeSettings(Struct, frozen=True):
+class HamiNodeSettings(Struct, frozen=True):
     """Settings of one node, in addition to those for all nodes. None if not set."""
 
     name: str
@@ -122,14 +122,14 @@ class NodeSettings(Struct, frozen=True):
     mig_strategy: str = ""
     hidden_uuids: tuple[str, ...] = ()
     hidden_indices: tuple[int, ...] = ()
-    odd: tuple[OddKey, ...] = ()
+    odd: tuple[InvalidKey, ...] = ()
 
 
 class NodeConfig(Struct, frozen=True):
     """Content of one config.json."""
 
-    nodes: tuple[NodeSettings, ...] = ()
-    odd: tuple[OddKey, ...] = ()
+    nodes: tuple[HamiNodeSettings, ...] = ()
+    odd: tuple[InvalidKey, ...] = ()
     unreadable: str = ""
 
 
@@ -142,13 +142,13 @@ def node_configs(snapshot: Snapshot) -> tuple[tuple[ConfigMap, NodeConfig], ...]
     )
 
 
-def read_settings(config_map: ConfigMap) -> Settings:
+def read_settings(config_map: ConfigMap) -> HamiSettings:
     try:
         document = yaml_object(config_map.data.get(DEVICE_CONFIG, "").encode("utf-8", "replace"))
     except MalformedError as error:
-        return Settings(unreadable=word(error.message))
-    raw, plain = Fields(document).at(_NVIDIA), Settings()
-    return Settings(
+        return HamiSettings(unreadable=word(error.message))
+    raw, plain = Fields(document).at(_NVIDIA), HamiSettings()
+    return HamiSettings(
         raw.text("resourceCountName") or plain.count_name,
         raw.text("resourceMemoryName") or plain.memory_name,
         raw.text("resourceMemoryPercentageName") or plain.percentage_name,
@@ -181,10 +181,10 @@ def read_node_config(config_map: ConfigMap) -> NodeConfig:
     return NodeConfig(tuple(_node(_folded(one)) for one in nodes), tuple(odd))
 
 
-def _node(folded: Mapping[str, object]) -> NodeSettings:
+def _node(folded: Mapping[str, object]) -> HamiNodeSettings:
     raw, hidden = Fields(folded), Fields(_folded(folded.get("filterdevices")))
     name = word(raw.text("name"))
-    return NodeSettings(
+    return HamiNodeSettings(
         name,
         word(raw.text("operatingmode")),
         raw.number("devicesplitcount"),
@@ -221,21 +221,21 @@ def _instances(layout: Iterable[Fields]) -> Iterator[MigProfile]:
         yield from (instance for _ in range(min(max(one.number("count") or 0, 0), 16)))
 
 
-def _odd_settings(document: Mapping[str, object]) -> Iterator[OddKey]:
+def _odd_settings(document: Mapping[str, object]) -> Iterator[InvalidKey]:
     """Yield unknown keys, and keys of `nvidia:` outside of it, where they are not read."""
     for key in Fields(document).names():
         if key in _VENDORS:
             continue
         near = _near(KEYS, key)
-        yield OddKey(word(key), f"{_NVIDIA}.{near}" if near else next(iter(_close(_VENDORS, key)), ""))
+        yield InvalidKey(word(key), f"{_NVIDIA}.{near}" if near else next(iter(_close(_VENDORS, key)), ""))
     yield from _odd(KEYS, Fields(document).names(_NVIDIA), f"{_NVIDIA}.")
 
 
-def _odd(known: Mapping[str, str], keys: Iterable[str], path: str) -> Iterator[OddKey]:
+def _odd(known: Mapping[str, str], keys: Iterable[str], path: str) -> Iterator[InvalidKey]:
     for key in keys:
         if key not in known:
             near = _near(known, key)
-            yield OddKey(f"{path}{word(key)}", f"{path}{near}" if near else "")
+            yield InvalidKey(f"{path}{word(key)}", f"{path}{near}" if near else "")
 
 
 def _near(known: Mapping[str, str], key: str) -> str:

@@ -12,7 +12,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 
 
-class Used(Struct, frozen=True):
+class MeasuredUse(Struct, frozen=True):
     """Use in MiB and percent; None if no series reports it."""
 
     memory: int | None = None
@@ -24,7 +24,7 @@ class Used(Struct, frozen=True):
         return ", ".join(filter(None, (memory, cores)))
 
 
-def used(snapshot: Snapshot) -> Mapping[tuple[str, str], Used]:
+def used(snapshot: Snapshot) -> Mapping[tuple[str, str], MeasuredUse]:
     """Return the use by a pod's subject and a card's UUID.
 
     A series for a pod that was not given the card is ignored.
@@ -32,12 +32,12 @@ def used(snapshot: Snapshot) -> Mapping[tuple[str, str], Used]:
     if not snapshot.share_use:
         return {}
     given = {(pod.subject, share.card) for pod in snapshot.pods if not pod.over for share in shares(pod.meta)}
-    found: dict[tuple[str, str], Used] = {}
+    found: dict[tuple[str, str], MeasuredUse] = {}
     for one in snapshot.share_use:
         keys = ((subject("Pod", *pair), one.uuid) for pair in one.pods)
         key = next((key for key in keys if key in given), None)
         if key is not None:
-            told = found.get(key, Used())
+            told = found.get(key, MeasuredUse())
             memory = told.memory if one.memory is None else one.memory
             found[key] = replace(told, memory=memory, cores=told.cores if one.cores is None else one.cores)
     return found

@@ -19,7 +19,7 @@ NODE_POLICIES = ("binpack", "spread")
 GPU_POLICIES = ("binpack", "spread", "topology-aware", "mutex", "numa")
 
 
-class Wishes(Struct, frozen=True):
+class CardOptions(Struct, frozen=True):
     """Card options of a pod. None means not set; lists are as written, even if empty."""
 
     use_types: tuple[str, ...] | None = None
@@ -32,9 +32,9 @@ class Wishes(Struct, frozen=True):
     gpu_policy: str | None = None
 
 
-def wishes(meta: Meta) -> Wishes:
+def wishes(meta: Meta) -> CardOptions:
     told = meta.annotations
-    return Wishes(
+    return CardOptions(
         _list(told.get(USE_TYPE)),
         _list(told.get(AVOID_TYPE)),
         _list(told.get(USE_UUID)),

@@ -19,7 +19,7 @@ _MOST_OF_A_CAUSE = 8
 """What differs in more than names: each is told until a report would be of nothing else."""
 
 
-class Told(Struct, frozen=True):
+class ProblemGroup(Struct, frozen=True):
     """Problem, and the subjects of problems that differ from it only in their own names.
 
     `unlike`: subjects of further results of the same cause with different texts, which are too many to be shown.
@@ -27,7 +27,7 @@ class Told(Struct, frozen=True):
 
     problem: Problem
     others: tuple[str, ...] = ()
-    consequences: tuple[Told, ...] = ()
+    consequences: tuple[ProblemGroup, ...] = ()
     unlike: tuple[str, ...] = ()
 
     @property
@@ -42,25 +42,25 @@ class Told(Struct, frozen=True):
         return () if names in ((), (self.problem.found.subject,)) else names
 
 
-def told_once(problems: Iterable[Problem]) -> tuple[Told, ...]:
+def told_once(problems: Iterable[Problem]) -> tuple[ProblemGroup, ...]:
     """Merge similar problems in their order; a group has the position of its first problem."""
     some: dict[object, list[Problem]] = {}
     for one in problems:
         # Consequences belong to one problem only, so problems with consequences are not merged.
         some.setdefault(_key(one) if not one.consequences else one.found.subject, []).append(one)
     told = [
-        Told(_together(alike), tuple(one.found.subject for one in alike[1:]), told_once(alike[0].consequences))
+        ProblemGroup(_together(alike), tuple(one.found.subject for one in alike[1:]), told_once(alike[0].consequences))
         for alike in some.values()
     ]
     return _bounded(told)
 
 
-def _bounded(told: Sequence[Told]) -> tuple[Told, ...]:
+def _bounded(told: Sequence[ProblemGroup]) -> tuple[ProblemGroup, ...]:
     """Limit the entries of each cause; the last entry lists the subjects of the omitted ones."""
     by_cause: defaultdict[str, list[int]] = defaultdict(list)
     for place, one in enumerate(told):
         by_cause[one.problem.found.cause.name].append(place)
-    kept: dict[int, Told] = {}
+    kept: dict[int, ProblemGroup] = {}
     for places in by_cause.values():
         first, rest = places[:_MOST_OF_A_CAUSE], places[_MOST_OF_A_CAUSE:]
         kept |= {place: told[place] for place in first}

@@ -10,7 +10,7 @@ from diagnosis.allocation import Allocation, NodeAllocation, Pool, Total, totals
 from diagnosis.chain import Chain, Step
 from diagnosis.components import ComponentRow
 from diagnosis.diagnose import Problem
-from diagnosis.hami.holding import Held
+from diagnosis.hami.holding import CardUsage
 from diagnosis.hami_parts import InstallationTable
 from diagnosis.report.whole import Report
 from healthcheck.text.moments import timestamp
@@ -87,7 +87,7 @@ def _node(one: NodeAllocation, pods_seen: bool) -> dict[str, Any]:
     }
 
 
-def _used(node: NodeAllocation, card: Held) -> dict[str, Any]:
+def _used(node: NodeAllocation, card: CardUsage) -> dict[str, Any]:
     """Return the use by pod, if Prometheus was queried for HAMi's own metrics."""
     if not node.used:
         return {}
@@ -95,7 +95,7 @@ def _used(node: NodeAllocation, card: Held) -> dict[str, Any]:
     return {"in_use": {pod: {"memory_mib": one.memory, "cores_percent": one.cores} for pod, one in told.items()}}
 
 
-def _card(one: Held, pods_seen: bool) -> dict[str, Any]:
+def _card(one: CardUsage, pods_seen: bool) -> dict[str, Any]:
     card, amounts = one.card, {"slots": "slots", "memory": "memory_mib", "cores": "cores_percent"}
     told: dict[str, Any] = {
         "uuid": card.uuid,

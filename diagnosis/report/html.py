@@ -9,7 +9,7 @@ from diagnosis.cause import Certainty
 from diagnosis.hami.card_row import COLUMNS, CardRow, card_row
 from diagnosis.hami_parts import COLUMNS as PART_COLUMNS
 from diagnosis.quantity import shown
-from diagnosis.report.alike import Told, told_once
+from diagnosis.report.alike import ProblemGroup, told_once
 from diagnosis.report.one_file import rendered
 from diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours
 from diagnosis.report.whole import Report
@@ -55,7 +55,7 @@ def _legend(fills: dict[str, str]) -> list[tuple[str, str]]:
     return [*own, *more, ("free", "free"), ("not given out", "lost")]
 
 
-def _actions(problems: Iterable[Told]) -> list[tuple[str, Told, str]]:
+def _actions(problems: Iterable[ProblemGroup]) -> list[tuple[str, ProblemGroup, str]]:
     """Return the first step to take for each problem."""
     told = [(one, one.problem.found) for one in problems]
     return [(found.cause.name, one, (found.remedy or (found.cause.remedy,))[0]) for one, found in told]

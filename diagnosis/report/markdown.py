@@ -13,7 +13,7 @@ from diagnosis.hami.card_row import COLUMNS, card_row
 from diagnosis.hami_parts import COLUMNS as PART_COLUMNS
 from diagnosis.hami_parts import InstallationTable
 from diagnosis.quantity import shown
-from diagnosis.report.alike import Told, told_once
+from diagnosis.report.alike import ProblemGroup, told_once
 from diagnosis.report.whole import Report
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
@@ -140,7 +140,7 @@ def _installation(told: InstallationTable) -> Iterator[str]:
     yield ""
 
 
-def _problem(told: Told, number: str, depth: int) -> Iterator[str]:
+def _problem(told: ProblemGroup, number: str, depth: int) -> Iterator[str]:
     found, indent = told.problem.found, "   " * depth
     likely = " (likely)" if found.certainty is Certainty.LIKELY else ""
     yield f"{indent}{number} Issue: **{found.cause.name}**, {_subject(told)}{likely}"
@@ -167,7 +167,7 @@ def _problem(told: Told, number: str, depth: int) -> Iterator[str]:
         yield ""
 
 
-def _subject(told: Told) -> str:
+def _subject(told: ProblemGroup) -> str:
     return f"{len(told.subjects)} times" if told.others else code(told.problem.found.subject)
 
 
@@ -234,7 +234,7 @@ def _node(one: NodeAllocation, pods_seen: bool, used: bool) -> Iterator[tuple[st
         yield name, gpus, f"{pool.total} {pool.kind} {code(pool.resource)}", free, *percent, who, left
 
 
-def _actions(problems: Iterable[Told]) -> Iterator[str]:
+def _actions(problems: Iterable[ProblemGroup]) -> Iterator[str]:
     told = list(problems)
     if told:
         yield from ("## Recommended Actions", "")

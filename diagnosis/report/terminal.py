@@ -13,19 +13,24 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from diagnosis.cause import Certainty, Severity
-from diagnosis.chain import Chain, State
+from diagnosis.cause import CauseSeverity, Certainty
+from diagnosis.chain import Chain, LinkState
 from diagnosis.components import Health
 from diagnosis.diagnose import Problem
 from diagnosis.hami_parts import InstallationTable
-from diagnosis.node_inventory import Row
-from diagnosis.report.alike import Told, told_once
+from diagnosis.node_inventory import InventoryRow
+from diagnosis.report.alike import ProblemGroup, told_once
 from diagnosis.report.whole import Report
 from healthcheck.text.naming import named
 
-_STYLES = {Severity.HIGH: "bold red", Severity.MEDIUM: "bold yellow", Severity.LOW: "bold blue"}
-_MARKS = {State.FINE: "✓", State.BROKEN: "✗", State.WAITING: "…", State.NOT_REACHED: "·"}
-_STATE_STYLES = {State.FINE: "green", State.BROKEN: "bold red", State.WAITING: "yellow", State.NOT_REACHED: "dim"}
+_STYLES = {CauseSeverity.HIGH: "bold red", CauseSeverity.MEDIUM: "bold yellow", CauseSeverity.LOW: "bold blue"}
+_MARKS = {LinkState.FINE: "✓", LinkState.BROKEN: "✗", LinkState.WAITING: "…", LinkState.NOT_REACHED: "·"}
+_STATE_STYLES = {
+    LinkState.FINE: "green",
+    LinkState.BROKEN: "bold red",
+    LinkState.WAITING: "yellow",
+    LinkState.NOT_REACHED: "dim",
+}
 _HEALTH_STYLES = {Health.WORKING: "green", Health.PARTLY: "bold yellow", Health.DOWN: "bold red"}
 _MOST_AFFECTED, _MOST_ALIKE = 5, 20
 _NARROWEST = 40
@@ -69,11 +74,11 @@ def _nothing(report: Report) -> str:
 def _count(problems: Iterable[Problem]) -> Text:
     """Return the summary line, which is the last line of a long report."""
     severities = Counter(one.found.cause.severity for one in problems)
-    parts = [f"{severities[one]} {one.name.lower()}" for one in reversed(Severity) if severities[one]]
+    parts = [f"{severities[one]} {one.name.lower()}" for one in reversed(CauseSeverity) if severities[one]]
     return Text(f"{severities.total()} finds ({', '.join(parts)}), the worst first.", "bold")
 
 
-def _node(rows: Iterable[Row]) -> Table:
+def _node(rows: Iterable[InventoryRow]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", overflow="fold")
     table.add_column(overflow="fold")
@@ -106,12 +111,12 @@ def _chain(one: Chain, width: int) -> Iterator[Text]:
     yield Text(one.pod, "bold")
     for step in one.steps:
         line = Text(f"  {_MARKS[step.state]} ", _STATE_STYLES[step.state])
-        line.append(step.link.value, "dim" if step.state is State.NOT_REACHED else "")
+        line.append(step.link.value, "dim" if step.state is LinkState.NOT_REACHED else "")
         why = ", ".join(problem.found.cause.name for problem in step.problems) or step.seen
         yield from _beside(line, why, width, _STATE_STYLES[step.state] if step.problems else "dim")
 
 
-def _problem(told: Told, number: str, depth: int, width: int) -> Iterator[Text]:
+def _problem(told: ProblemGroup, number: str, depth: int, width: int) -> Iterator[Text]:
     found, indent = told.problem.found, 3 * depth
     title = Text(" " * indent + number)
     title.append(found.cause.severity.name.lower().ljust(7), _STYLES[found.cause.severity])
@@ -131,7 +136,7 @@ def _problem(told: Told, number: str, depth: int, width: int) -> Iterator[Text]:
         yield from _lines(more, width, indent + 3)
 
 
-def _facts(told: Told) -> Iterator[str]:
+def _facts(told: ProblemGroup) -> Iterator[str]:
     found = told.problem.found
     yield found.cause.means
     if told.others:

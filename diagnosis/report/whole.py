@@ -10,7 +10,7 @@ from diagnosis.components import ComponentRow
 from diagnosis.diagnose import Diagnosis
 from diagnosis.drift import Change
 from diagnosis.hami_parts import InstallationTable
-from diagnosis.node_inventory import Row
+from diagnosis.node_inventory import InventoryRow
 
 
 class Report(Struct, frozen=True):
@@ -21,7 +21,7 @@ class Report(Struct, frozen=True):
 
     diagnosis: Diagnosis
     chains: tuple[Chain, ...] = ()
-    node: tuple[Row, ...] = ()
+    node: tuple[InventoryRow, ...] = ()
     """What the node has that was asked about."""
     changes: tuple[Change, ...] | None = None
     cluster: Allocation | None = None

@@ -43,7 +43,7 @@ from diagnosis.snapshot.nodes import Node, read_node
 from diagnosis.snapshot.pods import Pod, read_pod
 from diagnosis.snapshot.reading import Fields
 from diagnosis.snapshot.rules import (
-    Budget,
+    DisruptionBudget,
     LimitRange,
     Quota,
     RuntimeClass,
@@ -112,7 +112,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     workloads: tuple[Workload, ...] = ()
     quotas: tuple[Quota, ...] = ()
     limit_ranges: tuple[LimitRange, ...] = ()
-    budgets: tuple[Budget, ...] = ()
+    budgets: tuple[DisruptionBudget, ...] = ()
     runtime_classes: tuple[RuntimeClass, ...] = ()
     webhooks: tuple[Webhook, ...] = ()
     endpoints: tuple[Endpoints, ...] = ()

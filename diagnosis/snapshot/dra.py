@@ -15,7 +15,7 @@ from healthcheck.node.device_rules import HEEDED
 _SELECTED_BY = frozenset(("driver", "pool", "device"))
 
 
-class Device(Struct, frozen=True):
+class SliceDevice(Struct, frozen=True):
     """`attributes` and `capacity` as texts, by their short names."""
 
     name: str
@@ -34,7 +34,7 @@ class ResourceSlice(Struct, frozen=True):
     driver: str
     pool: str
     node: str
-    devices: tuple[Device, ...] = ()
+    devices: tuple[SliceDevice, ...] = ()
     generation: int = 0
     count: int = 0
     """So many make up the pool; 0: it does not say."""
@@ -153,9 +153,9 @@ def _selectors(raw: Fields) -> tuple[str, ...]:
     return tuple(one.message("cel", "expression") for one in raw.each("selectors"))
 
 
-def _device(raw: Fields) -> Device:
+def _device(raw: Fields) -> SliceDevice:
     told = raw.at("basic") if raw.has("basic") else raw
-    return Device(
+    return SliceDevice(
         raw.text("name"),
         {key: _value(told.at("attributes", key)) for key in told.names("attributes")},
         {key: told.text("capacity", key, "value") or told.text("capacity", key) for key in told.names("capacity")},

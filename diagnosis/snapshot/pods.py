@@ -114,7 +114,7 @@ class Container(Struct, frozen=True):
     """Of HAMi's extender, as `shown_flags` has them."""
 
 
-class Ended(Struct, frozen=True):
+class ContainerEnd(Struct, frozen=True):
     """End of a container. `exit_code` is None if it is unknown."""
 
     reason: str
@@ -148,8 +148,8 @@ class ContainerState(Struct, frozen=True):
     message: str = ""
     running: bool = False
     started: datetime | None = None
-    ended: Ended | None = None
-    last_ended: Ended | None = None
+    ended: ContainerEnd | None = None
+    last_ended: ContainerEnd | None = None
     devices: tuple[AllocatedDevice, ...] = ()
 
 
@@ -380,7 +380,7 @@ def _devices(state: Fields) -> Iterator[AllocatedDevice]:
             yield AllocatedDevice(name, one.text("resourceID"), one.text("health"), one.message("message"))
 
 
-def _ended(raw: Fields) -> Ended | None:
+def _ended(raw: Fields) -> ContainerEnd | None:
     if not raw.has("exitCode") and not raw.has("reason"):
         return None
-    return Ended(raw.text("reason"), raw.number("exitCode"), raw.message("message"), raw.moment("finishedAt"))
+    return ContainerEnd(raw.text("reason"), raw.number("exitCode"), raw.message("message"), raw.moment("finishedAt"))

@@ -24,7 +24,7 @@ class Quota(Struct, frozen=True):
     scopes: tuple[Expression, ...] = ()
 
 
-class Limits(Struct, frozen=True):
+class LimitRangeItem(Struct, frozen=True):
     """One entry of a LimitRange, of `kind` Container, Pod or PersistentVolumeClaim."""
 
     kind: str
@@ -35,7 +35,7 @@ class Limits(Struct, frozen=True):
 
 class LimitRange(Struct, frozen=True):
     meta: Meta
-    limits: tuple[Limits, ...] = ()
+    limits: tuple[LimitRangeItem, ...] = ()
 
 
 class Selector(Struct, frozen=True):
@@ -53,7 +53,7 @@ class Selector(Struct, frozen=True):
         return " and ".join((*(f"{key} is {one}" for key, one in self.labels.items()), *map(str, self.expressions)))
 
 
-class Budget(Struct, frozen=True):
+class DisruptionBudget(Struct, frozen=True):
     """PodDisruptionBudget. `allowed` is None if it has not been computed yet."""
 
     meta: Meta
@@ -102,14 +102,14 @@ def read_quota(raw: Fields) -> Quota:
 
 def read_limit_range(raw: Fields) -> LimitRange:
     limits = (
-        Limits(one.text("type"), one.words("max"), one.words("min"), one.words("default"))
+        LimitRangeItem(one.text("type"), one.words("max"), one.words("min"), one.words("default"))
         for one in raw.each("spec", "limits")
     )
     return LimitRange(read_meta("LimitRange", raw), tuple(limits))
 
 
-def read_budget(raw: Fields) -> Budget:
-    return Budget(
+def read_budget(raw: Fields) -> DisruptionBudget:
+    return DisruptionBudget(
         read_meta("PodDisruptionBudget", raw),
         read_selector(raw.at("spec", "selector")) if raw.has("spec", "selector") else None,
         raw.number("status", "disruptionsAllowed"),

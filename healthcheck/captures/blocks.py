@@ -28,7 +28,7 @@ class CaptureError(ProbeError):
     """
 
 
-class Input:
+class InputFile:
     """One open file, which can be read only once.
 
     `cut` describes the part that could not be read; it is empty if the whole file was read.

@@ -23,7 +23,7 @@ from healthcheck.captures.kernel_logs import (
     MARKS,
     MOST_IN_A_BATCH,
     MOST_SEARCHED,
-    Batch,
+    BootRecords,
     Clock,
     Line,
     PassedOver,
@@ -33,7 +33,7 @@ from healthcheck.captures.kernel_logs import (
     wanted_lines,
 )
 from healthcheck.captures.log_lines import YEARS, decoded, read_line
-from healthcheck.captures.printk import Joiner, Told, messages
+from healthcheck.captures.printk import Joiner, KernelRecord, messages
 from healthcheck.model import Now
 from healthcheck.probes.kernel_log import Record
 
@@ -65,10 +65,10 @@ class _Section(Struct):
 
     clock: Clock
     boot: int | None = None
-    lines: list[Told] = field(default_factory=list)
+    lines: list[KernelRecord] = field(default_factory=list)
     joiner: Joiner = field(default_factory=Joiner)
 
-    def keep(self, told: Told | None) -> None:
+    def keep(self, told: KernelRecord | None) -> None:
         if told is not None:
             self.lines.append(told)
 
@@ -78,7 +78,7 @@ class _Event(Struct, frozen=True):
 
     when: float
     section: int
-    line: Told
+    line: KernelRecord
 
 
 class BugReportReader:
@@ -96,7 +96,7 @@ class BugReportReader:
         self._sections = [_Section(Clock(saved))]
         self._count = 0
 
-    def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[Batch]:
+    def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[BootRecords]:
         number = 1
         for block in blocks:
             for line, raw in numbered(block, self._wanted(block), number):
@@ -167,7 +167,7 @@ class BugReportReader:
         if not section.lines:
             self._sections.pop()
 
-    def _batches(self, name: str) -> Iterator[Batch]:
+    def _batches(self, name: str) -> Iterator[BootRecords]:
         events, kernel_start = self._on_one_clock()
         kept = self._without_repeats(events)
         starts = self._boot_starts(events, kernel_start)
@@ -210,7 +210,7 @@ class BugReportReader:
         If an event happened several times, each section can list it once per occurrence.
         """
         kept: list[_Event] = []
-        tellings: dict[str, _Tellings] = defaultdict(_Tellings)
+        tellings: dict[str, _RecordedTimes] = defaultdict(_RecordedTimes)
         for event in events:
             if tellings[event.line.text].has(event):
                 self._passed_over.repeated += 1
@@ -235,7 +235,7 @@ class BugReportReader:
         return known
 
 
-class _Tellings:
+class _RecordedTimes:
     """The times at which one text was recorded, each with the sections that record it.
 
     The events of a report come in the order of their times, so a time that is too old for one section is too old for
@@ -263,7 +263,7 @@ class _Tellings:
         return event.when - self._recorded[index][0] > _SAME_EVENT_SECONDS
 
 
-def _kernel_start(since_boot: Iterable[Told], dated: Iterable[Told]) -> float | None:
+def _kernel_start(since_boot: Iterable[KernelRecord], dated: Iterable[KernelRecord]) -> float | None:
     """Return the wall-clock time at which dmesg's clock was 0.
 
     It is derived from the records that also occur in a section with dates. None if there are none.
@@ -288,7 +288,7 @@ def _kernel_start(since_boot: Iterable[Told], dated: Iterable[Told]) -> float | 
     return starts[max(bucket for bucket, count in votes.items() if count == most)][0]
 
 
-def _in_batches(name: str, boot: int, events: list[_Event], span: tuple[float, float]) -> Iterator[Batch]:
+def _in_batches(name: str, boot: int, events: list[_Event], span: tuple[float, float]) -> Iterator[BootRecords]:
     start, end = span
     for first in range(0, max(len(events), 1), MOST_IN_A_BATCH):
         part = events[first : first + MOST_IN_A_BATCH]
@@ -302,7 +302,7 @@ def _in_batches(name: str, boot: int, events: list[_Event], span: tuple[float, f
         )
         whole = first + len(part) == len(events)
         when = end if whole else part[-1].when
-        yield Batch(boot, "", lines, utc(start), Now(utc(when), _age(when, start)))
+        yield BootRecords(boot, "", lines, utc(start), Now(utc(when), _age(when, start)))
 
 
 def _age(when: float, start: float) -> float:

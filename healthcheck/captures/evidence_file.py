@@ -26,7 +26,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.host import node_file
 from healthcheck.host.opening import want_folder
 from healthcheck.memory.findings import Acknowledgement
-from healthcheck.model import Cause, Check, Evidence, Now, Probe, ProbeError, Unobserved
+from healthcheck.model import Check, Evidence, Now, Probe, ProbeError, Unobserved, UnobservedCause
 from healthcheck.text import strict_json
 from healthcheck.text.json_cost import JsonCostError, refuse_costly
 from healthcheck.text.moments import EARLIEST, LATEST, held
@@ -46,7 +46,7 @@ _MOST_VALUES = 4_000_000
 """Of JSON: 64 MiB of records of a kernel's log have 3 million."""
 
 
-class Look(Struct, frozen=True):
+class EvidenceCycle(Struct, frozen=True):
     """One check cycle of one node with all input of its verdict.
 
     Judging it again gives the same verdict.
@@ -72,7 +72,7 @@ class _Read(Struct, frozen=True):
     seconds: float = 0.0
 
 
-class _Seen(Struct, frozen=True):
+class _ProbeTimes(Struct, frozen=True):
     """`at` is in seconds of CLOCK_MONOTONIC."""
 
     at: float
@@ -92,8 +92,8 @@ class _File(Struct, frozen=True):
     checks: tuple[str, ...]
     expected: dict[str, Any]
     """JSON has no infinity: what was one, or nothing, is null, and the default."""
-    look: _Seen
-    before: _Seen | None = None
+    look: _ProbeTimes
+    before: _ProbeTimes | None = None
     acknowledged: tuple[Acknowledgement, ...] = ()
 
 
@@ -117,7 +117,7 @@ def why_not(path: Path) -> str:
     return "" if os.access(path.parent, os.W_OK) else f"{path.parent}: can't be written to"
 
 
-def write(path: Path, look: Look) -> None:
+def write(path: Path, look: EvidenceCycle) -> None:
     """Replace the file; only its owner can read it.
 
     Raises EvidenceError; the previous file then remains.
@@ -133,7 +133,7 @@ def write(path: Path, look: Look) -> None:
         raise EvidenceError(f"{path}: {error.strerror}") from error
 
 
-def read(raw: bytes) -> Look:
+def read(raw: bytes) -> EvidenceCycle:
     """Parse an evidence file. Raises EvidenceError with the position of the error in the file."""
     if len(raw) > MOST_EVIDENCE:
         raise EvidenceError(f"more than {MOST_EVIDENCE >> 20} MiB")
@@ -156,7 +156,7 @@ def read(raw: bytes) -> Look:
         raise EvidenceError(f"schema {str(document.get('schema'))[:40]}; this version reads {SCHEMA}")
     file: _File = from_plain(_File, document)
     before = _evidence(file.before, "before") if file.before else None
-    return Look(
+    return EvidenceCycle(
         file.hostname,
         file.machine,
         file.boot_id,
@@ -175,7 +175,7 @@ def _utc(wall: datetime) -> datetime:
     return held(wall)
 
 
-def _content(look: Look) -> dict[str, Any]:
+def _content(look: EvidenceCycle) -> dict[str, Any]:
     evidence = look.evidence
     return {
         "format": EVIDENCE_FORMAT,
@@ -211,12 +211,12 @@ def plain(value: Any) -> Any:
 
 
 def _name(value: Any) -> str:
-    if isinstance(value, Cause):
+    if isinstance(value, UnobservedCause):
         return value.name
     raise NotImplementedError(type(value))
 
 
-def _evidence(saved: _Seen, place: str, before: Evidence | None = None) -> Evidence:
+def _evidence(saved: _ProbeTimes, place: str, before: Evidence | None = None) -> Evidence:
     # Ignore probes that exist only in other versions: no check of this version reads them.
     known = {probe.name: probe for check in (*CHECKS, *DEEP_CHECKS) for probe in check.needs}
     seen: dict[Probe[Any], Any] = {}
@@ -281,6 +281,6 @@ def from_plain(kind: Any, value: Any, place: str = "") -> Any:
 
 
 def _cause(kind: type, value: Any) -> Any:
-    if kind is Cause and isinstance(value, str):
-        return Cause.named(value)
+    if kind is UnobservedCause and isinstance(value, str):
+        return UnobservedCause.named(value)
     raise TypeError(f"Expected the name of a cause, got {type(value).__name__}")

@@ -14,22 +14,22 @@ from io import BufferedReader, BytesIO
 from itertools import chain
 from pathlib import Path
 
-from healthcheck.captures.blocks import CaptureError, Input
+from healthcheck.captures.blocks import CaptureError, InputFile
 from healthcheck.captures.bug_report import BEGINNING, BugReportReader
-from healthcheck.captures.kernel_logs import Batch, KernelLogReader, PassedOver, utc
-from healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE, Kind
+from healthcheck.captures.kernel_logs import BootRecords, KernelLogReader, PassedOver, utc
+from healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE, InputKind
 from healthcheck.captures.log_lines import YEARS
 from healthcheck.captures.replay import LINES_NOT_READ
-from healthcheck.model import Cause, Unobserved, counted
+from healthcheck.model import Unobserved, UnobservedCause, counted
 from healthcheck.probes.dcgm.document import DOCUMENT_MARK, LONGEST_ANSWER
 
 STANDARD_INPUT = "-"
-NOTHING_RECOGNISED = Cause(
+NOTHING_RECOGNISED = UnobservedCause(
     "NothingRecognised",
     "No line of a saved log is the kernel's.",
     "Save it in a form that `docs/replay.md` names.",
 )
-DAMAGED = Cause(
+DAMAGED = UnobservedCause(
     "CaptureDamaged",
     "The packed data of a saved log is damaged or ends early: what follows was not read.",
     "Copy or save the log again; `gzip -t FILE` tests it.",
@@ -51,7 +51,7 @@ class Captures:
     and has no batches.
     """
 
-    def __init__(self, names: Sequence[str], kind: Kind | None = None) -> None:
+    def __init__(self, names: Sequence[str], kind: InputKind | None = None) -> None:
         self._names = names
         self._kind = kind
         self._reader: KernelLogReader | BugReportReader | None = None
@@ -93,7 +93,7 @@ class Captures:
             lines = f"{counted(passed.unread, 'line')} of the driver behind a prefix that is not known"
             yield Unobserved(LINES_NOT_READ, f"{lines}, the first at {passed.first_unread}")
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[BootRecords]:
         """Everything that was read, as it was read. Raises CaptureError, naming the file."""
         for name in self._names:
             try:
@@ -101,14 +101,14 @@ class Captures:
             except CaptureError as error:
                 raise CaptureError(f"{name}: {error}") from error
 
-    def _read(self, name: str) -> Iterator[Batch]:
+    def _read(self, name: str) -> Iterator[BootRecords]:
         with _opened(name) as stream:
             self._saved = _saved_at(name)
             whole = self._kind or _judged_by_itself(stream)
-            if whole in (Kind.EVIDENCE, Kind.DCGM):
-                self._take_whole(whole, Input(stream))
+            if whole in (InputKind.EVIDENCE, InputKind.DCGM):
+                self._take_whole(whole, InputFile(stream))
                 return
-            source = Input(stream)
+            source = InputFile(stream)
             blocks = source.blocks()
             head = _head(blocks)
             if not head:
@@ -121,22 +121,22 @@ class Captures:
             self.passed_over.unrecognised.append(name)
         self.host, self.boots = reader.host or self.host, reader.boot
 
-    def _take_whole(self, kind: Kind, source: Input) -> None:
+    def _take_whole(self, kind: InputKind, source: InputFile) -> None:
         if len(self._names) > 1:
             raise CaptureError(f"{kind.value}, which is judged by itself: give no other file beside it")
-        if kind is Kind.DCGM:
+        if kind is InputKind.DCGM:
             self.dcgm = source.whole(LONGEST_ANSWER)
         else:
             self.evidence = source.whole(MOST_EVIDENCE)
 
-    def _reader_for(self, kind: Kind) -> KernelLogReader | BugReportReader:
+    def _reader_for(self, kind: InputKind) -> KernelLogReader | BugReportReader:
         """Return the reader for the next file.
 
         A kernel log continues where the previous kernel log ended. A bug report has a reader of its own and comes after
         all files before it.
         """
         reader = self._reader
-        if kind is Kind.BUG_REPORT:
+        if kind is InputKind.BUG_REPORT:
             self._reader = BugReportReader(self._saved, self.boots + 1, self.passed_over)
         elif not isinstance(reader, KernelLogReader):
             self._reader = KernelLogReader(self._saved, self.boots + 1, self.passed_over)
@@ -176,7 +176,7 @@ def _saved_at(name: str) -> datetime:
     return saved if saved.year in YEARS else datetime.now(UTC)
 
 
-def _judged_by_itself(stream: BufferedReader) -> Kind | None:
+def _judged_by_itself(stream: BufferedReader) -> InputKind | None:
     """Return the kind of a file that is judged without other files, or None.
 
     The function only peeks at the first bytes, because a pipe can be read only once.
@@ -185,10 +185,10 @@ def _judged_by_itself(stream: BufferedReader) -> Kind | None:
         peeked = stream.peek()
     except OSError as error:
         raise CaptureError(error.strerror or str(error)) from error
-    beginning = Input(BytesIO(peeked)).beginning()
+    beginning = InputFile(BytesIO(peeked)).beginning()
     if _EVIDENCE.match(beginning):
-        return Kind.EVIDENCE
-    return Kind.DCGM if DOCUMENT_MARK.search(beginning) else None
+        return InputKind.EVIDENCE
+    return InputKind.DCGM if DOCUMENT_MARK.search(beginning) else None
 
 
 def _head(blocks: Iterator[bytes]) -> list[bytes]:
@@ -201,5 +201,5 @@ def _head(blocks: Iterator[bytes]) -> list[bytes]:
     return head
 
 
-def _recognised(head: Sequence[bytes]) -> Kind:
-    return Kind.BUG_REPORT if any(BEGINNING in block for block in head) else Kind.KERNEL_LOG
+def _recognised(head: Sequence[bytes]) -> InputKind:
+    return InputKind.BUG_REPORT if any(BEGINNING in block for block in head) else InputKind.KERNEL_LOG

@@ -24,7 +24,7 @@ from healthcheck.captures.log_lines import (
     read_alone,
     read_line,
 )
-from healthcheck.captures.printk import Joiner, Told, messages
+from healthcheck.captures.printk import Joiner, KernelRecord, messages
 from healthcheck.model import Now
 from healthcheck.probes.kernel_log import Record
 
@@ -64,7 +64,7 @@ class Line(Struct, frozen=True):
     shown: str
 
 
-class Batch(Struct, frozen=True):
+class BootRecords(Struct, frozen=True):
     """Records of one boot, oldest first."""
 
     boot: int
@@ -268,10 +268,10 @@ class KernelLogReader:
         self._joiner = Joiner()
         self._lines: list[Line] = []
         self._in_boot = 0
-        self._ready: list[Batch] = []
+        self._ready: list[BootRecords] = []
         self._name = ""
 
-    def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[Batch]:
+    def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[BootRecords]:
         """The records of one more file. Raises CaptureError when it cannot be judged from its beginning to its end."""
         self._name, self._prefixed, self.recognised, self._searched = name, False, False, 0
         self._of_a_syslog = False
@@ -368,7 +368,7 @@ class KernelLogReader:
         self.boot_id, self._marked, self._owns_a_banner, self._in_boot = boot_id, marked, False, 0
         self._began = None
 
-    def _tell(self, told: Told | None) -> None:
+    def _tell(self, told: KernelRecord | None) -> None:
         if told is None:
             return
         record = Record(self._in_boot, told.moment.monotonic, 0, told.text)
@@ -379,10 +379,10 @@ class KernelLogReader:
 
     def _end_batch(self) -> None:
         now = self.clock.now
-        self._ready.append(Batch(self.boot, self.boot_id, tuple(self._lines), self._began or now.wall, now))
+        self._ready.append(BootRecords(self.boot, self.boot_id, tuple(self._lines), self._began or now.wall, now))
         self._lines.clear()
 
-    def _handed_over(self) -> Iterator[Batch]:
+    def _handed_over(self) -> Iterator[BootRecords]:
         ready, self._ready = self._ready, []
         yield from ready
 

@@ -10,7 +10,7 @@ MOST_EVIDENCE = 64 << 20
 """Bytes, unpacked. That of a p5.48xlarge has some 100 KiB beside the kernel's log."""
 
 
-class Kind(StrEnum):
+class InputKind(StrEnum):
     """Kind of an input file."""
 
     KERNEL_LOG = "kernel-log"

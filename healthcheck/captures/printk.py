@@ -40,7 +40,7 @@ def messages(text: str) -> tuple[str, ...]:
     return tuple(_NEXT.split(_JOINT.sub("\n", lines).rstrip()))
 
 
-class Told(Struct, frozen=True):
+class KernelRecord(Struct, frozen=True):
     """One kernel record of a capture. `shown` is its first line, unchanged."""
 
     text: str
@@ -56,7 +56,7 @@ class Told(Struct, frozen=True):
     def unfinished(self) -> bool:
         return bool(_SENTENCE.match(self.text)) and not self.text.endswith(".") and self.lines < _MOST_LINES
 
-    def with_line(self, text: str, number: int) -> Told:
+    def with_line(self, text: str, number: int) -> KernelRecord:
         joined = f"{self.text}\n{text}"[:_LONGEST_TEXT]
         return replace(self, text=joined, last_number=number, lines=self.lines + 1)
 
@@ -68,16 +68,16 @@ class Joiner:
     """
 
     def __init__(self) -> None:
-        self._held: Told | None = None
+        self._held: KernelRecord | None = None
 
-    def add(self, line: LogLine, moment: Now, number: int, shown: str) -> Told | None:
+    def add(self, line: LogLine, moment: Now, number: int, shown: str) -> KernelRecord | None:
         """A line with a prefix of its own. Returns the record that is whole now."""
         held = self._held
         if held is not None and held.unfinished and _at_once(held.stamp, line.stamp) and _GOES_ON.match(line.text):
             self._held = held.with_line(line.text, number)
             return None
         text = line.text[:_LONGEST_TEXT]
-        self._held = Told(text, line.stamp, moment, number, shown[:_LONGEST_TEXT], number, raw=line.raw)
+        self._held = KernelRecord(text, line.stamp, moment, number, shown[:_LONGEST_TEXT], number, raw=line.raw)
         return held
 
     def goes_on(self, text: str, number: int) -> bool:
@@ -90,7 +90,7 @@ class Joiner:
         self._held = held.with_line(text.strip(), number)
         return True
 
-    def end(self) -> Told | None:
+    def end(self) -> KernelRecord | None:
         held, self._held = self._held, None
         return held
 

@@ -9,19 +9,19 @@ from datetime import timedelta
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.captures.kernel_logs import Batch, Line
+from healthcheck.captures.kernel_logs import BootRecords, Line
 from healthcheck.checks import driver_messages, sxid, xid
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import begin, expired
 from healthcheck.memory.findings import Key, Memory, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.model import Cause, Check, Evidence, Now, Outcome, Severity, Sighting, Unobserved, counted
+from healthcheck.model import Check, Evidence, KernelEvent, Now, Outcome, Severity, Unobserved, UnobservedCause, counted
 from healthcheck.probes import kernel_log
 
 KERNEL_CHECKS = (xid.CHECK, sxid.CHECK, driver_messages.CHECK)
 """All that read the kernel's log."""
-LINES_NOT_READ = Cause(
+LINES_NOT_READ = UnobservedCause(
     "LinesNotRead",
     "Lines of the driver in a saved log stand behind a prefix that is not known, or speak of an Xid or of a GPU off the"
     " bus in a form that is not known.",
@@ -30,7 +30,7 @@ LINES_NOT_READ = Cause(
 _MOST_COUNTED = 512
 
 
-class _FirstSeen(Struct, frozen=True):
+class _FirstLine(Struct, frozen=True):
     """The line that a finding rests on: the first that gave it with the severity that it has."""
 
     severity: Severity
@@ -57,9 +57,9 @@ class Replay(Struct):
     first_unread: str = ""
     """Where the first of them stands."""
     _boot: int = -1
-    _first: dict[Key, _FirstSeen] = field(default_factory=dict)
+    _first: dict[Key, _FirstLine] = field(default_factory=dict)
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: BootRecords) -> None:
         """Judge some more records."""
         if batch.boot != self._boot:
             self.memory = begin(self.memory, "", f"boot {batch.boot}", replace(batch.now, wall=batch.began))
@@ -107,7 +107,7 @@ class Replay(Struct):
             for outcome in outcomes
         )
 
-    def _sourced(self, sighting: Sighting, line: Line) -> Sighting:
+    def _sourced(self, sighting: KernelEvent, line: Line) -> KernelEvent:
         finding = sighting.finding
         if finding is None or finding.severity is Severity.PASS:
             self._count(sighting)
@@ -115,10 +115,10 @@ class Replay(Struct):
         key = (finding.reason, finding.subject)
         first = self._first.get(key)
         if first is None or first.severity < finding.severity:
-            self._first[key] = _FirstSeen(finding.severity, line.source, line.shown)
+            self._first[key] = _FirstLine(finding.severity, line.source, line.shown)
         return replace(sighting, source=line.source)
 
-    def _count(self, sighting: Sighting) -> None:
+    def _count(self, sighting: KernelEvent) -> None:
         key = (sighting.reason, sighting.subject)
         is_news_of_the_driver = sighting.driver_loaded or sighting.recovery_action == 0 or sighting.uuid
         if not is_news_of_the_driver and (key in self.ignored or len(self.ignored) < _MOST_COUNTED):

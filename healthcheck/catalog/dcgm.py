@@ -12,7 +12,7 @@ from healthcheck.catalog.dcgm_causes import CAUSES
 from healthcheck.catalog.policy import OVERRIDDEN, Policy
 from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling
-from healthcheck.model import Cause, Severity
+from healthcheck.model import Severity, UnobservedCause
 
 WORDS = ("NONE", "MONITOR", "ISOLATE", "UNKNOWN", "TRIAGE", "CONFIG", "RESET")
 """dcgmErrorSeverity_t by number, as `error_severity` in the JSON has it (dcgm_errors.h)."""
@@ -113,7 +113,7 @@ class DcgmReturn(Struct, frozen=True):
     """
 
     number: int
-    cause: Cause
+    cause: UnobservedCause
     meaning: str
     words: re.Pattern[str] | None
     """How a text tells the same without the number."""

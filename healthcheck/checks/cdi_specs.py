@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import CdiSpec, Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import CdiSpec, ContainerRuntime, RuntimeConfiguration
 from healthcheck.text.naming import named
 
 _MOST_NAMED = 4
@@ -45,10 +45,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no CDI specification of NVIDIA's that anything reads")
         return
     yield from gpu_runtime.together(_findings(around, used, specs))
-    yield Seen(", ".join(_summary(one) for one in specs))
+    yield Observation(", ".join(_summary(one) for one in specs))
 
 
-def _findings(around: ContainerRuntime, used: Configuration, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
+def _findings(around: ContainerRuntime, used: RuntimeConfiguration, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
     for spec in specs:
         if spec.problem is not None and not spec.problem.only_ours:
             yield found(MALFORMED, used, f"{gpu_runtime.in_words(spec.problem)}; {_again(around, used, spec)}")
@@ -88,7 +88,7 @@ def _place(spec: CdiSpec, folders: Sequence[str]) -> int:
     return [*folders].index(_folder(spec)) if _folder(spec) in folders else len(folders)
 
 
-def _again(around: ContainerRuntime, used: Configuration, spec: CdiSpec) -> str:
+def _again(around: ContainerRuntime, used: RuntimeConfiguration, spec: CdiSpec) -> str:
     """The device plugin writes its own specification when it starts; the others are nvidia-ctk's."""
     if "k8s.device-plugin" in f"{spec.kind} {spec.path}":
         remedy = "restart NVIDIA's device plugin on this node, which writes it: delete its pod"

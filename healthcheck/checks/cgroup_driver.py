@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, where
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, Configuration, ContainerRuntime, Handler
+from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, ContainerRuntime, Handler, RuntimeConfiguration
 
 _NAMES = {True: "systemd", False: "cgroupfs"}
 
@@ -30,13 +30,13 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     around, used = readable
     wanted = _wanted(around, used)
     if wanted is None:
-        yield Seen("the kubelet takes the runtime's, or does not say its own")
+        yield Observation("the kubelet takes the runtime's, or does not say its own")
         return
     yield from find_faults(around, used)
-    yield Seen(f"the kubelet's is {_NAMES[wanted]}", "the same in the runtime")
+    yield Observation(f"the kubelet's is {_NAMES[wanted]}", "the same in the runtime")
 
 
-def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def find_faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """The finding, where a handler or the runtime has another driver than the kubelet."""
     wanted = _wanted(around, used)
     if wanted is not None:
@@ -44,7 +44,7 @@ def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Findi
         yield from gpu_runtime.together(_of_handlers(around, used, wanted))
 
 
-def _wanted(around: ContainerRuntime, used: Configuration) -> bool | None:
+def _wanted(around: ContainerRuntime, used: RuntimeConfiguration) -> bool | None:
     """Return whether the kubelet's cgroup driver is systemd, or None if it is unknown.
 
     A kubelet that queries containerd 2 gets the driver of the default handler.
@@ -58,14 +58,14 @@ def _wanted(around: ContainerRuntime, used: Configuration) -> bool | None:
     return next((one.systemd_cgroup for one in handlers if one.systemd_cgroup is not None), None)
 
 
-def _of_all(around: ContainerRuntime, used: Configuration, wanted: bool) -> Iterator[Finding]:
+def _of_all(around: ContainerRuntime, used: RuntimeConfiguration, wanted: bool) -> Iterator[Finding]:
     """CRI-O and Docker have one driver for all handlers."""
     if used.systemd_cgroup not in (None, wanted):
         told = f"{used.path}: the cgroup driver is {_NAMES[not wanted]}, the kubelet's {_NAMES[wanted]}"
         yield found(MISMATCH, used, f"{told}; {runtime_mending.correct(around, used, used.path)}")
 
 
-def _of_handlers(around: ContainerRuntime, used: Configuration, wanted: bool) -> Iterator[Finding]:
+def _of_handlers(around: ContainerRuntime, used: RuntimeConfiguration, wanted: bool) -> Iterator[Finding]:
     ours = {one.name for one in of_nvidia(used.handlers)} | {RUNC}
     for one in used.handlers if used.kind == CONTAINERD else ():
         if one.name in ours and _starts_runc(one) and bool(one.systemd_cgroup) is not wanted:

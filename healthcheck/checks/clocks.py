@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import all_lack, answering, found
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly, counted
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    TooEarly,
+    counted,
+)
 from healthcheck.probes.nvml import gpus as nvml
 
 _HARDWARE_SLOWDOWN, _THERMAL_SLOWDOWN, _POWER_BRAKE = 0x8, 0x40, 0x80
@@ -51,7 +61,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no GPU here tells what holds its clocks down")
     elif told:
         held = sum(bool(bits) for _, bits in told)
-        yield Seen(f"held down by hardware on {held} of {counted(len(told), 'GPU')}", "none")
+        yield Observation(f"held down by hardware on {held} of {counted(len(told), 'GPU')}", "none")
     run = expected.deep_run
     is_tested = run is not None and run.covers(seen.at)
     for gpu, bits in told:

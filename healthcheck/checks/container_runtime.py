@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
+from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity, Unobserved
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime.facts import (
     CONTAINERD,
     UNREADABLE,
-    Configuration,
     ContainerRuntime,
     Misplaced,
+    RuntimeConfiguration,
 )
 
 MALFORMED = Reason(
@@ -56,10 +56,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield Unobserved(UNREADABLE, in_words(problem), subject(around.used))
     yield from find_faults(around, around.used)
     unsaid = "; without /sys nothing tells of GPUs, so it is judged as with some" if around.for_gpus is None else ""
-    yield Seen(f"{_summary(around, around.used)}{unsaid}", "", _known(around))
+    yield Observation(f"{_summary(around, around.used)}{unsaid}", "", _known(around))
 
 
-def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def find_faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """Findings about the files as a whole, the worst first."""
     problem = used.problem
     if problem is None:
@@ -69,7 +69,7 @@ def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Findi
         yield found(MALFORMED, used, f"{in_words(problem)}; {runtime_mending.correct(around, used, problem.file)}")
 
 
-def _misplaced(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def _misplaced(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     defined = {handler.name for handler in used.handlers}
     for spot in used.misplaced:
         ours = [one for one in of_nvidia(spot.handlers) if one.name not in defined]
@@ -85,7 +85,7 @@ def _misplaced(around: ContainerRuntime, used: Configuration) -> Iterator[Findin
             )
 
 
-def _why_unread(used: Configuration, spot: Misplaced) -> str:
+def _why_unread(used: RuntimeConfiguration, spot: Misplaced) -> str:
     """Return why the merged files do not use a table that is valid for the version of its own file."""
     if spot.right_schema == spot.schema:
         return ""
@@ -94,7 +94,7 @@ def _why_unread(used: Configuration, spot: Misplaced) -> str:
     return f", which {gpu_runtime.reader(used)} does not read {beside}{later}"
 
 
-def _disabled(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def _disabled(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     if used.disabled_in:
         told = f"{used.disabled_in}: disabled_plugins names the CRI plugin"
         yield found(CRI_DISABLED, used, f"{told}; {runtime_mending.correct(around, used, used.disabled_in)}")
@@ -106,7 +106,7 @@ def _known(around: ContainerRuntime) -> str:
     return f"assumed: {around.known_from}" if unsaid else around.known_from
 
 
-def _summary(around: ContainerRuntime, used: Configuration) -> str:
+def _summary(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the runtime with its version, socket, files and handlers, and the default handler marked."""
     version = (around.live.version if around.live else "") or used.version
     who = f"{used.kind} {version}".rstrip()
@@ -115,13 +115,13 @@ def _summary(around: ContainerRuntime, used: Configuration) -> str:
     return f"{who}{where}{at}, {_files(used)}{_reader(used)}: {_handlers(around, used)}"
 
 
-def _files(used: Configuration) -> str:
+def _files(used: RuntimeConfiguration) -> str:
     named = ", ".join(file.path for file in used.files)
     made = f" (made from {used.template})" if used.template else ""
     return f"{named}{made}" if named else f"no {used.path}, so its defaults"
 
 
-def _reader(used: Configuration) -> str:
+def _reader(used: RuntimeConfiguration) -> str:
     """Return the containerd version that merges several files, if it is only assumed.
 
     containerd 1 and containerd 2 merge the files differently.
@@ -132,7 +132,7 @@ def _reader(used: Configuration) -> str:
     return f" (put together as {reader} does, assumed from version {used.schema})"
 
 
-def _handlers(around: ContainerRuntime, used: Configuration) -> str:
+def _handlers(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     live = around.live
     names = [name for name in live.handlers if name] if live and live.handlers is not None else []
     if not names and used.problem is None:

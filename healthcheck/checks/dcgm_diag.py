@@ -28,21 +28,21 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.ruling import Ruling, worst
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
-    Cause,
     Check,
     Evidence,
     Finding,
     Judgement,
     Nature,
     NotConfigured,
+    Observation,
     Passed,
     Reason,
-    Seen,
     Severity,
     Unobserved,
+    UnobservedCause,
     counted,
 )
-from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
+from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
 from healthcheck.probes.dcgm.document import SOFTWARE, DiagAnswer, DiagError, DiagResult
 from healthcheck.probes.nvml import gpus as nvml
 from healthcheck.text.naming import named
@@ -195,7 +195,7 @@ def level_of(answer: DiagAnswer) -> int:
     return 2 if {row.test for row in answer.results} <= {SOFTWARE, "context_create", *LEVEL_2_TESTS} else 4
 
 
-def _judge(look: DcgmLook, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterator[Judgement]:
+def _judge(look: DcgmReading, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterator[Judgement]:
     if look.absent:
         yield NotConfigured(look.absent)
     elif isinstance(look.answer, Unobserved):
@@ -218,7 +218,7 @@ def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy)
     if not blind:
         yield from _not_tested(answer, rows, devices, gpus)
     if rows:
-        yield Seen(_summary(rows), source=f"DCGM {answer.version}" if answer.version else "DCGM")
+        yield Observation(_summary(rows), source=f"DCGM {answer.version}" if answer.version else "DCGM")
 
 
 def rows_of(answer: DiagAnswer) -> tuple[DiagResult, ...]:
@@ -265,9 +265,9 @@ def _judge_row(
         yield Unobserved(dcgm_causes.NONSENSE, f"{row.test} gave a result that no version has", device.subject)
 
 
-def _causes(row: DiagResult, in_use: DevicesInUse) -> dict[Cause, DiagError]:
+def _causes(row: DiagResult, in_use: DevicesInUse) -> dict[UnobservedCause, DiagError]:
     """Return the causes for which the test could not run, each with the first error that gives it."""
-    causes: dict[Cause, DiagError] = {}
+    causes: dict[UnobservedCause, DiagError] = {}
     for error in row.errors:
         if cause := why_not_run_here(row, error, in_use):
             causes.setdefault(cause, error)
@@ -280,7 +280,7 @@ def _faults(row: DiagResult, in_use: DevicesInUse, policy: Policy) -> list[_Faul
     return [_Fault(one, rule_in(row, one, policy)) for one in row.errors if not why_not_run_here(row, one, in_use)]
 
 
-def why_not_run_here(row: DiagResult, error: DiagError, in_use: DevicesInUse) -> Cause | None:
+def why_not_run_here(row: DiagResult, error: DiagError, in_use: DevicesInUse) -> UnobservedCause | None:
     """Return the cause for which a test that did not pass could not run, from one of its errors.
 
     None if the error is a fault.
@@ -326,7 +326,7 @@ def _ids(error: DiagError) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*(() if error.id is None else (error.id,)), *ids_of_text(error.text))))
 
 
-def why_not_run(error: DiagError) -> Cause | None:
+def why_not_run(error: DiagError) -> UnobservedCause | None:
     """Return the cause for which a test could not run, or None if it ran and found a fault."""
     known = [dcgm_table()[one] for one in _ids(error) if one in dcgm_table()]
     if known and all(one.could_not_run for one in known):
@@ -372,7 +372,7 @@ def _over_reports_always(test: str) -> bool:
 
 def _came_to_nothing(answer: DiagAnswer, rows: tuple[DiagResult, ...]) -> Iterator[Unobserved]:
     """Yield the causes for which the whole run gave no usable answer, each once."""
-    causes: dict[Cause, str] = {}
+    causes: dict[UnobservedCause, str] = {}
     for text in answer.runtime_errors:
         known = return_of_text(text) or _return_of(answer.code)
         causes.setdefault(known.cause if known else dcgm_causes.FAILED, f"{known.meaning}: {text}" if known else text)
@@ -397,7 +397,7 @@ def _return_of(code: int | None) -> DcgmReturn | None:
     return None if code is None or code in _ENDS_WITH_RESULTS else return_of_code(code)
 
 
-def _why_it_ended(answer: DiagAnswer) -> tuple[Cause, str]:
+def _why_it_ended(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
     code = answer.code
     assert code is not None
     known = return_of_code(code)
@@ -410,7 +410,7 @@ def _why_it_ended(answer: DiagAnswer) -> tuple[Cause, str]:
     return dcgm_causes.FAILED, f"dcgmi ended with exit code {code}{said}"
 
 
-def _why_it_said_nothing(answer: DiagAnswer) -> tuple[Cause, str]:
+def _why_it_said_nothing(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
     """Return the cause and detail for a run without a result, from the output that is not JSON."""
     for line in answer.said:
         if known := return_of_text(line):

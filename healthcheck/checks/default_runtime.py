@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, ContainerRuntime, RuntimeConfiguration
 
 _MOST_NAMED = 8
 
@@ -29,10 +29,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     around, used = readable
     yield from find_faults(around, used)
-    yield Seen(used.default, f"one of {', '.join(_defined(used)[:_MOST_NAMED])}")
+    yield Observation(used.default, f"one of {', '.join(_defined(used)[:_MOST_NAMED])}")
 
 
-def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def find_faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """The finding, where no file defines the default."""
     defined = _defined(used)
     if used.default not in defined:
@@ -41,11 +41,11 @@ def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Findi
         yield found(UNDEFINED, used, f"{told}; {runtime_mending.correct(around, used, file)}")
 
 
-def _defined(used: Configuration) -> list[str]:
+def _defined(used: RuntimeConfiguration) -> list[str]:
     return list(dict.fromkeys([*(one.name for one in used.handlers), *_built_in(used)]))
 
 
-def _built_in(used: Configuration) -> tuple[str, ...]:
+def _built_in(used: RuntimeConfiguration) -> tuple[str, ...]:
     """Return the handlers that are built into the container runtime.
 
     Docker and CRI-O have `runc` or `crun`; those of containerd depend on its release. An unknown release is assumed to

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, answering, found, settled
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes import pci
 from healthcheck.probes.device_files import CAPABILITIES, DEVICE_FILES, UVM, DeviceFile, DeviceFiles
 from healthcheck.probes.nvml import gpus as nvml
@@ -54,7 +54,7 @@ Number = tuple[int, int]
 """Major and minor."""
 
 
-class _Wanted(Struct, frozen=True):
+class _ExpectedFile(Struct, frozen=True):
     """A device file by its name below /dev. `must_be`: its absence is a fault."""
 
     name: str
@@ -74,7 +74,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         return
     # Where NVML fails, a control file that is missing may be why.
     control = list(_of_driver(around))
-    of_gpus = [(gpu, _Wanted(f"nvidia{gpu.minor}", (_NVIDIA, gpu.minor))) for gpu in gpus if gpu.minor is not None]
+    of_gpus = [
+        (gpu, _ExpectedFile(f"nvidia{gpu.minor}", (_NVIDIA, gpu.minor))) for gpu in gpus if gpu.minor is not None
+    ]
     lacks = [*_of_the_driver(_lacks(around, control))]
     lacks += [found(reason, gpu, detail) for gpu, file in of_gpus for reason, detail in _lacks(around, [file])]
     yield from (settled(one, expected) for one in lacks)
@@ -82,19 +84,21 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield _seen(around, [*control, *(file for _, file in of_gpus)])
 
 
-def _seen(around: DeviceFiles, wanted: list[_Wanted]) -> Seen:
+def _seen(around: DeviceFiles, wanted: list[_ExpectedFile]) -> Observation:
     right = len(wanted) - sum(1 for _ in _lacks(around, wanted))
     not_loaded = f", {UVM} not loaded yet" if around.majors is not None and UVM not in around.majors else ""
-    return Seen(f"{counted(right, 'device file')} in {' and '.join(around.folders)}{not_loaded}", f"{len(wanted)}")
+    return Observation(
+        f"{counted(right, 'device file')} in {' and '.join(around.folders)}{not_loaded}", f"{len(wanted)}"
+    )
 
 
-def _of_driver(around: DeviceFiles) -> Iterator[_Wanted]:
+def _of_driver(around: DeviceFiles) -> Iterator[_ExpectedFile]:
     """Yield the device files that do not belong to one GPU."""
     majors: Mapping[str, int] = around.majors or {}
-    yield _Wanted("nvidiactl", (_NVIDIA, _CONTROL))
+    yield _ExpectedFile("nvidiactl", (_NVIDIA, _CONTROL))
     there = {one.name for one in around.files}
     if UVM in majors:
-        yield _Wanted(UVM, (majors[UVM], 0))
+        yield _ExpectedFile(UVM, (majors[UVM], 0))
     numbers = {"nvidia-modeset": (_NVIDIA, _MODESET)}
     numbers |= {f"{UVM}-tools": (majors[UVM], 1)} if UVM in majors else {}
     if CAPABILITIES in majors:
@@ -103,10 +107,10 @@ def _of_driver(around: DeviceFiles) -> Iterator[_Wanted]:
             f"{_CAPABILITY}{one}": (majors[CAPABILITIES], int(one)) for one in of_capabilities if one.isdecimal()
         }
     for name in sorted(there & numbers.keys()):
-        yield _Wanted(name, numbers[name], must_be=False)
+        yield _ExpectedFile(name, numbers[name], must_be=False)
 
 
-def _lacks(around: DeviceFiles, wanted: Iterable[_Wanted]) -> Iterator[tuple[Reason, str]]:
+def _lacks(around: DeviceFiles, wanted: Iterable[_ExpectedFile]) -> Iterator[tuple[Reason, str]]:
     """Yield the faults of these files.
 
     A file that is correct in one of the folders counts as correct, because containers get that file.

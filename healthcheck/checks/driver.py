@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from healthcheck.checks import driver_reasons
 from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
+from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity, Unobserved
 from healthcheck.probes.nvml import gpus as nvml
 
 APART_SECONDS = 30.0
@@ -43,7 +43,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     yield from _versions(look)
 
 
-def _answer(look: nvml.DriverLook) -> Iterator[Judgement]:
+def _answer(look: nvml.DriverReading) -> Iterator[Judgement]:
     if look.missed and look.missed[-1] - look.missed[0] >= APART_SECONDS:
         # The detail has no running counter: the same fault must give the same text in the next check cycle.
         detail = f"no answer within {look.deadline_seconds:g} s, since {look.missed[0]:.0f} s after boot"
@@ -54,12 +54,12 @@ def _answer(look: nvml.DriverLook) -> Iterator[Judgement]:
         yield look.answer
 
 
-def _versions(look: nvml.DriverLook) -> Iterator[Judgement]:
+def _versions(look: nvml.DriverReading) -> Iterator[Judgement]:
     if not look.module_version:
         return
     libraries = ", ".join(look.library_versions)
     told = f"kernel module {look.module_version}, library {libraries or 'not found'}"
-    yield Seen(told, "the same version", "NVML's rule")
+    yield Observation(told, "the same version", "NVML's rule")
     if libraries and look.module_version not in look.library_versions:
         seconds = look.mismatch_seconds
         is_confirmed = seconds is not None and seconds >= driver_reasons.MISMATCH_SECONDS

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH, PROBE_FAILED, SAME_LOAD_SECONDS
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Outcome, Reason, Severity, Sighting
+from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Outcome, Reason, Severity
 from healthcheck.probes import kernel_log
 from healthcheck.probes.pci import normalise_address
 
@@ -162,16 +162,16 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield sighting
 
 
-def read_message(record: kernel_log.Record) -> Sighting | None:
+def read_message(record: kernel_log.Record) -> KernelEvent | None:
     """Parse one line of the driver. Return None if it matches no known message."""
     if kernel_log.is_packet_filters(record.text):
         return None
     if record.text.startswith(_LOADED):
         detail = record.text.removeprefix(_BEGINS)[:_LONGEST_DETAIL]
-        return Sighting(DRIVER_LOADED, _NO_GPU_OF_ITS_OWN, record.seq, record.at, detail=detail, driver_loaded=True)
+        return KernelEvent(DRIVER_LOADED, _NO_GPU_OF_ITS_OWN, record.seq, record.at, detail=detail, driver_loaded=True)
     named = _NAMED.match(record.text)
     if named:
-        return Sighting(GPU_NAMED, _subject(named), record.seq, record.at, uuid=named["uuid"])
+        return KernelEvent(GPU_NAMED, _subject(named), record.seq, record.at, uuid=named["uuid"])
     for message in _MESSAGES:
         found = message.form.match(record.text)
         if found:
@@ -200,13 +200,13 @@ def _subject(found: re.Match[str]) -> str:
     return f"gpu/{address}" if address else _NO_GPU_OF_ITS_OWN
 
 
-def _fault(record: kernel_log.Record, message: _Message, subject: str) -> Sighting:
+def _fault(record: kernel_log.Record, message: _Message, subject: str) -> KernelEvent:
     reason, severity = message.reason.name, message.severity or message.reason.severity
     # One line for a person, whatever the driver wrapped.
     detail = " ".join(record.text.replace("\nNVRM: ", " ").removeprefix(_BEGINS).split())[:_LONGEST_DETAIL]
     rule = message.rule or reason
     finding = Finding(reason, severity, subject, detail, rule=rule, seq=record.seq, at=record.at)
-    return Sighting(reason, subject, record.seq, record.at, finding, detail)
+    return KernelEvent(reason, subject, record.seq, record.at, finding, detail)
 
 
 CHECK = Check(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import all_lack, answering, found, unknown_yet, unread
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
 MOST_UNCORRECTED = 0
@@ -42,7 +42,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "ecc", "sram_threshold_exceeded"):
         yield NotConfigured("no GPU here counts ECC errors")
     elif told := ", ".join(_summary(gpus)):
-        yield Seen(told, f"{MOST_UNCORRECTED} since the driver was loaded, none over", "nvml.h")
+        yield Observation(told, f"{MOST_UNCORRECTED} since the driver was loaded, none over", "nvml.h")
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:

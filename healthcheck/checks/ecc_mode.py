@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import all_lack, answering, found
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
 # A change that only waits for its reset has no reason of its own: until then nothing is wrong, and afterwards this is.
@@ -30,7 +30,11 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         changing = sum(mode.current != mode.pending for _, mode in modes)
         if changing:
             told += f", to change for {changing} at the next reset"
-        yield Seen(told, "all", f"{expected.instance_type} in instance-profiles.conf") if profile else Seen(told)
+        yield (
+            Observation(told, "all", f"{expected.instance_type} in instance-profiles.conf")
+            if profile
+            else Observation(told)
+        )
     for gpu, mode in modes:
         if profile and not mode.current:
             yield found(OFF, gpu, f"ECC is off, {'on' if mode.pending else 'and stays off'} after the next reset")

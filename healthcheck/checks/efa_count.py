@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 from healthcheck.text.naming import named
@@ -49,7 +49,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     elif expected.profile and present < expected.profile.efa:
         told = f"{counted(present, 'EFA device')}, {expected.instance_type} can have {expected.profile.efa}"
         yield _found(BELOW_PROFILE, told)
-    yield Seen(f"{counted(len(rdma.efa), 'EFA device')}, {len(functions)} on PCI", *_expectation(had, whose, expected))
+    yield Observation(
+        f"{counted(len(rdma.efa), 'EFA device')}, {len(functions)} on PCI", *_expectation(had, whose, expected)
+    )
 
 
 def _had(expected: Expectation) -> tuple[int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 
@@ -37,7 +37,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if closed:
         yield _found(NO_UVERBS, f"{closed} of {counted(len(rdma.efa), 'EFA device')} have no uverbs device")
     version = rdma.efa_driver_version or ("of the kernel" if rdma.efa else "missing")
-    yield Seen(f"driver {version}; {counted(len(rdma.efa) - closed, 'EFA device')} can be opened", f"{on_pci}", "PCI")
+    yield Observation(
+        f"driver {version}; {counted(len(rdma.efa) - closed, 'EFA device')} can be opened", f"{on_pci}", "PCI"
+    )
 
 
 def _found(reason: Reason, detail: str) -> Finding:

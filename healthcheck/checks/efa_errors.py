@@ -11,8 +11,8 @@ from healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     TooEarly,
     Unobserved,
@@ -62,13 +62,15 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     earlier = seen.earlier(RDMA)
     if earlier is None:
         yield TooEarly("a rate needs an earlier look")
-        yield Seen(f"error counters of {counted(len(devices), 'EFA device')} read", "none that rises fast", _SOURCE)
+        yield Observation(
+            f"error counters of {counted(len(devices), 'EFA device')} read", "none that rises fast", _SOURCE
+        )
         return
     before, seconds = {device.name: device for device in earlier[0].efa}, earlier[1]
     said = [word for one in devices if not one.error for word in _rates(one, before.get(one.name), seconds)]
     yield from said
     fast = sum(isinstance(word, Finding) for word in said)
-    yield Seen(f"errors above the threshold on {fast} of {counted(len(devices), 'EFA device')}", "none", _SOURCE)
+    yield Observation(f"errors above the threshold on {fast} of {counted(len(devices), 'EFA device')}", "none", _SOURCE)
 
 
 def _rates(device: RdmaDevice, before: RdmaDevice | None, seconds: float) -> Iterator[Judgement]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 
@@ -40,7 +40,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         if others:
             told = f"the EFA driver's p2p is {others[0] or 'empty'}, not {_NVIDIA}"
             yield Finding(OFF.name, OFF.severity, "node", told, flickers=OFF.flickers)
-        yield Seen(f"p2p: {', '.join(sorted(words)) or 'empty'}", _NVIDIA, "the efa driver")
+        yield Observation(f"p2p: {', '.join(sorted(words)) or 'empty'}", _NVIDIA, "the efa driver")
 
 
 CHECK = Check("efa-gpudirect", "2-efa-enumeration", (pci.FUNCTIONS, infiniband.RDMA), judge, (OFF,))

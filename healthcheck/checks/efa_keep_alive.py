@@ -11,8 +11,8 @@ from healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     TooEarly,
     counted,
@@ -43,7 +43,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     earlier = seen.earlier(RDMA)
     if earlier is None:
         yield TooEarly("a rise needs an earlier look")
-        yield Seen(f"keep-alives of {counted(len(now), 'EFA device')} read")
+        yield Observation(f"keep-alives of {counted(len(now), 'EFA device')} read")
         return
     before = {one.name: one.counters.get(KEEP_ALIVES) for one in earlier[0].efa}
     rises = {name: count - old for name, count in now.items() if (old := before.get(name)) is not None}
@@ -51,7 +51,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     for name in now:
         yield from _rise(f"efa/{name}", rises.get(name), pace)
     alive = sum(rise > 0 for rise in rises.values())
-    yield Seen(f"keep-alives from {alive} of {counted(len(now), 'EFA device')}", "all", "the machine's other devices")
+    yield Observation(
+        f"keep-alives from {alive} of {counted(len(now), 'EFA device')}", "all", "the machine's other devices"
+    )
 
 
 def _rise(subject: str, rise: int | None, pace: int) -> Iterator[Judgement]:

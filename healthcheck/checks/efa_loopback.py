@@ -17,8 +17,8 @@ from healthcheck.model import (
     Judgement,
     Nature,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     Unobserved,
     counted,
@@ -63,7 +63,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if speeds:
         asked = f"at least {expected.efa_min_bandwidth} MB/s" if expected.efa_min_bandwidth else ""
         devices = f"{len(speeds)} of {counted(len(look.loopbacks), 'EFA device')}"
-        yield Seen(f"{devices} carry data, at {min(speeds):.0f} to {max(speeds):.0f} MB/s", asked, asked and SETTING)
+        yield Observation(
+            f"{devices} carry data, at {min(speeds):.0f} to {max(speeds):.0f} MB/s", asked, asked and SETTING
+        )
 
 
 def _judge_device(one: Loopback, least: int) -> Iterator[Judgement]:

@@ -11,8 +11,8 @@ from healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     TooEarly,
     Unobserved,
@@ -50,7 +50,7 @@ def _listing(answer: Listing) -> Iterator[Judgement]:
     if missing:
         yield Finding(MISSING.name, MISSING.severity, "node", _detail(answer), flickers=MISSING.flickers)
     version = f" {answer.version}" if answer.version else ""
-    yield Seen(f"provider efa{version} lists {devices - len(missing)} EFA devices", f"{devices}", "/sys")
+    yield Observation(f"provider efa{version} lists {devices - len(missing)} EFA devices", f"{devices}", "/sys")
 
 
 def _detail(answer: Listing) -> str:

@@ -16,31 +16,31 @@ from healthcheck.host import clock
 from healthcheck.model import (
     NOT_LOOKED,
     PROBE_FAILED,
-    Cause,
     Check,
     Evidence,
     Finding,
     Host,
     Judgement,
+    KernelEvent,
     NotConfigured,
+    Observation,
     Outcome,
     Passed,
     Probe,
     ProbeError,
-    Seen,
     Severity,
-    Sighting,
     TooEarly,
     Unobserved,
+    UnobservedCause,
 )
 from healthcheck.text.printable import printable
 
 _OURS = "Tell the project: it is a fault of ours. The message names it, and what else was seen counts."
-CHECK_FAILED = Cause("CheckFailed", "A check's own judge failed: input that nobody thought of.", _OURS)
-RECORD_SET_ASIDE = Cause(
+CHECK_FAILED = UnobservedCause("CheckFailed", "A check's own judge failed: input that nobody thought of.", _OURS)
+RECORD_SET_ASIDE = UnobservedCause(
     "KernelLogRecordSetAside", "A record of the kernel's log could not be judged, and was set aside.", _OURS
 )
-NOT_LOOKED_YET = Cause(
+NOT_LOOKED_YET = UnobservedCause(
     "NotLookedYet", "The agent has begun, and its first look has not ended.", "Wait: the first look takes seconds."
 )
 CAUSES = (NOT_LOOKED_YET, NOT_LOOKED, PROBE_FAILED, CHECK_FAILED, RECORD_SET_ASIDE)
@@ -99,10 +99,10 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
         check.group,
         # A cluster may set a reason to PASS: it is no finding then.
         findings=tuple(word for word in said if isinstance(word, Finding) and word.severity is not Severity.PASS),
-        sightings=tuple(word for word in said if isinstance(word, Sighting)),
+        sightings=tuple(word for word in said if isinstance(word, KernelEvent)),
         unobserved=tuple(word for word in said if isinstance(word, Unobserved)),
         configured=not any(isinstance(word, NotConfigured) for word in said),
-        seen=tuple(_for_a_person(word) for word in said if isinstance(word, Seen | NotConfigured)),
+        seen=tuple(_for_a_person(word) for word in said if isinstance(word, Observation | NotConfigured)),
         too_early=tuple(word for word in said if isinstance(word, TooEarly)),
         passed=tuple(word for word in said if isinstance(word, Passed)),
     )
@@ -118,7 +118,7 @@ def _judgements(check: Check, evidence: Evidence, expected: Expectation) -> Iter
             if isinstance(word, Finding):
                 yield ruled(word, expected.policy)
             else:
-                yield _sighting_with_policy(word, expected) if isinstance(word, Sighting) else word
+                yield _sighting_with_policy(word, expected) if isinstance(word, KernelEvent) else word
     except Exception as error:  # noqa: BLE001 - the boundary of the judges: one that fails must not take the others along
         yield Unobserved(CHECK_FAILED, f"{check.name}: {failure(error)}")
 
@@ -130,15 +130,15 @@ def failure(error: Exception) -> str:
     return printable(f"{type(error).__name__}: {error}", _LONGEST_FAILURE) + where
 
 
-def _for_a_person(word: Seen | NotConfigured) -> Seen:
+def _for_a_person(word: Observation | NotConfigured) -> Observation:
     """Return the observation to show to a person.
 
     For a check that does not apply to the node, it is the reason why.
     """
-    return word if isinstance(word, Seen) else Seen(word.detail)
+    return word if isinstance(word, Observation) else Observation(word.detail)
 
 
-def _sighting_with_policy(sighting: Sighting, expected: Expectation) -> Sighting:
+def _sighting_with_policy(sighting: KernelEvent, expected: Expectation) -> KernelEvent:
     if sighting.finding is None:
         return sighting
     finding = ruled(sighting.finding, expected.policy)

@@ -10,14 +10,14 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import InstanceProfile
 
 
-class Place(Struct, frozen=True):
+class GpuPosition(Struct, frozen=True):
     """Position of a GPU in the machine. `switch` is the PCI bridge above it, or empty if there is none."""
 
     numa_node: int
     switch: str
 
 
-class FirstSeen(Struct, frozen=True):
+class EarlierHardware(Struct, frozen=True):
     """Hardware that this machine had earlier.
 
     A part that is missing now is a fault, whatever the instance type could have.
@@ -25,7 +25,7 @@ class FirstSeen(Struct, frozen=True):
 
     efa: int | None = None
     """The most EFA devices that it ever had; None: nobody has counted yet."""
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, GpuPosition] = field(default_factory=dict)
     """By address: where each GPU sat when it was first met."""
     gpus: int | None = None
     """The most GPUs that PCI ever showed, whoever drove them; None: not counted yet; 0: a person accepted a loss."""
@@ -44,7 +44,7 @@ _GONE_SECONDS = 5.0
 another's."""
 
 
-class DeepRun(Struct, frozen=True):
+class DeepDiagnostic(Struct, frozen=True):
     """The deep diagnostic or quarantine that uses the GPUs now, or the last run that did.
 
     Both times are in seconds of CLOCK_MONOTONIC.
@@ -67,7 +67,7 @@ class DeepRun(Struct, frozen=True):
         return seen is not None and self.covers(at) and at <= seen + _GONE_SECONDS
 
 
-class RuntimeClass(Struct, frozen=True):
+class PodRuntimeClass(Struct, frozen=True):
     """A RuntimeClass that pods on this node can use.
 
     `for_this_node` means that it selects nodes by their labels, and that this node matches.
@@ -86,15 +86,15 @@ class Expectation(Struct, frozen=True):
     driver_age_seconds: float = float("inf")
     """Since the kernel module was loaded; since boot where the log no longer says."""
     policy: Policy = field(default_factory=Policy)
-    first: FirstSeen = field(default_factory=FirstSeen)
+    first: EarlierHardware = field(default_factory=EarlierHardware)
     efa_allocatable: int | None = None
     """What the Node allows pods to ask for (`vpc.amazonaws.com/efa`); None: the Node does not say, or there is none."""
     max_retired_pages_sbe: int = 60
-    runtime_classes: tuple[RuntimeClass, ...] | None = None
+    runtime_classes: tuple[PodRuntimeClass, ...] | None = None
     """Those that leave this node out are not among them. None: nobody could list them."""
     efa_min_bandwidth: int = 0
     """MB/s that an EFA device has to reach with itself; 0: what it reaches is shown and not judged."""
     nccl_min_bus_bandwidth: int = 0
     """GB/s of bus bandwidth that an all-reduce has to reach; 0: a share of the instance type's figure."""
-    deep_run: DeepRun | None = None
+    deep_run: DeepDiagnostic | None = None
     """None: no deep run is known to have had the GPUs."""

@@ -8,17 +8,17 @@ from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import answering, found, silent
 from healthcheck.model import (
-    Cause,
     Check,
     Evidence,
     Grace,
     Judgement,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     TooEarly,
     Unobserved,
+    UnobservedCause,
     counted,
 )
 from healthcheck.probes import services
@@ -41,12 +41,12 @@ _CONFIGURATION_FAULT = 2
 GRACE = Grace(180.0, "the fabric manager was started")
 """docs/rules.md 20."""
 
-COMING_UP = Cause(
+COMING_UP = UnobservedCause(
     "FabricComingUp",
     "GPUs are registering with their NVLink fabric.",
     f"Wait: they are judged {GRACE.seconds:.0f} s after {GRACE.since}.",
 )
-STATE_UNKNOWN = Cause(
+STATE_UNKNOWN = UnobservedCause(
     "FabricStateUnknown",
     "The driver names a state of the fabric that is newer than this program.",
     "Take a newer version of this program.",
@@ -110,7 +110,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield _on_its_way(gpu, fabric.state, young)
     registered = sum(fabric.state == COMPLETED for _, fabric in joined)
     what = f"{registered} of {counted(len(joined), 'GPU')} registered with the NVLink fabric"
-    yield Seen(what, "all" if wanted else "not required", wanted)
+    yield Observation(what, "all" if wanted else "not required", wanted)
 
 
 def _takes_part(gpu: nvml.Gpu, fabric: nvml.Fabric) -> bool:

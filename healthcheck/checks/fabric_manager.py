@@ -13,8 +13,8 @@ from healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     Unobserved,
 )
@@ -79,7 +79,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if start and _speaks_of_now(start, driver, running is not None) and start.version != driver:
         yield _finding(MISMATCH, f"fabric manager {start.version}, driver {driver}")
     said = _summary(running is not None, start) + (f"; not counted: {beside}" if beside else "")
-    yield Seen(said, f"running, version {driver}", source)
+    yield Observation(said, f"running, version {driver}", source)
 
 
 def _needed_by(functions: tuple[pci.PciFunction, ...], expected: Expectation) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes import pci
 from healthcheck.probes.gdrcopy import GDRCOPY, MODULE
 
@@ -32,7 +32,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         if lacks:
             detail = f"{lacks}; {around.set_up_by} sets it up"
             yield Finding(NOT_READY.name, NOT_READY.severity, "node", detail, flickers=NOT_READY.flickers)
-        yield Seen(lacks or f"{MODULE} is loaded and has its device", "loaded, with its device", around.set_up_by)
+        yield Observation(
+            lacks or f"{MODULE} is loaded and has its device", "loaded, with its device", around.set_up_by
+        )
 
 
 CHECK = Check("gdrcopy", "2-efa-enumeration", (GDRCOPY, pci.FUNCTIONS), judge, (NOT_READY,))

@@ -15,8 +15,8 @@ from healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     Unobserved,
     counted,
@@ -149,11 +149,11 @@ def _low(detail: str, *, by_memory: bool) -> Finding:
     return replace(_finding(COUNT_LOW, "node", detail), source=ONCE_HAD if by_memory else "")
 
 
-def _summary(told: str, expected: Expectation) -> Seen:
+def _summary(told: str, expected: Expectation) -> Observation:
     if expected.profile is None:
         once = expected.first.gpus
-        return Seen(told, f"{once} each", ONCE_HAD) if once else Seen(told, "as many in NVML as on PCI")
-    return Seen(told, f"{expected.profile.gpus} each", f"{expected.instance_type} in instance-profiles.conf")
+        return Observation(told, f"{once} each", ONCE_HAD) if once else Observation(told, "as many in NVML as on PCI")
+    return Observation(told, f"{expected.profile.gpus} each", f"{expected.instance_type} in instance-profiles.conf")
 
 
 def _finding(reason: Reason, subject: str, detail: str) -> Finding:

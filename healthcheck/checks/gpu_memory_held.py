@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import all_lack, answering, found
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes.nvml import gpus as nvml
 
 _GIB = 1 << 30
@@ -34,9 +34,11 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no GPU here tells both its memory and its processes")
     elif idle:
         most = max(used for _, used in idle) >> 20
-        yield Seen(f"up to {most} MiB in use on a GPU without a process", f"at most {MOST_WITHOUT_A_PROCESS >> 20} MiB")
+        yield Observation(
+            f"up to {most} MiB in use on a GPU without a process", f"at most {MOST_WITHOUT_A_PROCESS >> 20} MiB"
+        )
     elif gpus:
-        yield Seen("every GPU has a process, or MIG on")
+        yield Observation("every GPU has a process, or MIG on")
     for gpu, used in idle:
         if used > MOST_WITHOUT_A_PROCESS:
             yield found(HELD, gpu, f"{used // _GIB} GiB in use, and no process")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from healthcheck.checks.expectation import Expectation, Place
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.checks.expectation import Expectation, GpuPosition
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes import pci
 
 MOVED = Reason(
@@ -23,7 +23,7 @@ MOVED = Reason(
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    places = {one.address: Place(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
+    places = {one.address: GpuPosition(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
     if not places:
         yield NotConfigured("no GPU on PCI")
         return
@@ -33,15 +33,15 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         detail = f"{_words(place)}, first met {_words(first[address])}"
         yield Finding(MOVED.name, MOVED.severity, f"gpu/{address}", detail, flickers=MOVED.flickers)
     told = f"GPUs by NUMA node: {_by_node(places.values())}"
-    yield Seen(told, "each where it was at the first look", MOVED.source) if first else Seen(told)
+    yield Observation(told, "each where it was at the first look", MOVED.source) if first else Observation(told)
 
 
-def _by_node(places: Iterable[Place]) -> str:
+def _by_node(places: Iterable[GpuPosition]) -> str:
     count = Counter(place.numa_node for place in places)
     return ", ".join(f"{count[node]} on {node if node != pci.NO_NODE else 'none'}" for node in sorted(count))
 
 
-def _words(place: Place) -> str:
+def _words(place: GpuPosition) -> str:
     node = f"on NUMA node {place.numa_node}" if place.numa_node != pci.NO_NODE else "on no NUMA node"
     return f"{node} below {place.switch or 'the root'}"
 

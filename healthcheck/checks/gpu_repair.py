@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import all_lack, answering, found, unread
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
 CHANNEL = Reason(
@@ -37,7 +37,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no GPU here tells of repairs")
     elif told := [one for gpu in gpus if (one := gpu.repair) is not None]:
         waiting = sum(one.channel_pending + one.tpc_pending for one in told)
-        yield Seen(f"{counted(waiting, 'repair')} waiting for a reset", "none", "nvml.h")
+        yield Observation(f"{counted(waiting, 'repair')} waiting for a reset", "none", "nvml.h")
 
 
 CHECK = Check("gpu-repair", "0-nvidia-smi", (nvml.NVML,), judge, (CHANNEL, TPC))

@@ -12,10 +12,10 @@ from healthcheck.probes.container_runtime.facts import (
     NOT_FOUND,
     UNREADABLE,
     CdiSpec,
-    Configuration,
+    ConfigurationProblem,
     ContainerRuntime,
     Handler,
-    Problem,
+    RuntimeConfiguration,
 )
 
 NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
@@ -43,7 +43,7 @@ def used_with_gpus(seen: Evidence) -> Generator[Judgement, None, ContainerRuntim
     return around
 
 
-def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntime, Configuration] | None]:
+def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntime, RuntimeConfiguration] | None]:
     """Return the runtime and its configuration, if its files could be read, as the value of `yield from`.
 
     A malformed file leaves its content unknown, so the active findings stay. `container-runtime` reports the file
@@ -62,18 +62,18 @@ def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntim
     return None
 
 
-def subject(used: Configuration) -> str:
+def subject(used: RuntimeConfiguration) -> str:
     """`runtime/containerd`, `runtime/cri-o`, `runtime/docker`."""
     return f"runtime/{used.kind.lower()}"
 
 
-def reader(used: Configuration) -> str:
+def reader(used: RuntimeConfiguration) -> str:
     """Return the containerd release whose rules apply to the merge of its files."""
     assumed = "" if used.version else f" (assumed from version {used.schema})"
     return f"containerd {used.generation}{assumed}"
 
 
-def found(reason: Reason, used: Configuration, detail: str) -> Finding:
+def found(reason: Reason, used: RuntimeConfiguration, detail: str) -> Finding:
     """The reason as a finding on this runtime."""
     return Finding(reason.name, reason.severity, subject(used), detail, flickers=reason.flickers)
 
@@ -126,7 +126,7 @@ def place(file: str, line: int = 0, column: int = 0) -> str:
     return ", ".join(named)
 
 
-def in_words(problem: Problem) -> str:
+def in_words(problem: ConfigurationProblem) -> str:
     """Return the position of the problem and the message of the runtime."""
     return f"{place(problem.file, problem.line, problem.column)}: {problem.message}"
 

@@ -18,8 +18,8 @@ from healthcheck.model import (
     Grace,
     Judgement,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     TooEarly,
     counted,
@@ -100,7 +100,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             early = (NOT_INSTALLED.name, PRELOAD_WRONG.name, NOT_SERVING.name)
             yield TooEarly(f"judged {_GRACE.seconds:g} s after {_GRACE.since}", reasons=early)
         yield from _left_behind(around)
-        yield Seen(_summary(around), "its library, ld.so.preload and a plugin's socket")
+        yield Observation(_summary(around), "its library, ld.so.preload and a plugin's socket")
 
 
 def _of_plugin(around: Hami) -> Iterator[Judgement]:

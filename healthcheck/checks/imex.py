@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    Unobserved,
+)
 from healthcheck.probes import services
 
 NOT_RUNNING = Reason(
@@ -39,7 +49,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield Finding(NOT_RUNNING.name, NOT_RUNNING.severity, "node", detail, flickers=NOT_RUNNING.flickers)
         beside = around.beside(services.IMEX)
         said = ("running" if running else "not running") + (f"; not counted: {beside}" if beside else "")
-        yield Seen(said, "running", f"{row.instance_type} in fabrics.csv")
+        yield Observation(said, "running", f"{row.instance_type} in fabrics.csv")
 
 
 CHECK = Check("imex", "3-topology-check", (services.SERVICES,), judge, (NOT_RUNNING,))

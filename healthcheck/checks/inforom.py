@@ -11,8 +11,8 @@ from healthcheck.model import (
     Evidence,
     Judgement,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     Unobserved,
     counted,
@@ -39,7 +39,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if all_lack(answer.gpus, "inforom_valid"):
         yield NotConfigured("no GPU here lets its InfoROM be tested")
     elif checked:
-        yield Seen(f"valid on {sum(checked)} of {counted(len(checked), 'GPU')}", "all")
+        yield Observation(f"valid on {sum(checked)} of {counted(len(checked), 'GPU')}", "all")
     # A GPU may refuse its handle for this fault, and its address is then unknown to NVML.
     for gpu in placed(answer, functions):
         if _is_corrupted(gpu):

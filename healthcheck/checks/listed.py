@@ -58,7 +58,7 @@ from healthcheck.checks import (
     xid,
 )
 from healthcheck.checks.examine import CAUSES as OF_ANY_CHECK
-from healthcheck.model import Cause, Check
+from healthcheck.model import Check, UnobservedCause
 
 _LONGEST_NAME = 40
 
@@ -116,7 +116,7 @@ CHECKS: tuple[Check, ...] = (
 DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
 """What needs the node for itself. No light look runs them, whatever `CHECKS_LIGHTWEIGHT` says."""
 
-CAUSES: tuple[Cause, ...] = tuple(
+CAUSES: tuple[UnobservedCause, ...] = tuple(
     dict.fromkeys(
         cause
         for check in (*CHECKS, *DEEP_CHECKS)

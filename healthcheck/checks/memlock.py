@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes import limits
 from healthcheck.probes.efa import infiniband
 
@@ -28,12 +28,12 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     elif own is None:
         yield NotConfigured("not in a pod of this node: what a pod may lock can't be told")
     elif own.locked_memory is None:
-        yield Seen("a pod may lock memory without limit", "no limit", "EFA's installer")
+        yield Observation("a pod may lock memory without limit", "no limit", "EFA's installer")
     else:
         told = _size(own.locked_memory)
         if own.locked_memory < LEAST_GIB << 30:
             yield Finding(LOW.name, LOW.severity, "node", f"a pod may lock {told} of memory")
-        yield Seen(f"a pod may lock {told} of memory", "no limit", "EFA's installer")
+        yield Observation(f"a pod may lock {told} of memory", "no limit", "EFA's installer")
 
 
 def _size(limit: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import all_lack, answering, found, unread
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
 # Both flicker: MIG manager changes the mode of one GPU after the other, and makes the instances last.
@@ -35,7 +35,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "mig_mode"):
         yield NotConfigured("no GPU here can do MIG")
     elif modes:
-        yield Seen(f"on for {divided} of {counted(len(modes), 'GPU')}")
+        yield Observation(f"on for {divided} of {counted(len(modes), 'GPU')}")
     for gpu, mode in modes:
         if mode.current != mode.pending:
             yield found(PENDING, gpu, f"MIG is {_word(mode.current)}, and {_word(mode.pending)} after the next reset")

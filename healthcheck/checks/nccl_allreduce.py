@@ -15,8 +15,8 @@ from healthcheck.model import (
     Judgement,
     Nature,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     TooEarly,
     Unobserved,
@@ -68,7 +68,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield from _judge_run(look.answer, _least(look.answer, expected))
 
 
-class _Least(Struct, frozen=True):
+class _Requirement(Struct, frozen=True):
     """Required bandwidth in GB/s, and the source of the requirement."""
 
     bandwidth: float
@@ -77,27 +77,29 @@ class _Least(Struct, frozen=True):
     source: str
 
 
-def _least(run: Reduced, expected: Expectation) -> _Least | None:
+def _least(run: Reduced, expected: Expectation) -> _Requirement | None:
     asked = expected.nccl_min_bus_bandwidth
     if asked:
-        return _Least(asked, f"; {SETTING} is {asked}", SETTING, SETTING)
+        return _Requirement(asked, f"; {SETTING} is {asked}", SETTING, SETTING)
     row = all_reduce_of(expected.instance_type)
     if row is None or row.gpus != run.gpus:
         return None
     least, name = SHARE * row.bus_bandwidth, row.instance_type
-    return _Least(least, f"; at least {least:.0f} expected of a {name}", f"all_reduce.csv:{name}", "all_reduce.csv")
+    return _Requirement(
+        least, f"; at least {least:.0f} expected of a {name}", f"all_reduce.csv:{name}", "all_reduce.csv"
+    )
 
 
-def _judge_run(run: Reduced, least: _Least | None) -> Iterator[Judgement]:
+def _judge_run(run: Reduced, least: _Requirement | None) -> Iterator[Judgement]:
     if run.wrong:
         yield Finding(WRONG.name, WRONG.severity, "node", f"{counted(run.wrong, 'wrong value')} over {run.gpus} GPUs")
     told = f"{run.bandwidth:.1f} GB/s bus bandwidth over {run.gpus} GPUs"
     if least is None:
-        yield Seen(told, "no figure for this type and number of GPUs")
+        yield Observation(told, "no figure for this type and number of GPUs")
         return
     if run.bandwidth < least.bandwidth:
         yield Finding(SLOW.name, SLOW.severity, "node", told + least.asked_by, rule=least.rule)
-    yield Seen(told, f"at least {least.bandwidth:.0f} GB/s", least.source)
+    yield Observation(told, f"at least {least.bandwidth:.0f} GB/s", least.source)
 
 
 CHECK = Check("nccl-allreduce", "5-nccl-allreduce", (ALL_REDUCE,), judge, (WRONG, FAILED, SLOW), Nature.EVENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes import kernel_modules, pci
 
 LOADED = Reason(
@@ -27,7 +27,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         taken = sum(function.driver == "nouveau" for function in gpus)
         detail = f"the nouveau module is loaded and has {taken} of {counted(len(gpus), 'GPU')}"
         yield Finding(LOADED.name, LOADED.severity, "driver", detail)
-    yield Seen("nouveau is loaded" if loaded else "nouveau is not loaded", "not loaded")
+    yield Observation("nouveau is loaded" if loaded else "nouveau is not loaded", "not loaded")
 
 
 CHECK = Check("nouveau", "3-topology-check", (kernel_modules.MODULES, pci.FUNCTIONS), judge, (LOADED,))

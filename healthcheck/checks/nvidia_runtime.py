@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, gives_gpus, of_nvidia, where
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime import crio
-from healthcheck.probes.container_runtime.facts import CRIO, Configuration, ContainerRuntime, Handler
+from healthcheck.probes.container_runtime.facts import CRIO, ContainerRuntime, Handler, RuntimeConfiguration
 
 MISSING = Reason(
     "NvidiaRuntimeMissing",
@@ -36,13 +36,13 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     around, used = readable
     if around.distribution == container_runtime.GKE:
-        yield Seen("no handler of NVIDIA's by design: the device plugin mounts the driver")
+        yield Observation("no handler of NVIDIA's by design: the device plugin mounts the driver")
         return
     yield from _not_there(around, used)
-    yield Seen(_summary(around), "a handler of NVIDIA's, or CDI")
+    yield Observation(_summary(around), "a handler of NVIDIA's, or CDI")
 
 
-def _not_there(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def _not_there(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """Yield the finding if the runtime has no handler of NVIDIA's and no CDI.
 
     Handlers that are in a wrong table, not loaded or unreadable are left to the checks for those faults.
@@ -67,14 +67,14 @@ def _not_there(around: ContainerRuntime, used: Configuration) -> Iterator[Findin
         yield found(MISSING, used, f"{used.path}: {give}")
 
 
-def _why_replaced(around: ContainerRuntime, used: Configuration) -> str:
+def _why_replaced(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     file = used.replaced_by
     why = f"and {file}, read after it, replaces the CRI plugin's whole table in {gpu_runtime.reader(used)}"
     move = f"write the handlers into {file} too, or take that table out of it"
     return f"{why}: {move}; {runtime_mending.correct(around, used, file)}"
 
 
-def _why_unread(around: ContainerRuntime, used: Configuration) -> str:
+def _why_unread(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     if used.kind == CRIO:
         return f"where CRI-O does not look: move it to {crio.STANDARD_FOLDER}"
     name = f"name it in `imports` of {used.path}; {runtime_mending.correct(around, used, used.path)}"

@@ -7,9 +7,19 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    Unobserved,
+)
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import UNREADABLE, Configuration, ContainerRuntime, Toolkit
+from healthcheck.probes.container_runtime.facts import UNREADABLE, ContainerRuntime, RuntimeConfiguration, Toolkit
 
 MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
 """Of nvidia-container-runtime up to 1.20; `csv` is for Tegra."""
@@ -55,10 +65,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield Unobserved(UNREADABLE, in_words(toolkit.problem), subject(used))
     else:
         yield from _findings(around, used, toolkit)
-        yield Seen(_summary(toolkit))
+        yield Observation(_summary(toolkit))
 
 
-def _findings(around: ContainerRuntime, used: Configuration, toolkit: Toolkit) -> Iterator[Finding]:
+def _findings(around: ContainerRuntime, used: RuntimeConfiguration, toolkit: Toolkit) -> Iterator[Finding]:
     if toolkit.problem is not None:
         yield found(MALFORMED, used, f"{in_words(toolkit.problem)}; correct it, nothing needs a restart")
         return
@@ -72,7 +82,7 @@ def _findings(around: ContainerRuntime, used: Configuration, toolkit: Toolkit) -
         )
 
 
-def _set_mode(around: ContainerRuntime, used: Configuration, path: str) -> str:
+def _set_mode(around: ContainerRuntime, used: RuntimeConfiguration, path: str) -> str:
     remedy = runtime_mending.set_mode(path)
     # The operator's pod restarts the container runtime when it starts.
     return remedy if "`" in remedy else runtime_restart.make_pod_anew(around, used, remedy)

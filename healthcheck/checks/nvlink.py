@@ -13,8 +13,8 @@ from healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     Unobserved,
 )
@@ -101,13 +101,15 @@ def _listed(some: list[int], links: tuple[nvml.NvLink, ...]) -> str:
     return f"{len(some)} of {len(links)} NVLinks ({', '.join(str(link) for link in some)})"
 
 
-def _summary(links: list[nvml.NvLink], expected: Expectation) -> Seen:
+def _summary(links: list[nvml.NvLink], expected: Expectation) -> Observation:
     active = f"{sum(link.active for link in links)} of {len(links)} NVLinks active"
     row = fabric_of(expected.instance_type)
     if row is None or not _has_nvlink(expected):
-        return Seen(active)
+        return Observation(active)
     version = VERSION_NAMES.get(row.nvlink_version, "")
-    return Seen(active, f"{row.links_per_gpu} of version {version} per GPU", f"{row.instance_type} in fabrics.csv")
+    return Observation(
+        active, f"{row.links_per_gpu} of version {version} per GPU", f"{row.instance_type} in fabrics.csv"
+    )
 
 
 def _has_nvlink(expected: Expectation) -> bool:

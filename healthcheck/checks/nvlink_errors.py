@@ -6,7 +6,17 @@ from collections.abc import Iterator, Mapping
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import answering, earlier_gpus, found, same, silent
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly, counted
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    TooEarly,
+    counted,
+)
 from healthcheck.probes.nvml import gpus as nvml
 
 LEAST_CRC_PER_SECOND = 100.0
@@ -45,7 +55,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if counting:
         yield from _judge_rates(counting, seen)
         limits = f"below {LEAST_CRC_PER_SECOND:g} CRC errors/s and {LEAST_PER_MINUTE:g} other a minute on each link"
-        yield Seen(f"NVLink errors of {counted(len(counting), 'GPU')} read", limits, "DCGM's health watch")
+        yield Observation(f"NVLink errors of {counted(len(counting), 'GPU')} read", limits, "DCGM's health watch")
     elif gpus and not unread:
         yield NotConfigured("no GPU counts errors of an NVLink")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes import pci
 
 # The severity is only MONITOR, because EC2 publishes no number of switches. The effects of a missing switch have
@@ -33,7 +33,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         detail = f"PCI shows {_switches(present)}, {expected.instance_type} has {wanted}"
         yield Finding(MISSING.name, MISSING.severity, "node", detail, flickers=MISSING.flickers)
     expectation = (str(wanted), f"{row.instance_type} in fabrics.csv") if row and wanted else ("", "")
-    yield Seen(f"{_switches(present)} on PCI", *expectation)
+    yield Observation(f"{_switches(present)} on PCI", *expectation)
 
 
 def _switches(number: int) -> str:

@@ -14,8 +14,8 @@ from healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
+    Observation,
     Reason,
-    Seen,
     Severity,
     Unobserved,
     counted,
@@ -102,10 +102,12 @@ def _joined_by_switches(expected: Expectation) -> bool:
     return has_nvlink and row is not None and (row.fabric_manager or row.imex)
 
 
-def _summary(pairs: tuple[nvml.P2p, ...], expected: Expectation, joined: bool) -> Seen:
+def _summary(pairs: tuple[nvml.P2p, ...], expected: Expectation, joined: bool) -> Observation:
     nvlink, read = sum(pair.nvlink == OK for pair in pairs), sum(pair.read == OK for pair in pairs)
     told = f"{nvlink} of {counted(len(pairs), 'pair')} of GPUs joined by NVLink, {read} can read each other"
-    return Seen(told, "all by NVLink", f"{expected.instance_type} in fabrics.csv") if joined else Seen(told)
+    return (
+        Observation(told, "all by NVLink", f"{expected.instance_type} in fabrics.csv") if joined else Observation(told)
+    )
 
 
 CHECK = Check("p2p", "3-topology-check", (nvml.NVML,), judge, (BROKEN,))

@@ -11,7 +11,17 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import answering, found
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly, counted
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    TooEarly,
+    counted,
+)
 from healthcheck.probes.nvml import gpus as nvml
 
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
@@ -41,7 +51,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield TooEarly(f"{gpu.subject}: {lanes}; an idle GPU may lower its width", gpu.subject, (WIDTH_LOW.name,))
     if links:
         told = f"full width on {len(links) - len(narrow)} of {counted(len(links), 'GPU')}"
-        yield Seen(told, "all", "NVML's maximum of GPU and slot")
+        yield Observation(told, "all", "NVML's maximum of GPU and slot")
     elif gpus:
         yield NotConfigured("no GPU tells a PCIe width that makes sense")
 

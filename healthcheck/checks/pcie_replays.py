@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import answering, earlier_gpus, found, same, silent
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly, counted
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    TooEarly,
+    counted,
+)
 from healthcheck.probes.nvml import gpus as nvml
 
 MOST_PER_MINUTE = 62.0
@@ -36,7 +46,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if counting:
         yield from _judge_rates(counting, seen)
         told = f"PCIe replays of {counted(len(counting), 'GPU')} read"
-        yield Seen(told, f"at most {MOST_PER_MINUTE:g} a minute each", "PCI Express specification")
+        yield Observation(told, f"at most {MOST_PER_MINUTE:g} a minute each", "PCI Express specification")
     elif gpus and not any("pcie_replays" in gpu.errors for gpu in gpus):
         yield NotConfigured("no GPU counts PCIe replays")
 

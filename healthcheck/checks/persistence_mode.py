@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import DRIVER_GRACE, all_lack, answering, found, settled
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
 OFF = Reason(
@@ -27,7 +27,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "persistence"):
         yield NotConfigured("no GPU here has a persistence mode")
     elif able:
-        yield Seen(f"on for {sum(gpu.persistence is True for gpu in able)} of {counted(len(able), 'GPU')}", "all")
+        yield Observation(
+            f"on for {sum(gpu.persistence is True for gpu in able)} of {counted(len(able), 'GPU')}", "all"
+        )
     for gpu in able:
         if not gpu.persistence:
             yield settled(found(OFF, gpu, "persistence mode is off"), expected)

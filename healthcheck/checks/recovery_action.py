@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from healthcheck.catalog.recovery import RecoveryAction, recovery_action
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import placed, shown_functions, silent
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved, counted
+from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity, Unobserved, counted
 from healthcheck.probes.nvml import gpus as nvml
 
 _SOURCE = "nvml.h, field 230"
@@ -59,9 +59,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     told = [gpu.recovery_action for gpu in answer.gpus if gpu.recovery_action is not None]
     wanting = sum(action != 0 for action in told)
     if told:
-        yield Seen(f"a recovery is wanted for {wanting} of {counted(len(told), 'GPU')}", "none", _SOURCE)
+        yield Observation(f"a recovery is wanted for {wanting} of {counted(len(told), 'GPU')}", "none", _SOURCE)
     elif answer.gpus:
-        yield Seen("no GPU tells whether it wants to be recovered", "none", _SOURCE)
+        yield Observation("no GPU tells whether it wants to be recovered", "none", _SOURCE)
 
 
 def _wanted(gpu: nvml.Gpu, number: int, action: RecoveryAction | None) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import all_lack, answering, found, unread
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
 SETTING = "MAX_RETIRED_PAGES_SBE"
@@ -37,7 +37,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no GPU here retires pages: from Ampere on they remap rows")
     elif told := [one.single_bit + one.double_bit for gpu in gpus if (one := gpu.retired_pages) is not None]:
         most = expected.max_retired_pages_sbe
-        yield Seen(f"up to {counted(max(told), 'retired page')} on a GPU", f"at most {most}, none pending", SETTING)
+        yield Observation(
+            f"up to {counted(max(told), 'retired page')} on a GPU", f"at most {most}, none pending", SETTING
+        )
 
 
 def _judge_gpu(gpu: nvml.Gpu, most: int) -> Iterator[Judgement]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import all_lack, answering, found, unknown_yet, unread
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
 MOST_EXHAUSTED_BANKS = 0
@@ -51,7 +51,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "row_remap", "exhausted_banks"):
         yield NotConfigured("no GPU here tells of remapped rows")
     elif told := ", ".join(_summary(gpus)):
-        yield Seen(told, "none failed, none pending, a spare row in every bank", "nvml.h")
+        yield Observation(told, "none failed, none pending, a spare row in every bank", "nvml.h")
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:

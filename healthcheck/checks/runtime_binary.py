@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, where
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import CONTAINERD, Configuration, ContainerRuntime, Handler
+from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Handler, RuntimeConfiguration
 
 MISSING = Reason(
     "RuntimeBinaryMissing",
@@ -45,16 +45,18 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     yield from find_faults(around, used)
     paths = dict.fromkeys(one.path or f"no {one.named}" for one in around.programs)
     named = any(one.binary for one in used.handlers)
-    yield Seen(", ".join(paths) or ("a tree without the programs that it names" if named else "no program named"))
+    yield Observation(
+        ", ".join(paths) or ("a tree without the programs that it names" if named else "no program named")
+    )
 
 
-def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def find_faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """Return the findings on NVIDIA's handlers, one for each reason."""
     ours = [one for one in of_nvidia(used.handlers) if _starts_a_program(one, used)]
     return gpu_runtime.together(_findings(around, used, ours))
 
 
-def _findings(around: ContainerRuntime, used: Configuration, ours: Sequence[Handler]) -> Iterator[Finding]:
+def _findings(around: ContainerRuntime, used: RuntimeConfiguration, ours: Sequence[Handler]) -> Iterator[Finding]:
     can_run = any(_fault(around, one) is None for one in ours if one.binary)
     for handler in ours:
         if not handler.binary:
@@ -63,11 +65,11 @@ def _findings(around: ContainerRuntime, used: Configuration, ours: Sequence[Hand
             yield from _unfit(around, used, handler)
 
 
-def _starts_a_program(handler: Handler, used: Configuration) -> bool:
+def _starts_a_program(handler: Handler, used: RuntimeConfiguration) -> bool:
     return used.kind != CONTAINERD or not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
 
 
-def _without(around: ContainerRuntime, used: Configuration, handler: Handler) -> Iterator[Finding]:
+def _without(around: ContainerRuntime, used: RuntimeConfiguration, handler: Handler) -> Iterator[Finding]:
     """Yield the finding for a handler without BinaryName.
 
     It starts runc, which gives a pod its GPUs only through CDI.
@@ -78,7 +80,7 @@ def _without(around: ContainerRuntime, used: Configuration, handler: Handler) ->
         yield found(MISSING, used, f"{told}; {name}: {runtime_mending.correct(around, used, handler.file)}")
 
 
-def _unfit(around: ContainerRuntime, used: Configuration, handler: Handler) -> Iterator[Finding]:
+def _unfit(around: ContainerRuntime, used: RuntimeConfiguration, handler: Handler) -> Iterator[Finding]:
     fault = _fault(around, handler)
     if fault is not None:
         reason, told = fault
@@ -103,7 +105,7 @@ def _fault(around: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | N
     return None
 
 
-def _is_offered(handler: Handler, used: Configuration) -> bool:
+def _is_offered(handler: Handler, used: RuntimeConfiguration) -> bool:
     """Whether a distribution defines this handler before its program is installed.
 
     Such a handler exists in addition to the default handler.

@@ -8,11 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
-from healthcheck.checks.expectation import Expectation, RuntimeClass
+from healthcheck.checks.expectation import Expectation, PodRuntimeClass
 from healthcheck.checks.gpu_runtime import found
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    TooEarly,
+)
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, RuntimeConfiguration
 
 _USUAL = "nvidia"
 """The handler that every guide to GPU pods names. Other classes come with a distribution (k3s: nvidia-experimental) or
@@ -43,10 +53,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         ours = [one for one in expected.runtime_classes if _USUAL in one.handler.lower()]
         yield from gpu_runtime.together(_undefined(around, used, ours))
         names = ", ".join(f"{one.name} ({one.handler})" for one in ours[:_MOST_NAMED])
-        yield Seen(f"RuntimeClasses {names}" if names else "no RuntimeClass of NVIDIA's")
+        yield Observation(f"RuntimeClasses {names}" if names else "no RuntimeClass of NVIDIA's")
 
 
-def _undefined(around: ContainerRuntime, used: Configuration, ours: list[RuntimeClass]) -> Iterator[Finding]:
+def _undefined(around: ContainerRuntime, used: RuntimeConfiguration, ours: list[PodRuntimeClass]) -> Iterator[Finding]:
     defined = around.running_handlers
     by_lower = {name.lower(): name for name in defined}
     for one in ours:
@@ -62,7 +72,7 @@ def _undefined(around: ContainerRuntime, used: Configuration, ours: list[Runtime
             yield found(UNDEFINED, used, f"{told}; {_defined(used, defined)}: {_mending(one, around, used)}")
 
 
-def _is_needed(one: RuntimeClass, around: ContainerRuntime) -> bool:
+def _is_needed(one: PodRuntimeClass, around: ContainerRuntime) -> bool:
     """Whether pods of this node need the handler.
 
     If a node has no way to give GPUs to pods at all, `nvidia-runtime` reports that.
@@ -70,15 +80,15 @@ def _is_needed(one: RuntimeClass, around: ContainerRuntime) -> bool:
     return gpu_runtime.gives_gpus(around) and (one.handler == _USUAL or one.for_this_node)
 
 
-def _rename(around: ContainerRuntime, used: Configuration) -> str:
+def _rename(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     return runtime_mending.correct(around, used, used.path)
 
 
-def _defined(used: Configuration, defined: Mapping[str, str]) -> str:
+def _defined(used: RuntimeConfiguration, defined: Mapping[str, str]) -> str:
     return f"{used.kind} here has {', '.join([*defined][:_MOST_NAMED])}"
 
 
-def _mending(one: RuntimeClass, around: ContainerRuntime, used: Configuration) -> str:
+def _mending(one: PodRuntimeClass, around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     if one.handler == _USUAL:
         return runtime_restart.give_handler(around, used)
     return f"define it, or keep the class from this node by its nodeSelector; {_rename(around, used)}"

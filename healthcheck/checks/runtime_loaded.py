@@ -7,10 +7,20 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, subject
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    TooEarly,
+)
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime import cri
-from healthcheck.probes.container_runtime.facts import RUNC, Configuration, ContainerRuntime, Live
+from healthcheck.probes.container_runtime.facts import RUNC, ContainerRuntime, Live, RuntimeConfiguration
 
 _SETTLED_SECONDS = 10.0
 """A file written this soon after its reader was started is taken for one that it read."""
@@ -62,10 +72,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield from _against_itself(around, used, live)
     else:
         yield from _newer(around, used)
-    yield Seen(_summary(around))
+    yield Observation(_summary(around))
 
 
-def _against_itself(around: ContainerRuntime, used: Configuration, live: Live) -> Iterator[Finding]:
+def _against_itself(around: ContainerRuntime, used: RuntimeConfiguration, live: Live) -> Iterator[Finding]:
     """Yield the differences between the running configuration and the files.
 
     They take precedence over the times of the files: a file that is rewritten with the same text changes nothing.
@@ -81,7 +91,7 @@ def _against_itself(around: ContainerRuntime, used: Configuration, live: Live) -
         yield found(NOT_KEPT, used, f"{told}: {give}")
 
 
-def _lacks(used: Configuration, live: Live) -> Iterator[str]:
+def _lacks(used: RuntimeConfiguration, live: Live) -> Iterator[str]:
     """Yield each setting of the files that differs in the running runtime."""
     programs = dict(live.binaries)
     for one in used.handlers:
@@ -100,13 +110,13 @@ def _lacks(used: Configuration, live: Live) -> Iterator[str]:
         yield f"{used.path}: CDI is {words[used.cdi]}, and in the running {used.kind} {words[live.cdi]}"
 
 
-def _why_untold(around: ContainerRuntime, used: Configuration) -> str:
+def _why_untold(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     if around.since_boot is not None:
         return f"nothing here tells whether {used.kind} was started before its files were written"
     return f"no running {used.kind} is to be seen that could tell what it has loaded"
 
 
-def _newer(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def _newer(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     if around.started is None:
         return
     newer = [file.path for file in used.files if file.written > around.started + _SETTLED_SECONDS]

@@ -23,7 +23,7 @@ from healthcheck.probes.container_runtime.distributions import (
     RKE2,
     TALOS,
 )
-from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, ContainerRuntime, RuntimeConfiguration
 
 OPERATORS_FOLDER = "/usr/local/nvidia/"
 """Where the GPU operator's toolkit installs itself on the host (its value toolkit.installDir)."""
@@ -40,7 +40,7 @@ _UNITS = {
 _UNITS_OF_KINDS = {CRIO: "crio", DOCKER: "docker"}
 
 
-def restart(around: ContainerRuntime, used: Configuration) -> str:
+def restart(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """The command that makes the runtime read its files again."""
     unit = around.unit.removesuffix(".service") or _UNITS.get(
         around.distribution, _UNITS_OF_KINDS.get(used.kind, "containerd")
@@ -50,7 +50,7 @@ def restart(around: ContainerRuntime, used: Configuration) -> str:
     return f"systemctl restart {shlex.quote(unit)}"
 
 
-def correct(around: ContainerRuntime, used: Configuration, file: str) -> str:
+def correct(around: ContainerRuntime, used: RuntimeConfiguration, file: str) -> str:
     """Return the advice to edit a file so that the change persists.
 
     The advice contains no restart: a restart before the edit would load the fault. If the running runtime has to load
@@ -63,7 +63,7 @@ def correct(around: ContainerRuntime, used: Configuration, file: str) -> str:
     return f"correct {file}"
 
 
-def give_handler(around: ContainerRuntime, used: Configuration) -> str:
+def give_handler(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the advice that adds NVIDIA's handler to this runtime.
 
     It uses the toolkit that the node has, or offers both toolkits.
@@ -123,17 +123,17 @@ def _with_either(around: ContainerRuntime, operators: str, hosts: str) -> str:
     return f"with the GPU operator {operators}; with the toolkit on the host {hosts}"
 
 
-def _operators(around: ContainerRuntime, used: Configuration, more: dict[str, str]) -> str:
+def _operators(around: ContainerRuntime, used: RuntimeConfiguration, more: dict[str, str]) -> str:
     values = {"CONTAINERD_CONFIG": used.path, "CONTAINERD_SOCKET": around.socket, **more}
     return f"`{helm_values(values)}`"
 
 
-def _hosts(around: ContainerRuntime, used: Configuration) -> str:
+def _hosts(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(used.path)}"
     return f"`{configure} && {restart(around, used)}`"
 
 
-def _ranchers(around: ContainerRuntime, used: Configuration) -> str:
+def _ranchers(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the advice for k3s and RKE2.
 
     Both detect the program when they start, and define the handler themselves.
@@ -145,12 +145,12 @@ def _ranchers(around: ContainerRuntime, used: Configuration) -> str:
     return f"{install}; then `{restart(around, used)}`: {made}{template}"
 
 
-def _microk8s(_: ContainerRuntime, used: Configuration) -> str:
+def _microk8s(_: ContainerRuntime, used: RuntimeConfiguration) -> str:
     template = used.template or "containerd-template.toml beside it"
     return f"`microk8s enable nvidia`; {used.path} is made from {template}, and what is edited there is lost"
 
 
-def _k8s_snap(around: ContainerRuntime, used: Configuration) -> str:
+def _k8s_snap(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     drop_in = f"{used.path.rpartition('/')[0]}/conf.d/99-nvidia.toml"
     operators = _operators(around, used, {"RUNTIME_DROP_IN_CONFIG": drop_in})
     configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(used.path)}"
@@ -158,7 +158,7 @@ def _k8s_snap(around: ContainerRuntime, used: Configuration) -> str:
     return f"{_with_either(around, operators, hosts)}; {used.path} is the snap's, and what is edited there is lost"
 
 
-def _k0s(around: ContainerRuntime, used: Configuration) -> str:
+def _k0s(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     drop_in = "/etc/k0s/containerd.d/nvidia.toml"
     values = {
         "RUNTIME_CONFIG": drop_in,
@@ -169,22 +169,22 @@ def _k0s(around: ContainerRuntime, used: Configuration) -> str:
     return _with_either(around, f"`{helm_values(values)}`", f"`{configure} && {restart(around, used)}`")
 
 
-def _bottlerocket(_: ContainerRuntime, __: Configuration) -> str:
+def _bottlerocket(_: ContainerRuntime, __: RuntimeConfiguration) -> str:
     return (
         "start the node from Bottlerocket's variant for NVIDIA (`aws-k8s-VERSION-nvidia`): its files can't be changed"
     )
 
 
-def _eks(around: ContainerRuntime, used: Configuration) -> str:
+def _eks(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     either = _with_either(around, _operators(around, used, {}), _hosts(around, used))
     return f"start the node from the EKS AMI for NVIDIA, or {either}; nodeadm writes {used.path} anew at each boot"
 
 
-def _talos(_: ContainerRuntime, __: Configuration) -> str:
+def _talos(_: ContainerRuntime, __: RuntimeConfiguration) -> str:
     return "boot Talos with its extension nvidia-container-toolkit-production: its files can't be changed"
 
 
-def _crio(around: ContainerRuntime, used: Configuration) -> str:
+def _crio(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     # CRI-O does not read the toolkit's default path (toolkit releases 1.18 to 1.19.0).
     drop_in = f"--drop-in-config={crio.STANDARD_FOLDER}/99-nvidia.toml"
     hosts = f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(around, used)}`"
@@ -194,13 +194,13 @@ def _crio(around: ContainerRuntime, used: Configuration) -> str:
     )
 
 
-def _docker(around: ContainerRuntime, used: Configuration) -> str:
+def _docker(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     # cri-dockerd knows no handlers: whatever is Docker's default starts every pod.
     file = f"--config={shlex.quote(used.path)}"
     return f"`nvidia-ctk runtime configure --runtime=docker {file} --set-as-default && {restart(around, used)}`"
 
 
-_Told = Callable[[ContainerRuntime, Configuration], str]
+_Told = Callable[[ContainerRuntime, RuntimeConfiguration], str]
 _OF_KINDS: dict[str, _Told] = {CRIO: _crio, DOCKER: _docker}
 _OF_DISTRIBUTIONS: dict[str, _Told] = {
     K3S: _ranchers,

@@ -17,7 +17,7 @@ from healthcheck.checks import (
     runtime_type,
 )
 from healthcheck.model import Finding
-from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, RuntimeConfiguration
 
 _OF_FILES = (container_runtime, default_runtime, runtime_type, runtime_binary, cgroup_driver)
 REASONS = tuple(reason.name for one in _OF_FILES for reason in one.CHECK.reasons)
@@ -27,25 +27,25 @@ The advice of each is an edit, without a command.
 """
 
 
-def restart(around: ContainerRuntime, used: Configuration) -> str:
+def restart(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the advice to restart: the command, or the correction that must come first."""
     lost = ", ".join(lost_handlers(around, used)) or ("CDI" if _loses_gpus(around) else "")
     hold = f"first give {lost} back to its files: after a restart pods would not get it" if lost else ""
     return _hold(around, used) or hold or f"`{runtime_mending.restart(around, used)}`"
 
 
-def give_handler(around: ContainerRuntime, used: Configuration) -> str:
+def give_handler(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Advice that gives the runtime NVIDIA's handler; its commands restart the runtime."""
     return _hold(around, used) or runtime_mending.give_handler(around, used)
 
 
-def make_pod_anew(around: ContainerRuntime, used: Configuration, remedy: str) -> str:
+def make_pod_anew(around: ContainerRuntime, used: RuntimeConfiguration, remedy: str) -> str:
     """Return the advice to delete a pod, if the runtime can start its replacement."""
     not_ready = around.live is not None and around.live.not_ready
     return _hold(around, used) or ("first do what RuntimeNotReady says: no pod is started now" if not_ready else remedy)
 
 
-def lost_handlers(around: ContainerRuntime, used: Configuration) -> list[str]:
+def lost_handlers(around: ContainerRuntime, used: RuntimeConfiguration) -> list[str]:
     """NVIDIA's handlers that the running runtime has and its files do not define."""
     running = around.running_handlers
     defined = {one.name for one in used.handlers}
@@ -57,7 +57,7 @@ def _loses_gpus(around: ContainerRuntime) -> bool:
     return gpu_runtime.gives_gpus(around) and not gpu_runtime.gives_gpus(replace(around, live=None))
 
 
-def _hold(around: ContainerRuntime, used: Configuration) -> str:
+def _hold(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the reason why a restart must wait, or an empty string if the files may be loaded."""
     if used.problem is not None and used.problem.only_ours:
         return f"first see that it can load {used.problem.file}, which could not be read here: a restart would"
@@ -65,7 +65,7 @@ def _hold(around: ContainerRuntime, used: Configuration) -> str:
     return f"first correct what {names} found in its files: a restart would load it" if names else ""
 
 
-def _faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def _faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """The findings of `REASONS`; a file that can't be read hides all but its own."""
     of_files = _OF_FILES if used.problem is None else (container_runtime,)
     return chain.from_iterable(one.find_faults(around, used) for one in of_files)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, where
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import CONTAINERD, Configuration, ContainerRuntime, Handler
+from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Handler, RuntimeConfiguration
 
 _NOT_IN_2 = (gpu_runtime.OLDEST_SHIM, "io.containerd.runc.v1")
 
@@ -41,7 +41,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     yield from find_faults(around, used)
     types = dict.fromkeys(one.runtime_type for one in used.handlers if one.runtime_type)
-    yield Seen(", ".join(f"{one}{_without(one)}" for one in types) or "none named")
+    yield Observation(", ".join(f"{one}{_without(one)}" for one in types) or "none named")
 
 
 def _without(kind: str) -> str:
@@ -49,12 +49,12 @@ def _without(kind: str) -> str:
     return " (not in containerd 2)" if kind in _NOT_IN_2 else ""
 
 
-def find_faults(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def find_faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """Return one finding for each reason; none for a runtime without runtime types."""
     return gpu_runtime.together(_unfit(around, used) if used.kind == CONTAINERD else ())
 
 
-def _unfit(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+def _unfit(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     ours = {one.name for one in of_nvidia(used.handlers)}
     for handler in used.handlers:
         if handler.name not in ours and handler.name != used.default:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from healthcheck.catalog.sxid import rule_by_table, sxid_table
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.severities import is_ignored, ruled
-from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
+from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
 from healthcheck.probes import kernel_log
 from healthcheck.probes.pci import normalise_address
 
@@ -38,7 +38,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield sighting
 
 
-def read_sxid(record: kernel_log.Record, expected: Expectation) -> Sighting | None:
+def read_sxid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | None:
     """Parse one kernel record into a sighting, whatever its severity.
 
     None if it is not an SXid, or only continues the previous one.
@@ -56,7 +56,7 @@ def read_sxid(record: kernel_log.Record, expected: Expectation) -> Sighting | No
     detail = (f"{name}: {text}" if text else name)[:_LONGEST_DETAIL]
     finding = Finding(reason, ruling.severity, subject, detail, rule=ruling.rule, seq=record.seq, at=record.at)
     finding = ruled(finding, expected.policy)
-    return Sighting(
+    return KernelEvent(
         reason=reason,
         subject=subject,
         seq=record.seq,

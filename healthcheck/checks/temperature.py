@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import answering, found
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
 from healthcheck.probes.nvml import gpus as nvml
 
 LOWEST_LIMIT_CELSIUS = 50
@@ -31,7 +31,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if told:
         limits = [limit for _, temperature in readings if (limit := slowdown_celsius(temperature)) is not None]
         expected = f"below the GPU's own limit, {_range(limits)} °C" if limits else ""
-        yield Seen(f"{_range(told)} °C", expected, "NVML" if limits else "")
+        yield Observation(f"{_range(told)} °C", expected, "NVML" if limits else "")
     elif gpus:
         yield NotConfigured("no GPU here tells its temperature")
     for gpu, temperature in readings:

@@ -10,7 +10,7 @@ from healthcheck.catalog.ruling import Ruling
 from healthcheck.catalog.xid import RECOVERY_CODE, recovery_of, rule_by_catalogue, xid_table
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.severities import is_ignored, ruled
-from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
+from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
 from healthcheck.probes import diagnostics, kernel_log
 from healthcheck.probes.pci import normalise_address
 
@@ -61,7 +61,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield sighting
 
 
-def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | None:
+def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | None:
     """Parse one kernel record into a sighting, whatever its severity; None if it is not an Xid."""
     glued = _GLUED.match(record.text)
     found = None if kernel_log.is_packet_filters(record.text) else _XID.match(record.text, glued.end() if glued else 0)
@@ -78,7 +78,7 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | Non
     recovery_action = recovery_of(code, text)
     place = _PLACE.search(text) if code == _GRAPHICS_EXCEPTION else None
     of_a_test = _is_of_a_test(code, process, record.at, expected)
-    return Sighting(
+    return KernelEvent(
         reason=finding.reason,
         subject=subject,
         seq=record.seq,

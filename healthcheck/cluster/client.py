@@ -6,7 +6,7 @@ To read another kind, add a class over `Connection`, and list it here if the pro
 from __future__ import annotations
 
 from healthcheck.cluster.configuration import ClusterSettings
-from healthcheck.cluster.devices import Devices
+from healthcheck.cluster.devices import DraObjects
 from healthcheck.cluster.events import Events
 from healthcheck.cluster.jobs import Jobs
 from healthcheck.cluster.leases import Leases
@@ -16,5 +16,5 @@ from healthcheck.cluster.policies import Policies
 from healthcheck.cluster.rights import Rights
 
 
-class Cluster(Nodes, Leases, Pods, Jobs, Devices, Events, ClusterSettings, Rights, Policies):
+class Cluster(Nodes, Leases, Pods, Jobs, DraObjects, Events, ClusterSettings, Rights, Policies):
     """One connection for all kinds. Raises ClusterError, and is safe to use from several threads."""

@@ -20,7 +20,7 @@ from healthcheck.node.devices import DRIVER, Device
 from healthcheck.node.state import NodeState
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.budget import holder_label
-from healthcheck.verdict.device_taints import Wanted
+from healthcheck.verdict.device_taints import MissingRule
 
 _GROUP = "/apis/resource.k8s.io"
 _RULES, _SLICES = "devicetaintrules", "resourceslices"
@@ -65,7 +65,7 @@ class DeviceTaints(Connection):
         rules = self._each(_RULES, found, lambda one: device_rule(one, _pool(one)))
         return tuple(one for one in rules if one.is_ours)
 
-    def create_rule(self, wanted: Wanted, node: NodeState) -> None:
+    def create_rule(self, wanted: MissingRule, node: NodeState) -> None:
         """Conflict: something of that name is there."""
         owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
         labels = {

@@ -11,16 +11,16 @@ from msgspec.structs import replace
 from healthcheck.cluster.connection import Connection
 from healthcheck.cluster.errors import NotFound
 from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.devices import CLAIM_TEMPLATE, DRA_VERSIONS, GivenOut, GpuClaim, gpu_claim
+from healthcheck.node.devices import CLAIM_TEMPLATE, DRA_VERSIONS, AllocatedDevices, GpuClaim, gpu_claim
 
 _GROUP = "/apis/resource.k8s.io"
 _SLICES = "resourceslices"
 
 
-class Devices(Connection):
+class DraObjects(Connection):
     """Reads the objects of dynamic resource allocation; a kind that the API does not serve has no objects."""
 
-    def read_given_out(self, namespace: str) -> GivenOut:
+    def read_given_out(self, namespace: str) -> AllocatedDevices:
         """Return the devices that the driver publishes.
 
         The result also shows whether a sweep's pod in the namespace could claim them.

@@ -12,16 +12,16 @@ from healthcheck.cluster.names import COMPONENT
 from healthcheck.node.state import NodeState
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
-from healthcheck.verdict.events import Event
+from healthcheck.verdict.events import NodeEvent
 
 
 class Events(Connection):
-    def create_event(self, node: NodeState, event: Event, now: datetime) -> None:
+    def create_event(self, node: NodeState, event: NodeEvent, now: datetime) -> None:
         """Create an Event for the Node. Creating the same Event twice has no further effect."""
         at = timestamp(now)
         body = {
             "apiVersion": "v1",
-            "kind": "Event",
+            "kind": "NodeEvent",
             "metadata": {"name": event.name, "namespace": "default"},
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid},
             "type": event.type,

@@ -18,7 +18,7 @@ from healthcheck.text.printable import printable
 _JOBS = "/apis/batch/v1/namespaces/{}/jobs"
 
 
-class Workload(Struct, frozen=True):
+class PodOwner(Struct, frozen=True):
     """A pod, or an object that runs pods. `kind` is the name that kubectl uses, such as `daemonsets`."""
 
     kind: str
@@ -85,12 +85,12 @@ class Jobs(Connection):
         }
         self._json("delete", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", options)
 
-    def list_workloads(self, selector: str) -> Iterator[Workload]:
+    def list_workloads(self, selector: str) -> Iterator[PodOwner]:
         """Yield workloads and bare pods with these labels, in all namespaces, except ended and suspended ones."""
         for path, resource, has_ended in _WORKLOADS:
             for one in self._pages(path, resource, {"labelSelector": selector}):
                 if not has_ended(one):
-                    yield Workload(resource, one["metadata"]["namespace"], one["metadata"]["name"])
+                    yield PodOwner(resource, one["metadata"]["namespace"], one["metadata"]["name"])
 
 
 def _job(job: Mapping[str, Any]) -> JobState:

@@ -40,7 +40,7 @@ class Access(Struct, frozen=True):
     """For each request; 0: no limit."""
 
 
-class Chosen(Struct, frozen=True):
+class SelectedContext(Struct, frozen=True):
     """The chosen context and its files.
 
     `user` is the user name in the kubeconfig, or empty if it names none.
@@ -51,7 +51,7 @@ class Chosen(Struct, frozen=True):
     user: str = ""
 
 
-def choose(access: Access | None) -> Chosen | None:
+def choose(access: Access | None) -> SelectedContext | None:
     """The context to use; None: the account of the pod that this is. Raises KubeconfigError.
 
     `access` None is a program's: in a pod it has KUBECONFIG and its account, and no home of a person's counts.
@@ -141,13 +141,13 @@ def _current(read: list[tuple[str, dict[str, Any]]]) -> Iterator[str]:
             yield str(told)
 
 
-def _named(context: str, read: list[tuple[str, dict[str, Any]]], places: list[str]) -> Chosen:
+def _named(context: str, read: list[tuple[str, dict[str, Any]]], places: list[str]) -> SelectedContext:
     known = _contexts(read)
     if context not in known:
         there = f"there are {named(sorted(known), _MOST_NAMED)}" if known else "there is none"
         raise KubeconfigError(f"no context {context!r} in {named(places, _MOST_NAMED)}: {there}")
     user = known[context].get("user") if isinstance(known[context], dict) else ""
-    return Chosen(tuple(str(_path(place)) for place, _ in read), context, str(user or ""))
+    return SelectedContext(tuple(str(_path(place)) for place, _ in read), context, str(user or ""))
 
 
 def _contexts(read: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:

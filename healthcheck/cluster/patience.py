@@ -16,7 +16,7 @@ from healthcheck.cluster.errors import ClusterError, Conflict, Unavailable
 T = TypeVar("T")
 
 
-class Patience(Struct, frozen=True):
+class RetryLimits(Struct, frozen=True):
     """Retry limits for requests. `seconds` is the total time, and `errors` are those worth a retry.
 
     `say` is called with each error before the pause that follows it. A caller that may have to end early gives

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from healthcheck.model import Cause
+from healthcheck.model import UnobservedCause
 
-RUN_STOPPED = Cause(
+RUN_STOPPED = UnobservedCause(
     "RunStopped",
     "Somebody ended the quarantine run, or its time was over, before this test had ended.",
     "Quarantine the node again.",
 )
-NOT_FINISHED = Cause(
+NOT_FINISHED = UnobservedCause(
     "NotFinished",
     "The record is of a run that goes on, or that was killed without a word.",
     "Wait for its end, or quarantine the node again.",

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 from msgspec import Struct
 
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
-from healthcheck.text.json_rows import Row, as_json, one_of, row_in, word
+from healthcheck.text.json_rows import JsonObject, as_json, one_of, row_in, word
 from healthcheck.text.moments import moment_or_none
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError
@@ -24,7 +24,7 @@ _EFFECT = "NoSchedule"
 _LONGEST_HOLDER = 320
 
 
-class Kind(StrEnum):
+class RunKind(StrEnum):
     """Kind of a run, as written in the label `mode`."""
 
     L2 = "l2"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 class Claim(Struct, frozen=True):
     """Claim of one run on a node. `holder` identifies the run within its kind; for a sweep it is the Job."""
 
-    kind: Kind
+    kind: RunKind
     holder: str
     until: datetime
 
@@ -47,10 +47,10 @@ class Claim(Struct, frozen=True):
         return (self.kind, self.holder) == (other.kind, other.holder)
 
 
-class _ClaimRow(Row, frozen=True):
+class _ClaimRow(JsonObject, frozen=True):
     """The annotation's keys."""
 
-    kind: Annotated[Kind | None, one_of({one.value: one for one in Kind})] = None
+    kind: Annotated[RunKind | None, one_of({one.value: one for one in RunKind})] = None
     holder: Annotated[str | None, word] = None
     until: Annotated[datetime | None, moment_or_none] = None
 
@@ -102,7 +102,7 @@ def take(node: NodeState, claim: Claim, now: datetime, gives_way: GivesWay = nev
     if claim_on(node, now, gives_way) is not None:
         return None
     kept = [taint for taint in node.taints if not _is_maintenance(taint)]
-    if claim.kind is not Kind.SWEEP:
+    if claim.kind is not RunKind.SWEEP:
         kept.append({"key": MAINTENANCE, "value": claim.kind.value, "effect": _EFFECT})
     return _patch(node, _text(claim), claim.kind.value, kept)
 
@@ -134,7 +134,7 @@ def clear(node: NodeState, now: datetime, gives_way: GivesWay = never_gives_way)
     claim = claim_on(node, now, gives_way)
     if claim is None:
         return _without_marks(node) if is_marked(node) else None
-    kept = [taint for taint in node.taints if not _is_maintenance(taint) or taint.get("value") != Kind.SWEEP.value]
+    kept = [taint for taint in node.taints if not _is_maintenance(taint) or taint.get("value") != RunKind.SWEEP.value]
     return _patch(node, node.annotations[RUN], claim.kind.value, kept) if len(kept) < len(node.taints) else None
 
 

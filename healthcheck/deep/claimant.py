@@ -14,7 +14,7 @@ from msgspec import Struct
 from healthcheck.deep.claim import (
     Claim,
     GivesWay,
-    Kind,
+    RunKind,
     claim_on,
     clear,
     give_back,
@@ -38,7 +38,7 @@ class Claimant(Struct, frozen=True):
     `write` is the cluster's `update_node` of that Node.
     """
 
-    kind: Kind
+    kind: RunKind
     name: str
     write: Callable[[PatchFor], NodeState | None]
     now: Callable[[], datetime]

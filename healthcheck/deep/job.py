@@ -53,7 +53,7 @@ class TemplateError(ValueError):
     """The CronJob in the cluster does not give a Job that can test a node. The message names the error."""
 
 
-class Title(Struct, frozen=True):
+class JobName(Struct, frozen=True):
     """Name, namespace and component of a Job."""
 
     name: str
@@ -61,7 +61,7 @@ class Title(Struct, frozen=True):
     component: str
 
 
-def job_on(template: Mapping[str, Any], title: Title, node_name: str, node_uid: str) -> dict[str, Any]:
+def job_on(template: Mapping[str, Any], title: JobName, node_name: str, node_uid: str) -> dict[str, Any]:
     """The template's Job, held to one node. Raises TemplateError.
 
     It is owned by the Node: of a Node that is gone nothing is left waiting.

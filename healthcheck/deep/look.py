@@ -12,7 +12,7 @@ from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4, needs_repeat, with_re
 from healthcheck.checks.examine import CHECK_FAILED, failure, judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Outcome, Probe, Unobserved
-from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
+from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
 from healthcheck.probes.dcgm.document import DiagAnswer
 
 _RESULTS = ("pass", "fail")
@@ -22,9 +22,9 @@ _LEVELS = {2: (LEVEL_2, LEVEL_2_RUN), 4: (LEVEL_4, LEVEL_4_RUN)}
 class Diagnostic(Protocol):
     """Interface to run DCGM's tests, one run at a time. `stop` ends it permanently, from any thread."""
 
-    def run(self, level: int) -> DcgmLook: ...
+    def run(self, level: int) -> DcgmReading: ...
 
-    def run_tests(self, tests: Sequence[str]) -> DcgmLook: ...
+    def run_tests(self, tests: Sequence[str]) -> DcgmReading: ...
 
     def stop(self) -> None: ...
 
@@ -54,7 +54,7 @@ def look_deeply(
     return outcome
 
 
-def with_doubts_settled(diagnostic: Diagnostic, first: DcgmLook, expected: Expectation) -> DcgmLook:
+def with_doubts_settled(diagnostic: Diagnostic, first: DcgmReading, expected: Expectation) -> DcgmReading:
     """Repeat the tests that also fail on healthy GPUs; such a failure counts only if it recurs."""
     answer = first.answer
     tests = needs_repeat(answer, expected.policy) if isinstance(answer, DiagAnswer) else ()
@@ -67,4 +67,4 @@ def with_doubts_settled(diagnostic: Diagnostic, first: DcgmLook, expected: Expec
         settled = {row.test for row in again.results if row.status in _RESULTS}
     # A test that could not be repeated has no result; the other tests keep theirs.
     untold = set(tests) - settled
-    return DcgmLook(replace(answer, results=tuple(row for row in answer.results if row.test not in untold)))
+    return DcgmReading(replace(answer, results=tuple(row for row in answer.results if row.test not in untold)))

@@ -23,7 +23,7 @@ from healthcheck.text.moments import held, moment, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD, Fault, counts, deep_faults, is_taken
-from healthcheck.verdict.events import Event, cut, event_name
+from healthcheck.verdict.events import NodeEvent, cut, event_name
 from healthcheck.verdict.record import DEEP, CauseRow, CheckRow, RunRecord
 from healthcheck.verdict.verdict import status_of, worst
 
@@ -51,7 +51,7 @@ class DeepRecord(Struct, frozen=True):
     """What it says, where it counts for nothing: the bash suite wrote it, and its taint does not stand any more."""
 
 
-class Ran(Struct, frozen=True):
+class CompletedRun(Struct, frozen=True):
     """One completed level 2 run: its node, its origin (`agent`, `sweep`), its times, machine and boot."""
 
     node: str
@@ -69,11 +69,11 @@ class PassedRun(Struct, frozen=True):
     began: datetime
 
 
-def void_record(node: NodeState, deep: DeepRecord) -> Event:
+def void_record(node: NodeState, deep: DeepRecord) -> NodeEvent:
     """Return the Event for a record that does not count. The same record always gives the same Event name."""
     message = f"{deep.kind} of {deep.timestamp} says {deep.void}: it counts for nothing, for it is another suite's"
     name = event_name(node.name, "void", deep.kind, deep.timestamp)
-    return Event(name, "Normal", "OldRecord", cut(f"{printable(message)}, and its taint does not stand"))
+    return NodeEvent(name, "Normal", "OldRecord", cut(f"{printable(message)}, and its taint does not stand"))
 
 
 def passed_run(node: NodeState) -> PassedRun | None:
@@ -89,7 +89,7 @@ def passed_run(node: NodeState) -> PassedRun | None:
     return PassedRun(hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=12).hexdigest(), began)
 
 
-def render(outcome: Outcome, ran: Ran) -> RunRecord:
+def render(outcome: Outcome, ran: CompletedRun) -> RunRecord:
     """The record of a run, at most LONGEST bytes long."""
     severity = worst(one.severity for one in outcome.findings)
     status = status_of(severity, could_not_look=not outcome.observed).value

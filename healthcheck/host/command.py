@@ -63,7 +63,7 @@ class MissedDeadline(ChildError):
         self.pid = pid
 
 
-class Stopped(ChildError):
+class StoppedOnRequest(ChildError):
     """The program was stopped on request before it was done."""
 
 
@@ -188,7 +188,7 @@ class Child:
             self._stuck = process
 
 
-class Ended(Struct, frozen=True):
+class ProgramEnd(Struct, frozen=True):
     """A program that came to its end. `code`: its exit code, or below 0 the number of the signal that ended it."""
 
     code: int
@@ -228,7 +228,7 @@ class Program:
             return self._stuck.pid
         return self._left.wait(0.0) if self._left is not None else None
 
-    def run(self, argv: Sequence[str], deadline_seconds: float, directory: Path | None = None) -> Ended:
+    def run(self, argv: Sequence[str], deadline_seconds: float, directory: Path | None = None) -> ProgramEnd:
         """Run the program and return its output and its exit code.
 
         `directory` is its working directory, by default that of this process. Raises ChildError if the program cannot
@@ -237,7 +237,7 @@ class Program:
         if (pid := self.stuck_pid) is not None:
             raise StillStuck(f"process {pid} of an earlier run can't be killed", pid)
         if self._stop.is_set():
-            raise Stopped("nothing is started any more")
+            raise StoppedOnRequest("nothing is started any more")
         deadline = time.monotonic() + deadline_seconds
         process = self._start(argv, directory)
         started = Descendants(process.pid)
@@ -257,12 +257,12 @@ class Program:
         pid = self.stuck_pid
         fate = f"process {pid} can't be killed" if pid else "its process was ended"
         if self._stop.is_set() and not outputs.ended:
-            raise Stopped(f"stopped before it was done; {fate}")
+            raise StoppedOnRequest(f"stopped before it was done; {fate}")
         if not in_time:
             raise MissedDeadline(f"no end within {deadline_seconds:g} s; {fate}", pid)
         if outputs.flooded:
             raise ChildError(f"its output is longer than {self.most_output_bytes} bytes")
-        return Ended(process.returncode, *outputs.texts)
+        return ProgramEnd(process.returncode, *outputs.texts)
 
     def stop(self) -> None:
         """End the program that another thread runs, and start no program afterwards.

@@ -17,7 +17,7 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 
-class Asked(Struct, Generic[Question, Answer], frozen=True):
+class TimedAnswer(Struct, Generic[Question, Answer], frozen=True):
     """A question, its time on the monotonic clock, and its answer."""
 
     question: Question
@@ -33,14 +33,14 @@ class LatestAnswer(Generic[Question, Answer]):
     """Of the thread."""
     ask: Callable[[Question], Answer]
     """Raises nothing: that there was no answer is one, too."""
-    is_outdated: Callable[[Asked[Question, Answer], Question, float], bool]
+    is_outdated: Callable[[TimedAnswer[Question, Answer], Question, float], bool]
     """Whether that answer is none to this question, or not at this time (monotonic)."""
     clock: Callable[[], float] = time.monotonic
-    _last: Asked[Question, Answer] | None = field(default=None, init=False)
+    _last: TimedAnswer[Question, Answer] | None = field(default=None, init=False)
     """Replaced as a whole: two threads know it."""
     asking: threading.Thread | None = field(default=None, init=False)
 
-    def look(self, question: Question, *, wait: bool) -> Asked[Question, Answer] | None:
+    def look(self, question: Question, *, wait: bool) -> TimedAnswer[Question, Answer] | None:
         """Return the last question with its answer, or None before the first answer.
 
         If it is outdated, query in a thread.
@@ -59,4 +59,4 @@ class LatestAnswer(Generic[Question, Answer]):
 
     def _ask(self, question: Question) -> None:
         at = self.clock()
-        self._last = Asked(question, at, self.ask(question))
+        self._last = TimedAnswer(question, at, self.ask(question))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
-from healthcheck.checks.expectation import FirstSeen, Place
-from healthcheck.memory.findings import Hit, Key, Memory, Sight
+from healthcheck.checks.expectation import EarlierHardware, GpuPosition
+from healthcheck.memory.findings import FirstObservation, Key, Memory, ProcessHit
 from healthcheck.memory.rows import (
     AcknowledgementRow,
     FindingRow,
@@ -17,7 +17,19 @@ from healthcheck.memory.rows import (
     whole_row,
 )
 from healthcheck.text import strict_json
-from healthcheck.text.json_rows import NULL, Row, as_json, names, only_rows, row, row_in, seconds, text, whole, word
+from healthcheck.text.json_rows import (
+    NULL,
+    JsonObject,
+    as_json,
+    names,
+    only_rows,
+    row,
+    row_in,
+    seconds,
+    text,
+    whole,
+    word,
+)
 from healthcheck.text.moments import exact, moment
 
 SCHEMA = 2
@@ -33,14 +45,14 @@ def _lists(value: object) -> tuple[Any, ...] | None:
     return tuple(value) if isinstance(value, list) and all(isinstance(one, list) for one in value) else None
 
 
-class _FirstRow(Row, frozen=True):
+class _FirstRow(JsonObject, frozen=True):
     efa: Annotated[int | None, whole, NULL] = None
     gpus: Annotated[int | None, whole, NULL] = None
     """Since 0.4.0."""
     places: Annotated[Mapping[str, tuple[int, str]] | None, _table] = None
 
 
-class _Content(Row, frozen=True):
+class _Content(JsonObject, frozen=True):
     """Fields of the memory file.
 
     Files of earlier versions of this program can lack `instance_type` and all fields after it.
@@ -66,7 +78,7 @@ class _Content(Row, frozen=True):
     first: Annotated[_FirstRow | None, row(_FirstRow)] = None
 
 
-class _Head(Row, frozen=True):
+class _Head(JsonObject, frozen=True):
     """The first line."""
 
     schema: Annotated[int | None, whole] = None
@@ -122,9 +134,9 @@ def _memory(content: _Content) -> Memory:
     content.must_have(
         *("machine", "boot_id", "findings", "acknowledged", "gpus", "recovery", "last_xid", "hits", "ended")
     )
-    hits: dict[Key, tuple[Hit, ...]] = {}
+    hits: dict[Key, tuple[ProcessHit, ...]] = {}
     for reason, address, process, place, at, seen in content.hits or ():
-        hit = Hit(str(process), str(place), _seconds(at), moment(seen))
+        hit = ProcessHit(str(process), str(place), _seconds(at), moment(seen))
         hits[reason, address] = (*hits.get((reason, address), ()), hit)
     return Memory(
         machine=content.machine or "",
@@ -140,14 +152,14 @@ def _memory(content: _Content) -> Memory:
         last_xid={address: _seconds(at) for address, at in (content.last_xid or {}).items()},
         hits=hits,
         ended={(one[0], one[1]): tuple(moment(at) for at in one[2:]) for one in content.ended or ()},
-        first=_first(content.first, content.gpus or {}) if content.first else FirstSeen(),
+        first=_first(content.first, content.gpus or {}) if content.first else EarlierHardware(),
         instance_type=content.instance_type or "",
         taken=content.taken or {},
         sights=_sights(content),
     )
 
 
-def _sights(content: _Content) -> dict[str, Sight]:
+def _sights(content: _Content) -> dict[str, FirstObservation]:
     """Return the recorded observations.
 
     Earlier versions of this program wrote them without their positions in the kernel log.
@@ -156,18 +168,18 @@ def _sights(content: _Content) -> dict[str, Sight]:
     told = {}
     for kind, (name, at) in (content.sights or {}).items():
         boot_id, cursor = places.get(kind, ("", -1))
-        told[kind] = Sight(str(name), moment(at), str(boot_id), int(cursor))
+        told[kind] = FirstObservation(str(name), moment(at), str(boot_id), int(cursor))
     return told
 
 
-def _first(row: _FirstRow, gpus: Mapping[str, Mapping[str, str]]) -> FirstSeen:
+def _first(row: _FirstRow, gpus: Mapping[str, Mapping[str, str]]) -> EarlierHardware:
     row.must_have("places")
-    places = {address: Place(int(numa), str(switch)) for address, (numa, switch) in (row.places or {}).items()}
+    places = {address: GpuPosition(int(numa), str(switch)) for address, (numa, switch) in (row.places or {}).items()}
     if row.gpus is not None:
-        return FirstSeen(row.efa, places, row.gpus)
+        return EarlierHardware(row.efa, places, row.gpus)
     # Written by 0.3.0, which counted none: each GPU that it met, once, also where it answered at several addresses.
     identities = {_identity(gpus.get(address, {})) or address for address in places}
-    return FirstSeen(row.efa, places, len(identities) or None)
+    return EarlierHardware(row.efa, places, len(identities) or None)
 
 
 def _identity(about: Mapping[str, str]) -> str:

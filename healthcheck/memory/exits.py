@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from healthcheck.checks.driver_reasons import SAME_LOAD_SECONDS
-from healthcheck.checks.expectation import ONCE_HAD, FirstSeen
+from healthcheck.checks.expectation import ONCE_HAD, EarlierHardware
 from healthcheck.checks.row_remap import FAILED as REMAP_FAILED
 from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
 from healthcheck.checks.severities import ESCALATED
@@ -35,10 +35,10 @@ from healthcheck.memory.exit_table import (
 from healthcheck.memory.findings import (
     MOST_GPUS,
     Acknowledgement,
+    FirstObservation,
     Key,
     Memory,
     Release,
-    Sight,
     Standing,
     age_seconds,
     differs,
@@ -139,7 +139,7 @@ def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -
     if _is_other_hardware(memory, answering.values()):
         # A machine without a readable name of its own was replaced: its GPUs identify it.
         kept = tuple(one for one in memory.standing if one.boot_id == memory.boot_id)
-        memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={}, first=FirstSeen())
+        memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={}, first=EarlierHardware())
     # If fewer GPUs answer than before, a GPU that answers nowhere may be present but silent.
     are_all_here = len(answering) >= len(memory.gpus)
     memory = relocated(memory, answering)
@@ -166,7 +166,7 @@ def every_gpu_taken(memory: Memory, at: float) -> Memory:
     return _without(memory, lambda one: TAKEN.is_open_to(one) and not _is_after(one, at, memory))
 
 
-def passed(memory: Memory, began: datetime, seen: Sight | None = None) -> Memory:
+def passed(memory: Memory, began: datetime, seen: FirstObservation | None = None) -> Memory:
     """Return the memory after a quarantine run with level 4 that began at `began` and passed.
 
     The run ends findings on the hardware that it tested. It ends no finding observed after it began, and none logged
@@ -203,7 +203,7 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     Applying the same release again changes nothing. The events it covers were observed here before it was, whatever its
     date. A deep test's record may name a GPU by something other than its address.
     """
-    sight, before = Sight(_name_of(word), now.wall), memory.sights.get(_RELEASE)
+    sight, before = FirstObservation(_name_of(word), now.wall), memory.sights.get(_RELEASE)
     if before is not None and before.name == sight.name:
         return memory
     known = {one.key: one.last_seen for one in memory.standing}
@@ -239,12 +239,14 @@ def quarantined(memory: Memory, name: str, began: datetime, now: Now) -> Memory:
     sight = memory.sights.get(_PASSED)
     if sight is None or sight.name != name:
         places = (one.seq for one in memory.standing if one.boot_id == memory.boot_id)
-        sight = Sight(name, now.wall, memory.boot_id, max((-1 if memory.cursor is None else memory.cursor, *places)))
+        sight = FirstObservation(
+            name, now.wall, memory.boot_id, max((-1 if memory.cursor is None else memory.cursor, *places))
+        )
         memory = replace(memory, sights={**memory.sights, _PASSED: sight})
     return passed(memory, min(began, sight.at), sight)
 
 
-def _was_logged_after(one: Standing, seen: Sight, memory: Memory) -> bool:
+def _was_logged_after(one: Standing, seen: FirstObservation, memory: Memory) -> bool:
     if one.seq < 0 or not seen.boot_id or one.boot_id != memory.boot_id:
         return False
     return seen.boot_id != memory.boot_id or one.seq > seen.cursor

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from healthcheck.checks.expectation import FirstSeen
-from healthcheck.model import Finding, Nature, Now, Told
+from healthcheck.checks.expectation import EarlierHardware
+from healthcheck.model import Finding, Nature, Now, Printable
 from healthcheck.probes.pci import normalise_address
 
 K = TypeVar("K")
@@ -24,7 +24,7 @@ Key = tuple[str, str]
 """Reason and subject."""
 
 
-class Acknowledgement(Told, frozen=True):
+class Acknowledgement(Printable, frozen=True):
     """One event finding that a person released, as a record on the Node showed it.
 
     A later event of the same reason and subject is a different event. It is distinguished by its boot and by the
@@ -49,7 +49,7 @@ class Acknowledgement(Told, frozen=True):
         return seen <= self.last_seen
 
 
-class Release(Told, frozen=True):
+class Release(Printable, frozen=True):
     """A person's statement that a node is healthy: author, reason, time, and the findings it covers."""
 
     by: str
@@ -58,7 +58,7 @@ class Release(Told, frozen=True):
     findings: tuple[Acknowledgement, ...]
 
 
-class Sight(Struct, frozen=True):
+class FirstObservation(Struct, frozen=True):
     """First observation of a Node's record here.
 
     It covers nothing later, whatever time the record states.
@@ -101,7 +101,7 @@ class Suspect(Struct, frozen=True):
     """How many in a row since then could not look there."""
 
 
-class Hit(Struct, frozen=True):
+class ProcessHit(Struct, frozen=True):
     """One process that an Xid hit, at one location of a GPU; '' if the driver named none."""
 
     process: str
@@ -133,18 +133,18 @@ class Memory(Struct, frozen=True):
     """By address: the pending recovery action, by NVML's last answer or a later Xid 154."""
     last_xid: Mapping[str, float] = field(default_factory=dict)
     """By address, in seconds of this boot: the last Xid but 45, for which 45 is only the consequence."""
-    hits: Mapping[Key, tuple[Hit, ...]] = field(default_factory=dict)
+    hits: Mapping[Key, tuple[ProcessHit, ...]] = field(default_factory=dict)
     """By reason and address: whom the Xids hit that point to hardware only when they come again and again."""
     ended: Mapping[Key, tuple[datetime, ...]] = field(default_factory=dict)
     """By reason and GPU (serial or UUID): when a reset or a reboot ended it (docs/rules.md 6)."""
-    first: FirstSeen = field(default_factory=FirstSeen)
+    first: EarlierHardware = field(default_factory=EarlierHardware)
     """What this machine once had, in whatever boot."""
     instance_type: str = ""
     """What the last look took it for; '' where nobody has said yet."""
     taken: Mapping[str, str] = field(default_factory=dict)
     """By the name of its annotation: the timestamp of the last deep record whose findings are among `standing`, or left
     it since."""
-    sights: Mapping[str, Sight] = field(default_factory=dict)
+    sights: Mapping[str, FirstObservation] = field(default_factory=dict)
     """By what it is: the last release, and the last quarantine run that passed."""
 
 

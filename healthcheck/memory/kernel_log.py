@@ -17,15 +17,15 @@ from healthcheck.memory.exit_table import RECOVERY_XID, SMOOTHING_OFF
 from healthcheck.memory.exits import driver_loaded, escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (
     MOST_GPUS,
-    Hit,
     Memory,
+    ProcessHit,
     Standing,
     age_seconds,
     gpu_address,
     with_newest,
     worst_first,
 )
-from healthcheck.model import Finding, Nature, Now, Outcome, Severity, Sighting
+from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity
 from healthcheck.text.moments import ago
 
 WINDOW_SECONDS = 60.0
@@ -70,7 +70,7 @@ class _Reading:
         self._now = now
         self._escalate_after = escalate_after
 
-    def add(self, sighting: Sighting, check: str) -> None:
+    def add(self, sighting: KernelEvent, check: str) -> None:
         address = gpu_address(sighting.subject)
         if sighting.driver_loaded:
             self._change(lambda whole: driver_loaded(whole, sighting.at))
@@ -91,7 +91,7 @@ class _Reading:
         self.memory = change(replace(self.memory, standing=tuple(self.standing.values())))
         self.standing = {one.key: one for one in self.memory.standing}
 
-    def _read(self, sighting: Sighting, check: str, address: str) -> None:
+    def _read(self, sighting: KernelEvent, check: str, address: str) -> None:
         finding = sighting.finding
         if sighting.reason == SMOOTHING_ON:
             self.standing.pop((SMOOTHING_OFF, sighting.subject), None)
@@ -111,7 +111,7 @@ class _Reading:
             if repeated is not None:
                 self._stand(repeated, sighting, check, 0)
 
-    def _stand(self, finding: Finding, sighting: Sighting, check: str, escalate_after: int) -> None:
+    def _stand(self, finding: Finding, sighting: KernelEvent, check: str, escalate_after: int) -> None:
         """Add a new event or count a known one. An event that a person has released is skipped."""
         seen = _seen(sighting, self._now)
         key, boot_id = (finding.reason, finding.subject), self.memory.boot_id
@@ -149,7 +149,7 @@ class _Reading:
             return None
         return one.finding.severity if one.finding.severity in _TIERS_OF_ACTIONS else None
 
-    def _apply_action(self, sighting: Sighting, address: str) -> None:
+    def _apply_action(self, sighting: KernelEvent, address: str) -> None:
         """Give the events of this GPU within the window the tier of the action that was announced just now."""
         tier = self._announced(address, sighting.at)
         for key, one in list(self.standing.items()):
@@ -159,7 +159,7 @@ class _Reading:
             if tier is not None and _is_beside(one, sighting.at, tier, self.memory):
                 self.standing[key] = replace(one, finding=_at_tier(one.finding, tier))
 
-    def _explain_cleanups(self, sighting: Sighting, address: str) -> None:
+    def _explain_cleanups(self, sighting: KernelEvent, address: str) -> None:
         """Another Xid explains the cleanups shortly before it: they are withdrawn."""
         for key in list(self._cleanups):
             one = self.standing.get(key)
@@ -206,14 +206,14 @@ def _named(memory: Memory, address: str, uuid: str) -> Memory:
     return replace(memory, gpus=with_newest(memory.gpus, address, {"uuid": uuid}, MOST_GPUS))
 
 
-def _is_consequence(memory: Memory, sighting: Sighting, address: str) -> bool:
+def _is_consequence(memory: Memory, sighting: KernelEvent, address: str) -> bool:
     if sighting.reason != CONSEQUENCE or sighting.finding is None or sighting.finding.severity >= Severity.RESET:
         return False
     last = memory.last_xid.get(address)
     return sighting.follows or (last is not None and abs(sighting.at - last) <= WINDOW_SECONDS)
 
 
-def _is_withdrawn(one: Standing, sighting: Sighting, memory: Memory) -> bool:
+def _is_withdrawn(one: Standing, sighting: KernelEvent, memory: Memory) -> bool:
     return (
         one.finding.severity < Severity.RESET
         and one.boot_id == memory.boot_id
@@ -227,16 +227,16 @@ def _beside(memory: Memory, address: str, at: float) -> Memory:
     return replace(memory, last_xid=with_newest(memory.last_xid, address, at, MOST_GPUS))
 
 
-def _hit(memory: Memory, sighting: Sighting, address: str, now: Now) -> Memory:
+def _hit(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Memory:
     """Record the process that the Xid hit."""
     key = (sighting.reason, address)
     known = memory.hits.get(key, ())
     others = tuple(one for one in known if (one.process, one.place) != (sighting.process, sighting.place))
-    hits = (*others, Hit(sighting.process, sighting.place, sighting.at, _seen(sighting, now)))[-_MOST_HITS:]
+    hits = (*others, ProcessHit(sighting.process, sighting.place, sighting.at, _seen(sighting, now)))[-_MOST_HITS:]
     return replace(memory, hits=with_newest(memory.hits, key, hits, MOST_GPUS))
 
 
-def _repeated(memory: Memory, sighting: Sighting, address: str, now: Now) -> Finding | None:
+def _repeated(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Finding | None:
     """The third process on one GPU, and on no other, makes it the GPU's own fault."""
     if not sighting.process or (sighting.reason == "Xid13" and not sighting.place):
         return None
@@ -260,10 +260,10 @@ def _repeated(memory: Memory, sighting: Sighting, address: str, now: Now) -> Fin
     )
 
 
-def _is_recent(memory: Memory, hit: Hit, now: Now) -> bool:
+def _is_recent(memory: Memory, hit: ProcessHit, now: Now) -> bool:
     return age_seconds(memory, now, memory.boot_id, hit.at, hit.seen) < REPEATS_WITHIN_SECONDS
 
 
-def _seen(sighting: Sighting, now: Now) -> datetime:
+def _seen(sighting: KernelEvent, now: Now) -> datetime:
     """The log's own time, never before it and never in the future: the wall clock may have jumped."""
     return ago(now.wall, max(now.monotonic - sighting.at, 0.0))

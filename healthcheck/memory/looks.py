@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import FirstSeen, Place
+from healthcheck.checks.expectation import EarlierHardware, GpuPosition
 from healthcheck.checks.gpu_count import UNBOUND
 from healthcheck.checks.severities import ESCALATED
 from healthcheck.memory.exits import ended_by_reset, escalated, every_gpu_taken, expired, gpus_answered
@@ -34,7 +34,7 @@ LOOKS_TO_CONFIRM = 4
 """A finding that can flicker counts once three looks after the first saw it too (docs/rules.md 3)."""
 MOST_BLIND_LOOKS = 4
 """In a row: then the count of a finding that can flicker begins anew, and what else was seen is told."""
-_NOWHERE = Place(-1, "")
+_NOWHERE = GpuPosition(-1, "")
 
 
 class MemoryRules(Struct, frozen=True):
@@ -49,7 +49,7 @@ class MemoryRules(Struct, frozen=True):
 _RULES = MemoryRules()
 
 
-class JudgedLook(Struct, frozen=True):
+class JudgedCycle(Struct, frozen=True):
     """One run of the level checks, with their outcomes."""
 
     outcomes: Sequence[Outcome]
@@ -61,7 +61,7 @@ class JudgedLook(Struct, frozen=True):
     instance_type: str = ""
 
 
-def after_look(memory: Memory, look: JudgedLook, now: Now, rules: MemoryRules = _RULES) -> Memory:
+def after_look(memory: Memory, look: JudgedCycle, now: Now, rules: MemoryRules = _RULES) -> Memory:
     """Return the memory after a check cycle.
 
     Findings that a check could not check, or not yet confirm, stay. The GPUs are processed first: a GPU that replaced a
@@ -72,7 +72,7 @@ def after_look(memory: Memory, look: JudgedLook, now: Now, rules: MemoryRules = 
         memory = gpus_answered(memory, look.gpus, look.began, now)
         if _shows_every_gpu(look):
             memory = every_gpu_taken(memory, look.began)
-    known = FirstSeen() if _is_resized(memory, look) else memory.first
+    known = EarlierHardware() if _is_resized(memory, look) else memory.first
     memory = replace(memory, first=first_seen(known, look.evidence), instance_type=look.instance_type)
     silent = memory.gpus.keys() - {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
     for outcome in look.outcomes:
@@ -115,7 +115,7 @@ def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
     return replace(memory, standing=kept, suspects=suspects)
 
 
-def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
+def first_seen(known: EarlierHardware, seen: Evidence) -> EarlierHardware:
     """Return the devices that this machine once had, after one more check cycle.
 
     A cycle that could not count its devices changes nothing. The counts only increase, and a GPU keeps the PCI location
@@ -127,7 +127,7 @@ def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
     known = replace(known, gpus=min(max(known.gpus or 0, gpus), MOST_GPUS))
     if seen.unread(infiniband.RDMA):
         return known
-    places = {one.address: Place(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
+    places = {one.address: GpuPosition(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
     # If the kernel does not report a location, a later cycle may.
     new = [(gpu, place) for gpu, place in places.items() if place != _NOWHERE and gpu not in known.places]
     return replace(
@@ -137,7 +137,7 @@ def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
     )
 
 
-def _shows_every_gpu(look: JudgedLook) -> bool:
+def _shows_every_gpu(look: JudgedCycle) -> bool:
     """Whether each GPU on PCI answers NVML, but those that another driver has."""
     if look.evidence.unread(pci.FUNCTIONS):
         return False
@@ -145,7 +145,7 @@ def _shows_every_gpu(look: JudgedLook) -> bool:
     return {one.address for one in look.evidence[pci.FUNCTIONS] if one.is_gpu_here} <= answering
 
 
-def _is_resized(memory: Memory, look: JudgedLook) -> bool:
+def _is_resized(memory: Memory, look: JudgedCycle) -> bool:
     """Whether the machine is now another instance type, which has other devices.
 
     HyperPod prefixes its types.

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Acknowledgement, Release, Standing
 from healthcheck.model import Finding, Nature, Severity
-from healthcheck.text.json_rows import NULL, Row, names, one_of, seconds, whole, word, yes
+from healthcheck.text.json_rows import NULL, JsonObject, names, one_of, seconds, whole, word, yes
 from healthcheck.text.moments import held, moment_or_none
 
 _LONGEST_WORD = 200
@@ -20,7 +20,7 @@ SEVERITIES: Mapping[str, Severity] = Severity.__members__
 _NATURES = {one.value: one for one in Nature}
 
 
-class FindingRow(Row, frozen=True):
+class FindingRow(JsonObject, frozen=True):
     """A finding.
 
     A record on the Node names its boot only if that is not the current one; the file always does.
@@ -80,7 +80,7 @@ class FindingRow(Row, frozen=True):
         )
 
 
-class ReleaseRow(Row, frozen=True):
+class ReleaseRow(JsonObject, frozen=True):
     """Author, reason and time of a release, for people. The findings it covers have rows of their own."""
 
     by: Annotated[str | None, word] = None
@@ -94,7 +94,7 @@ class ReleaseRow(Row, frozen=True):
         return Release(self.by or "", self.reason or "", self.at, ())
 
 
-class AcknowledgementRow(Row, frozen=True):
+class AcknowledgementRow(JsonObject, frozen=True):
     """One finding that a person released."""
 
     reason: Annotated[str | None, word] = None

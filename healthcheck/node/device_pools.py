@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from healthcheck.node.devices import DRIVER, Device, GivenOut
+from healthcheck.node.devices import DRIVER, AllocatedDevices, Device
 from healthcheck.node.state import KEEPS_AWAY
 from healthcheck.probes.pci import normalise_address
 from healthcheck.text.printable import printable
@@ -23,7 +23,7 @@ _UUIDS = ("uuid", "parentUUID")
 _LONGEST = 80
 
 
-class Published(Protocol):
+class ResourceSliceView(Protocol):
     """Interface of one ResourceSlice, independent of its reader.
 
     `count` is the number of slices that make up its pool in this generation. 0 means that the slice does not state it;
@@ -40,7 +40,7 @@ class Published(Protocol):
     def count(self) -> int: ...
 
 
-S = TypeVar("S", bound=Published)
+S = TypeVar("S", bound=ResourceSliceView)
 
 
 class DeviceSlice(Struct, frozen=True):
@@ -69,12 +69,12 @@ def newest(slices: Iterable[S]) -> dict[tuple[str, str], list[S]]:
     return pools
 
 
-def is_whole(pool: Sequence[Published]) -> bool:
+def is_whole(pool: Sequence[ResourceSliceView]) -> bool:
     """Whether all slices of a generation are present. Slices without a count are taken as complete."""
     return pool[0].count in (0, len(pool))
 
 
-def given_out(slices: Iterable[DeviceSlice]) -> GivenOut:
+def given_out(slices: Iterable[DeviceSlice]) -> AllocatedDevices:
     """Return the devices of a whole cluster's slices.
 
     The slices do not show whether a template for sweeps exists.
@@ -89,7 +89,7 @@ def given_out(slices: Iterable[DeviceSlice]) -> GivenOut:
                 devices[one.node] += one.devices
     unread = frozenset(one.node for one in every if one.node and one.pool not in published)
     known = {node: found for node, found in devices.items() if node and found and node not in unread}
-    return GivenOut(known, unread=unread)
+    return AllocatedDevices(known, unread=unread)
 
 
 def read_slice(resource_slice: Mapping[str, Any]) -> DeviceSlice | None:

@@ -67,7 +67,7 @@ class GpuClaim(Struct, frozen=True):
         return f"{who} holds {len(self.devices)} {DRIVER}"
 
 
-class GivenOut(Struct, frozen=True):
+class AllocatedDevices(Struct, frozen=True):
     """DRA devices of the whole cluster, by node name. `has_template`: CLAIM_TEMPLATE exists.
 
     `unread` lists the nodes whose devices are unknown now, because the driver is publishing them anew.

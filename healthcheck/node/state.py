@@ -12,9 +12,9 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import RuntimeClass
+from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.model import PREFIX
-from healthcheck.node.devices import GivenOut, NodeDevices
+from healthcheck.node.devices import AllocatedDevices, NodeDevices
 from healthcheck.text.moments import EARLIEST, moment_or_none
 from healthcheck.text.printable import printable
 
@@ -114,7 +114,7 @@ def annotated(
     return {**(patch or {}), "metadata": {**metadata, "annotations": both}}
 
 
-def with_devices(node: NodeState, given_out: GivenOut) -> NodeState:
+def with_devices(node: NodeState, given_out: AllocatedDevices) -> NodeState:
     """Return the Node with its DRA devices.
 
     If a device plugin serves the Node too and there is no template for sweeps, the Node is returned unchanged. A sweep
@@ -134,10 +134,10 @@ class SelectiveClass(Struct, frozen=True):
     node_selector: Mapping[str, str] = field(default_factory=dict)
 
 
-def runtime_classes(classes: Iterable[SelectiveClass], labels: Mapping[str, str]) -> tuple[RuntimeClass, ...]:
+def runtime_classes(classes: Iterable[SelectiveClass], labels: Mapping[str, str]) -> tuple[PodRuntimeClass, ...]:
     """Return the RuntimeClasses that a pod can use on a node with these labels."""
     return tuple(
-        RuntimeClass(one.name, one.handler, bool(one.node_selector))
+        PodRuntimeClass(one.name, one.handler, bool(one.node_selector))
         for one in classes
         if one.node_selector.items() <= labels.items()
     )

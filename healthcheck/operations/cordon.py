@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from healthcheck.deep.claim import Kind, claim_on
+from healthcheck.deep.claim import RunKind, claim_on
 from healthcheck.node.state import CORDONED_BY, FIELD_MANAGER, NodeState
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
@@ -45,7 +45,7 @@ def why_kept(node: NodeState, now: datetime) -> str:
         is_noted = node.cordon_managers or CORDONED_BY not in node.annotations
         return "no quarantine run of ours cordoned it" if is_noted else "nothing on it tells who cordoned it"
     run = claim_on(node, now)
-    if run is not None and run.kind is Kind.QUARANTINE:
+    if run is not None and run.kind is RunKind.QUARANTINE:
         return f"the quarantine run {run.holder} has it until {timestamp(run.until)}"
     return ""
 

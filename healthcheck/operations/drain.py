@@ -17,7 +17,7 @@ _FINISHED = ("Succeeded", "Failed")
 FORCE, EMPTY_DIR = "--force", "--delete-emptydir-data"
 
 
-class Allowed(Struct, frozen=True):
+class DrainPermissions(Struct, frozen=True):
     """Permissions that a person grants beyond plain evictions."""
 
     force: bool = False
@@ -26,7 +26,7 @@ class Allowed(Struct, frozen=True):
     """Pods with an emptyDir go too: what lies there is lost."""
 
 
-class Leaving(Struct, frozen=True):
+class EvictedPod(Struct, frozen=True):
     """A pod to evict. `warning` describes the loss that this causes; '' if there is none."""
 
     namespace: str
@@ -45,15 +45,15 @@ class Leaving(Struct, frozen=True):
 class DrainPlan(Struct, frozen=True):
     """`refused` names each pod that needs a flag, with the flag; while there is one, nothing is to be evicted."""
 
-    leaving: tuple[Leaving, ...] = ()
+    leaving: tuple[EvictedPod, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
     """Pods that stay, as namespace/name, and why."""
     refused: tuple[tuple[str, str], ...] = ()
 
 
-def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: Allowed) -> DrainPlan:
+def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: DrainPermissions) -> DrainPlan:
     """Decide for each pod of one node, given as API objects, whether it is evicted, kept or refused."""
-    leaving: list[Leaving] = []
+    leaving: list[EvictedPod] = []
     left: list[tuple[str, str]] = []
     refused: list[tuple[str, str]] = []
     for pod in pods:
@@ -69,7 +69,7 @@ def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: Allowed) -> DrainPlan
             refused.append((title, told))
             continue
         leaving.append(
-            Leaving(
+            EvictedPod(
                 str(metadata.get("namespace", "")),
                 str(metadata.get("name", "")),
                 str(metadata.get("uid", "")),
@@ -81,7 +81,7 @@ def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: Allowed) -> DrainPlan
     return DrainPlan(tuple(leaving), tuple(left), tuple(refused))
 
 
-def budgets_on(pod: Leaving, budgets: Iterable[Mapping[str, Any]]) -> list[str]:
+def budgets_on(pod: EvictedPod, budgets: Iterable[Mapping[str, Any]]) -> list[str]:
     """The disruption budgets of its namespace that it counts for, by name."""
     selectors = ((str(one["metadata"]["name"]), (one.get("spec") or {}).get("selector")) for one in budgets)
     # Without a selector a budget counts no pod, with an empty one every pod (policy/v1).
@@ -143,7 +143,7 @@ def _losses(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield EMPTY_DIR, "the data of its emptyDir is lost"
 
 
-def _allows(allowed: Allowed, flag: str) -> bool:
+def _allows(allowed: DrainPermissions, flag: str) -> bool:
     return allowed.force if flag == FORCE else allowed.empty_dir
 
 

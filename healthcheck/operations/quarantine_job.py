@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.deep.job import SHOWN, Title, job_on, short_name
+from healthcheck.deep.job import SHOWN, JobName, job_on, short_name
 from healthcheck.model import PREFIX
 from healthcheck.node.state import NodeState
 
@@ -20,7 +20,7 @@ _LONGEST_NAME = _LONGEST_LABEL = 63
 
 def quarantine_job(template: Mapping[str, Any], node: NodeState, namespace: str) -> dict[str, Any]:
     """The Job for this node. Raises TemplateError."""
-    job = job_on(template, Title(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
+    job = job_on(template, JobName(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
     job["metadata"]["annotations"][SHOWN] = ""
     if len(node.name) <= _LONGEST_LABEL:
         job["metadata"]["labels"][TARGET] = node.name

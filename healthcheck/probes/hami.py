@@ -69,7 +69,7 @@ class Plugin(Struct, frozen=True):
     """Names in the kubelet's folder of sockets, as the plugin sees it; None: it can't be told."""
 
 
-class Leftovers(Struct, frozen=True):
+class StaleFolders(Struct, frozen=True):
     """Folders of containers that ran, in pods that the kubelet has no more, older than HAMi's own delay."""
 
     folder: str
@@ -90,11 +90,11 @@ class Hami(Struct, frozen=True):
     plugin: Plugin | None = None
     listening: tuple[str, ...] | None = None
     resync_seconds: float = USUAL_RESYNC
-    leftovers: Leftovers | None = None
+    leftovers: StaleFolders | None = None
     mig_lock_seconds: float | None = None
 
 
-class _Told(Struct, frozen=True):
+class _HamiProcess(Struct, frozen=True):
     """One of HAMi's processes, and its settings from the chart: `hook` is its HOOK_PATH; '' without one."""
 
     process: Process
@@ -120,7 +120,7 @@ def read_hami(host: Host) -> Hami:
     return Hami()
 
 
-def _told(root: Path, process: Process) -> _Told | None:
+def _told(root: Path, process: Process) -> _HamiProcess | None:
     """Return the process's settings; None if it has just ended or is hidden.
 
     A hidden process may be NVIDIA's own plugin.
@@ -137,7 +137,7 @@ def _told(root: Path, process: Process) -> _Told | None:
         raise
     pairs = (word.partition("=") for word in words.decode("utf-8", "replace").split("\0"))
     wanted = {name: value for name, _, value in pairs if name in ("HOOK_PATH", "HAMI_RESYNC_INTERVAL")}
-    return _Told(process, _path(wanted.get("HOOK_PATH", "")), wanted.get("HAMI_RESYNC_INTERVAL", "")[:64])
+    return _HamiProcess(process, _path(wanted.get("HOOK_PATH", "")), wanted.get("HAMI_RESYNC_INTERVAL", "")[:64])
 
 
 def _path(text: str) -> str:
@@ -146,7 +146,7 @@ def _path(text: str) -> str:
     return f"/{os.path.normpath(text).strip('/')}" if fits else ""
 
 
-def _read(root: Path, told: Sequence[_Told], among: Sequence[Process]) -> Hami:
+def _read(root: Path, told: Sequence[_HamiProcess], among: Sequence[Process]) -> Hami:
     # During a rollout, two processes of one kind may run. The younger one remains.
     youngest = {one.process.name: one for one in sorted(told, key=_started)}
     plugin, monitor = youngest.get(DEVICE_PLUGIN), youngest.get(VGPU_MONITOR)
@@ -166,7 +166,7 @@ def _read(root: Path, told: Sequence[_Told], among: Sequence[Process]) -> Hami:
     )
 
 
-def _started(one: _Told) -> float:
+def _started(one: _HamiProcess) -> float:
     """Return the process's start time.
 
     An unknown start counts as recent, so that no fault is reported for it.
@@ -236,7 +236,9 @@ def _listening(root: Path, process: Process) -> tuple[str, ...] | None:
     return tuple(sorted({name for name in names if name.isprintable() and name != "kubelet.sock"}))[:_MOST_NAMES]
 
 
-def _leftovers(root: Path, among: Sequence[Process], process: Process, folder: str, delay: float) -> Leftovers | None:
+def _leftovers(
+    root: Path, among: Sequence[Process], process: Process, folder: str, delay: float
+) -> StaleFolders | None:
     """The kubelet's folder of pods is known by HAMi's own pod, which has a folder there."""
     own = _pod_of(root, process)
     pods = next((one for one in _folders_of_pods(among) if own and host_files.exists(root, f"{one}/{own}")), "")
@@ -247,7 +249,7 @@ def _leftovers(root: Path, among: Sequence[Process], process: Process, folder: s
     before = now().wall.timestamp() - delay
     of_gone = (one for one in _entries(root, containers) if _pod_in(one.name) not in {"", *known})
     left = (one.name for one in of_gone if _is_left(Path(one.path), before))
-    return Leftovers(containers, tuple(sorted(islice(left, _MOST_LEFT))))
+    return StaleFolders(containers, tuple(sorted(islice(left, _MOST_LEFT))))
 
 
 def _folders_of_pods(among: Sequence[Process]) -> Iterator[str]:

@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from healthcheck.host import host_files
 from healthcheck.host.opening import open_file
-from healthcheck.model import Cause, Host, Probe, ProbeError
+from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
 from healthcheck.text.printable import printable
 
-UNREADABLE = Cause(
+UNREADABLE = UnobservedCause(
     "KernelLogUnreadable", "The kernel's log (`/dev/kmsg`) can't be opened or read.", "See that the pod is privileged."
 )
 KERNEL_FACILITY = frozenset({0})
@@ -65,7 +65,7 @@ class Record(Struct, frozen=True):
     text: str
 
 
-class Batch(Struct, frozen=True):
+class RecordBatch(Struct, frozen=True):
     """Records that could be read without waiting. `lost` records were overwritten before the read.
 
     `ended`: the end of a file was reached.
@@ -148,7 +148,7 @@ class KernelLog:
     def close(self) -> None:
         os.close(self._fd)
 
-    def read(self) -> Batch:
+    def read(self) -> RecordBatch:
         """Read the available records, up to a limit, without waiting."""
         records: list[Record] = []
         taken = lost = unreadable = refused = 0
@@ -170,7 +170,7 @@ class KernelLog:
             taken += 1
             if line.startswith(self._begins, head.end()):
                 records.append(_record(head, line))
-        return Batch(tuple(records), taken, lost, unreadable, refused, last == b"", bool(last), self._after)
+        return RecordBatch(tuple(records), taken, lost, unreadable, refused, last == b"", bool(last), self._after)
 
     def unfinished(self) -> Record | None:
         """Return the last record of a saved log whose newline was cut off. A live log completes its own."""

@@ -18,13 +18,13 @@ _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|[0-9]{1,20}) ", re.
 _LONGEST = 1 << 16
 
 
-class Limits(Struct, frozen=True):
+class ProcessLimits(Struct, frozen=True):
     """`locked_memory` in bytes; None: without limit."""
 
     locked_memory: int | None
 
 
-def read_limits(host: Host) -> Limits | None:
+def read_limits(host: Host) -> ProcessLimits | None:
     """Return this process's limits; None if they do not represent those of pods.
 
     That is so outside of a container, and in a captured tree.
@@ -41,7 +41,7 @@ def read_limits(host: Host) -> Limits | None:
     found = _LOCKED_MEMORY.search(text)
     if found is None:
         raise ProbeError(f"{file}: no line for locked memory")
-    return Limits(None if found[1] == "unlimited" else int(found[1]))
+    return ProcessLimits(None if found[1] == "unlimited" else int(found[1]))
 
 
-LIMITS = Probe("limits", read_limits, Limits | None)
+LIMITS = Probe("limits", read_limits, ProcessLimits | None)

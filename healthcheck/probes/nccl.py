@@ -11,12 +11,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host.command import ChildError, Ended, MissedDeadline, Program, how_it_ended
-from healthcheck.model import Cause, Host, Probe, ProbeError, Shortage, Unobserved
+from healthcheck.host.command import ChildError, MissedDeadline, Program, ProgramEnd, how_it_ended
+from healthcheck.model import Host, Probe, ProbeError, Shortage, Unobserved, UnobservedCause
 from healthcheck.probes.pci import read_functions
 from healthcheck.text.printable import printable
 
-NOT_RUN = Cause(
+NOT_RUN = UnobservedCause(
     "AllReduceNotRun",
     "all_reduce_perf could not be run, or met an error that need not be the hardware's.",
     "Read its own words in the message.",
@@ -72,7 +72,7 @@ class Failed(Struct, frozen=True, tag=True):
     says: str
 
 
-class AllReduceLook(Struct, frozen=True):
+class AllReduceReading(Struct, frozen=True):
     """`absent`: why nothing was run."""
 
     answer: Reduced | Failed | Unobserved | None = None
@@ -93,15 +93,15 @@ class AllReduce:
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         self._program = Program({**_ENVIRONMENT, **passed_on, "PATH": self.path}, _PATIENCE_SECONDS)
 
-    def run(self) -> AllReduceLook:
+    def run(self) -> AllReduceReading:
         """Run the all-reduce. Raises ProbeError if the GPUs can't be counted."""
         program = shutil.which("all_reduce_perf", path=self.path)
         if program is None:
-            return AllReduceLook(absent="all_reduce_perf is not installed here")
+            return AllReduceReading(absent="all_reduce_perf is not installed here")
         gpus = sum(one.is_gpu and one.driver == _NVIDIA_DRIVER for one in read_functions(Host(self.root)))
         if gpus < 2:
-            return AllReduceLook(absent="an all-reduce takes two GPUs or more")
-        return AllReduceLook(self._run((program, *_SIZES, "-g", str(gpus)), gpus))
+            return AllReduceReading(absent="an all-reduce takes two GPUs or more")
+        return AllReduceReading(self._run((program, *_SIZES, "-g", str(gpus)), gpus))
 
     def stop(self) -> None:
         """Stop the run of another thread. Nothing is started after it."""
@@ -116,7 +116,7 @@ class AllReduce:
             return Unobserved(NOT_RUN, f"all_reduce_perf: {error}")
 
 
-def read_all_reduce(ended: Ended, gpus: int) -> Reduced | Failed | Unobserved:
+def read_all_reduce(ended: ProgramEnd, gpus: int) -> Reduced | Failed | Unobserved:
     """Parse the program's output.
 
     An error that need not be a hardware fault means that it could not check.
@@ -153,18 +153,18 @@ def _rows(text: str) -> Iterator[tuple[int, float, int]]:
             yield int(words[0][:18]), max(speeds, default=0.0), int(sum(wrong))
 
 
-def _last_words(ended: Ended) -> str:
+def _last_words(ended: ProgramEnd) -> str:
     lines = (ended.out[-_LONGEST_LINE:] + b"\n" + ended.err[-_LONGEST_LINE:]).decode("utf-8", "replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip(" #")), "")
     return f": {printable(last, _LONGEST_TEXT)}" if last else ""
 
 
-def read_all_reduce_look(host: Host) -> AllReduceLook:
+def read_all_reduce_look(host: Host) -> AllReduceReading:
     if host.ask_all_reduce is None:
         raise ProbeError("a look that is no deep one runs no all-reduce")
     look = host.ask_all_reduce()
-    assert isinstance(look, AllReduceLook)
+    assert isinstance(look, AllReduceReading)
     return look
 
 
-ALL_REDUCE = Probe("nccl", read_all_reduce_look, AllReduceLook, (NOT_RUN,))
+ALL_REDUCE = Probe("nccl", read_all_reduce_look, AllReduceReading, (NOT_RUN,))

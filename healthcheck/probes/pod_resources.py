@@ -18,7 +18,7 @@ _NVIDIA = "nvidia.com"
 DRA_DRIVER = "gpu.nvidia.com"
 
 
-class Devices(Struct, frozen=True):
+class ResourceDevices(Struct, frozen=True):
     """Devices of one resource of a device plugin: `nvidia.com/gpu`, with the plugin's ids for them."""
 
     resource: str
@@ -33,7 +33,7 @@ class ClaimedDevice(Struct, frozen=True):
     device: str
 
 
-class Claim(Struct, frozen=True):
+class DeviceClaim(Struct, frozen=True):
     """A ResourceClaim and its devices. Only Kubernetes up to 1.30 reports `class_name`."""
 
     namespace: str
@@ -42,12 +42,12 @@ class Claim(Struct, frozen=True):
     devices: tuple[ClaimedDevice, ...] = ()
 
 
-class Container(Struct, frozen=True):
+class ContainerDevices(Struct, frozen=True):
     """A container with devices. Containers with only CPU and memory are not kept."""
 
     name: str
-    devices: tuple[Devices, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    devices: tuple[ResourceDevices, ...] = ()
+    claims: tuple[DeviceClaim, ...] = ()
 
 
 class PodDevices(Struct, frozen=True):
@@ -55,7 +55,7 @@ class PodDevices(Struct, frozen=True):
 
     namespace: str
     name: str
-    containers: tuple[Container, ...]
+    containers: tuple[ContainerDevices, ...]
 
 
 def read_pod_resources(host: Host) -> tuple[PodDevices, ...]:
@@ -101,7 +101,7 @@ def holds_gpus(pods: Iterable[PodDevices]) -> list[tuple[str, str, int]]:
     return held
 
 
-def _containers(pod: Mapping[str, Any]) -> Iterator[Container]:
+def _containers(pod: Mapping[str, Any]) -> Iterator[ContainerDevices]:
     for one in pod.get("containers", ()):
         # The kubelet lists the devices of each NUMA node separately.
         given: dict[str, tuple[str, ...]] = {}
@@ -110,18 +110,20 @@ def _containers(pod: Mapping[str, Any]) -> Iterator[Container]:
             given[resource] = given.get(resource, ()) + tuple(devices.get("device_ids", ()))
         claims = tuple(_claim(claim) for claim in one.get("dynamic_resources", ()))
         if given or claims:
-            yield Container(one.get("name", ""), tuple(Devices(*item) for item in given.items()), claims)
+            yield ContainerDevices(one.get("name", ""), tuple(ResourceDevices(*item) for item in given.items()), claims)
 
 
-def _claim(claim: Mapping[str, Any]) -> Claim:
+def _claim(claim: Mapping[str, Any]) -> DeviceClaim:
     devices = tuple(
         ClaimedDevice(one.get("driver_name", ""), one.get("pool_name", ""), one.get("device_name", ""))
         for one in claim.get("claim_resources", ())
     )
-    return Claim(claim.get("claim_namespace", ""), claim.get("claim_name", ""), claim.get("class_name", ""), devices)
+    return DeviceClaim(
+        claim.get("claim_namespace", ""), claim.get("claim_name", ""), claim.get("class_name", ""), devices
+    )
 
 
-def _gpus(container: Container) -> Iterator[tuple[str, str]]:
+def _gpus(container: ContainerDevices) -> Iterator[tuple[str, str]]:
     """Yield resource and device. A claim has no resource: its driver is used instead, else its class."""
     for devices in container.devices:
         if _is_gpu(devices.resource):

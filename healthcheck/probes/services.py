@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from healthcheck.host.clock import now
 from healthcheck.host.opening import names_there, open_file
-from healthcheck.model import Cause, Host, Probe, ProbeError
+from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.origins import Origin
-from healthcheck.probes.container_runtime.processes import Found, Process
+from healthcheck.probes.container_runtime.processes import KnownProcesses, Process
 
 FABRIC_MANAGER, IMEX = processes.FABRIC_MANAGER, processes.IMEX
 _LOGS = ("var/log/fabricmanager.log", "run/nvidia/driver/var/log/fabricmanager.log")
@@ -102,7 +102,7 @@ def read_services(host: Host) -> Services:
     )
 
 
-def _uncounted(found: Found, name: str) -> Iterator[Uncounted]:
+def _uncounted(found: KnownProcesses, name: str) -> Iterator[Uncounted]:
     if others := found.others.get(name, 0):
         yield Uncounted(name, others, "in containers")
     if privileged := sum(one.name == name and one.origin not in _OWN for one in found.processes):
@@ -154,12 +154,12 @@ def enabled_of(root: Path, units: Sequence[str]) -> str:
     return next((unit for unit in units for name in targets if (root / _TARGETS / name / unit).is_symlink()), "")
 
 
-UNCERTAIN = Cause(
+UNCERTAIN = UnobservedCause(
     "ServiceUncertain",
     "Only processes in privileged containers have the name of the node's service, or more than anybody looks at.",
     "Look on the node whether its own service runs (`systemctl status`).",
 )
-PROCESSES_HIDDEN = Cause(
+PROCESSES_HIDDEN = UnobservedCause(
     "HostProcessesHidden",
     "The processes of the node can't be seen from here.",
     "Give the pod `hostPID`, and see that `HOST_ROOT/proc` is the host's.",

@@ -301,7 +301,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def rules(self) -> Rules:
-        from healthcheck.verdict.repair import Repair  # noqa: PLC0415
+        from healthcheck.verdict.repair import RepairPolicy  # noqa: PLC0415
         from healthcheck.verdict.taint import Rules  # noqa: PLC0415 - the child that reads settings applies none
 
         return Rules(
@@ -310,7 +310,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
             enable_label=self.enable_label,
             max_unhealthy_percent=self.max_unhealthy_percent,
             device_taints=self.device_taints,
-            repair=Repair(listed(self.repair_conditions), self.repair_severity),
+            repair=RepairPolicy(listed(self.repair_conditions), self.repair_severity),
         )
 
 

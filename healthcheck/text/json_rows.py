@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from healthcheck.text.moments import timestamp
 
-R = TypeVar("R", bound="Row")
+R = TypeVar("R", bound="JsonObject")
 T = TypeVar("T")
 _PLAIN = frozenset({str, int, float, bool})
 _MOST_WHOLE = 10**19
@@ -24,7 +24,7 @@ NULL = object()
 """Behind a key's reader: None is written, not left out."""
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class JsonObject(Struct, frozen=True, kw_only=True):
     """An object of a document. None means that the document lacks the value.
 
     A field that is a key has its reader next to its type: `Annotated[str | None, word] = None`. The reader returns None
@@ -60,7 +60,7 @@ def row_in(kind: type[R], raw: Mapping[str, Any]) -> R:
     return kind(odd=frozenset(odd), **told)
 
 
-def as_json(row: Row, time: Callable[[datetime], str] = timestamp) -> dict[str, Any]:
+def as_json(row: JsonObject, time: Callable[[datetime], str] = timestamp) -> dict[str, Any]:
     """Plain JSON types, in the order of the fields."""
     told: dict[str, Any] = {}
     for name, _, null in row.readers:
@@ -73,7 +73,7 @@ def as_json(row: Row, time: Callable[[datetime], str] = timestamp) -> dict[str, 
 
 
 def _plain(value: Any, time: Callable[[datetime], str]) -> Any:
-    if isinstance(value, Row):
+    if isinstance(value, JsonObject):
         return as_json(value, time)
     if isinstance(value, tuple):
         return [_plain(one, time) for one in value]

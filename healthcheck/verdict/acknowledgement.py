@@ -22,7 +22,7 @@ from healthcheck.node.state import (
     FieldManager,
     NodeState,
 )
-from healthcheck.text.json_rows import Row, as_json, only_rows, row_in, word
+from healthcheck.text.json_rows import JsonObject, as_json, only_rows, row_in, word
 from healthcheck.text.moments import EARLIEST, is_future, moment, moment_or_none
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import DEEP, AgentRecord, Record, RecordError, RunRecord
@@ -37,7 +37,7 @@ UNTOLD = "DeepDiagnosticFailed"
 """The reason of what a deep record's severity says and none of its findings does."""
 
 
-class _ReleaseWord(Row, frozen=True):
+class _ReleaseWord(JsonObject, frozen=True):
     """The annotation that waits for the agent."""
 
     by: Annotated[str | None, word] = None

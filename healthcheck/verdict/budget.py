@@ -33,7 +33,7 @@ class Slot(Struct, frozen=True):
     created: datetime | None = None
 
 
-class Grant(Struct, frozen=True):
+class SlotGrant(Struct, frozen=True):
     """Whether this node has a slot of the budget; if not, the reason."""
 
     held: bool
@@ -42,8 +42,8 @@ class Grant(Struct, frozen=True):
     """It is for device taints, which stand: they keep work off each bad GPU, and the Node needs no taint."""
 
 
-HELD = Grant(held=True)
-BY_DEVICES = Grant(held=True, by_devices=True)
+HELD = SlotGrant(held=True)
+BY_DEVICES = SlotGrant(held=True, by_devices=True)
 
 
 class Occupancy(Struct, frozen=True):

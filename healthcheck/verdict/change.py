@@ -30,10 +30,10 @@ from healthcheck.node.state import (
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import other_severities
-from healthcheck.verdict.budget import HELD, Grant
+from healthcheck.verdict.budget import HELD, SlotGrant
 from healthcheck.verdict.events import (
     CONDITION_STATUS,
-    Event,
+    NodeEvent,
     headline,
     new_findings,
     switched_off,
@@ -41,7 +41,7 @@ from healthcheck.verdict.events import (
     withheld,
 )
 from healthcheck.verdict.record import AgentRecord
-from healthcheck.verdict.repair import NO_REPAIR, RepairChange, Said, plan_repair
+from healthcheck.verdict.repair import NO_REPAIR, NodeSummary, RepairChange, plan_repair
 from healthcheck.verdict.taint import DEVICES, Rules, kept_findings, taint_word
 from healthcheck.verdict.verdict import Verdict, merge
 
@@ -59,7 +59,7 @@ class NodeChange(Struct, frozen=True):
 
     patch: Mapping[str, Any] | None = None
     condition: Mapping[str, Any] | None = None
-    events: tuple[Event, ...] = ()
+    events: tuple[NodeEvent, ...] = ()
     complaints: tuple[str, ...] = ()
     """What somebody else wrote on the Node and nobody can read."""
     repair: RepairChange = NO_REPAIR
@@ -72,7 +72,7 @@ def plan(
     rules: Rules,
     now: datetime,
     acknowledged: Sequence[Acknowledgement] = (),
-    grant: Grant = HELD,
+    grant: SlotGrant = HELD,
 ) -> NodeChange:
     """Compare the verdict with the Node and return the writes.
 
@@ -101,7 +101,7 @@ def plan(
         *new_findings(told, before, node),
     )
     condition = _condition(status, severity, verdict, told, node, now)
-    said = Said(status, severity, verdict, tainted=word == "set")
+    said = NodeSummary(status, severity, verdict, tainted=word == "set")
     return NodeChange(
         patch if news else None,
         condition if news or not _says_the_same(condition, node) else None,
@@ -111,7 +111,7 @@ def plan(
     )
 
 
-def _granted(word: str, node: NodeState, grant: Grant) -> str:
+def _granted(word: str, node: NodeState, grant: SlotGrant) -> str:
     """Return the taint word after the fleet budget: `devices`, or `withheld` without a slot."""
     if word == "set" and grant.by_devices:
         return DEVICES

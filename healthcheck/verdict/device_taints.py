@@ -34,14 +34,14 @@ class BadGpu(Struct, frozen=True):
     uuids: frozenset[str] = frozenset()
 
 
-class Cover(Struct, frozen=True):
+class DeviceTaintCover(Struct, frozen=True):
     """Whether rules keep work off each faulty GPU, so that the Node needs no taint; if not, the reason."""
 
     stands: bool
     why: str = ""
 
 
-class Wanted(Struct, frozen=True):
+class MissingRule(Struct, frozen=True):
     """A rule that has to be made."""
 
     name: str
@@ -52,7 +52,7 @@ class Wanted(Struct, frozen=True):
 class RuleChange(Struct, frozen=True):
     """Rules to write. `why` is set if rules can't keep work off some GPU; then no rule is created."""
 
-    made: tuple[Wanted, ...] = ()
+    made: tuple[MissingRule, ...] = ()
     changed: tuple[tuple[DeviceRule, str], ...] = ()
     """And the tier that it is to have."""
     gone: tuple[DeviceRule, ...] = ()
@@ -108,7 +108,7 @@ def plan_rules(
     free = iter(_free_names(node, (*kept.values(), *others)))
     return RuleChange(
         made=tuple(
-            Wanted(rule_name(node.name, device) if is_whole(device) else next(free), device, tier)
+            MissingRule(rule_name(node.name, device) if is_whole(device) else next(free), device, tier)
             for device, tier in tiers.items()
             if device not in kept
         ),

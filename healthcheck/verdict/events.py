@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 
 from healthcheck.memory.findings import Release
 from healthcheck.memory.rows import FindingRow
-from healthcheck.model import Severity, Status, Told
+from healthcheck.model import Printable, Severity, Status
 from healthcheck.node.state import DEEP_CHECK, STATUS, NodeState, is_tested
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.acknowledgement import UNTOLD
-from healthcheck.verdict.budget import Grant
+from healthcheck.verdict.budget import SlotGrant
 from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import Verdict
 
@@ -27,7 +27,7 @@ _EVENT_REASONS = {
 CONDITION_STATUS = {Status.PASS: "True", Status.WARN: "True", Status.FAIL: "False", Status.UNKNOWN: "Unknown"}
 
 
-class Event(Told, frozen=True):
+class NodeEvent(Printable, frozen=True):
     """An Event about the Node.
 
     `name` is derived from its content, so that reporting it twice creates one Event.
@@ -72,13 +72,13 @@ def _reason(reason: str) -> str:
     return reason if _REASON.match(reason) else UNTOLD
 
 
-def new_findings(record: AgentRecord, before: AgentRecord | None, node: NodeState) -> Iterator[Event]:
+def new_findings(record: AgentRecord, before: AgentRecord | None, node: NodeState) -> Iterator[NodeEvent]:
     known = {_identity(one) for one in before.findings or ()} if before else set()
     for one in record.findings or ():
         if _identity(one) not in known:
             severity = one.severity or Severity.PASS
             message = cut(f"{severity.name}: {one.subject}: {one.detail}")
-            yield Event(event_name(node.name, *_identity(one)), "Warning", _reason(str(one.reason)), message)
+            yield NodeEvent(event_name(node.name, *_identity(one)), "Warning", _reason(str(one.reason)), message)
 
 
 def _identity(finding: FindingRow) -> tuple[str, str, str]:
@@ -88,7 +88,7 @@ def _identity(finding: FindingRow) -> tuple[str, str, str]:
 
 def transition(
     status: Status, verdict: Verdict, record: AgentRecord, before: AgentRecord | None, node: NodeState
-) -> Iterator[Event]:
+) -> Iterator[NodeEvent]:
     told = node.labels.get(STATUS)
     # Where labels are off, the condition is the merge of all records, though it knows no `warn`.
     same = (node.condition() or {}).get("status") == CONDITION_STATUS[status] and before is not None
@@ -97,10 +97,10 @@ def transition(
     _, message = headline(status, verdict.severity, verdict)
     kind = "Normal" if status in (Status.PASS, Status.WARN) else "Warning"
     name = event_name(node.name, status.value, str(record.timestamp), str(record.boot_id))
-    yield Event(name, kind, _EVENT_REASONS[status], message)
+    yield NodeEvent(name, kind, _EVENT_REASONS[status], message)
 
 
-def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[Event]:
+def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[NodeEvent]:
     """Yield an Event if ENABLE_TAINT or ENABLE_LABEL became false: the taint or labels are removed once."""
     taken = [
         word
@@ -112,19 +112,23 @@ def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[Even
     ]
     if taken:
         name = event_name(node.name, "switched-off", *taken, node.resource_version)
-        yield Event(name, "Normal", "SwitchedOff", f"removed our {' and '.join(taken)}: the settings switch them off")
+        yield NodeEvent(
+            name, "Normal", "SwitchedOff", f"removed our {' and '.join(taken)}: the settings switch them off"
+        )
 
 
-def withheld(record: AgentRecord, before: AgentRecord | None, node: NodeState, grant: Grant) -> Iterator[Event]:
+def withheld(record: AgentRecord, before: AgentRecord | None, node: NodeState, grant: SlotGrant) -> Iterator[NodeEvent]:
     """Yield one Event, however often the next cycles try again."""
     if record.taint != "withheld" or (before is not None and before.taint == "withheld"):
         return
     why = f"{DEEP_CHECK} is InProgress" if is_tested(node) else grant.why
     name = event_name(node.name, "withheld", str(record.timestamp), str(record.boot_id))
-    yield Event(name, "Warning", "TaintWithheld", cut(f"the node is not tainted: {why}; it is tried again each cycle"))
+    yield NodeEvent(
+        name, "Warning", "TaintWithheld", cut(f"the node is not tainted: {why}; it is tried again each cycle")
+    )
 
 
-def released_event(node: NodeState, release: Release) -> Event:
+def released_event(node: NodeState, release: Release) -> NodeEvent:
     """Return the Event of a release: author, findings and reason.
 
     The same release always has the same name.
@@ -132,7 +136,7 @@ def released_event(node: NodeState, release: Release) -> Event:
     released = [f"{one.reason} on {one.subject}" for one in release.findings]
     name = event_name(node.name, "released", release.by, release.reason, release.at.isoformat(), *released)
     told = ", ".join(released) or "nothing"
-    return Event(name, "Normal", "Released", cut(f"{release.by} released {told}: {release.reason}"))
+    return NodeEvent(name, "Normal", "Released", cut(f"{release.by} released {told}: {release.reason}"))
 
 
 def event_name(node: str, *parts: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec.structs import replace
 
-from healthcheck.text.json_rows import Row, as_json, row, row_in, whole, yes
+from healthcheck.text.json_rows import JsonObject, as_json, row, row_in, whole, yes
 from healthcheck.text.printable import printable
 
 LONGEST = 1024
@@ -36,7 +36,7 @@ _devices = _several(_LONGEST_NAME, _MOST_DEVICES)
 _names, _paths = _several(_LONGEST_NAME, _MOST_HANDLERS), _several(_LONGEST_PATH, _MOST_FILES)
 
 
-class RuntimeRow(Row, frozen=True):
+class RuntimeRow(JsonObject, frozen=True):
     """The kubelet's own container runtime. None means that the value is unknown."""
 
     config: Annotated[str | None, _path] = None
@@ -50,14 +50,14 @@ class RuntimeRow(Row, frozen=True):
     """Those of all these files that have a handler of NVIDIA's."""
 
 
-class ToolkitRow(Row, frozen=True):
+class ToolkitRow(JsonObject, frozen=True):
     """NVIDIA's container toolkit, from its own file."""
 
     config: Annotated[str | None, _path] = None
     mode: Annotated[str | None, _name] = None
 
 
-class DeviceFilesRow(Row, frozen=True):
+class DeviceFilesRow(JsonObject, frozen=True):
     """The driver's device files, in the host's /dev and the driver container's."""
 
     gpus: Annotated[int | None, whole] = None
@@ -65,7 +65,7 @@ class DeviceFilesRow(Row, frozen=True):
     others: Annotated[tuple[str, ...] | None, _devices] = None
 
 
-class DcgmRow(Row, frozen=True):
+class DcgmRow(JsonObject, frozen=True):
     """The node's DCGM engine, unless a setting overrides it."""
 
     host: Annotated[str | None, _name] = None
@@ -74,7 +74,7 @@ class DcgmRow(Row, frozen=True):
     """Name of the cause that keeps deep tests from it."""
 
 
-class Inventory(Row, frozen=True):
+class Inventory(JsonObject, frozen=True):
     """Inventory of a node. None means that the value could not be read."""
 
     pci: Annotated[int | None, whole] = None

@@ -22,7 +22,7 @@ from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
 from healthcheck.text import strict_json
 from healthcheck.text.json_rows import (
     NULL,
-    Row,
+    JsonObject,
     as_json,
     names,
     only_rows,
@@ -57,7 +57,7 @@ class RecordError(ValueError):
     """Error for an annotation that is not a record. The message contains the reason."""
 
 
-class CheckRow(Row, frozen=True):
+class CheckRow(JsonObject, frozen=True):
     """One group of checks, or one test."""
 
     check: Annotated[str | None, word] = None
@@ -66,7 +66,7 @@ class CheckRow(Row, frozen=True):
     seen: Annotated[str | None, word] = None
 
 
-class CauseRow(Row, frozen=True):
+class CauseRow(JsonObject, frozen=True):
     """A check that could not run, and the cause."""
 
     check: Annotated[str | None, word] = None
@@ -74,7 +74,7 @@ class CauseRow(Row, frozen=True):
     detail: Annotated[str | None, word] = None
 
 
-class AcknowledgedRow(Row, frozen=True):
+class AcknowledgedRow(JsonObject, frozen=True):
     """Findings that people released, as `REASON SUBJECT`, with the same boot and log position."""
 
     boot_id: Annotated[str | None, word] = None
@@ -83,7 +83,7 @@ class AcknowledgedRow(Row, frozen=True):
     findings: Annotated[tuple[str, ...] | None, words] = None
 
 
-class CutRow(Row, frozen=True):
+class CutRow(JsonObject, frozen=True):
     """Numbers of entries that were left out."""
 
     details: Annotated[int | None, whole] = None
@@ -91,7 +91,7 @@ class CutRow(Row, frozen=True):
     unobserved: Annotated[int | None, whole] = None
 
 
-class VerdictRow(Row, frozen=True):
+class VerdictRow(JsonObject, frozen=True):
     """Summary of the verdict of a deep run."""
 
     timestamp: Annotated[str | None, text] = None
@@ -100,7 +100,7 @@ class VerdictRow(Row, frozen=True):
     machine: Annotated[str | None, word] = None
 
 
-class HistoryRow(Row, frozen=True):
+class HistoryRow(JsonObject, frozen=True):
     """An earlier quarantine run that found a fault. `findings` as `REASON SUBJECT`."""
 
     at: Annotated[str | None, word] = None
@@ -140,7 +140,7 @@ def _passed(value: object) -> dict[str, tuple[str, ...]] | None:
     return told
 
 
-class AgentRecord(Row, frozen=True):
+class AgentRecord(JsonObject, frozen=True):
     """The agent's state of its node."""
 
     schema: Annotated[int | None, whole] = None
@@ -169,7 +169,7 @@ class AgentRecord(Row, frozen=True):
     """Ended findings for which the taint stays: their own check, or their GPU, could not be observed since."""
 
 
-class StandingRecord(Row, frozen=True):
+class StandingRecord(JsonObject, frozen=True):
     """Part of the agent's record with the active findings.
 
     Reading the rest of 50,000 records would need seconds.
@@ -181,7 +181,7 @@ class StandingRecord(Row, frozen=True):
     taint: Annotated[str | None, word] = None
 
 
-class RunRecord(Row, frozen=True):
+class RunRecord(JsonObject, frozen=True):
     """Result of one deep run: a level 2 or a quarantine run.
 
     `timestamp` identifies the run among its kind.

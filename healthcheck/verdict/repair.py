@@ -25,18 +25,18 @@ from healthcheck.node.state import (
     removed_condition,
 )
 from healthcheck.text.moments import timestamp
-from healthcheck.verdict.events import Event, cut, event_name, headline
+from healthcheck.verdict.events import NodeEvent, cut, event_name, headline
 from healthcheck.verdict.verdict import Verdict
 
 
-class Repair(Struct, frozen=True):
+class RepairPolicy(Struct, frozen=True):
     """The conditions that the settings name, and the mildest severity with which the hardware is not ready."""
 
     conditions: tuple[str, ...] = ()
     severity: Severity = Severity.ISOLATE
 
 
-class Said(Struct, frozen=True):
+class NodeSummary(Struct, frozen=True):
     """State of the Node besides these conditions: the merge of all records, and whether the taint is set."""
 
     status: Status
@@ -49,13 +49,15 @@ class RepairChange(Struct, frozen=True):
     """Conditions for `/status`, and the Events about them once they are written."""
 
     conditions: tuple[Mapping[str, Any], ...] = ()
-    events: tuple[Event, ...] = ()
+    events: tuple[NodeEvent, ...] = ()
 
 
 NO_REPAIR = RepairChange()
 
 
-def plan_repair(repair: Repair, said: Said, node: NodeState, now: datetime, *, is_news: bool) -> RepairChange:
+def plan_repair(
+    repair: RepairPolicy, said: NodeSummary, node: NodeState, now: datetime, *, is_news: bool
+) -> RepairChange:
     """Compare and return the conditions to write. A changed message alone is written only with `is_news`."""
     standing = {kind: one for kind in REPAIR_CONDITIONS if (one := node.condition(kind)) is not None}
     if not (standing or repair.conditions):
@@ -73,7 +75,7 @@ def plan_repair(repair: Repair, said: Said, node: NodeState, now: datetime, *, i
     return RepairChange((*changed, *map(removed_condition, gone)), events)
 
 
-def _wanted(kind: str, repair: Repair, said: Said) -> dict[str, str] | None:
+def _wanted(kind: str, repair: RepairPolicy, said: NodeSummary) -> dict[str, str] | None:
     """Return the condition to write; None if it is unchanged."""
     if kind == HARDWARE_READY:
         told = _hardware_ready(repair, said)
@@ -85,7 +87,7 @@ def _wanted(kind: str, repair: Repair, said: Said) -> dict[str, str] | None:
     return {"type": kind, "status": status, "reason": reason, "message": cut(f"{OUR_WORD}{message}")}
 
 
-def _required(tier: Severity, said: Said) -> tuple[str, str, str]:
+def _required(tier: Severity, said: NodeSummary) -> tuple[str, str, str]:
     """Return the condition for a tier, from the active findings alone.
 
     A check that could not run requests no repair and cancels none.
@@ -95,7 +97,7 @@ def _required(tier: Severity, said: Said) -> tuple[str, str, str]:
     return ("True", *headline(said.status, said.severity, said.verdict))
 
 
-def _hardware_ready(repair: Repair, said: Said) -> tuple[str, str, str] | None:
+def _hardware_ready(repair: RepairPolicy, said: NodeSummary) -> tuple[str, str, str] | None:
     reason, message = headline(said.status, said.severity, said.verdict)
     if said.severity >= repair.severity:
         if said.tainted:
@@ -122,15 +124,15 @@ def _timed(wanted: dict[str, str], before: Mapping[str, Any], now: datetime) -> 
     return wanted | {"lastTransitionTime": at, "lastHeartbeatTime": at}
 
 
-def _owned(kind: str, node: NodeState) -> Event:
+def _owned(kind: str, node: NodeState) -> NodeEvent:
     managers = sorted({one.name for one in node.repair_managers.get(kind, ())} - {FIELD_MANAGER})
     owner = ", ".join(managers) or "somebody whom managedFields do not name"
     message = f"{kind} is not written here: it is {owner}'s. One of the two has to be switched off"
-    return Event(event_name(node.name, "owned", kind, owner), "Warning", "ConditionOwnedByOther", cut(message))
+    return NodeEvent(event_name(node.name, "owned", kind, owner), "Warning", "ConditionOwnedByOther", cut(message))
 
 
-def _switched_off(gone: list[str], node: NodeState) -> Iterator[Event]:
+def _switched_off(gone: list[str], node: NodeState) -> Iterator[NodeEvent]:
     if gone:
         name = event_name(node.name, "switched-off", *gone, node.resource_version)
         message = f"removed our {' and '.join(gone)}: REPAIR_CONDITIONS does not name it"
-        yield Event(name, "Normal", "SwitchedOff", message)
+        yield NodeEvent(name, "Normal", "SwitchedOff", message)

@@ -17,7 +17,7 @@ from healthcheck.node.state import RESULTS, NodeState, is_tested
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import other_severities, read_release
 from healthcheck.verdict.record import MOST_KEPT, AgentRecord
-from healthcheck.verdict.repair import Repair
+from healthcheck.verdict.repair import RepairPolicy
 from healthcheck.verdict.verdict import Verdict, merge
 
 DEVICES = "devices"
@@ -37,7 +37,7 @@ class Rules(Struct, frozen=True):
     """Of the fleet's nodes, how many may carry our taint at the same time."""
     device_taints: bool = False
     """A bad GPU that DRA gives out is tainted instead of the Node."""
-    repair: Repair = field(default_factory=Repair)
+    repair: RepairPolicy = field(default_factory=RepairPolicy)
     rewrite_after_seconds: float = 3600.0
     """The Node is written at least this often, so that `last-check` says that somebody still looks."""
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from agent.deep_runs import DeepTests
 from agent.level_2 import Level2
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.node.state import NodeState
@@ -27,7 +27,7 @@ from tests.sweeper.dying import Dying
 WAITS = replace(QUICK, taken=2.0)
 
 
-class _Watched(State):
+class _Watched(AgentState):
     """Its Node is read anew each time; while the API server is away, it is as it was last read."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:

@@ -12,7 +12,7 @@ from agent.outage import Outage
 from agent.permissions import Permissions
 from agent.reporter import Reporter
 from agent.settings_reader import SettingsReader
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.telemetry import Telemetry
 
@@ -32,7 +32,7 @@ def reader(node: str, config: Path, **variables: object) -> SettingsReader:
 class Reports(Reporter):
     """Writes nothing."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: AgentState) -> None:
         super().__init__(api_server(Cluster(ApiClient)), state)
         self.warnings: list[tuple[str, str]] = []
 

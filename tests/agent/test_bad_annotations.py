@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from agent.bad_annotations import BadAnnotations
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.model import PREFIX
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
@@ -18,7 +18,7 @@ A, B = f"{PREFIX}/a", f"{PREFIX}/b"
 
 
 def test_another_annotation_can_be_skipped_while_the_node_is_read() -> None:
-    bad = BadAnnotations(Telemetry(), Reports(State("n")))
+    bad = BadAnnotations(Telemetry(), Reports(AgentState("n")))
     full = replace(NODE, annotations={A: "x", B: "x"})
     bad.skip(full, {A}, ValueError())
 

@@ -11,20 +11,20 @@ from msgspec.structs import replace
 from pytest_mock import MockerFixture
 
 import agent.cycle
-from agent.configuration import Configuration
+from agent.configuration import MountedConfiguration
 from agent.cycle import AGAIN_SECONDS, Cycle, Sources
 from agent.ledger import Ledger
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks.driver_messages import DRIVER_LOADED
-from healthcheck.checks.expectation import Expectation, RuntimeClass
+from healthcheck.checks.expectation import Expectation, PodRuntimeClass
 from healthcheck.host import clock
-from healthcheck.model import Evidence, Outcome, Sighting
+from healthcheck.model import Evidence, KernelEvent, Outcome
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.container_runtime.facts import Live
 from healthcheck.probes.efa.infiniband import RDMA
-from healthcheck.probes.efa.libfabric import LIBFABRIC, Libfabric, LibfabricLook, Listing
+from healthcheck.probes.efa.libfabric import LIBFABRIC, Libfabric, LibfabricReading, Listing
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
@@ -42,12 +42,14 @@ class Light:
 
     def __init__(self, node: SimulatedNode, config: Path, mocker: MockerFixture) -> None:
         self.telemetry = Telemetry()
-        self.state = State("n")
+        self.state = AgentState("n")
         self.driver = Driver(node.root, use_loader=False)
         libfabric = Libfabric(node.root, path=f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin")
         sources = Sources(node.root, self.driver, libfabric, RuntimeStatus(node.root))
         self.ledger = Ledger(self.state, None, self.telemetry)
-        configuration = Configuration(reader("n", config), self.state, self.ledger, Reports(self.state), self.telemetry)
+        configuration = MountedConfiguration(
+            reader("n", config), self.state, self.ledger, Reports(self.state), self.telemetry
+        )
         configuration.reload()  # as an agent begins
         self.cycle = Cycle(sources, self.state, self.ledger, configuration, self.telemetry)
         self.judging = mocker.spy(agent.cycle, "judge")
@@ -157,14 +159,14 @@ def test_the_runtime_classes_are_those_of_the_nodes_own_labels(light: Light) -> 
     assert light.look()[1].runtime_classes is None
 
     light.state.set_node(NodeState("n", labels={"pool": "gpu"}))
-    assert light.look()[1].runtime_classes == (RuntimeClass("nvidia", "nvidia", for_this_node=True),)
+    assert light.look()[1].runtime_classes == (PodRuntimeClass("nvidia", "nvidia", for_this_node=True),)
 
 
 def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: Path) -> None:
     (config / "CHECKS_LIGHTWEIGHT").write_text("efa-provider")
     node.write_value("libfabric/unlisted", node.efa_names[7])
 
-    assert light.look()[0][LIBFABRIC] == LibfabricLook()
+    assert light.look()[0][LIBFABRIC] == LibfabricReading()
     assert light.state.known.verdict().unobserved == ()
     told = eventually(lambda: light.look()[0][LIBFABRIC].answer)
     assert isinstance(told, Listing)
@@ -287,8 +289,8 @@ def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNo
     assert [one.finding.reason for one in light.state.memory.standing] == ["GpuRecoveryAction"]
 
 
-def just_loaded() -> Sighting:
-    return Sighting(DRIVER_LOADED, "driver", 1, clock.now().monotonic, driver_loaded=True)
+def just_loaded() -> KernelEvent:
+    return KernelEvent(DRIVER_LOADED, "driver", 1, clock.now().monotonic, driver_loaded=True)
 
 
 def test_the_nodes_dcgm_engine_is_recorded_for_sweeps(light: Light, node: SimulatedNode, config: Path) -> None:

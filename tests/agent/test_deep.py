@@ -24,12 +24,12 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from msgspec.structs import replace
 
-from agent.deep_runs import DeepTests, Waits
+from agent.deep_runs import DeepIntervals, DeepTests
 from agent.level_2 import Level2
 from agent.marks import HOLDER, DeepTestMarks, OwnNode
 from agent.run_on_node import RunOnNode
-from agent.state import State
-from healthcheck.checks.expectation import DeepRun
+from agent.state import AgentState
+from healthcheck.checks.expectation import DeepDiagnostic
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Unavailable
 from healthcheck.cluster.nodes import node_state
@@ -41,7 +41,7 @@ from healthcheck.node.state import NodeState, PatchFor
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.kubelet_claims import FILES
 from healthcheck.probes.nvml.causes import DRIVER_NOT_LOADED
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from healthcheck.probes.pod_resources import SOCKETS
 from healthcheck.settings.values import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
@@ -55,7 +55,7 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 
 Json = dict[str, Any]
 INTERVAL = 21600
-QUICK = Waits(settle=0.0, look_again=300.0, maintenance=0.0, watch=0.05, blind=1.0, taken=0.2)
+QUICK = DeepIntervals(settle=0.0, look_again=300.0, maintenance=0.0, watch=0.05, blind=1.0, taken=0.2)
 SWEEP, QUARANTINE, RUN, MODE = (f"{P}/{key}" for key in ("sweep-result", "quarantine-result", "run", "mode"))
 MAINTENANCE = {"key": f"{P}/maintenance", "value": "l2", "effect": "NoSchedule"}
 WELL = {"labels": {f"{P}/status": "pass"}}
@@ -78,10 +78,10 @@ def swept(hours: float, **more: Any) -> str:
 
 
 def saw(*gpus: Gpu, at: float = math.inf) -> Evidence:
-    return Evidence({NVML: DriverLook(Gpus("570", "lib", gpus))}, at)
+    return Evidence({NVML: DriverReading(Gpus("570", "lib", gpus))}, at)
 
 
-class Watched(State):
+class Watched(AgentState):
     """Its Node is as the world has it, as if a watch had just shown it."""
 
     def __init__(self, world: World, now: Callable[[], Now]) -> None:
@@ -122,7 +122,7 @@ class Rig:
     telemetry: Telemetry = field(default_factory=Telemetry)
     looks_later: Evidence | None = None
     """What the light look sees that is asked for before a test begins; None: what the last one saw."""
-    waits: Waits = QUICK
+    waits: DeepIntervals = QUICK
     level_2: type[Level2] = Level2
 
     def start(self) -> DeepTests:
@@ -320,7 +320,7 @@ def busy_with_a_process(rig: Rig) -> None:
 
 
 def with_a_silent_driver(rig: Rig) -> None:
-    rig.state.see_look(Evidence({NVML: DriverLook(Unobserved(DRIVER_NOT_LOADED, "x"))}))
+    rig.state.see_look(Evidence({NVML: DriverReading(Unobserved(DRIVER_NOT_LOADED, "x"))}))
 
 
 def before_its_first_look(rig: Rig) -> None:
@@ -613,7 +613,7 @@ class TestARun:
         assert (rig.result, rig.marks) == (before, {})
 
     def test_of_two_who_want_the_node_at_once_only_one_gets_it(self, rig: Rig) -> None:
-        sweep = deep_runs.Claim(deep_runs.Kind.SWEEP, "job-1", datetime.now(UTC) + timedelta(hours=1))
+        sweep = deep_runs.Claim(deep_runs.RunKind.SWEEP, "job-1", datetime.now(UTC) + timedelta(hours=1))
         reached = rig.world.api.stop_at("PATCH", f"/nodes/{rig.name}")
         worker = beside(rig.start())
         assert reached.wait(GIVE_UP_SECONDS)
@@ -846,14 +846,14 @@ class TestSinceWhenARunHasTheNode:
 
         moment = _later(moment, 60)
         run = run.seen(held, moment).seen(held, moment)
-        assert run.at(moment) == DeepRun("sweep", 1060.0)
+        assert run.at(moment) == DeepDiagnostic("sweep", 1060.0)
         moment = _later(moment, 60)
         run = run.seen(NodeState("n"), moment)
-        assert run.at(moment) == DeepRun("sweep", 1060.0, 1120.0)
+        assert run.at(moment) == DeepDiagnostic("sweep", 1060.0, 1120.0)
 
         run = run.seen(held, moment)
-        assert run.at(moment) == DeepRun("sweep", 1120.0)
-        assert run.at(_later(moment, 3600)) == DeepRun("sweep", 1120.0, 1600.0)
+        assert run.at(moment) == DeepDiagnostic("sweep", 1120.0)
+        assert run.at(_later(moment, 3600)) == DeepDiagnostic("sweep", 1120.0, 1600.0)
 
     def test_a_run_that_is_held_for_longer_began_when_it_began(self) -> None:
         moment = Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0)
@@ -864,7 +864,7 @@ class TestSinceWhenARunHasTheNode:
             run = run.seen(NodeState("n", annotations={RUN: text}), moment)
             moment = _later(moment, 180)
 
-        assert run.at(moment) == DeepRun("quarantine", 1000.0)
+        assert run.at(moment) == DeepDiagnostic("quarantine", 1000.0)
 
     def test_one_that_was_there_before_the_agent_began_nobody_knows_when(self) -> None:
         moment = Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0)
@@ -872,7 +872,7 @@ class TestSinceWhenARunHasTheNode:
 
         run = RunOnNode().seen(NodeState("n", annotations={RUN: text}), moment)
 
-        assert run.at(moment) == DeepRun("l2", 0.0)
+        assert run.at(moment) == DeepDiagnostic("l2", 0.0)
 
 
 class _Waits(threading.Event):

@@ -17,12 +17,12 @@ from agent.deep_processes import DeepProcesses
 from agent.kernel_log import Follower
 from agent.ledger import Ledger
 from agent.record_judge import RecordJudge
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.checks import CHECKS
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Now, Outcome, Severity, Sighting
+from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Now, Outcome, Severity
 from healthcheck.probes.kernel_log import RING
 from healthcheck.settings.values import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
@@ -56,16 +56,16 @@ class TestTheFile:
         return [1000.0]
 
     @pytest.fixture
-    def state(self, time: list[float]) -> State:
-        return State("n", Memory(boot_id="b"), lambda: Now(WALL, time[0]))
+    def state(self, time: list[float]) -> AgentState:
+        return AgentState("n", Memory(boot_id="b"), lambda: Now(WALL, time[0]))
 
     @pytest.fixture
-    def ledger(self, file: MemoryFile, state: State) -> Ledger:
+    def ledger(self, file: MemoryFile, state: AgentState) -> Ledger:
         return Ledger(state, file, Telemetry())
 
     def xid(self, ledger: Ledger, seq: int, code: int = 95, severity: Severity = Severity.RESET) -> None:
         finding = Finding(f"Xid{code}", severity, GPU, "x", seq=seq, at=1.0)
-        line = Sighting(f"Xid{code}", GPU, seq, 1.0, finding)
+        line = KernelEvent(f"Xid{code}", GPU, seq, 1.0, finding)
         ledger.kernel_log_judged([Outcome("xid", "0-nvidia-smi", sightings=(line,))], seq)
 
     def test_what_is_new_is_written_at_once(self, ledger: Ledger, file: MemoryFile) -> None:
@@ -101,14 +101,14 @@ class TestTheFile:
         assert counted(file) >= 49 - 11
 
     def test_a_program_that_begins_with_the_older_file_counts_the_same(
-        self, ledger: Ledger, state: State, file: MemoryFile
+        self, ledger: Ledger, state: AgentState, file: MemoryFile
     ) -> None:
         for seq in range(1, 6):
             self.xid(ledger, seq)
         before = file.read()
         assert before
         assert before.cursor is not None
-        again = State("n", before, state.now)
+        again = AgentState("n", before, state.now)
         for seq in range(before.cursor + 1, 6):
             self.xid(Ledger(again, None, Telemetry()), seq)
 
@@ -140,7 +140,7 @@ def selecting(selected: tuple[Check, ...]) -> Settings:
 class _Following:
     def __init__(self, node: SimulatedNode, file: MemoryFile, checks: tuple[Check, ...] = EVENT_CHECKS) -> None:
         self.telemetry = Telemetry()
-        self.state = State("n", Memory(boot_id=node.boot_id))
+        self.state = AgentState("n", Memory(boot_id=node.boot_id))
         self.ledger = Ledger(self.state, file, self.telemetry)
         self.ledger.configure(selecting(checks))
         self.reports = Reports(self.state)
@@ -296,10 +296,10 @@ def test_what_no_file_can_hold_never_becomes_the_memory(file: MemoryFile, monkey
     def fails(*_: Any) -> None:
         raise ValueError("year 1 is out of range")
 
-    state = State("n", Memory(boot_id="b"))
+    state = AgentState("n", Memory(boot_id="b"))
     ledger = Ledger(state, file, Telemetry())
     monkeypatch.setattr(file, "write", fails)
-    line = Sighting("Xid79", GPU, 1, 1.0, Finding("Xid79", Severity.REBOOT, GPU, "x", seq=1, at=1.0))
+    line = KernelEvent("Xid79", GPU, 1, 1.0, Finding("Xid79", Severity.REBOOT, GPU, "x", seq=1, at=1.0))
     with pytest.raises(ValueError, match="year 1"):
         ledger.kernel_log_judged([Outcome("xid", "0-nvidia-smi", sightings=(line,))], 1)
 

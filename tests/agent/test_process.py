@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.unused_modules import UNUSED, LeftOut
+from agent.unused_modules import UNUSED, UnusedModule
 from healthcheck.telemetry import Telemetry
 from sim.imds import SimulatedImds
 from tests.agent.world import CHILD, AgentProcess, World
@@ -99,7 +99,7 @@ class TestLoading:
 
     def test_a_part_that_was_left_out_says_so_to_whoever_asks_for_it(self) -> None:
         with pytest.raises(OSError, match=r"an agent does without pickle\.dumps"):
-            LeftOut("pickle").dumps({})
+            UnusedModule("pickle").dumps({})
 
     def test_the_child_that_asks_nvml_leaves_out_what_pynvml_never_calls(self, world: World) -> None:
         said = subprocess.run(

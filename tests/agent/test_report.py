@@ -12,26 +12,26 @@ from msgspec.structs import force_setattr, replace
 
 from agent.bad_annotations import BadAnnotations
 from agent.reporter import MOST_PER_HOUR, Reporter
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.cluster import kubeconfig
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import Unavailable
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
-from healthcheck.verdict.events import Event
+from healthcheck.verdict.events import NodeEvent
 from sim.api_objects import EVENTS
 from sim.api_stand_in import ApiStandIn
 from tests.agent.parts import api_server
 from tests.waiting import eventually
 
-GOOD = Event("gpu-node-1.one", "Warning", "Xid79", "GPU has fallen off the bus.")
+GOOD = NodeEvent("gpu-node-1.one", "Warning", "Xid79", "GPU has fallen off the bus.")
 
 
 def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> None:
     api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
     cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
-    reporter = Reporter(api_server(cluster, telemetry), State("gpu-node-1"))
+    reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"))
     broken = replace(GOOD)
     force_setattr(broken, "message", object())  # what no JSON can hold, and no Event of ours says
     reporter.queue(broken)
@@ -58,7 +58,7 @@ def test_what_came_before_it_meanwhile_is_not_dropped_in_its_place(tmp_path: Pat
             return super().read_node(name)
 
     cluster = Releasing(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
-    reporter = Reporter(api_server(cluster, telemetry), State("gpu-node-1"))
+    reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"))
     broken = replace(GOOD)
     force_setattr(broken, "message", object())
     written = reporter.queue(broken)
@@ -89,14 +89,14 @@ def test_events_are_bounded_by_reason_and_hour(tmp_path: Path, monkeypatch: pyte
     """A token that may write the Node changes annotations 500 times. Events of other reasons are written as before."""
     api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
     cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
-    reporter = Reporter(api_server(cluster, telemetry), State("gpu-node-1"))
+    reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"))
     bad = BadAnnotations(telemetry, reporter)
     reporter.start()
 
     def change(times: int, begin: int = 0) -> None:
         for number in range(begin, begin + times):
             bad.report((f"annotation results: no JSON: {number}",))
-            reporter.queue(Event(f"gpu-node-1.old{number}", "Normal", "OldRecord", f"{number}"))
+            reporter.queue(NodeEvent(f"gpu-node-1.old{number}", "Normal", "OldRecord", f"{number}"))
             eventually(lambda: reporter.is_done)
 
     def messages(reason: str) -> list[str]:

@@ -10,8 +10,8 @@ import pytest
 import structlog.testing
 
 from agent.runtime_classes import LISTED_AGAIN_SECONDS, RuntimeClasses
-from agent.state import State
-from healthcheck.checks.expectation import RuntimeClass
+from agent.state import AgentState
+from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.model import Now
@@ -33,14 +33,14 @@ class Listing:
         self.api = api
         self.now = 5000.0
         self.telemetry = Telemetry()
-        self.state = State("n", now=lambda: Now(datetime.now(UTC), self.now))
+        self.state = AgentState("n", now=lambda: Now(datetime.now(UTC), self.now))
         self.classes = RuntimeClasses(api_server(Cluster(connect), self.telemetry), self.state)
 
-    def on(self, labels: dict[str, str]) -> tuple[RuntimeClass, ...] | None:
+    def on(self, labels: dict[str, str]) -> tuple[PodRuntimeClass, ...] | None:
         self.classes.list_when_due()
         return self.expected(labels)
 
-    def expected(self, labels: dict[str, str]) -> tuple[RuntimeClass, ...] | None:
+    def expected(self, labels: dict[str, str]) -> tuple[PodRuntimeClass, ...] | None:
         """What a look on a node with these labels is judged against."""
         self.state.set_node(NodeState("n", labels=labels))
         return self.state.expectation().runtime_classes
@@ -68,9 +68,9 @@ def test_a_class_is_for_the_nodes_that_its_selector_takes(listing: Listing) -> N
     listing.api.add_runtime_class("gvisor", "runsc", {"pool": "cpu"})
     listing.api.add_runtime_class("nvidia-b", "nvidia", {"pool": "gpu", "zone": "b"})
 
-    everywhere = RuntimeClass("kata", "kata-qemu", for_this_node=False)
-    assert listing.on(GPU_NODE) == (everywhere, RuntimeClass("nvidia", "nvidia", for_this_node=True))
-    assert listing.on({"pool": "cpu"}) == (RuntimeClass("gvisor", "runsc", for_this_node=True), everywhere)
+    everywhere = PodRuntimeClass("kata", "kata-qemu", for_this_node=False)
+    assert listing.on(GPU_NODE) == (everywhere, PodRuntimeClass("nvidia", "nvidia", for_this_node=True))
+    assert listing.on({"pool": "cpu"}) == (PodRuntimeClass("gvisor", "runsc", for_this_node=True), everywhere)
 
 
 def test_a_cluster_without_any_is_not_one_that_nobody_could_ask(listing: Listing) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.schedule import Schedule
-from agent.state import State
+from agent.state import AgentState
 from healthcheck.settings.values import NodeSettings, Settings
 from tests.waiting import GIVE_UP_SECONDS
 
@@ -31,9 +31,9 @@ class Work:
         return all(self.begun.acquire(timeout=GIVE_UP_SECONDS) for _ in range(times))
 
 
-def every(seconds: int) -> State:
+def every(seconds: int) -> AgentState:
     """A light look every so many seconds."""
-    state = State("n")
+    state = AgentState("n")
     state.configure(Settings(NodeSettings(check_interval_seconds=seconds)), state.memory)
     return state
 

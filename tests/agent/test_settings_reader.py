@@ -13,11 +13,11 @@ from pytest_mock import MockerFixture
 
 import agent.settings_reader
 from agent import settings_child
-from agent.configuration import Configuration
+from agent.configuration import MountedConfiguration
 from agent.ledger import Ledger
-from agent.settings_child import Reading
+from agent.settings_child import SettingsReading
 from agent.settings_reader import SettingsReader
-from agent.state import State
+from agent.state import AgentState
 from agent.unused_modules import UNUSED_BY_THE_READER
 from healthcheck.model import Severity, Shortage
 from healthcheck.settings.values import BadValue, SettingsError
@@ -53,7 +53,7 @@ class Here(SettingsReader):
         self.asked = 0
         super().__init__()
 
-    def _ask(self) -> Reading:
+    def _ask(self) -> SettingsReading:
         self.asked += 1
         return settings_child.read()
 
@@ -62,11 +62,11 @@ class Loaded:
     """The configuration of an agent."""
 
     def __init__(self, settings: SettingsReader) -> None:
-        self.state = State("n")
+        self.state = AgentState("n")
         self.telemetry = Telemetry()
         self.reports = Reports(self.state)
         ledger = Ledger(self.state, None, self.telemetry)
-        self.configuration = Configuration(settings, self.state, ledger, self.reports, self.telemetry)
+        self.configuration = MountedConfiguration(settings, self.state, ledger, self.reports, self.telemetry)
 
     def interval(self) -> int:
         """As it is in force after one more look at the files."""
@@ -165,7 +165,9 @@ def test_where_no_child_answers_at_the_start_the_agent_reads_by_itself(
 
 
 def test_a_shortage_is_no_wrong_value(here: Here, config: Path, mocker: MockerFixture) -> None:
-    mocker.patch.object(settings_child, "read", return_value=Reading(here.own(), shortage="no descriptor is free"))
+    mocker.patch.object(
+        settings_child, "read", return_value=SettingsReading(here.own(), shortage="no descriptor is free")
+    )
     here.read()
 
     with pytest.raises(Shortage, match="no descriptor is free"):

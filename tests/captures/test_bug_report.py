@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.captures.blocks import Input
+from healthcheck.captures.blocks import InputFile
 from healthcheck.captures.bug_report import BugReportReader
 from healthcheck.captures.kernel_logs import PassedOver
 from tests.captures.renderings import BOOTED, FORMS, capture, records
@@ -61,7 +61,7 @@ class Reading:
     def __init__(self, content: bytes) -> None:
         self.passed_over = PassedOver()
         self.reader = BugReportReader(SAVED, 1, self.passed_over)
-        self.batches = list(self.reader.read("report", Input(io.BytesIO(content)).blocks()))
+        self.batches = list(self.reader.read("report", InputFile(io.BytesIO(content)).blocks()))
 
     @property
     def boots(self) -> list[list[str]]:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthcheck.captures import blocks as capture_bytes
-from healthcheck.captures.blocks import CaptureError, Input
-from healthcheck.captures.kernel_logs import SAMPLE_BYTES, Batch, KernelLogReader, PassedOver
+from healthcheck.captures.blocks import CaptureError, InputFile
+from healthcheck.captures.kernel_logs import SAMPLE_BYTES, BootRecords, KernelLogReader, PassedOver
 from healthcheck.captures.log_lines import LogLine, Stamp, read_line
 from healthcheck.checks import driver_messages
 from healthcheck.probes.kernel_log import Record
@@ -56,9 +56,9 @@ class Reading:
     def __init__(self, *files: bytes, saved: datetime = SAVED) -> None:
         self.passed_over = PassedOver()
         self.reader = KernelLogReader(saved, 1, self.passed_over)
-        self.batches: list[Batch] = []
+        self.batches: list[BootRecords] = []
         for number, content in enumerate(files):
-            self.batches += self.reader.read(f"f{number}", Input(io.BytesIO(content)).blocks())
+            self.batches += self.reader.read(f"f{number}", InputFile(io.BytesIO(content)).blocks())
 
     @property
     def records(self) -> list[Record]:
@@ -516,7 +516,7 @@ def test_bytes_that_are_no_text_hide_nothing() -> None:
 
 def test_a_gzip_file_that_ends_early_is_read_as_far_as_it_goes() -> None:
     packed = gzip.compress(dmesg((1.0, MIG), *((2.0 + number, f"usb {number}") for number in range(5000))))
-    source = Input(io.BytesIO(packed[:-2000]))
+    source = InputFile(io.BytesIO(packed[:-2000]))
     text = b"".join(source.blocks())
 
     assert MIG.encode() in text
@@ -524,7 +524,7 @@ def test_a_gzip_file_that_ends_early_is_read_as_far_as_it_goes() -> None:
 
 
 def test_words_after_a_gzip_member_are_named() -> None:
-    source = Input(io.BytesIO(gzip.compress(dmesg((1.0, MIG))) + b"PS: hello"))
+    source = InputFile(io.BytesIO(gzip.compress(dmesg((1.0, MIG))) + b"PS: hello"))
     assert MIG.encode() in b"".join(source.blocks())
     assert "after gzip member 1" in source.cut
 
@@ -532,7 +532,7 @@ def test_words_after_a_gzip_member_are_named() -> None:
 @pytest.mark.parametrize("start", [b"\x1f\x8bnot gzip at all", b"\xfd7zXZ\0rest", b"PK\x03\x04rest"])
 def test_what_cannot_be_unpacked_is_said(start: bytes) -> None:
     with pytest.raises(CaptureError, match=r"unpack"):
-        list(Input(io.BytesIO(start)).blocks())
+        list(InputFile(io.BytesIO(start)).blocks())
 
 
 def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,7 +540,7 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(b"[    1.000000] usb\n" * 500_000)
 
     with pytest.raises(CaptureError, match="unpacks to more than 3 MiB"):
-        list(Input(io.BytesIO(packed)).blocks())
+        list(InputFile(io.BytesIO(packed)).blocks())
 
 
 def test_a_sentence_that_syslog_stamps_with_two_seconds_is_one_record() -> None:

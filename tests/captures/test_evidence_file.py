@@ -13,20 +13,20 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.captures import evidence_file
-from healthcheck.captures.evidence_file import EvidenceError, Look
+from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import DeepRun, Expectation, FirstSeen, Place, RuntimeClass
-from healthcheck.model import Cause, Evidence, Probe, Severity, Unobserved
-from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, DcgmLook
+from healthcheck.checks.expectation import DeepDiagnostic, EarlierHardware, Expectation, GpuPosition, PodRuntimeClass
+from healthcheck.model import Evidence, Probe, Severity, Unobserved, UnobservedCause
+from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, DcgmReading
 from healthcheck.probes.dcgm.document import DiagAnswer
 from healthcheck.probes.efa.fi_pingpong import Broken, Measured
 from healthcheck.probes.efa.infiniband import RDMA
-from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricLook, Listing
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackLook
+from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listing
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackReading
 from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nccl import ALL_REDUCE, AllReduceLook, Failed, Reduced
+from healthcheck.probes.nccl import ALL_REDUCE, AllReduceReading, Failed, Reduced
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import (
@@ -44,7 +44,7 @@ from tests.checks.evidence import (
 from tests.examples import BOOT, MACHINE, NODE, NOW
 
 PROBES = list(dict.fromkeys(probe for check in CHECKS for probe in check.needs))
-NO_LOG = Unobserved(Cause.named("ProbeFailed"), "kernel-log: Permission denied")
+NO_LOG = Unobserved(UnobservedCause.named("ProbeFailed"), "kernel-log: Permission denied")
 SEEN: dict[Probe[Any], Any] = {
     NVML: driver_says(*every(), healthy(0, errors={"ecc": 999}, recovery_action=2)),
     FUNCTIONS: functions(*ADDRESSES) + efa_functions(31),
@@ -55,25 +55,25 @@ EXPECTED = replace(
     P5,
     driver_age_seconds=321.5,
     policy=Policy({"GpuCountLow": Severity.MONITOR}, Severity.REBOOT, Severity.RESET, strict_pshc=True),
-    first=FirstSeen(32, {ADDRESSES[0]: Place(1, "0000:51:00.0")}),
+    first=EarlierHardware(32, {ADDRESSES[0]: GpuPosition(1, "0000:51:00.0")}),
     efa_allocatable=31,
-    runtime_classes=(RuntimeClass("nvidia", "nvidia", for_this_node=True), RuntimeClass("kata", "kata", False)),
-    deep_run=DeepRun("l2", 49_000.0, 49_500.5, {812: 49_400.0}),
+    runtime_classes=(PodRuntimeClass("nvidia", "nvidia", for_this_node=True), PodRuntimeClass("kata", "kata", False)),
+    deep_run=DeepDiagnostic("l2", 49_000.0, 49_500.5, {812: 49_400.0}),
 )
 
 
-def look(expected: Expectation = EXPECTED, **more: Any) -> Look:
+def look(expected: Expectation = EXPECTED, **more: Any) -> EvidenceCycle:
     evidence = Evidence(SEEN, 50_010.5, Evidence(SEEN | {RING: NO_LOG}, 50_000.25), {"nvml": 0.25})
-    return replace(Look(NODE, MACHINE, BOOT, NOW, CHECKS, expected, 60.0, evidence), **more)
+    return replace(EvidenceCycle(NODE, MACHINE, BOOT, NOW, CHECKS, expected, 60.0, evidence), **more)
 
 
-def text_of(tmp_path: Path, one: Look) -> dict[str, Any]:
+def text_of(tmp_path: Path, one: EvidenceCycle) -> dict[str, Any]:
     evidence_file.write(tmp_path / "evidence.json", one)
     document: dict[str, Any] = json.loads((tmp_path / "evidence.json").read_text())
     return document
 
 
-def saved_and_read(tmp_path: Path, one: Look) -> Look:
+def saved_and_read(tmp_path: Path, one: EvidenceCycle) -> EvidenceCycle:
     evidence_file.write(tmp_path / "evidence.json", one)
     return evidence_file.read((tmp_path / "evidence.json").read_bytes())
 
@@ -110,17 +110,21 @@ def without_kinds(value: Any) -> Any:
     return value
 
 
-PINGED = (Measured(11_000.0, 1 << 20), Broken("lost"), Unobserved(Cause.named("EfaTestNotRun"), "no fi_pingpong"))
+PINGED = (
+    Measured(11_000.0, 1 << 20),
+    Broken("lost"),
+    Unobserved(UnobservedCause.named("EfaTestNotRun"), "no fi_pingpong"),
+)
 ANSWERED: list[tuple[Probe[Any], Any]] = [
     (NVML, SEEN[NVML]),
-    (NVML, driver_is_silent(Unobserved(Cause.named("DriverHung"), "no answer in 20 s"))),
-    (LIBFABRIC, LibfabricLook(Listing(("rdmap16s0",), 0, ("rdmap16s0",)))),
-    (LEVEL_2_RUN, DcgmLook(DiagAnswer(226, 2, documents=1))),
-    (ALL_REDUCE, AllReduceLook(Reduced(8, 470.5, 0))),
-    (ALL_REDUCE, AllReduceLook(Failed("NCCL WARN Cuda failure"))),
+    (NVML, driver_is_silent(Unobserved(UnobservedCause.named("DriverHung"), "no answer in 20 s"))),
+    (LIBFABRIC, LibfabricReading(Listing(("rdmap16s0",), 0, ("rdmap16s0",)))),
+    (LEVEL_2_RUN, DcgmReading(DiagAnswer(226, 2, documents=1))),
+    (ALL_REDUCE, AllReduceReading(Reduced(8, 470.5, 0))),
+    (ALL_REDUCE, AllReduceReading(Failed("NCCL WARN Cuda failure"))),
     (
         EFA_LOOPBACK,
-        LoopbackLook(tuple(Loopback("rdmap16s0", one) for one in PINGED)),
+        LoopbackReading(tuple(Loopback("rdmap16s0", one) for one in PINGED)),
     ),
 ]
 
@@ -148,7 +152,7 @@ def test_the_file_is_json_that_any_tool_reads(tmp_path: Path) -> None:
 
 def by_its_name(kind: type) -> dict[str, Any]:
     """A cause; of anything else that is no plain data there is no schema."""
-    if kind is Cause:
+    if kind is UnobservedCause:
         return {"type": "string"}
     raise NotImplementedError(kind)
 
@@ -306,7 +310,7 @@ def test_a_cause_that_nobody_declared_is_read_by_its_name(tmp_path: Path, name: 
     document["look"]["probes"]["nvml"]["facts"]["answer"] = {"cause": name, "detail": "why"}
 
     evidence = evidence_file.read(json.dumps(document).encode()).evidence
-    why = Unobserved(Cause.named(name), "why")
+    why = Unobserved(UnobservedCause.named(name), "why")
     assert (evidence.unread(FUNCTIONS), evidence[NVML].answer, why.cause.name) == (why, why, shown)
 
 
@@ -315,5 +319,5 @@ def test_a_source_that_the_file_lacks_was_not_read(tmp_path: Path) -> None:
     del document["look"]["probes"]["pci"]
 
     assert evidence_file.read(json.dumps(document).encode()).evidence.unread(FUNCTIONS) == Unobserved(
-        Cause.named("NotLooked"), "pci was not read"
+        UnobservedCause.named("NotLooked"), "pci was not read"
     )

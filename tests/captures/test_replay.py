@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.captures.blocks import CaptureError, Input
+from healthcheck.captures.blocks import CaptureError, InputFile
 from healthcheck.captures.bug_report import BugReportReader
 from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
 from healthcheck.captures.replay import KERNEL_CHECKS, Replay
@@ -73,7 +73,7 @@ lines = st.lists(st.one_of(pieces, st.binary(max_size=30)), max_size=60).map(b""
 
 def replayed(reader: KernelLogReader | BugReportReader, content: bytes) -> Replay:
     replay = Replay(EVENTS, Expectation(), 86400.0)
-    for batch in reader.read("log", Input(io.BytesIO(content)).blocks()):
+    for batch in reader.read("log", InputFile(io.BytesIO(content)).blocks()):
         replay.take(batch)
     return replay
 

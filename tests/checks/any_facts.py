@@ -10,21 +10,21 @@ from healthcheck.catalog.fabrics import fabrics
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks import CHECKS, nvlink_errors, recovery_action
-from healthcheck.checks.expectation import Expectation, FirstSeen, Place, RuntimeClass
+from healthcheck.checks.expectation import EarlierHardware, Expectation, GpuPosition, PodRuntimeClass
 from healthcheck.model import (
-    Cause,
     Check,
     Evidence,
     Finding,
     Judgement,
     Nature,
     NotConfigured,
+    Observation,
     Passed,
     Probe,
-    Seen,
     Severity,
     TooEarly,
     Unobserved,
+    UnobservedCause,
 )
 from healthcheck.probes import device_files, gdrcopy, hami, kernel_log, kernel_modules, limits, pci, services
 from healthcheck.probes.container_runtime import configuration as container_runtime
@@ -49,7 +49,9 @@ codes = st.just(0) | st.sampled_from([8, 11, 14, 15, 16]) | st.sampled_from([*ra
 seconds = st.floats(0, 1e9) | st.sampled_from([0.0, 119.9, 120.0, 180.0, float("inf")])
 causes = st.builds(
     Unobserved,
-    st.sampled_from(["DriverNotLoaded", "DriverBeingChanged", "DriverNotAnswering", "NvmlNonsense"]).map(Cause.named),
+    st.sampled_from(["DriverNotLoaded", "DriverBeingChanged", "DriverNotAnswering", "NvmlNonsense"]).map(
+        UnobservedCause.named
+    ),
     words,
 )
 _READINGS = ("ecc", "temperature", "pcie", "nvlinks", "nvlink_counters", "fabric", "p2p", "memory", "inforom_valid")
@@ -83,7 +85,7 @@ GPU: dict[str, st.SearchStrategy[Any]] = {
     "row_remap": _perhaps(st.builds(nvml.RowRemap, numbers, numbers, st.booleans(), st.booleans())),
     "exhausted_banks": _perhaps(numbers),
     "retired_pages": _perhaps(st.builds(nvml.RetiredPages, numbers, numbers, st.booleans())),
-    "repair": _perhaps(st.builds(nvml.Repair, st.booleans(), st.booleans())),
+    "repair": _perhaps(st.builds(nvml.PendingRepair, st.booleans(), st.booleans())),
     "clock_reasons": _perhaps(numbers | st.integers(0, 0x1FF)),
     "temperature": _perhaps(_temperatures),
     "inforom_valid": _perhaps(st.booleans()),
@@ -114,7 +116,7 @@ _answers = st.builds(
     st.lists(_pairs, max_size=3).map(tuple),
 )
 driver_looks = st.builds(
-    nvml.DriverLook,
+    nvml.DriverReading,
     st.one_of(*[_answers] * 9, causes),
     st.lists(st.floats(0, 1e9), max_size=2).map(tuple),
     seconds,
@@ -157,7 +159,7 @@ _handler_names = st.sampled_from(["runc", "nvidia", "Nvidia", "nvidia-cdi", "nvi
 _versions = st.sampled_from(["", "1.7.27", "2.1.4-k3s1", "v3", "2"]) | words
 _flags = _perhaps(st.booleans())
 _shims = st.sampled_from(["", "io.containerd.runc.v2", "io.containerd.runc.v1", "io.containerd.kata.v2"]) | words
-_problems = st.builds(facts.Problem, _paths, words, numbers, numbers, st.booleans())
+_problems = st.builds(facts.ConfigurationProblem, _paths, words, numbers, numbers, st.booleans())
 
 
 def _few(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -168,7 +170,7 @@ _read_files = _few(st.builds(facts.ReadFile, _paths, seconds))
 _handlers = _few(st.builds(facts.Handler, _handler_names, _shims, _paths, _flags, _paths, numbers, st.booleans()))
 _misplaced = _few(st.builds(facts.Misplaced, _paths, numbers, words, words, _handlers))
 _configurations = st.builds(
-    facts.Configuration,
+    facts.RuntimeConfiguration,
     _paths,
     kind=st.sampled_from([facts.CONTAINERD, facts.CRIO, facts.DOCKER]),
     version=_versions,
@@ -197,7 +199,9 @@ _live = st.builds(
     _few(words),
     words,
 )
-_programs = _few(st.builds(facts.Program, _paths, _paths, st.booleans(), st.sampled_from(["", "x86_64", "aarch64"])))
+_programs = _few(
+    st.builds(facts.RuntimeBinary, _paths, _paths, st.booleans(), st.sampled_from(["", "x86_64", "aarch64"]))
+)
 _specs = _few(st.builds(facts.CdiSpec, _paths, words, _few(words), _few(_paths), _perhaps(_problems)))
 _toolkits = st.builds(
     facts.Toolkit, _paths, words, _paths, _paths, _few(_paths), st.booleans(), st.booleans(), _perhaps(_problems)
@@ -255,7 +259,7 @@ _hami = st.builds(
     _perhaps(_plugins),
     _perhaps(_few(st.sampled_from(["nvidia-gpu.sock", "kubelet.sock"]) | words)),
     seconds,
-    _perhaps(st.builds(hami.Leftovers, _paths, _names)),
+    _perhaps(st.builds(hami.StaleFolders, _paths, _names)),
     _perhaps(seconds),
 )
 _majors = _perhaps(st.dictionaries(st.sampled_from(["nvidia", "nvidia-uvm", "nvidia-caps"]), numbers))
@@ -278,8 +282,8 @@ FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     ),
     hami.HAMI: _hami,
     gdrcopy.GDRCOPY: st.builds(gdrcopy.GdrCopy, words, st.booleans(), st.booleans()),
-    limits.LIMITS: _perhaps(st.builds(limits.Limits, _perhaps(numbers))),
-    libfabric.LIBFABRIC: st.builds(libfabric.LibfabricLook, st.none() | _listings | causes, words),
+    limits.LIMITS: _perhaps(st.builds(limits.ProcessLimits, _perhaps(numbers))),
+    libfabric.LIBFABRIC: st.builds(libfabric.LibfabricReading, st.none() | _listings | causes, words),
     container_runtime.CONTAINER_RUNTIME: _runtimes,
     kernel_log.RING: st.just(()),
 }
@@ -289,9 +293,9 @@ _types = st.sampled_from(["p5.48xlarge", "ml.p5.48xlarge", "x9.metal", ""]) | st
 _profiles = st.builds(InstanceProfile, _types, st.integers(0, 16), st.integers(0, 40), st.booleans(), words)
 _ages = st.sampled_from([float("inf"), 3600.0, 119.9, 120.0, 180.0, 0.0])
 _first = st.builds(
-    FirstSeen,
+    EarlierHardware,
     _perhaps(numbers),
-    st.dictionaries(st.sampled_from(ADDRESSES[:3]), st.builds(Place, numbers, addresses)),
+    st.dictionaries(st.sampled_from(ADDRESSES[:3]), st.builds(GpuPosition, numbers, addresses)),
 )
 expectations = st.builds(
     Expectation,
@@ -302,7 +306,7 @@ expectations = st.builds(
     _first,
     _perhaps(numbers),
     numbers,
-    _perhaps(_few(st.builds(RuntimeClass, words, _handler_names, st.booleans()))),
+    _perhaps(_few(st.builds(PodRuntimeClass, words, _handler_names, st.booleans()))),
 )
 
 
@@ -317,7 +321,7 @@ def evidence(draw: st.DrawFn) -> Evidence:
         return Evidence(looked(), 1000.0)
     before = looked()
     if draw(st.booleans()):
-        before[draw(st.sampled_from([*FACTS]))] = Unobserved(Cause.named("ProbeFailed"), "x")
+        before[draw(st.sampled_from([*FACTS]))] = Unobserved(UnobservedCause.named("ProbeFailed"), "x")
     return Evidence(looked(), 1000.0, Evidence(before, draw(st.sampled_from([990.0, 0.0, 999.999, 1000.0, 2000.0]))))
 
 
@@ -331,7 +335,7 @@ def any_facts_are_judged(seen: Evidence, expected: Expectation) -> None:
 
 def is_in_order(check: Check, said: list[Judgement]) -> None:
     # For a person there is one line: what was seen, or why there is nothing to see.
-    assert sum(isinstance(one, Seen | NotConfigured) for one in said) <= 1, (check.name, said)
+    assert sum(isinstance(one, Observation | NotConfigured) for one in said) <= 1, (check.name, said)
     # What stands is kept by reason and subject.
     found = [
         (one.reason, one.subject) for one in said if isinstance(one, Finding) and one.subject.startswith("runtime/")
@@ -360,4 +364,4 @@ def _is_subject(subject: str) -> bool:
 def _texts(one: Judgement) -> tuple[str, ...]:
     if isinstance(one, Passed):
         return ()
-    return (one.what, one.expected, one.source) if isinstance(one, Seen) else (one.detail,)
+    return (one.what, one.expected, one.source) if isinstance(one, Observation) else (one.detail,)

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, Outcome, Probe, Seen, Unobserved
+from healthcheck.model import Check, Evidence, Judgement, Observation, Outcome, Probe, Unobserved
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice
 from healthcheck.probes.nvml.gpus import (
-    DriverLook,
+    DriverReading,
     EccCounts,
     Fabric,
     Gpu,
@@ -21,7 +21,7 @@ from healthcheck.probes.nvml.gpus import (
     Mode,
     NvLink,
     PcieLink,
-    Repair,
+    PendingRepair,
     RowRemap,
     Temperature,
 )
@@ -48,12 +48,12 @@ def says_later(
 
 def finds(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
     """What it says without the line for a person."""
-    return [one for one in says(check, expected, seen) if not isinstance(one, Seen)]
+    return [one for one in says(check, expected, seen) if not isinstance(one, Observation)]
 
 
-def tells(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Seen]:
+def tells(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Observation]:
     """The line for a person alone."""
-    return [one for one in says(check, expected, seen) if isinstance(one, Seen)]
+    return [one for one in says(check, expected, seen) if isinstance(one, Observation)]
 
 
 def gpu_function(address: str, driver: str = "nvidia", **more: Any) -> PciFunction:
@@ -83,7 +83,7 @@ def healthy(index: int, **more: Any) -> Gpu:
             "sram_threshold_exceeded": False,
             "row_remap": RowRemap(0, 0, pending=False, failed=False),
             "exhausted_banks": 0,
-            "repair": Repair(channel_pending=False, tpc_pending=False),
+            "repair": PendingRepair(channel_pending=False, tpc_pending=False),
             "clock_reasons": 1,
             "temperature": Temperature(34, None, 52, -2),
             "inforom_valid": True,
@@ -103,12 +103,12 @@ def every(**more: Any) -> tuple[Gpu, ...]:
     return tuple(healthy(index, **more) for index in range(len(ADDRESSES)))
 
 
-def driver_says(*gpus: Gpu) -> DriverLook:
-    return DriverLook(Gpus("570.133.20", "/usr/lib64/libnvidia-ml.so.1", gpus))
+def driver_says(*gpus: Gpu) -> DriverReading:
+    return DriverReading(Gpus("570.133.20", "/usr/lib64/libnvidia-ml.so.1", gpus))
 
 
-def driver_is_silent(cause: Unobserved, *missed: float, stuck_pid: int | None = None) -> DriverLook:
-    return DriverLook(cause, missed, 60.0, stuck_pid)
+def driver_is_silent(cause: Unobserved, *missed: float, stuck_pid: int | None = None) -> DriverReading:
+    return DriverReading(cause, missed, 60.0, stuck_pid)
 
 
 def efa_device(index: int, **more: Any) -> RdmaDevice:

@@ -7,17 +7,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Finding, Judgement, Seen, Severity
+from healthcheck.model import Check, Finding, Judgement, Observation, Severity
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import (
     CdiSpec,
-    Configuration,
+    ConfigurationProblem,
     ContainerRuntime,
     Handler,
     Kubelet,
-    Problem,
-    Program,
     ReadFile,
+    RuntimeBinary,
+    RuntimeConfiguration,
 )
 from tests.checks.evidence import P5, finds, tells
 
@@ -30,15 +30,17 @@ AKS = replace(NVIDIA, name="nvidia-container-runtime")
 OFFERED = replace(AKS, binary="nvidia-container-runtime")
 STARTED = 1_750_000_000.0
 SPEC = CdiSpec("/var/run/cdi/nvidia.yaml", "nvidia.com/gpu", ("0", "all"))
-BROKEN = Problem(FILE, "Expected ']'", 3, 7)
-UNREADABLE = Problem(FILE, "more than 1 MiB", only_ours=True)
+BROKEN = ConfigurationProblem(FILE, "Expected ']'", 3, 7)
+UNREADABLE = ConfigurationProblem(FILE, "more than 1 MiB", only_ours=True)
 RESTART = "`systemctl restart containerd`"
 MEND = f"correct {FILE}"
 _AROUND = set(ContainerRuntime.__struct_fields__)
 
 
-def configuration(*handlers: Handler, **more: Any) -> Configuration:
-    base = Configuration(FILE, version="1.7.27", schema=2, files=(ReadFile(FILE, STARTED - 60),), handlers=handlers)
+def configuration(*handlers: Handler, **more: Any) -> RuntimeConfiguration:
+    base = RuntimeConfiguration(
+        FILE, version="1.7.27", schema=2, files=(ReadFile(FILE, STARTED - 60),), handlers=handlers
+    )
     return replace(base, **{"built_in": ("runc",), "cdi_folders": ("/etc/cdi", "/var/run/cdi"), **more})
 
 
@@ -51,7 +53,7 @@ def runtime(*handlers: Handler, **more: Any) -> ContainerRuntime:
         known_from="--container-runtime-endpoint of kubelet",
         started=STARTED,
         kubelet=Kubelet("kubelet", 902, systemd_cgroup=True),
-        programs=(Program(PROGRAM, PROGRAM, True, "x86_64"),),
+        programs=(RuntimeBinary(PROGRAM, PROGRAM, True, "x86_64"),),
         architecture="x86_64",
         for_gpus=True,
     )
@@ -62,7 +64,7 @@ def judge(check: Check, around: ContainerRuntime, expected: Expectation = P5) ->
     return finds(check, expected, {CONTAINER_RUNTIME: around})
 
 
-def seen(check: Check, around: ContainerRuntime, expected: Expectation = P5) -> list[Seen]:
+def seen(check: Check, around: ContainerRuntime, expected: Expectation = P5) -> list[Observation]:
     return tells(check, expected, {CONTAINER_RUNTIME: around})
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.cdi_specs import CHECK
 from healthcheck.model import NotConfigured
-from healthcheck.probes.container_runtime.facts import CdiSpec, Live, Problem, Toolkit
+from healthcheck.probes.container_runtime.facts import CdiSpec, ConfigurationProblem, Live, Toolkit
 from tests.checks.runtimes import NVIDIA, RUNC, SPEC, finding, judge, reasons, runtime, seen
 
 STALE = replace(SPEC, missing=("/dev/nvidia9",))
@@ -66,7 +66,7 @@ def test_only_what_somebody_reads_is_judged(more: dict[str, Any], judged: bool) 
         (replace(SPEC, kind="other.nvidia.com/gpu"), False),
         (replace(SPEC, path="/etc/cdi/other.yaml"), False),
         (replace(SPEC, path="/elsewhere/nvidia.yaml"), False),
-        (replace(SPEC, problem=Problem(SPEC.path, "x", only_ours=True)), False),
+        (replace(SPEC, problem=ConfigurationProblem(SPEC.path, "x", only_ours=True)), False),
     ],
 )
 def test_one_whose_devices_a_later_folder_has_is_never_used(other: CdiSpec, hidden: bool) -> None:
@@ -106,7 +106,7 @@ def test_its_pod_is_not_deleted_where_none_would_take_its_place(more: dict[str, 
 
 @pytest.mark.parametrize("only_ours", [True, False])
 def test_one_that_nobody_can_read_is_found_with_its_place(only_ours: bool) -> None:
-    spec = CdiSpec(SPEC.path, problem=Problem(SPEC.path, "expected ',' or ']'", 3, 5, only_ours))
+    spec = CdiSpec(SPEC.path, problem=ConfigurationProblem(SPEC.path, "expected ',' or ']'", 3, 5, only_ours))
     told = finding("CdiSpecMalformed", f"{SPEC.path}, line 3, column 5: expected ',' or ']'; {AGAIN}")
     assert judge(CHECK, around(spec)) == ([] if only_ours else [told])
 
@@ -120,7 +120,7 @@ def test_all_of_one_fault_are_one_finding() -> None:
 
 
 def test_it_tells_them() -> None:
-    broken = CdiSpec(PLUGINS, problem=Problem(PLUGINS, "x"))
+    broken = CdiSpec(PLUGINS, problem=ConfigurationProblem(PLUGINS, "x"))
     assert seen(CHECK, around(SPEC, broken))[0].what == (
         f"{SPEC.path}: 2 devices of nvidia.com/gpu, {PLUGINS}: unreadable"
     )

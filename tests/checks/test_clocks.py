@@ -6,8 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.clocks import CHECK
-from healthcheck.checks.expectation import DeepRun
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.checks.expectation import DeepDiagnostic
+from healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+    Unobserved,
+    UnobservedCause,
+)
 from healthcheck.probes.nvml.gpus import NVML, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
@@ -55,29 +64,29 @@ def test_what_software_or_a_person_sets_and_no_answer_are_no_finding(bits: int |
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_reasons_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, clock_reasons=None, errors={"clock_reasons": error}), healthy(4)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: clock reasons: NVML error {error}", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: clock reasons: NVML error {error}", SUBJECT)
     ]
 
 
 def test_a_person_is_told_how_many_are_held_down() -> None:
     gpus = (*every()[:6], healthy(6, clock_reasons=0xC8), healthy(7, clock_reasons=0x8))
 
-    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Seen("held down by hardware on 2 of 8 GPUs", "none")]
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Observation("held down by hardware on 2 of 8 GPUs", "none")]
     assert judge(*every(clock_reasons=None)) == [NotConfigured("no GPU here tells what holds its clocks down")]
 
 
 @pytest.mark.parametrize(
     ("run", "is_told"),
     [
-        (DeepRun("l2", -10.0), False),
-        (DeepRun("sweep", -100.0, -60.0), False),
-        (DeepRun("sweep", -100.0, -60.1), True),
-        (DeepRun("l2", 0.1), True),
+        (DeepDiagnostic("l2", -10.0), False),
+        (DeepDiagnostic("sweep", -100.0, -60.0), False),
+        (DeepDiagnostic("sweep", -100.0, -60.1), True),
+        (DeepDiagnostic("l2", 0.1), True),
         (None, True),
     ],
 )
 def test_what_a_deep_test_does_to_the_clocks_is_neither_found_nor_shown_gone(
-    run: DeepRun | None, is_told: bool
+    run: DeepDiagnostic | None, is_told: bool
 ) -> None:
     """The look is at 0 s."""
     look = {NVML: driver_says(healthy(2), healthy(3, clock_reasons=0x48))}

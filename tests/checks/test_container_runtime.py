@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from healthcheck.checks import CHECKS
 from healthcheck.checks.container_runtime import CHECK
-from healthcheck.model import Cause, Check, NotConfigured, Seen, TooEarly, Unobserved
+from healthcheck.model import Check, NotConfigured, Observation, TooEarly, Unobserved, UnobservedCause
 from healthcheck.probes.container_runtime.configuration import K3S
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, Misplaced, Problem, ReadFile
+from healthcheck.probes.container_runtime.facts import ConfigurationProblem, ContainerRuntime, Live, Misplaced, ReadFile
 from tests.checks.runtimes import (
     BROKEN,
     DROP_IN,
@@ -37,20 +37,20 @@ OF_THE_FILES = [check for check in GROUP if check.name not in ("container-runtim
     ("problem", "told"),
     [
         (BROKEN, f"{FILE}, line 3, column 7: Expected ']'; {MEND}"),
-        (Problem(FILE, "a", 3), f"{FILE}, line 3: a; {MEND}"),
+        (ConfigurationProblem(FILE, "a", 3), f"{FILE}, line 3: a; {MEND}"),
         (
-            Problem(DROP_IN, "imported, and does not exist"),
+            ConfigurationProblem(DROP_IN, "imported, and does not exist"),
             f"{DROP_IN}: imported, and does not exist; {MEND.replace(FILE, DROP_IN)}",
         ),
     ],
 )
-def test_a_file_that_it_cannot_take_is_found_with_its_place(problem: Problem, told: str) -> None:
+def test_a_file_that_it_cannot_take_is_found_with_its_place(problem: ConfigurationProblem, told: str) -> None:
     assert judge(CHECK, runtime(problem=problem)) == [finding("RuntimeConfigMalformed", told)]
 
 
 def test_a_file_that_we_cannot_read_is_no_fault() -> None:
     assert judge(CHECK, runtime(problem=UNREADABLE)) == [
-        Unobserved(Cause.named("RuntimeConfigUnreadable"), f"{FILE}: more than 1 MiB", "runtime/containerd")
+        Unobserved(UnobservedCause.named("RuntimeConfigUnreadable"), f"{FILE}: more than 1 MiB", "runtime/containerd")
     ]
 
 
@@ -195,7 +195,7 @@ TWO_FILES = (ReadFile(FILE, STARTED), ReadFile(DROP_IN, STARTED))
     ],
 )
 def test_it_tells_the_runtime_the_files_and_the_handlers(around: ContainerRuntime, what: str) -> None:
-    assert seen(CHECK, around) == [Seen(what, "", "--container-runtime-endpoint of kubelet")]
+    assert seen(CHECK, around) == [Observation(what, "", "--container-runtime-endpoint of kubelet")]
 
 
 @pytest.mark.parametrize(

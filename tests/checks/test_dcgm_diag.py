@@ -38,13 +38,13 @@ from healthcheck.model import (
     Judgement,
     Nature,
     Now,
+    Observation,
     Outcome,
     Passed,
-    Seen,
     Severity,
     Unobserved,
 )
-from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
+from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
 from healthcheck.probes.dcgm.document import DiagAnswer, DiagError, DiagResult, read_answer
 from healthcheck.probes.nvml import gpus as nvml
 from tests.checks.evidence import healthy
@@ -595,7 +595,7 @@ def test_a_cluster_has_its_own_severities() -> None:
     assert findings(answer(dcgm_4(FAILED)), policy) == {("DcgmDiagMemory", "gpu/1"): RESET}
     assert findings(answer(dcgm_4(FAILED)), Policy({"Dcgm52": PASS})) == {}
     expected = Expectation(policy=Policy({"DcgmDiagMemory": MONITOR}))
-    (outcome,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: DcgmLook(answer(dcgm_4(FAILED)))}), expected)
+    (outcome,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: DcgmReading(answer(dcgm_4(FAILED)))}), expected)
     assert [(one.severity, one.rule) for one in outcome.findings] == [(MONITOR, "severity-overrides")]
 
 
@@ -660,7 +660,7 @@ def test_the_second_run_is_the_one_that_counts_where_it_came_to_a_result() -> No
 
 def outcome(one: DiagAnswer, level: int = 2) -> Outcome:
     check, run = (LEVEL_2, LEVEL_2_RUN) if level == 2 else (LEVEL_4, LEVEL_4_RUN)
-    return judge((check,), Evidence({run: DcgmLook(one)}), Expectation())[0]
+    return judge((check,), Evidence({run: DcgmReading(one)}), Expectation())[0]
 
 
 def found(*stories: tuple[Story, int]) -> Memory:
@@ -763,9 +763,9 @@ def test_a_look_that_is_no_deep_one_could_not_look() -> None:
 
 
 def test_without_dcgmi_the_check_does_not_belong_to_the_node() -> None:
-    (one,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: DcgmLook(absent="not here")}), Expectation())
+    (one,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: DcgmReading(absent="not here")}), Expectation())
 
-    assert (one.configured, one.seen) == (False, (Seen("not here"),))
+    assert (one.configured, one.seen) == (False, (Observation("not here"),))
 
 
 def test_every_cause_is_named_as_causes_are() -> None:
@@ -795,7 +795,7 @@ def test_any_answer_is_judged(results: list[DiagResult], code: int | None, level
 
     judged = said(one)
 
-    assert sum(isinstance(word, Seen) for word in judged) == bool(results)
+    assert sum(isinstance(word, Observation) for word in judged) == bool(results)
     keys = [(word.reason, word.subject) for word in judged if isinstance(word, Finding)]
     assert len(keys) == len(set(keys))
     assert not set(keys) & passed(one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.default_runtime import CHECK
-from healthcheck.model import Seen
+from healthcheck.model import Observation
 from healthcheck.probes.container_runtime.facts import CRIO, DOCKER
 from tests.checks.runtimes import AKS, DROP_IN, FILE, MEND, NVIDIA, RUNC, finding, judge, runtime, seen
 
@@ -43,4 +43,4 @@ def test_others_bring_theirs(kind: str, default: str, well: bool) -> None:
 
 
 def test_it_tells_the_default() -> None:
-    assert seen(CHECK, runtime(NVIDIA, default="nvidia")) == [Seen("nvidia", "one of nvidia, runc")]
+    assert seen(CHECK, runtime(NVIDIA, default="nvidia")) == [Observation("nvidia", "one of nvidia, runc")]

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.device_files import CHECK
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.device_files import DEVICE_FILES, FOLDERS, DeviceFile, DeviceFiles
 from healthcheck.probes.nvml.gpus import NVML, Gpu
 from healthcheck.probes.pci import FUNCTIONS
@@ -57,11 +57,11 @@ def lacks(reason: str, detail: str, gpu: Gpu | None = None) -> Finding:
 def test_where_all_are_there_nothing_is_found() -> None:
     assert judge(around(*files())) == []
     facts: dict[Any, Any] = {DEVICE_FILES: around(*files()), NVML: driver_says(*GPUS), FUNCTIONS: functions(*ADDRESSES)}
-    assert says(CHECK, P5, facts) == [Seen("7 device files in /dev", "7")]
+    assert says(CHECK, P5, facts) == [Observation("7 device files in /dev", "7")]
 
     unused = around(*files("nvidia-uvm", "nvidia-uvm-tools"), majors={"nvidia": 195})
     assert says(CHECK, P5, facts | {DEVICE_FILES: unused}) == [
-        Seen("4 device files in /dev, nvidia-uvm not loaded yet", "4")
+        Observation("4 device files in /dev, nvidia-uvm not loaded yet", "4")
     ]
 
 
@@ -139,7 +139,7 @@ def test_one_that_is_right_in_either_folder_is_right() -> None:
 
 
 def test_where_nvml_fails_a_missing_control_file_may_be_why() -> None:
-    silent = Unobserved(Cause.named("DriverNotLoaded"), "NVML: Driver Not Loaded")
+    silent = Unobserved(UnobservedCause.named("DriverNotLoaded"), "NVML: Driver Not Loaded")
     facts: dict[Any, Any] = {
         DEVICE_FILES: around(*files("nvidiactl")),
         NVML: driver_is_silent(silent),
@@ -162,7 +162,7 @@ def test_while_the_driver_comes_up_they_are_still_being_made() -> None:
     wait = "no /dev/nvidia-uvm; judged 120 s after the driver was loaded"
 
     assert judge(around(*files("nvidia-uvm")), expected=young) == [
-        Unobserved(Cause.named("DriverJustLoaded"), wait, "driver")
+        Unobserved(UnobservedCause.named("DriverJustLoaded"), wait, "driver")
     ]
 
 

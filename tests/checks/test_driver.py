@@ -6,14 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.driver import CHECK, being_changed
-from healthcheck.model import Cause, Finding, Judgement, Seen, Severity, Unobserved
-from healthcheck.probes.nvml.gpus import NVML, DriverLook
+from healthcheck.model import Finding, Judgement, Observation, Severity, Unobserved, UnobservedCause
+from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from tests.checks.evidence import P5, driver_is_silent, driver_says, finds, tells
 
-SILENT = Unobserved(Cause.named("DriverNotAnswering"), "no answer in time; its process was killed (deadline 60 s)")
+SILENT = Unobserved(
+    UnobservedCause.named("DriverNotAnswering"), "no answer in time; its process was killed (deadline 60 s)"
+)
 
 
-def judge(look: DriverLook) -> list[Judgement]:
+def judge(look: DriverReading) -> list[Judgement]:
     return finds(CHECK, P5, {NVML: look})
 
 
@@ -47,13 +49,15 @@ def test_a_child_that_cannot_be_killed_is_named() -> None:
 
 @pytest.mark.parametrize("cause", ["DriverBeingChanged", "DriverNotLoaded", "NvmlCrashed", "NvmlNonsense"])
 def test_any_other_reason_for_no_answer_could_not_look(cause: str) -> None:
-    assert judge(driver_is_silent(Unobserved(Cause.named(cause), "why"))) == [Unobserved(Cause.named(cause), "why")]
+    assert judge(driver_is_silent(Unobserved(UnobservedCause.named(cause), "why"))) == [
+        Unobserved(UnobservedCause.named(cause), "why")
+    ]
 
 
 MODULE, OTHER = "570.124.06", "570.133.20"
 
 
-def versions(look: DriverLook, module: str, *libraries: str) -> DriverLook:
+def versions(look: DriverReading, module: str, *libraries: str) -> DriverReading:
     return replace(look, module_version=module, library_versions=libraries)
 
 
@@ -85,7 +89,7 @@ def test_a_library_of_another_version_is_found_while_nvml_still_opens() -> None:
 
 
 def test_a_library_of_another_version_is_found_beside_an_nvml_that_does_not_open() -> None:
-    blind = Unobserved(Cause.named("NvmlLibraryMismatch"), "NVML: Driver/library version mismatch")
+    blind = Unobserved(UnobservedCause.named("NvmlLibraryMismatch"), "NVML: Driver/library version mismatch")
 
     assert judge(versions(driver_is_silent(blind), MODULE, OTHER, "580.65.06")) == [
         blind,
@@ -93,8 +97,8 @@ def test_a_library_of_another_version_is_found_beside_an_nvml_that_does_not_open
     ]
 
 
-def mismatched(seconds: float | None) -> DriverLook:
-    blind = Unobserved(Cause.named("NvmlLibraryMismatch"), "NVML: Driver/library version mismatch")
+def mismatched(seconds: float | None) -> DriverReading:
+    blind = Unobserved(UnobservedCause.named("NvmlLibraryMismatch"), "NVML: Driver/library version mismatch")
     return replace(driver_is_silent(blind), mismatch_seconds=seconds)
 
 
@@ -120,10 +124,10 @@ def test_a_person_is_told_both_versions() -> None:
     source = "NVML's rule"
 
     assert tells(CHECK, P5, {NVML: versions(driver_says(), MODULE, MODULE)}) == [
-        Seen(f"kernel module {MODULE}, library {MODULE}", "the same version", source)
+        Observation(f"kernel module {MODULE}, library {MODULE}", "the same version", source)
     ]
     assert tells(CHECK, P5, {NVML: versions(driver_says(), MODULE)}) == [
-        Seen(f"kernel module {MODULE}, library not found", "the same version", source)
+        Observation(f"kernel module {MODULE}, library not found", "the same version", source)
     ]
     assert tells(CHECK, P5, {NVML: driver_says()}) == []
 

@@ -10,7 +10,7 @@ from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import CHECK as XID
-from healthcheck.model import Evidence, Nature, Severity, Sighting
+from healthcheck.model import Evidence, KernelEvent, Nature, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import says
 
@@ -115,9 +115,9 @@ FAULTS += [
 ]
 
 
-def read(*texts: str) -> list[Sighting]:
+def read(*texts: str) -> list[KernelEvent]:
     ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
-    return [one for one in says(CHECK, Expectation(), {RING: ring}) if isinstance(one, Sighting)]
+    return [one for one in says(CHECK, Expectation(), {RING: ring}) if isinstance(one, KernelEvent)]
 
 
 @pytest.mark.parametrize(("text", "reason", "severity", "subject"), FAULTS)

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.ecc import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+    Unobserved,
+    UnobservedCause,
+)
 from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 
@@ -37,7 +46,7 @@ def found(**more: Any) -> list[Judgement]:
     """What is said of the third of eight GPUs, with that difference, beside what was seen."""
     gpus = [*every()]
     gpus[3] = healthy(3, **more)
-    return [one for one in judge(*gpus) if not isinstance(one, Seen)]
+    return [one for one in judge(*gpus) if not isinstance(one, Observation)]
 
 
 @pytest.mark.parametrize(
@@ -71,22 +80,22 @@ def test_a_reading_that_failed_hides_nothing_of_the_other(reading: str, name: st
 
     assert said == [
         SRAM if reading == "ecc" else UNCORRECTED,
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
     ]
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
     said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(one) for one in said[1:]] == [Seen]
+    assert said[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(one) for one in said[1:]] == [Observation]
 
 
 def test_the_counts_of_a_gpus_life_are_shown() -> None:
     said = judge(healthy(0, ecc=EccCounts(7, 2, 120, 3)), healthy(1, ecc=EccCounts(1, 0, 4, 5)), healthy(2, ecc=None))
 
     assert said[1:] == [
-        Seen(
+        Observation(
             "2 uncorrected ECC errors since the driver was loaded (ever: 8, corrected: 124), "
             "0 GPUs over the SRAM threshold",
             EXPECTED,
@@ -107,7 +116,7 @@ def test_the_counts_of_a_gpus_life_are_shown() -> None:
     ],
 )
 def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None:
-    assert judge(*every(**more))[-1] == Seen(what, EXPECTED, "nvml.h")
+    assert judge(*every(**more))[-1] == Observation(what, EXPECTED, "nvml.h")
 
 
 def test_gpus_without_ecc_have_nothing_to_look_at() -> None:
@@ -123,7 +132,7 @@ def test_readings_that_all_failed_are_not_gpus_without_ecc() -> None:
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.ecc_mode import CHECK
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, finds, healthy, tells
 
@@ -46,7 +46,7 @@ def test_an_unknown_instance_type_has_no_expectation(mode: Mode) -> None:
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, ecc_mode=None, errors={"ecc_mode": error}), healthy(4)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: ecc mode: NVML error {error}", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: ecc mode: NVML error {error}", SUBJECT)
     ]
 
 
@@ -54,9 +54,9 @@ def test_a_person_is_told_how_many_have_it_on_and_what_will_change() -> None:
     gpus = (*every()[:6], healthy(6, ecc_mode=OFF), healthy(7, ecc_mode=TO_BE_OFF))
     source = "p5.48xlarge in instance-profiles.conf"
 
-    assert tells(CHECK, P5, {NVML: driver_says(*every())}) == [Seen("on for 8 of 8 GPUs", "all", source)]
+    assert tells(CHECK, P5, {NVML: driver_says(*every())}) == [Observation("on for 8 of 8 GPUs", "all", source)]
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [
-        Seen("on for 7 of 8 GPUs, to change for 1 at the next reset", "all", source)
+        Observation("on for 7 of 8 GPUs, to change for 1 at the next reset", "all", source)
     ]
-    assert tells(CHECK, UNKNOWN_TYPE, {NVML: driver_says(*every())}) == [Seen("on for 8 of 8 GPUs")]
+    assert tells(CHECK, UNKNOWN_TYPE, {NVML: driver_says(*every())}) == [Observation("on for 8 of 8 GPUs")]
     assert judge(*every(ecc_mode=None)) == [NotConfigured("no GPU here can do ECC")]

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks import efa_count, efa_driver, efa_errors, efa_gpudirect, efa_keep_alive
 from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation, FirstSeen
+from healthcheck.checks.expectation import EarlierHardware, Expectation
 from healthcheck.model import Evidence
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, RdmaDevice
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
@@ -35,7 +35,7 @@ functions = st.lists(
 ).map(tuple)
 counts = st.none() | st.integers(0, 40)
 expectations: st.SearchStrategy[Expectation] = st.builds(
-    lambda known, once, allocatable: replace(known, first=FirstSeen(efa=once), efa_allocatable=allocatable),
+    lambda known, once, allocatable: replace(known, first=EarlierHardware(efa=once), efa_allocatable=allocatable),
     st.sampled_from([P5, UNKNOWN_TYPE]),
     counts,
     counts,

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.efa_count import CHECK
-from healthcheck.checks.expectation import Expectation, FirstSeen
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.checks.expectation import EarlierHardware, Expectation
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.efa.infiniband import RDMA, Rdma
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import EFA_ADDRESSES, G6, P5, UNKNOWN_TYPE, efa_functions, functions, rdma, says
@@ -18,12 +18,12 @@ ONE_EFA = replace(P5, profile=replace(P5.profile, efa=1)) if P5.profile else P5
 def judge(on_pci: int | tuple[PciFunction, ...], seen: Rdma, expected: Expectation = P5) -> list[Judgement]:
     efa = efa_functions(on_pci) if isinstance(on_pci, int) else on_pci
     said = says(CHECK, expected, {FUNCTIONS: (*functions("0000:53:00.0"), *efa), RDMA: seen})
-    assert sum(isinstance(word, Seen | NotConfigured) for word in said) == 1
-    return [word for word in said if not isinstance(word, Seen)]
+    assert sum(isinstance(word, Observation | NotConfigured) for word in said) == 1
+    return [word for word in said if not isinstance(word, Observation)]
 
 
 def had(expected: Expectation, once: int | None, allocatable: int | None = None) -> Expectation:
-    return replace(expected, first=FirstSeen(efa=once), efa_allocatable=allocatable)
+    return replace(expected, first=EarlierHardware(efa=once), efa_allocatable=allocatable)
 
 
 def low(detail: str) -> list[Finding]:
@@ -119,11 +119,11 @@ def test_a_function_that_no_driver_has_is_dark() -> None:
 @pytest.mark.parametrize(
     ("expected", "line"),
     [
-        (P5, Seen("32 EFA devices, 32 on PCI", "32", "p5.48xlarge in instance-profiles.conf")),
-        (had(P5, 32), Seen("32 EFA devices, 32 on PCI", "32", "this machine had")),
-        (had(P5, 8, 32), Seen("32 EFA devices, 32 on PCI", "32", "the Node offers")),
-        (UNKNOWN_TYPE, Seen("32 EFA devices, 32 on PCI")),
+        (P5, Observation("32 EFA devices, 32 on PCI", "32", "p5.48xlarge in instance-profiles.conf")),
+        (had(P5, 32), Observation("32 EFA devices, 32 on PCI", "32", "this machine had")),
+        (had(P5, 8, 32), Observation("32 EFA devices, 32 on PCI", "32", "the Node offers")),
+        (UNKNOWN_TYPE, Observation("32 EFA devices, 32 on PCI")),
     ],
 )
-def test_a_person_reads_where_the_expectation_comes_from(expected: Expectation, line: Seen) -> None:
+def test_a_person_reads_where_the_expectation_comes_from(expected: Expectation, line: Observation) -> None:
     assert says(CHECK, expected, {FUNCTIONS: efa_functions(32), RDMA: rdma(32)}) == [line]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.efa_driver import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.efa.infiniband import RDMA, Rdma
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import P5, efa_device, efa_functions, rdma, says
@@ -20,7 +20,7 @@ def found(reason: str, detail: str) -> Finding:
 
 
 def findings(said: list[Judgement]) -> list[Judgement]:
-    return [word for word in said if not isinstance(word, Seen)]
+    return [word for word in said if not isinstance(word, Observation)]
 
 
 NOT_LOADED = found("EfaDriverNotLoaded", "PCI shows 32 EFA devices, /sys/module/efa is missing")
@@ -28,13 +28,13 @@ NOT_LOADED = found("EfaDriverNotLoaded", "PCI shows 32 EFA devices, /sys/module/
 
 def test_all_as_it_should_be_is_one_line() -> None:
     assert judge(efa_functions(32), rdma(32)) == [
-        Seen("driver 2.17.2g; 32 EFA devices can be opened", "32", "PCI"),
+        Observation("driver 2.17.2g; 32 EFA devices can be opened", "32", "PCI"),
     ]
 
 
 def test_the_kernels_own_driver_has_no_version_to_tell() -> None:
     assert judge(efa_functions(1), Rdma((efa_device(0),), efa_driver_loaded=True)) == [
-        Seen("driver of the kernel; 1 EFA device can be opened", "1", "PCI"),
+        Observation("driver of the kernel; 1 EFA device can be opened", "1", "PCI"),
     ]
 
 

@@ -8,7 +8,17 @@ from msgspec.structs import replace
 from healthcheck.checks.efa_errors import CHECK, MOST_PER_SECOND
 from healthcheck.checks.examine import judge as examine
 from healthcheck.checks.examine import look
-from healthcheck.model import Cause, Finding, Host, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import (
+    Finding,
+    Host,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+    Unobserved,
+    UnobservedCause,
+)
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA, Rdma, RdmaDevice
 from sim.node import SimulatedNode
 from tests.checks.evidence import P5, efa_device, rdma, says, says_later
@@ -28,8 +38,8 @@ def node(*devices: RdmaDevice) -> Rdma:
 
 def judge(before: RdmaDevice, now: RdmaDevice, seconds: float = SECONDS) -> list[Judgement]:
     said = says_later(CHECK, seconds, {RDMA: node(before)}, {RDMA: node(now)})
-    assert sum(isinstance(word, Seen) for word in said) == 1
-    return [word for word in said if not isinstance(word, Seen)]
+    assert sum(isinstance(word, Observation) for word in said) == 1
+    return [word for word in said if not isinstance(word, Observation)]
 
 
 def found(detail: str) -> Finding:
@@ -77,7 +87,7 @@ def test_what_was_counted_before_we_came_is_nothing() -> None:
 def test_a_first_reading_is_too_early() -> None:
     assert says(CHECK, P5, {RDMA: rdma(2, counters=dict.fromkeys(ERROR_COUNTERS, 10**15))}) == [
         TooEarly("a rate needs an earlier look"),
-        Seen("error counters of 2 EFA devices read", "none that rises fast", "EKS node monitoring agent"),
+        Observation("error counters of 2 EFA devices read", "none that rises fast", "EKS node monitoring agent"),
     ]
 
 
@@ -108,7 +118,7 @@ def test_a_device_that_refuses_could_not_be_looked_at_alone() -> None:
     refusing = replace(refusing, error="rx_drops: Timer expired")
 
     assert judge(counting(), refusing) == [
-        Unobserved(Cause.named("EfaNotAnswering"), "efa/rdmap21s0: rx_drops: Timer expired", "efa/rdmap21s0")
+        Unobserved(UnobservedCause.named("EfaNotAnswering"), "efa/rdmap21s0: rx_drops: Timer expired", "efa/rdmap21s0")
     ]
     # After it answered again: no rate across the gap.
     assert judge(refusing, counting(rx_drops=10**10)) == [
@@ -119,7 +129,9 @@ def test_a_device_that_refuses_could_not_be_looked_at_alone() -> None:
 def test_a_person_reads_how_many_are_bad() -> None:
     said = says_later(CHECK, SECONDS, {RDMA: node(counting())}, {RDMA: node(counting(rx_drops=10**9))})
 
-    assert said[-1] == Seen("errors above the threshold on 1 of 3 EFA devices", "none", "EKS node monitoring agent")
+    assert said[-1] == Observation(
+        "errors above the threshold on 1 of 3 EFA devices", "none", "EKS node monitoring agent"
+    )
 
 
 def test_a_node_without_efa_has_no_counters() -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.efa_gpudirect import CHECK
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, functions, rdma, says
@@ -28,14 +28,14 @@ def found(what: str) -> Finding:
 
 @pytest.mark.parametrize("word", ["NVIDIA", "NVIDIA peermem"])
 def test_nvidias_memory_is_as_it_should_be(word: str) -> None:
-    assert judge(word) == [Seen(f"p2p: {word}", "NVIDIA", "the efa driver")]
+    assert judge(word) == [Observation(f"p2p: {word}", "NVIDIA", "the efa driver")]
 
 
 @pytest.mark.parametrize(("word", "what"), [("", "empty"), ("NEURON", "NEURON")])
 def test_another_word_is_a_finding_and_stands_in_the_line(word: str, what: str) -> None:
     assert judge(word) == [
         found(what),
-        Seen(f"p2p: {word or 'empty'}", "NVIDIA", "the efa driver"),
+        Observation(f"p2p: {word or 'empty'}", "NVIDIA", "the efa driver"),
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from healthcheck.checks.efa_keep_alive import CHECK, ENOUGH
 from healthcheck.checks.examine import judge as examine
 from healthcheck.checks.examine import look
-from healthcheck.model import Finding, Host, Judgement, NotConfigured, Seen, Severity, TooEarly
+from healthcheck.model import Finding, Host, Judgement, NotConfigured, Observation, Severity, TooEarly
 from healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA, Rdma
 from sim.node import SimulatedNode
 from tests.checks.evidence import P5, efa_device, rdma, says, says_later
@@ -24,8 +24,8 @@ def counting(*counts: int | None) -> Rdma:
 
 def judge(before: Rdma, now: Rdma) -> list[Judgement]:
     said = says_later(CHECK, 300.0, {RDMA: before}, {RDMA: now})
-    assert sum(isinstance(word, Seen) for word in said) == 1
-    return [word for word in said if not isinstance(word, Seen)]
+    assert sum(isinstance(word, Observation) for word in said) == 1
+    return [word for word in said if not isinstance(word, Observation)]
 
 
 def stalled(*names: str) -> list[Finding]:
@@ -71,14 +71,14 @@ def test_a_silent_device_against_its_neighbours(
 def test_a_first_reading_is_too_early() -> None:
     assert says(CHECK, P5, {RDMA: counting(0, 500)}) == [
         TooEarly("a rise needs an earlier look"),
-        Seen("keep-alives of 2 EFA devices read"),
+        Observation("keep-alives of 2 EFA devices read"),
     ]
 
 
 def test_a_person_reads_how_many_are_alive() -> None:
     said = says_later(CHECK, 300.0, {RDMA: counting(1, 1, 1)}, {RDMA: counting(1, 9, 9)})
 
-    assert said[-1] == Seen("keep-alives from 2 of 3 EFA devices", "all", "the machine's other devices")
+    assert said[-1] == Observation("keep-alives from 2 of 3 EFA devices", "all", "the machine's other devices")
 
 
 @pytest.mark.parametrize(

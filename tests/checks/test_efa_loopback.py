@@ -5,15 +5,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from healthcheck.checks.efa_loopback import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved
 from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Broken, Measured, PingResult
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackLook
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackReading
 from tests.checks.evidence import P5, UNKNOWN_TYPE, says
 
 
 def judge(*answers: PingResult, least: int = 0) -> list[Judgement]:
     loopbacks = tuple(Loopback(f"rdmap{number}s0", answer) for number, answer in enumerate(answers, 16))
-    return says(CHECK, replace(P5, efa_min_bandwidth=least), {EFA_LOOPBACK: LoopbackLook(loopbacks)})
+    return says(CHECK, replace(P5, efa_min_bandwidth=least), {EFA_LOOPBACK: LoopbackReading(loopbacks)})
 
 
 def at(bandwidth: float) -> Measured:
@@ -21,7 +21,7 @@ def at(bandwidth: float) -> Measured:
 
 
 def test_without_a_minimum_speeds_are_shown_and_not_judged() -> None:
-    assert judge(at(4321.4), at(0.0)) == [Seen("2 of 2 EFA devices carry data, at 0 to 4321 MB/s")]
+    assert judge(at(4321.4), at(0.0)) == [Observation("2 of 2 EFA devices carry data, at 0 to 4321 MB/s")]
 
 
 def test_a_device_below_the_minimum_is_slow() -> None:
@@ -32,7 +32,7 @@ def test_a_device_below_the_minimum_is_slow() -> None:
             "efa/rdmap17s0",
             "3999.90 MB/s with messages of 1048576 bytes; EFA_MIN_BW is 4000",
         ),
-        Seen("2 of 2 EFA devices carry data, at 4000 to 4000 MB/s", "at least 4000 MB/s", "EFA_MIN_BW"),
+        Observation("2 of 2 EFA devices carry data, at 4000 to 4000 MB/s", "at least 4000 MB/s", "EFA_MIN_BW"),
     ]
 
 
@@ -40,14 +40,14 @@ def test_data_that_was_lost_and_data_that_was_changed_are_two_faults() -> None:
     assert judge(Broken("no end within 180 s"), Broken("changed", corrupt=True), at(4321.0)) == [
         Finding("EfaLoopbackFailed", Severity.REBOOT, "efa/rdmap16s0", "no end within 180 s"),
         Finding("EfaLoopbackCorrupt", Severity.ISOLATE, "efa/rdmap17s0", "changed"),
-        Seen("1 of 3 EFA devices carry data, at 4321 to 4321 MB/s"),
+        Observation("1 of 3 EFA devices carry data, at 4321 to 4321 MB/s"),
     ]
 
 
 def test_a_device_that_could_not_be_tested_is_could_not_look_there_alone() -> None:
     assert judge(Unobserved(NOT_RUN, "no library"), at(4321.0), least=4000) == [
         Unobserved(NOT_RUN, "efa/rdmap16s0: no library", "efa/rdmap16s0"),
-        Seen("1 of 2 EFA devices carry data, at 4321 to 4321 MB/s", "at least 4000 MB/s", "EFA_MIN_BW"),
+        Observation("1 of 2 EFA devices carry data, at 4321 to 4321 MB/s", "at least 4000 MB/s", "EFA_MIN_BW"),
     ]
 
 
@@ -58,6 +58,6 @@ def test_where_none_was_measured_there_is_no_line_for_a_person() -> None:
 
 
 def test_without_the_program_or_a_device_it_does_not_belong_to_the_node() -> None:
-    absent = LoopbackLook(absent="fi_pingpong is not installed here")
+    absent = LoopbackReading(absent="fi_pingpong is not installed here")
 
     assert says(CHECK, UNKNOWN_TYPE, {EFA_LOOPBACK: absent}) == [NotConfigured("fi_pingpong is not installed here")]

@@ -5,19 +5,28 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.efa_provider import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricLook, Listing
+from healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+    Unobserved,
+    UnobservedCause,
+)
+from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listing
 from tests.checks.evidence import P5, says
 
 DEVICES = tuple(f"rdmap{number}s0" for number in range(16, 48))
 
 
-def judge(look: LibfabricLook) -> list[Judgement]:
+def judge(look: LibfabricReading) -> list[Judgement]:
     return says(CHECK, P5, {LIBFABRIC: look})
 
 
-def listing(*listed: str, code: int = 0, version: str = "203.0", says: str = "") -> LibfabricLook:
-    return LibfabricLook(Listing(DEVICES, code, listed, version, says))
+def listing(*listed: str, code: int = 0, version: str = "203.0", says: str = "") -> LibfabricReading:
+    return LibfabricReading(Listing(DEVICES, code, listed, version, says))
 
 
 def found(detail: str) -> Finding:
@@ -25,7 +34,7 @@ def found(detail: str) -> Finding:
 
 
 def test_all_as_it_should_be_is_one_line() -> None:
-    assert judge(listing(*DEVICES)) == [Seen("provider efa 203.0 lists 32 EFA devices", "32", "/sys")]
+    assert judge(listing(*DEVICES)) == [Observation("provider efa 203.0 lists 32 EFA devices", "32", "/sys")]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +50,7 @@ def test_devices_that_are_not_listed_are_named(missing: int, named: str) -> None
 
     assert judge(listing(*DEVICES[missing:])) == [
         found(f"fi_info -p efa lists {left} of 32 EFA devices; missing: {named}"),
-        Seen(f"provider efa 203.0 lists {left} EFA devices", "32", "/sys"),
+        Observation(f"provider efa 203.0 lists {left} EFA devices", "32", "/sys"),
     ]
 
 
@@ -50,32 +59,36 @@ def test_no_provider_is_a_finding_with_what_fi_info_says() -> None:
 
     assert judge(listing(code=61, version="", says=says)) == [
         found(f"fi_info -p efa lists none of 32 EFA devices (exit code 61): {says}"),
-        Seen("provider efa lists 0 EFA devices", "32", "/sys"),
+        Observation("provider efa lists 0 EFA devices", "32", "/sys"),
     ]
 
 
 def test_a_listing_without_a_device_is_one_too() -> None:
     assert judge(listing()) == [
         found("fi_info -p efa lists none of 32 EFA devices (exit code 0)"),
-        Seen("provider efa 203.0 lists 0 EFA devices", "32", "/sys"),
+        Observation("provider efa 203.0 lists 0 EFA devices", "32", "/sys"),
     ]
 
 
 def test_a_device_more_than_sys_shows_is_no_fault() -> None:
-    assert judge(listing(*DEVICES, "rdmap99s0")) == [Seen("provider efa 203.0 lists 32 EFA devices", "32", "/sys")]
+    assert judge(listing(*DEVICES, "rdmap99s0")) == [
+        Observation("provider efa 203.0 lists 32 EFA devices", "32", "/sys")
+    ]
 
 
 def test_an_answer_that_is_still_to_come_is_waited_for() -> None:
-    assert judge(LibfabricLook()) == [TooEarly("fi_info has not answered yet")]
+    assert judge(LibfabricReading()) == [TooEarly("fi_info has not answered yet")]
 
 
 def test_no_answer_is_could_not_look() -> None:
-    silent = Unobserved(Cause.named("LibfabricNotAnswering"), "fi_info: no end within 10 s; its process was ended")
+    silent = Unobserved(
+        UnobservedCause.named("LibfabricNotAnswering"), "fi_info: no end within 10 s; its process was ended"
+    )
 
-    assert judge(LibfabricLook(silent)) == [silent]
+    assert judge(LibfabricReading(silent)) == [silent]
 
 
 def test_where_nobody_can_be_asked_it_does_not_belong_to_the_node() -> None:
-    assert judge(LibfabricLook(absent="fi_info is not installed here")) == [
+    assert judge(LibfabricReading(absent="fi_info is not installed here")) == [
         NotConfigured("fi_info is not installed here")
     ]

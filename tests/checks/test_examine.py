@@ -13,18 +13,18 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.checks.examine import CHECK_FAILED, judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
-    Cause,
     Check,
     Evidence,
     Host,
     Judgement,
     NotConfigured,
+    Observation,
     Outcome,
     Probe,
     ProbeError,
-    Seen,
     Severity,
     Unobserved,
+    UnobservedCause,
 )
 from tests.checks.evidence import untimed
 from tests.examples import BLIND, fault
@@ -96,7 +96,7 @@ def test_a_probe_that_fails_leaves_its_cause_and_the_others_go_on(error: Excepti
 
     outcomes = judge(checks, look(HOST, checks), Expectation())
 
-    cause = Unobserved(Cause.named("ProbeFailed"), detail)
+    cause = Unobserved(UnobservedCause.named("ProbeFailed"), detail)
     assert untimed(outcomes) == [
         Outcome("blind", "0-nvidia-smi", unobserved=(cause,)),
         Outcome("half-blind", "0-nvidia-smi", unobserved=(cause,)),
@@ -138,7 +138,7 @@ def test_a_judge_is_not_called_without_its_evidence() -> None:
 
     (outcome,) = judge([check("a", probe, says=lambda seen: [seen[probe]])], Evidence({}), Expectation())
 
-    assert outcome.unobserved == (Unobserved(Cause.named("NotLooked"), "nvml was not read"),)
+    assert outcome.unobserved == (Unobserved(UnobservedCause.named("NotLooked"), "nvml was not read"),)
 
 
 def test_a_judge_may_say_several_things_at_once() -> None:
@@ -154,7 +154,7 @@ def test_what_does_not_belong_to_the_node_is_not_configured() -> None:
     (outcome,) = judge([check("a", says=lambda _: [NotConfigured("no EFA device")])], Evidence({}), Expectation())
 
     assert (outcome.configured, outcome.observed, outcome.findings) == (False, True, ())
-    assert outcome.seen == (Seen("no EFA device"),)
+    assert outcome.seen == (Observation("no EFA device"),)
 
 
 @pytest.mark.parametrize("severity", [Severity.MONITOR, Severity.RESET, Severity.ISOLATE])
@@ -211,4 +211,4 @@ def test_a_look_knows_the_look_before_and_none_before_that() -> None:
 
 def test_a_cause_is_logged_and_shown_by_its_name_alone() -> None:
     told = str(Unobserved(CHECK_FAILED, "ecc: poison"))
-    assert told == "Unobserved(cause=Cause(name='CheckFailed'), detail='ecc: poison', subject='')"
+    assert told == "Unobserved(cause=UnobservedCause(name='CheckFailed'), detail='ecc: poison', subject='')"

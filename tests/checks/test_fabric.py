@@ -7,8 +7,17 @@ from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.fabric import CHECK, GRACE
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Fabric, Gpu, Mode
+from healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+    Unobserved,
+    UnobservedCause,
+)
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Gpu, Mode
 from healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, healthy, says
 
@@ -17,8 +26,8 @@ P5_SMALL = replace(P5, instance_type="p5.4xlarge")
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 REGISTERED = Fabric(3, 0)
-ALL_SEEN = Seen("8 of 8 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
-ONE_MISSING = Seen("7 of 8 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
+ALL_SEEN = Observation("8 of 8 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
+ONE_MISSING = Observation("7 of 8 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
 # nvml.h, NVML_GPU_FABRIC_HEALTH_MASK: a healthy GPU has each field at 2 and the configuration at 1, or not supported.
 HEALTHY_MASKS = [0, 0x1AA, 0x80, 0x1A8, 0x02, 0x100, 0x11AA, 0x51AA, 0xA1AA]
 
@@ -39,7 +48,7 @@ def judge(
     return look_judged(driver_says(*gpus), expected, services)
 
 
-def look_judged(look: DriverLook, expected: Expectation = P5, services: Services = UP) -> list[Judgement]:
+def look_judged(look: DriverReading, expected: Expectation = P5, services: Services = UP) -> list[Judgement]:
     return says(CHECK, expected, {NVML: look, SERVICES: services})
 
 
@@ -66,7 +75,7 @@ def test_registration_may_take_its_time_from_the_managers_start_on(age: float, f
     assert judge(Fabric(2, 0), services=up(age))[0] == (
         finding("FabricNotReady", Severity.RESET, "fabric state 2 (in progress)")
         if found
-        else Unobserved(Cause.named("FabricComingUp"), coming, SUBJECT)
+        else Unobserved(UnobservedCause.named("FabricComingUp"), coming, SUBJECT)
     )
     assert GRACE.seconds == 180
 
@@ -81,7 +90,7 @@ def test_where_no_managers_start_is_known_it_is_the_drivers(services: Services, 
 
 @pytest.mark.parametrize("fabric", [Fabric(1, 0), Fabric(2, 0), Fabric(3, 27), Fabric(3, 0, health_mask=0x01)])
 def test_a_gpu_in_mig_mode_takes_no_part_in_a_fabric(fabric: Fabric) -> None:
-    seven = Seen("7 of 7 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
+    seven = Observation("7 of 7 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
 
     assert judge(fabric, mig_mode=Mode(current=True, pending=True)) == [seven]
     assert judge(fabric, mig_mode=Mode(current=False, pending=True)) != [seven]
@@ -103,19 +112,21 @@ def test_a_node_of_a_rack_is_registered_without_a_manager_of_its_own() -> None:
 def test_one_gpu_of_a_board_need_not_be_registered() -> None:
     said = look_judged(driver_says(healthy(0, fabric=Fabric(2, 0))), P5_SMALL, NO_MANAGER)
 
-    assert said == [Seen("0 of 1 GPU registered with the NVLink fabric", "not required")]
+    assert said == [Observation("0 of 1 GPU registered with the NVLink fabric", "not required")]
 
 
 @pytest.mark.parametrize(("services", "found"), [(up(3600.0), True), (NO_MANAGER, False)])
 def test_on_a_type_that_nobody_knows_the_manager_tells(services: Services, found: bool) -> None:
     said = judge(Fabric(1, 0), UNKNOWN_TYPE, services)
 
-    assert [type(one) for one in said] == ([Finding, Seen] if found else [Seen])
+    assert [type(one) for one in said] == ([Finding, Observation] if found else [Observation])
 
 
 @pytest.mark.parametrize("fabric", [None, Fabric(0, 0), Fabric(0, 3), Fabric(0, 23, 0, "", 0x1A9, 2)])
 def test_a_gpu_that_has_no_fabric_is_none_that_fails(fabric: Fabric | None) -> None:
-    assert judge(fabric) == [Seen("7 of 7 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")]
+    assert judge(fabric) == [
+        Observation("7 of 7 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
+    ]
 
 
 @pytest.mark.parametrize("fabric", [None, Fabric(0, 3)])
@@ -143,7 +154,7 @@ def test_a_registration_that_failed_is_found_on_any_type(expected: Expectation, 
 
 def test_a_status_counts_only_once_the_registration_has_ended() -> None:
     assert judge(Fabric(2, 27), services=up(10.0))[0] == Unobserved(
-        Cause.named("FabricComingUp"),
+        UnobservedCause.named("FabricComingUp"),
         f"{SUBJECT}: fabric state 2 (in progress); judged 180 s after the fabric manager was started",
         SUBJECT,
     )
@@ -151,7 +162,7 @@ def test_a_status_counts_only_once_the_registration_has_ended() -> None:
 
 def test_a_state_that_nobody_knows_is_neither_right_nor_wrong() -> None:
     assert judge(Fabric(4, 0)) == [
-        Unobserved(Cause.named("FabricStateUnknown"), f"{SUBJECT}: fabric state 4", SUBJECT),
+        Unobserved(UnobservedCause.named("FabricStateUnknown"), f"{SUBJECT}: fabric state 4", SUBJECT),
         ONE_MISSING,
     ]
 
@@ -199,7 +210,7 @@ def test_a_summary_counts_where_the_mask_names_no_fault(mask: int | None) -> Non
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_a_reading_that_failed_is_could_not_look_on_that_gpu(error: int) -> None:
     assert judge(None, errors={"fabric": error})[0] == Unobserved(
-        Cause.named("GpuNotAnswering"), f"{SUBJECT}: fabric: NVML error {error}", SUBJECT
+        UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: fabric: NVML error {error}", SUBJECT
     )
 
 
@@ -212,10 +223,10 @@ def test_readings_that_all_failed_do_not_say_that_there_is_no_fabric() -> None:
 def test_a_gpu_without_a_handle_could_not_be_asked() -> None:
     said = look_judged(driver_says(*every()[:7], Gpu(7, 15)))
 
-    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), "gpu/index-7: NVML error 15")
+    assert said[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), "gpu/index-7: NVML error 15")
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert look_judged(driver_is_silent(blind)) == [blind]

@@ -10,9 +10,18 @@ from msgspec.structs import replace
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.fabric_manager import CHECK
 from healthcheck.checks.per_gpu import DRIVER_GRACE
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
+from healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Probe,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
 from healthcheck.probes.kernel_modules import MODULES, KernelModules
-from healthcheck.probes.nvml.gpus import NVML, DriverLook
+from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, FabricManagerStart, Service, Services, Uncounted
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, functions, says
@@ -40,7 +49,7 @@ def judge(
     of_host: bool = True,
     driver: str = DRIVER,
     pci: tuple[PciFunction, ...] = functions(*ADDRESSES),
-    look: DriverLook | None = None,
+    look: DriverReading | None = None,
     uncounted: tuple[Uncounted, ...] = (),
 ) -> list[Judgement]:
     seen: dict[Probe[Any], Any] = {
@@ -65,7 +74,7 @@ def test_one_in_a_users_pod_does_not_stand_in_for_it_and_is_told() -> None:
     (finding, seen) = judge(start=None, uncounted=(IN_PODS,))
 
     assert finding == replace(NOT_RUNNING, detail=f"no process nv-fabricmanager; {said}, which the node does not run")
-    assert isinstance(seen, Seen)
+    assert isinstance(seen, Observation)
     assert seen.what == f"not running; not counted: {said}"
     assert findings(judge(*RUNNING, uncounted=(IN_PODS,))) == []
 
@@ -81,12 +90,12 @@ def test_whether_one_in_another_privileged_container_is_it_nobody_knows() -> Non
 
 
 def test_running_of_the_drivers_version_it_is_no_finding() -> None:
-    assert judge(*RUNNING) == [Seen(f"running, version {DRIVER}", f"running, version {DRIVER}", SOURCE)]
+    assert judge(*RUNNING) == [Observation(f"running, version {DRIVER}", f"running, version {DRIVER}", SOURCE)]
 
 
 @pytest.mark.parametrize("running", [(), OTHERS_RUN])
 def test_not_running_it_is_found(running: tuple[Service, ...]) -> None:
-    assert judge(*running) == [NOT_RUNNING, Seen("not running", f"running, version {DRIVER}", SOURCE)]
+    assert judge(*running) == [NOT_RUNNING, Observation("not running", f"running, version {DRIVER}", SOURCE)]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +129,8 @@ def test_it_may_take_its_time_after_the_driver(age: float, found: bool) -> None:
     said = judge(expected=replace(P5, driver_age_seconds=age))
 
     blind = Unobserved(
-        Cause.named("DriverJustLoaded"), "no fabric manager runs yet; judged 120 s after the driver was loaded"
+        UnobservedCause.named("DriverJustLoaded"),
+        "no fabric manager runs yet; judged 120 s after the driver was loaded",
     )
     assert said[:-1] == [NOT_RUNNING if found else blind]
     assert DRIVER_GRACE.seconds == 120
@@ -146,7 +156,8 @@ def test_a_node_that_lost_its_gpus_needs_it_as_before() -> None:
 def test_without_a_driver_it_could_not_look() -> None:
     assert judge(driver="") == [
         Unobserved(
-            Cause.named("DriverNotLoaded"), "the fabric manager needs the nvidia kernel module, which is not loaded"
+            UnobservedCause.named("DriverNotLoaded"),
+            "the fabric manager needs the nvidia kernel module, which is not loaded",
         )
     ]
 
@@ -154,26 +165,26 @@ def test_without_a_driver_it_could_not_look() -> None:
 @pytest.mark.parametrize("running", [RUNNING, ()])
 def test_where_the_hosts_processes_are_hidden_it_could_not_look(running: tuple[Service, ...]) -> None:
     assert judge(*running, of_host=False) == [
-        Unobserved(Cause.named("HostProcessesHidden"), "the host's processes can't be seen from here")
+        Unobserved(UnobservedCause.named("HostProcessesHidden"), "the host's processes can't be seen from here")
     ]
 
 
 @pytest.mark.parametrize("cause", ["DriverBeingChanged", "DriverNotLoaded"])
 def test_while_there_is_no_driver_it_does_not_look(cause: str) -> None:
-    blind = Unobserved(Cause.named(cause), "why")
+    blind = Unobserved(UnobservedCause.named(cause), "why")
 
     assert judge(look=driver_is_silent(blind)) == [blind]
 
 
 @pytest.mark.parametrize("cause", ["DriverNotAnswering", "NvmlError", "NvmlLibraryNotFound"])
 def test_it_needs_no_answer_of_nvml(cause: str) -> None:
-    assert findings(judge(look=driver_is_silent(Unobserved(Cause.named(cause), "why")))) == [NOT_RUNNING]
+    assert findings(judge(look=driver_is_silent(Unobserved(UnobservedCause.named(cause), "why")))) == [NOT_RUNNING]
 
 
 def test_a_running_one_of_another_version_is_found() -> None:
     assert judge(*RUNNING, start=FabricManagerStart(OTHER)) == [
         MISMATCH,
-        Seen(f"running, version {OTHER}", f"running, version {DRIVER}", SOURCE),
+        Observation(f"running, version {OTHER}", f"running, version {DRIVER}", SOURCE),
     ]
 
 

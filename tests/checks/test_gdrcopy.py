@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.gdrcopy import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.gdrcopy import GDRCOPY, GdrCopy
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, P5, functions, says
@@ -30,13 +30,13 @@ def test_set_up_and_not_there_it_is_found(around: GdrCopy, lacks: str) -> None:
 
     assert judge(around) == [
         Finding("GdrcopyNotReady", Severity.MONITOR, "node", detail, flickers=True),
-        Seen(lacks, "loaded, with its device", UNIT),
+        Observation(lacks, "loaded, with its device", UNIT),
     ]
 
 
 def test_loaded_with_its_device_it_is_no_finding() -> None:
     assert judge(GdrCopy(UNIT, loaded=True, device=True)) == [
-        Seen("gdrdrv is loaded and has its device", "loaded, with its device", UNIT)
+        Observation("gdrdrv is loaded and has its device", "loaded, with its device", UNIT)
     ]
 
 

@@ -7,10 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import ONCE_HAD, Expectation, FirstSeen
+from healthcheck.checks.expectation import ONCE_HAD, EarlierHardware, Expectation
 from healthcheck.checks.gpu_count import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu
+from healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Probe,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import (
     ADDRESSES,
@@ -29,10 +38,10 @@ from tests.checks.evidence import (
 
 ALL = tuple(gpu(index, address) for index, address in enumerate(ADDRESSES))
 LOST, RESET_REQUIRED = 15, 16
-NOT_LOADED = Unobserved(Cause.named("DriverNotLoaded"), "NVML: Driver Not Loaded")
+NOT_LOADED = Unobserved(UnobservedCause.named("DriverNotLoaded"), "NVML: Driver Not Loaded")
 
 
-def judge(look: DriverLook, pci: tuple[PciFunction, ...], expected: Expectation = P5) -> list[Judgement]:
+def judge(look: DriverReading, pci: tuple[PciFunction, ...], expected: Expectation = P5) -> list[Judgement]:
     return finds(CHECK, expected, {NVML: look, FUNCTIONS: pci})
 
 
@@ -132,7 +141,7 @@ def test_a_handle_with_an_unknown_error_is_a_gpu_that_did_not_start_and_a_readin
         Finding("GpuInitFailed", Severity.RESET, subject, "no handle: NVML error 999", {"index": "5"}, flickers=True)
     ]
     assert judge(driver_says(*no_serial), functions(*ADDRESSES)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{subject}: NVML error 999", subject)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{subject}: NVML error 999", subject)
     ]
 
 
@@ -142,7 +151,7 @@ def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int
     gpus = [Gpu(5, error) if one.index == 5 else one for one in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{subject}: NVML error {error}", subject)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{subject}: NVML error {error}", subject)
     ]
 
 
@@ -168,7 +177,7 @@ def test_fewer_than_pci_or_the_profile_promise_is_low(
 
 
 def once_had(gpus: int, expected: Expectation = UNKNOWN_TYPE) -> Expectation:
-    return replace(expected, first=FirstSeen(gpus=gpus))
+    return replace(expected, first=EarlierHardware(gpus=gpus))
 
 
 def missed(listed: int, pci: int, once: int = 8) -> Finding:
@@ -211,7 +220,7 @@ def test_the_last_gpu_gone_from_pci_is_missed_though_the_driver_cannot_load(expe
 
     assert judge(driver_is_silent(NOT_LOADED), (), expected) == [NOT_LOADED, gone]
     assert judge(driver_is_silent(NOT_LOADED), functions(ADDRESSES[0]), expected) == [NOT_LOADED]
-    changing = Unobserved(Cause.named("DriverBeingChanged"), "why")
+    changing = Unobserved(UnobservedCause.named("DriverBeingChanged"), "why")
     assert judge(driver_is_silent(changing), (), expected) == [changing]
 
 
@@ -253,7 +262,9 @@ def test_a_driver_that_was_just_loaded_may_still_bind_its_gpus() -> None:
 
     assert judge(driver_says(*ALL[:7]), pci, replace(P5, driver_age_seconds=119.9)) == [
         Unobserved(
-            Cause.named("DriverJustLoaded"), "no driver has it; judged 120 s after the driver was loaded", subject
+            UnobservedCause.named("DriverJustLoaded"),
+            "no driver has it; judged 120 s after the driver was loaded",
+            subject,
         )
     ]
 
@@ -275,7 +286,7 @@ def test_counts_are_judged_two_minutes_after_the_driver_was_loaded(age: float, j
     said = judge(driver_says(*ALL[:7]), functions(*ADDRESSES), replace(P5, driver_age_seconds=age))
 
     early = Unobserved(
-        Cause.named("DriverJustLoaded"),
+        UnobservedCause.named("DriverJustLoaded"),
         "NVML lists 7, PCI 8, p5.48xlarge has 8; judged 120 s after the driver was loaded",
         "node",
     )
@@ -294,7 +305,7 @@ def test_a_young_driver_hides_no_lost_gpu() -> None:
 @pytest.mark.parametrize("expected", [P5, UNKNOWN_TYPE])
 @pytest.mark.parametrize("on_pci", [0, 8])
 def test_a_driver_that_does_not_answer_is_never_a_count(cause: str, expected: Expectation, on_pci: int) -> None:
-    blind = Unobserved(Cause.named(cause), "why")
+    blind = Unobserved(UnobservedCause.named(cause), "why")
 
     assert judge(driver_is_silent(blind), functions(*ADDRESSES[:on_pci]), expected) == [blind]
 
@@ -308,13 +319,13 @@ def test_a_person_is_told_both_counts_and_whose_expectation_it_is() -> None:
     seen: dict[Probe[Any], Any] = {NVML: driver_says(*ALL[:7]), FUNCTIONS: functions(*ADDRESSES)}
 
     assert tells(CHECK, P5, seen) == [
-        Seen("7 GPUs in NVML, 8 on PCI", "8 each", "p5.48xlarge in instance-profiles.conf"),
+        Observation("7 GPUs in NVML, 8 on PCI", "8 each", "p5.48xlarge in instance-profiles.conf"),
     ]
     assert tells(CHECK, UNKNOWN_TYPE, seen) == [
-        Seen("7 GPUs in NVML, 8 on PCI", "as many in NVML as on PCI"),
+        Observation("7 GPUs in NVML, 8 on PCI", "as many in NVML as on PCI"),
     ]
     assert tells(CHECK, once_had(8), seen) == [
-        Seen("7 GPUs in NVML, 8 on PCI", "8 each", "what this machine once had"),
+        Observation("7 GPUs in NVML, 8 on PCI", "8 each", "what this machine once had"),
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.gpu_memory_held import CHECK, MOST_WITHOUT_A_PROCESS
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, Gpu, MemoryUse, Mode
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
@@ -65,7 +65,9 @@ def test_a_reading_that_failed_could_not_look_there(reading: str) -> None:
     failed: dict[str, Any] = {"memory": using(70 * GIB), reading: None, "errors": {reading: 999}}
 
     assert judge(healthy(3, **failed), healthy(4)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: {reading.replace('_', ' ')}: NVML error 999", SUBJECT)
+        Unobserved(
+            UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {reading.replace('_', ' ')}: NVML error 999", SUBJECT
+        )
     ]
 
 
@@ -81,9 +83,11 @@ def test_a_person_is_told_the_most_that_an_unused_gpu_holds() -> None:
     gpus = (*every()[:6], healthy(6, memory=using(512 << 20)), healthy(7, memory=using(70 * GIB), processes=2))
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [
-        Seen("up to 512 MiB in use on a GPU without a process", "at most 1024 MiB")
+        Observation("up to 512 MiB in use on a GPU without a process", "at most 1024 MiB")
     ]
-    assert tells(CHECK, P5, {NVML: driver_says(*every(processes=1))}) == [Seen("every GPU has a process, or MIG on")]
+    assert tells(CHECK, P5, {NVML: driver_says(*every(processes=1))}) == [
+        Observation("every GPU has a process, or MIG on")
+    ]
 
 
 @pytest.mark.parametrize("reading", ["memory", "processes"])

@@ -7,39 +7,39 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import FirstSeen, Place
+from healthcheck.checks.expectation import EarlierHardware, GpuPosition
 from healthcheck.checks.gpu_placement import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, P5, efa_functions, gpu_function, says
 
 SWITCHES = tuple(f"0000:00:{slot:02x}.0" for slot in range(0x10, 0x18))
-FIRST = {address: Place(index // 4, SWITCHES[index]) for index, address in enumerate(ADDRESSES)}
+FIRST = {address: GpuPosition(index // 4, SWITCHES[index]) for index, address in enumerate(ADDRESSES)}
 
 
-def functions(places: Mapping[str, Place]) -> tuple[PciFunction, ...]:
+def functions(places: Mapping[str, GpuPosition]) -> tuple[PciFunction, ...]:
     gpus = [gpu_function(address, numa_node=place.numa_node, switch=place.switch) for address, place in places.items()]
     return (*efa_functions(4), *gpus)
 
 
-def judge(now: Mapping[str, Place], first: Mapping[str, Place]) -> list[Judgement]:
-    return says(CHECK, replace(P5, first=FirstSeen(places=first)), {FUNCTIONS: functions(now)})
+def judge(now: Mapping[str, GpuPosition], first: Mapping[str, GpuPosition]) -> list[Judgement]:
+    return says(CHECK, replace(P5, first=EarlierHardware(places=first)), {FUNCTIONS: functions(now)})
 
 
-def seen(told: str) -> Seen:
-    return Seen(f"GPUs by NUMA node: {told}", "each where it was at the first look", "this machine's memory")
+def seen(told: str) -> Observation:
+    return Observation(f"GPUs by NUMA node: {told}", "each where it was at the first look", "this machine's memory")
 
 
 @pytest.mark.parametrize(
     ("place", "told", "nodes"),
     [
-        (Place(0, SWITCHES[7]), f"on NUMA node 0 below {SWITCHES[7]}", "4 on 0, 4 on 1"),
-        (Place(1, SWITCHES[3]), f"on NUMA node 1 below {SWITCHES[3]}", "3 on 0, 5 on 1"),
-        (Place(-1, SWITCHES[3]), f"on no NUMA node below {SWITCHES[3]}", "1 on none, 3 on 0, 4 on 1"),
-        (Place(0, ""), "on NUMA node 0 below the root", "4 on 0, 4 on 1"),
+        (GpuPosition(0, SWITCHES[7]), f"on NUMA node 0 below {SWITCHES[7]}", "4 on 0, 4 on 1"),
+        (GpuPosition(1, SWITCHES[3]), f"on NUMA node 1 below {SWITCHES[3]}", "3 on 0, 5 on 1"),
+        (GpuPosition(-1, SWITCHES[3]), f"on no NUMA node below {SWITCHES[3]}", "1 on none, 3 on 0, 4 on 1"),
+        (GpuPosition(0, ""), "on NUMA node 0 below the root", "4 on 0, 4 on 1"),
     ],
 )
-def test_a_gpu_at_another_place_is_found_with_both(place: Place, told: str, nodes: str) -> None:
+def test_a_gpu_at_another_place_is_found_with_both(place: GpuPosition, told: str, nodes: str) -> None:
     detail = f"{told}, first met on NUMA node 0 below {SWITCHES[3]}"
 
     assert judge({**FIRST, ADDRESSES[3]: place}, FIRST) == [
@@ -53,7 +53,7 @@ def test_gpus_where_they_were_are_no_finding() -> None:
 
 
 def test_gpus_that_were_never_met_are_not_expected_anywhere() -> None:
-    assert judge(FIRST, {}) == [Seen("GPUs by NUMA node: 4 on 0, 4 on 1")]
+    assert judge(FIRST, {}) == [Observation("GPUs by NUMA node: 4 on 0, 4 on 1")]
 
 
 def test_one_that_came_later_and_one_that_is_gone_have_not_moved() -> None:

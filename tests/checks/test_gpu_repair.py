@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.gpu_repair import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml.gpus import NVML, Gpu, Repair
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
+from healthcheck.probes.nvml.gpus import NVML, Gpu, PendingRepair
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
@@ -36,32 +36,36 @@ def with_third(**more: Any) -> list[Gpu]:
 @pytest.mark.parametrize(
     ("repair", "said", "waiting"),
     [
-        (Repair(channel_pending=False, tpc_pending=False), [], 0),
-        (Repair(channel_pending=True, tpc_pending=False), [CHANNEL], 1),
-        (Repair(channel_pending=False, tpc_pending=True), [TPC], 1),
-        (Repair(channel_pending=True, tpc_pending=True), [CHANNEL, TPC], 2),
+        (PendingRepair(channel_pending=False, tpc_pending=False), [], 0),
+        (PendingRepair(channel_pending=True, tpc_pending=False), [CHANNEL], 1),
+        (PendingRepair(channel_pending=False, tpc_pending=True), [TPC], 1),
+        (PendingRepair(channel_pending=True, tpc_pending=True), [CHANNEL, TPC], 2),
         (None, [], 0),
     ],
 )
-def test_what_a_gpu_shows_and_what_is_said_of_it(repair: Repair | None, said: list[Judgement], waiting: int) -> None:
+def test_what_a_gpu_shows_and_what_is_said_of_it(
+    repair: PendingRepair | None, said: list[Judgement], waiting: int
+) -> None:
     assert judge(*with_third(repair=repair)) == [
         *said,
-        Seen(f"{waiting} repair{'' if waiting == 1 else 's'} waiting for a reset", "none", "nvml.h"),
+        Observation(f"{waiting} repair{'' if waiting == 1 else 's'} waiting for a reset", "none", "nvml.h"),
     ]
 
 
 def test_repairs_that_could_not_be_read_are_neither_there_nor_gone() -> None:
     said = judge(*with_third(repair=None, errors={"repair": 999}))
 
-    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: repair: NVML error 999", SUBJECT)
-    assert [type(one) for one in said[1:]] == [Seen]
+    assert said[0] == Unobserved(
+        UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: repair: NVML error 999", SUBJECT
+    )
+    assert [type(one) for one in said[1:]] == [Observation]
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
     said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(one) for one in said[1:]] == [Seen]
+    assert said[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(one) for one in said[1:]] == [Observation]
 
 
 def test_gpus_that_tell_of_no_repairs_have_nothing_to_look_at() -> None:
@@ -69,7 +73,7 @@ def test_gpus_that_tell_of_no_repairs_have_nothing_to_look_at() -> None:
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

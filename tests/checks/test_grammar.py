@@ -11,7 +11,7 @@ from healthcheck.catalog.xid import xid_table
 from healthcheck.checks import CHECKS, KERNEL_LINES
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Nature, Sighting
+from healthcheck.model import Evidence, KernelEvent, Nature
 from healthcheck.probes.kernel_log import RING, Record, parse_record
 from healthcheck.text.printable import printable
 from tests.checks.grammar import (
@@ -42,7 +42,7 @@ BEGINNINGS = (
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
 
 
-def sightings(*texts: str) -> list[Sighting]:
+def sightings(*texts: str) -> list[KernelEvent]:
     ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
     return [one for outcome in judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation()) for one in outcome.sightings]
 

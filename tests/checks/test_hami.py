@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.hami import CHECK
-from healthcheck.model import Finding, NotConfigured, Seen, TooEarly
-from healthcheck.probes.hami import HAMI, File, Hami, Leftovers, Plugin
+from healthcheck.model import Finding, NotConfigured, Observation, TooEarly
+from healthcheck.probes.hami import HAMI, File, Hami, Plugin, StaleFolders
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, finds, functions, says
 
@@ -28,7 +28,7 @@ HERE = Hami(
     up_seconds=3600.0,
     plugin=PLUGIN,
     listening=("nvidia-gpu.sock",),
-    leftovers=Leftovers(f"{VGPU}/containers", ()),
+    leftovers=StaleFolders(f"{VGPU}/containers", ()),
 )
 NO_MORE_THERE = "which is no more in the kubelet's folder: the kubelet was started after it"
 LEFT = tuple(f"{digit * 8}-1f2a-4c3b-8d4e-5f6a7b8c9d0e_cuda" for digit in "abcdef")
@@ -111,7 +111,7 @@ def too_early(around: Hami) -> set[str]:
             ),
         ),
         (
-            replace(HERE, leftovers=Leftovers(f"{VGPU}/containers", LEFT)),
+            replace(HERE, leftovers=StaleFolders(f"{VGPU}/containers", LEFT)),
             ("HamiLeftovers", f"6 folders in {VGPU}/containers: {', '.join(LEFT[:4])}, …"),
         ),
         (
@@ -157,7 +157,7 @@ def test_a_pod_that_has_just_started_is_left_in_peace() -> None:
     ("up", "delay", "counts"), [(599.0, 300.0, False), (600.0, 300.0, True), (3600.0, 3600.0, False)]
 )
 def test_what_its_monitor_may_still_remove_is_no_leftover(up: float, delay: float, counts: bool) -> None:
-    around = replace(HERE, up_seconds=up, resync_seconds=delay, leftovers=Leftovers(VGPU, LEFT))
+    around = replace(HERE, up_seconds=up, resync_seconds=delay, leftovers=StaleFolders(VGPU, LEFT))
 
     assert bool(found(around)) is counts
     assert ("HamiLeftovers" in too_early(around)) is not counts
@@ -191,7 +191,7 @@ def test_elsewhere_it_is_nobodys_business(around: Hami, driver: str, why: str) -
 def test_a_person_is_told_what_it_has() -> None:
     said = says(CHECK, P5, {HAMI: HERE, FUNCTIONS: functions(*ADDRESSES)})
 
-    told = Seen(
+    told = Observation(
         f"{VGPU}: libvgpu.so.v2.8.0; listens on nvidia-gpu.sock", "its library, ld.so.preload and a plugin's socket"
     )
     assert said == [told]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.imex import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, Service, Services
 from tests.checks.evidence import G6, P5, UNKNOWN_TYPE, says
 
@@ -33,14 +33,14 @@ def test_enabled_and_not_running_it_is_found(expected: Expectation) -> None:
             "no process nvidia-imex, which systemd starts here",
             flickers=True,
         ),
-        Seen("not running", "running", f"{expected.instance_type} in fabrics.csv"),
+        Observation("not running", "running", f"{expected.instance_type} in fabrics.csv"),
     ]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_running_it_is_no_finding_whoever_started_it(enabled: bool) -> None:
     assert judge(GB200, Services(of_host=True, running=RUNNING, imex_enabled=enabled)) == [
-        Seen("running", "running", SOURCE)
+        Observation("running", "running", SOURCE)
     ]
 
 
@@ -51,7 +51,7 @@ def test_where_the_host_does_not_start_it_nothing_is_expected(of_host: bool) -> 
 
 def test_where_the_hosts_processes_are_hidden_it_could_not_look() -> None:
     assert judge(GB200, Services(of_host=False, imex_enabled=True)) == [
-        Unobserved(Cause.named("HostProcessesHidden"), "the host's processes can't be seen from here")
+        Unobserved(UnobservedCause.named("HostProcessesHidden"), "the host's processes can't be seen from here")
     ]
 
 

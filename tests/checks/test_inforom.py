@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.inforom import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, Gpu
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import (
@@ -63,7 +63,7 @@ def test_a_valid_one_or_a_gpu_that_has_no_such_test_is_no_finding(valid: bool | 
 
 @pytest.mark.parametrize("error", [1, 8, 10, 15, 16, 999])
 def test_a_gpu_that_does_not_answer_could_not_look(error: int) -> None:
-    silent = Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error {error}", SUBJECT)
+    silent = Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error {error}", SUBJECT)
 
     assert judge(*with_one(Gpu(3, error))) == [silent]
     assert judge(*with_one(replace(healthy(3), error=error))) == [silent]
@@ -76,12 +76,12 @@ def test_a_wrong_checksum_counts_whatever_else_failed_on_the_gpu() -> None:
 @pytest.mark.parametrize("error", [1, 10, 999])
 def test_a_test_that_could_not_be_done_could_not_look_there(error: int) -> None:
     assert judge(*with_one(healthy(3, inforom_valid=None, errors={"inforom_valid": error}))) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: inforom valid: NVML error {error}", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: inforom valid: NVML error {error}", SUBJECT)
     ]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert finds(CHECK, P5, {NVML: driver_is_silent(blind), FUNCTIONS: ()}) == [blind]
 
@@ -89,5 +89,5 @@ def test_a_driver_that_does_not_answer_could_not_look() -> None:
 def test_a_person_is_told_how_many_are_valid() -> None:
     gpus = with_one(healthy(3, inforom_valid=False))
 
-    assert tells(CHECK, P5, {NVML: driver_says(*gpus), FUNCTIONS: ()}) == [Seen("valid on 7 of 8 GPUs", "all")]
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus), FUNCTIONS: ()}) == [Observation("valid on 7 of 8 GPUs", "all")]
     assert judge(*every(inforom_valid=None)) == [NotConfigured("no GPU here lets its InfoROM be tested")]

@@ -5,25 +5,29 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.memlock import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.efa.infiniband import RDMA
-from healthcheck.probes.limits import LIMITS, Limits
+from healthcheck.probes.limits import LIMITS, ProcessLimits
 from tests.checks.evidence import P5, rdma, says
 
 GIB = 1 << 30
 
 
-def judge(own: Limits | None, efa: int = 32) -> list[Judgement]:
+def judge(own: ProcessLimits | None, efa: int = 32) -> list[Judgement]:
     return says(CHECK, P5, {RDMA: rdma(efa), LIMITS: own})
 
 
 @pytest.mark.parametrize(("limit", "told"), [(16 * GIB, "16,384 MiB"), (64 * GIB, "65,536 MiB")])
 def test_enough_is_no_finding(limit: int, told: str) -> None:
-    assert judge(Limits(limit)) == [Seen(f"a pod may lock {told} of memory", "no limit", "EFA's installer")]
+    assert judge(ProcessLimits(limit)) == [
+        Observation(f"a pod may lock {told} of memory", "no limit", "EFA's installer")
+    ]
 
 
 def test_no_limit_is_as_it_should_be() -> None:
-    assert judge(Limits(None)) == [Seen("a pod may lock memory without limit", "no limit", "EFA's installer")]
+    assert judge(ProcessLimits(None)) == [
+        Observation("a pod may lock memory without limit", "no limit", "EFA's installer")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +35,7 @@ def test_no_limit_is_as_it_should_be() -> None:
     [(16 * GIB - 1, "16,383 MiB"), (8 * GIB, "8,192 MiB"), (8 << 20, "8 MiB"), (0, "0 KiB"), (65536, "64 KiB")],
 )
 def test_less_is_a_finding(limit: int, told: str) -> None:
-    assert judge(Limits(limit))[0] == Finding(
+    assert judge(ProcessLimits(limit))[0] == Finding(
         "MemlockLow", Severity.MONITOR, "node", f"a pod may lock {told} of memory"
     )
 
@@ -40,6 +44,6 @@ def test_outside_of_a_pod_nobody_can_tell() -> None:
     assert judge(None) == [NotConfigured("not in a pod of this node: what a pod may lock can't be told")]
 
 
-@pytest.mark.parametrize("own", [None, Limits(0), Limits(None)])
-def test_a_node_without_efa_needs_none(own: Limits | None) -> None:
+@pytest.mark.parametrize("own", [None, ProcessLimits(0), ProcessLimits(None)])
+def test_a_node_without_efa_needs_none(own: ProcessLimits | None) -> None:
     assert judge(own, efa=0) == [NotConfigured("no EFA device")]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.mig_mode import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
@@ -61,7 +61,7 @@ def test_what_somebody_may_have_asked_for_is_no_finding(gpus: tuple[Gpu, ...]) -
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, mig_mode=None, errors={"mig_mode": error}), healthy(4)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: mig mode: NVML error {error}", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: mig mode: NVML error {error}", SUBJECT)
     ]
 
 
@@ -69,7 +69,7 @@ def test_instances_that_could_not_be_read_are_missed_only_where_they_matter() ->
     unread: dict[str, Any] = {"instances": None, "errors": {"instances": 999}}
 
     assert judge(healthy(2), healthy(3, mig_mode=ON, **unread)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: instances: NVML error 999", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: instances: NVML error 999", SUBJECT)
     ]
     assert judge(*every(mig_mode=ON, **unread)) == judge(*every(**unread)) == []
 
@@ -77,5 +77,5 @@ def test_instances_that_could_not_be_read_are_missed_only_where_they_matter() ->
 def test_a_person_is_told_how_many_have_it_on() -> None:
     gpus = (*every()[:6], healthy(6, mig_mode=ON, instances=(1,)), healthy(7, mig_mode=TO_BE_OFF, instances=(1,)))
 
-    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Seen("on for 2 of 8 GPUs")]
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Observation("on for 2 of 8 GPUs")]
     assert judge(*every(mig_mode=None)) == [NotConfigured("no GPU here can do MIG")]

@@ -7,23 +7,23 @@ from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nccl_allreduce import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nccl import ALL_REDUCE, NOT_RUN, AllReduceLook, Failed, Reduced
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, TooEarly, Unobserved
+from healthcheck.probes.nccl import ALL_REDUCE, NOT_RUN, AllReduceReading, Failed, Reduced
 from tests.checks.evidence import P5, UNKNOWN_TYPE, says
 
 P4D = Expectation(None, "p4d.24xlarge")
 
 
-def judge(look: AllReduceLook, expected: Expectation = P5) -> list[Judgement]:
+def judge(look: AllReduceReading, expected: Expectation = P5) -> list[Judgement]:
     return says(CHECK, expected, {ALL_REDUCE: look})
 
 
-def reduced(bandwidth: float, wrong: int = 0, gpus: int = 8) -> AllReduceLook:
-    return AllReduceLook(Reduced(gpus, bandwidth, wrong))
+def reduced(bandwidth: float, wrong: int = 0, gpus: int = 8) -> AllReduceReading:
+    return AllReduceReading(Reduced(gpus, bandwidth, wrong))
 
 
-def shown(bandwidth: str) -> Seen:
-    return Seen(f"{bandwidth} GB/s bus bandwidth over 8 GPUs", "at least 296 GB/s", "all_reduce.csv")
+def shown(bandwidth: str) -> Observation:
+    return Observation(f"{bandwidth} GB/s bus bandwidth over 8 GPUs", "at least 296 GB/s", "all_reduce.csv")
 
 
 @pytest.mark.parametrize("bandwidth", [296.0, 370.0, 480.0])
@@ -50,14 +50,14 @@ def test_each_type_has_a_figure_of_its_own(bandwidth: float, is_slow: bool) -> N
     *found, told = judge(reduced(bandwidth), P4D)
 
     assert [one.reason for one in found if isinstance(one, Finding)] == ["NcclSlow"] * is_slow
-    assert told == Seen(f"{bandwidth:.1f} GB/s bus bandwidth over 8 GPUs", "at least 182 GB/s", "all_reduce.csv")
+    assert told == Observation(f"{bandwidth:.1f} GB/s bus bandwidth over 8 GPUs", "at least 182 GB/s", "all_reduce.csv")
 
 
 @pytest.mark.parametrize("expected", [P5, P4D, UNKNOWN_TYPE])
 @pytest.mark.parametrize("gpus", [8, 4])
 def test_what_the_cluster_asks_for_outranks_the_figure_of_the_type(expected: Expectation, gpus: int) -> None:
     asking = replace(expected, nccl_min_bus_bandwidth=30)
-    seen = Seen(f"29.9 GB/s bus bandwidth over {gpus} GPUs", "at least 30 GB/s", "NCCL_MIN_BUS_BW")
+    seen = Observation(f"29.9 GB/s bus bandwidth over {gpus} GPUs", "at least 30 GB/s", "NCCL_MIN_BUS_BW")
     slow = Finding("NcclSlow", Severity.RESET, "node", f"{seen.what}; NCCL_MIN_BUS_BW is 30", rule="NCCL_MIN_BUS_BW")
 
     assert judge(reduced(29.9, gpus=gpus), asking) == [slow, seen]
@@ -68,7 +68,7 @@ def test_what_the_cluster_asks_for_outranks_the_figure_of_the_type(expected: Exp
     ("expected", "gpus"), [(UNKNOWN_TYPE, 8), (Expectation(None, "p6-b200.48xlarge"), 8), (P5, 7), (P4D, 7)]
 )
 def test_without_a_figure_for_these_gpus_the_speed_is_shown_and_not_judged(expected: Expectation, gpus: int) -> None:
-    told = Seen(f"1.0 GB/s bus bandwidth over {gpus} GPUs", "no figure for this type and number of GPUs")
+    told = Observation(f"1.0 GB/s bus bandwidth over {gpus} GPUs", "no figure for this type and number of GPUs")
 
     assert judge(reduced(1.0, gpus=gpus), expected) == [told]
 
@@ -78,18 +78,18 @@ def test_wrong_values_are_a_fault_at_any_speed_and_on_any_type() -> None:
 
     assert judge(reduced(480.0, wrong=1)) == [wrong, shown("480.0")]
     assert judge(reduced(480.0, wrong=1), UNKNOWN_TYPE)[0] == wrong
-    assert [type(one).__name__ for one in judge(reduced(100.0, wrong=2))] == ["Finding", "Finding", "Seen"]
+    assert [type(one).__name__ for one in judge(reduced(100.0, wrong=2))] == ["Finding", "Finding", "Observation"]
 
 
 def test_an_error_of_the_hardware_is_a_fault() -> None:
     says = "uncorrectable NVLink error detected during the execution"
 
-    assert judge(AllReduceLook(Failed(says))) == [Finding("NcclFailed", Severity.RESET, "node", says)]
+    assert judge(AllReduceReading(Failed(says))) == [Finding("NcclFailed", Severity.RESET, "node", says)]
 
 
 def test_what_could_not_run_or_does_not_belong_here_is_no_fault() -> None:
     blind = Unobserved(NOT_RUN, "all_reduce_perf: out of memory")
 
-    assert judge(AllReduceLook(blind)) == [blind]
-    assert judge(AllReduceLook(absent="not installed")) == [NotConfigured("not installed")]
-    assert judge(AllReduceLook()) == [TooEarly("all_reduce_perf has not answered yet")]
+    assert judge(AllReduceReading(blind)) == [blind]
+    assert judge(AllReduceReading(absent="not installed")) == [NotConfigured("not installed")]
+    assert judge(AllReduceReading()) == [TooEarly("all_reduce_perf has not answered yet")]

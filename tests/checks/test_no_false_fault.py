@@ -22,14 +22,14 @@ from msgspec.structs import replace
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge, look
-from healthcheck.checks.expectation import Expectation, FirstSeen, Place
+from healthcheck.checks.expectation import EarlierHardware, Expectation, GpuPosition
 from healthcheck.model import Evidence, Host, Outcome, Probe
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.nvml import child as nvml_child
 from healthcheck.probes.nvml import readings as nvml_readings
 from healthcheck.probes.nvml.answer import read_answer
 from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML, DriverLook
+from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.settings.meaning import packaged_profiles
 from sim.node import SimulatedNode
@@ -66,7 +66,7 @@ def healthy(instance_type: str) -> Healthy:
         evidence = look(Host(node.root, driver.look), CHECKS)
         line = driver._child.ask("look", 60.0)
         driver.end()
-    places = {one.address: Place(one.numa_node, one.switch) for one in evidence[FUNCTIONS] if one.is_gpu}
+    places = {one.address: GpuPosition(one.numa_node, one.switch) for one in evidence[FUNCTIONS] if one.is_gpu}
     efa = len(evidence[RDMA].efa)
     return Healthy(
         line,
@@ -74,7 +74,7 @@ def healthy(instance_type: str) -> Healthy:
         Expectation(
             find_profile(packaged_profiles(), instance_type),
             instance_type,
-            first=FirstSeen(efa, places),
+            first=EarlierHardware(efa, places),
             efa_allocatable=efa or None,
         ),
     )
@@ -141,7 +141,7 @@ afters = st.sampled_from([None, 10.0, 300.0])
 
 @pytest.mark.parametrize("instance_type", KINDS)
 def test_all_of_it_is_healthy(instance_type: str) -> None:
-    assert isinstance(healthy(instance_type).seen[NVML], DriverLook)
+    assert isinstance(healthy(instance_type).seen[NVML], DriverReading)
     for after in (None, 10.0):
         outcomes = judged(instance_type, [], after)
         assert ([*findings(outcomes)], unobserved(outcomes)) == ([], set())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.nouveau import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.kernel_modules import MODULES, KernelModules
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, P5, efa_functions, functions, says
@@ -26,12 +26,12 @@ def test_loaded_it_is_found_with_the_gpus_that_it_has(taken: int) -> None:
             "driver",
             f"the nouveau module is loaded and has {taken} of 8 GPUs",
         ),
-        Seen("nouveau is loaded", "not loaded"),
+        Observation("nouveau is loaded", "not loaded"),
     ]
 
 
 def test_not_loaded_it_is_no_finding() -> None:
-    assert judge(False, *functions(*ADDRESSES)) == [Seen("nouveau is not loaded", "not loaded")]
+    assert judge(False, *functions(*ADDRESSES)) == [Observation("nouveau is not loaded", "not loaded")]
 
 
 @pytest.mark.parametrize("nouveau", [True, False])

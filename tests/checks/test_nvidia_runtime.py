@@ -7,9 +7,17 @@ from msgspec.structs import replace
 
 from healthcheck.checks.nvidia_runtime import CHECK
 from healthcheck.checks.runtime_mending import give_handler
-from healthcheck.model import Finding, Seen
+from healthcheck.model import Finding, Observation
 from healthcheck.probes.container_runtime.configuration import GKE
-from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, Configuration, Handler, Live, Misplaced, Problem
+from healthcheck.probes.container_runtime.facts import (
+    CRIO,
+    DOCKER,
+    ConfigurationProblem,
+    Handler,
+    Live,
+    Misplaced,
+    RuntimeConfiguration,
+)
 from tests.checks.runtimes import (
     AKS,
     DROP_IN,
@@ -71,7 +79,7 @@ def test_a_name_that_is_only_like_it_is_none(name: str, binary: str) -> None:
         (False, (SPEC,), False),
         (True, (), False),
         # What can't be read is told as that, elsewhere.
-        (True, (replace(SPEC, kind="", problem=Problem(SPEC.path, "no YAML")),), True),
+        (True, (replace(SPEC, kind="", problem=ConfigurationProblem(SPEC.path, "no YAML")),), True),
     ],
 )
 def test_cdi_needs_to_be_on_and_a_specification(cdi: bool, specs: tuple[object, ...], well: bool) -> None:
@@ -82,7 +90,7 @@ def test_on_gke_there_is_none_by_design() -> None:
     around = runtime(RUNC, distribution=GKE)
 
     assert judge(CHECK, around) == []
-    assert seen(CHECK, around) == [Seen("no handler of NVIDIA's by design: the device plugin mounts the driver")]
+    assert seen(CHECK, around) == [Observation("no handler of NVIDIA's by design: the device plugin mounts the driver")]
 
 
 def test_one_in_a_table_that_is_not_read_is_told_as_that() -> None:
@@ -158,7 +166,7 @@ def test_one_that_is_defined_and_not_loaded_is_told_as_that() -> None:
 
 # The toolkit wrote to another one's file.
 
-OTHER = Configuration("/etc/other.toml", schema=2, handlers=(replace(NVIDIA, file="/etc/other.toml", line=4),))
+OTHER = RuntimeConfiguration("/etc/other.toml", schema=2, handlers=(replace(NVIDIA, file="/etc/other.toml", line=4),))
 
 
 @pytest.mark.parametrize(("kind", "who"), [("containerd", "another containerd"), (DOCKER, "Docker"), (CRIO, "CRI-O")])
@@ -171,8 +179,10 @@ def test_a_handler_in_another_runtimes_file_is_told_with_both_files(kind: str, w
     ]
 
 
-@pytest.mark.parametrize("other", [replace(OTHER, handlers=(RUNC,)), replace(OTHER, problem=Problem("/x", "no TOML"))])
-def test_another_runtime_without_it_is_not_told(other: Configuration) -> None:
+@pytest.mark.parametrize(
+    "other", [replace(OTHER, handlers=(RUNC,)), replace(OTHER, problem=ConfigurationProblem("/x", "no TOML"))]
+)
+def test_another_runtime_without_it_is_not_told(other: RuntimeConfiguration) -> None:
     assert reasons(judge(CHECK, runtime(RUNC, others=(other,)))) == ["NvidiaRuntimeMissing"]
 
 
@@ -183,6 +193,6 @@ def test_another_runtime_is_nobodys_business_while_ours_is_well() -> None:
 
 def test_it_tells_the_ways() -> None:
     assert seen(CHECK, runtime(RUNC, NVIDIA, cdi=True, cdi_specs=(SPEC,))) == [
-        Seen("handler nvidia, CDI nvidia.com/gpu", "a handler of NVIDIA's, or CDI")
+        Observation("handler nvidia, CDI nvidia.com/gpu", "a handler of NVIDIA's, or CDI")
     ]
     assert seen(CHECK, runtime(RUNC, live=Live(handlers=("nvidia",))))[0].what == "handler nvidia as it runs"

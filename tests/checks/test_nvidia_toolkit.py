@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.nvidia_toolkit import CHECK, MODES
-from healthcheck.model import Cause, NotConfigured, Unobserved
-from healthcheck.probes.container_runtime.facts import Problem, Toolkit
+from healthcheck.model import NotConfigured, Unobserved, UnobservedCause
+from healthcheck.probes.container_runtime.facts import ConfigurationProblem, Toolkit
 from tests.checks.runtimes import NVIDIA, RUNC, finding, judge, runtime, seen
 
 FILE = "/etc/nvidia-container-runtime/config.toml"
@@ -52,20 +52,20 @@ def test_a_path_that_is_not_there_is_named() -> None:
 
 
 def test_a_file_that_it_cannot_read_is_the_only_finding() -> None:
-    broken = Toolkit(FILE, "odd", missing=("/x",), problem=Problem(FILE, "Expected ']'", 3, 7))
+    broken = Toolkit(FILE, "odd", missing=("/x",), problem=ConfigurationProblem(FILE, "Expected ']'", 3, 7))
     told = f"{FILE}, line 3, column 7: Expected ']'; correct it, nothing needs a restart"
     assert judge(CHECK, runtime(NVIDIA, toolkit=broken)) == [finding("ToolkitConfigMalformed", told)]
 
 
 def test_a_file_that_we_cannot_read_is_no_fault() -> None:
-    ours = Toolkit(FILE, problem=Problem(FILE, "more than 1 MiB", only_ours=True))
+    ours = Toolkit(FILE, problem=ConfigurationProblem(FILE, "more than 1 MiB", only_ours=True))
     assert judge(CHECK, runtime(NVIDIA, toolkit=ours)) == [
-        Unobserved(Cause.named("RuntimeConfigUnreadable"), f"{FILE}: more than 1 MiB", "runtime/containerd")
+        Unobserved(UnobservedCause.named("RuntimeConfigUnreadable"), f"{FILE}: more than 1 MiB", "runtime/containerd")
     ]
 
 
 def test_where_nobody_reads_it_it_is_nobodys_business() -> None:
-    broken = Toolkit(FILE, problem=Problem(FILE, "x"))
+    broken = Toolkit(FILE, problem=ConfigurationProblem(FILE, "x"))
     assert judge(CHECK, runtime(RUNC, toolkit=broken)) == [
         NotConfigured(f"no handler starts the program that reads {FILE}")
     ]
@@ -83,7 +83,7 @@ def test_where_nobody_reads_it_it_is_nobodys_business() -> None:
             replace(WELL, envvar_when_unprivileged=False, volume_mounts=True),
             f"{FILE}: mode auto, driver root /; {SWITCHES}",
         ),
-        (Toolkit(FILE, problem=Problem(FILE, "x")), f"{FILE}: unreadable"),
+        (Toolkit(FILE, problem=ConfigurationProblem(FILE, "x")), f"{FILE}: unreadable"),
     ],
 )
 def test_it_tells_the_mode_and_the_switches(toolkit: Toolkit, told: str) -> None:

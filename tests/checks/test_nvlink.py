@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nvlink import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode, NvLink
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, gpu, says
 from tests.checks.evidence import healthy as healthy_gpu
@@ -34,8 +34,8 @@ def findings(expected: Expectation, *gpus: Gpu) -> list[Judgement]:
     return [one for one in judge(expected, *gpus) if isinstance(one, (Finding, Unobserved))]
 
 
-def seen(told: str) -> Seen:
-    return Seen(told, "18 of version 4.0 per GPU", "p5.48xlarge in fabrics.csv")
+def seen(told: str) -> Observation:
+    return Observation(told, "18 of version 4.0 per GPU", "p5.48xlarge in fabrics.csv")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,9 @@ def test_a_driver_that_knows_no_nvlink_is_shown_beside_what_the_type_has() -> No
 @pytest.mark.parametrize("expected", [G6, UNKNOWN_TYPE, WITHOUT_NVLINK], ids=lambda one: one.instance_type)
 def test_without_nvlink_in_the_profile_nothing_is_a_fault(expected: Expectation) -> None:
     """Inactive links are how a PCIe card without a bridge looks."""
-    assert judge(expected, healthy_gpu(3, nvlinks=links(12, down=tuple(range(12))))) == [Seen("0 of 12 NVLinks active")]
+    assert judge(expected, healthy_gpu(3, nvlinks=links(12, down=tuple(range(12))))) == [
+        Observation("0 of 12 NVLinks active")
+    ]
     assert judge(expected, healthy_gpu(3, nvlinks=None)) == [NotConfigured("no GPU has an NVLink")]
 
 
@@ -92,7 +94,7 @@ def test_a_type_with_nvlink_that_is_in_no_table_has_links_that_must_be_active() 
 
     assert said == [
         Finding("NvLinkDown", Severity.RESET, SUBJECT, "1 of 2 NVLinks (1) inactive", ABOUT, flickers=True),
-        Seen("1 of 2 NVLinks active"),
+        Observation("1 of 2 NVLinks active"),
     ]
 
 
@@ -115,7 +117,7 @@ def test_links_are_judged_once_the_fabric_had_time_to_come_up(age: float, judged
 
     waits = f"{SUBJECT}: 1 of 18 NVLinks (5) inactive; judged 180 s after the driver was loaded"
     finding = Finding("NvLinkDown", Severity.RESET, SUBJECT, "1 of 18 NVLinks (5) inactive", ABOUT, flickers=True)
-    assert said == [finding if judged else Unobserved(Cause.named("DriverJustLoaded"), waits, SUBJECT)]
+    assert said == [finding if judged else Unobserved(UnobservedCause.named("DriverJustLoaded"), waits, SUBJECT)]
 
 
 def test_a_healthy_gpu_needs_no_grace() -> None:
@@ -127,18 +129,18 @@ def test_what_could_not_be_read_is_neither_up_nor_down(reading: str, told: str) 
     broken = healthy_gpu(3, nvlinks=links(down=(5,)), errors={reading: 999})
 
     assert findings(P5, broken) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: {told}: NVML error 999", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {told}: NVML error 999", SUBJECT)
     ]
 
 
 def test_a_lost_gpu_says_nothing_of_its_links() -> None:
     assert findings(P5, gpu(3, ADDRESSES[3], error=15)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
     ]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

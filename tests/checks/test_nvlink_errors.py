@@ -6,8 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.nvlink_errors import CHECK, LEAST_PER_SECOND
-from healthcheck.model import Cause, Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nvml.gpus import NONSENSE, NVML, DriverLook, Gpu, NvLink
+from healthcheck.model import (
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+    Unobserved,
+    UnobservedCause,
+)
+from healthcheck.probes.nvml.gpus import NONSENSE, NVML, DriverReading, Gpu, NvLink
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -21,12 +31,12 @@ def counts(link: int = 14, **counters: int) -> Gpu:
     return healthy(3, nvlinks=tuple(links))
 
 
-def judge(now: Gpu, before: Gpu | DriverLook | None, seconds: float = 300.0) -> list[Judgement]:
+def judge(now: Gpu, before: Gpu | DriverReading | None, seconds: float = 300.0) -> list[Judgement]:
     """What is said of one look after another, without the summary."""
     earlier = driver_says(before) if isinstance(before, Gpu) else before
     first = None if earlier is None else Evidence({NVML: earlier}, at=1000.0)
     said = CHECK.judge(Evidence({NVML: driver_says(now)}, 1000.0 + seconds, first), P5)
-    return [one for one in said if not isinstance(one, Seen)]
+    return [one for one in said if not isinstance(one, Observation)]
 
 
 def finding(told: str) -> Finding:
@@ -91,10 +101,10 @@ def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
 
 @pytest.mark.parametrize(
     "before",
-    [None, driver_is_silent(Unobserved(Cause.named("DriverNotLoaded"), "why"))],
+    [None, driver_is_silent(Unobserved(UnobservedCause.named("DriverNotLoaded"), "why"))],
     ids=["first look", "blind before"],
 )
-def test_without_an_earlier_look_all_is_told_later(before: DriverLook | None) -> None:
+def test_without_an_earlier_look_all_is_told_later(before: DriverReading | None) -> None:
     assert judge(counts(replays=1000), before) == [TooEarly("a rate needs an earlier look")]
 
 
@@ -112,7 +122,7 @@ def test_a_gpu_that_counts_nothing_has_no_fault(links: tuple[NvLink, ...] | None
 )
 def test_links_that_could_not_be_read_have_no_rate(gpu_now: Gpu, told: str) -> None:
     assert judge(gpu_now, counts(replays=0)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: {told}", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {told}", SUBJECT)
     ]
 
 
@@ -120,7 +130,9 @@ def test_counters_that_make_no_sense_could_not_look() -> None:
     now = healthy(3, nvlinks=counts().nvlinks, errors={"nvlink_counters": NONSENSE})
 
     assert judge(now, counts(replays=0)) == [
-        Unobserved(Cause.named("NvmlNonsense"), f"{SUBJECT}: NVLink counters: NVML's answer makes no sense", SUBJECT)
+        Unobserved(
+            UnobservedCause.named("NvmlNonsense"), f"{SUBJECT}: NVLink counters: NVML's answer makes no sense", SUBJECT
+        )
     ]
 
 
@@ -129,18 +141,18 @@ def test_counters_that_could_not_be_read_are_not_taken_for_missing_ones() -> Non
 
     for earlier in (counts(replays=0), unread):
         assert judge(unread, earlier) == [
-            Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVLink counters: NVML error 999", SUBJECT)
+            Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVLink counters: NVML error 999", SUBJECT)
         ]
 
 
 def test_a_lost_gpu_says_nothing_of_its_links() -> None:
     assert judge(gpu(3, ADDRESSES[3], error=15), counts(replays=0))[0] == Unobserved(
-        Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT
+        UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT
     )
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert list(CHECK.judge(Evidence({NVML: driver_is_silent(blind)}), P5)) == [blind]
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nvswitch import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, functions, says
 
@@ -34,23 +34,25 @@ def test_fewer_than_the_board_has_are_found(expected: Expectation, present: int,
 
     assert judge(expected, *switches(present)) == [
         Finding("NvSwitchMissing", Severity.MONITOR, "node", detail, flickers=True),
-        Seen(f"{present} NVSwitches on PCI", str(wanted), f"{row} in fabrics.csv"),
+        Observation(f"{present} NVSwitches on PCI", str(wanted), f"{row} in fabrics.csv"),
     ]
 
 
 @pytest.mark.parametrize(
     ("expected", "present", "seen"),
     [
-        (P5, 4, Seen("4 NVSwitches on PCI", "4", "p5.48xlarge in fabrics.csv")),
-        (P5_HYPERPOD, 4, Seen("4 NVSwitches on PCI", "4", "p5.48xlarge in fabrics.csv")),
-        (P4D, 6, Seen("6 NVSwitches on PCI", "6", "p4d.24xlarge in fabrics.csv")),
-        (P4D, 7, Seen("7 NVSwitches on PCI", "6", "p4d.24xlarge in fabrics.csv")),
-        (P5_SMALL, 1, Seen("1 NVSwitch on PCI")),
-        (B200, 2, Seen("2 NVSwitches on PCI")),
-        (UNKNOWN_TYPE, 3, Seen("3 NVSwitches on PCI")),
+        (P5, 4, Observation("4 NVSwitches on PCI", "4", "p5.48xlarge in fabrics.csv")),
+        (P5_HYPERPOD, 4, Observation("4 NVSwitches on PCI", "4", "p5.48xlarge in fabrics.csv")),
+        (P4D, 6, Observation("6 NVSwitches on PCI", "6", "p4d.24xlarge in fabrics.csv")),
+        (P4D, 7, Observation("7 NVSwitches on PCI", "6", "p4d.24xlarge in fabrics.csv")),
+        (P5_SMALL, 1, Observation("1 NVSwitch on PCI")),
+        (B200, 2, Observation("2 NVSwitches on PCI")),
+        (UNKNOWN_TYPE, 3, Observation("3 NVSwitches on PCI")),
     ],
 )
-def test_as_many_or_more_or_nothing_expected_is_no_finding(expected: Expectation, present: int, seen: Seen) -> None:
+def test_as_many_or_more_or_nothing_expected_is_no_finding(
+    expected: Expectation, present: int, seen: Observation
+) -> None:
     assert judge(expected, *switches(present)) == [seen]
 
 
@@ -61,7 +63,7 @@ def test_where_none_is_to_be_seen_nothing_is_looked_for(expected: Expectation) -
 
 @pytest.mark.parametrize("driver", ["vfio-pci", ""])
 def test_one_with_another_driver_or_none_is_there(driver: str) -> None:
-    assert [type(one) for one in judge(P5, *switches(4, driver))] == [Seen]
+    assert [type(one) for one in judge(P5, *switches(4, driver))] == [Observation]
 
 
 @pytest.mark.parametrize(
@@ -72,4 +74,4 @@ def test_one_with_another_driver_or_none_is_there(driver: str) -> None:
     ],
 )
 def test_another_bridge_is_no_nvswitch(function: PciFunction) -> None:
-    assert [type(one) for one in judge(P5, *switches(3), function)] == [Finding, Seen]
+    assert [type(one) for one in judge(P5, *switches(3), function)] == [Finding, Observation]

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.p2p import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus, P2p
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus, P2p
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_is_silent, every, gpu, healthy, says
 
 EVERY_PAIR = tuple(combinations(range(8), 2))
@@ -34,7 +34,7 @@ def judge(
     of: Collection[tuple[int, int]] = EVERY_PAIR,
 ) -> list[Judgement]:
     answer = Gpus("570.133.20", "/usr/lib64/libnvidia-ml.so.1", gpus, pairs(broken, status, of))
-    return says(CHECK, expected, {NVML: DriverLook(answer)})
+    return says(CHECK, expected, {NVML: DriverReading(answer)})
 
 
 def found(said: list[Judgement]) -> dict[int, str]:
@@ -49,7 +49,7 @@ def test_the_one_gpu_that_reaches_no_other_is_the_one_at_fault() -> None:
     told = "no P2P over NVLink with all others (status 5)"
     assert said == [
         Finding("P2pBroken", Severity.RESET, f"gpu/{ADDRESSES[3]}", told, about, flickers=True),
-        Seen(
+        Observation(
             "21 of 28 pairs of GPUs joined by NVLink, 28 can read each other",
             "all by NVLink",
             "p5.48xlarge in fabrics.csv",
@@ -88,7 +88,7 @@ def test_ok_disabled_on_purpose_and_unknown_are_no_fault(status: int) -> None:
 def test_where_switches_do_not_join_all_gpus_pairs_are_shown_and_not_judged(expected: Expectation) -> None:
     """Of p3dn's eight GPUs each is joined to four others only."""
     assert judge([pair for pair in EVERY_PAIR if 3 in pair], expected) == [
-        Seen("21 of 28 pairs of GPUs joined by NVLink, 28 can read each other")
+        Observation("21 of 28 pairs of GPUs joined by NVLink, 28 can read each other")
     ]
 
 
@@ -101,7 +101,7 @@ def test_a_lost_gpu_breaks_no_pair() -> None:
     said = judge([], gpus=gpus, of=list(combinations(range(7), 2)))
 
     assert found(said) == {}
-    assert [type(one) for one in said] == [Unobserved, Seen]
+    assert [type(one) for one in said] == [Unobserved, Observation]
 
 
 def test_a_pair_that_could_not_be_asked_leaves_the_others_judged() -> None:
@@ -110,7 +110,7 @@ def test_a_pair_that_could_not_be_asked_leaves_the_others_judged() -> None:
 
     assert [one for one in said if isinstance(one, Unobserved)] == [
         Unobserved(
-            Cause.named("GpuNotAnswering"),
+            UnobservedCause.named("GpuNotAnswering"),
             f"gpu/{ADDRESSES[index]}: P2P status: NVML error 999",
             f"gpu/{ADDRESSES[index]}",
         )
@@ -126,12 +126,12 @@ def test_pairs_are_judged_once_the_fabric_had_time_to_come_up(age: float, judged
     waits = "28 of 28 pairs of GPUs without P2P over NVLink; judged 180 s after the driver was loaded"
     assert bool(found(said)) == judged
     assert [one for one in said if isinstance(one, Unobserved)] == (
-        [] if judged else [Unobserved(Cause.named("DriverJustLoaded"), waits)]
+        [] if judged else [Unobserved(UnobservedCause.named("DriverJustLoaded"), waits)]
     )
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.pcie_link import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+    Unobserved,
+    UnobservedCause,
+)
 from healthcheck.probes.nvml.gpus import NVML, Gpu, PcieLink
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, gpu, healthy, says
 
@@ -17,8 +26,8 @@ def judge(*gpus: Gpu) -> list[Judgement]:
     return says(CHECK, P5, {NVML: driver_says(*gpus)})
 
 
-def seen(told: str) -> Seen:
-    return Seen(told, "all", "NVML's maximum of GPU and slot")
+def seen(told: str) -> Observation:
+    return Observation(told, "all", "NVML's maximum of GPU and slot")
 
 
 @pytest.mark.parametrize(("width", "most"), [(8, 16), (4, 16), (1, 16), (12, 16), (4, 8), (16, 32)])
@@ -82,14 +91,14 @@ def test_what_no_link_can_have_and_what_nobody_tells_is_not_judged(link: PcieLin
 
 def test_a_width_that_could_not_be_read_is_neither_full_nor_low() -> None:
     assert judge(healthy(2), healthy(3, pcie=None, errors={"pcie": 999})) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: pcie: NVML error 999", SUBJECT),
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: pcie: NVML error 999", SUBJECT),
         seen("full width on 1 of 1 GPU"),
     ]
 
 
 def test_a_lost_gpu_says_nothing_of_its_link() -> None:
     assert judge(gpu(3, ADDRESSES[3], error=15))[0] == Unobserved(
-        Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT
+        UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT
     )
 
 
@@ -100,7 +109,7 @@ def test_no_instance_type_is_needed() -> None:
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

@@ -6,20 +6,30 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.pcie_replays import CHECK
-from healthcheck.model import Cause, Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu
+from healthcheck.model import (
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+    Unobserved,
+    UnobservedCause,
+)
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 
 
-def judge(now: Gpu, before: Gpu | DriverLook | None, seconds: float = 300.0) -> list[Judgement]:
+def judge(now: Gpu, before: Gpu | DriverReading | None, seconds: float = 300.0) -> list[Judgement]:
     """What is said of one look after another, without the summary."""
     earlier = driver_says(before) if isinstance(before, Gpu) else before
     first = None if earlier is None else Evidence({NVML: earlier}, at=1000.0)
     said = CHECK.judge(Evidence({NVML: driver_says(now)}, 1000.0 + seconds, first), P5)
-    return [one for one in said if not isinstance(one, Seen)]
+    return [one for one in said if not isinstance(one, Observation)]
 
 
 @pytest.mark.parametrize(
@@ -60,10 +70,10 @@ def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
 
 @pytest.mark.parametrize(
     "before",
-    [None, driver_is_silent(Unobserved(Cause.named("DriverNotLoaded"), "why"))],
+    [None, driver_is_silent(Unobserved(UnobservedCause.named("DriverNotLoaded"), "why"))],
     ids=["first look", "blind before"],
 )
-def test_without_an_earlier_look_all_is_told_later(before: DriverLook | None) -> None:
+def test_without_an_earlier_look_all_is_told_later(before: DriverReading | None) -> None:
     assert judge(healthy(3, pcie_replays=10_000), before) == [TooEarly("a rate needs an earlier look")]
 
 
@@ -75,18 +85,18 @@ def test_a_gpu_that_does_not_count_them_has_no_fault() -> None:
 
 def test_a_count_that_could_not_be_read_is_no_count() -> None:
     assert judge(healthy(3, pcie_replays=None, errors={"pcie_replays": 999}), healthy(3)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: PCIe replays: NVML error 999", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: PCIe replays: NVML error 999", SUBJECT)
     ]
 
 
 def test_a_lost_gpu_says_nothing_of_its_link() -> None:
     assert judge(gpu(3, ADDRESSES[3], error=15), healthy(3)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
     ]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert list(CHECK.judge(Evidence({NVML: driver_is_silent(blind)}), P5)) == [blind]
 

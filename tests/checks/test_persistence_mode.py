@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.persistence_mode import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, Gpu
 from tests.checks.evidence import (
     ADDRESSES,
@@ -49,7 +49,9 @@ def test_on_or_a_gpu_that_has_no_such_mode_is_no_finding(persistence: bool | Non
 @pytest.mark.parametrize(("age", "judged"), [(0.0, False), (119.9, False), (120.0, True)])
 def test_a_node_that_boots_has_two_minutes_to_turn_it_on(age: float, judged: bool) -> None:
     early = Unobserved(
-        Cause.named("DriverJustLoaded"), "persistence mode is off; judged 120 s after the driver was loaded", SUBJECT
+        UnobservedCause.named("DriverJustLoaded"),
+        "persistence mode is off; judged 120 s after the driver was loaded",
+        SUBJECT,
     )
     young = replace(P5, driver_age_seconds=age)
 
@@ -60,12 +62,12 @@ def test_a_node_that_boots_has_two_minutes_to_turn_it_on(age: float, judged: boo
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, persistence=None, errors={"persistence": error}), healthy(4)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: persistence: NVML error {error}", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: persistence: NVML error {error}", SUBJECT)
     ]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert finds(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
     assert judge() == [NotConfigured("NVML lists no GPU")]
@@ -74,5 +76,5 @@ def test_a_driver_that_does_not_answer_could_not_look() -> None:
 def test_a_person_is_told_how_many_have_it_on() -> None:
     gpus = (*every()[:7], healthy(7, persistence=False))
 
-    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Seen("on for 7 of 8 GPUs", "all")]
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Observation("on for 7 of 8 GPUs", "all")]
     assert judge(*every(persistence=None)) == [NotConfigured("no GPU here has a persistence mode")]

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from go_programs.build import NoProgramError
 from healthcheck.checks import CHECKS, gpu_runtime
-from healthcheck.checks.expectation import RuntimeClass
+from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.model import Finding
 from healthcheck.probes.container_runtime import programs
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
@@ -37,7 +37,7 @@ SOCKET, MAIN, FOLDER = "/run/containerd/containerd.sock", "config.toml", "/etc/c
 PROGRAM, PACKAGES = f"{FOLDER}/bin/nvidia-container-runtime", "/usr/bin/nvidia-container-runtime"
 """NVIDIA's, as the node's files name it, and as `nvidia-ctk` does."""
 GROUP = [check for check in CHECKS if check.group == "7-container-runtime"]
-EXPECTED = replace(P5, runtime_classes=(RuntimeClass("nvidia", "nvidia", for_this_node=True),))
+EXPECTED = replace(P5, runtime_classes=(PodRuntimeClass("nvidia", "nvidia", for_this_node=True),))
 RELEASES_OWN = {"1.7": (2, V2), "2.2": (3, V3), "2.4": (4, V3)}
 OPERATORS = """#!/bin/bash
 # What the GPU operator's toolkit does on the node with the variables that a person gives it by Helm.

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.recovery_action import CHECK
-from healthcheck.model import Cause, Finding, Judgement, Seen, Severity, Unobserved
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
+from healthcheck.model import Finding, Judgement, Observation, Severity, Unobserved, UnobservedCause
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, says
 
 # docs/rules.md 16, as drivers from R610 on define the numbers.
@@ -33,8 +33,8 @@ def judge(*gpus: Gpu, driver: str = "610.43.02") -> list[Judgement]:
     return look_judged(replace(look, answer=replace(look.answer, driver_version=driver)))
 
 
-def look_judged(look: DriverLook) -> list[Judgement]:
-    return [one for one in says(CHECK, P5, {NVML: look}) if not isinstance(one, Seen)]
+def look_judged(look: DriverReading) -> list[Judgement]:
+    return [one for one in says(CHECK, P5, {NVML: look}) if not isinstance(one, Observation)]
 
 
 @pytest.mark.parametrize(("action", "severity", "detail"), WANTED)
@@ -103,13 +103,15 @@ def test_an_action_that_could_not_be_read_is_neither_there_nor_gone(error: int) 
     subject = f"gpu/{ADDRESSES[3]}"
 
     assert judge(wants(3, None, recovery_error=error)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{subject}: recovery action: NVML error {error}", subject)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{subject}: recovery action: NVML error {error}", subject)
     ]
 
 
 @pytest.mark.parametrize("error", [15, 16, 999])
 def test_a_gpu_without_a_handle_could_not_be_asked_and_may_be_any(error: int) -> None:
-    assert judge(Gpu(3, error)) == [Unobserved(Cause.named("GpuNotAnswering"), f"gpu/index-3: NVML error {error}")]
+    assert judge(Gpu(3, error)) == [
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"gpu/index-3: NVML error {error}")
+    ]
 
 
 def test_an_action_counts_whatever_else_failed_on_the_gpu() -> None:
@@ -119,7 +121,7 @@ def test_an_action_counts_whatever_else_failed_on_the_gpu() -> None:
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert look_judged(driver_is_silent(blind)) == [blind]
 
@@ -130,8 +132,8 @@ def test_a_person_reads_how_many_want_it() -> None:
 
     source = "nvml.h, field 230"
     assert seen == [
-        Seen("a recovery is wanted for 1 of 2 GPUs", "none", source),
-        Seen("no GPU tells whether it wants to be recovered", "none", source),
+        Observation("a recovery is wanted for 1 of 2 GPUs", "none", source),
+        Observation("no GPU tells whether it wants to be recovered", "none", source),
     ]
 
 

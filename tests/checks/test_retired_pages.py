@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.retired_pages import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, Gpu, RetiredPages
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 
@@ -34,7 +34,7 @@ def found(most: int = 60, **more: Any) -> list[Judgement]:
     """What is said of the third of eight GPUs, with that difference, beside what was seen."""
     gpus = [*every(retired_pages=NONE)]
     gpus[3] = healthy(3, **more)
-    return [one for one in judge(*gpus, most=most) if not isinstance(one, Seen)]
+    return [one for one in judge(*gpus, most=most) if not isinstance(one, Observation)]
 
 
 @pytest.mark.parametrize(
@@ -63,22 +63,22 @@ def test_a_cluster_sets_how_many_are_too_many(most: int, said: list[Judgement]) 
 
 def test_pages_that_could_not_be_read_are_neither_few_nor_many() -> None:
     assert found(retired_pages=None, errors={"retired_pages": 999}) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: retired pages: NVML error 999", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: retired pages: NVML error 999", SUBJECT)
     ]
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
     said = judge(healthy(0, retired_pages=NONE), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(one) for one in said[1:]] == [Seen]
+    assert said[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(one) for one in said[1:]] == [Observation]
 
 
 def test_the_most_of_any_gpu_is_shown() -> None:
     few, more = (healthy(index, retired_pages=RetiredPages(index, 7, pending=False)) for index in (0, 5))
 
     assert judge(few, more, healthy(2), most=20) == [
-        Seen("up to 12 retired pages on a GPU", "at most 20, none pending", "MAX_RETIRED_PAGES_SBE")
+        Observation("up to 12 retired pages on a GPU", "at most 20, none pending", "MAX_RETIRED_PAGES_SBE")
     ]
 
 
@@ -87,7 +87,7 @@ def test_gpus_that_remap_rows_have_nothing_to_look_at() -> None:
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

@@ -9,8 +9,18 @@ import pytest
 from healthcheck.checks import examine
 from healthcheck.checks.row_remap import CHECK
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.looks import JudgedLook, after_look
-from healthcheck.model import Cause, Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.memory.looks import JudgedCycle, after_look
+from healthcheck.model import (
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+    Unobserved,
+    UnobservedCause,
+)
 from healthcheck.probes.nvml.gpus import NVML, Gpu, RowRemap
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 from tests.examples import NOW, remembers
@@ -38,7 +48,7 @@ def found(**more: Any) -> list[Judgement]:
     """What is said of the third of eight GPUs, with that difference, beside what was seen."""
     gpus = [*every()]
     gpus[3] = healthy(3, **more)
-    return [one for one in judge(*gpus) if not isinstance(one, Seen)]
+    return [one for one in judge(*gpus) if not isinstance(one, Observation)]
 
 
 @pytest.mark.parametrize(
@@ -81,15 +91,15 @@ def test_a_reading_that_failed_hides_nothing_of_the_other(
 ) -> None:
     assert found(**{reading: None}, errors={reading: 999}, **other) == [
         finding,
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
     ]
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
     said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(one) for one in said[1:]] == [Seen]
+    assert said[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(one) for one in said[1:]] == [Observation]
 
 
 def test_what_was_replaced_is_shown() -> None:
@@ -101,7 +111,7 @@ def test_what_was_replaced_is_shown() -> None:
 
     remaps = "remaps failed on 0 and pending on 0 GPUs, done for 22 uncorrectable and 11 correctable errors"
     what = f"{remaps}, 3 banks without a spare row"
-    assert said[-1] == Seen(what, EXPECTED, "nvml.h")
+    assert said[-1] == Observation(what, EXPECTED, "nvml.h")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +125,7 @@ def test_what_was_replaced_is_shown() -> None:
     ],
 )
 def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None:
-    assert judge(*every(**more))[-1] == Seen(what, EXPECTED, "nvml.h")
+    assert judge(*every(**more))[-1] == Observation(what, EXPECTED, "nvml.h")
 
 
 def test_gpus_that_remap_no_rows_have_nothing_to_look_at() -> None:
@@ -137,11 +147,11 @@ def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
 
 def _after(memory: Memory, one: Gpu) -> Memory:
     """The memory after a look at that GPU."""
-    return after_look(memory, JudgedLook(examine.judge([CHECK], Evidence({NVML: driver_says(one)}), P5)), NOW)
+    return after_look(memory, JudgedCycle(examine.judge([CHECK], Evidence({NVML: driver_says(one)}), P5)), NOW)
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
+    blind = Unobserved(UnobservedCause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.runtime_binary import CHECK
 from healthcheck.model import Finding
-from healthcheck.probes.container_runtime.facts import CRIO, Program
+from healthcheck.probes.container_runtime.facts import CRIO, RuntimeBinary
 from tests.checks.runtimes import (
     FILE,
     MEND,
@@ -26,23 +26,31 @@ from tests.checks.runtimes import (
 )
 
 STARTS = f"{FILE}, line 12: nvidia starts {PROGRAM}"
-NONE_THERE = (Program(PROGRAM), Program(OFFERED.binary))
-ONE_THERE = (Program(PROGRAM, PROGRAM, True), Program(OFFERED.binary))
+NONE_THERE = (RuntimeBinary(PROGRAM), RuntimeBinary(OFFERED.binary))
+ONE_THERE = (RuntimeBinary(PROGRAM, PROGRAM, True), RuntimeBinary(OFFERED.binary))
 
 
 @pytest.mark.parametrize(
     ("program", "reason", "told"),
     [
-        (Program(PROGRAM), "RuntimeBinaryMissing", "which is not there; install the NVIDIA container toolkit again"),
-        (Program(PROGRAM, PROGRAM), "RuntimeBinaryNotExecutable", f"which nobody may run; `chmod 0755 {PROGRAM}`"),
         (
-            Program(PROGRAM, PROGRAM, True, "aarch64"),
+            RuntimeBinary(PROGRAM),
+            "RuntimeBinaryMissing",
+            "which is not there; install the NVIDIA container toolkit again",
+        ),
+        (
+            RuntimeBinary(PROGRAM, PROGRAM),
+            "RuntimeBinaryNotExecutable",
+            f"which nobody may run; `chmod 0755 {PROGRAM}`",
+        ),
+        (
+            RuntimeBinary(PROGRAM, PROGRAM, True, "aarch64"),
             "RuntimeBinaryOfAnotherArchitecture",
             "made for aarch64 on a machine of x86_64; install the NVIDIA container toolkit for x86_64",
         ),
     ],
 )
-def test_a_program_that_cannot_be_run_is_found_by_what_keeps_it(program: Program, reason: str, told: str) -> None:
+def test_a_program_that_cannot_be_run_is_found_by_what_keeps_it(program: RuntimeBinary, reason: str, told: str) -> None:
     around = runtime(RUNC, NVIDIA, programs=(program,))
     assert judge(CHECK, around) == [finding(reason, f"{STARTS}, {told}")]
 
@@ -51,12 +59,12 @@ def test_a_program_that_cannot_be_run_is_found_by_what_keeps_it(program: Program
     ("made_for", "machine"), [("x86_64", "x86_64"), ("", "x86_64"), ("aarch64", ""), ("aarch64", "aarch64")]
 )
 def test_a_program_of_this_machine_or_of_nobody_knows_which_is_well(made_for: str, machine: str) -> None:
-    programs = (Program(PROGRAM, PROGRAM, True, made_for),)
+    programs = (RuntimeBinary(PROGRAM, PROGRAM, True, made_for),)
     assert judge(CHECK, runtime(NVIDIA, programs=programs, architecture=machine)) == []
 
 
 def test_a_bare_name_is_looked_for_where_programs_lie() -> None:
-    [found] = judge(CHECK, runtime(OFFERED, programs=(Program(OFFERED.binary),)))
+    [found] = judge(CHECK, runtime(OFFERED, programs=(RuntimeBinary(OFFERED.binary),)))
 
     assert isinstance(found, Finding)
     assert "which is not there, in no folder where programs usually lie" in found.detail
@@ -100,14 +108,14 @@ def test_a_type_that_starts_no_program_by_its_name_needs_none(kind: str) -> None
 
 def test_handlers_with_one_fault_are_one_finding() -> None:
     other = replace(NVIDIA, name="nvidia-cdi", binary=f"{PROGRAM}.cdi", line=20)
-    [found] = judge(CHECK, runtime(NVIDIA, other, programs=(*NONE_THERE, Program(other.binary))))
+    [found] = judge(CHECK, runtime(NVIDIA, other, programs=(*NONE_THERE, RuntimeBinary(other.binary))))
     assert f"line 12: nvidia starts {PROGRAM}," in str(found)
     assert "line 20: nvidia-cdi starts" in str(found)
 
 
 def test_it_tells_where_they_lie() -> None:
     assert seen(CHECK, runtime(NVIDIA))[0].what == PROGRAM
-    assert seen(CHECK, runtime(NVIDIA, programs=(Program("x"),)))[0].what == "no x"
+    assert seen(CHECK, runtime(NVIDIA, programs=(RuntimeBinary("x"),)))[0].what == "no x"
     assert seen(CHECK, runtime(programs=()))[0].what == "no program named"
 
 

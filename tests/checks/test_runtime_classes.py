@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import RuntimeClass
+from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.checks.runtime_classes import CHECK
 from healthcheck.checks.runtime_mending import give_handler
 from healthcheck.model import Judgement, TooEarly
@@ -28,12 +28,12 @@ from tests.checks.runtimes import (
 )
 
 
-def judged(around: ContainerRuntime, *classes: RuntimeClass) -> list[Judgement]:
+def judged(around: ContainerRuntime, *classes: PodRuntimeClass) -> list[Judgement]:
     return judge(CHECK, around, replace(P5, runtime_classes=classes))
 
 
-def named(handler: str, *, for_this_node: bool = False) -> RuntimeClass:
-    return RuntimeClass(f"class-{handler.lower()}", handler, for_this_node)
+def named(handler: str, *, for_this_node: bool = False) -> PodRuntimeClass:
+    return PodRuntimeClass(f"class-{handler.lower()}", handler, for_this_node)
 
 
 CDI = {"cdi": True, "cdi_specs": (SPEC,)}

@@ -24,10 +24,10 @@ from healthcheck.probes.container_runtime.distributions import (
 from healthcheck.probes.container_runtime.facts import (
     CRIO,
     DOCKER,
-    Configuration,
     ContainerRuntime,
     Handler,
-    Program,
+    RuntimeBinary,
+    RuntimeConfiguration,
     Toolkit,
 )
 
@@ -39,10 +39,10 @@ HOSTS, OPERATORS = "/usr/bin/nvidia-container-runtime", "/usr/local/nvidia/toolk
 
 
 def around(path: str = FILE, **more: Any) -> ContainerRuntime:
-    used = Configuration(path, kind=more.pop("kind", "containerd"), template=more.pop("template", ""))
+    used = RuntimeConfiguration(path, kind=more.pop("kind", "containerd"), template=more.pop("template", ""))
     base = ContainerRuntime(used, socket=more.pop("socket", SOCKET))
     toolkit = more.pop("of", "")
-    programs = (Program(toolkit, toolkit, executable=True),) if toolkit else ()
+    programs = (RuntimeBinary(toolkit, toolkit, executable=True),) if toolkit else ()
     return replace(base, programs=programs, **more)
 
 
@@ -78,7 +78,7 @@ def test_in_the_standard_place_by_the_toolkit_that_the_node_has(distribution: st
 
 
 def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too() -> None:
-    other = Configuration("/x", handlers=(Handler("nvidia", "", OPERATORS, None, "/x"),))
+    other = RuntimeConfiguration("/x", handlers=(Handler("nvidia", "", OPERATORS, None, "/x"),))
     operators = Toolkit("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml")
 
     assert give(around(others=(other,))) == STANDARD

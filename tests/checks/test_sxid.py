@@ -8,14 +8,14 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.sxid import read_sxid
-from healthcheck.model import Finding, Severity, Sighting
+from healthcheck.model import Finding, KernelEvent, Severity
 from healthcheck.probes.kernel_log import Record
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): "
 
 
-def read(text: str, policy: Policy | None = None) -> Sighting | None:
+def read(text: str, policy: Policy | None = None) -> KernelEvent | None:
     return read_sxid(Record(7, 12.5, 0, text), Expectation(policy=policy or Policy()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.temperature import CHECK, LOWEST_LIMIT_CELSIUS
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Temperature
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, functions, healthy, tells
@@ -47,9 +47,11 @@ def test_at_its_own_limit_a_gpu_is_too_hot_and_the_detail_does_not_move_with_it(
 def test_a_gpu_without_a_handle_hides_no_other_where_pci_tells_its_place() -> None:
     seen = {NVML: driver_says(*(Gpu(3, 15) if one.index == 3 else one for one in every()))}
 
-    assert finds(CHECK, P5, seen) == [Unobserved(Cause.named("GpuNotAnswering"), "gpu/index-3: NVML error 15")]
+    assert finds(CHECK, P5, seen) == [
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), "gpu/index-3: NVML error 15")
+    ]
     assert finds(CHECK, P5, {**seen, FUNCTIONS: functions(*ADDRESSES)}) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
     ]
 
 
@@ -89,22 +91,22 @@ def test_a_limit_just_in_earnest_is_one() -> None:
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_a_temperature_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, temperature=None, errors={"temperature": error}), healthy(4)) == [
-        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: temperature: NVML error {error}", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: temperature: NVML error {error}", SUBJECT)
     ]
 
 
 @pytest.mark.parametrize(
     ("temperatures", "line"),
     [
-        ([Temperature(34, None, 52, -2)], Seen("34 °C", "below the GPU's own limit, 88 °C", "NVML")),
+        ([Temperature(34, None, 52, -2)], Observation("34 °C", "below the GPU's own limit, 88 °C", "NVML")),
         (
             [Temperature(34, 92), Temperature(51, 90)],
-            Seen("34 to 51 °C", "below the GPU's own limit, 90 to 92 °C", "NVML"),
+            Observation("34 to 51 °C", "below the GPU's own limit, 90 to 92 °C", "NVML"),
         ),
-        ([Temperature(34)], Seen("34 °C")),
+        ([Temperature(34)], Observation("34 °C")),
     ],
 )
-def test_a_person_is_told_the_temperatures_and_the_limits(temperatures: list[Temperature], line: Seen) -> None:
+def test_a_person_is_told_the_temperatures_and_the_limits(temperatures: list[Temperature], line: Observation) -> None:
     gpus = [healthy(index, temperature=one) for index, one in enumerate(temperatures)]
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [line]

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.checks.expectation import DeepRun, Expectation
+from healthcheck.checks.expectation import DeepDiagnostic, Expectation
 from healthcheck.checks.xid import CHECK
-from healthcheck.model import Nature, Severity, Sighting
+from healthcheck.model import KernelEvent, Nature, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import says
 
@@ -19,7 +19,7 @@ def ring(*texts: str) -> tuple[Record, ...]:
 
 def found(expected: Expectation, *texts: str) -> list[tuple[str, Severity, str]]:
     said = says(CHECK, expected, {RING: ring(*texts)})
-    findings = [one.finding for one in said if isinstance(one, Sighting) and one.finding]
+    findings = [one.finding for one in said if isinstance(one, KernelEvent) and one.finding]
     return [(one.reason, one.severity, one.subject) for one in findings]
 
 
@@ -51,8 +51,8 @@ def test_an_xid_is_an_event() -> None:
     assert CHECK.nature is Nature.EVENT
 
 
-RUNS = DeepRun("l2", 100.0, processes={812: 148.0})
-ENDED = DeepRun("l2", 100.0, 200.0, {812: 256.0})
+RUNS = DeepDiagnostic("l2", 100.0, processes={812: 148.0})
+ENDED = DeepDiagnostic("l2", 100.0, 200.0, {812: 256.0})
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ ENDED = DeepRun("l2", 100.0, 200.0, {812: 256.0})
     ],
 )
 def test_only_what_a_test_brings_about_by_itself_is_put_down_to_it(
-    run: DeepRun | None, at: float, code: int, process: str, counts: bool
+    run: DeepDiagnostic | None, at: float, code: int, process: str, counts: bool
 ) -> None:
     record = Record(1, at, 0, f"NVRM: Xid (PCI:0000:53:00): {code}, {process}x")
     # Where the cluster has made the code a fault, so that one that NVIDIA ignores is told apart too.
     expected = Expectation(policy=Policy({f"Xid{code}": Severity.RESET}), deep_run=run)
 
-    (told,) = [one for one in says(CHECK, expected, {RING: (record,)}) if isinstance(one, Sighting)]
+    (told,) = [one for one in says(CHECK, expected, {RING: (record,)}) if isinstance(one, KernelEvent)]
     assert (told.finding is not None, told.of_a_test) == (counts, not counts)

@@ -7,7 +7,7 @@ import pytest
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import CHECK, read_xid
-from healthcheck.model import Evidence, Finding, Severity, Sighting
+from healthcheck.model import Evidence, Finding, KernelEvent, Severity
 from healthcheck.probes.kernel_log import RING, Record, parse_record
 from tests.examples import finding_in
 
@@ -283,7 +283,7 @@ def test_the_check_finds_every_xid_of_a_ring_and_nothing_else() -> None:
         )
     )
 
-    read = [one for one in CHECK.judge(Evidence({RING: ring}), Expectation()) if isinstance(one, Sighting)]
+    read = [one for one in CHECK.judge(Evidence({RING: ring}), Expectation()) if isinstance(one, KernelEvent)]
 
     assert [(one.reason, one.seq) for one in read] == [("Xid79", 1), ("Xid43", 2), ("Xid48", 3)]
     assert [one.finding.reason for one in read if one.finding] == ["Xid79", "Xid48"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli import fleet_page
-from cli.fleet import Budget, Fleet, Row, row_of_node
+from cli.fleet import Fleet, FleetBudget, FleetRow, row_of_node
 from healthcheck.cluster.leases import Heartbeat
 from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from healthcheck.text.moments import timestamp
@@ -37,16 +37,16 @@ def node(name: str, status: str, severity: str = "PASS", **record: Any) -> NodeS
     return NodeState(name, labels=labels, annotations={f"{P}/results": json.dumps(said)} if status else {})
 
 
-def row(one: NodeState, *, heard: float | None = 30) -> Row:
+def row(one: NodeState, *, heard: float | None = 30) -> FleetRow:
     beat = None if heard is None else Heartbeat(NOW - timedelta(seconds=heard), 900)
     return row_of_node(one, beat, timedelta(0), NOW)
 
 
-def page(*rows: Row) -> str:
-    return fleet_page.text(Fleet(Budget(1, 2, len(rows)), list(rows), []), NOW)
+def page(*rows: FleetRow) -> str:
+    return fleet_page.text(Fleet(FleetBudget(1, 2, len(rows)), list(rows), []), NOW)
 
 
-def facts(*rows: Row) -> list[list[str]]:
+def facts(*rows: FleetRow) -> list[list[str]]:
     """The cells of the table at the end, without what is markup in them."""
     table = page(*rows).partition('<table id="facts">')[2]
     lines = re.findall(r'<tr id="n\d+">(.*?)</tr>', table)
@@ -55,7 +55,7 @@ def facts(*rows: Row) -> list[list[str]]:
     ]
 
 
-def titles(*rows: Row) -> list[str]:
+def titles(*rows: FleetRow) -> list[str]:
     return [str(value) for name, value in parsed(page(*rows)).attributes if name == "title"]
 
 
@@ -170,7 +170,7 @@ def test_a_node_without_a_record_has_the_reason_of_its_condition() -> None:
     assert facts(one)[0][1:6] == ["fail", "REBOOT", "Xid79", "2026-11-21 09:00:00", "yes"]
 
 
-def strange(words: str) -> Row:
+def strange(words: str) -> FleetRow:
     """Words of a stranger wherever a Node has some."""
     record = {"findings": [found(words, "REBOOT", words)], "unobserved": [{"check": words, "cause": words}]}
     one = node(words, "fail", "REBOOT", **record, taint=words, released={"by": words, "reason": words})
@@ -191,7 +191,7 @@ def live(told: Tags) -> list[str]:
 @pytest.mark.parametrize("words", [*HOSTILE, *UNSEEN])
 def test_no_word_of_a_node_is_markup_or_steers_the_text(words: str) -> None:
     calm = strange("word")
-    fleet = Fleet(Budget(None, None, None), [strange(words)], [words])
+    fleet = Fleet(FleetBudget(None, None, None), [strange(words)], [words])
     told = parsed(text := fleet_page.text(fleet, NOW))
 
     assert (live(told), text.isascii()) == ([], True)

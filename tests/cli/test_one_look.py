@@ -10,35 +10,35 @@ from msgspec.structs import replace
 
 from cli import one_look
 from cli.one_look import judged, show
-from healthcheck.captures.evidence_file import Look
+from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks import driver_messages
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host.console import Screen
 from healthcheck.model import (
-    Cause,
     Check,
     Evidence,
     Finding,
     Judgement,
+    KernelEvent,
     Nature,
     NotConfigured,
+    Observation,
     Probe,
     Reason,
-    Seen,
     Severity,
-    Sighting,
     TooEarly,
     Unobserved,
+    UnobservedCause,
 )
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime, ReadFile
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, ReadFile, RuntimeConfiguration
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import P5
 from tests.examples import BLIND, BOOT, MACHINE, NODE, NOW
 
 LINKS = Probe("links", lambda _: (), tuple[str, ...])
-SEEN = Seen("8 GPUs, 143 of 144 NVLinks active", "18 per GPU", "p5.48xlarge in instance-profiles.conf")
+SEEN = Observation("8 GPUs, 143 of 144 NVLinks active", "18 per GPU", "p5.48xlarge in instance-profiles.conf")
 INACTIVE = Finding("NvLinkInactive", Severity.RESET, "gpu/0000:53:00.0", "link 7 is inactive")
 
 
@@ -46,17 +46,17 @@ def check(name: str, *said: Judgement, group: str = "3-topology-check", needs: I
     return Check(name, group, tuple(needs), lambda *_: iter(said), ())
 
 
-def look(*checks: Check, evidence: Evidence | None = None, expected: Expectation = P5) -> Look:
-    return Look(NODE, MACHINE, BOOT, NOW, checks, expected, 60.0, evidence or Evidence({}))
+def look(*checks: Check, evidence: Evidence | None = None, expected: Expectation = P5) -> EvidenceCycle:
+    return EvidenceCycle(NODE, MACHINE, BOOT, NOW, checks, expected, 60.0, evidence or Evidence({}))
 
 
-def lines(capsys: pytest.CaptureFixture[str], one: Look, *, verbose: bool = False) -> list[str]:
+def lines(capsys: pytest.CaptureFixture[str], one: EvidenceCycle, *, verbose: bool = False) -> list[str]:
     show(judged(one), None, verbose=verbose)
     return capsys.readouterr().out.splitlines()
 
 
 def test_a_line_per_check_says_what_was_seen_what_was_expected_and_by_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    told = lines(capsys, look(check("nvlink", SEEN), check("pcie-link", Seen("16 lanes each", "", "NVML"))))
+    told = lines(capsys, look(check("nvlink", SEEN), check("pcie-link", Observation("16 lanes each", "", "NVML"))))
 
     expected = "expected 18 per GPU (p5.48xlarge in instance-profiles.conf)"
     assert told == [
@@ -94,7 +94,7 @@ def test_what_does_not_belong_to_the_node_says_so(capsys: pytest.CaptureFixture[
 
 def test_what_needs_a_second_look_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     early = (TooEarly("a rate needs two readings"), TooEarly("it began anew", "gpu/1"))
-    told = lines(capsys, look(check("pcie-replays", Seen("8 GPUs", "few"), *early)))
+    told = lines(capsys, look(check("pcie-replays", Observation("8 GPUs", "few"), *early)))
 
     assert told[0].split("  ")[-1] == "8 GPUs; expected few; a rate needs two readings; gpu/1: it began anew"
 
@@ -117,7 +117,7 @@ def test_a_cause_that_was_told_above_stands_at_the_end_of_a_line(capsys: pytest.
 def test_an_event_check_says_what_it_met_in_the_log(
     reasons: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    met = [Sighting(reason, "gpu/0", seq, 1.0) for seq, reason in enumerate(reasons)]
+    met = [KernelEvent(reason, "gpu/0", seq, 1.0) for seq, reason in enumerate(reasons)]
     events = replace(check("xid", *met), reasons=(Reason("Xid", Severity.MONITOR, "", ""),), nature=Nature.EVENT)
 
     assert lines(capsys, look(events))[0].split("  ")[-1] == said
@@ -171,8 +171,10 @@ def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixt
     """A file of evidence may come from anybody."""
     wild = "\x1b[2J\r\n[red]\u202e"
     odd = Finding("Odd", Severity.MONITOR, wild, wild)
-    said = (Seen(wild, wild, wild), odd, Unobserved(Cause.named(wild), wild), TooEarly(wild))
-    evidence = Evidence({LINKS: (wild,), Probe("other", lambda _: 0, int): Unobserved(Cause.named("Odd"), wild)})
+    said = (Observation(wild, wild, wild), odd, Unobserved(UnobservedCause.named(wild), wild), TooEarly(wild))
+    evidence = Evidence(
+        {LINKS: (wild,), Probe("other", lambda _: 0, int): Unobserved(UnobservedCause.named("Odd"), wild)}
+    )
     show(judged(look(check("odd", *said), evidence=evidence)), None, verbose=True)
     out = capsys.readouterr().out
 
@@ -181,7 +183,7 @@ def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixt
 
 
 def test_verbose_tells_of_a_container_runtime_what_is_not_as_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    used = Configuration("/etc/config.toml", files=(ReadFile("/etc/config.toml", 1_750_000_000.0),))
+    used = RuntimeConfiguration("/etc/config.toml", files=(ReadFile("/etc/config.toml", 1_750_000_000.0),))
     evidence = Evidence({CONTAINER_RUNTIME: ContainerRuntime(used, how=("kubelet",), started=float("inf"))})
     told = " ".join(lines(capsys, look(check("nvlink", SEEN), evidence=evidence), verbose=True)).split("0.000 s")[1]
 

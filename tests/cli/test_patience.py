@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from cli.patience import Interrupted, Patience
+from cli.patience import CommandRetries, Interrupted
 from healthcheck.cluster.errors import Unavailable
 
 
 def test_nothing_is_begun_any_more_after_ctrl_c() -> None:
     stopping = threading.Event()
     begun: list[str] = []
-    patience = Patience(stopping, begun.append, 0.0)
+    patience = CommandRetries(stopping, begun.append, 0.0)
     assert patience.until(lambda: "seen", 1.0) == patience.ask(lambda: "seen")
 
     stopping.set()
@@ -33,7 +33,7 @@ def test_what_was_begun_before_ctrl_c_comes_to_its_end() -> None:
         stopping.set()
         return "cordoned"
 
-    assert Patience(stopping, lambda _: None, 0.0).ask(cordon) == "cordoned"
+    assert CommandRetries(stopping, lambda _: None, 0.0).ask(cordon) == "cordoned"
 
 
 class _Passing(threading.Event):
@@ -50,7 +50,7 @@ class _Passing(threading.Event):
 
 @pytest.mark.parametrize("wait", [lambda one, look: one.ask(look), lambda one, look: one.until(look, 60.0)])
 def test_a_person_waits_no_longer_than_a_moment_for_a_busy_server(
-    wait: Callable[[Patience, Callable[[], str]], str],
+    wait: Callable[[CommandRetries, Callable[[], str]], str],
 ) -> None:
     stopping, answers = _Passing(), iter([Unavailable("busy", 600.0)])
 
@@ -59,5 +59,5 @@ def test_a_person_waits_no_longer_than_a_moment_for_a_busy_server(
             raise error
         return "seen"
 
-    assert wait(Patience(stopping, print, 0.0), look) == "seen"
+    assert wait(CommandRetries(stopping, print, 0.0), look) == "seen"
     assert stopping.seconds == [10.0]

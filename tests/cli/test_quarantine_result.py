@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 
-from cli.quarantine_node import Result
+from cli.quarantine_node import QuarantineOutcome
 from cli.quarantining import show
 from healthcheck.host.console import Screen
 from healthcheck.verdict.record import RunRecord
@@ -12,7 +12,7 @@ from healthcheck.verdict.record import RunRecord
 
 def test_no_word_of_a_record_makes_a_line_of_its_own() -> None:
     out, says = StringIO(), "now\nrecommendation: return-to-service"
-    show(Result("one", "reboot", RunRecord(timestamp=says, recommendation="reboot")), Screen(file=out))
+    show(QuarantineOutcome("one", "reboot", RunRecord(timestamp=says, recommendation="reboot")), Screen(file=out))
 
     told = [line.rstrip() for line in out.getvalue().splitlines() if line.startswith("recommendation")]
     assert told == ["recommendation: reboot"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.release import ReleaseWish
+from cli.release import ReleaseOptions
 from cli.releasing import release_nodes
 from healthcheck.cluster.kubeconfig import Access
 from sim.api_stand_in import ApiStandIn
@@ -221,6 +221,6 @@ def test_all_nodes_are_asked_by_one_connection(rack: ApiStandIn, kubeconfig: Pat
 
 def test_what_nobody_was_shown_is_not_released(rack: ApiStandIn, kubeconfig: Path) -> None:
     access = Access(str(kubeconfig))
-    wish = ReleaseWish("me", "x", keep_cordoned=False, dry_run=False, wait_seconds=0.0, shown=frozenset())
+    wish = ReleaseOptions("me", "x", keep_cordoned=False, dry_run=False, wait_seconds=0.0, shown=frozenset())
 
     assert (release_nodes(["n"], wish, access), rack.writes) == (2, [])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.verifying import Answer, engine_answers
+from cli.verifying import Verification, engine_answers
 from healthcheck.node.state import RESULTS, NodeState
 
 
@@ -15,7 +15,7 @@ def node(name: str, **inventory: Any) -> NodeState:
     return NodeState(name, "u", "1", annotations={RESULTS: json.dumps({"status": "pass", "inventory": inventory})})
 
 
-def answers(*nodes: NodeState) -> list[Answer]:
+def answers(*nodes: NodeState) -> list[Verification]:
     return list(engine_answers(nodes))
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cli.app import app
 from cli.would_fit import answers, document
 from diagnosis.wanted_pods import NoPodError, pods_in
-from diagnosis.would_fit import Answer
+from diagnosis.would_fit import WouldFit
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.node.state import UNHEALTHY
 from tests.diagnosis.hami.clusters import CORES, MEMORY, card, given, quota, scheduler, shared
@@ -38,7 +38,7 @@ def wanted(amounts: Mapping[str, str], **spec: Any) -> Object:
     return {"kind": "Pod", "metadata": {"name": "new", "namespace": "team"}, "spec": {"containers": [main], **spec}}
 
 
-def told(*objects: Object, ask: Any = None, **manifest: Any) -> Answer:
+def told(*objects: Object, ask: Any = None, **manifest: Any) -> WouldFit:
     raw = manifest.pop("raw", None) or wanted(manifest.pop("amounts"), **manifest)
     (one,) = answers(snapshot(*objects), [raw], ask)
     return one

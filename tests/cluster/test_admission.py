@@ -486,7 +486,7 @@ def test_an_agent_takes_its_own_marks_and_the_startup_taint_away(cluster: Cluste
 
 def test_an_agent_takes_its_node_for_a_level_2_and_gives_it_back_with_the_result(cluster: Cluster) -> None:
     now = datetime.now(UTC)
-    run = deep_runs.Claim(deep_runs.Kind.L2, "agent", now + timedelta(hours=1))
+    run = deep_runs.Claim(deep_runs.RunKind.L2, "agent", now + timedelta(hours=1))
     taken = cluster.patch(path_of(MAIN, OWN), deep_runs.take(node_state(cluster.node()), run, now))
     assert taken.status == 200, taken.message
     assert taken.body["spec"]["taints"] == [SPOT, STARTUP, MAINTENANCE]

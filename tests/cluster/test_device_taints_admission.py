@@ -12,7 +12,7 @@ import pytest
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.device_taints import DeviceTaints
-from healthcheck.verdict.device_taints import Wanted
+from healthcheck.verdict.device_taints import MissingRule
 from sim.control_plane import ControlPlane
 from tests.device_taints import Json, publish, rules_of
 from tests.waiting import eventually
@@ -171,7 +171,7 @@ def test_the_products_own_requests_pass(plane: ControlPlane) -> None:
 
     assert [(one.name, one.address) for one in taints.list_devices(OWN)] == [("gpu-0", "0000:53:00.0")]
     assert taints.list_rules(OWN) == ()
-    taints.create_rule(Wanted(NAME, "gpu-0", "RESET"), node)
+    taints.create_rule(MissingRule(NAME, "gpu-0", "RESET"), node)
 
     def noted() -> bool:
         return all(one.is_heeded_now for one in taints.list_rules(OWN))

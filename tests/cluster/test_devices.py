@@ -13,7 +13,7 @@ from kubernetes.client import ApiClient, Configuration
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Forbidden
-from healthcheck.node.devices import GivenOut, NodeDevices
+from healthcheck.node.devices import AllocatedDevices, NodeDevices
 from sim.loopback import LoopbackAnswers, LoopbackServer
 
 JSON = {"Content-Type": "application/json"}
@@ -80,7 +80,7 @@ def test_they_are_read_in_the_version_that_is_served(
 
 def test_where_no_version_is_served_there_are_none() -> None:
     with serving({}) as cluster:
-        assert cluster.read_given_out("sweeps") == GivenOut()
+        assert cluster.read_given_out("sweeps") == AllocatedDevices()
         assert list(cluster.list_gpu_claims()) == []
 
 

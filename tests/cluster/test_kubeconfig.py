@@ -10,7 +10,7 @@ import yaml
 from healthcheck.cluster import kubeconfig
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.kubeconfig import Access, Chosen, KubeconfigError, choose, context_names, user_name
+from healthcheck.cluster.kubeconfig import Access, KubeconfigError, SelectedContext, choose, context_names, user_name
 
 NOTHING_SAID = Access()
 
@@ -48,7 +48,7 @@ def write(path: Path, *contexts: str, current: str | None = "") -> str:
     return str(path)
 
 
-def in_words(chosen: Chosen | None) -> str:
+def in_words(chosen: SelectedContext | None) -> str:
     return chosen.context if chosen else "account"
 
 
@@ -120,7 +120,7 @@ class TestOutside:
         third = write(tmp_path / "c", "three")
         monkeypatch.setenv("KUBECONFIG", f"/nowhere:{first}:{second}::{third}")
 
-        assert choose(NOTHING_SAID) == Chosen((first, second, third), "two", "two-user")
+        assert choose(NOTHING_SAID) == SelectedContext((first, second, third), "two", "two-user")
         assert connect(NOTHING_SAID).configuration.host == "https://two:1"
         assert connect(Access(context="three")).configuration.host == "https://three:1"
 

@@ -26,8 +26,8 @@ from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.pods import PodState
 from healthcheck.node.state import NodeState
 from healthcheck.verdict.budget import Slot
-from healthcheck.verdict.device_taints import Wanted
-from healthcheck.verdict.events import Event
+from healthcheck.verdict.device_taints import MissingRule
+from healthcheck.verdict.events import NodeEvent
 from sim.loopback import LoopbackAnswers, LoopbackServer
 from tests.cli.cluster import run_here
 
@@ -37,7 +37,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "beat": lambda c: c.beat(NODE, NOW, 900),
     "count_heartbeats": lambda c: c.count_heartbeats(),
     "count_slots": lambda c: c.count_slots(),
-    "create_event": lambda c: c.create_event(NODE, Event("e", "Warning", "Xid79", "x"), NOW),
+    "create_event": lambda c: c.create_event(NODE, NodeEvent("e", "Warning", "Xid79", "x"), NOW),
     "create_job": lambda c: c.create_job({"metadata": {"namespace": "ns"}}),
     "create_pod": lambda c: c.create_pod({"metadata": {"namespace": "ns"}}),
     "create_slot": lambda c: c.create_slot("slot-0", NODE),
@@ -85,7 +85,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 DEVICE_CALLS: dict[str, Callable[[Any], Any]] = {
     "ask_again": lambda c: c.ask_again(DeviceRule("r", "u", "1"), NOW),
     "change_tier": lambda c: c.change_tier(DeviceRule("r", "u", "1"), "REBOOT"),
-    "create_rule": lambda c: c.create_rule(Wanted("r", "gpu-0", "REBOOT"), NODE),
+    "create_rule": lambda c: c.create_rule(MissingRule("r", "gpu-0", "REBOOT"), NODE),
     "delete_rule": lambda c: c.delete_rule(DeviceRule("r", "u", "1")),
     "list_all_rules": lambda c: c.list_all_rules(),
     "list_devices": lambda c: c.list_devices("n"),

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.cluster.patience import Patience
+from healthcheck.cluster.patience import RetryLimits
 from quarantine import marks
 
 AWAY = Unavailable("away")
@@ -45,8 +45,8 @@ class Waits:
         return len(self.seconds) >= self.ends_at
 
 
-def patience(waits: Waits, seconds: float = math.inf, say: Callable[[BaseException], object] = print) -> Patience:
-    return Patience(seconds, longest_pause=0.2, sleep=waits.sleep, is_over=waits.is_over, say=say)
+def patience(waits: Waits, seconds: float = math.inf, say: Callable[[BaseException], object] = print) -> RetryLimits:
+    return RetryLimits(seconds, longest_pause=0.2, sleep=waits.sleep, is_over=waits.is_over, say=say)
 
 
 def test_what_another_try_may_end_is_asked_again_and_said() -> None:
@@ -71,7 +71,7 @@ def test_but_not_of_whoever_has_no_time_for_it() -> None:
 
 
 @pytest.mark.parametrize("asks", [marks._AT_THE_START, marks._AT_THE_END], ids=["to have its node", "to tell its end"])
-def test_a_quarantine_run_waits_no_longer_than_its_pod_may(asks: Patience) -> None:
+def test_a_quarantine_run_waits_no_longer_than_its_pod_may(asks: RetryLimits) -> None:
     waits = Waits()
     replace(asks, sleep=waits.sleep).ask(Answers([Unavailable("busy", 600.0), "yes"]))
     assert len(waits.seconds) == 1

@@ -14,7 +14,7 @@ import yaml
 
 from healthcheck import __version__
 from sim.control_plane import MANIFESTS, ControlPlane, install, unbound_token
-from sweeper.jobs import Order, job_for
+from sweeper.jobs import JobSettings, job_for
 from sweeper.select import Candidate
 from tests.sweeper.world import make_sweep_namespace
 from tests.waiting import GIVE_UP_SECONDS
@@ -42,7 +42,7 @@ def sweep_job(namespace: str = "gpu-healthcheck") -> Job:
     documents = yaml.safe_load_all((MANIFESTS / "07-sweeper.yaml").read_text())
     (cron_job,) = (one for one in documents if one["metadata"]["name"] == "gpu-healthcheck-sweep-node")
     node = Candidate("n", "uid-1", "p5", {"nvidia.com/gpu": 8}, None, None, "", under_run=False, overdue=False)
-    return job_for(cron_job["spec"]["jobTemplate"], node, Order(namespace, 60), datetime.now(UTC))
+    return job_for(cron_job["spec"]["jobTemplate"], node, JobSettings(namespace, 60), datetime.now(UTC))
 
 
 # --- what may be other about it; None takes a field out

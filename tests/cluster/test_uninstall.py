@@ -14,13 +14,13 @@ import yaml
 from cli.verifying import crowd_answers
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.device_taints import DeviceTaints
-from healthcheck.deep.claim import Claim, Kind, take
+from healthcheck.deep.claim import Claim, RunKind, take
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
 from healthcheck.node.state import HARDWARE_READY, MOST_FIELD_MANAGERS, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.operations.uninstall import DELETE_REST, STOP
 from healthcheck.verdict.change import plan
-from healthcheck.verdict.device_taints import Wanted
+from healthcheck.verdict.device_taints import MissingRule
 from healthcheck.verdict.record import Identity, render
 from healthcheck.verdict.taint import Rules
 from healthcheck.verdict.verdict import decide
@@ -154,7 +154,7 @@ def test_our_device_taints_go_and_what_a_person_made_of_one_stays(plane: Control
     taints.list_all_rules()
     ours, his = (f"gpu-healthcheck.{FAILED}.{device}" for device in ("gpu-0", "gpu-1"))
     for name, device in ((ours, "gpu-0"), (his, "gpu-1")):
-        taints.create_rule(Wanted(name, device, "REBOOT"), cluster.read_node(FAILED))
+        taints.create_rule(MissingRule(name, device, "REBOOT"), cluster.read_node(FAILED))
     plane.kubectl("patch", "devicetaintrule", his, "--type=merge", "-p", '{"spec":{"taint":{"effect":"None"}}}')
 
     done = uninstall(plane, "--yes")
@@ -211,7 +211,7 @@ def test_our_writes_leave_the_owners_of_what_they_leave_as_it_is(plane: ControlP
     plane.kubectl("cordon", FAILED)
     plane.kubectl("label", "node", FAILED, f"{P}/status=pass", f"{P}/severity=PASS")
     now = datetime.now(UTC)
-    test = Claim(Kind.QUARANTINE, "gpu-quarantine-x", now + timedelta(hours=1))
+    test = Claim(RunKind.QUARANTINE, "gpu-quarantine-x", now + timedelta(hours=1))
 
     taken = take(cluster.read_node(FAILED), test, now)
     assert taken is not None

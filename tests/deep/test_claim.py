@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import FARTHEST, Claim, Kind, claim_on, clear, give_back, is_marked, take
+from healthcheck.deep.claim import FARTHEST, Claim, RunKind, claim_on, clear, give_back, is_marked, take
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-SWEEP = Claim(Kind.SWEEP, "gpu-sweep-n-1", NOW + timedelta(hours=1))
-L2 = Claim(Kind.L2, "agent", NOW + timedelta(hours=1))
+SWEEP = Claim(RunKind.SWEEP, "gpu-sweep-n-1", NOW + timedelta(hours=1))
+L2 = Claim(RunKind.L2, "agent", NOW + timedelta(hours=1))
 SPOT = {"key": "example.com/spot", "effect": "NoSchedule"}
 LEFT = {"key": MAINTENANCE, "value": "sweep", "effect": "NoSchedule"}
 THEIRS = {"key": MAINTENANCE, "value": "sweep", "effect": "NoExecute"}
@@ -43,7 +43,7 @@ def held(run: Claim = SWEEP, node: NodeState = FREE) -> NodeState:
     return patched(node, take(node, run, NOW))
 
 
-@pytest.mark.parametrize("run", [SWEEP, L2, Claim(Kind.QUARANTINE, "job", NOW + timedelta(hours=3))])
+@pytest.mark.parametrize("run", [SWEEP, L2, Claim(RunKind.QUARANTINE, "job", NOW + timedelta(hours=3))])
 def test_a_run_is_taken_and_given_back_without_a_trace(run: Claim) -> None:
     node = held(run)
 

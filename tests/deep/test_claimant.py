@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, GivesWay, Kind, claim_on, never_gives_way, take
+from healthcheck.deep.claim import Claim, GivesWay, RunKind, claim_on, never_gives_way, take
 from healthcheck.deep.claimant import Claimant
 from healthcheck.node.state import MAINTENANCE, MODE, SWEEP_RESULT, NodeState, PatchFor
 from tests.deep.test_claim import FREE, NOW, patched
 
 SOON, LATER = NOW + timedelta(hours=1), NOW + timedelta(hours=2)
-OURS = Claim(Kind.L2, "agent", SOON)
-THEIRS = Claim(Kind.SWEEP, "job-1", SOON)
+OURS = Claim(RunKind.L2, "agent", SOON)
+THEIRS = Claim(RunKind.SWEEP, "job-1", SOON)
 RESULT = {SWEEP_RESULT: "{}"}
 
 
@@ -77,7 +77,7 @@ def test_a_node_is_taken_once_and_from_nobody(
 @pytest.mark.parametrize("standing", [None, OURS, replace(OURS, until=NOW), replace(OURS, holder="before")], ids=str)
 def test_a_node_is_held_for_longer_with_a_record_in_the_same_write(standing: Claim | None) -> None:
     api = under(standing)
-    held = agent_on(api, lambda claim: claim.kind is Kind.L2).hold(LATER, lambda _: RESULT)
+    held = agent_on(api, lambda claim: claim.kind is RunKind.L2).hold(LATER, lambda _: RESULT)
 
     assert (api.claim, held, len(api.patches)) == (replace(OURS, until=LATER), api.node, 1)
     assert api.node.annotations[SWEEP_RESULT] == "{}"
@@ -119,7 +119,7 @@ def test_without_a_record_nothing_is_written_on_a_node_of_anothers() -> None:
 )
 def test_what_no_living_run_answers_for_is_taken_away(standing: Claim | None, knows: bool, stays: bool) -> None:
     api = under(standing)
-    agent = agent_on(api, lambda claim: knows and claim.kind is Kind.L2)
+    agent = agent_on(api, lambda claim: knows and claim.kind is RunKind.L2)
     assert agent.is_to_clear(api.node) is not stays
     before = api.node
     agent.clear()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.deep.idle import Idleness
-from healthcheck.model import Cause, Evidence, ProbeError, Unobserved
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
+from healthcheck.model import Evidence, ProbeError, Unobserved, UnobservedCause
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 
 PODS = [(f"team/train-{number}", "nvidia.com/gpu", 2) for number in range(5)]
 
 
 def look(*processes: int | None) -> Evidence:
     gpus = tuple(Gpu(index, address=f"0000:0{index}:00.0", processes=one) for index, one in enumerate(processes))
-    return Evidence({NVML: DriverLook(Gpus("570", "lib", gpus))})
+    return Evidence({NVML: DriverReading(Gpus("570", "lib", gpus))})
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_it_names_who_uses_them(pods: list[tuple[str, str, int]], seen: Evidence
     [
         None,
         Evidence({}),
-        Evidence({NVML: Unobserved(Cause.named("ProbeFailed"), "x")}),
-        Evidence({NVML: DriverLook(Unobserved(Cause.named("DriverNotLoaded"), "x"))}),
+        Evidence({NVML: Unobserved(UnobservedCause.named("ProbeFailed"), "x")}),
+        Evidence({NVML: DriverReading(Unobserved(UnobservedCause.named("DriverNotLoaded"), "x"))}),
     ],
 )
 def test_without_an_answer_of_nvml_nobody_knows(seen: Evidence | None) -> None:

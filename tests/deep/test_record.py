@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep.record import Ran, after_deep_record, render, untaken
+from healthcheck.deep.record import CompletedRun, after_deep_record, render, untaken
 from healthcheck.memory import exits
 from healthcheck.memory import file as memory_file
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.looks import JudgedLook, after_look
-from healthcheck.model import Cause, Finding, Nature, Now, Outcome, Passed, Severity, Unobserved
+from healthcheck.memory.looks import JudgedCycle, after_look
+from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved, UnobservedCause
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, SWEEP_RESULT, NodeState
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.text.moments import timestamp
@@ -261,7 +261,7 @@ class TestItsExits:
         for minutes in range(5, 300, 5):
             memory = exits.gpus_answered(memory, [_gpu()], at(minutes).monotonic, at(minutes))
             memory = after_look(
-                memory, JudgedLook([says(check=name) for name in ("dcgm-diag-l2", "ecc", "gpu-count")]), at(minutes)
+                memory, JudgedCycle([says(check=name) for name in ("dcgm-diag-l2", "ecc", "gpu-count")]), at(minutes)
             )
 
         assert reasons(memory) == {(MEMORY, GPU), (UNTOLD, "node")}
@@ -404,7 +404,7 @@ def _told(memory: Memory, text: str) -> NodeState:
 
 
 class TestWritingOne:
-    RAN = Ran("gpu-node-1", "agent", WALL, WALL + timedelta(minutes=3), "", BOOT)
+    RAN = CompletedRun("gpu-node-1", "agent", WALL, WALL + timedelta(minutes=3), "", BOOT)
 
     def outcome(self, *findings: Finding, **more: Any) -> Outcome:
         return Outcome("dcgm-diag-l2", "1-dcgm-diag-l2", findings, **more)
@@ -428,7 +428,9 @@ class TestWritingOne:
         self, severities: tuple[Severity, ...], blind: tuple[str, ...], status: str
     ) -> None:
         findings = [fault(f"Dcgm{severity.name}", severity) for severity in severities]
-        outcome = self.outcome(*findings, unobserved=tuple(Unobserved(Cause.named(cause), "x") for cause in blind))
+        outcome = self.outcome(
+            *findings, unobserved=tuple(Unobserved(UnobservedCause.named(cause), "x") for cause in blind)
+        )
         record = records.load(self.written(outcome))
 
         assert (record["status"], record["severity"]) == (status, max(severities, default=PASS).name)
@@ -442,7 +444,9 @@ class TestWritingOne:
             for bus in range(16)
         ]
         text = self.written(
-            self.outcome(*found, unobserved=tuple(Unobserved(Cause.named("DcgmBusy"), "y" * 400) for _ in range(99)))
+            self.outcome(
+                *found, unobserved=tuple(Unobserved(UnobservedCause.named("DcgmBusy"), "y" * 400) for _ in range(99))
+            )
         )
 
         assert len(text.encode()) <= records.LONGEST

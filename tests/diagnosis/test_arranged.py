@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search
 from diagnosis.causes import CAUSES
 from diagnosis.diagnose import MOST_EVIDENCE, arranged, diagnose
 from tests.diagnosis.states import snapshot
 
-ROOT = Cause("Root", Severity.MEDIUM, None, "a root", "mend it")
-MIDDLE = Cause("Middle", Severity.HIGH, Link.SCHEDULED, "in between", "mend it")
-LEAF = Cause("Leaf", Severity.LOW, Link.RUNNING, "a leaf", "mend it")
+ROOT = Cause("Root", CauseSeverity.MEDIUM, None, "a root", "mend it")
+MIDDLE = Cause("Middle", CauseSeverity.HIGH, Link.SCHEDULED, "in between", "mend it")
+LEAF = Cause("Leaf", CauseSeverity.LOW, Link.RUNNING, "a leaf", "mend it")
 
 
 def test_the_same_cause_and_subject_are_one_with_all_that_they_say() -> None:
-    one = Found(ROOT, "node/a", ("x",), affected=("pod/t/1",), certainty=Certainty.LIKELY)
-    other = Found(ROOT, "node/a", ("x", "y"), affected=("pod/t/2",))
+    one = FoundCause(ROOT, "node/a", ("x",), affected=("pod/t/1",), certainty=Certainty.LIKELY)
+    other = FoundCause(ROOT, "node/a", ("x", "y"), affected=("pod/t/2",))
     (problem,) = arranged([one, other])
     assert problem.found.evidence == ("x", "y")
     assert problem.found.affected == ("pod/t/1", "pod/t/2")
@@ -24,9 +24,9 @@ def test_the_same_cause_and_subject_are_one_with_all_that_they_say() -> None:
 
 
 def test_a_consequence_stands_beneath_its_cause_and_by_itself_without_it() -> None:
-    root = Found(ROOT, "node/a", ("x",))
-    middle = Found(MIDDLE, "resource/gpu", ("y",), because_of=((ROOT, "node/a"),))
-    leaf = Found(LEAF, "pod/t/1", ("z",), because_of=((MIDDLE, "resource/gpu"),))
+    root = FoundCause(ROOT, "node/a", ("x",))
+    middle = FoundCause(MIDDLE, "resource/gpu", ("y",), because_of=((ROOT, "node/a"),))
+    leaf = FoundCause(LEAF, "pod/t/1", ("z",), because_of=((MIDDLE, "resource/gpu"),))
     (whole,) = arranged([leaf, middle, root])
     assert whole.found.cause is ROOT
     assert whole.consequences[0].found.cause is MIDDLE
@@ -36,27 +36,27 @@ def test_a_consequence_stands_beneath_its_cause_and_by_itself_without_it() -> No
 
 
 def test_two_that_follow_from_each_other_are_both_told() -> None:
-    one = Found(ROOT, "a", ("x",), because_of=((MIDDLE, "b"),))
-    other = Found(MIDDLE, "b", ("y",), because_of=((ROOT, "a"),))
+    one = FoundCause(ROOT, "a", ("x",), because_of=((MIDDLE, "b"),))
+    other = FoundCause(MIDDLE, "b", ("y",), because_of=((ROOT, "a"),))
     assert {problem.found.cause.name for problem in arranged([one, other])} == {"Root", "Middle"}
 
 
 def test_the_worst_the_surest_and_the_farthest_reaching_come_first() -> None:
-    low = Found(LEAF, "a", ("x",), affected=("p1", "p2", "p3"))
-    likely = Found(MIDDLE, "b", ("x",), affected=("p1", "p2"), certainty=Certainty.LIKELY)
-    small, large = Found(MIDDLE, "c", ("x",)), Found(MIDDLE, "d", ("x",), affected=("p1", "p2"))
+    low = FoundCause(LEAF, "a", ("x",), affected=("p1", "p2", "p3"))
+    likely = FoundCause(MIDDLE, "b", ("x",), affected=("p1", "p2"), certainty=Certainty.LIKELY)
+    small, large = FoundCause(MIDDLE, "c", ("x",)), FoundCause(MIDDLE, "d", ("x",), affected=("p1", "p2"))
     order = [one.found.subject for one in arranged([low, likely, small, large])]
     assert order == ["d", "c", "b", "a"]
 
 
 def test_evidence_is_bounded_and_what_is_left_out_is_counted() -> None:
-    (problem,) = arranged([Found(ROOT, "a", tuple(map(str, range(100))))])
+    (problem,) = arranged([FoundCause(ROOT, "a", tuple(map(str, range(100))))])
     assert len(problem.found.evidence) == MOST_EVIDENCE
     assert problem.evidence_left_out == 100 - MOST_EVIDENCE
 
 
 def test_a_search_is_not_asked_without_what_it_needs_and_that_is_told() -> None:
-    def find(_: object) -> list[Found]:
+    def find(_: object) -> list[FoundCause]:
         raise AssertionError
 
     told = diagnose(snapshot(missing=("Node",)), (Search((ROOT, LEAF), ("Node",), find),))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from diagnosis.bundle import Bundle
-from diagnosis.cause import Certainty, Found
+from diagnosis.cause import Certainty, FoundCause
 from diagnosis.collect import Collector
 from diagnosis.diagnose import diagnose
 from diagnosis.kinds import KINDS
@@ -25,7 +25,7 @@ ADDRESS = "0000:53:00.0"
 RULE = f"gpu-0 of node/a has the taint {UNHEALTHY}=REBOOT:NoSchedule by devicetaintrule/gpu-healthcheck.a.gpu-0"
 
 
-def found(*state: Object) -> Found:
+def found(*state: Object) -> FoundCause:
     (problem,) = judged(*state).problems
     assert problem.found.cause.name == "DevicesTainted"
     return problem.found

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from diagnosis.cause import Cause, Found, Severity
+from diagnosis.cause import Cause, CauseSeverity, FoundCause
 from diagnosis.first_fixes import FILES_FIRST, with_fixes_first
 from healthcheck.checks.runtime_restart import REASONS
 from tests.diagnosis.states import Object, ago, node, pod, snapshot
 
-CAUSE = Cause("Any", Severity.LOW, None, "", "")
+CAUSE = Cause("Any", CauseSeverity.LOW, None, "", "")
 HELM = 'Name it: `helm upgrade "$(helm list -qn gpu-operator)" nvidia/gpu-operator --set x=y`'
 ROLLOUT = "Again: `kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset`"
 RESTART, SNAP = "Then `nvidia-ctk x && systemctl restart containerd`", "Then `snap restart k8s.containerd`"
@@ -29,7 +29,7 @@ def with_findings(name: str, *reasons: str) -> Object:
 def remedy(line: str, where: tuple[str, tuple[str, ...]], *nodes: Object) -> tuple[str, ...]:
     subject, affected = where
     whole = snapshot(*nodes, pod("trainer", on="a"))
-    return with_fixes_first(whole, Found(CAUSE, subject, (), (line, DESCRIBE), affected)).remedy
+    return with_fixes_first(whole, FoundCause(CAUSE, subject, (), (line, DESCRIBE), affected)).remedy
 
 
 @pytest.mark.parametrize("where", [OF_NODE_A, OF_ITS_POD])

@@ -2,85 +2,99 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.fit_error import Says, parse
+from diagnosis.fit_error import ReasonSubject, parse
 
 _TAIL = " preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
 
 READ = [
-    ("0/4 nodes are available: 4 Insufficient nvidia.com/gpu." + _TAIL, [(Says.SHORT, 4, "nvidia.com/gpu")]),
+    ("0/4 nodes are available: 4 Insufficient nvidia.com/gpu." + _TAIL, [(ReasonSubject.SHORT, 4, "nvidia.com/gpu")]),
     (
         (
             "0/4 nodes are available: 1 Insufficient cpu, 3 node(s) had taint {nvidia.com/gpu: present}, that the pod "
             "didn't tolerate."
         ),
-        [(Says.SHORT, 1, "cpu"), (Says.TAINT, 3, "{nvidia.com/gpu: present}")],
+        [(ReasonSubject.SHORT, 1, "cpu"), (ReasonSubject.TAINT, 3, "{nvidia.com/gpu: present}")],
     ),
     (
         (
             "0/3 nodes are available: 1 node(s) had untolerated taint {a: }, 2 node(s) didn't match Pod's node "
             "affinity/selector. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
         ),
-        [(Says.TAINT, 1, "{a: }"), (Says.SELECTOR, 2, "")],
+        [(ReasonSubject.TAINT, 1, "{a: }"), (ReasonSubject.SELECTOR, 2, "")],
     ),
-    ("0/2 nodes are available: 2 node(s) had untolerated taint(s)." + _TAIL, [(Says.TAINT, 2, "")]),
-    ("0/2 nodes are available: 2 node(s) had taints that the pod didn't tolerate.", [(Says.TAINT, 2, "")]),
-    ("0/2 nodes are available: 2 node(s) were unschedulable.", [(Says.CORDON, 2, "")]),
-    ("0/2 nodes are available: 2 node(s) didn't match node selector.", [(Says.SELECTOR, 2, "")]),
-    ("0/2 nodes are available: 2 node(s) didn't match scheduler-enforced node affinity.", [(Says.SELECTOR, 2, "")]),
-    ("0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules.", [(Says.OTHER_PODS, 2, "")]),
+    ("0/2 nodes are available: 2 node(s) had untolerated taint(s)." + _TAIL, [(ReasonSubject.TAINT, 2, "")]),
+    ("0/2 nodes are available: 2 node(s) had taints that the pod didn't tolerate.", [(ReasonSubject.TAINT, 2, "")]),
+    ("0/2 nodes are available: 2 node(s) were unschedulable.", [(ReasonSubject.CORDON, 2, "")]),
+    ("0/2 nodes are available: 2 node(s) didn't match node selector.", [(ReasonSubject.SELECTOR, 2, "")]),
+    (
+        "0/2 nodes are available: 2 node(s) didn't match scheduler-enforced node affinity.",
+        [(ReasonSubject.SELECTOR, 2, "")],
+    ),
+    ("0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules.", [(ReasonSubject.OTHER_PODS, 2, "")]),
     (
         "0/2 nodes are available: 2 node(s) didn't satisfy existing pods anti-affinity rules.",
-        [(Says.OTHER_PODS, 2, "")],
+        [(ReasonSubject.OTHER_PODS, 2, "")],
     ),
     (
         "0/2 nodes are available: 2 node(s) didn't match pod topology spread constraints (missing required label).",
-        [(Says.SPREAD, 2, "")],
+        [(ReasonSubject.SPREAD, 2, "")],
     ),
     (
         "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims." + _TAIL,
-        [(Says.VOLUME_UNBOUND, None, "")],
+        [(ReasonSubject.VOLUME_UNBOUND, None, "")],
     ),
     (
         "0/2 nodes are available: 2 pod has unbound immediate PersistentVolumeClaims.",
-        [(Says.VOLUME_UNBOUND, 2, "")],
+        [(ReasonSubject.VOLUME_UNBOUND, 2, "")],
     ),
-    ('0/2 nodes are available: persistentvolumeclaim "data" not found.' + _TAIL, [(Says.VOLUME_MISSING, None, "data")]),
-    ("0/2 nodes are available: 2 node(s) had volume node affinity conflict.", [(Says.VOLUME_ELSEWHERE, 2, "")]),
+    (
+        '0/2 nodes are available: persistentvolumeclaim "data" not found.' + _TAIL,
+        [(ReasonSubject.VOLUME_MISSING, None, "data")],
+    ),
+    (
+        "0/2 nodes are available: 2 node(s) had volume node affinity conflict.",
+        [(ReasonSubject.VOLUME_ELSEWHERE, 2, "")],
+    ),
     (
         "0/2 nodes are available: 2 node(s) didn't match PersistentVolume's node affinity.",
-        [(Says.VOLUME_ELSEWHERE, 2, "")],
+        [(ReasonSubject.VOLUME_ELSEWHERE, 2, "")],
     ),
-    ("0/2 nodes are available: 2 Too many pods." + _TAIL, [(Says.SHORT, 2, "pods")]),
+    ("0/2 nodes are available: 2 Too many pods." + _TAIL, [(ReasonSubject.SHORT, 2, "pods")]),
     (
         (
             "0/2 nodes are available: 2 cannot allocate all claims. still not schedulable, preemption: 0/2 nodes are "
             "available: 2 Preemption is not helpful for scheduling."
         ),
-        [(Says.CLAIM, 2, "")],
+        [(ReasonSubject.CLAIM, 2, "")],
     ),
     (
         (
             "0/2 nodes are available: request gpu: device class gpu.nvidia.com does not exist. no new claims to "
             "deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
         ),
-        [(Says.CLASS_MISSING, None, "gpu.nvidia.com")],
+        [(ReasonSubject.CLASS_MISSING, None, "gpu.nvidia.com")],
     ),
     (
         "0/2 nodes are available: waiting for minCount pods from a gang to appear in scheduling queue.",
-        [(Says.GANG, None, "")],
+        [(ReasonSubject.GANG, None, "")],
     ),
-    ("0/4 nodes are available: 3 node unregistered, 1 Insufficient cpu.", [(Says.HAMI, 3, ""), (Says.SHORT, 1, "cpu")]),
+    (
+        "0/4 nodes are available: 3 node unregistered, 1 Insufficient cpu.",
+        [(ReasonSubject.HAMI, 3, ""), (ReasonSubject.SHORT, 1, "cpu")],
+    ),
     (
         "0/4 nodes are available: 1 3/8 CardInsufficientMemory, 5/8 CardInsufficientCore, 3 node unregistered.",
-        [(Says.HAMI, 1, ""), (Says.HAMI, 3, "")],
+        [(ReasonSubject.HAMI, 1, ""), (ReasonSubject.HAMI, 3, "")],
     ),
-    ("0/1 nodes are unavailable: 1 Insufficient nvidia.com/gpu.", [(Says.SHORT, 1, "nvidia.com/gpu")]),
+    ("0/1 nodes are unavailable: 1 Insufficient nvidia.com/gpu.", [(ReasonSubject.SHORT, 1, "nvidia.com/gpu")]),
     ("no nodes available to schedule pods", []),
 ]
 
 
 @pytest.mark.parametrize(("message", "reasons"), READ, ids=[one[0][:60] for one in READ])
-def test_every_wording_says_what_and_of_how_many(message: str, reasons: list[tuple[Says, int | None, str]]) -> None:
+def test_every_wording_says_what_and_of_how_many(
+    message: str, reasons: list[tuple[ReasonSubject, int | None, str]]
+) -> None:
     read = parse(message)
     assert read is not None
     assert [(one.says, one.nodes, one.what) for one in read.reasons] == reasons

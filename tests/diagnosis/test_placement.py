@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.placement import Why, asked_by, held_on, obstacles
+from diagnosis.placement import ObstacleKind, asked_by, held_on, obstacles
 from diagnosis.snapshot.nodes import read_node
 from diagnosis.snapshot.pods import read_pod
 from diagnosis.snapshot.reading import Fields
@@ -15,7 +15,7 @@ from tests.diagnosis.states import GPU, container, node, pod
 _UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
 
 
-def _why(a_pod: dict[str, Any], a_node: dict[str, Any], *others: dict[str, Any]) -> set[Why]:
+def _why(a_pod: dict[str, Any], a_node: dict[str, Any], *others: dict[str, Any]) -> set[ObstacleKind]:
     held = held_on(read_pod(Fields(one)) for one in others).get(a_node["metadata"]["name"], {})
     found = obstacles(read_pod(Fields(a_pod)).spec, read_node(Fields(a_node)), held)
     return {one.why for one in found}
@@ -48,13 +48,13 @@ def test_init_containers_run_alone_and_sidecars_beside(inits: list[Any], mains: 
     ("asks", "there", "others", "why"),
     [
         (8, 8, [], set()),
-        (8, 8, [1], {Why.IN_USE}),
-        (9, 8, [], {Why.TOO_SMALL}),
-        (1, None, [], {Why.ABSENT}),
+        (8, 8, [1], {ObstacleKind.IN_USE}),
+        (9, 8, [], {ObstacleKind.TOO_SMALL}),
+        (1, None, [], {ObstacleKind.ABSENT}),
         (4, 8, [4], set()),
     ],
 )
-def test_what_others_hold_is_not_there(asks: int, there: int | None, others: list[int], why: set[Why]) -> None:
+def test_what_others_hold_is_not_there(asks: int, there: int | None, others: list[int], why: set[ObstacleKind]) -> None:
     running = [pod(f"o{n}", count, on="a") for n, count in enumerate(others)]
     assert _why(pod("x", asks), node("a", there), *running) == why
 
@@ -63,27 +63,27 @@ def test_a_pod_that_ended_holds_nothing_and_one_that_is_asked_to_go_still_does()
     ended = pod("done", 8, on="a", phase="Succeeded")
     leaving = pod("going", 8, on="a", metadata={"deletionTimestamp": "2026-11-22T11:00:00Z"})
     assert _why(pod("x"), node("a"), ended) == set()
-    assert _why(pod("x"), node("a"), leaving) == {Why.IN_USE}
+    assert _why(pod("x"), node("a"), leaving) == {ObstacleKind.IN_USE}
 
 
 @pytest.mark.parametrize(
     ("tolerations", "why"),
     [
-        ([], {Why.TAINTED}),
+        ([], {ObstacleKind.TAINTED}),
         ([{"operator": "Exists"}], set()),
         ([{"key": _UNHEALTHY["key"], "operator": "Exists", "effect": "NoSchedule"}], set()),
-        ([{"key": _UNHEALTHY["key"], "operator": "Exists", "effect": "NoExecute"}], {Why.TAINTED}),
+        ([{"key": _UNHEALTHY["key"], "operator": "Exists", "effect": "NoExecute"}], {ObstacleKind.TAINTED}),
         ([{"key": _UNHEALTHY["key"], "value": "true"}], set()),
-        ([{"key": _UNHEALTHY["key"], "value": "false"}], {Why.TAINTED}),
+        ([{"key": _UNHEALTHY["key"], "value": "false"}], {ObstacleKind.TAINTED}),
     ],
 )
-def test_a_toleration_is_matched_by_key_value_and_effect(tolerations: list[Any], why: set[Why]) -> None:
+def test_a_toleration_is_matched_by_key_value_and_effect(tolerations: list[Any], why: set[ObstacleKind]) -> None:
     assert _why(pod("x", spec={"tolerations": tolerations}), node("a", taints=[_UNHEALTHY])) == why
 
 
 def test_a_preference_keeps_nothing_away_and_a_cordon_is_told_once() -> None:
     assert _why(pod("x"), node("a", taints=[_UNHEALTHY | {"effect": "PreferNoSchedule"}])) == set()
-    assert _why(pod("x"), node("a", cordoned=True)) == {Why.CORDONED}
+    assert _why(pod("x"), node("a", cordoned=True)) == {ObstacleKind.CORDONED}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_node_affinity_is_read_as_the_scheduler_reads_it(expression: dict[str,
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     there = node("a", labels={"zone": "a", "memory": "81920"})
-    assert (Why.UNSELECTED not in _why(pod("x", spec={"affinity": affinity}), there)) is takes
+    assert (ObstacleKind.UNSELECTED not in _why(pod("x", spec={"affinity": affinity}), there)) is takes
 
 
 def test_one_term_is_enough_and_an_empty_one_takes_nothing() -> None:
@@ -115,4 +115,4 @@ def test_one_term_is_enough_and_an_empty_one_takes_nothing() -> None:
     by_name = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}
     other = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}
     assert _why(pod("x", spec=spec(other, by_name)), node("a")) == set()
-    assert _why(pod("x", spec=spec({})), node("a")) == {Why.UNSELECTED}
+    assert _why(pod("x", spec=spec({})), node("a")) == {ObstacleKind.UNSELECTED}

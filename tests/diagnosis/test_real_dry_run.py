@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli.would_fit import answers
-from diagnosis.would_fit import Answer
+from diagnosis.would_fit import WouldFit
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.listings import Listings
@@ -39,7 +39,7 @@ def plane(controllers: ControlPlane) -> Iterator[ControlPlane]:
     controllers.request("DELETE", f"/api/v1/namespaces/{_NAMESPACE}")
 
 
-def tried(plane: ControlPlane, kubeconfig: Path | None = None, /, namespace: str = _NAMESPACE, **main: Any) -> Answer:
+def tried(plane: ControlPlane, kubeconfig: Path | None = None, /, namespace: str = _NAMESPACE, **main: Any) -> WouldFit:
     """A pod with one container of this kind."""
     access = Access(str(kubeconfig or plane.kubeconfig), "")
     container = {"name": "main", "image": "x", "resources": {"limits": {GPU: "1"}}} | main

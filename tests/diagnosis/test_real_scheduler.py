@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from diagnosis.diagnose import Diagnosis, diagnose
-from diagnosis.fit_error import Says, parse
+from diagnosis.fit_error import ReasonSubject, parse
 from diagnosis.snapshot import Builder
 from healthcheck.node.state import UNHEALTHY
 from sim.control_plane import ControlPlane
@@ -93,52 +93,82 @@ NODES: dict[str, dict[str, Any]] = {
     "zoned": {"devices": _gpus(8), "labels": {"topology.kubernetes.io/zone": "here"}},
     "mig": {"devices": {_MIG: "2"}},
 }
-PODS: list[tuple[dict[str, Any], Says, str, str]] = [
-    (_pod("in-use", "full", _gpus(1)), Says.SHORT, "GpusAllInUse", f"resource/{GPU}"),
-    (_pod("fragments", "split", _gpus(4)), Says.SHORT, "GpusFragmented", f"resource/{GPU}"),
-    (_pod("too-many", "plain", _gpus(16)), Says.SHORT, "MoreGpusThanAnyNodeHas", "pod/team/too-many"),
-    (_pod("untolerated", "tainted", _gpus(1)), Says.TAINT, "TaintNotTolerated", "pod/team/untolerated"),
-    (_pod("withheld", "ours", _gpus(1)), Says.TAINT, "NodeWithheld", "node/ours"),
-    (_pod("cordon", "cordoned", _gpus(1)), Says.CORDON, "NodeCordoned", "node/cordoned"),
-    (_pod("no-cpu", "cpu", _gpus(1) | {"cpu": "100"}), Says.SHORT, "CpuOrMemoryUsedUp", "resource/cpu"),
+PODS: list[tuple[dict[str, Any], ReasonSubject, str, str]] = [
+    (_pod("in-use", "full", _gpus(1)), ReasonSubject.SHORT, "GpusAllInUse", f"resource/{GPU}"),
+    (_pod("fragments", "split", _gpus(4)), ReasonSubject.SHORT, "GpusFragmented", f"resource/{GPU}"),
+    (_pod("too-many", "plain", _gpus(16)), ReasonSubject.SHORT, "MoreGpusThanAnyNodeHas", "pod/team/too-many"),
+    (_pod("untolerated", "tainted", _gpus(1)), ReasonSubject.TAINT, "TaintNotTolerated", "pod/team/untolerated"),
+    (_pod("withheld", "ours", _gpus(1)), ReasonSubject.TAINT, "NodeWithheld", "node/ours"),
+    (_pod("cordon", "cordoned", _gpus(1)), ReasonSubject.CORDON, "NodeCordoned", "node/cordoned"),
+    (_pod("no-cpu", "cpu", _gpus(1) | {"cpu": "100"}), ReasonSubject.SHORT, "CpuOrMemoryUsedUp", "resource/cpu"),
     (
         _pod("much-cpu", "plain", _gpus(1) | {"cpu": "500"}),
-        Says.SHORT,
+        ReasonSubject.SHORT,
         "MoreCpuOrMemoryThanAnyGpuNodeHas",
         "pod/team/much-cpu",
     ),
     (
         _pod("product", "labelled", _gpus(1), nodeSelector={"nvidia.com/gpu.product": _A100}),
-        Says.SELECTOR,
+        ReasonSubject.SELECTOR,
         "NodeSelectorMatchesNoNode",
         "pod/team/product",
     ),
-    (_pod("spelling", "plain", {"nvidia.com/gpus": "1"}), Says.SHORT, "ResourceNameUnknown", "pod/team/spelling"),
-    (_pod("profile", "mig", {"nvidia.com/mig-1g.10gb": "1"}), Says.SHORT, "MigProfileAbsent", "pod/team/profile"),
-    (_pod("held", "leaving", _gpus(8)), Says.SHORT, "TerminatingPodHoldsGpus", "pod/team/goner"),
+    (
+        _pod("spelling", "plain", {"nvidia.com/gpus": "1"}),
+        ReasonSubject.SHORT,
+        "ResourceNameUnknown",
+        "pod/team/spelling",
+    ),
+    (
+        _pod("profile", "mig", {"nvidia.com/mig-1g.10gb": "1"}),
+        ReasonSubject.SHORT,
+        "MigProfileAbsent",
+        "pod/team/profile",
+    ),
+    (_pod("held", "leaving", _gpus(8)), ReasonSubject.SHORT, "TerminatingPodHoldsGpus", "pod/team/goner"),
     (
         _pod("claimless", "plain", _gpus(1), **_volume("nowhere")),
-        Says.VOLUME_MISSING,
+        ReasonSubject.VOLUME_MISSING,
         "VolumeClaimMissing",
         "persistentvolumeclaim/team/nowhere",
     ),
     (
         _pod("unbound", "plain", _gpus(1), **_volume("data")),
-        Says.VOLUME_UNBOUND,
+        ReasonSubject.VOLUME_UNBOUND,
         "VolumeClaimNotBound",
         "persistentvolumeclaim/team/data",
     ),
-    (_pod("apart", "plain", _gpus(1), **_anti("neighbour")), Says.OTHER_PODS, "PodAffinityUnmet", "pod/team/apart"),
+    (
+        _pod("apart", "plain", _gpus(1), **_anti("neighbour")),
+        ReasonSubject.OTHER_PODS,
+        "PodAffinityUnmet",
+        "pod/team/apart",
+    ),
     (
         _pod("far-off", "zoned", _gpus(1), **_volume("afar")),
-        Says.VOLUME_ELSEWHERE,
+        ReasonSubject.VOLUME_ELSEWHERE,
         "VolumeInAnotherZone",
         "pod/team/far-off",
     ),
-    (_pod("listens", "zoned", {}, **_port("main", 9999)), Says.PORTS, "HostPortTaken", "pod/team/listens"),
-    (_pod("rackless", "zoned", _gpus(1), **_spread("rack")), Says.SPREAD, "PodAffinityUnmet", "pod/team/rackless"),
-    (_pod("no-slices", "plain", {}, **_claims("one")), Says.CLAIM, "NoDevicesPublished", "deviceclass/gpu.nvidia.com"),
-    (_pod("no-class", "plain", {}, **_claims("odd")), Says.CLASS_MISSING, "DeviceClassMissing", "deviceclass/vgpu"),
+    (_pod("listens", "zoned", {}, **_port("main", 9999)), ReasonSubject.PORTS, "HostPortTaken", "pod/team/listens"),
+    (
+        _pod("rackless", "zoned", _gpus(1), **_spread("rack")),
+        ReasonSubject.SPREAD,
+        "PodAffinityUnmet",
+        "pod/team/rackless",
+    ),
+    (
+        _pod("no-slices", "plain", {}, **_claims("one")),
+        ReasonSubject.CLAIM,
+        "NoDevicesPublished",
+        "deviceclass/gpu.nvidia.com",
+    ),
+    (
+        _pod("no-class", "plain", {}, **_claims("odd")),
+        ReasonSubject.CLASS_MISSING,
+        "DeviceClassMissing",
+        "deviceclass/vgpu",
+    ),
 ]
 """Of each pod what the scheduler's text is about, and the cause with its subject."""
 GATED = _pod("gated", "plain", _gpus(1), schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
@@ -367,14 +397,14 @@ def _message(plane: ControlPlane, name: str) -> str:
 @pytest.mark.parametrize(
     ("pod", "says"), [(one[0], one[1]) for one in PODS], ids=[one[0]["metadata"]["name"] for one in PODS]
 )
-def test_its_text_is_taken_apart(cluster: ControlPlane, pod: dict[str, Any], says: Says) -> None:
+def test_its_text_is_taken_apart(cluster: ControlPlane, pod: dict[str, Any], says: ReasonSubject) -> None:
     if not _can_be(pod, cluster):
         pytest.skip("NOT TESTED with DRA: this Kubernetes does not serve resource.k8s.io/v1")
     message = _message(cluster, pod["metadata"]["name"])
     read = parse(message)
     assert read is not None, message
     assert read.of(says), message
-    assert not read.of(Says.OTHER), message
+    assert not read.of(ReasonSubject.OTHER), message
 
 
 def test_every_pod_has_its_cause_and_no_other_is_told(cluster: ControlPlane, told: Diagnosis) -> None:

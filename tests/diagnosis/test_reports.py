@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from diagnosis.allocation import allocation
-from diagnosis.cause import Found
+from diagnosis.cause import FoundCause
 from diagnosis.components import component_table
 from diagnosis.diagnose import Diagnosis, Problem, diagnose
 from diagnosis.report import html, markdown, terminal
@@ -43,7 +43,7 @@ def hostile(words: str) -> Report:
     """Words of a cluster in all places where some may stand."""
     plain = report(*state())
     (one,) = plain.diagnosis.problems
-    found = Found(one.found.cause, f"node/{words}", (words,), (f"Do {words}", f"Run `{words}`"), (words,))
+    found = FoundCause(one.found.cause, f"node/{words}", (words,), (f"Do {words}", f"Run `{words}`"), (words,))
     cluster = allocation(snapshot(*state(), pod("y", 1, on="b", namespace=words.replace("/", "-")), gpu_node(words)))
     return Report(
         Diagnosis(NOW, (Problem(found, (Problem(found),)),), ()), cluster=cluster, components=plain.components

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.cause import Found
+from diagnosis.cause import FoundCause
 from diagnosis.causes.runtime_handlers import RECORD_REASONS
 from diagnosis.diagnose import Diagnosis, Problem
 from healthcheck.checks import CHECKS
@@ -580,7 +580,7 @@ def every_remedy(diagnosis: Diagnosis) -> str:
     return "\n".join(line for one in diagnosis.problems for found in (one.found, *below(one)) for line in found.remedy)
 
 
-def below(problem: Problem) -> Iterator[Found]:
+def below(problem: Problem) -> Iterator[FoundCause]:
     for one in problem.consequences:
         yield one.found
         yield from below(one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnosis.causes import CAUSES, crashing, not_started, rejected, running, runtime_handlers
-from diagnosis.symptoms import Place, Signature
+from diagnosis.symptoms import Signature, TextSource
 
 TABLES = (
     *(crashing.CRASH_TEXTS, crashing.COMPONENT_TEXTS, not_started.INJECTION_TEXTS, not_started.CREATE_TEXTS),
@@ -27,7 +27,7 @@ def test_every_row_has_its_source_its_places_and_a_cause_that_is_declared(row: S
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.pattern[:40])
 def test_no_text_keeps_a_row_busy(row: Signature) -> None:
     """One that does would never come back from this."""
-    longest = 64 * 1024 if Place.LOG in row.places else 4096
+    longest = 64 * 1024 if TextSource.LOG in row.places else 4096
 
     looked = [row.search((one * longest)[:longest]) for one in REPEATED]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.cause import Cause, Found, Link, Severity
-from diagnosis.chain import State, chain, chains_of
+from diagnosis.cause import Cause, CauseSeverity, FoundCause, Link
+from diagnosis.chain import LinkState, chain, chains_of
 from diagnosis.diagnose import arranged
 from diagnosis.snapshot.pods import read_pod
 from diagnosis.snapshot.reading import Fields
 from diagnosis.target import Target, TargetError, concerned, parse_target, pods_of
 from tests.diagnosis.states import condition, event, node, obj, pod, snapshot, terminated, waiting
 
-UNSCHEDULED = Cause("Unscheduled", Severity.HIGH, Link.SCHEDULED, "no node", "find one")
+UNSCHEDULED = Cause("Unscheduled", CauseSeverity.HIGH, Link.SCHEDULED, "no node", "find one")
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_owners_that_own_each_other_end() -> None:
 @pytest.mark.parametrize(
     ("raw", "fine", "then"),
     [
-        (pod("x", spec={"schedulingGates": [{"name": "g"}]}), 1, State.WAITING),
-        (pod("x"), 2, State.WAITING),
-        (pod("x", on="a", phase="Pending", states=[]), 3, State.WAITING),
-        (pod("x", on="a", phase="Pending", states=[waiting("ContainerCreating")]), 4, State.WAITING),
+        (pod("x", spec={"schedulingGates": [{"name": "g"}]}), 1, LinkState.WAITING),
+        (pod("x"), 2, LinkState.WAITING),
+        (pod("x", on="a", phase="Pending", states=[]), 3, LinkState.WAITING),
+        (pod("x", on="a", phase="Pending", states=[waiting("ContainerCreating")]), 4, LinkState.WAITING),
         (
             pod(
                 "x",
@@ -73,12 +73,12 @@ def test_owners_that_own_each_other_end() -> None:
                 conditions=[condition("PodReadyToStartContainers", "True")],
             ),
             5,
-            State.WAITING,
+            LinkState.WAITING,
         ),
         (
             pod("x", on="a", states=[waiting("CrashLoopBackOff", lastState={"terminated": terminated(1)})]),
             7,
-            State.WAITING,
+            LinkState.WAITING,
         ),
         (
             pod(
@@ -87,7 +87,7 @@ def test_owners_that_own_each_other_end() -> None:
                 states=[waiting("RunContainerError", lastState={"terminated": terminated(128, "StartError")})],
             ),
             6,
-            State.WAITING,
+            LinkState.WAITING,
         ),
         (pod("x", on="a"), 8, None),
         (
@@ -97,34 +97,34 @@ def test_owners_that_own_each_other_end() -> None:
         ),
     ],
 )
-def test_a_pod_shows_how_far_it_has_come(raw: dict[str, object], fine: int, then: State | None) -> None:
+def test_a_pod_shows_how_far_it_has_come(raw: dict[str, object], fine: int, then: LinkState | None) -> None:
     steps = chain(read_pod(Fields(raw)), ())
     states = [one.state for one in steps]
-    assert states[:fine] == [State.FINE] * fine
+    assert states[:fine] == [LinkState.FINE] * fine
     assert (states[fine] if fine < len(states) else None) is then
-    assert set(states[fine + 1 :]) <= {State.NOT_REACHED}
+    assert set(states[fine + 1 :]) <= {LinkState.NOT_REACHED}
 
 
 def test_a_pod_for_whose_waiting_no_cause_is_known_shows_what_is_said_of_it() -> None:
     waits = pod("x", on="a", age=1, phase="Pending", states=[waiting("ContainerCreating")])
     state = snapshot(node("a"), waits, event(waits, "FailedCreatePodSandBox", "something that nobody knows", count=3))
     (told,) = chains_of(state, state.pods, ())
-    (step,) = (one for one in told.steps if one.state is State.WAITING)
+    (step,) = (one for one in told.steps if one.state is LinkState.WAITING)
     assert step.seen == "ContainerCreating; event (3 times): FailedCreatePodSandBox: something that nobody knows"
 
 
 def test_a_problem_breaks_its_link_and_all_beyond_is_not_reached() -> None:
-    found = Found(UNSCHEDULED, "resource/nvidia.com/gpu", ("all in use",), affected=("pod/team/x",))
+    found = FoundCause(UNSCHEDULED, "resource/nvidia.com/gpu", ("all in use",), affected=("pod/team/x",))
     steps = chain(read_pod(Fields(pod("x"))), arranged([found]))
     states = {one.link: one.state for one in steps}
-    assert states[Link.QUEUED] is State.FINE
-    assert states[Link.SCHEDULED] is State.BROKEN
-    assert states[Link.RUNNING] is State.NOT_REACHED
+    assert states[Link.QUEUED] is LinkState.FINE
+    assert states[Link.SCHEDULED] is LinkState.BROKEN
+    assert states[Link.RUNNING] is LinkState.NOT_REACHED
 
 
 def test_another_pods_problem_breaks_nothing_here() -> None:
-    found = Found(UNSCHEDULED, "resource/nvidia.com/gpu", ("all in use",), affected=("pod/team/y",))
-    assert all(one.state is not State.BROKEN for one in chain(read_pod(Fields(pod("x"))), arranged([found])))
+    found = FoundCause(UNSCHEDULED, "resource/nvidia.com/gpu", ("all in use",), affected=("pod/team/y",))
+    assert all(one.state is not LinkState.BROKEN for one in chain(read_pod(Fields(pod("x"))), arranged([found])))
 
 
 def test_a_node_is_there_only_where_it_was_seen() -> None:

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import look
-from healthcheck.checks.expectation import Expectation, FirstSeen, Place
-from healthcheck.model import Cause, Evidence, Finding, Host, Probe, ProbeError, Severity, Unobserved
+from healthcheck.checks.expectation import EarlierHardware, Expectation, GpuPosition
+from healthcheck.model import Evidence, Finding, Host, Probe, ProbeError, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA
 from healthcheck.probes.kernel_log import RING
 from healthcheck.probes.nvml.driver import Driver, driver_version, library_versions, sees_every_process
-from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpus
+from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpus
 from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.probes.services import SERVICES
 from healthcheck.settings.meaning import packaged_profiles
@@ -55,9 +55,9 @@ class Stage:
         seen = {probe: _read(probe, host) for probe in self.seen if probe is not RING}
         return Evidence({**seen, RING: ()}, 1010.0, Evidence(self.seen, 1000.0))
 
-    def _driver_look(self) -> DriverLook:
+    def _driver_look(self) -> DriverReading:
         root, healthy = self.node.root, self.seen[NVML]
-        assert isinstance(healthy, DriverLook)
+        assert isinstance(healthy, DriverReading)
         return replace(
             healthy,
             module_version=driver_version(root),
@@ -89,7 +89,7 @@ def _read(probe: Probe[Any], host: Host) -> Any:
     try:
         return probe.read(host)
     except ProbeError as error:
-        return Unobserved(Cause.named("ProbeFailed"), str(error))
+        return Unobserved(UnobservedCause.named("ProbeFailed"), str(error))
 
 
 def _put(kind: str, path: Path) -> None:
@@ -130,10 +130,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         evidence = look(Host(node.root, driver.look), CHECKS)
         driver.end()
         assert isinstance(evidence[NVML].answer, Gpus)
-        places = {one.address: Place(one.numa_node, one.switch) for one in evidence[FUNCTIONS] if one.is_gpu}
+        places = {one.address: GpuPosition(one.numa_node, one.switch) for one in evidence[FUNCTIONS] if one.is_gpu}
         efa = len(evidence[RDMA].efa)
         profile = find_profile(packaged_profiles(), node.instance_type)
-        expected = Expectation(profile, node.instance_type, first=FirstSeen(efa, places), efa_allocatable=efa)
+        expected = Expectation(profile, node.instance_type, first=EarlierHardware(efa, places), efa_allocatable=efa)
         (folder / "aside").mkdir()
         seen = {probe: evidence[probe] for probe in evidence.probes}
         yield Stage(node, seen, expected, tuple(sorted(_paths(node.root))), folder / "aside")

@@ -22,7 +22,7 @@ from healthcheck.memory.findings import Memory
 from healthcheck.model import Host, Nature, Now, Probe, ProbeError, Shortage, Unobserved
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import DriverLook
+from healthcheck.probes.nvml.gpus import DriverReading
 from healthcheck.settings.reading import read_settings
 from sim.api_stand_in import ApiStandIn
 from sim.container_runtime import DISTRIBUTIONS
@@ -71,7 +71,7 @@ def _read(probe: Probe[Any], host: Host) -> Any:
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
 def test_a_probe_fails_or_sees_what_there_is(node: SimulatedNode, probe: Probe[Any]) -> None:
-    def ask_driver() -> DriverLook:
+    def ask_driver() -> DriverReading:
         driver = Driver(node.root, use_loader=False)
         try:
             return driver.look()
@@ -95,7 +95,7 @@ def test_the_child_that_asks_nvml_takes_no_library_for_missing(node: SimulatedNo
         driver.end()
 
 
-def _cause(look: DriverLook) -> str:
+def _cause(look: DriverReading) -> str:
     assert isinstance(look.answer, Unobserved)
     return look.answer.cause.name
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from healthcheck.captures.files import Captures
-from healthcheck.captures.kernel_logs import Batch, Line
+from healthcheck.captures.kernel_logs import BootRecords, Line
 from healthcheck.captures.replay import Replay
 from healthcheck.checks import CHECKS
 from healthcheck.checks.expectation import Expectation
@@ -72,7 +72,7 @@ def judged(told: Sequence[Record]) -> list[Standing]:
     """What the checks say of the records themselves, every one of them shown."""
     replay = Replay(EVENTS, Expectation(), 86400.0)
     lines = tuple(Line(one, f"record:{one.seq}", one.text) for one in told)
-    replay.take(Batch(1, "", lines, BOOTED, Now(BOOTED, told[-1].at)))
+    replay.take(BootRecords(1, "", lines, BOOTED, Now(BOOTED, told[-1].at)))
     return list(replay.ended("", timedelta()).standing)
 
 

@@ -17,7 +17,7 @@ from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge, look
-from healthcheck.checks.expectation import Expectation, FirstSeen, Place, RuntimeClass
+from healthcheck.checks.expectation import EarlierHardware, Expectation, GpuPosition, PodRuntimeClass
 from healthcheck.model import Evidence, Host, Nature
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import Live
@@ -51,13 +51,13 @@ def answered(seen: Evidence, scenario: Scenario) -> Evidence:
     return Evidence(facts, seen.at, seen.before, seen.seconds)
 
 
-def expectation(scenario: Scenario, places: Mapping[str, Place] | None = None) -> Expectation:
+def expectation(scenario: Scenario, places: Mapping[str, GpuPosition] | None = None) -> Expectation:
     """What the agent would judge it by."""
-    classes = tuple(RuntimeClass(*one) for one in scenario.runtime_classes)
+    classes = tuple(PodRuntimeClass(*one) for one in scenario.runtime_classes)
     return Expectation(
         find_profile(packaged_profiles(), scenario.instance_type),
         scenario.instance_type,
-        first=FirstSeen(places=places or {}),
+        first=EarlierHardware(places=places or {}),
         runtime_classes=classes or None,
     )
 
@@ -105,7 +105,7 @@ def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, 
         scenario.befall(node)
         now = answered(look(host, CHECKS, before), scenario)
         driver.end()
-    places = {one.address: Place(one.numa_node, one.switch) for one in before[FUNCTIONS] if one.is_gpu}
+    places = {one.address: GpuPosition(one.numa_node, one.switch) for one in before[FUNCTIONS] if one.is_gpu}
 
     outcomes = judge(CHECKS, now, expectation(scenario, places))
 

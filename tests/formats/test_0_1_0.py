@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Kind, claim_on
+from healthcheck.deep.claim import RunKind, claim_on
 from healthcheck.deep.record import untaken
 from healthcheck.memory import exits
 from healthcheck.model import PREFIX, Severity
@@ -115,7 +115,7 @@ def test_a_run_in_flight_holds_the_node() -> None:
     claim = claim_on(one.node, began)
 
     assert claim is not None
-    assert claim.kind is Kind.QUARANTINE
+    assert claim.kind is RunKind.QUARANTINE
     assert passed_since(records.on_node(RunRecord, one.node, QUARANTINE_RESULT)) is None
 
 

@@ -47,8 +47,8 @@ def left_on_a_node() -> dict[str, Any]:
     verdict = decide(MEMORY, [says(blind=BLIND)])
     told = records.dump(records.render(verdict, MEMORY, IDENTITY, WALL, "set"))
     outcome = Outcome("dcgm-diag-l2", "1-dcgm-diag-l2", findings=(fault(),), passed=(Passed("DcgmDiagPcie", GPU),))
-    ran = record.Ran(NODE, "sweep", WALL, WALL, MACHINE, BOOT)
-    taken = claim.take(node(), claim.Claim(claim.Kind.L2, "agent", WALL + timedelta(hours=1)), WALL)
+    ran = record.CompletedRun(NODE, "sweep", WALL, WALL, MACHINE, BOOT)
+    taken = claim.take(node(), claim.Claim(claim.RunKind.L2, "agent", WALL + timedelta(hours=1)), WALL)
     assert taken is not None
     release = release_of(node(annotations={RESULTS: told}), "ann", "cable reseated", WALL)
     return {

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from hypothesis import strategies as st
 
-from healthcheck.captures.blocks import CaptureError, Input
+from healthcheck.captures.blocks import CaptureError, InputFile
 from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
 from healthcheck.probes.kernel_log import Record
 from tests.captures.renderings import BOOTED, FORMS, capture
@@ -41,7 +41,7 @@ class _Read:
         self.texts: list[str] = []
         reader = KernelLogReader(BOOTED, 1, self.passed_over)
         with suppress(CaptureError):
-            for batch in reader.read("f", Input(io.BytesIO(content)).blocks()):
+            for batch in reader.read("f", InputFile(io.BytesIO(content)).blocks()):
                 self.texts += [line.record.text for line in batch.lines]
         self.recognised = reader.recognised
 

@@ -12,13 +12,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from healthcheck.captures import evidence_file
-from healthcheck.captures.evidence_file import EvidenceError, Look
+from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
 from healthcheck.catalog.profiles import ProfileError, find_profile, parse_profiles
 from healthcheck.checks import CHECKS
 from healthcheck.model import Evidence, Host, Now, ProbeError
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, read_rdma
 from healthcheck.probes.nvml.answer import read_answer
-from healthcheck.probes.nvml.gpus import NVML, DriverLook
+from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from healthcheck.probes.services import SERVICES, read_services
 from tests.checks.any_facts import any_facts_are_judged
 from tests.checks.evidence import P5
@@ -37,7 +37,7 @@ def an_answer_is_read_or_makes_no_sense(forgeries: Sequence[Forgery], damages: S
     for forgery in forgeries:
         forge(content, *forgery)
     answer = read_answer(damaged(json.dumps(content).encode(), damages))
-    any_facts_are_judged(Evidence({**node.seen, NVML: DriverLook(answer.gpus)}), node.expected)
+    any_facts_are_judged(Evidence({**node.seen, NVML: DriverReading(answer.gpus)}), node.expected)
 
 
 def any_bytes_are_an_answer(line: bytes) -> None:
@@ -62,7 +62,7 @@ def _evidence() -> bytes:
     """Of two looks at a healthy node."""
     node = healthy("g6.xlarge")
     evidence = Evidence(node.seen, MONOTONIC, Evidence(node.seen, MONOTONIC - 10))
-    look = Look("node", "ec2", "boot", Now(WALL, MONOTONIC), CHECKS, node.expected, 86400.0, evidence)
+    look = EvidenceCycle("node", "ec2", "boot", Now(WALL, MONOTONIC), CHECKS, node.expected, 86400.0, evidence)
     with tempfile.TemporaryDirectory() as folder:
         evidence_file.write(Path(folder) / "evidence", look)
         return (Path(folder) / "evidence").read_bytes()

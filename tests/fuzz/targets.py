@@ -21,7 +21,7 @@ from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Evidence, Nature, Now, Outcome
-from healthcheck.probes.kernel_log import RING, Batch, KernelLog, Record, parse_record
+from healthcheck.probes.kernel_log import RING, KernelLog, Record, RecordBatch, parse_record
 from healthcheck.verdict.record import LONGEST, dump, render
 from healthcheck.verdict.verdict import decide
 from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
@@ -91,7 +91,7 @@ def a_filtered_log_says_the_same(log: list[bytes], after: int | None, facilities
     assert replace(whole, records=()) == replace(filtered, records=())
 
 
-def _read(path: Path, facilities: frozenset[int], after: int | None, begins: tuple[str, ...]) -> Batch:
+def _read(path: Path, facilities: frozenset[int], after: int | None, begins: tuple[str, ...]) -> RecordBatch:
     with KernelLog(path, facilities, after, begins) as log:
         return log.read()
 

@@ -15,11 +15,11 @@ import pytest
 from healthcheck.host.command import (
     Child,
     ChildError,
-    Ended,
     MissedDeadline,
     Program,
+    ProgramEnd,
     StillStuck,
-    Stopped,
+    StoppedOnRequest,
     how_it_ended,
 )
 from tests.waiting import eventually
@@ -287,15 +287,15 @@ def python(text: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("text", "ended"),
     [
-        ("os.write(1, b'out'); os.write(2, b'err')", Ended(0, b"out", b"err")),
-        ("sys.exit(61)", Ended(61, b"", b"")),
-        ("os.write(1, b'half'); os.kill(os.getpid(), signal.SIGSEGV)", Ended(-signal.SIGSEGV, b"half", b"")),
-        ("os.write(1, sys.stdin.buffer.read() or b'nothing to read')", Ended(0, b"nothing to read", b"")),
-        ("os.close(1); os.close(2); time.sleep(0.1); os._exit(4)", Ended(4, b"", b"")),
-        ("os.write(2, b'e' * 300_000); os.write(1, b'o' * 1_000_000)", Ended(0, b"o" * 1_000_000, b"e" * 300_000)),
+        ("os.write(1, b'out'); os.write(2, b'err')", ProgramEnd(0, b"out", b"err")),
+        ("sys.exit(61)", ProgramEnd(61, b"", b"")),
+        ("os.write(1, b'half'); os.kill(os.getpid(), signal.SIGSEGV)", ProgramEnd(-signal.SIGSEGV, b"half", b"")),
+        ("os.write(1, sys.stdin.buffer.read() or b'nothing to read')", ProgramEnd(0, b"nothing to read", b"")),
+        ("os.close(1); os.close(2); time.sleep(0.1); os._exit(4)", ProgramEnd(4, b"", b"")),
+        ("os.write(2, b'e' * 300_000); os.write(1, b'o' * 1_000_000)", ProgramEnd(0, b"o" * 1_000_000, b"e" * 300_000)),
     ],
 )
-def test_a_program_is_told_by_its_outputs_and_its_end(program: Program, text: str, ended: Ended) -> None:
+def test_a_program_is_told_by_its_outputs_and_its_end(program: Program, text: str, ended: ProgramEnd) -> None:
     assert program.run(python(text), LONG) == ended
 
 
@@ -433,13 +433,13 @@ def test_what_another_thread_runs_is_stopped_with_patience_and_nothing_is_starte
     one.stop()
     thread.join()
 
-    assert ([type(error) for error in raised], said.read_text()) == ([Stopped], "tidied up")
-    with pytest.raises(Stopped, match="nothing is started any more"):
+    assert ([type(error) for error in raised], said.read_text()) == ([StoppedOnRequest], "tidied up")
+    with pytest.raises(StoppedOnRequest, match="nothing is started any more"):
         one.run(("true",), LONG)
 
 
 def test_what_another_thread_runs_can_be_ended(program: Program) -> None:
-    ends: list[Ended] = []
+    ends: list[ProgramEnd] = []
     thread = threading.Thread(target=lambda: ends.append(program.run(("sleep", "999"), LONG)))
     thread.start()
     eventually(lambda: program._process is not None)
@@ -465,7 +465,7 @@ def test_a_program_that_cannot_be_killed_is_named_and_none_is_started_beside_it(
 
     disk.thaw()
     eventually(lambda: program.stuck_pid is None)
-    assert program.run(python(""), LONG) == Ended(0, b"", b"")
+    assert program.run(python(""), LONG) == ProgramEnd(0, b"", b"")
 
 
 DEEP = f"""
@@ -504,7 +504,7 @@ def test_what_a_program_started_in_sessions_of_their_own_is_ended_with_it(tmp_pa
     one = Program(ENVIRONMENT, patience_seconds=SHORT)
     stopper = stopped_once(one, file)
 
-    with pytest.raises(Stopped, match="its process was ended"):
+    with pytest.raises(StoppedOnRequest, match="its process was ended"):
         one.run(python(f"{leaves_two(file)}\n{ends}"), LONG)
 
     stopper.join()
@@ -519,7 +519,7 @@ def test_what_a_program_started_and_cannot_be_killed_is_named(disk: FrozenDisk, 
     disk.freeze()
     stopper = stopped_once(one, ready)
 
-    with pytest.raises(Stopped, match="can't be killed"):
+    with pytest.raises(StoppedOnRequest, match="can't be killed"):
         one.run(python(f"subprocess.run([sys.executable, '-c', {blocked!r}])"), LONG)
 
     stopper.join()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Cause, Unobserved
+from healthcheck.model import Unobserved, UnobservedCause
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import Gpus
 from sim import c_library, nvml_library
@@ -214,7 +214,7 @@ def test_could_not_look_and_the_message_names(
     child = driver.child_pid
 
     told = message.format(path=path, root=node.root, size=nvml_library.build().stat().st_size)
-    assert answer == Unobserved(Cause.named("NvmlLibraryNotFound"), told)
+    assert answer == Unobserved(UnobservedCause.named("NvmlLibraryNotFound"), told)
     install(node.root / "opt/nvidia/lib64")
     assert isinstance(driver.look().answer, Gpus)
     assert driver.child_pid == child  # it never died
@@ -226,7 +226,9 @@ def test_a_bad_library_that_two_folders_lead_to_is_told_once(node: SimulatedNode
     path.write_text("not a library\n" * 10)
     link(node.root, {"lib64": "usr/lib64"})
 
-    assert driver.look().answer == Unobserved(Cause.named("NvmlLibraryNotFound"), f"{path}: invalid ELF header")
+    assert driver.look().answer == Unobserved(
+        UnobservedCause.named("NvmlLibraryNotFound"), f"{path}: invalid ELF header"
+    )
 
 
 def test_two_bad_libraries_are_both_told(node: SimulatedNode, driver: Driver) -> None:
@@ -236,7 +238,7 @@ def test_two_bad_libraries_are_both_told(node: SimulatedNode, driver: Driver) ->
         path.touch()
 
     told = f"{first}: file too short; {second}: file too short"
-    assert driver.look().answer == Unobserved(Cause.named("NvmlLibraryNotFound"), told)
+    assert driver.look().answer == Unobserved(UnobservedCause.named("NvmlLibraryNotFound"), told)
 
 
 def test_where_there_is_none_both_the_loaders_path_and_the_hosts_root_are_named(node: SimulatedNode) -> None:

@@ -19,7 +19,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import begin, gpus_answered, passed, release
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
+from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
 from healthcheck.model import Evidence, Host, Nature, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.driver import Driver
@@ -164,7 +164,7 @@ def after(memory: Memory, evidence: Evidence, scenario: Scenario, at: float) -> 
     outcomes = judge(checks, evidence, Expectation(profile, scenario.instance_type, first=memory.first))
     answer = evidence[NVML].answer if evidence.unread(NVML) is None else None
     gpus = answer.gpus if isinstance(answer, Gpus) else ()
-    judged = JudgedLook(outcomes, gpus, MONOTONIC + at, evidence, scenario.instance_type)
+    judged = JudgedCycle(outcomes, gpus, MONOTONIC + at, evidence, scenario.instance_type)
     return after_look(memory, judged, later(at), MemoryRules(looks_to_confirm=1))
 
 

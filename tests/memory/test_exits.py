@@ -22,7 +22,7 @@ from healthcheck.memory.exits import (
 )
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
+from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
 from healthcheck.model import Finding, Nature, Outcome, Severity
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from tests.examples import (
@@ -399,16 +399,16 @@ class TestEscalation:
         lost = fault("GpuLost", REBOOT)
         memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
         for number in range(2):
-            memory = boots(after_look(memory, JudgedLook([says(lost)]), NOW, MemoryRules(escalate_after=2)), number)
-            memory = after_look(memory, JudgedLook([says()], [gpu()]), NOW, MemoryRules(escalate_after=2))
-        memory = after_look(memory, JudgedLook([says(lost)]), NOW, MemoryRules(escalate_after=2))
+            memory = boots(after_look(memory, JudgedCycle([says(lost)]), NOW, MemoryRules(escalate_after=2)), number)
+            memory = after_look(memory, JudgedCycle([says()], [gpu()]), NOW, MemoryRules(escalate_after=2))
+        memory = after_look(memory, JudgedCycle([says(lost)]), NOW, MemoryRules(escalate_after=2))
         assert memory.standing[0].finding.severity is ISOLATE
 
         eight_days = later(8 * 86400)
-        memory = after_look(memory, JudgedLook([says(lost)]), eight_days, MemoryRules(escalate_after=2))
+        memory = after_look(memory, JudgedCycle([says(lost)]), eight_days, MemoryRules(escalate_after=2))
         assert memory.standing[0].finding.severity is ISOLATE
         assert (
-            after_look(memory, JudgedLook([says()], [gpu()]), eight_days, MemoryRules(escalate_after=2)).standing == ()
+            after_look(memory, JudgedCycle([says()], [gpu()]), eight_days, MemoryRules(escalate_after=2)).standing == ()
         )
 
     def test_a_release_clears_the_count(self) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.checks.expectation import FirstSeen, Place
+from healthcheck.checks.expectation import EarlierHardware, GpuPosition
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Acknowledgement, Hit, Memory, Release
+from healthcheck.memory.findings import Acknowledgement, Memory, ProcessHit, Release
 from healthcheck.model import Nature, Now
 from tests.examples import BOOT, GPU, WALL, fault, remembers, stands
 from tests.host.test_node_file import PLANTED, no_room
@@ -31,9 +31,9 @@ MEMORY = remembers(
     gpus={"0000:53:00.0": {"index": "0", "uuid": "GPU-1", "serial": "165"}},
     recovery={"0000:53:00.0": 2},
     last_xid={"0000:53:00.0": 12.000001},
-    hits={("Xid13", "0000:53:00.0"): (Hit("7 a, b", "GPC 1, TPC 3", 1.5, WALL), Hit("", "", 2.5, WALL))},
+    hits={("Xid13", "0000:53:00.0"): (ProcessHit("7 a, b", "GPC 1, TPC 3", 1.5, WALL), ProcessHit("", "", 2.5, WALL))},
     ended={("Xid79", "165"): (WALL, WALL)},
-    first=FirstSeen(32, {"0000:53:00.0": Place(0, "0000:51:00.0"), "0000:64:00.0": Place(-1, "")}, 2),
+    first=EarlierHardware(32, {"0000:53:00.0": GpuPosition(0, "0000:51:00.0"), "0000:64:00.0": GpuPosition(-1, "")}, 2),
 )
 SECOND_AGENT = """
 import sys
@@ -154,8 +154,8 @@ def test_a_released_lock_can_be_released_again(tmp_path: Path) -> None:
 
 def test_a_count_that_nobody_made_is_read_back_as_none(file: MemoryFile) -> None:
     for efa in (None, 0):
-        file.write(Memory(first=FirstSeen(efa)))
-        assert file.read() == Memory(first=FirstSeen(efa))
+        file.write(Memory(first=EarlierHardware(efa)))
+        assert file.read() == Memory(first=EarlierHardware(efa))
 
 
 def whole(schema: object = 2, digest: str = "", **changes: object) -> bytes:

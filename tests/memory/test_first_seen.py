@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import ONCE_HAD, FirstSeen, Place
+from healthcheck.checks.expectation import ONCE_HAD, EarlierHardware, GpuPosition
 from healthcheck.memory.content import dump, parse
 from healthcheck.memory.exits import begin, gpus_answered, release
 from healthcheck.memory.findings import MOST_GPUS, Acknowledgement, Memory, Release, Standing
-from healthcheck.memory.looks import JudgedLook, after_look, first_seen
-from healthcheck.model import Cause, Evidence, Nature, Probe, Severity, Unobserved
+from healthcheck.memory.looks import JudgedCycle, after_look, first_seen
+from healthcheck.model import Evidence, Nature, Probe, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, efa_functions, functions, gpu_function, rdma
 from tests.examples import BOOT, MACHINE, NOW, WALL, fault, remembers, stands
 
-BLIND = Unobserved(Cause.named("ProbeFailed"), "Permission denied")
-PLACES = {address: Place(index // 4, "0000:50:00.0") for index, address in enumerate(ADDRESSES)}
+BLIND = Unobserved(UnobservedCause.named("ProbeFailed"), "Permission denied")
+PLACES = {address: GpuPosition(index // 4, "0000:50:00.0") for index, address in enumerate(ADDRESSES)}
 PLACED = tuple(gpu_function(gpu, numa_node=place.numa_node, switch=place.switch) for gpu, place in PLACES.items())
 LOW = fault("GpuCountLow", Severity.REBOOT, "node", flickers=True)
-KNOWN = FirstSeen(32, PLACES, 8)
+KNOWN = EarlierHardware(32, PLACES, 8)
 
 
 def seen(pci: tuple[PciFunction, ...] | Unobserved, efa: int | Unobserved) -> Evidence:
@@ -35,11 +35,11 @@ def seen(pci: tuple[PciFunction, ...] | Unobserved, efa: int | Unobserved) -> Ev
 
 
 def test_a_first_look_learns_what_is_there() -> None:
-    assert first_seen(FirstSeen(), seen(PLACED + efa_functions(32), 32)) == KNOWN
+    assert first_seen(EarlierHardware(), seen(PLACED + efa_functions(32), 32)) == KNOWN
 
 
 def test_without_efa_the_count_is_none_that_was_counted() -> None:
-    assert first_seen(FirstSeen(), seen((), 0)) == FirstSeen(0, gpus=0)
+    assert first_seen(EarlierHardware(), seen((), 0)) == EarlierHardware(0, gpus=0)
 
 
 @pytest.mark.parametrize(("now", "known"), [(31, 32), (0, 32), (32, 32), (33, 33)])
@@ -59,7 +59,7 @@ def test_a_machine_of_another_instance_type_has_had_nothing_yet() -> None:
 
     def after(instance_type: str) -> int | None:
         evidence = seen(functions(ADDRESSES[0]), 0)
-        return after_look(memory, JudgedLook((), evidence=evidence, instance_type=instance_type), NOW).first.gpus
+        return after_look(memory, JudgedCycle((), evidence=evidence, instance_type=instance_type), NOW).first.gpus
 
     assert [after(one) for one in ("p5.48xlarge", "", "p5.4xlarge")] == [8, 8, 1]
 
@@ -67,10 +67,10 @@ def test_a_machine_of_another_instance_type_has_had_nothing_yet() -> None:
 def test_of_an_earlier_version_each_gpu_that_it_met_counts_once() -> None:
     gpus = {address: {"uuid": f"GPU-{index}", "serial": f"165{index}"} for index, address in enumerate(ADDRESSES)}
     moved = {address.replace("0000:", "0001:"): about for address, about in gpus.items()}
-    places = {address: Place(0, "") for address in (*gpus, *moved)}
+    places = {address: GpuPosition(0, "") for address in (*gpus, *moved)}
 
-    def read(known: dict[str, dict[str, str]], places: dict[str, Place]) -> int | None:
-        written = dump(remembers(first=FirstSeen(32, places, 0), gpus=known)).split(b"\n")[1]
+    def read(known: dict[str, dict[str, str]], places: dict[str, GpuPosition]) -> int | None:
+        written = dump(remembers(first=EarlierHardware(32, places, 0), gpus=known)).split(b"\n")[1]
         without = written.replace(b'"gpus": 0, ', b"")
         head = json.dumps({"schema": 2, "sha256": hashlib.sha256(without).hexdigest()}).encode()
         return parse(head + b"\n" + without + b"\n").first.gpus
@@ -87,7 +87,7 @@ def test_a_gpu_keeps_the_place_where_it_was_met() -> None:
 
 
 def test_a_place_of_which_the_kernel_says_nothing_is_learned_when_it_does() -> None:
-    unplaced = first_seen(FirstSeen(), seen(functions(*ADDRESSES), 0))
+    unplaced = first_seen(EarlierHardware(), seen(functions(*ADDRESSES), 0))
     assert unplaced.places == {}
 
     assert first_seen(unplaced, seen(PLACED, 0)).places == KNOWN.places
@@ -96,7 +96,7 @@ def test_a_place_of_which_the_kernel_says_nothing_is_learned_when_it_does() -> N
 @pytest.mark.parametrize("evidence", [seen(BLIND, 40), Evidence({}), Evidence({RDMA: rdma(40)})])
 def test_a_look_that_did_not_count_tells_nothing(evidence: Evidence) -> None:
     assert first_seen(KNOWN, evidence) == KNOWN
-    assert first_seen(FirstSeen(), evidence) == FirstSeen()
+    assert first_seen(EarlierHardware(), evidence) == EarlierHardware()
 
 
 def test_it_stays_small() -> None:
@@ -109,16 +109,16 @@ def test_it_outlives_the_boot_and_not_the_machine() -> None:
     memory = remembers(first=KNOWN)
 
     assert begin(memory, MACHINE, BOOT, NOW).first == begin(memory, MACHINE, "another boot", NOW).first == KNOWN
-    assert begin(memory, "another machine", "another boot", NOW).first == FirstSeen()
+    assert begin(memory, "another machine", "another boot", NOW).first == EarlierHardware()
 
 
 def test_other_hardware_under_the_same_name_has_had_nothing_yet() -> None:
     memory = remembers(first=KNOWN, gpus={ADDRESSES[0]: {"serial": "1"}})
 
-    def answers(serial: str) -> FirstSeen:
+    def answers(serial: str) -> EarlierHardware:
         return gpus_answered(memory, [Gpu(0, 0, ADDRESSES[0], serial=serial)], 0.0, NOW).first
 
-    assert (answers("1"), answers("2")) == (KNOWN, FirstSeen())
+    assert (answers("1"), answers("2")) == (KNOWN, EarlierHardware())
 
 
 def test_a_release_accepts_the_smaller_count_and_only_where_it_names_the_finding() -> None:

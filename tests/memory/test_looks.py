@@ -15,7 +15,7 @@ from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import (
     LOOKS_TO_CONFIRM,
     MOST_BLIND_LOOKS,
-    JudgedLook,
+    JudgedCycle,
     MemoryRules,
     after_look,
     without_checks,
@@ -62,34 +62,34 @@ def read(findings: Iterable[Finding]) -> list[Outcome]:
 
 class TestLevels:
     def test_a_level_stands_from_the_first_look_that_shows_it(self) -> None:
-        after = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
+        after = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
 
         assert after.standing == (stands(LOST, Nature.LEVEL, check="gpu-count"),)
 
     def test_a_level_leaves_when_a_look_shows_it_gone(self) -> None:
-        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
+        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
 
-        assert reasons(after_look(before, JudgedLook([says()]), later(10))) == []
+        assert reasons(after_look(before, JudgedCycle([says()]), later(10))) == []
 
     def test_a_level_stays_while_nobody_could_look(self) -> None:
-        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
+        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
 
-        assert after_look(before, JudgedLook([says(blind=BLIND)]), later(10)) == before
+        assert after_look(before, JudgedCycle([says(blind=BLIND)]), later(10)) == before
 
     def test_a_level_stays_when_its_check_saw_only_a_part(self) -> None:
-        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
+        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
         other = fault("GpuLost", subject="gpu/0000:64:00.0", detail="NVML error 15")
 
-        after = after_look(before, JudgedLook([says(other, blind=BLIND)]), later(10))
+        after = after_look(before, JudgedCycle([says(other, blind=BLIND)]), later(10))
 
         assert sorted(one.finding.subject for one in after.standing) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
 
     def test_a_level_stays_while_its_fault_alone_cannot_be_told(self) -> None:
-        before = after_look(remembers(), JudgedLook([says(LOST), says(PENDING, check="row-remap")]), NOW)
+        before = after_look(remembers(), JudgedCycle([says(LOST), says(PENDING, check="row-remap")]), NOW)
         untold = (TooEarly("not told in MIG mode", LOST.subject, ("GpuLost",)),)
 
         after = after_look(
-            before, JudgedLook([says(too_early=untold), says(check="row-remap", too_early=untold)]), later(10)
+            before, JudgedCycle([says(too_early=untold), says(check="row-remap", too_early=untold)]), later(10)
         )
 
         assert reasons(after) == ["GpuLost"]
@@ -97,37 +97,37 @@ class TestLevels:
     def test_a_gpu_that_no_driver_has_is_seen_on_pci_whether_it_answers_or_not(self) -> None:
         unbound = fault("GpuUnbound", MONITOR)
         known = remembers(gpus={"0000:53:00.0": {"index": "0"}})
-        before = after_look(known, JudgedLook([says(unbound), says(LOST)]), NOW)
+        before = after_look(known, JudgedCycle([says(unbound), says(LOST)]), NOW)
 
-        assert reasons(after_look(before, JudgedLook([says()]), later(10))) == ["GpuLost"]
+        assert reasons(after_look(before, JudgedCycle([says()]), later(10))) == ["GpuLost"]
 
     def test_another_checks_look_ends_nothing(self) -> None:
-        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
+        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
 
-        assert reasons(after_look(before, JudgedLook([says(check="efa-count")]), later(10))) == ["GpuLost"]
+        assert reasons(after_look(before, JudgedCycle([says(check="efa-count")]), later(10))) == ["GpuLost"]
 
     def test_a_level_seen_again_keeps_when_it_was_first_seen(self) -> None:
-        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
+        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
 
-        (again,) = after_look(before, JudgedLook([says(LOST)]), later(300)).standing
+        (again,) = after_look(before, JudgedCycle([says(LOST)]), later(300)).standing
 
         assert (again.first_seen, again.last_seen) == (WALL, WALL + timedelta(seconds=300))
 
     def test_a_level_that_comes_back_is_a_new_one(self) -> None:
-        memory = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
-        memory = after_look(memory, JudgedLook([says()]), later(10))
+        memory = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
+        memory = after_look(memory, JudgedCycle([says()]), later(10))
 
-        (again,) = after_look(memory, JudgedLook([says(LOST)]), later(20)).standing
+        (again,) = after_look(memory, JudgedCycle([says(LOST)]), later(20)).standing
 
         assert again.first_seen == WALL + timedelta(seconds=20)
 
     def test_a_level_survives_a_reboot_until_a_look_shows_it_gone(self) -> None:
-        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
+        before = after_look(remembers(), JudgedCycle([says(LOST)]), NOW)
 
         rebooted = begin(before, MACHINE, "another boot", NOW)
 
         assert reasons(rebooted) == ["GpuLost"]
-        assert reasons(after_look(rebooted, JudgedLook([says()]), later(200))) == []
+        assert reasons(after_look(rebooted, JudgedCycle([says()]), later(200))) == []
 
     def test_a_level_never_leaves_by_time(self) -> None:
         minor = fault("EfaBelowProfile", MONITOR, "node")
@@ -147,18 +147,18 @@ class TestAFaultThatTheLogReportsToo:
         logged = stands(fault("GpuInitFailed", RESET), seq=7)
         shown = says(fault("GpuInitFailed", RESET, flickers=True))
 
-        memory = after_look(remembers(logged), JudgedLook([shown]), later(10))
-        assert memory.standing == after_look(memory, JudgedLook([says()]), later(20)).standing == (logged,)
+        memory = after_look(remembers(logged), JudgedCycle([shown]), later(10))
+        assert memory.standing == after_look(memory, JudgedCycle([says()]), later(20)).standing == (logged,)
 
     def test_where_a_look_shows_it_worse_it_is_a_level(self) -> None:
         logged = stands(fault("DriverLibraryMismatch", MONITOR, "driver"))
         shown = says(fault("DriverLibraryMismatch", RESET, "driver"))
 
-        memory = after_look(remembers(logged), JudgedLook([shown]), later(10))
+        memory = after_look(remembers(logged), JudgedCycle([shown]), later(10))
         assert [(one.nature, one.finding.severity, one.first_seen) for one in memory.standing] == [
             (Nature.LEVEL, RESET, WALL)
         ]
-        assert after_look(memory, JudgedLook([says()]), later(20)).standing == ()
+        assert after_look(memory, JudgedCycle([says()]), later(20)).standing == ()
 
 
 class TestFlickering:
@@ -166,7 +166,7 @@ class TestFlickering:
         memory, shown = remembers(), []
 
         for look in range(6):
-            memory = after_look(memory, JudgedLook([says(LOW)]), later(10.0 * look))
+            memory = after_look(memory, JudgedCycle([says(LOW)]), later(10.0 * look))
             shown.append((reasons(memory), bool(memory.suspects)))
 
         assert LOOKS_TO_CONFIRM == 4
@@ -175,33 +175,33 @@ class TestFlickering:
     def test_one_good_look_begins_the_count_anew(self) -> None:
         memory = remembers()
         for _ in range(3):
-            memory = after_look(memory, JudgedLook([says(LOW)]), NOW)
+            memory = after_look(memory, JudgedCycle([says(LOW)]), NOW)
 
-        memory = after_look(memory, JudgedLook([says()]), NOW)
+        memory = after_look(memory, JudgedCycle([says()]), NOW)
         assert memory.suspects == {}
 
-        assert reasons(after_look(memory, JudgedLook([says(LOW)]), NOW)) == []
+        assert reasons(after_look(memory, JudgedCycle([says(LOW)]), NOW)) == []
 
     def test_a_look_that_could_not_look_neither_counts_nor_forgets(self) -> None:
         memory = remembers()
         for _ in range(3):
-            memory = after_look(memory, JudgedLook([says(LOW)]), NOW)
-            memory = after_look(memory, JudgedLook([says(blind=BLIND)]), NOW)
+            memory = after_look(memory, JudgedCycle([says(LOW)]), NOW)
+            memory = after_look(memory, JudgedCycle([says(blind=BLIND)]), NOW)
 
         assert reasons(memory) == []
-        assert reasons(after_look(memory, JudgedLook([says(LOW)]), NOW)) == ["GpuCountLow"]
+        assert reasons(after_look(memory, JudgedCycle([says(LOW)]), NOW)) == ["GpuCountLow"]
 
     def test_what_can_no_longer_be_looked_at_is_not_waited_for(self) -> None:
         memory, blind = remembers(), []
         for look in range(2 + MOST_BLIND_LOOKS):
-            memory = after_look(memory, JudgedLook([says(LOW) if look < 2 else says(blind=BLIND)]), later(10.0 * look))
+            memory = after_look(memory, JudgedCycle([says(LOW) if look < 2 else says(blind=BLIND)]), later(10.0 * look))
             blind += [one.blind for one in memory.suspects.values()]
 
         assert blind == [0, 0, *range(1, MOST_BLIND_LOOKS)]
-        assert after_look(memory, JudgedLook([says(LOW)]), NOW).suspects == {("gpu-count", LOW_KEY): Suspect(1)}
+        assert after_look(memory, JudgedCycle([says(LOW)]), NOW).suspects == {("gpu-count", LOW_KEY): Suspect(1)}
 
     def test_a_check_that_nobody_runs_takes_what_it_was_looking_at_with_it(self) -> None:
-        memory = after_look(remembers(), JudgedLook([says(LOW)]), NOW)
+        memory = after_look(remembers(), JudgedCycle([says(LOW)]), NOW)
 
         assert without_checks(memory, ["gpu-count"]) == memory
         assert without_checks(memory, ["efa-count"]).suspects == {}
@@ -209,24 +209,24 @@ class TestFlickering:
     def test_once_confirmed_it_leaves_at_the_first_good_look_and_must_be_confirmed_again(self) -> None:
         memory = remembers()
         for _ in range(4):
-            memory = after_look(memory, JudgedLook([says(LOW)]), NOW)
-        memory = after_look(memory, JudgedLook([says()]), NOW)
+            memory = after_look(memory, JudgedCycle([says(LOW)]), NOW)
+        memory = after_look(memory, JudgedCycle([says()]), NOW)
 
         assert reasons(memory) == []
-        assert reasons(after_look(memory, JudgedLook([says(LOW)]), NOW)) == []
+        assert reasons(after_look(memory, JudgedCycle([says(LOW)]), NOW)) == []
 
     def test_two_that_flicker_are_counted_apart(self) -> None:
         other = fault("EfaCountLow", REBOOT, "node", flickers=True)
         memory = remembers()
         for _ in range(3):
-            memory = after_look(memory, JudgedLook([says(LOW), says(check="efa-count")]), NOW)
-        memory = after_look(memory, JudgedLook([says(LOW), says(other, check="efa-count")]), NOW)
+            memory = after_look(memory, JudgedCycle([says(LOW), says(check="efa-count")]), NOW)
+        memory = after_look(memory, JudgedCycle([says(LOW), says(other, check="efa-count")]), NOW)
 
         assert reasons(memory) == ["GpuCountLow"]
         assert list(memory.suspects.values()) == [Suspect(1)]
 
     def test_a_reboot_forgets_what_was_being_looked_at_again(self) -> None:
-        memory = after_look(remembers(), JudgedLook([says(LOW)]), NOW)
+        memory = after_look(remembers(), JudgedCycle([says(LOW)]), NOW)
 
         assert begin(memory, MACHINE, "another boot", NOW).suspects == {}
 
@@ -287,7 +287,7 @@ class TestEvents:
         memory = remembers(stands(fault()))
 
         assert (
-            after_look(memory, JudgedLook([says(), says(check="xid"), says(check="driver")]), later(300)).standing
+            after_look(memory, JudgedCycle([says(), says(check="xid"), says(check="driver")]), later(300)).standing
             == memory.standing
         )
 
@@ -399,17 +399,17 @@ class TestLook:
         return Gpu(0, 0, self.ADDRESS, f"GPU-{serial}", serial, **more)
 
     def test_another_gpu_in_the_place_of_one_that_failed_is_judged_for_itself(self) -> None:
-        known = after_look(remembers(stands(fault("Xid54", ISOLATE))), JudgedLook([], [self.gpu("1")]), NOW)
+        known = after_look(remembers(stands(fault("Xid54", ISOLATE))), JudgedCycle([], [self.gpu("1")]), NOW)
 
-        after = after_look(known, JudgedLook([says(LOST)], [self.gpu("2")], MONOTONIC + 10), later(10))
+        after = after_look(known, JudgedCycle([says(LOST)], [self.gpu("2")], MONOTONIC + 10), later(10))
 
         assert [(one.finding.reason, one.finding.about["serial"]) for one in after.standing] == [("GpuLost", "2")]
 
     @pytest.mark.parametrize(("answers", "left"), [(True, []), (False, ["GpuLost"])])
     def test_a_gpu_that_answers_no_more_takes_no_fault_with_it(self, answers: bool, left: list[str]) -> None:
-        before = after_look(remembers(), JudgedLook([says(LOST)], [self.gpu()]), NOW)
+        before = after_look(remembers(), JudgedCycle([says(LOST)], [self.gpu()]), NOW)
 
-        look = JudgedLook([says()], [self.gpu()] if answers else [], MONOTONIC + 10)
+        look = JudgedCycle([says()], [self.gpu()] if answers else [], MONOTONIC + 10)
 
         assert reasons(after_look(before, look, later(10))) == left
 
@@ -417,9 +417,9 @@ class TestLook:
     def test_time_ends_what_only_time_ends(self, age: float, left: list[str]) -> None:
         before = remembers(stands(fault("Xid13", MONITOR)))
 
-        after = after_look(before, JudgedLook([says()]), later(age), MemoryRules(monitor_ttl_seconds=DAY))
+        after = after_look(before, JudgedCycle([says()]), later(age), MemoryRules(monitor_ttl_seconds=DAY))
 
         assert reasons(after) == left
 
     def test_it_remembers_what_the_node_was_taken_for(self) -> None:
-        assert after_look(remembers(), JudgedLook([], instance_type="p5.48xlarge"), NOW).instance_type == "p5.48xlarge"
+        assert after_look(remembers(), JudgedCycle([], instance_type="p5.48xlarge"), NOW).instance_type == "p5.48xlarge"

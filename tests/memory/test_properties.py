@@ -18,8 +18,8 @@ from healthcheck.memory.exits import REMAP_XIDS, begin, expired, gpus_answered, 
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing, gpu_address
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
-from healthcheck.model import Cause, Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
+from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
+from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from healthcheck.verdict.acknowledgement import dump_release, parse_release, release_of
@@ -53,7 +53,7 @@ def _event(reason: str, severity: Severity | None, address: str, instance: str, 
         subject = f"gpu/{address}{instance}"
         finding = Finding(reason, severity, subject, text, seq=world.seq, at=world.now.monotonic) if severity else None
         place = "GPC 0, TPC 1" if reason == "Xid13" else ""
-        line = Sighting(reason, subject, world.seq, world.now.monotonic, finding, process=process, place=place)
+        line = KernelEvent(reason, subject, world.seq, world.now.monotonic, finding, process=process, place=place)
         outcome = Outcome("xid", "0-nvidia-smi", sightings=(line,))
         return replace(world, memory=after_kernel_log(world.memory, [outcome], world.now, 2), seq=world.seq + 1)
 
@@ -63,12 +63,12 @@ def _event(reason: str, severity: Severity | None, address: str, instance: str, 
 def _look(found: frozenset[tuple[str, str]], blind: bool) -> Step:
     def step(world: World) -> World:
         findings = tuple(Finding(reason, Severity.REBOOT, f"gpu/{address}", "x") for reason, address in sorted(found))
-        causes = (Unobserved(Cause.named("DriverNotLoaded"), "x"),) if blind else ()
+        causes = (Unobserved(UnobservedCause.named("DriverNotLoaded"), "x"),) if blind else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else findings, unobserved=causes)
         return replace(
             world,
             memory=after_look(
-                world.memory, JudgedLook([outcome]), world.now, MemoryRules(escalate_after=2, looks_to_confirm=1)
+                world.memory, JudgedCycle([outcome]), world.now, MemoryRules(escalate_after=2, looks_to_confirm=1)
             ),
         )
 

@@ -8,7 +8,7 @@ from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
+from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
 from healthcheck.model import Evidence, Nature, Severity, Status
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.verdict.verdict import Verdict, decide
@@ -28,7 +28,7 @@ def verdict(*texts: str, persistence_mode: bool = True) -> Verdict:
     outcomes = judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation())
     memory = after_kernel_log(remembers(), outcomes, NOW)
     level = says(*(() if persistence_mode else (PERSISTENCE_MODE_OFF,)))
-    memory = after_look(memory, JudgedLook([level]), NOW, MemoryRules(looks_to_confirm=1))
+    memory = after_look(memory, JudgedCycle([level]), NOW, MemoryRules(looks_to_confirm=1))
     return decide(memory, (*outcomes, level))
 
 

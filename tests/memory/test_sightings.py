@@ -15,8 +15,8 @@ from healthcheck.checks.xid import CHECK as XID
 from healthcheck.memory.exits import gpus_answered, passed
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedLook, after_look
-from healthcheck.model import Evidence, Finding, Nature, Outcome, Severity, Sighting
+from healthcheck.memory.looks import JudgedCycle, after_look
+from healthcheck.model import Evidence, Finding, KernelEvent, Nature, Outcome, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.probes.pci import FUNCTIONS
@@ -35,14 +35,14 @@ def line(
     subject: str = GPU,
     seq: int | None = None,
     **more: Any,
-) -> Sighting:
+) -> KernelEvent:
     """A record `at` seconds after NOW; no severity: NVIDIA says to ignore it."""
     seq = round(at * 1000) if seq is None else seq
     found = Finding(reason, severity, subject, "x", seq=seq, at=MONOTONIC + at) if severity else None
-    return Sighting(reason, subject, seq, MONOTONIC + at, found, **more)
+    return KernelEvent(reason, subject, seq, MONOTONIC + at, found, **more)
 
 
-def reads(memory: Memory, *lines: Sighting, after: float = 0.0) -> Memory:
+def reads(memory: Memory, *lines: KernelEvent, after: float = 0.0) -> Memory:
     return after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", sightings=lines)], later(after))
 
 
@@ -53,7 +53,7 @@ def told(memory: Memory) -> list[tuple[str, int]]:
 class TestCleanup:
     """Xid 45: preemptive cleanup."""
 
-    def cleanup(self, at: float = 0.0, severity: Severity = MONITOR, **more: Any) -> Sighting:
+    def cleanup(self, at: float = 0.0, severity: Severity = MONITOR, **more: Any) -> KernelEvent:
         return line("Xid45", severity, at, **more)
 
     def test_alone_it_is_watched(self) -> None:
@@ -61,7 +61,7 @@ class TestCleanup:
 
     @pytest.mark.parametrize("other", [line("Xid48", RESET, 5), line("Xid31", MONITOR, 5), line("Xid43", None, 5)])
     @pytest.mark.parametrize("cleanup_at", [4.0, 6.0, -54.0, 64.0])
-    def test_beside_another_xid_it_is_that_ones_consequence(self, other: Sighting, cleanup_at: float) -> None:
+    def test_beside_another_xid_it_is_that_ones_consequence(self, other: KernelEvent, cleanup_at: float) -> None:
         after = reads(remembers(), *sorted([other, self.cleanup(cleanup_at)], key=lambda one: one.at), after=70)
 
         assert "Xid45" not in [one.finding.reason for one in after.standing]
@@ -200,7 +200,7 @@ class TestAPendingActionByTheText:
 class TestRepeats:
     """Xid 13 on one TPC and Xid 31: from three processes on one GPU, and on no other."""
 
-    def hit(self, number: int, reason: str = "Xid13", **more: Any) -> Sighting:
+    def hit(self, number: int, reason: str = "Xid13", **more: Any) -> KernelEvent:
         known = {"process": f"{number} python", "place": "GPC 1, TPC 3" if reason == "Xid13" else "", **more}
         return line(reason, MONITOR, float(number), **known)
 
@@ -256,12 +256,12 @@ class TestRepeats:
 
 
 class TestAGpuThatTheDriverCouldNotTake:
-    def failed(self, at: float, subject: str = "driver") -> Sighting:
+    def failed(self, at: float, subject: str = "driver") -> KernelEvent:
         found = line("GpuInitFailed", RESET, at, subject)
         assert found.finding
         return replace(found, finding=replace(found.finding, rule=PROBE_FAILED))
 
-    def loaded(self, at: float) -> Sighting:
+    def loaded(self, at: float) -> KernelEvent:
         return line("DriverLoaded", None, at, subject="driver", driver_loaded=True)
 
     def test_a_load_that_reports_it_ends_nothing(self) -> None:
@@ -294,8 +294,8 @@ class TestAGpuThatTheDriverCouldNotTake:
         seen = Evidence({FUNCTIONS: (*functions(ADDRESS), *functions("0000:64:00.0", driver=driver))})
         gpus = [Gpu(0, 0, ADDRESS), Gpu(1, error, "0000:64:00.0")]
 
-        after = after_look(memory, JudgedLook((), gpus, MONOTONIC + 60, seen), later(60))
-        before = after_look(memory, JudgedLook((), gpus, MONOTONIC - 1, seen), later(1))
+        after = after_look(memory, JudgedCycle((), gpus, MONOTONIC + 60, seen), later(60))
+        before = after_look(memory, JudgedCycle((), gpus, MONOTONIC - 1, seen), later(1))
         assert (told(after) == [], told(before)) == (ends, [("GpuInitFailed", 1)])
 
 

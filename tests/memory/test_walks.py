@@ -15,8 +15,8 @@ from healthcheck.memory.exits import begin, quarantined, release
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory, Release
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
-from healthcheck.model import Cause, Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
+from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from healthcheck.verdict.verdict import decide
@@ -66,11 +66,11 @@ class Node:
         self.wait(1)
         began = self.now.monotonic
         self.blind = bool(blind)
-        cause = (Unobserved(Cause.named(blind), "x"),) if blind else ()
+        cause = (Unobserved(UnobservedCause.named(blind), "x"),) if blind else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else levels, unobserved=cause)
         self.memory = after_look(
             self.memory,
-            JudgedLook([outcome], () if blind else self.gpus, began),
+            JudgedCycle([outcome], () if blind else self.gpus, began),
             self.now,
             MemoryRules(escalate_after=2, monitor_ttl_seconds=DAY, looks_to_confirm=1),
         )
@@ -89,7 +89,7 @@ class Node:
 
     @property
     def status(self) -> str:
-        blind = (Unobserved(Cause.named("x"), "x"),) if self.blind else ()
+        blind = (Unobserved(UnobservedCause.named("x"), "x"),) if self.blind else ()
         return decide(self.memory, [Outcome("driver", "0-nvidia-smi", unobserved=blind)]).status.value
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.devices import Device, GivenOut
+from healthcheck.node.devices import AllocatedDevices, Device
 
 NODE = "ip-10-0-0-1.ec2.internal"
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ def resource_slice(*devices: Json, generation: int = 1, count: int = 1, pool: st
     return {"spec": {"driver": "gpu.nvidia.com", "nodeName": NODE, "pool": of, "devices": list(devices), **spec}}
 
 
-def read(*slices: Json) -> GivenOut:
+def read(*slices: Json) -> AllocatedDevices:
     return given_out(one for one in map(read_slice, slices) if one is not None)
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.devices import DRIVER, GivenOut, NodeDevices, gpu_claim
+from healthcheck.node.devices import DRIVER, AllocatedDevices, NodeDevices, gpu_claim
 from healthcheck.node.state import NodeState, with_devices
 
 Object = dict[str, Any]
@@ -35,7 +35,7 @@ def as_v1beta1(one: Object) -> Object:
     return {"name": one["name"], "basic": {key: value for key, value in one.items() if key != "name"}}
 
 
-def offer(*slices: Object, has_template: bool = True) -> GivenOut:
+def offer(*slices: Object, has_template: bool = True) -> AllocatedDevices:
     found = given_out(one for one in map(read_slice, slices) if one)
     return replace(found, has_template=has_template)
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.cluster.nodes import node_state
-from healthcheck.deep.claim import Kind
+from healthcheck.deep.claim import RunKind
 from healthcheck.node.state import CORDONED_BY, RUN, FieldManager, NodeState
 from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
 
@@ -31,7 +31,7 @@ AGAIN = replace(OURS, cordon_managers=(PERSON,))
 """... and cordoned it later."""
 
 
-def under(kind: Kind, until: timedelta) -> NodeState:
+def under(kind: RunKind, until: timedelta) -> NodeState:
     run = {"kind": kind.value, "holder": "gpu-quarantine-n", "until": (NOW + until).isoformat()}
     return replace(OURS, annotations={**OURS.annotations, RUN: json.dumps(run)})
 
@@ -56,7 +56,9 @@ def test_a_cordon_is_ours_where_a_run_says_so_and_nobody_else_wrote_it(node: Nod
     assert cordoned_by(node) == by
 
 
-@pytest.mark.parametrize("node", [OURS, STALE, replace(PERSONS, cordoned=False), under(Kind.QUARANTINE, -timedelta(1))])
+@pytest.mark.parametrize(
+    "node", [OURS, STALE, replace(PERSONS, cordoned=False), under(RunKind.QUARANTINE, -timedelta(1))]
+)
 def test_nothing_speaks_against_lifting_our_own_or_none(node: NodeState) -> None:
     assert why_kept(node, NOW) == ""
 
@@ -68,7 +70,7 @@ def test_a_persons_cordon_is_kept(node: NodeState) -> None:
 
 
 def test_a_cordon_is_kept_while_its_run_goes_on() -> None:
-    node = under(Kind.QUARANTINE, timedelta(hours=1))
+    node = under(RunKind.QUARANTINE, timedelta(hours=1))
 
     assert why_kept(node, NOW) == "the quarantine run gpu-quarantine-n has it until 2026-11-21T13:00:00Z"
     assert lift(node, NOW) is None
@@ -79,7 +81,7 @@ def test_cordon_and_mark_go_in_one_patch() -> None:
         "metadata": {"resourceVersion": "7", "annotations": {CORDONED_BY: None}},
         "spec": {"unschedulable": None},
     }
-    assert lift(under(Kind.L2, timedelta(hours=1)), NOW) == lift(OURS, NOW)
+    assert lift(under(RunKind.L2, timedelta(hours=1)), NOW) == lift(OURS, NOW)
 
 
 @pytest.mark.parametrize("node", [STALE, AGAIN])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from healthcheck.operations.drain import Allowed, DrainPlan, Leaving, budgets_on, plan_drain, what_holds
+from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, budgets_on, plan_drain, what_holds
 
-NOTHING, EVERYTHING = Allowed(), Allowed(force=True, empty_dir=True)
+NOTHING, EVERYTHING = DrainPermissions(), DrainPermissions(force=True, empty_dir=True)
 OF_A_JOB: dict[str, Any] = {"ownerReferences": [{"kind": "Job", "name": "train", "controller": True}]}
 OF_A_DAEMON_SET: dict[str, Any] = {"ownerReferences": [{"kind": "DaemonSet", "name": "dcgm", "controller": True}]}
 OWNED_ONLY: dict[str, Any] = {"ownerReferences": [{"kind": "Workspace", "name": "w"}]}
@@ -31,24 +31,24 @@ def pod(metadata: dict[str, Any] | None = None, spec: dict[str, Any] | None = No
         (pod(OF_A_JOB), NOTHING, ""),
         (pod(OF_A_JOB, SCRATCH), EVERYTHING, LOST),
         (pod(), EVERYTHING, "no controller makes it again"),
-        (pod(OWNED_ONLY), Allowed(force=True), "no controller makes it again"),
+        (pod(OWNED_ONLY), DrainPermissions(force=True), "no controller makes it again"),
         (pod(spec=SCRATCH), EVERYTHING, f"no controller makes it again, {LOST}"),
         (pod(spec=SCRATCH, phase="Succeeded"), NOTHING, ""),
         (pod(OF_A_DAEMON_SET, phase="Failed"), NOTHING, ""),
     ],
 )
-def test_it_leaves(one: Any, allowed: Allowed, warning: str) -> None:
-    assert plan_drain([one], allowed) == DrainPlan((Leaving("team", "p", "u", warning=warning),))
+def test_it_leaves(one: Any, allowed: DrainPermissions, warning: str) -> None:
+    assert plan_drain([one], allowed) == DrainPlan((EvictedPod("team", "p", "u", warning=warning),))
 
 
 @pytest.mark.parametrize(
     ("one", "allowed", "told"),
     [
         (pod(), NOTHING, "no controller makes it again (needs --force)"),
-        (pod(OWNED_ONLY), Allowed(empty_dir=True), "no controller makes it again (needs --force)"),
+        (pod(OWNED_ONLY), DrainPermissions(empty_dir=True), "no controller makes it again (needs --force)"),
         (
             pod(OF_A_JOB, SCRATCH),
-            Allowed(force=True),
+            DrainPermissions(force=True),
             f"{LOST} (needs --delete-emptydir-data)",
         ),
         (
@@ -58,7 +58,7 @@ def test_it_leaves(one: Any, allowed: Allowed, warning: str) -> None:
         ),
     ],
 )
-def test_it_needs_a_flag(one: Any, allowed: Allowed, told: str) -> None:
+def test_it_needs_a_flag(one: Any, allowed: DrainPermissions, told: str) -> None:
     assert plan_drain([one], allowed) == DrainPlan(refused=(("team/p", told),))
 
 
@@ -76,12 +76,12 @@ def test_it_stays_whatever_is_allowed(one: Any, why: str) -> None:
 def test_what_somebody_deleted_already_is_waited_for_and_needs_no_flag() -> None:
     gone = pod({"deletionTimestamp": "2026-11-21T00:00:00Z"}, SCRATCH)
 
-    assert plan_drain([gone], NOTHING) == DrainPlan((Leaving("team", "p", "u", terminating=True),))
+    assert plan_drain([gone], NOTHING) == DrainPlan((EvictedPod("team", "p", "u", terminating=True),))
 
 
 @pytest.mark.parametrize("odd", [{}, {"metadata": None, "spec": None, "status": None}, {"spec": {"volumes": [None]}}])
 def test_an_object_without_its_parts_is_no_crash(odd: Any) -> None:
-    assert plan_drain([odd], EVERYTHING).leaving == (Leaving("", "", "", warning="no controller makes it again"),)
+    assert plan_drain([odd], EVERYTHING).leaving == (EvictedPod("", "", "", warning="no controller makes it again"),)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,6 @@ def test_what_holds_a_pod_is_said(one: Any, why: str) -> None:
 )
 def test_a_pod_counts_for_the_budgets_that_select_it(selector: Any, counts: bool) -> None:
     budget = {"metadata": {"name": "keep"}, "spec": {"selector": selector}}
-    leaving = Leaving("team", "p", "u", labels={"app": "a"})
+    leaving = EvictedPod("team", "p", "u", labels={"app": "a"})
 
     assert budgets_on(leaving, [budget]) == ["keep"] * counts

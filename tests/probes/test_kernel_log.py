@@ -16,7 +16,7 @@ from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Host, Nature, ProbeError
 from healthcheck.probes import kernel_log
-from healthcheck.probes.kernel_log import RING, Batch, KernelLog, Record, boot_id, parse_record, read_ring
+from healthcheck.probes.kernel_log import RING, KernelLog, Record, RecordBatch, boot_id, parse_record, read_ring
 from sim.node import SimulatedNode
 
 XID = "NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus."
@@ -77,7 +77,7 @@ def numbered(*numbers: int) -> bytes:
     return b"".join(b"4,%d,%d,-;number %d\n" % (number, number * 1_000_000, number) for number in numbers)
 
 
-def seqs(batch: Batch) -> list[int]:
+def seqs(batch: RecordBatch) -> list[int]:
     return [record.seq for record in batch.records]
 
 
@@ -89,11 +89,11 @@ class TestFiles:
             batch = log.read()
 
             assert (seqs(batch), batch.ended, batch.more, batch.cursor) == ([1, 2, 3], True, False, 3)
-            assert log.read() == Batch((), ended=True, cursor=3)
+            assert log.read() == RecordBatch((), ended=True, cursor=3)
 
     def test_an_empty_log_has_no_cursor(self, tmp_path: Path) -> None:
         with log_of(tmp_path / "kmsg") as log:
-            assert log.read() == Batch((), ended=True)
+            assert log.read() == RecordBatch((), ended=True)
 
     def test_continuation_lines_belong_to_the_record_before_them(self, tmp_path: Path) -> None:
         more = b" SUBSYSTEM=pci\n DEVICE=+pci:0000:53:00.0\n"
@@ -159,7 +159,7 @@ class TestFiles:
         (tmp_path / "kmsg").write_bytes(numbered(1, 2))
 
         with KernelLog(tmp_path / "kmsg", after=2) as log:
-            assert log.read() == Batch((), ended=True, cursor=2)
+            assert log.read() == RecordBatch((), ended=True, cursor=2)
 
     @pytest.mark.parametrize(
         "damage", [b"6,2\n", b"\x00\x00\x00\n", b"garbage\n", b"6,2,2000000,-\n", b"\xff\xfe\n", b"x" * 300_000 + b"\n"]
@@ -257,7 +257,7 @@ class TestSimulatedNode:
 
         assert batch.records[-1] == Record(written.sequence, written.timestamp_us / 1e6, 0, XID)
         assert (batch.ended, batch.more, batch.cursor) == (False, False, written.sequence)
-        assert log.read() == Batch((), cursor=written.sequence)
+        assert log.read() == RecordBatch((), cursor=written.sequence)
 
     def test_control_characters_and_other_alphabets_arrive_as_they_were(
         self, node: SimulatedNode, log: KernelLog
@@ -336,7 +336,7 @@ def device() -> Path:
     return DEVICE
 
 
-def drain(log: KernelLog) -> list[Batch]:
+def drain(log: KernelLog) -> list[RecordBatch]:
     batches = [log.read()]
     while batches[-1].more:
         batches.append(log.read())

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes.limits import Limits, read_limits
+from healthcheck.probes.limits import ProcessLimits, read_limits
 from sim.node import SimulatedNode, process_limits
 
 
 def test_a_healthy_node_locks_without_limit(node: SimulatedNode) -> None:
-    assert read_limits(Host(node.root)) == Limits(None)
+    assert read_limits(Host(node.root)) == ProcessLimits(None)
 
 
 @pytest.mark.parametrize("limit", [0, 65536, 16 << 30, 2**63])
 def test_a_limit_is_read_in_bytes(node: SimulatedNode, limit: int) -> None:
     node.limit_locked_memory(limit)
 
-    assert read_limits(Host(node.root)) == Limits(limit)
+    assert read_limits(Host(node.root)) == ProcessLimits(limit)
 
 
 def test_the_simulated_file_has_the_kernels_own_form() -> None:

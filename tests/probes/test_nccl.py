@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.host.command import Ended
+from healthcheck.host.command import ProgramEnd
 from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.nccl import (
     NOT_RUN,
     AllReduce,
-    AllReduceLook,
+    AllReduceReading,
     Failed,
     Reduced,
     read_all_reduce,
@@ -59,7 +59,7 @@ BELOW = b"# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 465.645 \n#\n"
 def test_the_best_bus_bandwidth_of_large_messages_is_read_from_every_form_of_the_table(
     table: bytes, bandwidth: float
 ) -> None:
-    assert read_all_reduce(Ended(0, ABOVE + table + BELOW, b""), 8) == Reduced(8, bandwidth, 0)
+    assert read_all_reduce(ProgramEnd(0, ABOVE + table + BELOW, b""), 8) == Reduced(8, bandwidth, 0)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_best_bus_bandwidth_of_large_messages_is_read_from_every_form_of_the
 )
 @pytest.mark.parametrize("code", [0, 1])
 def test_wrong_values_are_counted_from_the_table_or_from_its_foot(code: int, out: bytes, wrong: int) -> None:
-    found = read_all_reduce(Ended(code, ABOVE + out, b""), 8)
+    found = read_all_reduce(ProgramEnd(code, ABOVE + out, b""), 8)
 
     assert isinstance(found, Reduced)
     assert found.wrong == wrong
@@ -111,13 +111,13 @@ def failure(kind: str, text: str) -> bytes:
 def test_an_error_that_only_hardware_makes_is_a_fault(text: str) -> None:
     within = f"unhandled cuda error (run with NCCL_DEBUG=INFO for details) / Cuda failure '{text}'"
 
-    assert read_all_reduce(Ended(2, ABOVE + failure("CUDA", text), b""), 8) == Failed(text)
-    assert read_all_reduce(Ended(3, ABOVE + ROOTED + failure("NCCL", within), b""), 8) == Failed(within)
+    assert read_all_reduce(ProgramEnd(2, ABOVE + failure("CUDA", text), b""), 8) == Failed(text)
+    assert read_all_reduce(ProgramEnd(3, ABOVE + ROOTED + failure("NCCL", within), b""), 8) == Failed(within)
 
 
 @pytest.mark.parametrize("text", ANYBODY_S)
 def test_any_other_error_is_could_not_look(text: str) -> None:
-    found = read_all_reduce(Ended(2, ABOVE + failure("CUDA", text), b""), 8)
+    found = read_all_reduce(ProgramEnd(2, ABOVE + failure("CUDA", text), b""), 8)
 
     assert found == Unobserved(NOT_RUN, f"all_reduce_perf: {text}")
 
@@ -144,7 +144,7 @@ def test_any_other_error_is_could_not_look(text: str) -> None:
     ],
 )
 def test_an_end_without_a_whole_measurement_is_could_not_look(code: int, out: bytes, err: bytes, says: str) -> None:
-    found = read_all_reduce(Ended(code, out, err), 8)
+    found = read_all_reduce(ProgramEnd(code, out, err), 8)
 
     assert isinstance(found, Unobserved)
     assert (found.cause, found.detail.startswith(f"all_reduce_perf {says}")) == (NOT_RUN, True)
@@ -153,7 +153,7 @@ def test_an_end_without_a_whole_measurement_is_could_not_look(code: int, out: by
 def test_small_messages_alone_are_no_measurement() -> None:
     small = b"\n".join(ROOTED.split(b"\n")[:4]) + b"\n"
 
-    assert isinstance(read_all_reduce(Ended(0, ABOVE + small + BELOW, b""), 8), Unobserved)
+    assert isinstance(read_all_reduce(ProgramEnd(0, ABOVE + small + BELOW, b""), 8), Unobserved)
 
 
 WRITTEN = st.lists(
@@ -163,7 +163,7 @@ WRITTEN = st.lists(
 
 @given(st.sampled_from([0, 1, 3, -9]), WRITTEN, WRITTEN)
 def test_whatever_it_writes_is_read_and_can_be_written_down(code: int, out: bytes, err: bytes) -> None:
-    look = AllReduceLook(read_all_reduce(Ended(code, out, err), 8))
+    look = AllReduceReading(read_all_reduce(ProgramEnd(code, out, err), 8))
 
     assert saved_and_read(look) == look
 
@@ -182,7 +182,7 @@ def all_reduce(node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def test_it_runs_over_all_gpus_and_no_network_takes_part(all_reduce: AllReduce, node: SimulatedNode) -> None:
-    assert all_reduce.run() == AllReduceLook(Reduced(8, 472.31, 0))
+    assert all_reduce.run() == AllReduceReading(Reduced(8, 472.31, 0))
 
     asked = (node.root / "nccl/asked").read_text().split("\n")
     assert "-b 1G -e 4G -f 2 -g 8" in asked
@@ -206,19 +206,19 @@ def test_a_fault_of_the_node_is_seen(
 ) -> None:
     node.write_value("nccl/fails", fault)
 
-    assert all_reduce.run() == AllReduceLook(answer)
+    assert all_reduce.run() == AllReduceReading(answer)
 
 
 def test_a_run_without_an_end_is_ended_and_is_a_fault(all_reduce: AllReduce, node: SimulatedNode) -> None:
     node.write_value("nccl/fails", "hang")
     all_reduce.deadline_seconds = 0.5
 
-    assert all_reduce.run() == AllReduceLook(Failed("all_reduce_perf: no end within 0.5 s"))
+    assert all_reduce.run() == AllReduceReading(Failed("all_reduce_perf: no end within 0.5 s"))
 
 
 def test_one_that_was_stopped_is_could_not_look(all_reduce: AllReduce, node: SimulatedNode) -> None:
     node.write_value("nccl/fails", "hang")
-    looks: list[AllReduceLook] = []
+    looks: list[AllReduceReading] = []
     thread = threading.Thread(target=lambda: looks.append(all_reduce.run()))
     thread.start()
     eventually(lambda: "NCCL_NET" in (node.root / "nccl/asked").read_text())
@@ -234,7 +234,7 @@ def test_one_gpu_or_no_program_is_nothing_to_run(
 ) -> None:
     alone = make_node("g6.xlarge")
 
-    few = AllReduceLook(absent="an all-reduce takes two GPUs or more")
+    few = AllReduceReading(absent="an all-reduce takes two GPUs or more")
     assert AllReduce(alone.root, 30.0, path=f"{alone.install_nccl_tests()}:/bin").run() == few
     assert AllReduce(node.root, 30.0, path=str(tmp_path)).run().absent == "all_reduce_perf is not installed here"
 
@@ -242,7 +242,7 @@ def test_one_gpu_or_no_program_is_nothing_to_run(
 def test_a_gpu_that_works_for_a_virtual_machine_takes_no_part(all_reduce: AllReduce, node: SimulatedNode) -> None:
     node.hand_gpu_to_a_virtual_machine(3)
 
-    assert all_reduce.run() == AllReduceLook(Reduced(7, 472.31, 0))
+    assert all_reduce.run() == AllReduceReading(Reduced(7, 472.31, 0))
 
 
 def test_a_light_look_runs_none(node: SimulatedNode, all_reduce: AllReduce) -> None:

@@ -11,11 +11,11 @@ from healthcheck.model import Check, Host, ProbeError, Unobserved
 from healthcheck.probes.pod_resources import (
     POD_RESOURCES,
     SOCKETS,
-    Claim,
     ClaimedDevice,
-    Container,
-    Devices,
+    ContainerDevices,
+    DeviceClaim,
     PodDevices,
+    ResourceDevices,
     holds_gpus,
     read_answer,
     read_pod_resources,
@@ -61,11 +61,11 @@ def test_a_kubelet_is_asked_over_its_socket(short_root: Path) -> None:
     }
     with serving(short_root / SOCKETS[0][1:], told("pod-resources", answer)):
         pods = read_pod_resources(Host(short_root))
-    devices = (Devices(GPU, ("a", "b")), Devices("vpc.amazonaws.com/efa", ("e",)))
-    claim = Claim("ml", "train-gpu", "", (ClaimedDevice("gpu.nvidia.com", "node-1", "gpu-0"),))
+    devices = (ResourceDevices(GPU, ("a", "b")), ResourceDevices("vpc.amazonaws.com/efa", ("e",)))
+    claim = DeviceClaim("ml", "train-gpu", "", (ClaimedDevice("gpu.nvidia.com", "node-1", "gpu-0"),))
     assert pods == (
-        PodDevices("ml", "train", (Container("main", devices),)),
-        PodDevices("ml", "dra", (Container("main", claims=(claim,)),)),
+        PodDevices("ml", "train", (ContainerDevices("main", devices),)),
+        PodDevices("ml", "dra", (ContainerDevices("main", claims=(claim,)),)),
     )
     assert holds_gpus(pods) == [("ml/train", GPU, 2), ("ml/dra", "gpu.nvidia.com", 1)]
 

@@ -15,7 +15,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import MOST_FINDINGS, MOST_RUNS, history_of
 from quarantine.recommendation import Recommendation, Returned
-from quarantine.record import TESTS, Begun, Progress, Result, carried_by, render
+from quarantine.record import TESTS, QuarantineProgress, RunStart, TestResult, carried_by, render
 
 AT = datetime(2026, 11, 21, 1, 0, 0, tzinfo=UTC)
 TEXT = st.text(max_size=20)
@@ -32,15 +32,15 @@ VALUES = st.recursive(
 ANNOTATION = st.dictionaries(KEYS, VALUES, max_size=10).map(json.dumps) | VALUES.map(json.dumps) | TEXT
 
 
-def rendered(node: NodeState, progress: Progress) -> RunRecord:
-    begun = Begun("n", "pod", AT, "machine", "boot", carried_by(node, "machine", "boot"), history_of(node, AT))
+def rendered(node: NodeState, progress: QuarantineProgress) -> RunRecord:
+    begun = RunStart("n", "pod", AT, "machine", "boot", carried_by(node, "machine", "boot"), history_of(node, AT))
     return render(begun, progress, node, AT)
 
 
 @given(ANNOTATION, ANNOTATION, ANNOTATION)
 def test_no_annotation_keeps_a_run_from_its_record(quarantine: str, results: str, release: str) -> None:
     node = NodeState("n", annotations={QUARANTINE_RESULT: quarantine, RESULTS: results, RELEASE: release})
-    progress = Progress({TESTS[0].group: Result(Outcome(TESTS[0].name, TESTS[0].group))}, TESTS[1].group)
+    progress = QuarantineProgress({TESTS[0].group: TestResult(Outcome(TESTS[0].name, TESTS[0].group))}, TESTS[1].group)
 
     record = rendered(node, progress)
 
@@ -55,10 +55,10 @@ def test_no_annotation_keeps_a_run_from_its_record(quarantine: str, results: str
 def test_a_fault_outlives_any_number_of_runs_that_came_to_nothing(severity: Severity, killed: int) -> None:
     check = TESTS[0]
     found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", severity, "gpu/0", "x"),))
-    record = rendered(NodeState("n"), Progress({check.group: Result(found)}))
+    record = rendered(NodeState("n"), QuarantineProgress({check.group: TestResult(found)}))
     for _ in range(killed):
         node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record)})
-        record = rendered(node, Progress(stopped="killed"))
+        record = rendered(node, QuarantineProgress(stopped="killed"))
 
     assert [(one.reason, one.severity) for one in record.findings or ()] == [("DcgmDiagMemory", severity)]
     assert (record.status, record.severity) == ("fail", severity.name)
@@ -68,7 +68,7 @@ def test_what_a_reboot_has_ended_is_not_carried_on() -> None:
     check = TESTS[0]
     for severity, expected in ((Severity.RESET, []), (Severity.REBOOT, []), (Severity.ISOLATE, ["DcgmDiagMemory"])):
         found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", severity, "gpu/0", "x"),))
-        record = rendered(NodeState("n"), Progress({check.group: Result(found)}))
+        record = rendered(NodeState("n"), QuarantineProgress({check.group: TestResult(found)}))
         node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record)})
 
         assert [row.reason for row in carried_by(node, "machine", "boot")] == ["DcgmDiagMemory"]
@@ -79,7 +79,7 @@ def test_what_a_reboot_has_ended_is_not_carried_on() -> None:
 def test_what_the_agent_has_taken_is_the_agents() -> None:
     check = TESTS[0]
     found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", Severity.ISOLATE, "gpu/0", "x"),))
-    record = rendered(NodeState("n"), Progress({check.group: Result(found)}))
+    record = rendered(NodeState("n"), QuarantineProgress({check.group: TestResult(found)}))
     taken = json.dumps({"schema": 1, "taken": {"quarantine-result": record.timestamp}})
     node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record), RESULTS: taken})
 
@@ -132,9 +132,9 @@ def test_history_knows_a_gpu_by_its_serial_and_for_seven_days(
 ) -> None:
     def record_of(about: dict[str, str], subject: str, node: NodeState, at: datetime) -> RunRecord:
         found = Finding("DcgmDiagPcie", Severity.RESET, subject, "x", about)
-        ended = {check.group: Result(Outcome(check.name, check.group, configured=False)) for check in TESTS}
-        ended[TESTS[0].group] = Result(Outcome(TESTS[0].name, TESTS[0].group, findings=(found,)))
-        return render(Begun("n", "pod", at, history=history_of(node, at)), Progress(ended), node, at)
+        ended = {check.group: TestResult(Outcome(check.name, check.group, configured=False)) for check in TESTS}
+        ended[TESTS[0].group] = TestResult(Outcome(TESTS[0].name, TESTS[0].group, findings=(found,)))
+        return render(RunStart("n", "pod", at, history=history_of(node, at)), QuarantineProgress(ended), node, at)
 
     first = record_of({"serial": "A"}, "gpu/0000:18:00.0", NodeState("n"), AT)
     word = json.dumps({"by": "me", "reason": "tested", "at": "2026-11-21T02:00:00Z", "findings": []})

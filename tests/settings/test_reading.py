@@ -13,7 +13,7 @@ from healthcheck.settings.declared import by_key, settings_of
 from healthcheck.settings.files import UnknownKeys, unknown_keys
 from healthcheck.settings.reading import read_settings
 from healthcheck.settings.values import BadValue, NodeSettings
-from healthcheck.verdict.repair import Repair
+from healthcheck.verdict.repair import RepairPolicy
 from healthcheck.verdict.taint import Rules
 
 SECONDS = "a whole number of seconds, "
@@ -149,7 +149,7 @@ def test_the_files_of_the_configmap_are_read(tmp_path: Path) -> None:
     assert values.check_interval_seconds == 60
     assert [check.name for check in values.checks] == [*GROUP_0, "efa-count"]
     assert values.rules == Rules(Severity.REBOOT, enable_taint=False, enable_label=True)
-    assert values.rules.repair == Repair((), Severity.ISOLATE)
+    assert values.rules.repair == RepairPolicy((), Severity.ISOLATE)
     assert values.policy.overrides == {"Xid13": Severity.RESET, "GpuCountLow": Severity.MONITOR}
     assert (values.policy.strict_pshc, values.policy.nvlink5_default) == (True, Severity.ISOLATE)
 
@@ -313,7 +313,7 @@ def test_conditions_for_repairers_are_named_with_commas_between(
 ) -> None:
     write(tmp_path, REPAIR_CONDITIONS=text, REPAIR_SEVERITY="REBOOT")
 
-    assert read_settings(tmp_path).values.rules.repair == Repair(named, Severity.REBOOT)
+    assert read_settings(tmp_path).values.rules.repair == RepairPolicy(named, Severity.REBOOT)
 
 
 @pytest.mark.parametrize(("key", "value", "allowed"), BAD)

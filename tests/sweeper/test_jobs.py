@@ -13,11 +13,11 @@ import yaml
 from healthcheck import __version__
 from healthcheck.deep.job import JobState, TemplateError
 from sim.control_plane import MANIFESTS
-from sweeper.jobs import Order, in_the_way, job_for, job_name, tolerations
+from sweeper.jobs import JobSettings, in_the_way, job_for, job_name, tolerations
 from sweeper.select import Candidate
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-ORDER = Order("gpu-healthcheck", 1800)
+ORDER = JobSettings("gpu-healthcheck", 1800)
 LONGEST = ".".join(["ip-10-0-0-1", "a" * 60, "b" * 60, "c" * 60, "d" * 50])
 assert len(LONGEST) <= 253
 
@@ -31,7 +31,10 @@ def template() -> dict[str, Any]:
 
 
 def made(
-    name: str = "ip-10-0-0-1.ec2.internal", gpus: dict[str, int] | None = None, order: Order = ORDER, **change: Any
+    name: str = "ip-10-0-0-1.ec2.internal",
+    gpus: dict[str, int] | None = None,
+    order: JobSettings = ORDER,
+    **change: Any,
 ) -> dict[str, Any]:
     node = Candidate(name, "uid-1", "p5", gpus or {"nvidia.com/gpu": 8}, None, None, "", False, False)
     return job_for({**template(), **change}, node, order, NOW)
@@ -94,7 +97,7 @@ def test_what_the_template_says_stands() -> None:
 
 
 def test_the_settings_change_the_namespace() -> None:
-    assert made(order=Order("sweeps", 60))["metadata"]["namespace"] == "sweeps"
+    assert made(order=JobSettings("sweeps", 60))["metadata"]["namespace"] == "sweeps"
     assert pod_of(made())["containers"][0]["image"] == f"gpu-healthcheck:{__version__}"
 
 

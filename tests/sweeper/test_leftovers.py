@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.deep.claim import Claim, Kind, take
+from healthcheck.deep.claim import Claim, RunKind, take
 from healthcheck.deep.job import JobState
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
 from sweeper.leftovers import Leftovers, find_leftovers
@@ -17,7 +17,7 @@ JOB = JobState("job-1", "gpu-healthcheck", "uid", "n", NOW)
 ENDED = JobState("job-1", "gpu-healthcheck", "uid", "n", NOW, outcome="DeadlineExceeded")
 
 
-def held(kind: Kind = Kind.SWEEP, holder: str = "job-1", until: datetime = LATER) -> NodeState:
+def held(kind: RunKind = RunKind.SWEEP, holder: str = "job-1", until: datetime = LATER) -> NodeState:
     patch = take(NodeState("n"), Claim(kind, holder, until), NOW)
     assert patch is not None
     return NodeState("n", annotations=patch["metadata"]["annotations"], labels=patch["metadata"]["labels"])
@@ -37,9 +37,9 @@ LEFT = NodeState("n", taints=({"key": MAINTENANCE, "value": "sweep", "effect": "
         ([], [JOB], Leftovers((), (JOB,), ())),
         ([], [ENDED], Leftovers((), (), ())),
         ([held(until=NOW)], [], Leftovers((), (), ("n",))),
-        ([held(Kind.L2, "agent")], [], Leftovers((), (), ())),
-        ([held(Kind.QUARANTINE, "job-1")], [JOB], Leftovers((), (JOB,), ())),
-        ([held(Kind.L2, "agent", NOW)], [], Leftovers((), (), ("n",))),
+        ([held(RunKind.L2, "agent")], [], Leftovers((), (), ())),
+        ([held(RunKind.QUARANTINE, "job-1")], [JOB], Leftovers((), (JOB,), ())),
+        ([held(RunKind.L2, "agent", NOW)], [], Leftovers((), (), ("n",))),
         ([NodeState("n", annotations={RUN: "{"})], [], Leftovers((), (), ("n",))),
         ([NodeState("n", labels={MODE: "sweep"})], [], Leftovers((), (), ("n",))),
         ([LEFT], [], Leftovers((), (), ("n",))),

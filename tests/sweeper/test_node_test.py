@@ -14,7 +14,7 @@ import pytest
 
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.due import last_deep_test
-from healthcheck.model import Cause
+from healthcheck.model import UnobservedCause
 from healthcheck.probes.dcgm.diag import HURRY_SECONDS, Dcgm
 from healthcheck.text.moments import moment
 from sweeper import node_test
@@ -359,4 +359,4 @@ def test_12_a_dcgmi_that_never_ends_and_hears_nothing_is_ended_at_its_deadline(p
 
     told = diagnostic.run(2).answer
 
-    assert getattr(told, "cause", None) == Cause.named("DcgmTimedOut")
+    assert getattr(told, "cause", None) == UnobservedCause.named("DcgmTimedOut")

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from healthcheck.verdict.budget import Slot
-from sweeper.places import Holder, kept_without_agent, unowned
+from sweeper.places import SlotOwner, kept_without_agent, unowned
 from tests.sweeper.world import Fleet, P
 from tests.waiting import eventually
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-ALIVE = Holder("uid-n", tainted=False, heard=NOW + HOUR)
-SILENT = Holder("uid-n", tainted=False, heard=NOW - HOUR)
-NEVER_HEARD = Holder("uid-n", tainted=False, heard=None)
-TAINTED = Holder("uid-n", tainted=True, heard=NOW + HOUR)
-LEFT = Holder("uid-n", tainted=True, heard=None)
+ALIVE = SlotOwner("uid-n", tainted=False, heard=NOW + HOUR)
+SILENT = SlotOwner("uid-n", tainted=False, heard=NOW - HOUR)
+NEVER_HEARD = SlotOwner("uid-n", tainted=False, heard=None)
+TAINTED = SlotOwner("uid-n", tainted=True, heard=NOW + HOUR)
+LEFT = SlotOwner("uid-n", tainted=True, heard=None)
 SLOTS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
 TAINT = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 
@@ -37,11 +37,11 @@ def slot(number: int = 0, *, node_uid: str = "uid-n", holder: str = "n", age: ti
         (ALIVE, []),
         (SILENT, ["its node has no taint of ours, and no agent that is heard"]),
         (NEVER_HEARD, ["its node has no taint of ours, and no agent that is heard"]),
-        (Holder("uid-new", tainted=True, heard=NOW + HOUR), ["it is of a node of before of this name"]),
+        (SlotOwner("uid-new", tainted=True, heard=NOW + HOUR), ["it is of a node of before of this name"]),
     ],
     ids=["gone", "tainted", "tainted, no agent", "not tainted yet", "reset by hand", "never heard", "made anew"],
 )
-def test_when_a_place_is_nobodys(node: Holder | None, why: list[str]) -> None:
+def test_when_a_place_is_nobodys(node: SlotOwner | None, why: list[str]) -> None:
     nodes = {"n": node} if node else {}
 
     assert [one.why for one in unowned([slot()], nodes, NOW)] == why
@@ -53,7 +53,7 @@ def test_a_place_that_an_agent_took_before_its_first_heartbeat_is_its_own() -> N
 
 def test_of_several_a_holder_keeps_the_one_that_it_took_first() -> None:
     slots = [slot(1), slot(4), slot(2), slot(3, holder="m", node_uid="uid-m")]
-    nodes = {"n": TAINTED, "m": Holder("uid-m", tainted=True, heard=None)}
+    nodes = {"n": TAINTED, "m": SlotOwner("uid-m", tainted=True, heard=None)}
 
     found = unowned(slots, nodes, NOW)
 

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, Kind, take
+from healthcheck.deep.claim import Claim, RunKind, take
 from healthcheck.deep.due import Attempt, DeepTest
 from healthcheck.node.devices import NodeDevices
 from healthcheck.node.gpu_resources import GpuPod
 from healthcheck.node.state import CONDITION, INSTANCE_TYPE, MAINTENANCE, RESULTS, STATUS, SWEEP_RESULT, NodeState
-from sweeper.select import Candidate, Limits, busy_nodes, candidate, select
+from sweeper.select import Candidate, SweepLimits, busy_nodes, candidate, select
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-LIMITS = Limits(10, 100, 6 * HOUR)
+LIMITS = SweepLimits(10, 100, 6 * HOUR)
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 TOLERATED = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
 
@@ -32,13 +32,13 @@ def one(name: str, hours_ago: float | None = None, kind: str = "p5.48xlarge", **
     return Candidate(name, f"uid-{name}", kind, {"nvidia.com/gpu": 8}, tested, **facts)
 
 
-def taken(*nodes: Candidate, limits: Limits = LIMITS, places: int | None = None, **more: Any) -> list[str]:
+def taken(*nodes: Candidate, limits: SweepLimits = LIMITS, places: int | None = None, **more: Any) -> list[str]:
     asked = {"busy": {}, "tried": {}, **more}
     room = limits.nodes if places is None else places
     return [each.node.name for each in select(nodes, places=room, limits=limits, now=NOW, **asked) if not each.why]
 
 
-def why_not(node: Candidate, limits: Limits = LIMITS, **more: Any) -> str:
+def why_not(node: Candidate, limits: SweepLimits = LIMITS, **more: Any) -> str:
     (decision,) = select([node], **{"busy": {}, "tried": {}, "places": 10, **more}, limits=limits, now=NOW)
     return decision.why
 
@@ -113,7 +113,7 @@ def test_a_node_that_was_tried_in_vain_goes_behind_those_that_wait_longer() -> N
 def test_no_more_than_a_share_of_each_instance_type(nodes: int, percent: int, allowed: int) -> None:
     fleet = [one(f"{kind}-{number}", kind=kind) for kind in ("p4d", "p5") for number in range(nodes)]
 
-    names = taken(*fleet, limits=Limits(100, percent, 6 * HOUR))
+    names = taken(*fleet, limits=SweepLimits(100, percent, 6 * HOUR))
 
     assert Counter(name.partition("-")[0] for name in names) == {"p4d": allowed, "p5": allowed}
 
@@ -122,13 +122,13 @@ def test_nodes_under_a_run_count_against_their_types_share() -> None:
     held = one("held", obstacle="a deep run (l2) uses it", under_run=True)
     others = [one(f"n-{number}") for number in range(9)]
 
-    assert len(taken(held, *others, limits=Limits(10, 20, 6 * HOUR))) == 1
-    assert taken(held, *others, limits=Limits(10, 10, 6 * HOUR)) == []
+    assert len(taken(held, *others, limits=SweepLimits(10, 20, 6 * HOUR))) == 1
+    assert taken(held, *others, limits=SweepLimits(10, 10, 6 * HOUR)) == []
 
 
 def test_every_other_node_is_told_why_its_turn_comes_later() -> None:
     fleet = [one("a"), one("b"), one("c", kind="")]
-    told = {each.node.name: each.why for each in select(fleet, {}, {}, 1, Limits(1, 50, 6 * HOUR), NOW)}
+    told = {each.node.name: each.why for each in select(fleet, {}, {}, 1, SweepLimits(1, 50, 6 * HOUR), NOW)}
 
     assert told == {
         "a": "",
@@ -208,7 +208,7 @@ def test_a_node_without_gpus_is_none_of_ours_until_an_agent_has_spoken_for_it() 
 
 
 def test_a_node_under_a_run_is_seen_as_such() -> None:
-    patch = take(node(), Claim(Kind.QUARANTINE, "x", NOW + HOUR), NOW)
+    patch = take(node(), Claim(RunKind.QUARANTINE, "x", NOW + HOUR), NOW)
     assert patch is not None
     assert reduced(node(annotations=patch["metadata"]["annotations"])).under_run
 
@@ -269,7 +269,7 @@ def test_of_any_fleet_no_limit_is_passed_and_no_idle_node_waits_without_a_reason
         for number, (hours, kind, held, _) in enumerate(fleet)
     ]
     busy = {f"n{number}": "p" for number, (*_, used) in enumerate(fleet) if used}
-    decisions = select(nodes, busy, {}, places, Limits(12, percent, 6 * HOUR), NOW)
+    decisions = select(nodes, busy, {}, places, SweepLimits(12, percent, 6 * HOUR), NOW)
 
     chosen = [each.node for each in decisions if not each.why]
     assert sorted(each.node.name for each in decisions) == sorted(each.name for each in nodes)

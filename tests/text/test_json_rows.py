@@ -9,7 +9,7 @@ import pytest
 from healthcheck.model import Severity
 from healthcheck.text.json_rows import (
     NULL,
-    Row,
+    JsonObject,
     as_json,
     names,
     one_of,
@@ -31,11 +31,11 @@ class Kind(StrEnum):
     A = "a"
 
 
-class Inner(Row, frozen=True):
+class Inner(JsonObject, frozen=True):
     name: Annotated[str | None, text] = None
 
 
-class Outer(Row, frozen=True):
+class Outer(JsonObject, frozen=True):
     """A field of each sort."""
 
     name: Annotated[str | None, word] = None

@@ -13,17 +13,17 @@ from msgspec.structs import fields, replace
 from healthcheck.memory.findings import Acknowledgement, Release
 from healthcheck.model import (
     PROBE_FAILED,
-    Cause,
     Finding,
     Judgement,
+    KernelEvent,
     NotConfigured,
+    Observation,
     Passed,
-    Seen,
+    Printable,
     Severity,
-    Sighting,
-    Told,
     TooEarly,
     Unobserved,
+    UnobservedCause,
 )
 from healthcheck.text.printable import LONGEST, are_printable, printable
 from tests.hostile import ANY_TEXT
@@ -103,18 +103,18 @@ def test_it_is_bounded_and_no_character_is_torn(text: str, told: str) -> None:
     assert printable(text, 20) == told
 
 
-TOLD = [Finding, Sighting, Unobserved, Passed, NotConfigured, TooEarly, Seen, Release, Acknowledgement]
+TOLD = [Finding, KernelEvent, Unobserved, Passed, NotConfigured, TooEarly, Observation, Release, Acknowledgement]
 
 
 @given(ANY_TEXT, ANY_TEXT, ANY_TEXT)
 def test_a_cause_can_be_shown(name: str, meaning: str, action: str) -> None:
-    told = Cause(name, meaning, action)
+    told = UnobservedCause(name, meaning, action)
     assert (told.name + told.meaning + told.action).isprintable()
 
 
 @given(data=st.data())
 @pytest.mark.parametrize("kind", TOLD)
-def test_whatever_is_told_can_be_shown(kind: type[Told], data: st.DataObject) -> None:
+def test_whatever_is_told_can_be_shown(kind: type[Printable], data: st.DataObject) -> None:
     text = {
         one.name: data.draw(st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=2) if one.name == "about" else ANY_TEXT)
         for one in fields(kind)

@@ -15,7 +15,7 @@ from healthcheck.model import PREFIX, Nature, Severity, Unobserved
 from healthcheck.node.state import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD, dump_release
-from healthcheck.verdict.budget import HELD, Grant
+from healthcheck.verdict.budget import HELD, SlotGrant
 from healthcheck.verdict.change import NodeChange, plan
 from healthcheck.verdict.events import cut, event_name, released_event
 from healthcheck.verdict.taint import Rules, wants_place
@@ -30,7 +30,7 @@ FOREIGN_TAINTS = [
     {"key": f"{PREFIX}/maintenance", "value": "l2", "effect": "NoSchedule"},
 ]
 STARTUP_TAINT = {"key": f"{PREFIX}/startup", "effect": "NoSchedule"}
-FULL = Grant(held=False, why="3 of the fleet's 3 places for tainted nodes are taken")
+FULL = SlotGrant(held=False, why="3 of the fleet's 3 places for tainted nodes are taken")
 OTHER_EFFECT = {"key": TAINT["key"], "value": "true", "effect": "NoExecute"}
 FOREIGN_LABELS = {"team": "a", f"{PREFIX}/enabled": "true", f"{PREFIX}/mode": "sweep", "kubernetes.io/os": "linux"}
 RULES = Rules()
@@ -47,7 +47,7 @@ def plan_for(
     blind: Unobserved | None = None,
     rules: Rules = RULES,
     now: datetime = WALL,
-    grant: Grant = HELD,
+    grant: SlotGrant = HELD,
 ) -> NodeChange:
     memory = remembers() if memory is None else memory
     verdict = decide(memory, [says(blind=blind)])

@@ -19,10 +19,10 @@ from healthcheck.node.state import (
     NodeState,
 )
 from healthcheck.verdict import record as records
-from healthcheck.verdict.budget import BY_DEVICES, HELD, Grant
+from healthcheck.verdict.budget import BY_DEVICES, HELD, SlotGrant
 from healthcheck.verdict.change import NodeChange, plan
 from healthcheck.verdict.device_taints import BadGpu, gpus_to_taint, plan_rules
-from healthcheck.verdict.repair import Repair
+from healthcheck.verdict.repair import RepairPolicy
 from healthcheck.verdict.taint import Rules, says_devices, wants_place
 from healthcheck.verdict.verdict import decide
 from tests.examples import BLIND, IDENTITY, NODE, WALL, fault, node, remembers, says, stands
@@ -188,7 +188,7 @@ def test_what_rules_cannot_cover_is_the_nodes_and_said(
     assert [one.device for one in change.gone] == ["gpu-1"]
 
 
-def plan_for(state: NodeState, memory: Memory, grant: Grant) -> NodeChange:
+def plan_for(state: NodeState, memory: Memory, grant: SlotGrant) -> NodeChange:
     verdict = decide(memory, [says()])
     record = records.render(verdict, memory, IDENTITY, WALL)
     return plan(verdict, record, state, ON, WALL, (), grant)
@@ -200,11 +200,11 @@ def plan_for(state: NodeState, memory: Memory, grant: Grant) -> NodeChange:
         (node(), HELD, "set", [TAINT]),
         (node(), BY_DEVICES, "devices", None),
         (node(taints=[TAINT]), BY_DEVICES, "devices", []),
-        (node(), Grant(held=False, why="full"), "withheld", None),
+        (node(), SlotGrant(held=False, why="full"), "withheld", None),
     ],
 )
 def test_the_node_has_no_taint_where_its_gpus_have(
-    state: NodeState, grant: Grant, word: str, taints: list[object] | None
+    state: NodeState, grant: SlotGrant, word: str, taints: list[object] | None
 ) -> None:
     patch = plan_for(state, memory_of(on(f"gpu/{A}")), grant).patch
     assert patch is not None
@@ -219,7 +219,7 @@ def test_no_repairer_is_called_to_a_node_whose_other_gpus_work() -> None:
     memory = memory_of(on(f"gpu/{A}", ISOLATE))
     verdict = decide(memory, [says()])
     record = records.render(verdict, memory, IDENTITY, WALL)
-    rules = replace(ON, repair=Repair(REPAIR_CONDITIONS))
+    rules = replace(ON, repair=RepairPolicy(REPAIR_CONDITIONS))
     told = plan(verdict, record, node(), rules, WALL, (), BY_DEVICES).repair.conditions
     assert {one["type"]: (one["status"], one["reason"]) for one in told} == {
         REBOOT_REQUIRED: ("False", "NotRequired"),

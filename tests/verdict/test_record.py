@@ -11,7 +11,7 @@ import pytest
 from healthcheck import __version__
 from healthcheck.memory import rows
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
-from healthcheck.model import Cause, Nature, Outcome, Severity, Unobserved
+from healthcheck.model import Nature, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.text.json_rows import as_json, row_in
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
@@ -110,7 +110,7 @@ def test_a_finding_is_told_with_all_that_joins_it_to_other_names() -> None:
 
 
 def test_what_could_not_be_seen_is_told_with_its_cause() -> None:
-    record = render(remembers(), [says(blind=Unobserved(Cause.named("ProbeFailed"), "x" * 5000))])
+    record = render(remembers(), [says(blind=Unobserved(UnobservedCause.named("ProbeFailed"), "x" * 5000))])
 
     assert record["status"] == "unknown"
     assert record["unobserved"] == [{"check": "0-nvidia-smi", "cause": "ProbeFailed", "detail": "x" * 300}]
@@ -141,7 +141,8 @@ def test_a_record_of_many_findings_is_at_most_16_kib_and_counts_what_it_cut(coun
 @pytest.mark.parametrize("detail", ["short", "x" * 200])
 def test_a_record_of_a_node_that_sees_nothing_is_at_most_16_kib_and_keeps_what_stands(detail: str) -> None:
     causes = tuple(
-        Unobserved(Cause.named("GpuNotAnswering"), f"gpu/{n}: ecc mode: NVML error 999", f"gpu/{n}") for n in range(600)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"gpu/{n}: ecc mode: NVML error 999", f"gpu/{n}")
+        for n in range(600)
     )
     memory = remembers(*(stands(fault("GpuLost", subject=f"gpu/{n}", detail=detail)) for n in range(8)))
 

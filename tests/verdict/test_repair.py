@@ -25,16 +25,16 @@ from healthcheck.node.state import (
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD
-from healthcheck.verdict.budget import HELD, Grant
+from healthcheck.verdict.budget import HELD, SlotGrant
 from healthcheck.verdict.change import NodeChange, plan
-from healthcheck.verdict.repair import NO_REPAIR, Repair
+from healthcheck.verdict.repair import NO_REPAIR, RepairPolicy
 from healthcheck.verdict.taint import Rules
 from healthcheck.verdict.verdict import decide
 from tests.examples import BLIND, IDENTITY, WALL, fault, node, remembers, says, stands
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
-ALL = Rules(repair=Repair(REPAIR_CONDITIONS))
-FULL = Grant(held=False, why="3 of the fleet's 3 places for tainted nodes are taken")
+ALL = Rules(repair=RepairPolicy(REPAIR_CONDITIONS))
+FULL = SlotGrant(held=False, why="3 of the fleet's 3 places for tainted nodes are taken")
 LATER = WALL + timedelta(hours=1)
 THEIRS = {"type": HARDWARE_READY, "status": "True", "reason": "NvidiaAcceleratedHardwareIsReady", "message": "GPU"}
 Json = dict[str, Any]
@@ -50,7 +50,7 @@ def plan_for(
     *,
     rules: Rules = ALL,
     blind: Unobserved | None = None,
-    grant: Grant = HELD,
+    grant: SlotGrant = HELD,
     now: datetime = WALL,
 ) -> NodeChange:
     verdict = decide(memory, [says(blind=blind)])
@@ -108,7 +108,7 @@ def test_each_tier_has_its_own_condition(severity: Severity, blind: bool, said: 
 def test_the_cluster_says_from_which_severity_on_its_hardware_is_not_ready(
     threshold: Severity, severity: Severity, said: str
 ) -> None:
-    rules = Rules(repair=Repair((HARDWARE_READY,), threshold))
+    rules = Rules(repair=RepairPolicy((HARDWARE_READY,), threshold))
 
     assert told(plan_for(node(), memory_of(severity), rules=rules))[HARDWARE_READY]["status"] == said
 
@@ -122,7 +122,9 @@ def test_the_cluster_says_from_which_severity_on_its_hardware_is_not_ready(
     ],
     ids=["no place in the budget", "taints are off", "HyperPod tests the node"],
 )
-def test_a_node_without_our_taint_is_not_given_to_repair(rules: Rules, grant: Grant, labels: dict[str, str]) -> None:
+def test_a_node_without_our_taint_is_not_given_to_repair(
+    rules: Rules, grant: SlotGrant, labels: dict[str, str]
+) -> None:
     change = plan_for(node(labels=labels), memory_of(ISOLATE), rules=rules, grant=grant)
 
     assert words(change) == ("False", "True", "Unknown")
@@ -220,7 +222,7 @@ def test_without_the_setting_nothing_is_written_or_told() -> None:
 
 def test_switched_off_again_ours_are_taken_away_once_and_it_is_said() -> None:
     state = with_conditions(plan_for(node(), memory_of(REBOOT)))
-    fewer = Rules(repair=Repair((REBOOT_REQUIRED,)))
+    fewer = Rules(repair=RepairPolicy((REBOOT_REQUIRED,)))
 
     change = plan_for(state, memory_of(REBOOT), rules=fewer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.memory.findings import Memory
-from healthcheck.model import Cause, Nature, Outcome, Severity, Status, Unobserved
+from healthcheck.model import Nature, Outcome, Severity, Status, Unobserved, UnobservedCause
 from healthcheck.verdict.verdict import CheckCause, GroupVerdict, Verdict, decide, merge, status_of
 from tests.examples import BLIND, fault, looked_at, remembers, says, stands
 
@@ -118,7 +118,7 @@ def test_one_cause_is_told_once_for_each_group() -> None:
 
 
 def test_two_causes_of_one_group_are_both_told() -> None:
-    other = Unobserved(Cause.named("ProbeFailed"), "pci: no such directory")
+    other = Unobserved(UnobservedCause.named("ProbeFailed"), "pci: no such directory")
     outcome = Outcome("gpu-count", "0-nvidia-smi", unobserved=(BLIND, other))
 
     assert [row.cause for row in decide(Memory(), [outcome]).unobserved] == [BLIND, other]

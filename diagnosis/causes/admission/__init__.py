@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from diagnosis.cause import Cause, Certainty, Found, Search, command
+from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.admission import declared, quotas, rules
-from diagnosis.causes.admission.texts import Refusal, Why
-from diagnosis.causes.admission.wanting import Wanting, strangers, wanting
+from diagnosis.causes.admission.texts import Refusal, RefusalSource
+from diagnosis.causes.admission.wanting import IncompleteWorkload, strangers, wanting
 from diagnosis.causes.hami.denials import denied
 from diagnosis.hami.installation import WEBHOOK
 from diagnosis.snapshot import Snapshot
 
 
-def find_refused(snapshot: Snapshot) -> Iterator[Found]:
+def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield the workloads that lack pods, each with the cause of the refusal."""
     for one in wanting(snapshot):
         yield from _judged(snapshot, one)
 
 
-def find_strangers(snapshot: Snapshot) -> Iterator[Found]:
+def find_strangers(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield refused objects of other kinds, such as those of training operators, known only from an event."""
     for event, refusal in strangers(snapshot):
         cause = declared.BY_TEXT.get(refusal.why, declared.REFUSED)
-        yield Found(cause, event.about, (refusal.text,), (), (), Certainty.LIKELY)
+        yield FoundCause(cause, event.about, (refusal.text,), (), (), Certainty.LIKELY)
 
 
 def refused_workloads(snapshot: Snapshot) -> Mapping[str, tuple[tuple[Cause, str], ...]]:
@@ -37,36 +37,36 @@ def refused_workloads(snapshot: Snapshot) -> Mapping[str, tuple[tuple[Cause, str
     }
 
 
-def _judged(snapshot: Snapshot, one: Wanting) -> Iterator[Found]:
+def _judged(snapshot: Snapshot, one: IncompleteWorkload) -> Iterator[FoundCause]:
     refusal = one.refusal
     if refusal is None:
         yield from rules.find_runtime_class(snapshot, one, one.spec.runtime_class)
         yield from quotas.find_used_up(snapshot, one)
         return
     match refusal.why:
-        case Why.QUOTA:
+        case RefusalSource.QUOTA:
             yield from quotas.find_exceeded(snapshot, one, refusal)
-        case Why.RUNTIME_CLASS:
+        case RefusalSource.RUNTIME_CLASS:
             yield from rules.find_runtime_class(snapshot, one, refusal.name)
-        case Why.LIMIT_RANGE:
+        case RefusalSource.LIMIT_RANGE:
             yield from rules.find_limit_range(snapshot, one, refusal)
-        case Why.UNREACHABLE:
+        case RefusalSource.UNREACHABLE:
             yield from rules.find_unreachable(snapshot, one, refusal)
-        case Why.OTHER if one.is_component:
+        case RefusalSource.OTHER if one.is_component:
             return  # its own family reports the missing component, with this text
-        case Why.QUOTA_UNKNOWN:
+        case RefusalSource.QUOTA_UNKNOWN:
             return
         case _:
             yield (denied(snapshot, one, refusal) if refusal.name == WEBHOOK else None) or _by_text(one, refusal)
 
 
-def _by_text(one: Wanting, refusal: Refusal) -> Found:
+def _by_text(one: IncompleteWorkload, refusal: Refusal) -> FoundCause:
     cause = declared.BY_TEXT.get(refusal.why, declared.REFUSED)
     subject, remedy = rules.mend(one, refusal)
     if not remedy:
         kind, namespace, name = one.workload.meta.kind.lower(), one.namespace, one.workload.meta.name
         remedy = (f"{cause.remedy} See {command('kubectl', '-n', namespace, 'describe', kind, name)}",)
-    return Found(cause, subject, (f"{one.workload.subject}: {refusal.text}",), remedy, (one.top,))
+    return FoundCause(cause, subject, (f"{one.workload.subject}: {refusal.text}",), remedy, (one.top,))
 
 
 SEARCHES = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from diagnosis.cause import Cause, Link, Severity
-from diagnosis.causes.admission.texts import Why
+from diagnosis.cause import Cause, CauseSeverity, Link
+from diagnosis.causes.admission.texts import RefusalSource
 from diagnosis.causes.handler_causes import CLASS_MISSING
 
 
 def _cause(name: str, means: str, remedy: str, source: str = "") -> Cause:
-    return Cause(name, Severity.HIGH, Link.ADMITTED, means, remedy, source)
+    return Cause(name, CauseSeverity.HIGH, Link.ADMITTED, means, remedy, source)
 
 
 EXCEEDED = _cause(
@@ -21,7 +21,7 @@ EXCEEDED = _cause(
 )
 NEVER_APPLIES = Cause(
     "QuotaNeverApplies",
-    Severity.LOW,
+    CauseSeverity.LOW,
     None,
     "A ResourceQuota limits an extended resource under `limits.`, which Kubernetes stores and never enforces.",
     "Limit it under `requests.`, the only form that Kubernetes counts of an extended resource.",
@@ -90,19 +90,19 @@ REFUSED = _cause(
     "The API server refuses the pods of a GPU workload.",
     "Read its reason; it names the rule.",
 )
-BY_TEXT: Mapping[Why, Cause] = {
-    Why.QUOTA: EXCEEDED,
-    Why.QUOTA_NEEDS: NEEDS,
-    Why.QUOTA_SCOPE: SCOPE,
-    Why.QUOTA_LIMITED: LIMITED,
-    Why.LIMIT_RANGE: LIMIT_RANGE,
-    Why.RUNTIME_CLASS: CLASS_MISSING,
-    Why.WEBHOOK: DENIED,
-    Why.UNREACHABLE: UNREACHABLE,
-    Why.POLICY: POLICY,
-    Why.SECURITY: SECURITY,
-    Why.REQUEST: REQUEST,
-    Why.PRIORITY_CLASS: PRIORITY_CLASS,
-    Why.ACCOUNT: ACCOUNT,
+BY_TEXT: Mapping[RefusalSource, Cause] = {
+    RefusalSource.QUOTA: EXCEEDED,
+    RefusalSource.QUOTA_NEEDS: NEEDS,
+    RefusalSource.QUOTA_SCOPE: SCOPE,
+    RefusalSource.QUOTA_LIMITED: LIMITED,
+    RefusalSource.LIMIT_RANGE: LIMIT_RANGE,
+    RefusalSource.RUNTIME_CLASS: CLASS_MISSING,
+    RefusalSource.WEBHOOK: DENIED,
+    RefusalSource.UNREACHABLE: UNREACHABLE,
+    RefusalSource.POLICY: POLICY,
+    RefusalSource.SECURITY: SECURITY,
+    RefusalSource.REQUEST: REQUEST,
+    RefusalSource.PRIORITY_CLASS: PRIORITY_CLASS,
+    RefusalSource.ACCOUNT: ACCOUNT,
 }
 CAUSES = (*BY_TEXT.values(), REFUSED)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from decimal import Decimal
 
-from diagnosis.cause import Certainty, Found, command
+from diagnosis.cause import Certainty, FoundCause, command
 from diagnosis.causes.admission.declared import EXCEEDED, NEVER_APPLIES
 from diagnosis.causes.admission.texts import Refusal
-from diagnosis.causes.admission.wanting import Wanting
+from diagnosis.causes.admission.wanting import IncompleteWorkload
 from diagnosis.gpus import SHARES, is_gpu
 from diagnosis.placement import ZERO, asked_by
 from diagnosis.quantity import amount, shown
@@ -22,14 +22,16 @@ _PLAIN = frozenset(("cpu", "memory", "ephemeral-storage"))
 _MOST = 5
 
 
-def find_exceeded(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iterator[Found]:
+def find_exceeded(snapshot: Snapshot, one: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
     """The quota that the API server names, unless it has room by now."""
     quota = next((each for each in _of_namespace(snapshot, one.namespace) if each.meta.name == refusal.name), None)
     what = subject("ResourceQuota", one.namespace, refusal.name)
     if quota is None:
         if not snapshot.sees("ResourceQuota"):
             evidence = (f"{one.workload.subject}: {refusal.text}",)
-            yield Found(EXCEEDED, what, evidence, _raise(one.namespace, refusal.name), (one.top,), Certainty.LIKELY)
+            yield FoundCause(
+                EXCEEDED, what, evidence, _raise(one.namespace, refusal.name), (one.top,), Certainty.LIKELY
+            )
         return
     asked = {name: value for name, text in refusal.amounts.items() if (value := amount(text)) is not None}
     over = [name for name, value in asked.items() if _left(quota, name) < value]
@@ -37,7 +39,7 @@ def find_exceeded(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iterato
         yield _exceeded(snapshot, one, quota, {name: asked[name] for name in over})
 
 
-def find_used_up(snapshot: Snapshot, one: Wanting) -> Iterator[Found]:
+def find_used_up(snapshot: Snapshot, one: IncompleteWorkload) -> Iterator[FoundCause]:
     """Yield used-up quotas for a workload whose refusal has no event any more.
 
     Only the numbers of GPUs are compared, because a quota may apply to some pods only.
@@ -53,7 +55,7 @@ def find_used_up(snapshot: Snapshot, one: Wanting) -> Iterator[Found]:
             yield _exceeded(snapshot, one, quota, over)
 
 
-def _makes_one_by_one(one: Wanting) -> bool:
+def _makes_one_by_one(one: IncompleteWorkload) -> bool:
     """A StatefulSet waits until each pod is ready before it tries to make the next."""
     made = one.workload
     return made.meta.kind == "StatefulSet" and (made.ready or 0) < (made.made or 0)
@@ -73,7 +75,7 @@ def _takes(scope: Expression, spec: PodSpec) -> bool:
     return False
 
 
-def find_never_applies(snapshot: Snapshot) -> Iterator[Found]:
+def find_never_applies(snapshot: Snapshot) -> Iterator[FoundCause]:
     """`limits.nvidia.com/gpu` where nothing else limits it."""
     for quota in snapshot.quotas:
         for key, hard in quota.hard.items():
@@ -83,7 +85,7 @@ def find_never_applies(snapshot: Snapshot) -> Iterator[Found]:
             evidence = f"{quota.meta.subject}: {key}={hard}, and no {_REQUESTS}{name} in the namespace"
             edit = command("kubectl", "-n", quota.meta.namespace, "edit", "resourcequota", quota.meta.name)
             remedy = (f"Write `{_REQUESTS}{name}` in place of `{key}`: {edit}",)
-            yield Found(NEVER_APPLIES, quota.meta.subject, (evidence, *_in_use(snapshot, quota, name)), remedy)
+            yield FoundCause(NEVER_APPLIES, quota.meta.subject, (evidence, *_in_use(snapshot, quota, name)), remedy)
 
 
 def _is_enforced(snapshot: Snapshot, quota: Quota, name: str) -> bool:
@@ -96,7 +98,7 @@ def _in_use(snapshot: Snapshot, quota: Quota, name: str) -> Iterator[str]:
         yield f"pods of the namespace ask for {shown(name, held)} {name}"
 
 
-def _exceeded(snapshot: Snapshot, one: Wanting, quota: Quota, over: dict[str, Decimal]) -> Found:
+def _exceeded(snapshot: Snapshot, one: IncompleteWorkload, quota: Quota, over: dict[str, Decimal]) -> FoundCause:
     evidence = []
     for name, asked in over.items():
         hard, used = quota.hard.get(name, "0"), quota.used.get(name, "0")
@@ -113,7 +115,7 @@ def _exceeded(snapshot: Snapshot, one: Wanting, quota: Quota, over: dict[str, De
     made, wanted = one.workload.made, one.workload.wanted
     evidence.append(f"{one.workload.subject}: {made} of {wanted} pods made")
     remedy = _raise(one.namespace, quota.meta.name)
-    return Found(EXCEEDED, quota.meta.subject, tuple(evidence), remedy, (one.top,))
+    return FoundCause(EXCEEDED, quota.meta.subject, tuple(evidence), remedy, (one.top,))
 
 
 def _users(snapshot: Snapshot, namespace: str, resource: str) -> list[tuple[Decimal, str]]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diagnosis.cause import Found, command
+from diagnosis.cause import FoundCause, command
 from diagnosis.causes.admission.declared import LIMIT_RANGE, UNREACHABLE
-from diagnosis.causes.admission.texts import Refusal, Why
-from diagnosis.causes.admission.wanting import Wanting
+from diagnosis.causes.admission.texts import Refusal, RefusalSource
+from diagnosis.causes.admission.wanting import IncompleteWorkload
 from diagnosis.causes.handler_causes import CLASS_MISSING
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.rules import Limits, Webhook
+from diagnosis.snapshot.rules import LimitRangeItem, Webhook
 
 _MOST = 5
 _ENFORCE = "pod-security.kubernetes.io/enforce"
 _CERTIFICATE = "x509:"
 
 
-def find_runtime_class(snapshot: Snapshot, one: Wanting, name: str) -> Iterator[Found]:
+def find_runtime_class(snapshot: Snapshot, one: IncompleteWorkload, name: str) -> Iterator[FoundCause]:
     """Yield the RuntimeClass that the workload names and that does not exist.
 
     An old message about a class that exists by now yields nothing.
@@ -31,10 +31,10 @@ def find_runtime_class(snapshot: Snapshot, one: Wanting, name: str) -> Iterator[
         evidence.append(f"RuntimeClasses there are: {', '.join(known[:_MOST]) or 'none'}")
     elif one.refusal is not None:
         evidence.append(one.refusal.text)
-    yield Found(CLASS_MISSING, f"runtimeclass/{name}", tuple(evidence), (), (one.top,))
+    yield FoundCause(CLASS_MISSING, f"runtimeclass/{name}", tuple(evidence), (), (one.top,))
 
 
-def find_limit_range(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iterator[Found]:
+def find_limit_range(snapshot: Snapshot, one: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
     """The LimitRange that has the resource; of several, all."""
     resource = refusal.name
     ranges = [
@@ -51,18 +51,18 @@ def find_limit_range(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iter
         edit = command("kubectl", "-n", one.namespace, "edit", "limitrange", each.meta.name)
         remedy = (f"Change {resource} in the pod template of {one.top}, or the range: {edit}",)
         evidence = (f"{one.workload.subject}: {refusal.text}", *told)
-        yield Found(LIMIT_RANGE, each.meta.subject, evidence, remedy, (one.top,))
+        yield FoundCause(LIMIT_RANGE, each.meta.subject, evidence, remedy, (one.top,))
     if not ranges:
-        yield Found(LIMIT_RANGE, one.top, (f"{one.workload.subject}: {refusal.text}",))
+        yield FoundCause(LIMIT_RANGE, one.top, (f"{one.workload.subject}: {refusal.text}",))
 
 
-def find_unreachable(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iterator[Found]:
+def find_unreachable(snapshot: Snapshot, one: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
     """The webhook's configuration, with the Service behind it."""
     hook = next((each for each in snapshot.webhooks if each.name == refusal.name), None)
     evidence = [f"{one.workload.subject}: {refusal.text}"]
     if hook is None:
         if not snapshot.sees("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
-            yield Found(UNREACHABLE, f"webhook/{refusal.name}", tuple(evidence), (), (one.top,))
+            yield FoundCause(UNREACHABLE, f"webhook/{refusal.name}", tuple(evidence), (), (one.top,))
         return
     ready = _ready(snapshot, hook)
     if not hook.fails_closed or (ready and _CERTIFICATE not in refusal.text):
@@ -73,25 +73,27 @@ def find_unreachable(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iter
     )
     if ready is not None:
         evidence.append(f"service/{hook.service}: {ready} ready addresses")
-    yield Found(UNREACHABLE, hook.configuration.subject, tuple(evidence), _bring_back(hook, kind, ready), (one.top,))
+    yield FoundCause(
+        UNREACHABLE, hook.configuration.subject, tuple(evidence), _bring_back(hook, kind, ready), (one.top,)
+    )
 
 
-def mend(one: Wanting, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
+def mend(one: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
     """Return the object to change and the steps; no steps if the cause's own remedy describes them."""
-    if refusal.why is Why.SECURITY:
+    if refusal.why is RefusalSource.SECURITY:
         return _secure(one, refusal)
-    if refusal.why in (Why.QUOTA_SCOPE, Why.QUOTA_LIMITED):
+    if refusal.why in (RefusalSource.QUOTA_SCOPE, RefusalSource.QUOTA_LIMITED):
         return f"namespace/{one.namespace}", ()
-    if refusal.why is Why.PRIORITY_CLASS:
+    if refusal.why is RefusalSource.PRIORITY_CLASS:
         return f"priorityclass/{refusal.name}", ()
-    if refusal.why is Why.ACCOUNT:
+    if refusal.why is RefusalSource.ACCOUNT:
         account = refusal.name.rpartition("/")[2]
         create = command("kubectl", "-n", one.namespace, "create", "serviceaccount", account)
         return subject("ServiceAccount", one.namespace, account), (f"Create it, or correct the name: {create}",)
     return one.top, ()
 
 
-def _secure(one: Wanting, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
+def _secure(one: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
     """A component needs a privileged namespace; anything else can do without."""
     if one.is_component and refusal.name.partition(":")[0] in ("baseline", "restricted"):
         label = command("kubectl", "label", "--overwrite", "namespace", one.namespace, f"{_ENFORCE}=privileged")
@@ -100,7 +102,7 @@ def _secure(one: Wanting, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
     return one.top, (step, f"Or move the workload to a namespace whose {_ENFORCE} allows it.")
 
 
-def _bounds(of: Limits, resource: str) -> str:
+def _bounds(of: LimitRangeItem, resource: str) -> str:
     told = (("at least", of.least), ("at most", of.most))
     return ", ".join(f"{word} {amounts[resource]} {resource}" for word, amounts in told if resource in amounts)
 

@@ -8,7 +8,7 @@ from enum import Enum
 from msgspec import Struct, field
 
 
-class Why(Enum):
+class RefusalSource(Enum):
     """Component or rule that refused the pod."""
 
     QUOTA = "a quota is used up"
@@ -35,7 +35,7 @@ class Refusal(Struct, frozen=True):
     amounts by resource.
     """
 
-    why: Why
+    why: RefusalSource
     text: str
     name: str = ""
     amounts: dict[str, str] = field(default_factory=dict)
@@ -48,27 +48,30 @@ _PREFIX = re.compile(
 )
 _QUOTA = re.compile(r"exceeded quota: (\S{1,260}), requested: (\S{1,2000}), used: ", re.ASCII)
 _AMOUNT = re.compile(r"([^=,]{1,320})=([^=,]{1,60})", re.ASCII)
-_PATTERNS: tuple[tuple[Why, re.Pattern[str]], ...] = tuple(
+_PATTERNS: tuple[tuple[RefusalSource, re.Pattern[str]], ...] = tuple(
     (why, re.compile(pattern, re.ASCII))
     for why, pattern in (
-        (Why.QUOTA_NEEDS, r"failed quota: (\S{1,260}): must specify"),
-        (Why.QUOTA_SCOPE, r"insufficient quota to match these scopes: (.{1,400})"),
-        (Why.QUOTA_LIMITED, r"insufficient quota to consume: (\S{1,400})"),
-        (Why.QUOTA_UNKNOWN, r"status unknown for quota: (\S{1,260}),"),
-        (Why.RUNTIME_CLASS, r"RuntimeClass \"([^\"]{1,260})\" not found"),
-        (Why.UNREACHABLE, r"failed calling (?:admission )?webhook \"([^\"]{1,260})\""),
-        (Why.WEBHOOK, r"admission webhook \"([^\"]{1,260})\" denied the request"),
-        (Why.POLICY, r"ValidatingAdmissionPolicy '([^']{1,260})'(?: with binding '[^']{1,260}')? denied request"),
-        (Why.SECURITY, r"violates PodSecurity \"([^\"]{1,60})\""),
-        (Why.SECURITY, r"unable to validate against any (pod security policy|security context constraint)"),
-        (Why.LIMIT_RANGE, r"(?:maximum|minimum) (\S{1,320}) usage per (?:Container|Pod) is "),
-        (Why.LIMIT_RANGE, r"(\S{1,320}) max limit to request ratio per (?:Container|Pod) is "),
-        (Why.REQUEST, r"must be equal to (\S{1,320}) limit"),
-        (Why.REQUEST, r"(?:requests|limits)\[([^\]]{1,320})\]: (?:Invalid|Required) value"),
-        (Why.REQUEST, r"limits\.([A-Za-z0-9./_-]{1,320}): Required value: Limit must be set"),
-        (Why.REQUEST, r"Limit must be set for non overcommitable (resources)"),
-        (Why.PRIORITY_CLASS, r"no PriorityClass with name (\S{1,260}) was found"),
-        (Why.ACCOUNT, r"error looking up service account (\S{1,520}): .{0,40}not found"),
+        (RefusalSource.QUOTA_NEEDS, r"failed quota: (\S{1,260}): must specify"),
+        (RefusalSource.QUOTA_SCOPE, r"insufficient quota to match these scopes: (.{1,400})"),
+        (RefusalSource.QUOTA_LIMITED, r"insufficient quota to consume: (\S{1,400})"),
+        (RefusalSource.QUOTA_UNKNOWN, r"status unknown for quota: (\S{1,260}),"),
+        (RefusalSource.RUNTIME_CLASS, r"RuntimeClass \"([^\"]{1,260})\" not found"),
+        (RefusalSource.UNREACHABLE, r"failed calling (?:admission )?webhook \"([^\"]{1,260})\""),
+        (RefusalSource.WEBHOOK, r"admission webhook \"([^\"]{1,260})\" denied the request"),
+        (
+            RefusalSource.POLICY,
+            r"ValidatingAdmissionPolicy '([^']{1,260})'(?: with binding '[^']{1,260}')? denied request",
+        ),
+        (RefusalSource.SECURITY, r"violates PodSecurity \"([^\"]{1,60})\""),
+        (RefusalSource.SECURITY, r"unable to validate against any (pod security policy|security context constraint)"),
+        (RefusalSource.LIMIT_RANGE, r"(?:maximum|minimum) (\S{1,320}) usage per (?:Container|Pod) is "),
+        (RefusalSource.LIMIT_RANGE, r"(\S{1,320}) max limit to request ratio per (?:Container|Pod) is "),
+        (RefusalSource.REQUEST, r"must be equal to (\S{1,320}) limit"),
+        (RefusalSource.REQUEST, r"(?:requests|limits)\[([^\]]{1,320})\]: (?:Invalid|Required) value"),
+        (RefusalSource.REQUEST, r"limits\.([A-Za-z0-9./_-]{1,320}): Required value: Limit must be set"),
+        (RefusalSource.REQUEST, r"Limit must be set for non overcommitable (resources)"),
+        (RefusalSource.PRIORITY_CLASS, r"no PriorityClass with name (\S{1,260}) was found"),
+        (RefusalSource.ACCOUNT, r"error looking up service account (\S{1,520}): .{0,40}not found"),
     )
 )
 _PASSING = re.compile(
@@ -85,11 +88,11 @@ def parse(message: str) -> Refusal | None:
     text = _PREFIX.sub("", message, count=1)
     quota = _QUOTA.search(text)
     if quota is not None:
-        return Refusal(Why.QUOTA, text, quota[1], dict(_AMOUNT.findall(quota[2])))
+        return Refusal(RefusalSource.QUOTA, text, quota[1], dict(_AMOUNT.findall(quota[2])))
     for why, pattern in _PATTERNS:
         found = pattern.search(text)
         if found is not None:
             return Refusal(why, text, found[1])
     if _PASSING.search(text) or not _REFUSED.search(text):
         return None
-    return Refusal(Why.OTHER, text)
+    return Refusal(RefusalSource.OTHER, text)

@@ -30,7 +30,7 @@ _RECENT = timedelta(minutes=30)
 """A controller tries again at least every quarter of an hour."""
 
 
-class Wanting(Struct, frozen=True):
+class IncompleteWorkload(Struct, frozen=True):
     """Workload that lacks pods.
 
     `refusal` is the last refusal that it received; None if no message reports one, or if it passes on its own.
@@ -51,7 +51,7 @@ class Wanting(Struct, frozen=True):
         return self.workload.meta.namespace
 
 
-def wanting(snapshot: Snapshot) -> Iterator[Wanting]:
+def wanting(snapshot: Snapshot) -> Iterator[IncompleteWorkload]:
     """Yield the workloads that lack pods, limited to those for GPUs and to components that GPUs need."""
     claims = gpu_claims(snapshot)
     for one in _makers(snapshot):
@@ -59,7 +59,7 @@ def wanting(snapshot: Snapshot) -> Iterator[Wanting]:
             continue
         is_component = role_of(one.meta, one.template_labels, one.spec) is not None
         if is_component or _for_gpus(one.meta, one.spec, claims):
-            yield Wanting(one, snapshot.line(one.meta)[-1], _heard(snapshot, one), is_component)
+            yield IncompleteWorkload(one, snapshot.line(one.meta)[-1], _heard(snapshot, one), is_component)
 
 
 def _makers(snapshot: Snapshot) -> Iterator[Workload]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from diagnosis.cause import Certainty, Found, Search, command
+from diagnosis.cause import Certainty, FoundCause, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import ALLOCATION_FAILED, ALLOCATION_HANGS, NO_CONTROL, REGISTER_STALE
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.components import Role
 from diagnosis.hami.command_line import LOCK_EXPIRES
-from diagnosis.hami.grants import BindPhase, Grant, grant
+from diagnosis.hami.grants import BindPhase, PodGrant, grant
 from diagnosis.hami.installation import installation_of, installations, is_there
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
@@ -27,7 +27,7 @@ LIBRARY_REASONS = ("HamiLibraryNotInstalled", "HamiPreloadWrong")
 _SOCKET_REASON = "HamiPluginNotServing"
 
 
-def find_stuck(snapshot: Snapshot) -> Iterator[Found]:
+def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Pending on their node, though the scheduler has done its part."""
     every = installations(snapshot)
     for pod in snapshot.pods:
@@ -44,7 +44,7 @@ def find_stuck(snapshot: Snapshot) -> Iterator[Found]:
             yield _hanging(snapshot, pod, given)
 
 
-def find_uncontrolled(snapshot: Snapshot) -> Iterator[Found]:
+def find_uncontrolled(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Containers without HAMi's limits on a card that other pods share."""
     users: defaultdict[str, list[Pod]] = defaultdict(list)
     shared = [(pod, given) for pod in snapshot.pods if not pod.over and (given := grant(pod.meta)) is not None]
@@ -62,20 +62,20 @@ def _is_uncontrolled(container: Container) -> bool:
     return container.env.get(CONTROL, "").lower() in ("true", "1")
 
 
-def _uncontrolled(snapshot: Snapshot, pod: Pod, container: Container, uuid: str, users: list[Pod]) -> Found:
+def _uncontrolled(snapshot: Snapshot, pod: Pod, container: Container, uuid: str, users: list[Pod]) -> FoundCause:
     others = [one.subject for one in users if one is not pod]
     more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
     told = f"{pod.subject}: container {container.name} has {CONTROL}=true on card {uuid}"
     evidence = (told, f"on the card beside it: {', '.join(others[:_MOST])}{more}")
-    return Found(NO_CONTROL, snapshot.line(pod.meta)[-1], evidence, (), (pod.subject,))
+    return FoundCause(NO_CONTROL, snapshot.line(pod.meta)[-1], evidence, (), (pod.subject,))
 
 
-def _failed(pod: Pod, given: Grant) -> Found:
+def _failed(pod: Pod, given: PodGrant) -> FoundCause:
     evidence = (f"{pod.subject}: hami.io/bind-phase=failed, {_cards(given)}", *([pod.message] if pod.message else []))
-    return Found(ALLOCATION_FAILED, f"node/{pod.spec.node}", evidence, _look(pod), (pod.subject,))
+    return FoundCause(ALLOCATION_FAILED, f"node/{pod.spec.node}", evidence, _look(pod), (pod.subject,))
 
 
-def _hanging(snapshot: Snapshot, pod: Pod, given: Grant) -> Found:
+def _hanging(snapshot: Snapshot, pod: Pod, given: PodGrant) -> FoundCause:
     node = f"node/{pod.spec.node}"
     since = f" since {timestamp(given.bound_at)}" if given.bound_at is not None else ""
     evidence = [f"{pod.subject}: hami.io/bind-phase=allocating{since}, {_cards(given)}; no container has begun"]
@@ -84,7 +84,7 @@ def _hanging(snapshot: Snapshot, pod: Pod, given: Grant) -> Found:
     evidence += seen_on_host(snapshot.by_node.get(pod.spec.node), _SOCKET_REASON)
     above = (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE, *NODES)
     because = tuple((cause, node) for cause in above)
-    return Found(
+    return FoundCause(
         ALLOCATION_HANGS, node, tuple(evidence), _look(pod), (pod.subject,), Certainty.LIKELY, because_of=because
     )
 
@@ -99,7 +99,7 @@ def _is_plugin(pod: Pod) -> bool:
     return pod.meta.labels.get("app.kubernetes.io/component") == "hami-device-plugin"
 
 
-def _cards(given: Grant) -> str:
+def _cards(given: PodGrant) -> str:
     named = [f"{share.memory} MiB of {share.uuid}" for share in given.shares[:_MOST]]
     return f"given {', '.join(named)}" if named else "no card is noted on it"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diagnosis.cause import Cause, Found, Search, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, FoundCause, Search, command
 from diagnosis.hami.installation import is_there
 from diagnosis.hami.settings import DEVICE_CONFIG, KEYS, read_settings
 from diagnosis.snapshot import Snapshot
@@ -13,7 +13,7 @@ from diagnosis.snapshot.cluster_objects import ConfigMap
 _SOURCE = "HAMi, pkg/scheduler/config, and its chart's templates/scheduler/device-configmap.yaml"
 UNREADABLE = Cause(
     "HamiConfigurationUnreadable",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     None,
     "HAMi's configuration of devices is no YAML: its scheduler and device plugins can't start again with it.",
     "Mend the document, then restart the scheduler and the device plugins.",
@@ -21,7 +21,7 @@ UNREADABLE = Cause(
 )
 MISPLACED = Cause(
     "HamiSettingMisplaced",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     None,
     "A setting of HAMi's for NVIDIA's cards stands beside `nvidia:` in its configuration, where nothing reads it.",
     "Move it beneath `nvidia:`, then restart the scheduler and the device plugins.",
@@ -29,19 +29,19 @@ MISPLACED = Cause(
 )
 
 
-def find(snapshot: Snapshot) -> Iterator[Found]:
+def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield unreadable files and misplaced settings, one result of each kind per ConfigMap."""
     for one in snapshot.config_maps if is_there(snapshot) else ():
         if DEVICE_CONFIG not in one.data:
             continue
         told = read_settings(one)
         if told.unreadable:
-            yield Found(UNREADABLE, one.meta.subject, (f"{DEVICE_CONFIG}: {told.unreadable}",), (_edit(one),))
+            yield FoundCause(UNREADABLE, one.meta.subject, (f"{DEVICE_CONFIG}: {told.unreadable}",), (_edit(one),))
         # Other versions may accept other keys. Only a key that is known elsewhere is certainly misplaced.
         stray = [key for key in told.odd if key.path in KEYS]
         if stray:
             evidence = tuple(f"{DEVICE_CONFIG}: {key.path} stands where HAMi reads {key.meant}" for key in stray)
-            yield Found(MISPLACED, one.meta.subject, evidence, (_edit(one),))
+            yield FoundCause(MISPLACED, one.meta.subject, evidence, (_edit(one),))
 
 
 def _edit(one: ConfigMap) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from diagnosis.cause import Cause, Found, Search, command
+from diagnosis.cause import Cause, FoundCause, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
 from diagnosis.components import Role, is_ready
@@ -19,7 +19,7 @@ from diagnosis.hami.installation import (
     newest_asking,
     schedulers,
 )
-from diagnosis.pod_stage import Kind, stage
+from diagnosis.pod_stage import StageKind, stage
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.rules import Webhook
 from diagnosis.snapshot.workloads import Workload
@@ -29,7 +29,7 @@ _LEADER = ("hami.io/scheduler-role", "leader")
 _SETTLES = timedelta(minutes=5)
 
 
-def find_webhook(snapshot: Snapshot) -> Iterator[Found]:
+def find_webhook(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Webhooks that the API server can't trust and never asks; a pod that one has changed shows that it does."""
     every = installations(snapshot)
     for one in every:
@@ -40,7 +40,7 @@ def find_webhook(snapshot: Snapshot) -> Iterator[Found]:
                 yield _without_ca(one, hook)
 
 
-def find_jobs(snapshot: Snapshot) -> Iterator[Found]:
+def find_jobs(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Jobs of the chart that ended in failure, or can't begin."""
     for one in installations(snapshot):
         for job in snapshot.workloads:
@@ -49,7 +49,7 @@ def find_jobs(snapshot: Snapshot) -> Iterator[Found]:
                 yield from _failed(snapshot, job)
 
 
-def find_leaderless(snapshot: Snapshot) -> Iterator[Found]:
+def find_leaderless(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Services without an address, though a scheduler's pod is ready."""
     for one in installations(snapshot):
         namespace, _, service = one.service.partition("/")
@@ -64,7 +64,9 @@ def find_leaderless(snapshot: Snapshot) -> Iterator[Found]:
                 f"scheduler pods that are ready: {', '.join(pod.subject for pod in ready)}",
                 told,
             )
-            yield Found(NO_LEADER, f"service/{one.service}", evidence, _look_at_leader(one), because_of=_scheduler(one))
+            yield FoundCause(
+                NO_LEADER, f"service/{one.service}", evidence, _look_at_leader(one), because_of=_scheduler(one)
+            )
 
 
 def _has_answered(snapshot: Snapshot, one: Installation, every: tuple[Installation, ...]) -> bool:
@@ -88,7 +90,7 @@ def _scheduler(one: Installation) -> tuple[tuple[Cause, str], ...]:
     return tuple((NOT_READY[Role.HAMI_SCHEDULER], subject) for subject in (one.scheduler.subject, *sorted(nodes)))
 
 
-def _without_ca(one: Installation, hook: Webhook) -> Found:
+def _without_ca(one: Installation, hook: Webhook) -> FoundCause:
     kind, name = hook.configuration.kind.lower(), hook.configuration.name
     policy = "Fail: no GPU pod is made" if hook.fails_closed else "Ignore: pods pass it by unchanged"
     evidence = (f"{hook.configuration.subject}: webhook {hook.name} has no caBundle; failurePolicy {policy}",)
@@ -99,30 +101,30 @@ def _without_ca(one: Installation, hook: Webhook) -> Found:
         f"See what the API server has now: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
     )
     because = tuple((PATCH_FAILED, f"job/{one.namespace}/{one.name}{suffix}") for suffix in _JOBS)
-    return Found(NO_CA, hook.configuration.subject, evidence, remedy, because_of=because)
+    return FoundCause(NO_CA, hook.configuration.subject, evidence, remedy, because_of=because)
 
 
-def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[Found]:
+def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[FoundCause]:
     ends = max((one.ends for one in authorities(hook.ca)), default=None)
     if ends is not None and ends < snapshot.now:
         evidence = (
             f"{hook.configuration.subject}: the caBundle of webhook {hook.name} ended {ends:%Y-%m-%d %H:%M} UTC",
         )
-        yield Found(CERTIFICATE_EXPIRED, hook.configuration.subject, evidence)
+        yield FoundCause(CERTIFICATE_EXPIRED, hook.configuration.subject, evidence)
 
 
-def _failed(snapshot: Snapshot, job: Workload) -> Iterator[Found]:
+def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
     ended = next((one for one in job.conditions if one.type == "Failed" and one.status == "True"), None)
     done = any(one.type == "Complete" and one.status == "True" for one in job.conditions)
     stages = [(pod, stage(pod, snapshot.now)) for pod in snapshot.pods_under.get(job.subject, ())]
-    failing = [(pod, at) for pod, at in stages if at.kind is Kind.FAILS]
+    failing = [(pod, at) for pod, at in stages if at.kind is StageKind.FAILS]
     if done or (ended is None and not failing):
         return
     evidence = [f"{job.subject}: {ended.reason}: {ended.message}"] if ended is not None else []
     evidence += [f"{pod.subject}: {at}" for pod, at in failing[:2]]
     log = command("kubectl", "-n", job.meta.namespace, "logs", f"job/{job.meta.name}", "--tail=50")
     remedy = (f"Read why it fails: {log}", "Mend that, then upgrade the release again: Helm runs the Job anew.")
-    yield Found(PATCH_FAILED, job.subject, tuple(evidence), remedy)
+    yield FoundCause(PATCH_FAILED, job.subject, tuple(evidence), remedy)
 
 
 def _look_at_leader(one: Installation) -> tuple[str, ...]:

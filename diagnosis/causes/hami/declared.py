@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from diagnosis.cause import Cause, Link, Severity
+from diagnosis.cause import Cause, CauseSeverity, Link
 
-_HIGH, _MEDIUM, _LOW = Severity.HIGH, Severity.MEDIUM, Severity.LOW
+_HIGH, _MEDIUM, _LOW = CauseSeverity.HIGH, CauseSeverity.MEDIUM, CauseSeverity.LOW
 
 
 def _admitted(name: str, means: str, remedy: str, source: str) -> Cause:
     return Cause(name, _HIGH, Link.ADMITTED, means, remedy, source)
 
 
-def _scheduled(name: str, means: str, remedy: str, source: str = "", severity: Severity = _HIGH) -> Cause:
+def _scheduled(name: str, means: str, remedy: str, source: str = "", severity: CauseSeverity = _HIGH) -> Cause:
     return Cause(name, severity, Link.SCHEDULED, means, remedy, source)
 
 
@@ -19,7 +19,7 @@ def _accepted(name: str, means: str, remedy: str, source: str) -> Cause:
     return Cause(name, _HIGH, Link.ACCEPTED, means, remedy, source)
 
 
-def _of_node(name: str, means: str, remedy: str, source: str, severity: Severity = _HIGH) -> Cause:
+def _of_node(name: str, means: str, remedy: str, source: str, severity: CauseSeverity = _HIGH) -> Cause:
     return Cause(name, severity, None, means, remedy, source)
 
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from diagnosis.cause import Found, command
+from diagnosis.cause import FoundCause, command
 from diagnosis.causes.admission.texts import Refusal
-from diagnosis.causes.admission.wanting import Wanting
+from diagnosis.causes.admission.wanting import IncompleteWorkload
 from diagnosis.causes.hami.declared import NODE_NAMED, PRIVILEGED, QUOTA
 from diagnosis.hami.installation import asks_for, installations
 from diagnosis.hami.quota import given_of, kept_quotas
-from diagnosis.hami.settings import Settings
+from diagnosis.hami.settings import HamiSettings
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import PodSpec
 
 
-def denied(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Found | None:
+def denied(snapshot: Snapshot, one: IncompleteWorkload, refusal: Refusal) -> FoundCause | None:
     """Return the cause for a refusal in the webhook's own wording; None for other texts."""
     evidence = (f"{one.workload.subject}: {refusal.text}",)
     if "pod has node assigned" in refusal.text:
-        return Found(NODE_NAMED, one.top, (*evidence, *_named_node(one.spec)), (), (one.top,))
+        return FoundCause(NODE_NAMED, one.top, (*evidence, *_named_node(one.spec)), (), (one.top,))
     if "is privileged" in refusal.text:
-        return Found(PRIVILEGED, one.top, evidence, (), (one.top,))
+        return FoundCause(PRIVILEGED, one.top, evidence, (), (one.top,))
     if "exceeding resource quota" in refusal.text:
         return _over_quota(snapshot, one, evidence)
     return None
@@ -30,12 +30,12 @@ def _named_node(spec: PodSpec) -> tuple[str, ...]:
     return (f"the template names nodeName {spec.node}",) if spec.node else ()
 
 
-def _over_quota(snapshot: Snapshot, one: Wanting, evidence: tuple[str, ...]) -> Found:
+def _over_quota(snapshot: Snapshot, one: IncompleteWorkload, evidence: tuple[str, ...]) -> FoundCause:
     every = (each.settings for each in installations(snapshot))
-    settings = next((each for each in every if asks_for(one.spec, each)), Settings())
+    settings = next((each for each in every if asks_for(one.spec, each)), HamiSettings())
     known = kept_quotas(snapshot, one.namespace, settings)
     where = known[0].meta.subject if known else subject("Namespace", "", one.namespace)
     told = tuple(line for each in known for line in given_of(snapshot, each, settings))
     look = command("kubectl", "-n", one.namespace, "describe", "resourcequotas")
     remedy = (f"See what the quota allows (HAMi counts itself, its `used` says nothing): {look}",)
-    return Found(QUOTA, where, (*evidence, *told), remedy, (one.top,))
+    return FoundCause(QUOTA, where, (*evidence, *told), remedy, (one.top,))

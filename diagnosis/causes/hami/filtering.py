@@ -14,7 +14,7 @@ from itertools import islice
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.cause import Cause, Certainty, Found, Search, command
+from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.hami.declared import (
     CONSTRAINED,
     CORDONED,
@@ -33,13 +33,13 @@ from diagnosis.causes.hami.declared import (
 from diagnosis.causes.hami.nodes import why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
-from diagnosis.fit_error import Says
+from diagnosis.fit_error import ReasonSubject
 from diagnosis.gpu_nodes import has_hami, has_nvidia
-from diagnosis.hami.asking import Asked, asked_of
-from diagnosis.hami.books import Books, books_of, cards_of, unregistered, verdicts
+from diagnosis.hami.asking import CardRequest, asked_of
+from diagnosis.hami.books import SchedulerState, books_of, cards_of, unregistered, verdicts
 from diagnosis.hami.card_row import part_text
 from diagnosis.hami.fit import CardVerdict, NodeVerdict
-from diagnosis.hami.holding import Held
+from diagnosis.hami.holding import CardUsage
 from diagnosis.hami.installation import Installation, installation_of, installations, is_there
 from diagnosis.hami.quota import given_of, kept_quotas
 from diagnosis.hami.reasons import UNREGISTERED, Code
@@ -90,7 +90,7 @@ class _Judged(Struct, frozen=True):
     """
 
     waiting: Waiting
-    books: Books
+    books: SchedulerState
     nodes: tuple[tuple[Node, NodeVerdict], ...]
     words: tuple[str, ...]
 
@@ -107,10 +107,10 @@ class _Judged(Struct, frozen=True):
     def unknown(self) -> list[Node]:
         return [node for node, verdict in self.nodes if verdict.reason == UNREGISTERED]
 
-    def held(self, node: Node) -> Mapping[str, Held]:
+    def held(self, node: Node) -> Mapping[str, CardUsage]:
         return {one.card.uuid: one for one in self.books.cards.get(node.name, ())}
 
-    def asked(self, name: str) -> Asked | None:
+    def asked(self, name: str) -> CardRequest | None:
         """Return the request of the named container; for '', of the first container that requests a card."""
         for one in self.waiting.spec.containers:
             asked = asked_of(one, self.books.settings, self.books.version)
@@ -119,7 +119,7 @@ class _Judged(Struct, frozen=True):
         return None
 
 
-def find_refused(snapshot: Snapshot) -> Iterator[Found]:
+def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each refused workload, with every card.
 
     Each workload is judged by the books of the HAMi installation that it uses.
@@ -150,7 +150,7 @@ def _request(waiting: Waiting) -> tuple[str, str, str]:
 
 def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
     """Return HAMi's messages: those that kube-scheduler reports for HAMi, then HAMi's own events."""
-    told = [one.text for one in waiting.fit.of(Says.HAMI)] if waiting.fit is not None else []
+    told = [one.text for one in waiting.fit.of(ReasonSubject.HAMI)] if waiting.fit is not None else []
     last: dict[str, str] = {}
     for pod in waiting.pods:
         for event in events_of(snapshot, pod):
@@ -166,7 +166,7 @@ def _is_silent(waiting: Waiting) -> bool:
     return waiting.fit is not None and not waiting.fit.reasons and bool(waiting.fit.nodes)
 
 
-def _nodes(snapshot: Snapshot, books: Books, waiting: Waiting) -> Iterator[tuple[Node, NodeVerdict]]:
+def _nodes(snapshot: Snapshot, books: SchedulerState, waiting: Waiting) -> Iterator[tuple[Node, NodeVerdict]]:
     pod = waiting.pods[0]
     for node, verdict in verdicts(snapshot, books, pod.meta, pod.spec):
         concerned = has_hami(node) or has_nvidia(node)
@@ -174,7 +174,7 @@ def _nodes(snapshot: Snapshot, books: Books, waiting: Waiting) -> Iterator[tuple
             yield node, verdict
 
 
-def _found(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
+def _found(snapshot: Snapshot, one: _Judged) -> Iterator[FoundCause]:
     ours = one.asked("") is not None
     fitting = [node for node, verdict in one.known if verdict.fits] if ours else []
     if not one.nodes and any(map(has_hami, snapshot.nodes)):
@@ -185,14 +185,14 @@ def _found(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
         told = tuple(f"{node.subject}: {unregistered(node, one.books)}" for node in one.unknown[:_MOST_NODES])
         because = why_unknown(snapshot, one.unknown)
         words = tuple(_of_hami(one))
-        yield Found(
+        yield FoundCause(
             NODES_UNREGISTERED, one.waiting.workload, (*told, *words), (), one.waiting.names, because_of=because
         )
     else:
         yield from _by_cards(snapshot, one)
 
 
-def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iterator[Found]:
+def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iterator[FoundCause]:
     """Yield a result from HAMi's messages if the arithmetic finds no reason.
 
     Examples: other vendors' cards, nodes that are not visible, capacity that has become free since.
@@ -216,7 +216,7 @@ def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iter
         cause = NODES_UNREGISTERED
     because = why_unknown(snapshot, (*one.unknown, *fitting)) if cause is NODES_UNREGISTERED else ()
     remedy = () if cause is not None else _louder(installation_of(one.waiting.pods[0], installations(snapshot)))
-    yield Found(
+    yield FoundCause(
         cause or UNFIT,
         one.waiting.workload,
         tuple(evidence),
@@ -230,13 +230,13 @@ def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iter
 def _disowns(snapshot: Snapshot, one: _Judged) -> bool:
     """Whether HAMi knows nothing of more nodes than have registered nothing."""
     fit, spec = one.waiting.fit, one.waiting.spec
-    told = fit.of(Says.HAMI) if fit is not None else ()
+    told = fit.of(ReasonSubject.HAMI) if fit is not None else ()
     asked = [node for node in snapshot.nodes if selects(spec, node) and not closed_by(spec, node)]
     unknown = sum(bool(unregistered(node, one.books)) for node in asked)
     return sum(each.nodes or 0 for each in told if _UNKNOWN.search(each.text)) > unknown
 
 
-def _by_cards(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
+def _by_cards(snapshot: Snapshot, one: _Judged) -> Iterator[FoundCause]:
     because = why_unknown(snapshot, one.unknown)
     healed = {
         UNHEALTHY: _would_fit(snapshot, one, Code.UNHEALTHY, _healthy),
@@ -246,21 +246,21 @@ def _by_cards(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
     for cause, nodes in healed.items():
         for node in nodes:
             remedy = _heal(cause, node)
-            yield Found(cause, node.subject, evidence, remedy, one.waiting.names, because_of=because)
+            yield FoundCause(cause, node.subject, evidence, remedy, one.waiting.names, because_of=because)
     if any(healed.values()):
         return
     code = _main(one)
     cause, told = _CAUSES[code.value], (*_summary(one, code), *evidence, *_differs(one, code))
     subject, more = _subject(snapshot, one, code)
     remedy = tuple(_mend(one, code))
-    yield Found(cause, subject, (*told, *more), remedy, one.waiting.names, because_of=because)
+    yield FoundCause(cause, subject, (*told, *more), remedy, one.waiting.names, because_of=because)
 
 
-def _healthy(held: Held) -> Held:
+def _healthy(held: CardUsage) -> CardUsage:
     return replace(held, card=replace(held.card, healthy=True), mixed=False)
 
 
-def _would_fit(snapshot: Snapshot, one: _Judged, code: Code, heal: Callable[[Held], Held]) -> list[Node]:
+def _would_fit(snapshot: Snapshot, one: _Judged, code: Code, heal: Callable[[CardUsage], CardUsage]) -> list[Node]:
     """Nodes that would take the pods but for cards of that code."""
     if not any(card.code is code for _, verdict in one.known for card in verdict.cards):
         return []
@@ -315,7 +315,7 @@ def _each_card(one: _Judged) -> Iterator[str]:
         yield f"{node.subject}: {UNREGISTERED}: {unregistered(node, one.books)}"
 
 
-def _card(card: CardVerdict, held: Held | None) -> str:
+def _card(card: CardVerdict, held: CardUsage | None) -> str:
     kind = f", it is {held.card.kind}" if card.code is Code.TYPE and held is not None else ""
     pods = held.pods if held is not None else ()
     by = ", ".join(f"{pod} {part_text(part)}" for pod, part in islice(pods, _MOST_PODS))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from diagnosis.cause import Cause, Certainty, Found, Search, command
+from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.component_words import last_line
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import (
@@ -28,7 +28,7 @@ from diagnosis.components import YOUNG, Component, Role, components, is_for, is_
 from diagnosis.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, grant
-from diagnosis.hami.handshake import Handshake, Said, handshake
+from diagnosis.hami.handshake import Handshake, HandshakeState, handshake
 from diagnosis.hami.installation import (
     Installation,
     elsewhere,
@@ -39,7 +39,7 @@ from diagnosis.hami.installation import (
     serving,
 )
 from diagnosis.hami.node_lock import LOCK, NodeLock, node_lock
-from diagnosis.hami.registration import Form, Registration, registration
+from diagnosis.hami.registration import Registration, RegistrationFormat, registration
 from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
 from diagnosis.pod_stage import stage
 from diagnosis.quantity import counted
@@ -59,7 +59,7 @@ _SLACK = timedelta(minutes=2)
 _RELEASED = timedelta(minutes=1)
 
 
-def find_unmeant(snapshot: Snapshot) -> Iterator[Found]:
+def find_unmeant(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield GPU nodes that offer nothing and that no plugin selects; their labels exclude HAMi's plugin."""
     plugins = [plugin for one in installations(snapshot) for plugin in one.plugins if plugin.meta.kind == "DaemonSet"]
     others = [one for one in components(snapshot) if one.role in (Role.DEVICE_PLUGIN, Role.DRA_DRIVER)]
@@ -72,7 +72,7 @@ def find_unmeant(snapshot: Snapshot) -> Iterator[Found]:
             yield _unmeant(node, min(plugins, key=lambda one: (len(_unmet(one, node)), one.subject)))
 
 
-def find_registration(snapshot: Snapshot) -> Iterator[Found]:
+def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Compare the registration of each node with its offer, and check that the scheduler can read it."""
     every = installations(snapshot)
     there = plugin_pods(every)
@@ -88,7 +88,7 @@ def find_registration(snapshot: Snapshot) -> Iterator[Found]:
             yield from _unregistered(snapshot, every, node, told, pods)
 
 
-def find_unhealthy(snapshot: Snapshot) -> Iterator[Found]:
+def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Cards that their plugin holds for unhealthy, waited for or not."""
     for node in snapshot.nodes:
         told = registration(node)
@@ -101,24 +101,24 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[Found]:
             )
             because = tuple((one, node.subject) for one in (REGISTER_STALE, UNHEALTHY, WITHHELD))
             remedy = (f"Look at the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
-            yield Found(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
+            yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
 
-def find_skew(snapshot: Snapshot) -> Iterator[Found]:
+def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each scheduler whose version can't read the registrations of its nodes."""
     every = installations(snapshot)
     for one in every:
         reads, others = one.version, elsewhere(one, every)
         if reads is None or one.scheduler is None:
             continue
-        form = Form.JSON if reads >= _READS_JSON else Form.TEXT
+        form = RegistrationFormat.JSON if reads >= _READS_JSON else RegistrationFormat.TEXT
         told = [(node, registration(node)) for node in snapshot.nodes if node.name not in others]
         other = [(node, its) for node, its in told if its is not None and its.cards and its.form is not form]
         if other:
             yield _skew(one, one.scheduler, form, [node for node, _ in other])
 
 
-def find_handshake(snapshot: Snapshot) -> Iterator[Found]:
+def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes that a scheduler gave up although the plugin there works.
 
     Only versions of the scheduler that still use the handshake are checked.
@@ -135,7 +135,7 @@ def find_handshake(snapshot: Snapshot) -> Iterator[Found]:
             yield from _given_up(snapshot, node, said, working)
 
 
-def find_locks(snapshot: Snapshot) -> Iterator[Found]:
+def find_locks(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield locks that outlast their purpose."""
     every = installations(snapshot)
     for node in snapshot.nodes:
@@ -147,7 +147,7 @@ def find_locks(snapshot: Snapshot) -> Iterator[Found]:
                 yield _locked(snapshot, node, lock, why)
 
 
-def _unmeant(node: Node, plugin: Component) -> Found:
+def _unmeant(node: Node, plugin: Component) -> FoundCause:
     unmet, taints = _unmet(plugin, node), refused(plugin.spec, node)
     lacks = f"it wants {', '.join(unmet)}" if unmet else f"it does not tolerate {', '.join(map(str, taints))}"
     if not unmet and not taints:
@@ -157,7 +157,7 @@ def _unmeant(node: Node, plugin: Component) -> Found:
     remedy = (
         f"Label the node: {label}" if unmet else f"Let {plugin.subject} run there (Helm: devicePlugin.tolerations)."
     )
-    return Found(PLUGIN_NOT_MEANT, node.subject, evidence, (remedy,), (node.subject,))
+    return FoundCause(PLUGIN_NOT_MEANT, node.subject, evidence, (remedy,), (node.subject,))
 
 
 def _unmet(plugin: Component, node: Node) -> list[str]:
@@ -165,7 +165,7 @@ def _unmet(plugin: Component, node: Node) -> list[str]:
     return [f"{key}={value}" for key, value in plugin.spec.node_selector.items() if labels.get(key) != value]
 
 
-def _stale(snapshot: Snapshot, node: Node, told: Registration, pods: Iterable[Pod]) -> Found:
+def _stale(snapshot: Snapshot, node: Node, told: Registration, pods: Iterable[Pod]) -> FoundCause:
     offer = offered(node, installations(snapshot))
     evidence = [f"{node.subject}: {counted(len(told.cards), 'card')} registered, {offer}"]
     remedy = []
@@ -184,7 +184,7 @@ def _stale(snapshot: Snapshot, node: Node, told: Registration, pods: Iterable[Po
         remedy = [f"See why the plugin does not run there: {look}"]
     above = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, UNHEALTHY, WITHHELD, *NODES)
     because = tuple((one, node.subject) for one in above)
-    return Found(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
+    return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
 
 
 def _unregistered(
@@ -193,7 +193,7 @@ def _unregistered(
     node: Node,
     told: Registration | None,
     pods: Iterable[Pod],
-) -> Iterator[Found]:
+) -> Iterator[FoundCause]:
     working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
     if not working or not any(one.scheduler is not None for one in every):
         return
@@ -208,16 +208,16 @@ def _unregistered(
         f"See whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', _as(pod))}",
         f"Let it register anew: {command(*words, 'delete', 'pod', pod.meta.name)}",
     )
-    yield Found(NOT_REGISTERED, node.subject, evidence, remedy, (node.subject,))
+    yield FoundCause(NOT_REGISTERED, node.subject, evidence, remedy, (node.subject,))
 
 
 def _as(pod: Pod) -> str:
     return f"--as=system:serviceaccount:{pod.meta.namespace}:{pod.spec.service_account or 'default'}"
 
 
-def _skew(one: Installation, scheduler: Component, form: Form, nodes: list[Node]) -> Found:
+def _skew(one: Installation, scheduler: Component, form: RegistrationFormat, nodes: list[Node]) -> FoundCause:
     named = ", ".join(node.subject for node in nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
-    other = Form.TEXT if form is Form.JSON else Form.JSON
+    other = RegistrationFormat.TEXT if form is RegistrationFormat.JSON else RegistrationFormat.JSON
     plugins = sorted({plugin.version for plugin in one.plugins})
     evidence = [f"{scheduler.subject} is {scheduler.version} and reads {form.value}", f"{named}: {other.value}"]
     if plugins:
@@ -228,7 +228,7 @@ def _skew(one: Installation, scheduler: Component, form: Form, nodes: list[Node]
         "A plugin of the right version writes the registration again within a minute.",
     )
     names = tuple(node.subject for node in nodes)
-    return Found(REGISTER_UNREADABLE, scheduler.subject, tuple(evidence), remedy, names)
+    return FoundCause(REGISTER_UNREADABLE, scheduler.subject, tuple(evidence), remedy, names)
 
 
 def _answers_of_old(pods: Iterable[Pod]) -> bool:
@@ -237,22 +237,22 @@ def _answers_of_old(pods: Iterable[Pod]) -> bool:
     return bool(known) and max(known) <= ANSWERED_UNTIL
 
 
-def _given_up(snapshot: Snapshot, node: Node, said: Handshake, pods: list[Pod]) -> Iterator[Found]:
+def _given_up(snapshot: Snapshot, node: Node, said: Handshake, pods: list[Pod]) -> Iterator[FoundCause]:
     """The plugin answers every 30 s: an old request means that it does not, or that two clocks differ."""
     assert said.at is not None
     apart = abs(snapshot.now - said.at)
-    if said.said is Said.REPORTED or said.said is Said.OTHER or apart < _SILENT:
+    if said.said is HandshakeState.REPORTED or said.said is HandshakeState.OTHER or apart < _SILENT:
         return
     off = min(apart % _ZONES, _ZONES - apart % _ZONES)
     shown = f"{node.subject}: hami.io/node-handshake is {said.text}, {_minutes(apart)} from now"
     evidence = (shown, f"{', '.join(pod.subject for pod in pods)} is ready; {offered(node, installations(snapshot))}")
     if not said.zoned and (off < _SLACK or is_future(said.at, snapshot.now)) and apart < timedelta(hours=14, minutes=5):
         told = (*evidence, "that is a time zone's distance: the scheduler writes its local time and reads it as UTC")
-        yield Found(CLOCK_APART, node.subject, told, (), (node.subject,), Certainty.LIKELY)
+        yield FoundCause(CLOCK_APART, node.subject, told, (), (node.subject,), Certainty.LIKELY)
         return
     gone = command("kubectl", "-n", pods[0].meta.namespace, "delete", "pod", pods[0].meta.name)
     remedy = (f"Restart the plugin's pod: {gone}",)
-    yield Found(PLUGIN_SILENT, node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY)
+    yield FoundCause(PLUGIN_SILENT, node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY)
 
 
 def _minutes(apart: timedelta) -> str:
@@ -278,7 +278,7 @@ def _why_stale(snapshot: Snapshot, lock: NodeLock, expires: timedelta) -> str:
     return f"its owner {lock.pod} is {owner.phase}" if done else ""
 
 
-def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> Found:
+def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> FoundCause:
     waiting = [pod for pod in snapshot.pods if not pod.spec.node and not pod.over and _names(pod, node)]
     evidence = (
         f"{node.subject}: {LOCK} is {lock.text}: {why}",
@@ -291,7 +291,7 @@ def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> Found:
     )
     affected = tuple(pod.subject for pod in waiting) or (node.subject,)
     because = tuple((one, node.subject) for one in (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE))
-    return Found(LOCK_STALE, node.subject, evidence, remedy, affected, because_of=because)
+    return FoundCause(LOCK_STALE, node.subject, evidence, remedy, affected, because_of=because)
 
 
 def _names(pod: Pod, node: Node) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from diagnosis.cause import Cause, Certainty, Found, Search, command
+from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import (
     BIND_FAILS,
@@ -22,7 +22,7 @@ from diagnosis.causes.hami.declared import (
 )
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, unplaced, unschedulable
 from diagnosis.components import Role
-from diagnosis.fit_error import Says
+from diagnosis.fit_error import ReasonSubject
 from diagnosis.hami.installation import (
     Installation,
     installation_of,
@@ -31,7 +31,7 @@ from diagnosis.hami.installation import (
     is_there,
     schedulers,
 )
-from diagnosis.pod_stage import Kind, stage
+from diagnosis.pod_stage import StageKind, stage
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.events import Event
 from diagnosis.snapshot.meta import subject
@@ -55,7 +55,7 @@ _LASTS = timedelta(minutes=2)
 _MOST = 300
 
 
-def find_unbound(snapshot: Snapshot) -> Iterator[Found]:
+def find_unbound(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield the step that fails for waiting pods: a step after HAMi's filter, or one before it."""
     every = installations(snapshot)
     for waiting in unschedulable(snapshot):
@@ -77,7 +77,7 @@ def _last(pods: Iterable[Pod], snapshot: Snapshot) -> Event | None:
     return max(told, key=lambda one: str(one.last), default=None)
 
 
-def _judged(snapshot: Snapshot, one: Installation, waiting: Waiting) -> Iterator[Found]:
+def _judged(snapshot: Snapshot, one: Installation, waiting: Waiting) -> Iterator[FoundCause]:
     called = _CALLED.search(waiting.message)
     if called is not None:
         yield _unanswered(snapshot, one, waiting, called)
@@ -90,13 +90,13 @@ def _judged(snapshot: Snapshot, one: Installation, waiting: Waiting) -> Iterator
     elif (
         last is not None
         and last.reason == "FilteringSucceed"
-        and all(reason.says is Says.OTHER for reason in waiting.fit.reasons)
+        and all(reason.says is ReasonSubject.OTHER for reason in waiting.fit.reasons)
     ):
         since = (f"kube-scheduler since: {waiting.message[:_MOST]}",)
         yield from _filtered(snapshot, one, last, (waiting.workload, waiting.names), since)
 
 
-def _unanswered(snapshot: Snapshot, one: Installation, waiting: Waiting, called: re.Match[str]) -> Found:
+def _unanswered(snapshot: Snapshot, one: Installation, waiting: Waiting, called: re.Match[str]) -> FoundCause:
     cause = EXTENDER_SLOW if _LATE.search(called[2]) else EXTENDER
     evidence = [f"the scheduler, at /{called[1]}: {called[2][:_MOST]}", *_extender(snapshot, one)]
     remedy = [f"Read what the extender says: {_logs(one)}"]
@@ -110,13 +110,13 @@ def _unanswered(snapshot: Snapshot, one: Installation, waiting: Waiting, called:
         )
     above = NOT_READY[Role.HAMI_SCHEDULER]
     because = ((above, one.subject), *((above, f"node/{pod.spec.node}") for pod in _pods(one)))
-    return Found(cause, one.subject, tuple(evidence), tuple(remedy), waiting.names, because_of=because)
+    return FoundCause(cause, one.subject, tuple(evidence), tuple(remedy), waiting.names, because_of=because)
 
 
 def _extender(snapshot: Snapshot, one: Installation) -> Iterator[str]:
     for pod in _pods(one):
         at = stage(pod, snapshot.now)
-        if at.kind is not Kind.READY:
+        if at.kind is not StageKind.READY:
             yield f"{pod.subject}: {at}"
         yield from (
             f"{pod.subject}: container {state.name} was restarted {_ends(state)}"
@@ -135,7 +135,7 @@ def _pods(one: Installation) -> tuple[Pod, ...]:
     return one.scheduler.pods if one.scheduler is not None else ()
 
 
-def _unwritten(one: Installation, waiting: Waiting, text: str, *, failed: bool) -> Iterator[Found]:
+def _unwritten(one: Installation, waiting: Waiting, text: str, *, failed: bool) -> Iterator[FoundCause]:
     """Yield a failed write when a pod is bound.
 
     A lock within its time expires on its own. A lock that persists is reported for its node.
@@ -148,20 +148,22 @@ def _unwritten(one: Installation, waiting: Waiting, text: str, *, failed: bool) 
         return
     elif _SERVER.search(text):
         remedy = ("Look at the API server and etcd: health, latency, and whether requests are throttled.",)
-        yield Found(WRITE_FAILS, one.subject, evidence, remedy, waiting.names, Certainty.LIKELY)
+        yield FoundCause(WRITE_FAILS, one.subject, evidence, remedy, waiting.names, Certainty.LIKELY)
     elif failed or "bind" in text.lower():
         remedy = (f"Read what it met: {_logs(one)}",)
         because = ((LOCK_STALE, f"node/{name}") for name in _nodes_in(text))
-        yield Found(BIND_FAILS, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY, tuple(because))
+        yield FoundCause(
+            BIND_FAILS, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY, tuple(because)
+        )
 
 
-def _forbidden(one: Installation, waiting: Waiting, evidence: tuple[str, ...], told: re.Match[str]) -> Found:
+def _forbidden(one: Installation, waiting: Waiting, evidence: tuple[str, ...], told: re.Match[str]) -> FoundCause:
     user, verb, resource = told.groups()
     account = _ACCOUNT.match(user)
     where = subject("ServiceAccount", account[1], account[2]) if account else one.subject
     ask = command("kubectl", "auth", "can-i", verb, resource, f"--as={user}")
     remedy = (f"See what it may: {ask}", "Upgrade the release whole: its ClusterRole has what this version needs.")
-    return Found(NO_RIGHT, where, evidence, remedy, waiting.names)
+    return FoundCause(NO_RIGHT, where, evidence, remedy, waiting.names)
 
 
 def _filtered(
@@ -170,13 +172,13 @@ def _filtered(
     last: Event,
     who: tuple[str, tuple[str, ...]],
     since: tuple[str, ...] = (),
-) -> Iterator[Found]:
+) -> Iterator[FoundCause]:
     """Yield a pod that was not bound although HAMi found a node. `who`: the workload, and its pods."""
     if last.last is None or snapshot.now - last.last < _LASTS:
         return
     evidence = (f"HAMi's scheduler: {last.message[:_MOST]}", *since)
     remedy = (f"Read what the other plugins of the scheduler say of the pod: {_logs(one, 'kube-scheduler')}",)
-    yield Found(FILTERED_ONLY, who[0], evidence, remedy, who[1], Certainty.LIKELY)
+    yield FoundCause(FILTERED_ONLY, who[0], evidence, remedy, who[1], Certainty.LIKELY)
 
 
 def _logs(one: Installation, container: str = "vgpu-scheduler-extender") -> str:

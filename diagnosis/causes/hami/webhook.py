@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from diagnosis.cause import Cause, Certainty, Found, Search, command
+from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.hami.control_plane import unreachable
 from diagnosis.causes.hami.declared import (
     IGNORED,
@@ -40,7 +40,7 @@ _HOOKS = "MutatingWebhookConfiguration"
 _DEFAULT = ("", "default-scheduler")
 
 
-def find_bypassed(snapshot: Snapshot) -> Iterator[Found]:
+def find_bypassed(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that missed the webhook: rejected by the kubelet, or waiting for a share of a HAMi card."""
     every = installations(snapshot)
     names = schedulers(every)
@@ -74,23 +74,23 @@ def _wants_shares(spec: PodSpec) -> bool:
     return any(SHARES & {*one.limits, *one.requests} for one in spec.containers)
 
 
-def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> Found:
+def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> FoundCause:
     written = snapshot.line(pod.meta)[-1]
     shown = _shown(pod)
     known = _kept_away(snapshot, every, pod, written) or _left_alone(snapshot, every, pod, written)
     if known is not None:
         cause, where, told, remedy = known
-        return Found(cause, where, (told, shown), remedy, (pod.subject,))
+        return FoundCause(cause, where, (told, shown), remedy, (pod.subject,))
     if snapshot.sees(_HOOKS) and not any(one.webhooks for one in every):
         told = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io beside {every[0].subject}"
-        return Found(WEBHOOK_MISSING, every[0].subject, (told, shown), (), (pod.subject,))
+        return FoundCause(WEBHOOK_MISSING, every[0].subject, (told, shown), (), (pod.subject,))
     evidence = (shown, *(line for one in every for line in _was_away(one, pod)))
     gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
     remedy = (f"Once the webhook answers, have the pod made anew: {gone}", *_for_the_next_time(every))
     because = tuple(pair for one in every for pair in unreachable(one))
     doubts = tuple(_doubts(snapshot, every))
     certainty = Certainty.LIKELY if doubts else Certainty.PROVEN
-    return Found(MISSED, written, (*evidence, *doubts), remedy, (pod.subject,), certainty, because)
+    return FoundCause(MISSED, written, (*evidence, *doubts), remedy, (pod.subject,), certainty, because)
 
 
 def _doubts(snapshot: Snapshot, every: tuple[Installation, ...]) -> Iterator[str]:

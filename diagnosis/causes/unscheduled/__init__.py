@@ -12,11 +12,11 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from diagnosis.cause import Found, Search
+from diagnosis.cause import FoundCause, Search
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.unscheduled import device_claims, names, queues, refused, resources, selectors, volcano, volumes
-from diagnosis.causes.unscheduled.waiting import Room, Waiting, is_stuck, rooms, unschedulable, without
-from diagnosis.fit_error import Says
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_stuck, rooms, unschedulable, without
+from diagnosis.fit_error import ReasonSubject
 from diagnosis.gpu_nodes import devices_in, has_hami, has_nvidia
 from diagnosis.placement import has, selects
 from diagnosis.snapshot import Snapshot
@@ -33,14 +33,14 @@ WITHOUT_HOLDERS = frozenset(
     )
 )
 """What the pod, its namespace and the nodes show by themselves: whatever pods elsewhere hold, it is so."""
-_BEFORE_NODES = (Says.VOLUME_MISSING, Says.VOLUME_UNBOUND)
+_BEFORE_NODES = (ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND)
 
 
-def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
+def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Pods that a scheduler has judged and refused."""
     everywhere = rooms(snapshot) if snapshot.sees("Node") else ()
     left = _left(snapshot, everywhere)
-    judged: dict[tuple[str, str], tuple[Waiting, list[Found]]] = {}
+    judged: dict[tuple[str, str], tuple[Waiting, list[FoundCause]]] = {}
     for waiting in unschedulable(snapshot):
         if _is_mended(snapshot, waiting) or _is_joined(snapshot, waiting, everywhere) or _is_made_room(waiting, left):
             continue
@@ -60,7 +60,7 @@ def _is_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
     return volumes_told and (volumes.are_mended(snapshot, waiting) or volumes.are_made(snapshot, waiting))
 
 
-def _left(snapshot: Snapshot, everywhere: Iterable[Room]) -> list[Room]:
+def _left(snapshot: Snapshot, everywhere: Iterable[NodeUse]) -> list[NodeUse]:
     """Nodes from which pods are on their way out in good time, as they will be without them."""
     going: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:
@@ -69,24 +69,24 @@ def _left(snapshot: Snapshot, everywhere: Iterable[Room]) -> list[Room]:
     return [without(room, going[room.node.name]) for room in everywhere if room.node.name in going]
 
 
-def _is_made_room(waiting: Waiting, left: Iterable[Room]) -> bool:
+def _is_made_room(waiting: Waiting, left: Iterable[NodeUse]) -> bool:
     """Whether all of its pods fit once the terminating pods are gone, as in a rollout."""
-    short = waiting.fit is not None and bool(waiting.fit.of(Says.SHORT))
+    short = waiting.fit is not None and bool(waiting.fit.of(ReasonSubject.SHORT))
     taking = [one for one in left if selects(waiting.spec, one.node) and not refused.closed_by(waiting.spec, one.node)]
     return short and bool(waiting.counted) and _places(waiting, taking) >= len(waiting.pods)
 
 
-def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
+def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> bool:
     """Whether a node with GPUs that would take pods so young has joined minutes ago, and does not offer them yet."""
     made = [pod.meta.created for pod in waiting.pods if pod.meta.created is not None]
-    short = waiting.fit is None or bool(waiting.fit.of(Says.SHORT))
+    short = waiting.fit is None or bool(waiting.fit.of(ReasonSubject.SHORT))
     if not short or not made or snapshot.now - min(made) > _LOOKS_AGAIN:
         return False
     new = (room.node for room in everywhere if refused.is_joining(snapshot, waiting.spec, room.node))
     return any(has_nvidia(one) and selects(waiting.spec, one) and not devices_in(one.allocatable) for one in new)
 
 
-def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
+def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> bool:
     """Whether the scheduler's refusal is still valid although the objects do not show the reason.
 
     A message of another format counts only if the pods are old.
@@ -99,7 +99,7 @@ def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]
     return not _is_next(snapshot, waiting, everywhere)
 
 
-def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
+def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> bool:
     """Whether there is room by now, so that the scheduler's next retry, minutes later, will succeed.
 
     This is judged only if the pods of the whole cluster were listed, not those of one namespace.
@@ -107,11 +107,11 @@ def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -
     newest = max((pod.meta.created for pod in waiting.pods if pod.meta.created is not None), default=None)
     young = newest is not None and snapshot.now - newest < _LOOKS_AGAIN
     whole = len({pod.meta.namespace for pod in snapshot.pods}) > 1
-    short = waiting.fit is not None and bool(waiting.fit.of(Says.SHORT))
+    short = waiting.fit is not None and bool(waiting.fit.of(ReasonSubject.SHORT))
     return bool(everywhere) and young and whole and short
 
 
-def _for_workload(found: Found, of: Waiting, to: Waiting) -> Found:
+def _for_workload(found: FoundCause, of: Waiting, to: Waiting) -> FoundCause:
     """Return the same result for another workload whose pods have the same requests.
 
     This way, many thousand nodes are judged once for both.
@@ -120,7 +120,7 @@ def _for_workload(found: Found, of: Waiting, to: Waiting) -> Found:
     return replace(found, subject=subject, affected=to.names if found.affected == of.names else found.affected)
 
 
-def _apart_from_nodes(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+def _apart_from_nodes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield obstacles that apply before any node is judged."""
     yield from queues.find_error(waiting)
     if waiting.fit is not None and waiting.fit.of(*_BEFORE_NODES):
@@ -129,7 +129,7 @@ def _apart_from_nodes(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
         yield from device_claims.find_claims(snapshot, waiting)
 
 
-def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> Iterator[Found]:
+def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Step by step fewer nodes: with the resource, selected, large enough, with room, open."""
     lacking = names.absent(waiting, everywhere)
     if lacking:
@@ -159,16 +159,18 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) 
     yield from _by_room(snapshot, waiting, large, silent)
 
 
-def _parted(rooms: Iterable[Room], is_one: Callable[[Room], bool]) -> tuple[list[Room], list[Room]]:
+def _parted(rooms: Iterable[NodeUse], is_one: Callable[[NodeUse], bool]) -> tuple[list[NodeUse], list[NodeUse]]:
     """Split the rooms into those that meet the condition and those that do not."""
-    ones: list[Room] = []
-    others: list[Room] = []
+    ones: list[NodeUse] = []
+    others: list[NodeUse] = []
     for room in rooms:
         (ones if is_one(room) else others).append(room)
     return ones, others
 
 
-def _by_room(snapshot: Snapshot, waiting: Waiting, large: Sequence[Room], others: Sequence[Room]) -> Iterator[Found]:
+def _by_room(
+    snapshot: Snapshot, waiting: Waiting, large: Sequence[NodeUse], others: Sequence[NodeUse]
+) -> Iterator[FoundCause]:
     """`others` would take the pods, if they offered the GPUs that they have."""
     closed, opened = _parted(large, lambda room: bool(refused.closed_by(waiting.spec, room.node)))
     counted = waiting.counted
@@ -187,33 +189,33 @@ def _by_room(snapshot: Snapshot, waiting: Waiting, large: Sequence[Room], others
             yield replace(found, evidence=(*found.evidence, *elsewhere)) if found.cause in _FULL else found
 
 
-def _emptied(snapshot: Snapshot, room: Room) -> Room:
+def _emptied(snapshot: Snapshot, room: NodeUse) -> NodeUse:
     """Return the room of the node without pods that should be gone."""
     going = [pod for pod in room.pods if is_stuck(snapshot, pod)]
     return without(room, going) if going else room
 
 
-def _room_for_others(rooms: Iterable[Room]) -> tuple[str, ...]:
+def _room_for_others(rooms: Iterable[NodeUse]) -> tuple[str, ...]:
     """Return the nodes with room that are reserved for other pods, as information and not as a cause."""
     named = [f"{room.node.subject} ({', '.join(map(str, room.node.taints))})" for room in islice(rooms, _MOST)]
     return (f"there is room on nodes for others: {', '.join(named)}",) if named else ()
 
 
-def _places(waiting: Waiting, free: Sequence[Room]) -> int:
+def _places(waiting: Waiting, free: Sequence[NodeUse]) -> int:
     """Return the number of pods for which these nodes have room."""
     counted = waiting.counted
     counts = [min(room.free(name) // asked for name, asked in counted.items()) for room in free]
     return int(sum(counts))
 
 
-def _beyond_arithmetic(snapshot: Snapshot, waiting: Waiting, opened: Sequence[Room]) -> Iterator[Found]:
+def _beyond_arithmetic(snapshot: Snapshot, waiting: Waiting, opened: Sequence[NodeUse]) -> Iterator[FoundCause]:
     elsewhere = list(volumes.find_elsewhere(snapshot, waiting, opened))
     yield from elsewhere
     yield from (one for one in volumes.find_rules(waiting) if not elsewhere or one.cause is not volumes.ELSEWHERE)
     yield from queues.find_gang(snapshot, waiting, opened)
 
 
-def _by_text_alone(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+def _by_text_alone(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield results from the scheduler's text alone, if the objects do not show the reason.
 
     Reasons about nodes with the GPUs rank before reasons about other nodes.

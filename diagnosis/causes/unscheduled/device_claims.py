@@ -9,15 +9,15 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.other_devices import NO_SLICES
 from diagnosis.causes.unscheduled.device_taints import TAINTED, find_tainted
-from diagnosis.causes.unscheduled.offers import Offer, offered, published_anew, shut
+from diagnosis.causes.unscheduled.offers import PublishedDevice, offered, published_anew, shut
 from diagnosis.causes.unscheduled.refused import closed_by, find_refused
-from diagnosis.causes.unscheduled.waiting import Room, Waiting, events_of, unplaced
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, unplaced
 from diagnosis.components import Role, components
-from diagnosis.fit_error import Reason, Says
+from diagnosis.fit_error import ReasonSubject, UnfitReason
 from diagnosis.placement import asked_by
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
@@ -27,42 +27,42 @@ from diagnosis.snapshot.pods import Pod
 
 NO_CLASS = Cause(
     "DeviceClassMissing",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A claim asks for a DeviceClass that does not exist.",
     "Name a class that exists, or install the DRA driver, which brings its own.",
 )
 NO_DEVICES = Cause(
     "NoDevicesPublished",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "No node publishes devices of the DRA driver whose class a claim asks for.",
     "Look at the kubelet plugin of the DRA driver on the GPU nodes.",
 )
 NO_MATCH = Cause(
     "NoDeviceMatchesClaim",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "No device that is published is as a claim asks for, or not as many on one node.",
     "Change the claim's selectors or count to what devices there are.",
 )
 ALL_ALLOCATED = Cause(
     "DevicesAllAllocated",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "Every device that would satisfy a claim is allocated to another.",
     "Wait, stop what is not needed, or add nodes; delete claims that nobody uses any more.",
 )
 NO_CLAIM = Cause(
     "ResourceClaimMissing",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A pod names a ResourceClaim or a template that does not exist, or whose claim nobody has made.",
     "Create it in the pod's namespace, or correct the name in the workload.",
 )
 CLAIM_UNMET = Cause(
     "ClaimNotSatisfied",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "The scheduler can allocate no devices for a claim; what the snapshot shows does not tell why.",
     "Compare the claim's requests with the ResourceSlices.",
@@ -89,11 +89,12 @@ _NEEDED = ("ResourceClaim", "ResourceClaimTemplate")
 
 def is_dra(waiting: Waiting) -> bool:
     return bool(waiting.spec.claims) and (
-        waiting.fit is None or bool(waiting.fit.of(Says.CLAIM, Says.CLAIM_MISSING, Says.CLASS_MISSING))
+        waiting.fit is None
+        or bool(waiting.fit.of(ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING))
     )
 
 
-def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield the causes for pods whose claims prevent scheduling."""
     found = list(_missing(snapshot, waiting)) if snapshot.sees(*_NEEDED) else []
     for claim in _claims(snapshot, waiting):
@@ -102,12 +103,12 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
     if not found and waiting.fit is not None:
         found += (
             _by_text(snapshot, waiting, reason)
-            for reason in waiting.fit.of(Says.CLAIM, Says.CLAIM_MISSING, Says.CLASS_MISSING)
+            for reason in waiting.fit.of(ReasonSubject.CLAIM, ReasonSubject.CLAIM_MISSING, ReasonSubject.CLASS_MISSING)
         )
     yield from found
 
 
-def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
+def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods without any message of a scheduler: it does not process pods whose claims are missing."""
     for pod in unplaced(snapshot):
         if lacks_claims(snapshot, pod):
@@ -121,7 +122,7 @@ def lacks_claims(snapshot: Snapshot, pod: Pod) -> bool:
     return silent and bool(pod.spec.claims) and snapshot.sees(*_NEEDED) and any(_missing(snapshot, waiting))
 
 
-def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: DeviceClass) -> Iterator[Found]:
+def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: DeviceClass) -> Iterator[FoundCause]:
     """A resource of no device plugin, that a DeviceClass gives devices for."""
     if snapshot.sees("ResourceSlice"):
         count = int(waiting.asked[name])
@@ -130,20 +131,20 @@ def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: Dev
         yield from _offered(snapshot, waiting, (asks, Request(name, known.meta.name, count), claim, known))
 
 
-def _by_text(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Found:
+def _by_text(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> FoundCause:
     """Return the cause named by the scheduler's text, and by events of the controller that makes claims."""
     noted = (one for pod in waiting.pods[:_MOST] for one in events_of(snapshot, pod) if one.reason == _NOT_MADE)
     evidence = (f"the scheduler: {reason.text}", *(one.message for one in noted))
-    if reason.says is Says.CLASS_MISSING:
-        return Found(NO_CLASS, f"deviceclass/{reason.what}", evidence, (), waiting.names, Certainty.LIKELY)
-    if reason.says is Says.CLAIM_MISSING:
+    if reason.says is ReasonSubject.CLASS_MISSING:
+        return FoundCause(NO_CLASS, f"deviceclass/{reason.what}", evidence, (), waiting.names, Certainty.LIKELY)
+    if reason.says is ReasonSubject.CLAIM_MISSING:
         named = subject("ResourceClaim", waiting.pods[0].meta.namespace, reason.what)
         where = named if reason.what else waiting.workload
-        return Found(NO_CLAIM, where, evidence, (), waiting.names, Certainty.LIKELY)
+        return FoundCause(NO_CLAIM, where, evidence, (), waiting.names, Certainty.LIKELY)
     if not snapshot.sees(_RULES):
         evidence += (f"whether a {_RULES} keeps work off devices can't be seen: {snapshot.missing[_RULES]}",)
     above = tuple(_why_no_slices(snapshot))
-    return Found(CLAIM_UNMET, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY, above)
+    return FoundCause(CLAIM_UNMET, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY, above)
 
 
 def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
@@ -156,7 +157,7 @@ def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
             yield one
 
 
-def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     pod = waiting.pods[0]
     if pod.meta.created is not None and snapshot.now - pod.meta.created < _PATIENCE:
         return
@@ -166,7 +167,9 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
         if not kinds:
             told = ", ".join(sorted(one.name for one in mine)[:_MOST]) or "none"
             evidence = f"{waiting.workload}: claim {name} names {source}, and {pod.meta.namespace} has {told}"
-            yield Found(NO_CLAIM, subject("ResourceClaim", pod.meta.namespace, source), (evidence,), (), waiting.names)
+            yield FoundCause(
+                NO_CLAIM, subject("ResourceClaim", pod.meta.namespace, source), (evidence,), (), waiting.names
+            )
         elif kinds == {"ResourceClaimTemplate"} and name not in pod.claim_names:
             evidence = f"{pod.subject}: no ResourceClaim was made from the template {source}"
             look = command(
@@ -178,7 +181,7 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
                 f"--field-selector=involvedObject.name={pod.meta.name}",
             )
             remedy = (f"kube-controller-manager makes it; see its events: {look}",)
-            yield Found(
+            yield FoundCause(
                 NO_CLAIM,
                 subject("ResourceClaimTemplate", pod.meta.namespace, source),
                 (evidence,),
@@ -187,14 +190,14 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
             )
 
 
-def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request: Request) -> Iterator[Found]:
+def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request: Request) -> Iterator[FoundCause]:
     known = next((one for one in snapshot.device_classes if one.meta.name == request.device_class), None)
     asks = f"{claim.meta.subject} asks for {'all' if request.all else request.count} of class {request.device_class}"
     if known is None:
         if snapshot.sees("DeviceClass") and request.device_class:
             classes = ", ".join(sorted(one.meta.name for one in snapshot.device_classes)[:_MOST]) or "none"
             evidence = (asks, f"DeviceClasses there are: {classes}")
-            yield Found(NO_CLASS, f"deviceclass/{request.device_class}", evidence, (), waiting.names)
+            yield FoundCause(NO_CLASS, f"deviceclass/{request.device_class}", evidence, (), waiting.names)
         return
     if not snapshot.sees("ResourceSlice"):
         return
@@ -203,7 +206,7 @@ def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request:
 
 def _offered(
     snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
-) -> Iterator[Found]:
+) -> Iterator[FoundCause]:
     anew = tuple(published_anew(snapshot, _driver(asked[3])))
     for one in _short(snapshot, waiting, asked):
         known = replace(one, evidence=(*one.evidence, *anew[:_MOST]), certainty=Certainty.LIKELY)
@@ -212,7 +215,7 @@ def _offered(
 
 def _short(
     snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
-) -> Iterator[Found]:
+) -> Iterator[FoundCause]:
     asks, request, claim, known = asked
     driver, offers = _driver(known), list(offered(snapshot))
     of_driver = [one for one in offers if driver in ("", one.driver)]
@@ -221,13 +224,15 @@ def _short(
         look = command("kubectl", "get", "pods", "-A", "-o", "wide")
         remedy = (f"Look at the DRA driver's kubelet plugin on the GPU nodes: {look}",)
         above = tuple(_why_no_slices(snapshot))
-        yield Found(NO_DEVICES, f"deviceclass/{known.meta.name}", evidence, remedy, waiting.names, because_of=above)
+        yield FoundCause(
+            NO_DEVICES, f"deviceclass/{known.meta.name}", evidence, remedy, waiting.names, because_of=above
+        )
         return
     terms = [term for text in (*known.selectors, *request.selectors) for term in _terms(text)]
     matching = [one for one in of_driver if all(_holds(term, one) for term in terms)]
     if _most_on_a_node(matching) < request.count:
         most = f"{len(matching)} of {len(of_driver)} devices match, {_most_on_a_node(matching)} on one node at most"
-        yield Found(NO_MATCH, claim.meta.subject, (asks, *_unmet(terms, of_driver), most), (), waiting.names)
+        yield FoundCause(NO_MATCH, claim.meta.subject, (asks, *_unmet(terms, of_driver), most), (), waiting.names)
         return
     yield from _taken(snapshot, waiting, asked, matching)
 
@@ -236,8 +241,8 @@ def _taken(
     snapshot: Snapshot,
     waiting: Waiting,
     asked: tuple[str, Request, ResourceClaim, DeviceClass],
-    matching: Sequence[Offer],
-) -> Iterator[Found]:
+    matching: Sequence[PublishedDevice],
+) -> Iterator[FoundCause]:
     asks, request, _, known = asked
     by = {device: claim for claim in snapshot.claims for device in claim.devices}
     unheld = [one for one in matching if one.name not in by]
@@ -249,7 +254,7 @@ def _taken(
     if _is_enough(request, free, matching):
         return
     if _is_enough(request, untainted, matching):
-        yield from find_refused(snapshot, waiting, (Room(node, {}) for node in closed.values()))
+        yield from find_refused(snapshot, waiting, (NodeUse(node, {}) for node in closed.values()))
         return
     subject, told = f"deviceclass/{known.meta.name}", f"{len(matching)} devices match, {len(free)} are free"
     if _is_enough(request, unheld, matching):
@@ -263,10 +268,10 @@ def _taken(
     users = ", ".join(f"{name}: {count}" for name, count in held.most_common(_MOST))
     kept = [f"{name}: taint {one.taint}" for name, one in taints.items()]
     evidence = (asks, f"{told}; allocated to {users or 'nobody'}", *kept[:_MOST])
-    yield Found(ALL_ALLOCATED, subject, evidence, (), waiting.names)
+    yield FoundCause(ALL_ALLOCATED, subject, evidence, (), waiting.names)
 
 
-def _is_enough(request: Request, some: Sequence[Offer], matching: Sequence[Offer]) -> bool:
+def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequence[PublishedDevice]) -> bool:
     """Whether one node has as many among them as are asked for; all that match, where all are."""
     there = Counter(one.node for one in some)
     if request.all:
@@ -289,12 +294,12 @@ def _driver(known: DeviceClass) -> str:
     return next((found[1] for text in known.selectors if (found := _DRIVER.search(text))), "")
 
 
-def _drivers(offers: Iterable[Offer]) -> str:
+def _drivers(offers: Iterable[PublishedDevice]) -> str:
     names = sorted({one.driver for one in offers})
     return f"drivers that publish devices: {', '.join(names[:_MOST])}" if names else "no driver publishes devices"
 
 
-def _most_on_a_node(offers: Iterable[Offer]) -> int:
+def _most_on_a_node(offers: Iterable[PublishedDevice]) -> int:
     return max(Counter(one.node for one in offers).values(), default=0)
 
 
@@ -304,7 +309,7 @@ def _terms(expression: str) -> Iterator[str]:
         yield from (one.strip() for one in expression.split("&&"))
 
 
-def _holds(term: str, offer: Offer) -> bool:
+def _holds(term: str, offer: PublishedDevice) -> bool:
     """Whether the device is so, as far as the term is of a form that is known here: in doubt it is."""
     driver = _DRIVER.fullmatch(term)
     if driver:
@@ -318,7 +323,7 @@ def _holds(term: str, offer: Offer) -> bool:
     return _compares(offer, capacity) if capacity else True
 
 
-def _compares(offer: Offer, term: re.Match[str]) -> bool:
+def _compares(offer: PublishedDevice, term: re.Match[str]) -> bool:
     there, wanted = amount(_value(offer.device.capacity, term[1], term[2]) or ""), amount(term[3])
     if there is None or wanted is None:
         return there is not None
@@ -331,14 +336,14 @@ def _value(values: Mapping[str, str], domain: str, name: str) -> str | None:
     return values.get(name, values.get(f"{domain}/{name}"))
 
 
-def _unmet(terms: Iterable[str], offers: Sequence[Offer]) -> Iterator[str]:
+def _unmet(terms: Iterable[str], offers: Sequence[PublishedDevice]) -> Iterator[str]:
     """Yield terms that hold for no device, each with the values that the devices have."""
     for term in terms:
         if not any(_holds(term, one) for one in offers):
             yield f"no device meets {term[:300]}; {_there(term, offers)}"
 
 
-def _there(term: str, offers: Iterable[Offer]) -> str:
+def _there(term: str, offers: Iterable[PublishedDevice]) -> str:
     known = _ATTRIBUTE.match(term) or _CAPACITY.match(term)
     if known is None:
         return _drivers(offers)

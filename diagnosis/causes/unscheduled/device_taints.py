@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
-from diagnosis.causes.unscheduled.offers import Shut
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.causes.unscheduled.offers import BlockingTaint
 from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.causes.verdicts import release_of
 from diagnosis.snapshot import Snapshot
@@ -17,7 +17,7 @@ from healthcheck.node.state import CONDITION, UNHEALTHY
 
 TAINTED = Cause(
     "DevicesTainted",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A claim waits for devices that nobody holds: a taint keeps work off them.",
     "Mend what the taint is for: it goes with that, or with its DeviceTaintRule.",
@@ -27,8 +27,8 @@ _MOST, _MOST_REASONS = 5, 3
 
 
 def find_tainted(
-    snapshot: Snapshot, waiting: Waiting, subject: str, asks: Sequence[str], taints: Sequence[Shut]
-) -> Found:
+    snapshot: Snapshot, waiting: Waiting, subject: str, asks: Sequence[str], taints: Sequence[BlockingTaint]
+) -> FoundCause:
     """Return the result for a claim that device taints block.
 
     `asks`: the request of the claim, and the devices that exist.
@@ -38,10 +38,10 @@ def find_tainted(
     evidence = (*asks, *(_told(snapshot, one) for one in taints))
     remedy = tuple(dict.fromkeys(step for one in taints[:_MOST] for step in _steps(snapshot, one)))
     certainty = Certainty.LIKELY if unheeded else Certainty.PROVEN
-    return Found(TAINTED, subject, evidence, remedy, waiting.names, certainty)
+    return FoundCause(TAINTED, subject, evidence, remedy, waiting.names, certainty)
 
 
-def _told(snapshot: Snapshot, one: Shut) -> str:
+def _told(snapshot: Snapshot, one: BlockingTaint) -> str:
     where = f"node/{one.offer.node}" if one.offer.node else f"the pool {one.offer.pool}"
     device = f"{one.offer.device.name} of {where} has the taint {one.taint}"
     if one.rule is None:
@@ -51,7 +51,7 @@ def _told(snapshot: Snapshot, one: Shut) -> str:
     return f"{device} by {one.rule.meta.subject}{heeded}{f': {reasons}' if reasons else ''}"
 
 
-def _steps(snapshot: Snapshot, one: Shut) -> Iterator[str]:
+def _steps(snapshot: Snapshot, one: BlockingTaint) -> Iterator[str]:
     if one.rule is None:
         look = command(
             "kubectl", "get", "resourceslices", f"--field-selector=spec.nodeName={one.offer.node}", "-o=yaml"
@@ -67,7 +67,7 @@ def _steps(snapshot: Snapshot, one: Shut) -> Iterator[str]:
         yield f"It ends with: {command('kubectl', 'delete', 'devicetaintrule', name)}"
 
 
-def _reasons(snapshot: Snapshot, one: Shut) -> list[str]:
+def _reasons(snapshot: Snapshot, one: BlockingTaint) -> list[str]:
     """Return the reasons of our agent's findings on that GPU.
 
     If none match the device's address, use those of the Node's condition.

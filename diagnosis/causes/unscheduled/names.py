@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.offer_causes import why_not_cut, why_not_offered
 from diagnosis.causes.unscheduled import refused
-from diagnosis.causes.unscheduled.waiting import Room, Waiting, autoscaler_says, is_extended
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended
 from diagnosis.components import Role, components
 from diagnosis.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, switched_off
 from diagnosis.gpus import is_gpu, meant_as_gpu
@@ -20,14 +20,14 @@ from diagnosis.snapshot.nodes import Node
 
 MISSPELLED = Cause(
     "ResourceNameUnknown",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A workload asks for a resource that no node has, under a name much like one that nodes do have.",
     "Ask for the resource by the name that the nodes have.",
 )
 MIG_PROFILE_ABSENT = Cause(
     "MigProfileAbsent",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A workload asks for a MIG profile that no node is partitioned into, or that the MIG strategy names differently.",
     "Ask for a profile that is there, or have a node partitioned so.",
@@ -35,14 +35,14 @@ MIG_PROFILE_ABSENT = Cause(
 )
 ONLY_MIG = Cause(
     "GpusOnlyAsMigSlices",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A workload asks for whole GPUs, and the nodes offer theirs only as MIG slices.",
     "Ask for one of the profiles, or have a node's GPUs left whole.",
 )
 RENAMED = Cause(
     "SharedGpuResourceRenamed",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "Time-slicing or MPS offers the GPUs under a name with or without `.shared`, and the workload asks for the other.",
     "Ask for the name that the nodes have, or set `renameByDefault` of the device plugin's sharing.",
@@ -50,7 +50,7 @@ RENAMED = Cause(
 )
 ABSENT = Cause(
     "GpuResourceAbsent",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "No node offers a resource that GPU workloads ask for: there is no such node, or its device plugin does not tell.",
     "Add a node with it, or look why the device plugin of the nodes that have the hardware does not register.",
@@ -66,12 +66,14 @@ _KNOWN = frozenset((_WHOLE, "amd.com/gpu"))
 _MOST_NAMED = 5
 
 
-def absent(waiting: Waiting, rooms: Sequence[Room]) -> tuple[str, ...]:
+def absent(waiting: Waiting, rooms: Sequence[NodeUse]) -> tuple[str, ...]:
     """Return the requested resources of which no node has any."""
     return tuple(name for name in waiting.devices if not any(has(room.node, name) for room in rooms))
 
 
-def find_absent(snapshot: Snapshot, waiting: Waiting, names: Iterable[str], rooms: Sequence[Room]) -> Iterator[Found]:
+def find_absent(
+    snapshot: Snapshot, waiting: Waiting, names: Iterable[str], rooms: Sequence[NodeUse]
+) -> Iterator[FoundCause]:
     there = _offered(rooms)
     for name in names:
         asked = f"{shown(name, waiting.asked[name])} {name} is asked for; no node has any"
@@ -84,14 +86,14 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, names: Iterable[str], room
             told = autoscaler_says(snapshot, waiting.pods)
             evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *told)
             because = why_not_offered(snapshot)
-            yield Found(
+            yield FoundCause(
                 cause, f"resource/{name}", evidence, _look(snapshot, name, rooms), waiting.names, because_of=because
             )
         else:
             strategy = _strategies(rooms) if name.startswith(_MIG) else ()
             cut = why_not_cut(snapshot) if name.startswith(_MIG) else ()
             told = (asked, offered, *strategy)
-            yield Found(cause, waiting.workload, told, remedy, waiting.names, because_of=cut)
+            yield FoundCause(cause, waiting.workload, told, remedy, waiting.names, because_of=cut)
 
 
 def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
@@ -100,12 +102,12 @@ def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
     return has_nvidia(node) and is_changed(node) and not aside and selects(waiting.spec, node)
 
 
-def find_apart(waiting: Waiting) -> Found:
+def find_apart(waiting: Waiting) -> FoundCause:
     """Return the result for a pod whose resources all exist, but never together on one node."""
     names = " and ".join(sorted(waiting.devices))
     evidence = (f"one pod asks for {names}; no node has all of them",)
     remedy = ("Ask for resources that one kind of node has, or let the device plugin offer them together.",)
-    return Found(MISSPELLED, waiting.workload, evidence, remedy, waiting.names, Certainty.PROVEN)
+    return FoundCause(MISSPELLED, waiting.workload, evidence, remedy, waiting.names, Certainty.PROVEN)
 
 
 def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
@@ -147,7 +149,7 @@ def _other_profiles(name: str, mig: list[str], there: Counter[str]) -> tuple[str
     return ("Set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin.",)
 
 
-def _offered(rooms: Iterable[Room]) -> Counter[str]:
+def _offered(rooms: Iterable[NodeUse]) -> Counter[str]:
     """Return, by resource, how many nodes have any."""
     names = ((name, room) for room in rooms for name in {**room.node.capacity, **room.node.allocatable})
     return Counter(name for name, room in names if is_extended(name) and has(room.node, name))
@@ -160,7 +162,7 @@ def _offer(there: Counter[str]) -> str:
     return "offered: " + ", ".join(f"{name} on {counted(nodes, 'node')}" for name, nodes in gpus[:_MOST_NAMED])
 
 
-def _hardware(name: str, rooms: Iterable[Room]) -> Iterator[str]:
+def _hardware(name: str, rooms: Iterable[NodeUse]) -> Iterator[str]:
     """Nodes that should have it."""
     for room in rooms:
         node = room.node
@@ -172,12 +174,12 @@ def _hardware(name: str, rooms: Iterable[Room]) -> Iterator[str]:
             yield f"{node.subject}: a GPU node, and offers no {name}{why}"
 
 
-def _strategies(rooms: Iterable[Room]) -> tuple[str, ...]:
+def _strategies(rooms: Iterable[NodeUse]) -> tuple[str, ...]:
     told = Counter(room.node.meta.labels[_STRATEGY] for room in rooms if _STRATEGY in room.node.meta.labels)
     return tuple(f"MIG strategy {one} on {counted(nodes, 'node')}" for one, nodes in sorted(told.items()))
 
 
-def _look(snapshot: Snapshot, name: str, rooms: Sequence[Room]) -> tuple[str, ...]:
+def _look(snapshot: Snapshot, name: str, rooms: Sequence[NodeUse]) -> tuple[str, ...]:
     role = Role.EFA_PLUGIN if name == EFA else Role.DEVICE_PLUGIN if name.startswith(_NVIDIAS) else None
     if role is None:
         return (f"Bring the device plugin that offers {name} to the nodes that have such devices.", _offers(name))

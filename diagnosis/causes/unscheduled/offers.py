@@ -11,36 +11,36 @@ from msgspec import Struct
 
 from diagnosis.placement import tolerates
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.dra import Device, DeviceTaintRule
+from diagnosis.snapshot.dra import DeviceTaintRule, SliceDevice
 from diagnosis.snapshot.nodes import Taint
 from diagnosis.snapshot.pods import Toleration
 from healthcheck.node.device_pools import is_whole
 from healthcheck.node.state import KEEPS_AWAY
 
 
-class Offer(Struct, frozen=True):
+class PublishedDevice(Struct, frozen=True):
     """Published device. `name` has the form used in a claim's allocation: driver/pool/device."""
 
     name: str
     driver: str
     pool: str
     node: str
-    device: Device
+    device: SliceDevice
 
 
-class Shut(Struct, frozen=True):
+class BlockingTaint(Struct, frozen=True):
     """Taint that keeps a claim off a device. If `rule` is None, it is part of the driver's ResourceSlice."""
 
-    offer: Offer
+    offer: PublishedDevice
     taint: Taint
     rule: DeviceTaintRule | None = None
 
 
-def offered(snapshot: Snapshot) -> Iterator[Offer]:
+def offered(snapshot: Snapshot) -> Iterator[PublishedDevice]:
     for piece in (one for pool in snapshot.pools.values() for one in pool):
         for device in piece.devices:
             name = f"{piece.driver}/{piece.pool}/{device.name}"
-            yield Offer(name, piece.driver, piece.pool, piece.node, device)
+            yield PublishedDevice(name, piece.driver, piece.pool, piece.node, device)
 
 
 def published_anew(snapshot: Snapshot, driver: str) -> Iterator[str]:
@@ -50,7 +50,9 @@ def published_anew(snapshot: Snapshot, driver: str) -> Iterator[str]:
             yield f"the driver is publishing its pool {of}/{name} anew: {len(pool)} of {pool[0].count} ResourceSlices"
 
 
-def shut(snapshot: Snapshot, some: Iterable[Offer], tolerations: Iterable[Toleration]) -> dict[str, Shut]:
+def shut(
+    snapshot: Snapshot, some: Iterable[PublishedDevice], tolerations: Iterable[Toleration]
+) -> dict[str, BlockingTaint]:
     """Return, by device name, the first taint that no toleration covers."""
     found = {}
     for offer in some:
@@ -61,13 +63,13 @@ def shut(snapshot: Snapshot, some: Iterable[Offer], tolerations: Iterable[Tolera
     return found
 
 
-def _taints(snapshot: Snapshot, offer: Offer) -> Iterator[Shut]:
+def _taints(snapshot: Snapshot, offer: PublishedDevice) -> Iterator[BlockingTaint]:
     """Yield the taints on the device, those of rules first, because the author of a rule can explain it."""
     for place in product(("", offer.driver), ("", offer.pool), ("", offer.device.name)):
         for rule in _rules(snapshot).get(place, ()):
-            yield Shut(offer, rule.taint, rule)
+            yield BlockingTaint(offer, rule.taint, rule)
     for taint in offer.device.taints:
-        yield Shut(offer, taint)
+        yield BlockingTaint(offer, taint)
 
 
 @lru_cache(maxsize=1)

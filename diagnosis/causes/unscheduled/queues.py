@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
-from diagnosis.causes.unscheduled.waiting import Room, Waiting, events_of, group_of, tells_of_gang, unplaced
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, group_of, tells_of_gang, unplaced
 from diagnosis.components import Component, is_ready
 from diagnosis.gpus import asks_for_gpus
 from diagnosis.hami.installation import installations
@@ -26,42 +26,42 @@ from diagnosis.snapshot.pods import Pod
 
 KUEUE = Cause(
     "KueueHoldsPod",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.QUEUED,
     "Kueue has not admitted the workload: its pods keep a scheduling gate of Kueue.",
     "Look at the Kueue Workload and its queue: quota, and whether the queue is there and active.",
 )
 TOPOLOGY = Cause(
     "KueueTopologyPending",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.QUEUED,
     "Kueue has not assigned the pod a place in the topology: its gate for that is still there.",
     "Look at the Kueue Workload's topology assignment, and at Kueue's controller.",
 )
 GATED = Cause(
     "SchedulingGateHeld",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.QUEUED,
     "A pod keeps a scheduling gate that whoever set it has not taken away.",
     "Find the controller that owns the gate, and why it waits.",
 )
 NO_SCHEDULER = Cause(
     "SchedulerNotThere",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A pod names a scheduler that does not answer: nobody has looked at the pod.",
     "Name a scheduler that runs, or install the one that is named.",
 )
 GANG = Cause(
     "GangIncomplete",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "A group of pods that must start together cannot: some of them have no room, or do not exist.",
     "Make room for the whole group, or ask for fewer or smaller pods.",
 )
 ERROR = Cause(
     "SchedulerFailed",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "The scheduler tried to place a pod and met an error.",
     "Read the error; it names the step that failed.",
@@ -81,14 +81,14 @@ _UNUSED = "insufficient unused quota"
 """Of enough that is nominally there: where it is not, Kueue says `insufficient quota`, or names the maximum."""
 
 
-def find_gates(snapshot: Snapshot) -> Iterator[Found]:
+def find_gates(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Pods that wait for a gate to be taken away."""
     for pod in unplaced(snapshot):
         if pod.spec.gates and is_old(snapshot, pod):
             yield _gated(snapshot, pod)
 
 
-def find_queued(snapshot: Snapshot) -> Iterator[Found]:
+def find_queued(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield workloads that wait in a Kueue queue, gated or suspended, with Kueue's messages."""
     for one in snapshot.queued:
         done = any(map(one.is_true, ("Finished", "Admitted", "QuotaReserved")))
@@ -98,7 +98,7 @@ def find_queued(snapshot: Snapshot) -> Iterator[Found]:
             yield _queued(snapshot, one)
 
 
-def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
+def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that no scheduler has processed."""
     waits: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in unplaced(snapshot):
@@ -115,7 +115,7 @@ def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
         yield from _not_there(snapshot, name, pods)
 
 
-def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
+def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Yield a group whose pods each fit alone.
 
     Either the scheduler waits for all of them, or there is not enough room for all.
@@ -132,7 +132,7 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room]) -> It
         evidence.append(f"{len(asked)} pods that ask for {wanted} {name} wait; {left} free on nodes that take them")
     alone = waiting.pods[0].meta.owner is None
     where = subject("PodGroup", waiting.pods[0].meta.namespace, group) if group and alone else waiting.workload
-    yield Found(GANG, where, tuple(evidence), (), waiting.names)
+    yield FoundCause(GANG, where, tuple(evidence), (), waiting.names)
 
 
 def _members(snapshot: Snapshot, waiting: Waiting, group: str) -> list[Pod]:
@@ -153,11 +153,11 @@ def is_error(waiting: Waiting) -> bool:
     return waiting.fit is None and told is not None and told.reason == "SchedulerError"
 
 
-def find_error(waiting: Waiting) -> Iterator[Found]:
+def find_error(waiting: Waiting) -> Iterator[FoundCause]:
     """Yield a scheduler error in no other known format. HAMi's own errors belong to another family."""
     if is_error(waiting) and not waiting.hami and "has been locked within" not in waiting.message:
         evidence = (f"the scheduler: {waiting.message}",)
-        yield Found(ERROR, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+        yield FoundCause(ERROR, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
 
 
 def _is_in_line(one: Queued) -> bool:
@@ -166,7 +166,7 @@ def _is_in_line(one: Queued) -> bool:
     return any(_UNUSED in text and "maximum capacity" not in text for text in told)
 
 
-def _gated(snapshot: Snapshot, pod: Pod) -> Found:
+def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
     gates, workload = pod.spec.gates, snapshot.line(pod.meta)[-1]
     evidence = [f"{pod.subject}: scheduling gates {', '.join(gates)}"]
     queue = _queue(snapshot, pod)
@@ -174,17 +174,17 @@ def _gated(snapshot: Snapshot, pod: Pod) -> Found:
     if _ADMISSION in gates:
         evidence += [f"label {_QUEUE_NAME}={queue}"] if queue else ["no label names a queue"]
         where = subject("LocalQueue", pod.meta.namespace, queue) if queue else workload
-        return Found(KUEUE, where, (*evidence, *told[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
+        return FoundCause(KUEUE, where, (*evidence, *told[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
     if _TOPOLOGY in gates:
-        return Found(TOPOLOGY, workload, (*evidence, *told[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
+        return FoundCause(TOPOLOGY, workload, (*evidence, *told[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
     look = command(
         "kubectl", "-n", pod.meta.namespace, "get", "pod", pod.meta.name, "-o", "yaml", "--show-managed-fields"
     )
     remedy = (f"See who set the gate (managedFields), and look at that controller: {look}",)
-    return Found(GATED, workload, tuple(evidence), remedy, (pod.subject,))
+    return FoundCause(GATED, workload, tuple(evidence), remedy, (pod.subject,))
 
 
-def _queued(snapshot: Snapshot, one: Queued) -> Found:
+def _queued(snapshot: Snapshot, one: Queued) -> FoundCause:
     owner = one.meta.owner
     made_by = subject(owner.kind, one.meta.namespace, owner.name) if owner is not None else one.meta.subject
     told = [f"{each.type}={each.status}, {each.reason}: {each.message}" for each in one.conditions if each.message]
@@ -193,7 +193,7 @@ def _queued(snapshot: Snapshot, one: Queued) -> Found:
     look = command(*kubectl, "describe", "workloads.kueue.x-k8s.io", one.meta.name)
     remedy = (*_mend_queue(snapshot, one), f"See what its queue wants: {look}")
     where = subject("LocalQueue", one.meta.namespace, one.queue) if one.queue else made_by
-    return Found(KUEUE, where, (*state, *_about_queue(snapshot, one)), remedy, (made_by,))
+    return FoundCause(KUEUE, where, (*state, *_about_queue(snapshot, one)), remedy, (made_by,))
 
 
 def _about_queue(snapshot: Snapshot, one: Queued) -> Iterator[str]:
@@ -236,7 +236,7 @@ def _look_at_kueue(pod: Pod, queue: str) -> tuple[str, ...]:
     return tuple(steps)
 
 
-def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[Found]:
+def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[FoundCause]:
     answers = _answers(snapshot, name)
     if answers is not None:
         evidence = [f"{len(pods)} pods of schedulerName {name}: no condition and no event of any scheduler", answers]
@@ -249,7 +249,7 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
             names = tuple(pod.subject for pod in pods if snapshot.line(pod.meta)[-1] == workload)
             where = f"scheduler/{name}" if name == _DEFAULT else workload
             sure = _sure(snapshot, name)
-            yield Found(NO_SCHEDULER, where, tuple(evidence), remedy, names, sure, because)
+            yield FoundCause(NO_SCHEDULER, where, tuple(evidence), remedy, names, sure, because)
 
 
 def _answers(snapshot: Snapshot, name: str) -> str | None:
@@ -318,7 +318,7 @@ def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
     return pod.condition("PodScheduled") is not None or any(noted)
 
 
-def _group_says(snapshot: Snapshot, pod: Pod) -> Found | None:
+def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:
     """Return the warning of Volcano, or a similar scheduler, about the pod's group while all of it waits."""
     name = group_of(pod)
     group = subject("PodGroup", pod.meta.namespace, name)
@@ -327,7 +327,7 @@ def _group_says(snapshot: Snapshot, pod: Pod) -> Found | None:
         return None
     look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
     remedy = (f"See what its queue has left, and how many pods the group needs: {look}",)
-    return Found(GANG, snapshot.line(pod.meta)[-1], (f"{group}: {noted[-1].message}",), remedy, (pod.subject,))
+    return FoundCause(GANG, snapshot.line(pod.meta)[-1], (f"{group}: {noted[-1].message}",), remedy, (pod.subject,))
 
 
 def _made_lately(snapshot: Snapshot, pod: Pod) -> bool:

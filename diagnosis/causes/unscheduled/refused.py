@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from enum import Enum
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.node_labels import UPGRADE_FAILED
 from diagnosis.causes.offer_causes import MIG_PENDING, OFFERS_NONE
-from diagnosis.causes.unscheduled.waiting import Room, Waiting
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, release_of
-from diagnosis.fit_error import Says
+from diagnosis.fit_error import ReasonSubject
 from diagnosis.gpu_nodes import changes
 from diagnosis.placement import UNSCHEDULABLE, tolerates, untolerated
 from diagnosis.snapshot import Snapshot
@@ -22,35 +22,35 @@ from healthcheck.node.state import CORDONED_BY, MAINTENANCE, STARTUP, UNHEALTHY
 
 CORDONED = Cause(
     "NodeCordoned",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "A node that waiting pods could have is cordoned.",
     "Ask who cordoned it and why; `kubectl uncordon` gives it back.",
 )
 NOT_READY = Cause(
     "NodeNotReady",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A GPU node is not ready, does not answer, or is short of memory, disk or PIDs.",
     "Look at the node's conditions, and at its kubelet and container runtime.",
 )
 LEAVING = Cause(
     "NodeUnderMaintenance",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "A node that waiting pods could have is being replaced, upgraded, checked or taken away by the platform.",
     "Wait for the platform to be done with it, or see why that takes so long.",
 )
 STARTING = Cause(
     "NodeStartupUnfinished",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "A node that waiting pods could have keeps a taint of its start-up: what should take it away has not.",
     "Look at the component whose taint it is, on that node.",
 )
 TAINTED = Cause(
     "TaintNotTolerated",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "All nodes that could take a workload have a taint that it does not tolerate.",
     "Add the toleration to the workload, if it may run there; or take the taint away.",
@@ -85,7 +85,7 @@ _SETTLES = timedelta(minutes=10)
 _MOST = 8
 
 
-class Class(Enum):
+class TaintOwner(Enum):
     """Class of a taint by its owner, which decides the object to change."""
 
     OURS = "this system's"
@@ -96,18 +96,18 @@ class Class(Enum):
     DEDICATED = "the node's purpose"
 
 
-def class_of(key: str) -> Class:
+def class_of(key: str) -> TaintOwner:
     if key in (UNHEALTHY, MAINTENANCE, STARTUP):
-        return Class.OURS
+        return TaintOwner.OURS
     if key == UNSCHEDULABLE:
-        return Class.CORDON
+        return TaintOwner.CORDON
     if key in _NOT_READY:
-        return Class.NOT_READY
+        return TaintOwner.NOT_READY
     if key.startswith(_LEAVING):
-        return Class.LEAVING
+        return TaintOwner.LEAVING
     if key.startswith(_STARTING) or key.endswith(_AGENT):
-        return Class.STARTING
-    return Class.DEDICATED
+        return TaintOwner.STARTING
+    return TaintOwner.DEDICATED
 
 
 def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
@@ -124,25 +124,25 @@ def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
 def is_joining(snapshot: Snapshot, spec: PodSpec, node: Node) -> bool:
     """Whether the node is new, and nothing but its own start keeps such a pod off."""
     young = node.meta.created is not None and snapshot.now - node.meta.created < _SETTLES
-    starts = (Class.NOT_READY, Class.STARTING)
+    starts = (TaintOwner.NOT_READY, TaintOwner.STARTING)
     return young and all(class_of(one.key) in starts for one in closed_by(spec, node))
 
 
-def is_dedicated(spec: PodSpec, room: Room) -> bool:
+def is_dedicated(spec: PodSpec, room: NodeUse) -> bool:
     """Whether the node is for others: only its purpose keeps the pod off, or that too."""
-    return any(class_of(one.key) is Class.DEDICATED for one in closed_by(spec, room.node))
+    return any(class_of(one.key) is TaintOwner.DEDICATED for one in closed_by(spec, room.node))
 
 
-def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> Iterator[Found]:
+def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
     """`rooms` all have a taint that keeps the pods off."""
-    dedicated: defaultdict[str, list[Room]] = defaultdict(list)
+    dedicated: defaultdict[str, list[NodeUse]] = defaultdict(list)
     classed = [(room, _classed(waiting.spec, room.node)) for room in rooms]
     # If a toleration alone opens one node, other obstacles on similar nodes need no fix.
-    enough = any({kind for _, kind in some} == {Class.DEDICATED} for _, some in classed)
+    enough = any({kind for _, kind in some} == {TaintOwner.DEDICATED} for _, some in classed)
     for room, some in classed:
-        others = enough and any(kind is Class.DEDICATED for _, kind in some)
+        others = enough and any(kind is TaintOwner.DEDICATED for _, kind in some)
         for taint, kind in some:
-            if kind is Class.DEDICATED:
+            if kind is TaintOwner.DEDICATED:
                 dedicated[str(taint)].append(room)
             elif not others and not _is_new(snapshot, room.node, kind):
                 yield _of_node(room.node, taint, kind, waiting.names)
@@ -150,60 +150,64 @@ def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) ->
         yield _untolerated(waiting, dedicated)
 
 
-def find_changed(node: Node, resource: str, affected: tuple[str, ...]) -> Found:
+def find_changed(node: Node, resource: str, affected: tuple[str, ...]) -> FoundCause:
     """A node that offers nothing while the operator is at work on it."""
     evidence = f"{node.subject} offers no {resource} meanwhile: {', '.join(changes(node))}"
     remedy = f"Wait for the operator; if these labels no longer change, look at its pods there: {_pods_on(node)}"
     above = tuple((cause, node.subject) for cause in (UPGRADE_FAILED, MIG_PENDING, *OFFERS_NONE))
-    return Found(LEAVING, node.subject, (evidence,), (remedy,), affected, because_of=above)
+    return FoundCause(LEAVING, node.subject, (evidence,), (remedy,), affected, because_of=above)
 
 
-def _classed(spec: PodSpec, node: Node) -> list[tuple[Taint, Class]]:
+def _classed(spec: PodSpec, node: Node) -> list[tuple[Taint, TaintOwner]]:
     """Return the taints that close the node, each with its class.
 
     A platform that removes a node also cordons it. That cordon is left out, because it must not be lifted.
     """
     classed = [(one, class_of(one.key)) for one in closed_by(spec, node)]
-    leaves = any(kind is Class.LEAVING for _, kind in classed)
-    return [(one, kind) for one, kind in classed if not (leaves and kind is Class.CORDON)]
+    leaves = any(kind is TaintOwner.LEAVING for _, kind in classed)
+    return [(one, kind) for one, kind in classed if not (leaves and kind is TaintOwner.CORDON)]
 
 
-def find_by_text(waiting: Waiting) -> Iterator[Found]:
+def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
     """Yield results for taints and cordons from the scheduler's text alone."""
-    for reason in waiting.fit.of(Says.TAINT, Says.CORDON, Says.NOT_READY) if waiting.fit else ():
-        cause = {Says.CORDON: CORDONED, Says.NOT_READY: NOT_READY}.get(reason.says, TAINTED)
+    for reason in (
+        waiting.fit.of(ReasonSubject.TAINT, ReasonSubject.CORDON, ReasonSubject.NOT_READY) if waiting.fit else ()
+    ):
+        cause = {ReasonSubject.CORDON: CORDONED, ReasonSubject.NOT_READY: NOT_READY}.get(reason.says, TAINTED)
         text = f"the scheduler: {reason.nodes or 'some'} {reason.text}"
-        yield Found(cause, waiting.workload, (text,), (), waiting.names, Certainty.LIKELY)
+        yield FoundCause(cause, waiting.workload, (text,), (), waiting.names, Certainty.LIKELY)
 
 
-def _is_new(snapshot: Snapshot, node: Node, kind: Class) -> bool:
-    starts = kind in (Class.NOT_READY, Class.STARTING)
+def _is_new(snapshot: Snapshot, node: Node, kind: TaintOwner) -> bool:
+    starts = kind in (TaintOwner.NOT_READY, TaintOwner.STARTING)
     return starts and node.meta.created is not None and snapshot.now - node.meta.created < _YOUNG
 
 
-def _of_node(node: Node, taint: Taint, kind: Class, affected: tuple[str, ...]) -> Found:
+def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ...]) -> FoundCause:
     evidence, upgrade = f"taint {taint}", node.meta.labels.get(_UPGRADE, "")
     match kind:
-        case Class.OURS:
+        case TaintOwner.OURS:
             cause = {UNHEALTHY: WITHHELD, MAINTENANCE: IN_MAINTENANCE}.get(taint.key, NOT_LOOKED)
-            return Found(cause, node.subject, (), (), affected)
-        case Class.CORDON if upgrade not in _UPGRADED:
+            return FoundCause(cause, node.subject, (), (), affected)
+        case TaintOwner.CORDON if upgrade not in _UPGRADED:
             told = f"cordoned while its GPU driver is upgraded: {_UPGRADE}={upgrade}"
             failed = ((UPGRADE_FAILED, node.subject),)
-            return Found(LEAVING, node.subject, (told,), _upgrade(node), affected, because_of=failed)
-        case Class.CORDON:
-            return Found(CORDONED, node.subject, tuple(_cordon(node)), _uncordon(node), affected)
-        case Class.NOT_READY:
+            return FoundCause(LEAVING, node.subject, (told,), _upgrade(node), affected, because_of=failed)
+        case TaintOwner.CORDON:
+            return FoundCause(CORDONED, node.subject, tuple(_cordon(node)), _uncordon(node), affected)
+        case TaintOwner.NOT_READY:
             # The family of nodes reports the condition and the fix; only pressure is reported here.
             pressure = tuple(_pressure(node))
-            return Found(NOT_READY, node.subject, (evidence, *pressure), _describe(node) if pressure else (), affected)
-        case Class.LEAVING:
-            return Found(LEAVING, node.subject, (evidence, *_platform(node)), _describe(node), affected)
+            return FoundCause(
+                NOT_READY, node.subject, (evidence, *pressure), _describe(node) if pressure else (), affected
+            )
+        case TaintOwner.LEAVING:
+            return FoundCause(LEAVING, node.subject, (evidence, *_platform(node)), _describe(node), affected)
     remedy = f"Look at the component that should take {taint.key} away, on {node.name}: {_pods_on(node)}"
-    return Found(STARTING, node.subject, (evidence,), (remedy,), affected)
+    return FoundCause(STARTING, node.subject, (evidence,), (remedy,), affected)
 
 
-def _untolerated(waiting: Waiting, dedicated: dict[str, list[Room]]) -> Found:
+def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> FoundCause:
     evidence, remedy = [], []
     for taint, rooms in sorted(dedicated.items()):
         names = ", ".join(room.node.name for room in rooms[:_MOST])
@@ -215,7 +219,7 @@ def _untolerated(waiting: Waiting, dedicated: dict[str, list[Room]]) -> Found:
         equal = f"operator: Equal, value: {value}" if value else "operator: Exists"
         remedy.append(f"Add to the pod's tolerations: key: {name}, {equal}, effect: {effect}.")
     remedy.append("Only if no workload should be kept off: take the taint from the nodes.")
-    return Found(TAINTED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names)
+    return FoundCause(TAINTED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names)
 
 
 def _tolerated(spec: PodSpec, key: str) -> Iterator[str]:

@@ -7,62 +7,62 @@ from decimal import Decimal
 
 from msgspec.structs import replace
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.offer_causes import OFFERS_NONE, UNHEALTHY, stack, why_none_left
 from diagnosis.causes.unscheduled import refused
-from diagnosis.causes.unscheduled.waiting import Room, Waiting, autoscaler_says, is_extended, is_stuck, without
-from diagnosis.fit_error import Says
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended, is_stuck, without
+from diagnosis.fit_error import ReasonSubject
 from diagnosis.gpus import SHARES, is_gpu, meant_as_gpu
-from diagnosis.placement import ZERO, Obstacle, Why, asked_by, has, offers, shortages
+from diagnosis.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
 from diagnosis.quantity import counted, shown
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 
 IN_USE = Cause(
     "GpusAllInUse",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "Every GPU that waiting pods could have is held by another pod.",
     "Wait, stop what is not needed, give the waiting pods a higher priority, or add nodes.",
 )
 FRAGMENTED = Cause(
     "GpusFragmented",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "Enough GPUs are free in all, but no one node has as many free as one pod asks for.",
     "Move small pods together, or ask for fewer GPUs per pod and more pods.",
 )
 TERMINATING = Cause(
     "TerminatingPodHoldsGpus",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A pod that should have been gone for minutes still holds its GPUs.",
     "Find what keeps it: a finalizer, a node that does not answer, or a process that hangs in the driver.",
 )
 HOST_USED_UP = Cause(
     "CpuOrMemoryUsedUp",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "GPUs are free, but CPU, memory or another plain resource beside them on their nodes is used up.",
     "Move pods without GPUs off the GPU nodes, or ask for less beside each GPU.",
 )
 TOO_MANY = Cause(
     "MoreGpusThanAnyNodeHas",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "One pod asks for more GPUs than any node has that it may run on.",
     "Ask for fewer per pod and spread the work over several pods, or add larger nodes.",
 )
 TOO_MUCH = Cause(
     "MoreCpuOrMemoryThanAnyGpuNodeHas",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "One pod asks for more CPU, memory or another plain resource than any GPU node has that it may run on.",
     "Ask for less, or add larger nodes.",
 )
 SHORT = Cause(
     "InsufficientResource",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "The scheduler finds too little of a resource; what the snapshot shows does not tell why.",
     "See the nodes and pods of all namespaces: who holds it, and which nodes offer it.",
@@ -77,7 +77,7 @@ _MOST_NODES = 8
 _MOST_HOLDERS = 4
 
 
-def find_too_many(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
+def find_too_many(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Yield requests that exceed the total of each of `rooms`, regardless of the pods on them."""
     for name, asked in waiting.devices.items():
         largest = max(rooms, key=lambda room: has(room.node, name), default=None)
@@ -87,12 +87,12 @@ def find_too_many(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
                 f"one pod asks for {shown(name, asked)} {name}; the most on one node is {most} ({largest.node.name})"
             )
             cause = TOO_MANY if meant_as_gpu(name) else TOO_MUCH
-            yield Found(cause, waiting.workload, (evidence,), _fewer(name, most), waiting.names)
+            yield FoundCause(cause, waiting.workload, (evidence,), _fewer(name, most), waiting.names)
 
 
 def find_shortages(
-    snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room], silent: Sequence[Room] = ()
-) -> Iterator[Found]:
+    snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse], silent: Sequence[NodeUse] = ()
+) -> Iterator[FoundCause]:
     """Yield why all of `rooms` lack something, although they are large enough and open to the pod.
 
     Faults are reported before full nodes. `silent` have GPUs and offer none; the reason for that is the origin of the
@@ -104,12 +104,12 @@ def find_shortages(
     yield from faults or (replace(one, because_of=above) for one in _all_in_use(snapshot, waiting, rooms))
 
 
-def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield shortages from the scheduler's text alone."""
     if waiting.fit is None:
         return
     # HAMi's shares are on no node, for any pod: only HAMi's scheduler knows them.
-    short = [one for one in waiting.fit.of(Says.SHORT) if one.what not in SHARES]
+    short = [one for one in waiting.fit.of(ReasonSubject.SHORT) if one.what not in SHARES]
     most = max((one.nodes or 0 for one in short if is_extended(one.what)), default=0)
     for reason in short:
         if not is_extended(reason.what) and (reason.nodes or 0) <= most:
@@ -119,7 +119,7 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
         evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
         above = tuple((TERMINATING, one) for one in _kept_by(snapshot, reason.what))
         what = f"resource/{reason.what}"
-        yield Found(SHORT, what, evidence, (), waiting.names, Certainty.LIKELY, above)
+        yield FoundCause(SHORT, what, evidence, (), waiting.names, Certainty.LIKELY, above)
 
 
 def _kept_by(snapshot: Snapshot, resource: str) -> Iterator[str]:
@@ -132,27 +132,27 @@ def _kept_by(snapshot: Snapshot, resource: str) -> Iterator[str]:
             yield pod.subject
 
 
-def find_stuck(snapshot: Snapshot) -> Iterator[Found]:
+def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Pods that hold GPUs long past their end, waited for or not."""
     for pod in snapshot.pods:
         if pod.spec.node and is_stuck(snapshot, pod) and any(is_extended(name) for name in asked_by(pod.spec)):
             yield _terminating(snapshot, pod)
 
 
-def _stuck(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> Iterator[Found]:
+def _stuck(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
     for room in rooms:
         going = [pod for pod in room.pods if is_stuck(snapshot, pod)]
         if going and without(room, going).fits(waiting.counted):
             yield from (_terminating(snapshot, pod, waiting.names) for pod in going)
 
 
-def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -> Found:
+def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -> FoundCause:
     held = ", ".join(f"{shown(name, value)} {name}" for name, value in asked_by(pod.spec).items() if is_extended(name))
     since = int((snapshot.now - pod.meta.deleted).total_seconds() // 60) if pod.meta.deleted else 0
     evidence = [f"{pod.subject} on node/{pod.spec.node} holds {held}; its grace period ended {since} minutes ago"]
     why, remedy = _why_kept(snapshot, pod)
     because = ((refused.NOT_READY, f"node/{pod.spec.node}"),)
-    return Found(TERMINATING, pod.subject, (*evidence, *why), remedy, affected, because_of=because)
+    return FoundCause(TERMINATING, pod.subject, (*evidence, *why), remedy, affected, because_of=because)
 
 
 def _why_kept(snapshot: Snapshot, pod: Pod) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -169,7 +169,7 @@ def _why_kept(snapshot: Snapshot, pod: Pod) -> tuple[tuple[str, ...], tuple[str,
     return (), (_HANGS, f"Only if the pod's processes are gone for sure: {delete}")
 
 
-def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> Iterator[Found]:
+def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
     devices = waiting.devices
     workloads: tuple[str, ...] | None = None
     for room in rooms:
@@ -183,7 +183,7 @@ def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> I
             yield from (_sick(room, name, waiting.names, above) for name, value in sick.items() if value)
 
 
-def _sick(room: Room, name: str, affected: tuple[str, ...], above: tuple[tuple[Cause, str], ...]) -> Found:
+def _sick(room: NodeUse, name: str, affected: tuple[str, ...], above: tuple[tuple[Cause, str], ...]) -> FoundCause:
     """Return the result for unhealthy GPUs of a node.
 
     If some are still offered, the plugin works and the GPUs themselves are faulty. If none are, the plugin may be at
@@ -192,7 +192,7 @@ def _sick(room: Room, name: str, affected: tuple[str, ...], above: tuple[tuple[C
     node = room.node
     because = () if offers(node, name) else above
     there, given = shown(name, has(node, name)), shown(name, offers(node, name))
-    return Found(
+    return FoundCause(
         UNHEALTHY,
         node.subject,
         (f"{node.subject}: {there} {name} in capacity, {given} allocatable",),
@@ -202,7 +202,7 @@ def _sick(room: Room, name: str, affected: tuple[str, ...], above: tuple[tuple[C
     )
 
 
-def _beside_gpus(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
+def _beside_gpus(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Yield nodes with enough GPUs that lack another resource, such as CPU or memory."""
     short = [(room, _short(waiting, room)) for room in rooms]
     plain = [(room, some) for room, some in short if some and not any(is_gpu(one.resource) for one in some)]
@@ -212,18 +212,20 @@ def _beside_gpus(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
         if all(offers(room.node, name) < waiting.asked[name] for room in rooms):
             yield _too_much(waiting, name, lines)
         else:
-            used = [(room, one) for room, one in lines if one.why is Why.IN_USE] or lines
+            used = [(room, one) for room, one in lines if one.why is ObstacleKind.IN_USE] or lines
             yield _used_up(waiting, name, used)
 
 
-def _too_much(waiting: Waiting, name: str, lines: Sequence[tuple[Room, Obstacle]]) -> Found:
+def _too_much(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacle]]) -> FoundCause:
     room, one = max(lines, key=lambda line: line[1].offered)
     asked, most = shown(name, one.asked), shown(name, one.offered)
     evidence = f"one pod asks for {asked} {name}; the most on a GPU node is {most} ({room.node.name})"
-    return Found(TOO_MUCH, waiting.workload, (evidence,), (f"Ask for at most {most} {name} per pod.",), waiting.names)
+    return FoundCause(
+        TOO_MUCH, waiting.workload, (evidence,), (f"Ask for at most {most} {name} per pod.",), waiting.names
+    )
 
 
-def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[Room, Obstacle]]) -> Found:
+def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacle]]) -> FoundCause:
     evidence = [f"one pod asks for {shown(name, waiting.asked[name])} {name}"]
     for room, one in lines[:_MOST_NODES]:
         free = ", ".join(f"{shown(device, room.free(device))} {device}" for device in waiting.devices) or "devices"
@@ -234,10 +236,10 @@ def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[Room, Obstacle]]
         f"See who holds {name} beside the GPUs, and keep pods without GPUs off these nodes: {look}",
         f"Or ask for less {name} per GPU.",
     )
-    return Found(HOST_USED_UP, f"resource/{name}", tuple(evidence), remedy, waiting.names)
+    return FoundCause(HOST_USED_UP, f"resource/{name}", tuple(evidence), remedy, waiting.names)
 
 
-def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
+def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
     for name, asked in waiting.devices.items():
         free = [room.free(name) for room in rooms]
         if not free or max(free) >= asked:
@@ -250,12 +252,12 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room]) -> 
         )
         evidence = (f"one pod asks for {shown(name, asked)}; {total}", *lines, *told)
         if scattered:
-            yield Found(FRAGMENTED, f"resource/{name}", evidence, (_move(rooms, name),), waiting.names)
+            yield FoundCause(FRAGMENTED, f"resource/{name}", evidence, (_move(rooms, name),), waiting.names)
         else:
-            yield Found(IN_USE, f"resource/{name}", evidence, _free_some(name), waiting.names)
+            yield FoundCause(IN_USE, f"resource/{name}", evidence, _free_some(name), waiting.names)
 
 
-def _by_node(name: str, rooms: Sequence[Room]) -> Iterator[str]:
+def _by_node(name: str, rooms: Sequence[NodeUse]) -> Iterator[str]:
     for room in rooms[:_MOST_NODES]:
         offered, free = shown(name, offers(room.node, name)), shown(name, room.free(name))
         yield f"{room.node.subject}: {offered} allocatable, {free} free, held by {_holders(room, name)}"
@@ -263,14 +265,14 @@ def _by_node(name: str, rooms: Sequence[Room]) -> Iterator[str]:
         yield f"and {counted(len(rooms) - _MOST_NODES, 'more node')}"
 
 
-def _holders(room: Room, name: str) -> str:
+def _holders(room: NodeUse, name: str) -> str:
     holders = room.holders(name)
     told = ", ".join(f"{pod.subject} ({shown(name, value)})" for value, pod in holders[:_MOST_HOLDERS])
     more = f" and {len(holders) - _MOST_HOLDERS} more" if len(holders) > _MOST_HOLDERS else ""
     return (told or "nobody that is visible") + more
 
 
-def _short(waiting: Waiting, room: Room) -> list[Obstacle]:
+def _short(waiting: Waiting, room: NodeUse) -> list[Obstacle]:
     return list(shortages(waiting.counted, room.node, room.held))
 
 
@@ -278,7 +280,7 @@ def _fewer(name: str, most: str) -> tuple[str, ...]:
     return (f"Ask for at most {most} {name} per pod, and let several pods share the work.",)
 
 
-def _move(rooms: Iterable[Room], name: str) -> str:
+def _move(rooms: Iterable[NodeUse], name: str) -> str:
     small = min(
         ((value, pod.subject) for room in rooms for value, pod in room.holders(name) if room.free(name)),
         default=None,

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.node_labels import UNLABELLED
-from diagnosis.causes.unscheduled.waiting import Room, Waiting
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.components import Role, components
-from diagnosis.fit_error import Says
+from diagnosis.fit_error import ReasonSubject
 from diagnosis.placement import expression_takes
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
@@ -22,7 +22,7 @@ from diagnosis.snapshot.pods import Expression, PodSpec
 
 UNMATCHED = Cause(
     "NodeSelectorMatchesNoNode",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A workload's node selector or required affinity takes no node that has what it asks for.",
     "Change the selector to labels that the nodes have, or label the nodes.",
@@ -41,7 +41,9 @@ _DISCOVERED = frozenset(
 )
 
 
-def find_unmatched(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room], others: Sequence[Room]) -> Found:
+def find_unmatched(
+    snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse], others: Sequence[NodeUse]
+) -> FoundCause:
     """Return the result for a selector that matches none of `rooms`, which have the requested resources.
 
     `others` are the remaining nodes.
@@ -60,17 +62,17 @@ def find_unmatched(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room], 
         remedy.append("Loosen the part of the selector that is not needed.")
     unlabelled = any(one.key in _DISCOVERED and not _values(one.key, rooms) for one in failing)
     above = tuple(_why_unlabelled(snapshot, rooms)) if unlabelled else ()
-    return Found(UNMATCHED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names, because_of=above)
+    return FoundCause(UNMATCHED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names, because_of=above)
 
 
-def find_by_text(waiting: Waiting) -> Iterator[Found]:
+def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
     """Yield selector mismatches from the scheduler's text alone."""
-    for reason in waiting.fit.of(Says.SELECTOR, Says.NODE_NAME) if waiting.fit else ():
+    for reason in waiting.fit.of(ReasonSubject.SELECTOR, ReasonSubject.NODE_NAME) if waiting.fit else ():
         evidence = (f"the scheduler: {reason.nodes or 'some'} {reason.text}", *map(_shown, _requirements(waiting.spec)))
-        yield Found(UNMATCHED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+        yield FoundCause(UNMATCHED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
 
 
-def _why_unlabelled(snapshot: Snapshot, rooms: Iterable[Room]) -> Iterator[tuple[Cause, str]]:
+def _why_unlabelled(snapshot: Snapshot, rooms: Iterable[NodeUse]) -> Iterator[tuple[Cause, str]]:
     """Yield all possible reasons why feature discovery has written no labels."""
     for one in components(snapshot):
         if one.role in _DISCOVERERS:
@@ -92,7 +94,7 @@ def _requirements(spec: PodSpec) -> Iterator[Expression]:
 
 
 def _nearest(
-    wanted: Expression, rooms: Sequence[Room], others: Sequence[Room], names: str
+    wanted: Expression, rooms: Sequence[NodeUse], others: Sequence[NodeUse], names: str
 ) -> tuple[str, tuple[str, ...]]:
     """Return the existing values closest to the requirement, and the correction to make."""
     elsewhere = [room.node.name for room in others if expression_takes(wanted, room.node)]
@@ -113,7 +115,7 @@ def _nearest(
     return there, (f"Change {wanted.key} in the selector to what nodes have.",)
 
 
-def _no_label(said: str, wanted: Expression, rooms: Sequence[Room]) -> tuple[str, tuple[str, ...]]:
+def _no_label(said: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tuple[str, tuple[str, ...]]:
     keys = {key for room in rooms for key in room.node.meta.labels}
     # The labels of feature discovery have known names: if one is absent, that is no typing error.
     close = [] if wanted.key in _DISCOVERED else get_close_matches(wanted.key, keys, 1, 0.85)
@@ -131,7 +133,7 @@ def _no_label(said: str, wanted: Expression, rooms: Sequence[Room]) -> tuple[str
     return f"{said}: no node has the label {wanted.key}", tuple(remedy)
 
 
-def _values(key: str, rooms: Iterable[Room]) -> Counter[str]:
+def _values(key: str, rooms: Iterable[NodeUse]) -> Counter[str]:
     nodes = [room.node for room in rooms]
     return Counter(
         node.name if key == _NAME else node.meta.labels[key] for node in nodes if _has(node.meta.labels, key)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
 
-from diagnosis.cause import Cause, Found, Link, Severity, command
+from diagnosis.cause import Cause, CauseSeverity, FoundCause, Link, command
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.causes.unscheduled.waiting import group_of
 from diagnosis.gpus import asks_for_gpus, is_gpu
@@ -18,7 +18,7 @@ from diagnosis.snapshot.volcano import GroupQueue, PodGroup
 
 HELD = Cause(
     "VolcanoHoldsGroup",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.QUEUED,
     "Volcano has not let a group of pods into its queue: none of them is scheduled, and a Volcano Job makes none.",
     "Look at the group's queue: whether it is open, and whether it may have as much as the group asks for.",
@@ -30,7 +30,7 @@ _CLOSED = ("Closed", "Closing")
 _PREFIXES = ("requests.", "limits.")
 
 
-def find_groups(snapshot: Snapshot) -> Iterator[Found]:
+def find_groups(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield each group that waits, with its queue as the subject if the queue must be changed."""
     waiting = [one for one in snapshot.pod_groups if one.phase == "Pending" and one.meta.deleted is None]
     pods = snapshot.pods if waiting else ()
@@ -45,7 +45,7 @@ def find_groups(snapshot: Snapshot) -> Iterator[Found]:
             yield _held(snapshot, group, queue, lasting)
 
 
-def _held(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None, lasting: list[str]) -> Found:
+def _held(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None, lasting: list[str]) -> FoundCause:
     owner = group.meta.owner
     made_by = subject(owner.kind, group.meta.namespace, owner.name) if owner is not None else group.meta.subject
     where = subject("Queue", "", group.queue) if lasting else group.meta.subject
@@ -56,7 +56,7 @@ def _held(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None, lasting
     remedy = (f"See what its queue may have, and has given: {see}", f"See what the group asks for at once: {look}")
     evidence = (f"{group.meta.subject}: phase Pending, queue {group.queue}", *lasting, *_given(group, queue))
     because = ((NO_SCHEDULER, made_by), (NO_SCHEDULER, group.meta.subject))
-    return Found(HELD, where, (*evidence, *_said(snapshot, group)), remedy, (made_by,), because_of=because)
+    return FoundCause(HELD, where, (*evidence, *_said(snapshot, group)), remedy, (made_by,), because_of=because)
 
 
 def _lasting(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None) -> Iterator[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
-from diagnosis.causes.unscheduled.waiting import Room, Waiting
-from diagnosis.fit_error import Reason, Says
+from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
+from diagnosis.fit_error import ReasonSubject, UnfitReason
 from diagnosis.placement import has, holds_volume, selects
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
@@ -18,49 +18,49 @@ from diagnosis.symptoms import older, shortened
 
 UNBOUND = Cause(
     "VolumeClaimNotBound",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A pod's PersistentVolumeClaim has no volume, so that no node can take the pod.",
     "Look at the claim's events: its StorageClass, provisioner or size.",
 )
 MISSING = Cause(
     "VolumeClaimMissing",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A pod names a PersistentVolumeClaim that does not exist or is being deleted.",
     "Create the claim, or correct its name in the workload.",
 )
 ELSEWHERE = Cause(
     "VolumeInAnotherZone",
-    Severity.HIGH,
+    CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A pod's volume lies in a zone, or on a node, where no GPU node is that could take the pod.",
     "Add GPU nodes in the volume's zone, or move the data to a volume that is near them.",
 )
 BUSY = Cause(
     "VolumeInUse",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "A pod's volume is in use by another pod that does not share it, or its nodes can attach no more volumes.",
     "Stop the other pod, or use a volume that several pods may have.",
 )
 OTHER_PODS = Cause(
     "PodAffinityUnmet",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "Rules about other pods (affinity, anti-affinity, topology spread) leave no node with room.",
     "Loosen the rule, from required to preferred, or add nodes.",
 )
 PORTS = Cause(
     "HostPortTaken",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "A pod wants a port of the host that is taken on every node with room.",
     "Use a Service in place of a host port, or fewer pods than nodes.",
 )
 UNEXPLAINED = Cause(
     "NoNodeFits",
-    Severity.MEDIUM,
+    CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "The scheduler finds no node for a pod, for a reason that only its own text tells.",
     "Read the scheduler's reasons.",
@@ -75,25 +75,25 @@ _NEARER = (
     "A StorageClass with volumeBindingMode: WaitForFirstConsumer makes a new volume where its pod is placed.",
 )
 _BY_TEXT = {
-    Says.VOLUME_ELSEWHERE: ELSEWHERE,
-    Says.VOLUME_BUSY: BUSY,
-    Says.OTHER_PODS: OTHER_PODS,
-    Says.SPREAD: OTHER_PODS,
-    Says.PORTS: PORTS,
+    ReasonSubject.VOLUME_ELSEWHERE: ELSEWHERE,
+    ReasonSubject.VOLUME_BUSY: BUSY,
+    ReasonSubject.OTHER_PODS: OTHER_PODS,
+    ReasonSubject.SPREAD: OTHER_PODS,
+    ReasonSubject.PORTS: PORTS,
 }
 
 
-def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Claims without a volume, which are judged before any node."""
-    for reason in waiting.fit.of(Says.VOLUME_MISSING, Says.VOLUME_UNBOUND) if waiting.fit else ():
+    for reason in waiting.fit.of(ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND) if waiting.fit else ():
         yield from (
             _missing(snapshot, waiting, reason)
-            if reason.says is Says.VOLUME_MISSING
+            if reason.says is ReasonSubject.VOLUME_MISSING
             else _unbound(snapshot, waiting, reason)
         )
 
 
-def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> Iterator[Found]:
+def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
     """Bound volumes that can't be had, or not together, on any of the nodes with room, which are among `rooms`."""
     free = [room.node for room in rooms if room.fits(waiting.counted)]
     bound = list(_bound(snapshot, waiting))
@@ -112,7 +112,7 @@ def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) 
         if able
         else f"of {counted(len(near), 'node')} where it is, none has what the pods ask for",
     )
-    yield Found(ELSEWHERE, waiting.workload, evidence, _NEARER, waiting.names)
+    yield FoundCause(ELSEWHERE, waiting.workload, evidence, _NEARER, waiting.names)
 
 
 def _bound(snapshot: Snapshot, waiting: Waiting) -> Iterator[tuple[VolumeClaim, Volume]]:
@@ -122,13 +122,13 @@ def _bound(snapshot: Snapshot, waiting: Waiting) -> Iterator[tuple[VolumeClaim, 
             yield claim, volume
 
 
-def find_rules(waiting: Waiting) -> Iterator[Found]:
+def find_rules(waiting: Waiting) -> Iterator[FoundCause]:
     """Yield the scheduler's other objections to nodes that have room."""
     for reason in waiting.fit.reasons if waiting.fit else ():
         cause = _BY_TEXT.get(reason.says)
         if cause is not None:
             told = (_schedulers_words(waiting, reason),)
-            yield Found(cause, waiting.workload, told, (), waiting.names, Certainty.LIKELY)
+            yield FoundCause(cause, waiting.workload, told, (), waiting.names, Certainty.LIKELY)
 
 
 def are_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
@@ -151,13 +151,13 @@ def are_made(snapshot: Snapshot, waiting: Waiting) -> bool:
     )
 
 
-def find_unexplained(waiting: Waiting) -> Found:
+def find_unexplained(waiting: Waiting) -> FoundCause:
     """The scheduler's own text, where nothing else explains it."""
     evidence = (f"the scheduler: {waiting.message}",)
-    return Found(UNEXPLAINED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+    return FoundCause(UNEXPLAINED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
 
 
-def _missing(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Iterator[Found]:
+def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
     names = [reason.what] if reason.what else list(waiting.spec.volume_claims)
     known = {one.meta.name for one in _claims(snapshot, waiting)}
     for name in names:
@@ -167,12 +167,12 @@ def _missing(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Iterator[F
                 _schedulers_words(waiting, reason),
                 f"there are {', '.join(sorted(known)[:5]) or 'no claims'} in the namespace",
             )
-            yield Found(
+            yield FoundCause(
                 MISSING, what, evidence if snapshot.sees("PersistentVolumeClaim") else evidence[:1], (), waiting.names
             )
 
 
-def _unbound(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Iterator[Found]:
+def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
     open_ones = [
         one for one in _claims(snapshot, waiting) if not one.volume and one.meta.name in waiting.spec.volume_claims
     ]
@@ -181,11 +181,11 @@ def _unbound(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Iterator[F
         state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
         look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
         remedy = (f"See why it gets no volume: {look}",)
-        yield Found(
+        yield FoundCause(
             UNBOUND, claim.meta.subject, (state, _schedulers_words(waiting, reason), *told[-1:]), remedy, waiting.names
         )
     if not open_ones:
-        yield Found(
+        yield FoundCause(
             UNBOUND, waiting.workload, (_schedulers_words(waiting, reason),), (), waiting.names, Certainty.LIKELY
         )
 
@@ -210,6 +210,6 @@ def _claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
     return [one for one in snapshot.volume_claims if one.meta.namespace == waiting.pods[0].meta.namespace]
 
 
-def _schedulers_words(waiting: Waiting, reason: Reason) -> str:
+def _schedulers_words(waiting: Waiting, reason: UnfitReason) -> str:
     count = f"{reason.nodes} of {waiting.fit.nodes} nodes: " if reason.nodes is not None and waiting.fit else ""
     return f"the scheduler: {count}{reason.text}"

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from diagnosis.fit_error import FitError, Says, parse, reason_of
+from diagnosis.fit_error import FitError, ReasonSubject, parse, reason_of
 from diagnosis.gpus import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
 from diagnosis.hami.installation import installations, schedulers
 from diagnosis.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
@@ -73,7 +73,7 @@ class Waiting(Struct, frozen=True):
         return {name: value for name, value in self.asked.items() if name in _HOST} | self.devices
 
 
-class Room(Struct, frozen=True):
+class NodeUse(Struct, frozen=True):
     """Node with the resources that its pods own, and these pods."""
 
     node: Node
@@ -92,16 +92,16 @@ class Room(Struct, frozen=True):
         return sorted(((value, pod) for value, pod in held if value), key=lambda one: (-one[0], one[1].subject))
 
 
-def without(room: Room, pods: Iterable[Pod]) -> Room:
+def without(room: NodeUse, pods: Iterable[Pod]) -> NodeUse:
     """Return the room as it is once these pods are gone."""
     held = dict(room.held)
     for pod in pods:
         for name, value in asked_by(pod.spec).items():
             held[name] = held.get(name, ZERO) - value
-    return Room(room.node, held)
+    return NodeUse(room.node, held)
 
 
-def rooms(snapshot: Snapshot) -> tuple[Room, ...]:
+def rooms(snapshot: Snapshot) -> tuple[NodeUse, ...]:
     """Return the rooms of all nodes, sorted by name."""
     on: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:
@@ -109,7 +109,7 @@ def rooms(snapshot: Snapshot) -> tuple[Room, ...]:
             on[pod.spec.node].append(pod)
     held = held_on(snapshot.pods)
     return tuple(
-        Room(node, held.get(node.name, {}), tuple(on.get(node.name, ())))
+        NodeUse(node, held.get(node.name, {}), tuple(on.get(node.name, ())))
         for node in sorted(snapshot.nodes, key=lambda one: one.name)
     )
 
@@ -146,7 +146,7 @@ def group_of(pod: Pod) -> str:
 
 def tells_of_gang(message: str, fit: FitError | None) -> bool:
     """Whether the scheduler waits for others of a group."""
-    return bool(fit.of(Says.GANG)) if fit is not None else reason_of(message).says is Says.GANG
+    return bool(fit.of(ReasonSubject.GANG)) if fit is not None else reason_of(message).says is ReasonSubject.GANG
 
 
 def refusal(snapshot: Snapshot, pod: Pod) -> str:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime.facts import Problem
+from healthcheck.probes.container_runtime.facts import ConfigurationProblem
 from healthcheck.text.documents import MalformedError
 from healthcheck.text.printable import printable
 
@@ -30,8 +30,8 @@ def read(root: Path, path: str) -> tuple[bytes, float]:
         raise MalformedError(f"can't be read: {error.strerror}", only_ours=True) from error
 
 
-def problem(error: MalformedError, path: str) -> Problem:
-    return Problem(path, error.message, error.line, error.column, error.only_ours)
+def problem(error: MalformedError, path: str) -> ConfigurationProblem:
+    return ConfigurationProblem(path, error.message, error.line, error.column, error.only_ours)
 
 
 @functools.lru_cache(maxsize=32)

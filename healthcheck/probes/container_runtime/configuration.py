@@ -38,18 +38,18 @@ from healthcheck.probes.container_runtime.distributions import (
     MICROK8S,
     RKE2,
     STANDARD,
-    Layout,
+    RuntimePaths,
 )
 from healthcheck.probes.container_runtime.facts import (
     NOT_FOUND,
     UNREADABLE,
-    Configuration,
     ContainerRuntime,
     Kubelet,
     Live,
     ReadFile,
+    RuntimeConfiguration,
 )
-from healthcheck.probes.container_runtime.kubelet import Settings
+from healthcheck.probes.container_runtime.kubelet import KubeletSettings
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import (
     CONTAINERD,
@@ -81,11 +81,11 @@ class _Used(Struct, frozen=True):
     `layout` is the source of the configuration if no such process is visible.
     """
 
-    configuration: Configuration
+    configuration: RuntimeConfiguration
     root: Path
     how: tuple[str, ...]
     process: Process | None = None
-    layout: Layout | None = None
+    layout: RuntimePaths | None = None
 
 
 def read_container_runtime(host: Host) -> ContainerRuntime:
@@ -132,7 +132,7 @@ def _processes(host: Host) -> Sequence[Process]:
     return sorted(found.processes, key=lambda one: one.origin is not Origin.HOST)
 
 
-def _held(root: Path, kubelet: Process, settings: Settings, found: Sequence[Process]) -> _Used | None:
+def _held(root: Path, kubelet: Process, settings: KubeletSettings, found: Sequence[Process]) -> _Used | None:
     """Return the runtime whose process listens on the kubelet's socket.
 
     If the kernel does not show the listener, return the runtime that is configured to listen there.
@@ -165,7 +165,7 @@ def _read_by(root: Path, process: Process, how: tuple[str, ...]) -> _Used:
     return _Used(configuration, own, (*how, step), process)
 
 
-def _configuration_of(root: Path, process: Process, version: str = "") -> Configuration:
+def _configuration_of(root: Path, process: Process, version: str = "") -> RuntimeConfiguration:
     file = process.flag("config", "c")
     if process.name == CRIO:
         told = crio.read_configuration(root, file or crio.STANDARD_FILE, _drop_ins_of(process), version)
@@ -180,7 +180,7 @@ def _drop_ins_of(process: Process) -> str:
     return process.flag("config-dir", "d") or crio.STANDARD_FOLDER
 
 
-def _with_flags(told: Configuration, process: Process) -> Configuration:
+def _with_flags(told: RuntimeConfiguration, process: Process) -> RuntimeConfiguration:
     """Flags outrank CRI-O's files; dockerd does not start with both."""
     default = process.flag("default-runtime")
     return replace(told, default=default, default_in="") if default else told
@@ -206,7 +206,7 @@ def _daemon_of(root: Path, holder: Process, found: Sequence[Process]) -> Process
     return processes.holder_of(root, holder, socket, daemons) or next(iter(daemons), None)
 
 
-def _placed(root: Path, kubelet: Process, settings: Settings) -> _Used | None:
+def _placed(root: Path, kubelet: Process, settings: KubeletSettings) -> _Used | None:
     """Return the runtime by the layout of the kubelet's socket.
 
     This applies if the runtime's process does not run or is not visible.
@@ -232,10 +232,10 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
         return ContainerRuntime(None, "no kubelet, and no configuration of a container runtime where one usually lies")
     assumed = f"assumed, since no kubelet is to be seen: the place of {layout.distribution or 'most distributions'}"
     if settings is None:
-        settings = Settings(layout.socket, assumed, ("no kubelet is to be seen",))
+        settings = KubeletSettings(layout.socket, assumed, ("no kubelet is to be seen",))
     elif layout.distribution and settings.endpoint != layout.socket:
         # Left over from another kubelet.
-        settings = Settings(layout.socket, assumed, settings.how)
+        settings = KubeletSettings(layout.socket, assumed, settings.how)
     else:
         settings = replace(settings, said_by=f"assumed, since no kubelet is to be seen: {settings.said_by}")
     fitting = next((one for one in there if one.socket == settings.endpoint), None)
@@ -249,7 +249,7 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
     return _around(host, settings, _in_place(root, fitting, settings.how), None, found)
 
 
-def _not_found(why: str, settings: Settings) -> ContainerRuntime:
+def _not_found(why: str, settings: KubeletSettings) -> ContainerRuntime:
     """Return the result for an unknown runtime.
 
     Only containerd is reported as missing. Other runtimes that a kubelet uses may be outside this project's scope.
@@ -270,7 +270,7 @@ def _has_defaults(root: Path) -> bool:
     return is_whole and not is_written and not cdi.read_specs(root, containerd.CDI_FOLDERS)
 
 
-def _as_flags_name_it(root: Path, layout: Layout) -> Layout:
+def _as_flags_name_it(root: Path, layout: RuntimePaths) -> RuntimePaths:
     """Return the layout with the file and the socket that a snap's own flags name."""
     flags = kubelets.runtime_flags(root, layout)
     config, socket = flag_of(flags, "config", "c"), flag_of(flags, "address", "a")
@@ -278,19 +278,19 @@ def _as_flags_name_it(root: Path, layout: Layout) -> Layout:
     return replace(layout, config=config or layout.config, socket=socket)
 
 
-def _is_there(root: Path, layout: Layout) -> bool:
+def _is_there(root: Path, layout: RuntimePaths) -> bool:
     if layout.kind == facts.CRIO and host_files.walk(root, crio.STANDARD_FOLDER):
         return True
     return host_files.exists(root, layout.config)
 
 
-def _in_place(root: Path, layout: Layout, how: tuple[str, ...]) -> _Used:
+def _in_place(root: Path, layout: RuntimePaths, how: tuple[str, ...]) -> _Used:
     of = f"the place of {layout.distribution}" if layout.distribution else f"{layout.kind}'s usual place"
     step = f"assumed: {layout.config}, {of}"
     return _Used(_configuration_in(root, layout), root, (*how, step), None, layout)
 
 
-def _configuration_in(root: Path, layout: Layout, version: str = "") -> Configuration:
+def _configuration_in(root: Path, layout: RuntimePaths, version: str = "") -> RuntimeConfiguration:
     if layout.kind == facts.CRIO:
         return crio.read_configuration(root, layout.config, version=version)
     if layout.kind == facts.DOCKER:
@@ -299,7 +299,7 @@ def _configuration_in(root: Path, layout: Layout, version: str = "") -> Configur
 
 
 def _around(
-    host: Host, settings: Settings, used: _Used, kubelet: Process | None, found: Sequence[Process]
+    host: Host, settings: KubeletSettings, used: _Used, kubelet: Process | None, found: Sequence[Process]
 ) -> ContainerRuntime:
     root = host.root
     since_boot = used.process.since_boot if used.process is not None else None
@@ -334,7 +334,7 @@ def _around(
     )
 
 
-def _as_it_runs(used: _Used, live: Live | None) -> Configuration:
+def _as_it_runs(used: _Used, live: Live | None) -> RuntimeConfiguration:
     """Return the configuration by the rules of the running containerd or CRI-O, if its version is known."""
     version = live.version if live is not None and used.configuration.kind != facts.DOCKER else ""
     if version and used.process is not None:
@@ -371,7 +371,9 @@ def _started(root: Path, process: Process | None, files: Iterable[ReadFile]) -> 
     return None if are_copies else booted + process.since_boot
 
 
-def _facts(kubelet: Process | None, settings: Settings, used: Configuration | None = None) -> Kubelet | None:
+def _facts(
+    kubelet: Process | None, settings: KubeletSettings, used: RuntimeConfiguration | None = None
+) -> Kubelet | None:
     """Return the facts of the kubelet.
 
     A kubelet that is not visible, as in a captured tree, is included if its files describe it.
@@ -382,7 +384,7 @@ def _facts(kubelet: Process | None, settings: Settings, used: Configuration | No
     return Kubelet(KUBELET, 0, settings.config, systemd) if settings.config or systemd is not None else None
 
 
-def _may_answer(used: Configuration | None) -> bool:
+def _may_answer(used: RuntimeConfiguration | None) -> bool:
     """Whether the runtime can report its cgroup driver to the kubelet.
 
     The kubelet then uses that driver (KubeletCgroupDriverFromCRI). containerd supports this since 2.0, CRI-O since
@@ -391,7 +393,7 @@ def _may_answer(used: Configuration | None) -> bool:
     return used is None or used.kind != facts.CONTAINERD or used.is_containerd_2
 
 
-def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[Configuration]:
+def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[RuntimeConfiguration]:
     """Yield the node's other configurations: files of other host runtimes, and files at usual paths.
 
     Runtimes in containers (with other mounts than the host's) belong to the containers and are skipped.
@@ -407,7 +409,9 @@ def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[Confi
             yield from _unseen(root, [_configuration_in(root, layout)], seen)
 
 
-def _unseen(root: Path, configurations: Iterable[Configuration], seen: set[str]) -> Iterator[Configuration]:
+def _unseen(
+    root: Path, configurations: Iterable[RuntimeConfiguration], seen: set[str]
+) -> Iterator[RuntimeConfiguration]:
     for one in configurations:
         real = host_files.resolved(root, one.path)
         if real not in seen and (one.files or one.problem is not None):

@@ -24,7 +24,14 @@ from msgspec.structs import replace
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import config_files, named_paths, toml_file
-from healthcheck.probes.container_runtime.facts import RUNC, Configuration, Handler, Misplaced, Problem, ReadFile
+from healthcheck.probes.container_runtime.facts import (
+    RUNC,
+    ConfigurationProblem,
+    Handler,
+    Misplaced,
+    ReadFile,
+    RuntimeConfiguration,
+)
 from healthcheck.text.documents import MalformedError
 
 STANDARD_FILE = "/etc/containerd/config.toml"
@@ -68,7 +75,7 @@ T = TypeVar("T")
 class _RefusedError(Exception):
     """containerd does not start with this, or only we can't read it."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ConfigurationProblem) -> None:
         super().__init__(problem.message)
         self.problem = problem
 
@@ -158,7 +165,7 @@ class _Reader(Struct):
     def _load(self, file: str) -> _Source | None:
         """Return the file's content; None if the first file does not exist, in which case the defaults apply."""
         if len(self.sources) == _MOST_FILES:
-            raise _RefusedError(Problem(file, f"more than {_MOST_FILES} files", only_ours=True))
+            raise _RefusedError(ConfigurationProblem(file, f"more than {_MOST_FILES} files", only_ours=True))
         try:
             raw, written = config_files.read(self.root, file)
         except FileNotFoundError as error:
@@ -169,7 +176,9 @@ class _Reader(Struct):
             raise _RefusedError(config_files.problem(error, file)) from error
         self.size += len(raw)
         if self.size > _MOST_BYTES:
-            raise _RefusedError(Problem(file, f"more than {_MOST_BYTES >> 20} MiB together", only_ours=True))
+            raise _RefusedError(
+                ConfigurationProblem(file, f"more than {_MOST_BYTES >> 20} MiB together", only_ours=True)
+            )
         try:
             table = toml_file.parse(raw)
         except MalformedError as error:
@@ -179,7 +188,7 @@ class _Reader(Struct):
         return self.sources[-1]
 
 
-def _not_there(root: Path, file: str) -> Problem:
+def _not_there(root: Path, file: str) -> ConfigurationProblem:
     """Return the problem of an import whose file does not exist.
 
     For a dangling link, the message names its target. A saved tree can lack a folder below the root, such as /run. Its
@@ -188,12 +197,12 @@ def _not_there(root: Path, file: str) -> Problem:
     real = host_files.resolve(root, file)
     folder = posixpath.dirname(real).split("/")[1]
     if folder and not named_paths.has_entries(root, folder):
-        return Problem(file, f"imported, and nothing of /{folder} is here", only_ours=True)
+        return ConfigurationProblem(file, f"imported, and nothing of /{folder} is here", only_ours=True)
     led_to = "does not exist" if real == file else f"leads to {real}, which does not exist"
-    return Problem(file, f"imported, and {led_to}")
+    return ConfigurationProblem(file, f"imported, and {led_to}")
 
 
-def read_configuration(root: Path, path: str, version: str = "") -> Configuration:
+def read_configuration(root: Path, path: str, version: str = "") -> RuntimeConfiguration:
     """Return the effective configuration of the file and its imports.
 
     `problem` is set if containerd would not start with them. `version` is the version that the running containerd
@@ -202,7 +211,7 @@ def read_configuration(root: Path, path: str, version: str = "") -> Configuratio
     """
     told = _release_of(version)
     reader = _Reader(root)
-    known = Configuration(path, version=version if told else "")
+    known = RuntimeConfiguration(path, version=version if told else "")
     try:
         reader.read_all(path)
         release = _assumed(reader.sources, told)
@@ -284,7 +293,7 @@ def _version(source: _Source) -> int:
     version = _own_value(source, int, "version") or 0
     if not 0 <= version <= _GREATEST_NUMBER:
         line = toml_file.key_line(source.raw, ("version",))
-        raise _RefusedError(Problem(source.path, "version is no number from 1 on", line))
+        raise _RefusedError(ConfigurationProblem(source.path, "version is no number from 1 on", line))
     return version
 
 
@@ -303,7 +312,7 @@ def _own_value(source: _Source, kind: type[T], *path: str) -> T | None:
         return _at(source.table, kind, *path)
     except _WrongValueError as error:
         line = toml_file.key_line(source.raw, error.path)
-        raise _RefusedError(Problem(source.path, error.message, line)) from error
+        raise _RefusedError(ConfigurationProblem(source.path, error.message, line)) from error
 
 
 def _plugins_of(source: _Source) -> dict[str, Any]:
@@ -330,7 +339,9 @@ def _with_definitions(source: _Source, section: str, containerd: Table) -> Table
     runtimes = containerd.get("runtimes")
     if isinstance(runtimes, dict):
         if len(runtimes) > _MOST_HANDLERS:
-            raise _RefusedError(Problem(source.path, f"more than {_MOST_HANDLERS} handlers", only_ours=True))
+            raise _RefusedError(
+                ConfigurationProblem(source.path, f"more than {_MOST_HANDLERS} handlers", only_ours=True)
+            )
         placed["runtimes"] = {name: place(value, "runtimes", name) for name, value in runtimes.items()}
     return placed
 
@@ -338,7 +349,7 @@ def _with_definitions(source: _Source, section: str, containerd: Table) -> Table
 # Merging of several files.
 
 
-def _effective(known: Configuration, sources: Sequence[_Source], release: Release) -> Configuration:
+def _effective(known: RuntimeConfiguration, sources: Sequence[_Source], release: Release) -> RuntimeConfiguration:
     merge = _merged_by_1 if release < _2_0 else _merged_by_2
     merged = merge(sources, release, told=bool(known.version))
     section = _SHORT if release < _2_0 and merged.version == 1 else _OLD if release < _2_0 else _NEW
@@ -465,7 +476,7 @@ def _refuse_newer(merged: _Config, sources: Sequence[_Source], newest: int) -> N
         source = next(one for one in reversed(sources) if _version(one) == merged.version)
         message = f"version is {merged.version}, and this containerd reads none above {newest}"
         line = toml_file.key_line(source.raw, ("version",))
-        raise _RefusedError(Problem(source.path, message, line))
+        raise _RefusedError(ConfigurationProblem(source.path, message, line))
 
 
 def _refuse_short_names(sources: Sequence[_Source], keys: Sequence[str], dots: int) -> None:
@@ -478,7 +489,9 @@ def _refuse_short_names(sources: Sequence[_Source], keys: Sequence[str], dots: i
             kind: Any = dict[str, Any] if key == "plugins" else list[str]
             for short in [name for name in _own_value(source, kind, key) or () if name.count(".") < dots]:
                 line = toml_file.key_line(source.raw, (key, short) if key == "plugins" else (key,))
-                raise _RefusedError(Problem(source.path, f"{key}: {short!r} is no full name of a plugin", line))
+                raise _RefusedError(
+                    ConfigurationProblem(source.path, f"{key}: {short!r} is no full name of a plugin", line)
+                )
 
 
 def _disabled_in(merged: _Config, release: Release, section: str) -> str:
@@ -522,12 +535,12 @@ def _replaced(merged: _Config, section: str, kept: Sequence[Handler]) -> Iterato
             yield from (one for one in place.handlers if one.name not in names)
 
 
-def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> Problem:
+def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> ConfigurationProblem:
     said = _last_to_say(error.value, error.path, sources)
     if said is None:
-        return Problem(sources[0].path, error.message)
+        return ConfigurationProblem(sources[0].path, error.message)
     source, path = said
-    return Problem(source.path, error.message, toml_file.key_line(source.raw, path))
+    return ConfigurationProblem(source.path, error.message, toml_file.key_line(source.raw, path))
 
 
 def _last_to_say(
@@ -551,7 +564,7 @@ _LEGACY = {"default_runtime": "default", "untrusted_workload_runtime": "untruste
 """Tables of 1.x beside `runtimes`, and the handlers that they define."""
 
 
-def _from_cri(cri: Table, release: Release, shims_program: str) -> Configuration:
+def _from_cri(cri: Table, release: Release, shims_program: str) -> RuntimeConfiguration:
     """Return the handlers, the default and the CDI settings. Other fields keep their defaults."""
     is_1 = release < _2_0
     runtimes = _at(cri, dict[str, Any], "containerd", "runtimes")
@@ -563,7 +576,7 @@ def _from_cri(cri: Table, release: Release, shims_program: str) -> Configuration
     if is_1:
         default = "default" if "default_runtime" in legacy else default
         _refuse_what_1_refuses(cri, handlers.get(default or RUNC), "untrusted_workload_runtime" in legacy)
-    return Configuration(
+    return RuntimeConfiguration(
         "",
         handlers=tuple(handlers.values()),
         built_in=() if is_1 and runtimes is not None else (RUNC,),

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from healthcheck.host.grpc_socket import LONGEST_SECONDS, NodeSocket
-from healthcheck.host.latest_answer import Asked, LatestAnswer
+from healthcheck.host.latest_answer import LatestAnswer, TimedAnswer
 from healthcheck.model import Host, ProbeError
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, ReadFile
 from healthcheck.text.printable import printable
@@ -71,7 +71,7 @@ class RuntimeStatus:
             return printable(str(error))
 
 
-def _is_outdated(asked: Asked[ContainerRuntime, Live | str], facts: ContainerRuntime, now: float) -> bool:
+def _is_outdated(asked: TimedAnswer[ContainerRuntime, Live | str], facts: ContainerRuntime, now: float) -> bool:
     before = asked.question
     if not _is_same_process(before, facts) or _files(before) != _files(facts):
         return True

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import config_files, toml_file
-from healthcheck.probes.container_runtime.facts import CRIO, Configuration, Handler, ReadFile
+from healthcheck.probes.container_runtime.facts import CRIO, Handler, ReadFile, RuntimeConfiguration
 from healthcheck.probes.container_runtime.toml_file import Table
 from healthcheck.text.documents import MalformedError
 
@@ -53,7 +53,7 @@ class _Merged(Struct):
 
 def read_configuration(
     root: Path, path: str = STANDARD_FILE, folder: str = STANDARD_FOLDER, version: str = ""
-) -> Configuration:
+) -> RuntimeConfiguration:
     """Return the effective configuration of the files. `version` is CRI-O's, as `1.31.2`.
 
     `problem` is set if CRI-O would not start with them.
@@ -64,7 +64,7 @@ def read_configuration(
             _load(root, file, merged, may_miss=file == STANDARD_FILE)
         except MalformedError as error:
             files, problem = tuple(merged.files), config_files.problem(error, file)
-            return Configuration(path, CRIO, version, 0, files, cdi=True, problem=problem)
+            return RuntimeConfiguration(path, CRIO, version, 0, files, cdi=True, problem=problem)
     beside = _beside(root, {one.path for one in merged.files})
     handlers = [_handler(name, ("", _NONE), *told) for name, told in beside.runtimes.items()]
     return replace(_effective(path, version, merged), unread=tuple(beside.files), unread_handlers=tuple(handlers))
@@ -104,13 +104,13 @@ def _load(root: Path, file: str, merged: _Merged, *, may_miss: bool) -> None:
     _folders(runtime)
 
 
-def _effective(path: str, version: str, merged: _Merged) -> Configuration:
+def _effective(path: str, version: str, merged: _Merged) -> RuntimeConfiguration:
     own = _own_runtime(version)
     default = _text(merged.options, "default_runtime") or own
     runtimes = {own: (_NONE, "", 0), **merged.runtimes}
     default_table = runtimes.get(default, (_NONE, "", 0))[0]
     handlers = [_handler(name, (default, default_table), *told) for name, told in runtimes.items()]
-    return Configuration(
+    return RuntimeConfiguration(
         path,
         CRIO,
         version,

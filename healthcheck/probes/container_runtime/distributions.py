@@ -27,7 +27,7 @@ _TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")
 _UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
 
-class Layout(Struct, frozen=True):
+class RuntimePaths(Struct, frozen=True):
     """Paths of the file and the socket of a container runtime that a distribution includes.
 
     `kubelet_folder` contains the kubelet's drop-ins. `kubelet_arguments` and `runtime_arguments` contain the flags of
@@ -45,17 +45,17 @@ class Layout(Struct, frozen=True):
     variables: tuple[tuple[str, str], ...] = ()
 
 
-def _ranchers(distribution: str, name: str, units: tuple[str, ...]) -> Layout:
+def _ranchers(distribution: str, name: str, units: tuple[str, ...]) -> RuntimePaths:
     folder = f"/var/lib/rancher/{name}/agent/etc"
     config = f"{folder}/containerd/config.toml"
-    return Layout(
+    return RuntimePaths(
         distribution, config, "/run/k3s/containerd/containerd.sock", units, kubelet_folder=f"{folder}/kubelet.conf.d"
     )
 
 
-def _k8s_snap(base: str) -> Layout:
+def _k8s_snap(base: str) -> RuntimePaths:
     arguments = "/var/snap/k8s/common/args"
-    return Layout(
+    return RuntimePaths(
         K8S_SNAP,
         f"{base}/etc/containerd/config.toml",
         f"{base}/run/containerd/containerd.sock",
@@ -66,11 +66,11 @@ def _k8s_snap(base: str) -> Layout:
 
 
 _MICROK8S_DATA, _MICROK8S_COMMON = "/var/snap/microk8s/current", "/var/snap/microk8s/common"
-STANDARD = Layout("", containerd.STANDARD_FILE, STANDARD_SOCKET)
+STANDARD = RuntimePaths("", containerd.STANDARD_FILE, STANDARD_SOCKET)
 LAYOUTS = (
     _ranchers(K3S, "k3s", ("k3s.service", "k3s-agent.service")),
     _ranchers(RKE2, "rke2", ("rke2-server.service", "rke2-agent.service")),
-    Layout(
+    RuntimePaths(
         MICROK8S,
         f"{_MICROK8S_DATA}/args/containerd.toml",
         f"{_MICROK8S_COMMON}/run/containerd.sock",
@@ -79,14 +79,16 @@ LAYOUTS = (
         runtime_arguments=f"{_MICROK8S_DATA}/args/containerd",
         variables=(("SNAP_DATA", _MICROK8S_DATA), ("SNAP_COMMON", _MICROK8S_COMMON)),
     ),
-    Layout(K0S, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock", ("k0sworker.service", "k0scontroller.service")),
+    RuntimePaths(
+        K0S, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock", ("k0sworker.service", "k0scontroller.service")
+    ),
     # The folder that its option containerd-base-dir names, with and without one of its own below (1.35, 1.36).
     _k8s_snap("/var/lib/k8s-containerd/k8s-containerd"),
     _k8s_snap("/var/lib/k8s-containerd"),
-    Layout(TALOS, "/etc/cri/containerd.toml", STANDARD_SOCKET, units=()),
+    RuntimePaths(TALOS, "/etc/cri/containerd.toml", STANDARD_SOCKET, units=()),
     STANDARD,
-    Layout("", crio.STANDARD_FILE, crio.STANDARD_SOCKET, ("crio.service",), CRIO),
-    Layout("", docker.STANDARD_FILE, CRI_DOCKERD_SOCKET, ("docker.service",), DOCKER),
+    RuntimePaths("", crio.STANDARD_FILE, crio.STANDARD_SOCKET, ("crio.service",), CRIO),
+    RuntimePaths("", docker.STANDARD_FILE, CRI_DOCKERD_SOCKET, ("docker.service",), DOCKER),
 )
 """Those that somebody brings for Kubernetes alone first: on their nodes a standard one is some other program's."""
 _PROGRAMS = {K3S_PROGRAM: K3S, RKE2_PROGRAM: RKE2, KUBELITE: MICROK8S, K0S_PROGRAM: K0S}
@@ -144,7 +146,7 @@ def by_files(root: Path, config: str) -> str:
     return next((name for mark, name in _MARKS if host_files.exists(root, mark)), "")
 
 
-def layout_of(distribution: str) -> Layout | None:
+def layout_of(distribution: str) -> RuntimePaths | None:
     """Return the distribution's own layout; None if its runtime uses the standard paths."""
     return next((one for one in LAYOUTS if one.distribution == distribution and distribution), None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from healthcheck.probes.container_runtime import config_files
-from healthcheck.probes.container_runtime.facts import DOCKER, RUNC, Configuration, Handler, ReadFile
+from healthcheck.probes.container_runtime.facts import DOCKER, RUNC, Handler, ReadFile, RuntimeConfiguration
 from healthcheck.text import documents
 from healthcheck.text.documents import MalformedError, Table
 
@@ -20,7 +20,7 @@ CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 _CGROUP_DRIVER = "native.cgroupdriver="
 
 
-def read_configuration(root: Path, path: str = STANDARD_FILE) -> Configuration:
+def read_configuration(root: Path, path: str = STANDARD_FILE) -> RuntimeConfiguration:
     """Return the file's configuration. Without a file, the defaults apply.
 
     `problem` is set if dockerd would not start with it.
@@ -33,13 +33,13 @@ def read_configuration(root: Path, path: str = STANDARD_FILE) -> Configuration:
     except FileNotFoundError:
         return _effective(path, files, {})
     except MalformedError as error:
-        return Configuration(path, DOCKER, schema=0, files=files, problem=config_files.problem(error, path))
+        return RuntimeConfiguration(path, DOCKER, schema=0, files=files, problem=config_files.problem(error, path))
 
 
-def _effective(path: str, files: tuple[ReadFile, ...], told: Table) -> Configuration:
+def _effective(path: str, files: tuple[ReadFile, ...], told: Table) -> RuntimeConfiguration:
     runtimes = _table(told, "runtimes")
     handlers = [_handler(name, _table(runtimes, name), path) for name in runtimes]
-    return Configuration(
+    return RuntimeConfiguration(
         path,
         DOCKER,
         schema=0,

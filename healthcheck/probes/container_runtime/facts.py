@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.model import Cause
+from healthcheck.model import UnobservedCause
 
 CONTAINERD, CRIO, DOCKER = "containerd", "CRI-O", "Docker"
 """The kinds of container runtime that we can read. Docker is spoken to through cri-dockerd."""
@@ -16,13 +16,13 @@ RUNC = "runc"
 SCHEMA_OF_2 = 3
 """From this schema on, only containerd 2 reads what stands in a file."""
 
-UNREADABLE = Cause(
+UNREADABLE = UnobservedCause(
     "RuntimeConfigUnreadable",
     "A file of the container runtime's configuration is too large, may not be read, or is missing in a saved tree.",
     "Look at the file that the message names.",
 )
 
-NOT_FOUND = Cause(
+NOT_FOUND = UnobservedCause(
     "RuntimeNotFound",
     "The kubelet names a containerd of which neither the process nor the configuration is to be found.",
     "Look who listens on the socket that the message names, and which file that one reads.",
@@ -53,7 +53,7 @@ class ReadFile(_Fact, frozen=True):
     written: float
 
 
-class Problem(_Fact, frozen=True):
+class ConfigurationProblem(_Fact, frozen=True):
     """Reason why a runtime can't read a file; `line` and `column` count from 1, 0 means unknown."""
 
     file: str
@@ -96,7 +96,7 @@ class Misplaced(_Fact, frozen=True):
     """The release from which on they are read there too, as `2.3`; '' where none does."""
 
 
-class Configuration(_Fact, frozen=True):
+class RuntimeConfiguration(_Fact, frozen=True):
     """Effective configuration of one container runtime; `files` are in the runtime's own order.
 
     Without any file, the runtime's defaults apply.
@@ -114,7 +114,7 @@ class Configuration(_Fact, frozen=True):
     cdi: bool = False
     cdi_folders: tuple[str, ...] = ()
     misplaced: tuple[Misplaced, ...] = ()
-    problem: Problem | None = None
+    problem: ConfigurationProblem | None = None
     address: str = ""
     """The socket, as the file has it; '' where it says nothing."""
     systemd_cgroup: bool | None = None
@@ -146,7 +146,7 @@ class Configuration(_Fact, frozen=True):
         return int(major) >= 2 if major.isdecimal() and len(major) < 9 else self.schema >= SCHEMA_OF_2
 
 
-class Program(_Fact, frozen=True):
+class RuntimeBinary(_Fact, frozen=True):
     """A program that a handler names, as `named`. `path` is its location; '' if it was not found."""
 
     named: str
@@ -167,7 +167,7 @@ class CdiSpec(_Fact, frozen=True):
     devices: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     """Device nodes, hooks' programs and files to be mounted of the host that it names and that do not exist."""
-    problem: Problem | None = None
+    problem: ConfigurationProblem | None = None
 
 
 class Toolkit(_Fact, frozen=True):
@@ -183,7 +183,7 @@ class Toolkit(_Fact, frozen=True):
     """Paths of the host that it names and that do not exist."""
     envvar_when_unprivileged: bool = True
     volume_mounts: bool = False
-    problem: Problem | None = None
+    problem: ConfigurationProblem | None = None
 
 
 class Kubelet(_Fact, frozen=True):
@@ -218,7 +218,7 @@ class Live(_Fact, frozen=True):
 class ContainerRuntime(_Fact, frozen=True):
     """`used` is the configuration of the kubelet's own runtime; None with `why_none`."""
 
-    used: Configuration | None
+    used: RuntimeConfiguration | None
     why_none: str = ""
     socket: str = ""
     known_from: str = ""
@@ -236,9 +236,9 @@ class ContainerRuntime(_Fact, frozen=True):
     distribution: str = ""
     """'' where nothing tells which it is."""
     kubelet: Kubelet | None = None
-    others: tuple[Configuration, ...] = ()
+    others: tuple[RuntimeConfiguration, ...] = ()
     """What other container runtimes on the node read, or would."""
-    programs: tuple[Program, ...] = ()
+    programs: tuple[RuntimeBinary, ...] = ()
     """Those that the used one's handlers name, each once; not one of which a captured tree can't tell."""
     cdi_specs: tuple[CdiSpec, ...] = ()
     """Of NVIDIA's devices for pods, in the used one's folders; those of the operator's own pods are none."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import config_files, distributions, processes
-from healthcheck.probes.container_runtime.distributions import Layout
+from healthcheck.probes.container_runtime.distributions import RuntimePaths
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import K0S, K3S, KUBELET, KUBELITE, RKE2, Process, flag_of
 from healthcheck.text import documents
@@ -59,7 +59,7 @@ _DOCKER_IN_K3S = "/run/k3s/cri-dockerd/cri-dockerd.sock"
 """With `docker: true` k3s itself stands between the kubelet and Docker."""
 
 
-class Settings(Struct, frozen=True):
+class KubeletSettings(Struct, frozen=True):
     """Settings of a kubelet. `endpoint` is a socket, as the host names it.
 
     - `said_by` is the source of the endpoint, `how` the steps that led to it, for a person.
@@ -89,7 +89,7 @@ def _is_contained(root: Path, process: Process) -> bool:
     return process.origin is not Origin.HOST or processes.is_elsewhere(root, process)
 
 
-def settings_of(root: Path, kubelet: Process) -> Settings:
+def settings_of(root: Path, kubelet: Process) -> KubeletSettings:
     """Return the settings of the running kubelet."""
     layout = distributions.layout_of(distributions.by_kubelet(kubelet))
     own = processes.root_of(root, kubelet)
@@ -103,7 +103,7 @@ def settings_of(root: Path, kubelet: Process) -> Settings:
     return _settings(own, arguments, (flag_of(arguments, "config"), folder), (kubelet.name, default), steps)
 
 
-def settings_on_disk(root: Path, layout: Layout) -> Settings | None:
+def settings_on_disk(root: Path, layout: RuntimePaths) -> KubeletSettings | None:
     """Return the settings of a kubelet started from these files; None if none of the files exists."""
     files = [layout.kubelet_arguments] if layout.kubelet_arguments else []
     if not layout.distribution:
@@ -125,7 +125,7 @@ def settings_on_disk(root: Path, layout: Layout) -> Settings | None:
 
 def _settings(
     root: Path, arguments: Sequence[str], files: tuple[str, str], default: tuple[str, str], steps: Sequence[str]
-) -> Settings:
+) -> KubeletSettings:
     """`files` are its file and its folder of drop-ins, `default` is its name and the socket that it takes by itself."""
     options, sources, told = _options(root, *files)
     how = [*steps, *told]
@@ -143,7 +143,7 @@ def _settings(
     driver = flag_of(arguments, "cgroup-driver") or _text(options, _CGROUP_DRIVER)
     gates = {**_gates_of(flag_of(arguments, "feature-gates")), **_table(options.get(_GATES))}
     asks = gates.get(_ASKS_RUNTIME)
-    return Settings(
+    return KubeletSettings(
         _sayable(processes.socket_path(root, endpoint)),
         _sayable(said_by),
         tuple(_sayable(step) for step in how),
@@ -195,7 +195,7 @@ def _of_k3s(root: Path) -> tuple[str, str] | None:
     return None
 
 
-def _flags_in(root: Path, file: str, layout: Layout | None) -> tuple[str, ...]:
+def _flags_in(root: Path, file: str, layout: RuntimePaths | None) -> tuple[str, ...]:
     """Return the words in a file of flags, with the variables of a snap replaced by its folders."""
     try:
         words = config_files.arguments(host_files.read(root, file)[0])
@@ -206,7 +206,7 @@ def _flags_in(root: Path, file: str, layout: Layout | None) -> tuple[str, ...]:
     return words
 
 
-def runtime_flags(root: Path, layout: Layout) -> tuple[str, ...]:
+def runtime_flags(root: Path, layout: RuntimePaths) -> tuple[str, ...]:
     """The flags that a snap starts its containerd with."""
     return _flags_in(root, layout.runtime_arguments, layout) if layout.runtime_arguments else ()
 

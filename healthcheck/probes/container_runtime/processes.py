@@ -76,7 +76,7 @@ class Process(Struct, frozen=True):
         return f"{self.name} (pid {self.pid}{f', {self.unit}' if self.unit else ''})"
 
 
-class Found(Struct, frozen=True):
+class KnownProcesses(Struct, frozen=True):
     """Processes of the programs that this project knows, by pid, which may be the node's own.
 
     - `others` counts, by name, those in containers without privilege: users of a pod can name their processes so.
@@ -102,7 +102,7 @@ def flag_of(arguments: Sequence[str], *names: str) -> str:
     return value
 
 
-def find(root: Path) -> Found:
+def find(root: Path) -> KnownProcesses:
     """Return the running processes of known programs. Raises OSError if /proc can't be read."""
     folder = open_file(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -205,7 +205,7 @@ def listens_on(root: Path, pid: int) -> tuple[str, ...]:
     return tuple(os.fsdecode(row[7]) for row in rows if len(row) == 8 and row[3] == _LISTENING)
 
 
-def _found(folder: int) -> Found:
+def _found(folder: int) -> KnownProcesses:
     # A host has thousands: read one short file for each, and more only for the programs of interest.
     origins = Origins(folder)
     own: dict[str, list[Process]] = {}
@@ -228,7 +228,7 @@ def _found(folder: int) -> Found:
         elif (process := _process(folder, pid, name, cgroup, origin)) is not None:
             own.setdefault(name, []).append(process)
     found = sorted((one for some in own.values() for one in some), key=lambda one: one.pid)
-    return Found(tuple(found), others, frozenset(crowded), tuple(plugins), tuple(engines))
+    return KnownProcesses(tuple(found), others, frozenset(crowded), tuple(plugins), tuple(engines))
 
 
 def _known(folder: int, by_comm: Mapping[bytes, str] = _BY_COMM) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from healthcheck.host import host_files
 from healthcheck.host.opening import open_file
 from healthcheck.probes.container_runtime import named_paths
-from healthcheck.probes.container_runtime.facts import Program
+from healthcheck.probes.container_runtime.facts import RuntimeBinary
 
 SEARCHED = (
     "/usr/local/sbin/",
@@ -42,14 +42,14 @@ _ELF_DATA, _BIG_ENDIAN = 5, 2
 _HEAD_BYTES = 64
 
 
-def find(root: Path, named: str) -> Program:
+def find(root: Path, named: str) -> RuntimeBinary:
     """The program as a service finds it: by its path, or in the folders of its PATH the first that can be run."""
     paths = [named] if "/" in named else [f"{folder}{named}" for folder in SEARCHED]
     there = [path for path in paths if _is_file(root, path)]
     path = next((one for one in there if host_files.is_executable(root, one)), there[0] if there else "")
     if not path:
-        return Program(named)
-    return Program(named, path, host_files.is_executable(root, path), architecture(root, path))
+        return RuntimeBinary(named)
+    return RuntimeBinary(named, path, host_files.is_executable(root, path), architecture(root, path))
 
 
 def can_be_missing(root: Path, named: str) -> bool:

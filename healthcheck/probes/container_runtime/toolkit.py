@@ -12,7 +12,7 @@ from pathlib import Path
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import config_files, named_paths, toml_file
-from healthcheck.probes.container_runtime.facts import Problem, Toolkit
+from healthcheck.probes.container_runtime.facts import ConfigurationProblem, Toolkit
 from healthcheck.probes.container_runtime.toml_file import Table
 from healthcheck.text.documents import MalformedError
 
@@ -53,7 +53,7 @@ def _read(root: Path, path: str) -> Toolkit | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        return Toolkit(path, problem=Problem(path, f"can't be read: {error.strerror}", only_ours=True))
+        return Toolkit(path, problem=ConfigurationProblem(path, f"can't be read: {error.strerror}", only_ours=True))
     try:
         table = toml_file.parse(raw)
     except MalformedError as error:
@@ -61,7 +61,9 @@ def _read(root: Path, path: str) -> Toolkit | None:
     wrong = _of_wrong_type(table)
     if wrong is not None:
         keys, kind = wrong
-        return Toolkit(path, problem=Problem(path, f"{keys[-1]} is no {kind}", toml_file.key_line(raw, keys)))
+        return Toolkit(
+            path, problem=ConfigurationProblem(path, f"{keys[-1]} is no {kind}", toml_file.key_line(raw, keys))
+        )
     return _from_table(root, path, table)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from healthcheck.catalog import dcgm_causes
-from healthcheck.host.command import ChildError, MissedDeadline, Program, Stopped
+from healthcheck.host.command import ChildError, MissedDeadline, Program, StoppedOnRequest
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes.dcgm.document import LONGEST_ANSWER, DiagAnswer, read_answer
 from healthcheck.probes.dcgm.engine import PORT, Engine, choose_engine
@@ -45,7 +45,7 @@ _HOST = re.compile(rf"(?:{_HOST_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\])(?::(?P<port>\d{
 _TEST = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
-class DcgmLook(Struct, frozen=True):
+class DcgmReading(Struct, frozen=True):
     """Answer of a run, or the reason for its absence. `absent` is the reason why no program can run it."""
 
     answer: DiagAnswer | Unobserved | None = None
@@ -106,18 +106,18 @@ class Dcgm:
         environment = {"LC_ALL": "C", **known, "PATH": self.path or os.environ.get("PATH", os.defpath)}
         self._program = Program(environment, self.patience_seconds, LONGEST_ANSWER)
 
-    def run(self, level: int) -> DcgmLook:
+    def run(self, level: int) -> DcgmReading:
         """Run all tests of a level."""
         self._ends_at = time.monotonic() + self.deadline_seconds
         return self._run(str(level), level)
 
-    def run_tests(self, tests: Sequence[str]) -> DcgmLook:
+    def run_tests(self, tests: Sequence[str]) -> DcgmReading:
         """Run only these tests, by DCGM 4's names, which are also the names of DCGM 3's plugins.
 
         After a level, they have the rest of its time, so that both share one deadline.
         """
         named = [test for test in tests if _TEST.fullmatch(test)]
-        return self._run(",".join(named), None) if named else DcgmLook(absent="no test is named")
+        return self._run(",".join(named), None) if named else DcgmReading(absent="no test is named")
 
     @property
     def stuck_pid(self) -> int | None:
@@ -131,17 +131,17 @@ class Dcgm:
         """
         self._program.stop()
 
-    def _run(self, what: str, level: int | None) -> DcgmLook:
+    def _run(self, what: str, level: int | None) -> DcgmReading:
         dcgmi = shutil.which("dcgmi", path=self._program.env["PATH"])
         if dcgmi is None:
-            return DcgmLook(absent="dcgmi is not installed here")
+            return DcgmReading(absent="dcgmi is not installed here")
         if self.engine is not None and self.engine.blocked is not None:
-            return DcgmLook(self.engine.blocked)
+            return DcgmReading(self.engine.blocked)
         look = self._answer_of(dcgmi, what, level)
         why = self._why_not_proven()
-        return DcgmLook(Unobserved(dcgm_causes.ENGINE_CHANGED, f"dcgmi diag -r {what}: {why}")) if why else look
+        return DcgmReading(Unobserved(dcgm_causes.ENGINE_CHANGED, f"dcgmi diag -r {what}: {why}")) if why else look
 
-    def _answer_of(self, dcgmi: str, what: str, level: int | None) -> DcgmLook:
+    def _answer_of(self, dcgmi: str, what: str, level: int | None) -> DcgmReading:
         where = ("--host", self.host) if self.host else ()
         seconds = max(0.0, min(self.deadline_seconds, self._ends_at - time.monotonic()))
         try:
@@ -150,12 +150,12 @@ class Dcgm:
                 argv = (dcgmi, "diag", *where, "-r", what, "-j")
                 ended = self._program.run(argv, round(seconds, 1), Path(directory))
         except MissedDeadline as error:
-            return DcgmLook(Unobserved(dcgm_causes.TIMED_OUT, f"dcgmi diag -r {what}: {error}"))
-        except Stopped as error:
-            return DcgmLook(Unobserved(dcgm_causes.STOPPED, f"dcgmi diag -r {what}: {error}"))
+            return DcgmReading(Unobserved(dcgm_causes.TIMED_OUT, f"dcgmi diag -r {what}: {error}"))
+        except StoppedOnRequest as error:
+            return DcgmReading(Unobserved(dcgm_causes.STOPPED, f"dcgmi diag -r {what}: {error}"))
         except (ChildError, OSError) as error:
-            return DcgmLook(Unobserved(dcgm_causes.FAILED, f"dcgmi diag -r {what}: {error}"))
-        return DcgmLook(read_answer(ended.out, ended.err, ended.code, level))
+            return DcgmReading(Unobserved(dcgm_causes.FAILED, f"dcgmi diag -r {what}: {error}"))
+        return DcgmReading(read_answer(ended.out, ended.err, ended.code, level))
 
     def _why_not_proven(self) -> str:
         """Return why the answer may be another program's than the proven engine's, '' where it is the engine's."""
@@ -165,21 +165,21 @@ class Dcgm:
         return "" if is_there else f"process {self.engine.pid} does not listen at {self.engine.host} any more"
 
 
-def read_level_2(host: Host) -> DcgmLook:
+def read_level_2(host: Host) -> DcgmReading:
     return _read(host, 2)
 
 
-def read_level_4(host: Host) -> DcgmLook:
+def read_level_4(host: Host) -> DcgmReading:
     return _read(host, 4)
 
 
-def _read(host: Host, level: int) -> DcgmLook:
+def _read(host: Host, level: int) -> DcgmReading:
     if host.ask_dcgm is None:
         raise ProbeError("a look that is no deep one runs no diagnostic")
     look = host.ask_dcgm(level)
-    assert isinstance(look, DcgmLook)
+    assert isinstance(look, DcgmReading)
     return look
 
 
-LEVEL_2_RUN = Probe("dcgm-level-2", read_level_2, DcgmLook, dcgm_causes.CAUSES)
-LEVEL_4_RUN = Probe("dcgm-level-4", read_level_4, DcgmLook, dcgm_causes.CAUSES)
+LEVEL_2_RUN = Probe("dcgm-level-2", read_level_2, DcgmReading, dcgm_causes.CAUSES)
+LEVEL_4_RUN = Probe("dcgm-level-4", read_level_4, DcgmReading, dcgm_causes.CAUSES)

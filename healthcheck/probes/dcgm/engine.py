@@ -21,7 +21,7 @@ from healthcheck.host.opening import entries_of
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.origins import Origin
-from healthcheck.probes.container_runtime.processes import DCGM_EXPORTER, HOSTENGINE, Found, Process
+from healthcheck.probes.container_runtime.processes import DCGM_EXPORTER, HOSTENGINE, KnownProcesses, Process
 from healthcheck.probes.kubelet_pods import KubeletPod, known_pods, uid_of
 from healthcheck.probes.services import PROCESSES_HIDDEN
 
@@ -98,7 +98,7 @@ def read_engine(host: Host) -> Engine:
         raise ProbeError(f"{error.filename or host.root / 'proc'}: {error.strerror}") from error
 
 
-def find_engine(root: Path, found: Found) -> Engine:
+def find_engine(root: Path, found: KnownProcesses) -> Engine:
     """Return the engine among these processes. Raises OSError."""
     if not processes.are_the_hosts(root):
         return Engine()
@@ -116,7 +116,7 @@ def find_engine(root: Path, found: Found) -> Engine:
     return Engine()
 
 
-def _with_pods(root: Path, found: Found) -> list[tuple[Process, KubeletPod | None]]:
+def _with_pods(root: Path, found: KnownProcesses) -> list[tuple[Process, KubeletPod | None]]:
     """Return each engine with its pod: exporters first, then the host's engines, then those of pods."""
     pods: dict[str, KubeletPod] = {}
     with suppress(OSError):  # an unknown pod is not proven

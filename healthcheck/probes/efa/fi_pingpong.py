@@ -8,11 +8,11 @@ import signal
 
 from msgspec import Struct
 
-from healthcheck.host.command import Ended, how_it_ended
-from healthcheck.model import Cause, Unobserved
+from healthcheck.host.command import ProgramEnd, how_it_ended
+from healthcheck.model import Unobserved, UnobservedCause
 from healthcheck.text.printable import printable
 
-NOT_RUN = Cause(
+NOT_RUN = UnobservedCause(
     "EfaLoopbackNotRun",
     "fi_pingpong could not be run on a device: a library, a right or locked memory is missing, or it was stopped.",
     "Read fi_pingpong's own words in the message.",
@@ -93,7 +93,7 @@ def _weight(answer: PingResult) -> int:
             return 0
 
 
-def read_side(ended: Ended) -> PingResult | None:
+def read_side(ended: ProgramEnd) -> PingResult | None:
     """Return the result of one side; None if it ended because the other side ended or it was stopped."""
     out = ended.out[-_READ_BYTES:]
     if corrupt := _CORRUPT.search(out):
@@ -129,7 +129,7 @@ def _word(text: bytes) -> str:
     return text[:16].decode("ascii")
 
 
-def _first_error(ended: Ended) -> tuple[str, int, str]:
+def _first_error(ended: ProgramEnd) -> tuple[str, int, str]:
     """Return the call that failed ('' if unnamed), its error number, and its text.
 
     The first error counts, because closing can fail too afterwards. The source position is left out, because it changes

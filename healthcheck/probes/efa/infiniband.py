@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from healthcheck.host.kernel_files import is_gone, read
 from healthcheck.host.opening import is_folder, names_there, want_folder
-from healthcheck.model import Cause, Host, Probe, ProbeError
+from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
 from healthcheck.probes.pci import AMAZON, normalise_address
 from healthcheck.text.printable import printable
 
@@ -162,7 +162,7 @@ def _read(file: str) -> bytes:
     return read(file, 64).strip()
 
 
-NOT_ANSWERING = Cause(
+NOT_ANSWERING = UnobservedCause(
     "EfaNotAnswering",
     "An EFA device refuses to tell its counters.",
     "Look at `dmesg | grep -i efa` on the node: its driver may have given it up.",

@@ -13,16 +13,16 @@ from pathlib import Path
 from msgspec import Struct
 
 from healthcheck.host.command import ChildError, MissedDeadline, Program, how_it_ended
-from healthcheck.host.latest_answer import Asked, LatestAnswer
-from healthcheck.model import PROBE_FAILED, Cause, Host, Probe, Shortage, Unobserved
+from healthcheck.host.latest_answer import LatestAnswer, TimedAnswer
+from healthcheck.model import PROBE_FAILED, Host, Probe, Shortage, Unobserved, UnobservedCause
 from healthcheck.probes.efa.infiniband import openable_efa
 
-NOT_ANSWERING = Cause(
+NOT_ANSWERING = UnobservedCause(
     "LibfabricNotAnswering",
     "`fi_info -p efa` did not end within 10 s: an EFA device that its driver waits for.",
     "Look at `dmesg | grep -i efa` on the node.",
 )
-FAILED = Cause(
+FAILED = UnobservedCause(
     "LibfabricFailed",
     "`fi_info -p efa` could not be run, or crashed.",
     "Run it in our pod; the message has its last line.",
@@ -65,7 +65,7 @@ class Listing(Struct, frozen=True, tag=True):
         return tuple(sorted(set(self.devices) - set(self.listed)))
 
 
-class LibfabricLook(Struct, frozen=True):
+class LibfabricReading(Struct, frozen=True):
     """Answer of libfabric; None if it has not answered yet.
 
     `absent` is the reason why there is no program to run, or no device.
@@ -98,11 +98,11 @@ class Libfabric:
         self._program = Program({**_ENVIRONMENT, "PATH": self.path}, _PATIENCE_SECONDS)
         self._answers = LatestAnswer("libfabric", self._ask, _is_outdated, self.clock)
 
-    def look(self) -> LibfabricLook:
+    def look(self) -> LibfabricReading:
         """Return the last answer. If a new one is due, a thread starts to fetch it for a later check cycle."""
         return self._look(wait=False)
 
-    def ask(self) -> LibfabricLook:
+    def ask(self) -> LibfabricReading:
         """The answer of now, waited for."""
         return self._look(wait=True)
 
@@ -110,15 +110,15 @@ class Libfabric:
         """Stop the running child process. Return its pid if it can't be stopped."""
         return self._program.end()
 
-    def _look(self, *, wait: bool) -> LibfabricLook:
+    def _look(self, *, wait: bool) -> LibfabricReading:
         program = shutil.which("fi_info", path=self.path)
         if program is None:
-            return LibfabricLook(absent="fi_info is not installed here")
+            return LibfabricReading(absent="fi_info is not installed here")
         devices = openable_efa(self.root)
         if not devices:
-            return LibfabricLook(absent="no EFA device that programs can open")
+            return LibfabricReading(absent="no EFA device that programs can open")
         asked = self._answers.look(_Question(program, devices), wait=wait)
-        return LibfabricLook(asked.answer if asked and asked.question.devices == devices else None)
+        return LibfabricReading(asked.answer if asked and asked.question.devices == devices else None)
 
     def _ask(self, question: _Question) -> Listing | Unobserved:
         try:
@@ -132,7 +132,7 @@ class Libfabric:
             return Unobserved(FAILED, f"fi_info: {error}")
 
 
-def _is_outdated(asked: Asked[_Question, Listing | Unobserved], question: _Question, now: float) -> bool:
+def _is_outdated(asked: TimedAnswer[_Question, Listing | Unobserved], question: _Question, now: float) -> bool:
     is_whole = isinstance(asked.answer, Listing) and not asked.answer.missing
     return not is_whole or asked.question.devices != question.devices or now - asked.at >= ASKED_AGAIN_SECONDS
 
@@ -153,12 +153,12 @@ def _last_line(text: bytes) -> str:
     return _LOG_LINE.sub("libfabric: ", last)[:_LONGEST_TEXT]
 
 
-def read_libfabric(host: Host) -> LibfabricLook:
+def read_libfabric(host: Host) -> LibfabricReading:
     if host.ask_libfabric is None:
-        return LibfabricLook(absent="fi_info speaks of no machine but the one that it runs on")
+        return LibfabricReading(absent="fi_info speaks of no machine but the one that it runs on")
     look = host.ask_libfabric()
-    assert isinstance(look, LibfabricLook)
+    assert isinstance(look, LibfabricReading)
     return look
 
 
-LIBFABRIC = Probe("libfabric", read_libfabric, LibfabricLook, (NOT_ANSWERING, FAILED))
+LIBFABRIC = Probe("libfabric", read_libfabric, LibfabricReading, (NOT_ANSWERING, FAILED))

@@ -18,19 +18,19 @@ class Loopback(Struct, frozen=True):
     answer: PingResult
 
 
-class LoopbackLook(Struct, frozen=True):
+class LoopbackReading(Struct, frozen=True):
     """`absent`: why nothing was run."""
 
     loopbacks: tuple[Loopback, ...] = ()
     absent: str = ""
 
 
-def read_efa_loopback(host: Host) -> LoopbackLook:
+def read_efa_loopback(host: Host) -> LoopbackReading:
     if host.ask_efa_loopback is None:
         raise ProbeError("a look that is no deep one sends nothing")
     look = host.ask_efa_loopback()
-    assert isinstance(look, LoopbackLook)
+    assert isinstance(look, LoopbackReading)
     return look
 
 
-EFA_LOOPBACK = Probe("efa-loopback", read_efa_loopback, LoopbackLook, (NOT_RUN,))
+EFA_LOOPBACK = Probe("efa-loopback", read_efa_loopback, LoopbackReading, (NOT_RUN,))

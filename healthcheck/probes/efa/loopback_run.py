@@ -19,12 +19,12 @@ from pathlib import Path
 
 import tenacity
 
-from healthcheck.host.command import ChildError, Ended, MissedDeadline, Program, Stopped
+from healthcheck.host.command import ChildError, MissedDeadline, Program, ProgramEnd, StoppedOnRequest
 from healthcheck.host.opening import want_folder
 from healthcheck.model import Shortage, Unobserved
 from healthcheck.probes.efa.fi_pingpong import NOT_RUN, REFUSED, Broken, Measured, PingResult, read_side, together
 from healthcheck.probes.efa.infiniband import openable_efa
-from healthcheck.probes.efa.loopback import Loopback, LoopbackLook
+from healthcheck.probes.efa.loopback import Loopback, LoopbackReading
 
 _INSTALLED_IN = "/opt/amazon/efa/bin"
 PATIENCE_SECONDS = 5.0
@@ -57,16 +57,16 @@ class EfaLoopback:
     """Server and client of the run that goes on, or of the last one."""
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
-    def run(self) -> LoopbackLook:
+    def run(self) -> LoopbackReading:
         """Test every device that programs can open. Raises ProbeError if it is unknown whether there is one."""
         program = shutil.which("fi_pingpong", path=self.path)
         if program is None:
-            return LoopbackLook(absent="fi_pingpong is not installed here")
+            return LoopbackReading(absent="fi_pingpong is not installed here")
         want_folder(self.root / "sys/class")
         devices = openable_efa(self.root)
         if not devices:
-            return LoopbackLook(absent="no EFA device that programs can open")
-        return LoopbackLook(tuple(self._tested(program, devices)))
+            return LoopbackReading(absent="no EFA device that programs can open")
+        return LoopbackReading(tuple(self._tested(program, devices)))
 
     def stop(self) -> None:
         """Stop the run of another thread. Nothing is started after it."""
@@ -108,7 +108,7 @@ class EfaLoopback:
                 client.stop()
         return together(self._result_of(serving), self._result_of(asking)) or self._nobody_says()
 
-    def _connect(self, client: Program, argv: tuple[str, ...], serving: Future[Ended]) -> Ended:
+    def _connect(self, client: Program, argv: tuple[str, ...], serving: Future[ProgramEnd]) -> ProgramEnd:
         """Run the client. If it starts before the server listens, run it again."""
         again = tenacity.Retrying(
             retry=tenacity.retry_if_result(lambda ended: ended.code == REFUSED and not serving.done()),
@@ -121,10 +121,10 @@ class EfaLoopback:
     def _nobody_says(self) -> Unobserved:
         return Unobserved(NOT_RUN, _STOPPED if self._stopping.is_set() else "fi_pingpong: both sides were killed")
 
-    def _result_of(self, side: Future[Ended]) -> PingResult | None:
+    def _result_of(self, side: Future[ProgramEnd]) -> PingResult | None:
         try:
             return read_side(side.result())
-        except Stopped:
+        except StoppedOnRequest:
             return None
         except MissedDeadline:
             return Broken(f"fi_pingpong: no end within {self.deadline_seconds:g} s")
@@ -132,9 +132,9 @@ class EfaLoopback:
             return Unobserved(NOT_RUN, f"fi_pingpong: {error}")
 
 
-def _last_result(state: tenacity.RetryCallState) -> Ended:
+def _last_result(state: tenacity.RetryCallState) -> ProgramEnd:
     assert state.outcome is not None
-    ended: Ended = state.outcome.result()
+    ended: ProgramEnd = state.outcome.result()
     return ended
 
 

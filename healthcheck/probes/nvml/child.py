@@ -13,7 +13,7 @@ from itertools import combinations
 from types import ModuleType
 
 from healthcheck.probes.nvml.library import Library
-from healthcheck.probes.nvml.readings import ABSENT, NAMES, READINGS, Gpu, Inforoms, text
+from healthcheck.probes.nvml.readings import ABSENT, NAMES, READINGS, GpuHandle, Inforoms, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself would be 0.6 MiB
@@ -59,7 +59,7 @@ def _gpu(nvml: Any, index: int, inforoms: Inforoms) -> tuple[dict[str, Any], Any
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
         return told | {"error": error.value}, None
-    gpu = Gpu(nvml, handle, inforoms)
+    gpu = GpuHandle(nvml, handle, inforoms)
     for name, read in READINGS.items():
         try:
             told[name] = read(gpu)

@@ -16,7 +16,7 @@ from healthcheck.host.opening import is_there
 from healthcheck.model import ProbeError, Unobserved
 from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml.answer import read_answer
-from healthcheck.probes.nvml.gpus import DriverLook, Gpus
+from healthcheck.probes.nvml.gpus import DriverReading, Gpus
 from healthcheck.probes.nvml.library import PLACES, SONAME, resolve_inside
 from healthcheck.text.printable import printable
 
@@ -48,7 +48,7 @@ class Driver:
         program = isolated("healthcheck.probes.nvml.child")
         self._child = Child((*program, str(self.root), "loader" if self.use_loader else "root-only"))
 
-    def look(self) -> DriverLook:
+    def look(self) -> DriverReading:
         """Read once. Never raises for errors of the driver. A changed driver is read anew the next time."""
         before, self._version = self._version, driver_version(self.root)
         if before is not None and self._version != before:
@@ -83,8 +83,8 @@ class Driver:
     def child_pid(self) -> int | None:
         return self._child.pid
 
-    def _as_look(self, answer: Gpus | Unobserved, stuck_pid: int | None = None) -> DriverLook:
-        return DriverLook(
+    def _as_look(self, answer: Gpus | Unobserved, stuck_pid: int | None = None) -> DriverReading:
+        return DriverReading(
             answer,
             tuple(self._missed),
             self.deadline_seconds,
@@ -104,7 +104,7 @@ class Driver:
         return now - self._mismatch_since
 
 
-def look_once(root: Path, deadline_seconds: float) -> DriverLook:
+def look_once(root: Path, deadline_seconds: float) -> DriverReading:
     """Ask once, and let go of the driver. `stuck_pid` of the answer is of a child that could not be ended."""
     driver = Driver(root, deadline_seconds)
     try:

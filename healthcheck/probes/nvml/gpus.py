@@ -54,7 +54,7 @@ class RetiredPages(Struct, frozen=True):
     pending: bool
 
 
-class Repair(Struct, frozen=True):
+class PendingRepair(Struct, frozen=True):
     """Repairs that a reset of the GPU brings into use (newest drivers)."""
 
     channel_pending: bool
@@ -167,7 +167,7 @@ class Gpu(Struct, frozen=True):
     exhausted_banks: int | None = None
     """Banks of memory that have no spare row left."""
     retired_pages: RetiredPages | None = None
-    repair: Repair | None = None
+    repair: PendingRepair | None = None
     clock_reasons: int | None = None
     """nvmlClocksEventReasons, as bits."""
     temperature: Temperature | None = None
@@ -204,7 +204,7 @@ NO_GPUS = Gpus("", "", ())
 """No driver is loaded, and none is needed."""
 
 
-class DriverLook(Struct, frozen=True):
+class DriverReading(Struct, frozen=True):
     """Result of one read: the GPUs, or the reason for a missing answer.
 
     `missed` contains the monotonic seconds of deadlines missed in a row. `module_version` is the loaded kernel
@@ -223,11 +223,11 @@ class DriverLook(Struct, frozen=True):
     """False in a PID namespace of our own: NVML then shows us no process but ours."""
 
 
-def read_driver(host: Host) -> DriverLook:
+def read_driver(host: Host) -> DriverReading:
     if host.ask_driver is None:
         raise ProbeError("this look does not ask the driver")
     look = host.ask_driver()
-    assert isinstance(look, DriverLook)
+    assert isinstance(look, DriverReading)
     is_absent = isinstance(look.answer, Unobserved) and look.answer.cause in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
     return replace(look, answer=NO_GPUS) if is_absent and _are_handed_away(host) else look
 
@@ -241,4 +241,4 @@ def _are_handed_away(host: Host) -> bool:
     return bool(gpus) and all(gpu.is_handed_away for gpu in gpus)
 
 
-NVML = Probe("nvml", read_driver, DriverLook, CAUSES)
+NVML = Probe("nvml", read_driver, DriverReading, CAUSES)

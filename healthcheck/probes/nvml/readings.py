@@ -67,7 +67,7 @@ class Inforoms:
             self._valid.pop(uuid, None)
 
 
-class Gpu:
+class GpuHandle:
     """Access to one GPU. An error is raised as NVMLError.
 
     Functions with `known` in their names return None for an unsupported value. Invalid values raise ValueError.
@@ -151,21 +151,21 @@ class Gpu:
             return _FUNCTION_NOT_FOUND
 
 
-def _value_of(function: str) -> Callable[[Gpu], Any]:
+def _value_of(function: str) -> Callable[[GpuHandle], Any]:
     return lambda gpu: gpu.ask(function)
 
 
-def _uuid(gpu: Gpu) -> str:
+def _uuid(gpu: GpuHandle) -> str:
     gpu.uuid = text(gpu.ask("nvmlDeviceGetUUID"))
     return gpu.uuid
 
 
-def _mig_mode(gpu: Gpu) -> list[int]:
+def _mig_mode(gpu: GpuHandle) -> list[int]:
     gpu.mig_mode = gpu.ask("nvmlDeviceGetMigMode")
     return gpu.mig_mode
 
 
-def _instances(gpu: Gpu) -> list[int] | None:
+def _instances(gpu: GpuHandle) -> list[int] | None:
     """The MIG GPU instances of the MIG devices that exist; None where there are more than a GPU can have.
 
     There is no cheaper way: listing GPU instances themselves takes a call for each profile that a GPU knows.
@@ -180,7 +180,7 @@ def _instances(gpu: Gpu) -> list[int] | None:
     return sorted({gpu.nvml.nvmlDeviceGetGpuInstanceId(device) for device in devices if device is not None})
 
 
-def _mig_device(gpu: Gpu, index: int) -> Any:
+def _mig_device(gpu: GpuHandle, index: int) -> Any:
     """Return the MIG device with this index; None if there is none.
 
     The indices of existing devices have gaps.
@@ -193,28 +193,28 @@ def _mig_device(gpu: Gpu, index: int) -> Any:
         raise
 
 
-def _ecc(gpu: Gpu) -> list[int]:
+def _ecc(gpu: GpuHandle) -> list[int]:
     return [gpu.ask("nvmlDeviceGetTotalEccErrors", kind, life) for life in (0, 1) for kind in (0, 1)]
 
 
-def _sram_threshold(gpu: Gpu) -> int:
+def _sram_threshold(gpu: GpuHandle) -> int:
     status = gpu.nvml.c_nvmlEccSramErrorStatus_v1_t()
     gpu.ask("nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
     return int(status.bThresholdExceeded)
 
 
-def _retired_pages(gpu: Gpu) -> list[int] | None:
+def _retired_pages(gpu: GpuHandle) -> list[int] | None:
     pages = [gpu.field_known(field) for field in _RETIRED_PAGES]
     return None if None in pages else pages
 
 
-def _clock_reasons(gpu: Gpu) -> Any:
+def _clock_reasons(gpu: GpuHandle) -> Any:
     """Libraries before R535 have it by its old name only."""
     reasons = gpu.ask_known("nvmlDeviceGetCurrentClocksEventReasons")
     return gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
 
 
-def _temperature(gpu: Gpu) -> list[int | None] | None:
+def _temperature(gpu: GpuHandle) -> list[int | None] | None:
     told = [
         gpu.ask_known("nvmlDeviceGetTemperature", 0),
         gpu.ask_known("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN),
@@ -224,7 +224,7 @@ def _temperature(gpu: Gpu) -> list[int | None] | None:
     return None if told == [None] * len(told) else told
 
 
-def _inforom_valid(gpu: Gpu) -> int:
+def _inforom_valid(gpu: GpuHandle) -> int:
     if not gpu.inforoms.is_due(gpu.uuid):
         return 1
     valid = True
@@ -238,14 +238,14 @@ def _inforom_valid(gpu: Gpu) -> int:
     return int(valid)
 
 
-def _memory(gpu: Gpu) -> list[int]:
+def _memory(gpu: GpuHandle) -> list[int]:
     memory = gpu.ask_known("nvmlDeviceGetMemoryInfo", gpu.nvml.nvmlMemory_v2)
     if memory is None:
         memory = gpu.ask("nvmlDeviceGetMemoryInfo")
     return [memory.total, getattr(memory, "reserved", 0), memory.used]
 
 
-def _processes(gpu: Gpu) -> int | None:
+def _processes(gpu: GpuHandle) -> int | None:
     """Return the number of processes.
 
     None without the list of compute processes: the other lists alone would suggest zero.
@@ -258,7 +258,7 @@ def _processes(gpu: Gpu) -> int | None:
     return None if computing is None else len(computing.union(*filter(None, others)))
 
 
-def _pcie(gpu: Gpu) -> list[int | None]:
+def _pcie(gpu: GpuHandle) -> list[int | None]:
     widths = [gpu.ask("nvmlDeviceGetCurrPcieLinkWidth"), gpu.ask("nvmlDeviceGetMaxPcieLinkWidth")]
     if widths[0] == widths[1]:  # the generation matters only for a narrow link
         return [*widths, None, None]
@@ -269,7 +269,7 @@ def _pcie(gpu: Gpu) -> list[int | None]:
     ]
 
 
-def _nvlinks(gpu: Gpu) -> list[list[int | None]] | None:
+def _nvlinks(gpu: GpuHandle) -> list[list[int | None]] | None:
     """State and version of each link."""
     for link in range(_MOST_LINKS):
         active = gpu.ask_known("nvmlDeviceGetNvLinkState", link)
@@ -279,7 +279,7 @@ def _nvlinks(gpu: Gpu) -> list[list[int | None]] | None:
     return gpu.links or None
 
 
-def _nvlink_counters(gpu: Gpu) -> dict[int, dict[str, int]]:
+def _nvlink_counters(gpu: GpuHandle) -> dict[int, dict[str, int]]:
     """Return the counters of the active links.
 
     They are separate from the link states, which remain known if a counter can't be read.
@@ -295,7 +295,7 @@ def _nvlink_counters(gpu: Gpu) -> dict[int, dict[str, int]]:
     return counters or _error_counters(gpu, active)
 
 
-def _error_counters(gpu: Gpu, links: list[int]) -> dict[int, dict[str, int]]:
+def _error_counters(gpu: GpuHandle, links: list[int]) -> dict[int, dict[str, int]]:
     counters: dict[int, dict[str, int]] = {}
     for link in links:
         told = [gpu.ask_known("nvmlDeviceGetNvLinkErrorCounter", link, index) for index in range(len(_LINK_COUNTERS))]
@@ -305,7 +305,7 @@ def _error_counters(gpu: Gpu, links: list[int]) -> dict[int, dict[str, int]]:
     return counters
 
 
-def _fabric(gpu: Gpu) -> list[Any] | None:
+def _fabric(gpu: GpuHandle) -> list[Any] | None:
     """Return the fabric information by the newest structure that the library supports."""
     for function, structure in (
         ("nvmlDeviceGetGpuFabricInfoV", gpu.nvml.c_nvmlGpuFabricInfo_v3_t),
@@ -320,14 +320,14 @@ def _fabric(gpu: Gpu) -> list[Any] | None:
     return None
 
 
-NAMES: dict[str, Callable[[Gpu], Any]] = {
+NAMES: dict[str, Callable[[GpuHandle], Any]] = {
     "address": lambda gpu: text(gpu.ask("nvmlDeviceGetPciInfo").busId),
     "uuid": _uuid,
     "serial": lambda gpu: text(gpu.ask("nvmlDeviceGetSerial")),
     "name": lambda gpu: text(gpu.ask("nvmlDeviceGetName")),
 }
 """Calls that must work: a GPU that fails one has that error itself."""
-READINGS: dict[str, Callable[[Gpu], Any]] = {
+READINGS: dict[str, Callable[[GpuHandle], Any]] = {
     **NAMES,
     "minor": _value_of("nvmlDeviceGetMinorNumber"),
     "recovery_action": lambda gpu: gpu.field_known(_RECOVERY_ACTION),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.chain import Chain, State
+from diagnosis.chain import Chain, LinkState
 from diagnosis.diagnose import diagnose
 from diagnosis.hami_chain import HamiLink, hami_chains
 from tests.diagnosis.hami.clusters import device_config
@@ -45,8 +45,8 @@ BROKEN: list[tuple[str, list[Object], HamiLink]] = [
 @pytest.mark.parametrize(("state", "link"), [one[1:] for one in BROKEN], ids=[one[0] for one in BROKEN])
 def test_the_link_that_broke_is_named(state: list[Object], link: HamiLink) -> None:
     [chain] = chains(*state)
-    assert next(one.link for one in chain.steps if one.state is State.BROKEN) is link
-    assert all(one.problems for one in chain.steps if one.state is State.BROKEN)
+    assert next(one.link for one in chain.steps if one.state is LinkState.BROKEN) is link
+    assert all(one.problems for one in chain.steps if one.state is LinkState.BROKEN)
 
 
 def test_a_pod_that_runs_shows_its_card_and_by_what_it_was_chosen() -> None:
@@ -77,7 +77,7 @@ def test_the_schedulers_own_policy_is_shown_where_the_pod_names_none() -> None:
 def test_a_pod_that_waits_for_its_turn_shows_hamis_last_word() -> None:
     waits = vgpu_pod("x", conditions=[], age=1)
     [chain] = chains(*hami(A), waits, event(waits, "FilteringSucceed", "find fit node(a)", warning=False, minutes=0.2))
-    [waiting] = [one for one in chain.steps if one.state is State.WAITING]
+    [waiting] = [one for one in chain.steps if one.state is LinkState.WAITING]
     assert (waiting.link, waiting.seen) == (HamiLink.FILTER, "FilteringSucceed: find fit node(a)")
 
 

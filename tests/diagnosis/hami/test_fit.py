@@ -10,97 +10,97 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from diagnosis.hami.asking import Asked
-from diagnosis.hami.card_checks import Terms
-from diagnosis.hami.fit import NodeVerdict, Wanted, fit
-from diagnosis.hami.holding import Held, Part
-from diagnosis.hami.quota import Limit, Room
+from diagnosis.hami.asking import CardRequest
+from diagnosis.hami.card_checks import PodConditions
+from diagnosis.hami.fit import ContainerRequest, NodeVerdict, fit
+from diagnosis.hami.holding import CardUsage, Share
+from diagnosis.hami.quota import Limit, QuotaAmounts
 from diagnosis.hami.reasons import Code
 from diagnosis.hami.registration import Card, MigProfile
 from diagnosis.hami.versions import NEWEST, Version
-from diagnosis.hami.wishes import Wishes
+from diagnosis.hami.wishes import CardOptions
 from tests.diagnosis.hami.clusters import MEMORY, asking, card, device_config, given, judged, quota, scheduler, shared
 from tests.diagnosis.states import GPU, Object, container, pod, snapshot
 
 OLD: Version = (2, 9)
 
 
-def held(number: int = 0, /, used: Part | None = None, **changes: Any) -> Held:
+def held(number: int = 0, /, used: Share | None = None, **changes: Any) -> CardUsage:
     """A card of 32 GiB for ten pods. `cordoned` is of its state; all other changes are of the card."""
     aside = changes.pop("cordoned", False)
     plain: dict[str, Any] = {"slots": 10, "memory": 32768, "cores": 100, "kind": "NVIDIA-Tesla V100", "healthy": True}
-    return Held(Card(f"GPU-{number}", number, **plain | changes), used or Part(), cordoned=aside)
+    return CardUsage(Card(f"GPU-{number}", number, **plain | changes), used or Share(), cordoned=aside)
 
 
-def fitted(*cards: Held, asked: Asked, **terms: Any) -> NodeVerdict:
-    return fit(cards, [Wanted("main", asked)], Terms(**terms))
+def fitted(*cards: CardUsage, asked: CardRequest, **terms: Any) -> NodeVerdict:
+    return fit(cards, [ContainerRequest("main", asked)], PodConditions(**terms))
 
 
-def asks(cards: int = 1, memory: int = 1000, cores: int = 10, percentage: int | None = None) -> Asked:
-    return Asked(cards, memory, percentage, cores)
+def asks(cards: int = 1, memory: int = 1000, cores: int = 10, percentage: int | None = None) -> CardRequest:
+    return CardRequest(cards, memory, percentage, cores)
 
 
-LIMITED = Room(memory=Limit("resourcequota/team/q", 100, 0))
-FULL = Part(10, 32768, 100)
-ONE_CARD: list[tuple[Held, Asked, dict[str, Any], Code | None]] = [
+LIMITED = QuotaAmounts(memory=Limit("resourcequota/team/q", 100, 0))
+FULL = Share(10, 32768, 100)
+ONE_CARD: list[tuple[CardUsage, CardRequest, dict[str, Any], Code | None]] = [
     (held(), asks(), {}, None),
     (held(healthy=False), asks(), {}, Code.UNHEALTHY),
     (held(healthy=False, used=FULL), asks(), {}, Code.UNHEALTHY),
     (held(cordoned=True), asks(), {}, Code.CORDONED),
     (held(cordoned=True), asks(), {"version": OLD}, None),
-    (held(), asks(), {"wishes": Wishes(use_types=("v100", "A100"))}, None),
-    (held(), asks(), {"wishes": Wishes(use_types=("A100",))}, Code.TYPE),
-    (held(), asks(), {"wishes": Wishes(avoid_types=("tesla",))}, Code.TYPE),
-    (held(), asks(), {"wishes": Wishes(use_types=("",))}, None),
-    (held(), asks(), {"wishes": Wishes(avoid_types=("",))}, None),
-    (held(), asks(), {"wishes": Wishes(avoid_types=("",)), "version": OLD}, Code.TYPE),
-    (held(), asks(), {"wishes": Wishes(use_types=(" V100 ",))}, None),
-    (held(), asks(), {"wishes": Wishes(use_types=(" V100 ",)), "version": OLD}, Code.TYPE),
-    (held(), asks(), {"wishes": Wishes(mode="mig")}, Code.TYPE),
-    (held(), asks(), {"wishes": Wishes(mode="hami-core")}, None),
-    (held(), asks(), {"wishes": Wishes(use_uuids=("GPU-9", " GPU-0"))}, None),
-    (held(), asks(), {"wishes": Wishes(use_uuids=("GPU-9", " GPU-0")), "version": OLD}, Code.UUID),
-    (held(), asks(), {"wishes": Wishes(use_uuids=("GPU-0",), avoid_uuids=("GPU-0",))}, Code.UUID),
-    (held(), asks(), {"wishes": Wishes(use_uuids=("GPU-0",), avoid_uuids=("GPU-0",)), "version": OLD}, None),
-    (held(), asks(), {"wishes": Wishes(use_uuids=("",)), "version": OLD}, Code.UUID),
-    (held(), asks(), {"wishes": Wishes(avoid_uuids=("GPU-9", "GPU-0")), "version": OLD}, Code.UUID),
-    (held(), asks(), {"wishes": Wishes(use_uuids=("GPU-9",))}, Code.UUID),
-    (held(), asks(), {"wishes": Wishes(use_uuids=("",))}, None),
-    (held(), asks(), {"wishes": Wishes(use_uuids=("", ""))}, Code.UUID),
-    (held(), asks(), {"wishes": Wishes(avoid_uuids=("GPU-0",))}, Code.UUID),
-    (held(used=Part(10, 0, 0)), asks(), {"wishes": Wishes(use_uuids=("GPU-9",))}, Code.UUID),
-    (held(used=Part(9, 0, 0)), asks(), {}, None),
-    (held(used=Part(10, 32768, 0)), asks(), {}, Code.SLOTS),
-    (held(used=Part(15, 0, 0)), asks(), {}, Code.SLOTS),
-    (held(used=Part(1, 0, 0)), asks(), {"wishes": Wishes(gpu_policy="mutex")}, Code.EXCLUSIVE),
-    (held(used=Part(1, 0, 0)), asks(), {"wishes": Wishes(gpu_policy="mutex"), "version": OLD}, None),
-    (held(), asks(), {"wishes": Wishes(gpu_policy="binpack, mutex")}, None),
+    (held(), asks(), {"wishes": CardOptions(use_types=("v100", "A100"))}, None),
+    (held(), asks(), {"wishes": CardOptions(use_types=("A100",))}, Code.TYPE),
+    (held(), asks(), {"wishes": CardOptions(avoid_types=("tesla",))}, Code.TYPE),
+    (held(), asks(), {"wishes": CardOptions(use_types=("",))}, None),
+    (held(), asks(), {"wishes": CardOptions(avoid_types=("",))}, None),
+    (held(), asks(), {"wishes": CardOptions(avoid_types=("",)), "version": OLD}, Code.TYPE),
+    (held(), asks(), {"wishes": CardOptions(use_types=(" V100 ",))}, None),
+    (held(), asks(), {"wishes": CardOptions(use_types=(" V100 ",)), "version": OLD}, Code.TYPE),
+    (held(), asks(), {"wishes": CardOptions(mode="mig")}, Code.TYPE),
+    (held(), asks(), {"wishes": CardOptions(mode="hami-core")}, None),
+    (held(), asks(), {"wishes": CardOptions(use_uuids=("GPU-9", " GPU-0"))}, None),
+    (held(), asks(), {"wishes": CardOptions(use_uuids=("GPU-9", " GPU-0")), "version": OLD}, Code.UUID),
+    (held(), asks(), {"wishes": CardOptions(use_uuids=("GPU-0",), avoid_uuids=("GPU-0",))}, Code.UUID),
+    (held(), asks(), {"wishes": CardOptions(use_uuids=("GPU-0",), avoid_uuids=("GPU-0",)), "version": OLD}, None),
+    (held(), asks(), {"wishes": CardOptions(use_uuids=("",)), "version": OLD}, Code.UUID),
+    (held(), asks(), {"wishes": CardOptions(avoid_uuids=("GPU-9", "GPU-0")), "version": OLD}, Code.UUID),
+    (held(), asks(), {"wishes": CardOptions(use_uuids=("GPU-9",))}, Code.UUID),
+    (held(), asks(), {"wishes": CardOptions(use_uuids=("",))}, None),
+    (held(), asks(), {"wishes": CardOptions(use_uuids=("", ""))}, Code.UUID),
+    (held(), asks(), {"wishes": CardOptions(avoid_uuids=("GPU-0",))}, Code.UUID),
+    (held(used=Share(10, 0, 0)), asks(), {"wishes": CardOptions(use_uuids=("GPU-9",))}, Code.UUID),
+    (held(used=Share(9, 0, 0)), asks(), {}, None),
+    (held(used=Share(10, 32768, 0)), asks(), {}, Code.SLOTS),
+    (held(used=Share(15, 0, 0)), asks(), {}, Code.SLOTS),
+    (held(used=Share(1, 0, 0)), asks(), {"wishes": CardOptions(gpu_policy="mutex")}, Code.EXCLUSIVE),
+    (held(used=Share(1, 0, 0)), asks(), {"wishes": CardOptions(gpu_policy="mutex"), "version": OLD}, None),
+    (held(), asks(), {"wishes": CardOptions(gpu_policy="binpack, mutex")}, None),
     (held(), asks(memory=500), {"room": LIMITED}, Code.QUOTA),
-    (held(used=Part(1, 32768, 0)), asks(memory=500), {"room": LIMITED}, Code.QUOTA),
+    (held(used=Share(1, 32768, 0)), asks(memory=500), {"room": LIMITED}, Code.QUOTA),
     (held(), asks(memory=100), {"room": LIMITED}, None),
-    (held(used=Part(1, 32256, 0)), asks(memory=512), {}, None),
-    (held(used=Part(1, 32256, 0)), asks(memory=513), {}, Code.MEMORY),
-    (held(used=Part(1, 32256, 95)), asks(memory=513, cores=50), {}, Code.MEMORY),
-    (held(used=Part(1, 32768, 0)), asks(memory=0), {}, None),
-    (held(used=Part(1, 16385, 0)), asks(memory=0, percentage=50), {}, Code.MEMORY),
-    (held(used=Part(1, 16384, 0)), asks(memory=0, percentage=50), {}, None),
-    (held(memory=65536, used=Part(1, 40000, 0)), asks(memory=20000), {}, None),
-    (held(used=Part(1, 0, 50)), asks(cores=50), {}, None),
-    (held(used=Part(1, 0, 50)), asks(cores=51), {}, Code.CORES),
+    (held(used=Share(1, 32256, 0)), asks(memory=512), {}, None),
+    (held(used=Share(1, 32256, 0)), asks(memory=513), {}, Code.MEMORY),
+    (held(used=Share(1, 32256, 95)), asks(memory=513, cores=50), {}, Code.MEMORY),
+    (held(used=Share(1, 32768, 0)), asks(memory=0), {}, None),
+    (held(used=Share(1, 16385, 0)), asks(memory=0, percentage=50), {}, Code.MEMORY),
+    (held(used=Share(1, 16384, 0)), asks(memory=0, percentage=50), {}, None),
+    (held(memory=65536, used=Share(1, 40000, 0)), asks(memory=20000), {}, None),
+    (held(used=Share(1, 0, 50)), asks(cores=50), {}, None),
+    (held(used=Share(1, 0, 50)), asks(cores=51), {}, Code.CORES),
     (held(cores=0), asks(cores=50), {}, Code.CORES),
     (held(cores=0), asks(cores=0), {}, None),
-    (held(used=Part(5, 0, 95)), asks(cores=100), {}, Code.CORES),
-    (held(used=Part(1, 0, 0)), asks(cores=100), {}, Code.EXCLUSIVE),
+    (held(used=Share(5, 0, 95)), asks(cores=100), {}, Code.CORES),
+    (held(used=Share(1, 0, 0)), asks(cores=100), {}, Code.EXCLUSIVE),
     (held(), asks(cores=100), {}, None),
-    (held(cores=200, used=Part(1, 0, 50)), asks(cores=100), {}, None),
-    (held(used=Part(1, 0, 100)), asks(cores=0), {}, Code.COMPUTE),
-    (held(used=Part(1, 0, 99)), asks(cores=0), {}, None),
+    (held(cores=200, used=Share(1, 0, 50)), asks(cores=100), {}, None),
+    (held(used=Share(1, 0, 100)), asks(cores=0), {}, Code.COMPUTE),
+    (held(used=Share(1, 0, 99)), asks(cores=0), {}, None),
 ]
 
 
 @pytest.mark.parametrize(("state", "asked", "terms", "code"), ONE_CARD)
 def test_one_card_takes_a_container_or_says_why(
-    state: Held, asked: Asked, terms: dict[str, Any], code: Code | None
+    state: CardUsage, asked: CardRequest, terms: dict[str, Any], code: Code | None
 ) -> None:
     told = fitted(state, asked=asked, **terms)
     assert told.fits is (code is None)
@@ -114,7 +114,7 @@ def test_a_node_with_fewer_cards_than_asked_is_told_in_each_versions_form() -> N
 
 
 def test_cards_that_fit_are_counted_where_they_are_too_few() -> None:
-    cards = held(0), held(1), held(2, used=Part(1, 32768, 0))
+    cards = held(0), held(1), held(2, used=Share(1, 32768, 0))
     assert fitted(*cards, asked=asks(3)).reason == "1/3 CardInsufficientMemory, 2/3 AllocatedCardsInsufficientRequest"
     old = fitted(*cards, asked=asks(3), version=OLD)
     assert old.reason == "1/3 CardInsufficientMemory, 1/3 AllocatedCardsInsufficientRequest"
@@ -122,35 +122,35 @@ def test_cards_that_fit_are_counted_where_they_are_too_few() -> None:
 
 def test_a_pod_bound_to_one_numa_node_needs_all_its_cards_there() -> None:
     cards = held(0, numa=0), held(1, numa=1), held(2, numa=1)
-    both = fitted(*cards, asked=asks(2), wishes=Wishes(numa_bind=True))
+    both = fitted(*cards, asked=asks(2), wishes=CardOptions(numa_bind=True))
     assert set(both.chosen[0]) == {"GPU-1", "GPU-2"}
-    apart = fitted(held(0, numa=0), held(1, numa=1), asked=asks(2), wishes=Wishes(numa_bind=True))
+    apart = fitted(held(0, numa=0), held(1, numa=1), asked=asks(2), wishes=CardOptions(numa_bind=True))
     assert apart.counts == {Code.NUMA: 1, Code.TOO_FEW: 1}
     assert fitted(held(0, numa=0), held(1, numa=1), asked=asks(2)).fits
 
 
 @pytest.mark.parametrize(("policy", "chosen"), [("binpack", "GPU-1"), ("spread", "GPU-0"), (None, "GPU-0")])
 def test_the_policy_chooses_among_cards_that_fit(policy: str | None, chosen: str) -> None:
-    cards = held(0), held(1, used=Part(1, 4096, 10))
-    assert fitted(*cards, asked=asks(), wishes=Wishes(gpu_policy=policy)).chosen == ((chosen,),)
+    cards = held(0), held(1, used=Share(1, 4096, 10))
+    assert fitted(*cards, asked=asks(), wishes=CardOptions(gpu_policy=policy)).chosen == ((chosen,),)
 
 
 def test_a_percentage_below_100_counts_for_nothing_where_cards_are_ranked() -> None:
-    cards = held(0, memory=20480), held(1, memory=81920, used=Part(1, 0, 0))
+    cards = held(0, memory=20480), held(1, memory=81920, used=Share(1, 0, 0))
     assert fitted(*cards, asked=asks(memory=10000, percentage=50)).chosen == (("GPU-0",),)
     assert fitted(*cards, asked=asks(memory=10000)).chosen == (("GPU-1",),)
 
 
 def test_before_2_10_the_numa_node_came_before_the_policy() -> None:
-    cards = held(0, numa=0, used=Part(1, 4096, 10)), held(1, numa=1, used=Part(2, 8192, 20))
+    cards = held(0, numa=0, used=Share(1, 4096, 10)), held(1, numa=1, used=Share(2, 8192, 20))
     assert fitted(*cards, asked=asks(), version=OLD).chosen == (("GPU-1",),)
     assert fitted(*cards, asked=asks()).chosen == (("GPU-0",),)
 
 
 def test_mutex_finds_the_card_that_nobody_is_on() -> None:
-    cards = held(0, used=Part(1, 0, 0)), held(1)
-    assert fitted(*cards, asked=asks(), wishes=Wishes(gpu_policy="mutex")).chosen == (("GPU-1",),)
-    assert not fitted(*cards, asked=asks(2), wishes=Wishes(gpu_policy="mutex")).fits
+    cards = held(0, used=Share(1, 0, 0)), held(1)
+    assert fitted(*cards, asked=asks(), wishes=CardOptions(gpu_policy="mutex")).chosen == (("GPU-1",),)
+    assert not fitted(*cards, asked=asks(2), wishes=CardOptions(gpu_policy="mutex")).fits
 
 
 def test_cards_beyond_those_that_are_taken_are_judged_too() -> None:
@@ -159,23 +159,27 @@ def test_cards_beyond_those_that_are_taken_are_judged_too() -> None:
 
 
 def test_what_one_container_takes_the_next_one_lacks() -> None:
-    wanted = [Wanted("a", asks(memory=20000)), Wanted("sidecar", None), Wanted("b", asks(memory=20000))]
-    told = fit([held()], wanted, Terms())
+    wanted = [
+        ContainerRequest("a", asks(memory=20000)),
+        ContainerRequest("sidecar", None),
+        ContainerRequest("b", asks(memory=20000)),
+    ]
+    told = fit([held()], wanted, PodConditions())
     assert (told.container, told.reason) == ("b", "1/1 CardInsufficientMemory")
-    assert fit([held(0), held(1)], wanted, Terms()).chosen == (("GPU-0",), (), ("GPU-1",))
+    assert fit([held(0), held(1)], wanted, PodConditions()).chosen == (("GPU-0",), (), ("GPU-1",))
 
 
 def test_init_containers_are_over_when_the_others_begin() -> None:
-    wanted = [Wanted("prepare", asks(memory=30000), init=True), Wanted("main", asks(memory=30000))]
-    assert fit([held()], wanted, Terms()).fits
-    assert fit([held()], wanted, Terms(room=Room(Limit("", 30000, 0)))).fits
-    too_large = [Wanted("prepare", asks(memory=40000), init=True), Wanted("main", asks())]
-    assert fit([held()], too_large, Terms()).container == "prepare"
-    assert fit([held()], too_large, Terms(version=OLD)).fits
+    wanted = [ContainerRequest("prepare", asks(memory=30000), init=True), ContainerRequest("main", asks(memory=30000))]
+    assert fit([held()], wanted, PodConditions()).fits
+    assert fit([held()], wanted, PodConditions(room=QuotaAmounts(Limit("", 30000, 0)))).fits
+    too_large = [ContainerRequest("prepare", asks(memory=40000), init=True), ContainerRequest("main", asks())]
+    assert fit([held()], too_large, PodConditions()).container == "prepare"
+    assert fit([held()], too_large, PodConditions(version=OLD)).fits
 
 
 def test_a_quota_counts_all_cards_of_a_pod() -> None:
-    room = Room(memory=Limit("", 2500, 500))
+    room = QuotaAmounts(memory=Limit("", 2500, 500))
     assert fitted(held(0), held(1), asked=asks(2), room=room).fits
     told = fitted(held(0), held(1), held(2), asked=asks(3), room=room)
     assert told.reason == "1/3 ResourceQuotaNotFit, 2/3 AllocatedCardsInsufficientRequest"
@@ -185,9 +189,9 @@ ONE_G = MigProfile("1g.10gb", 9728, 14, 1, tuple((start, 1) for start in range(7
 THREE_G = MigProfile("3g.40gb", 40192, 42, 3, ((0, 4), (4, 4)))
 
 
-def sliced(*placements: tuple[int, int]) -> Held:
+def sliced(*placements: tuple[int, int]) -> CardUsage:
     one = held(0, mode="mig", memory=81920, profiles=(ONE_G, THREE_G))
-    return Held(one.card, placements=placements)
+    return CardUsage(one.card, placements=placements)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +209,7 @@ def sliced(*placements: tuple[int, int]) -> Held:
         (sliced(), asks(8, memory=9000), False),
     ],
 )
-def test_an_instance_of_mig_needs_a_profile_with_a_free_place(state: Held, asked: Asked, fits: bool) -> None:
+def test_an_instance_of_mig_needs_a_profile_with_a_free_place(state: CardUsage, asked: CardRequest, fits: bool) -> None:
     told = fitted(state, asked=asked)
     assert told.fits is fits
     assert told.counts.get(Code.MIG, 0) == (0 if fits else 1)
@@ -374,15 +378,15 @@ def test_a_sidecar_is_looked_at_beside_nothing_else() -> None:
 CARDS = st.builds(
     lambda number, used, healthy, numa: held(number, used=used, healthy=healthy, numa=numa),
     st.just(0),
-    st.builds(Part, st.integers(0, 11), st.integers(0, 33000), st.integers(0, 100)),
+    st.builds(Share, st.integers(0, 11), st.integers(0, 33000), st.integers(0, 100)),
     st.booleans() | st.just(True),
     st.integers(0, 1),
 )
 ASKED = st.builds(asks, st.integers(1, 4), st.integers(0, 33000), st.sampled_from([0, 10, 50, 100]))
 TERMS = st.builds(
-    Terms,
+    PodConditions,
     st.builds(
-        Wishes,
+        CardOptions,
         numa_bind=st.booleans(),
         gpu_policy=st.sampled_from([None, "binpack", "spread", "mutex", "topology-aware"]),
     ),
@@ -391,9 +395,9 @@ TERMS = st.builds(
 
 
 @for_all(st.lists(CARDS, max_size=8), ASKED, TERMS)
-def test_an_answer_is_whole(states: list[Held], asked: Asked, terms: Terms) -> None:
-    cards = [Held(replace(one.card, uuid=f"GPU-{n}"), one.part) for n, one in enumerate(states)]
-    told = fit(cards, [Wanted("main", asked)], terms)
+def test_an_answer_is_whole(states: list[CardUsage], asked: CardRequest, terms: PodConditions) -> None:
+    cards = [CardUsage(replace(one.card, uuid=f"GPU-{n}"), one.part) for n, one in enumerate(states)]
+    told = fit(cards, [ContainerRequest("main", asked)], terms)
     assert len(told.cards) == len(cards)
     codes = Counter(one.code for one in told.cards)
     if told.fits:
@@ -409,10 +413,12 @@ def test_an_answer_is_whole(states: list[Held], asked: Asked, terms: Terms) -> N
 
 
 @for_all(st.lists(CARDS, min_size=1, max_size=4), ASKED, st.integers(0, 3), st.integers(1, 5000))
-def test_a_card_that_holds_more_takes_no_more(states: list[Held], asked: Asked, place: int, more: int) -> None:
-    cards = [Held(replace(one.card, uuid=f"GPU-{n}"), one.part) for n, one in enumerate(states)]
+def test_a_card_that_holds_more_takes_no_more(
+    states: list[CardUsage], asked: CardRequest, place: int, more: int
+) -> None:
+    cards = [CardUsage(replace(one.card, uuid=f"GPU-{n}"), one.part) for n, one in enumerate(states)]
     fuller = list(cards)
     place %= len(cards)
-    fuller[place] = Held(cards[place].card, cards[place].part.plus(Part(1, more, 0)))
-    before, after = (fit(each, [Wanted("main", asked)], Terms()) for each in (cards, fuller))
+    fuller[place] = CardUsage(cards[place].card, cards[place].part.plus(Share(1, more, 0)))
+    before, after = (fit(each, [ContainerRequest("main", asked)], PodConditions()) for each in (cards, fuller))
     assert before.fits or not after.fits

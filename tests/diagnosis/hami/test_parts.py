@@ -11,7 +11,7 @@ import pytest
 
 from diagnosis.components import Health
 from diagnosis.diagnose import diagnose
-from diagnosis.hami_parts import Part, installation_tables
+from diagnosis.hami_parts import HamiPart, installation_tables
 from diagnosis.report import html, markdown
 from diagnosis.report.document import document
 from diagnosis.report.whole import Report
@@ -29,7 +29,7 @@ def ca(name: str) -> str:
     return base64.b64encode(text).decode()
 
 
-def parts(*state: Object, **more: Any) -> dict[str, Part]:
+def parts(*state: Object, **more: Any) -> dict[str, HamiPart]:
     (table,) = installation_tables(snapshot(*state, **more))
     return {one.what: one for one in table.parts}
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from diagnosis.hami.grants import BindPhase, MigInstance, Share, grant
-from diagnosis.hami.handshake import Said, handshake, handshakes
+from diagnosis.hami.grants import BindPhase, ContainerShare, MigInstance, grant
+from diagnosis.hami.handshake import HandshakeState, handshake, handshakes
 from diagnosis.hami.node_lock import node_lock
-from diagnosis.hami.registration import Card, Form, MigProfile, cordoned, registration, registrations
-from diagnosis.hami.wishes import Wishes, wishes
+from diagnosis.hami.registration import Card, MigProfile, RegistrationFormat, cordoned, registration, registrations
+from diagnosis.hami.wishes import CardOptions, wishes
 from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.nodes import Node
 from tests.hostile import ANY_TEXT
@@ -39,10 +39,10 @@ def on_pod(annotations: dict[str, str]) -> Meta:
     return Meta("Pod", "team", "x", annotations=annotations)
 
 
-CARDS: list[tuple[str, Form, list[Card]]] = [
+CARDS: list[tuple[str, RegistrationFormat, list[Card]]] = [
     (
         json.dumps([V100, A100 | {"migProfiles": [PROFILE]}]),
-        Form.JSON,
+        RegistrationFormat.JSON,
         [
             Card("GPU-1", 0, 10, 32768, 100, V100["type"], healthy=False, numa=0, mode=""),  # type: ignore[arg-type]
             Card(
@@ -59,10 +59,10 @@ CARDS: list[tuple[str, Form, list[Card]]] = [
             ),
         ],
     ),
-    ("[]", Form.JSON, []),
+    ("[]", RegistrationFormat.JSON, []),
     (
         "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V100,1,false:",
-        Form.TEXT,
+        RegistrationFormat.TEXT,
         [
             Card("GPU-1", 0, 10, 32768, 100, "NVIDIA-V100", healthy=True),
             Card("GPU-2", 1, 10, 32768, 100, "NVIDIA-V100", healthy=False, numa=1),
@@ -70,14 +70,14 @@ CARDS: list[tuple[str, Form, list[Card]]] = [
     ),
     (
         "GPU-1,4,49152,200,NVIDIA-NVIDIA A40,-1,true,3,mig:",
-        Form.TEXT,
+        RegistrationFormat.TEXT,
         [Card("GPU-1", 3, 4, 49152, 200, "NVIDIA-NVIDIA A40", healthy=True, numa=-1, mode="mig")],
     ),
 ]
 
 
 @pytest.mark.parametrize(("text", "form", "cards"), CARDS, ids=["json", "no card", "7 fields", "9 fields"])
-def test_each_versions_registration_is_read(text: str, form: Form, cards: list[Card]) -> None:
+def test_each_versions_registration_is_read(text: str, form: RegistrationFormat, cards: list[Card]) -> None:
     told = registration(registered_as(text))
     assert told is not None
     assert (told.form, list(told.cards), told.unreadable) == (form, cards, "")
@@ -110,35 +110,35 @@ def test_a_registration_that_hami_refuses_is_one_that_nobody_can_read(text: str)
 def test_other_vendors_register_in_the_same_forms() -> None:
     node = on_node(node_dcu_register="D1,4,16384,100,DCU,0,true,0,hami-core:", node_register_Ascend910B="[]")
     assert [(one.vendor, one.form, len(one.cards)) for one in registrations(node)] == [
-        ("Ascend910B", Form.JSON, 0),
-        ("dcu", Form.TEXT, 1),
+        ("Ascend910B", RegistrationFormat.JSON, 0),
+        ("dcu", RegistrationFormat.TEXT, 1),
     ]
 
 
-HANDSHAKES: list[tuple[str, Said, datetime | None, bool]] = [
+HANDSHAKES: list[tuple[str, HandshakeState, datetime | None, bool]] = [
     (
         "Reported 2024-01-23 04:30:04.434037031 +0000 UTC m=+1104711.77",
-        Said.REPORTED,
+        HandshakeState.REPORTED,
         datetime(2024, 1, 23, 4, 30, 4, tzinfo=UTC),
         True,
     ),
     (
         "Reported 2024-01-23 12:30:04.4 +0800 CST m=+1",
-        Said.REPORTED,
+        HandshakeState.REPORTED,
         datetime(2024, 1, 23, 4, 30, 4, tzinfo=UTC),
         True,
     ),
-    ("Requesting_2024.01.23 04:30:04", Said.REQUESTING, datetime(2024, 1, 23, 4, 30, 4, tzinfo=UTC), False),
-    ("Requesting_2026-07-16 10:08:42", Said.REQUESTING, datetime(2026, 7, 16, 10, 8, 42, tzinfo=UTC), False),
-    ("Deleted_2026-07-16 10:08:42", Said.DELETED, datetime(2026, 7, 16, 10, 8, 42, tzinfo=UTC), False),
-    ("1784196522", Said.OTHER, datetime(2026, 7, 16, 10, 8, 42, tzinfo=UTC), True),
-    ("Requesting_2026-13-16 10:08:42", Said.REQUESTING, None, False),
-    ("anything", Said.OTHER, None, False),
+    ("Requesting_2024.01.23 04:30:04", HandshakeState.REQUESTING, datetime(2024, 1, 23, 4, 30, 4, tzinfo=UTC), False),
+    ("Requesting_2026-07-16 10:08:42", HandshakeState.REQUESTING, datetime(2026, 7, 16, 10, 8, 42, tzinfo=UTC), False),
+    ("Deleted_2026-07-16 10:08:42", HandshakeState.DELETED, datetime(2026, 7, 16, 10, 8, 42, tzinfo=UTC), False),
+    ("1784196522", HandshakeState.OTHER, datetime(2026, 7, 16, 10, 8, 42, tzinfo=UTC), True),
+    ("Requesting_2026-13-16 10:08:42", HandshakeState.REQUESTING, None, False),
+    ("anything", HandshakeState.OTHER, None, False),
 ]
 
 
 @pytest.mark.parametrize(("text", "said", "at", "zoned"), HANDSHAKES)
-def test_each_versions_handshake_is_read(text: str, said: Said, at: datetime | None, zoned: bool) -> None:
+def test_each_versions_handshake_is_read(text: str, said: HandshakeState, at: datetime | None, zoned: bool) -> None:
     told = handshake(on_node(node_handshake=text))
     assert told is not None
     assert (told.said, told.at) == (said, at)
@@ -198,12 +198,12 @@ def test_a_pods_grant_is_read_container_by_container() -> None:
     assert (told.node, told.phase, told.unreadable) == ("gpu-1", BindPhase.ALLOCATING, {})
     assert told.containers == (
         (),
-        (Share("GPU-1", 4096, 30), Share("GPU-2", 4096, 30)),
-        (Share("GPU-1", 1, 0),),
+        (ContainerShare("GPU-1", 4096, 30), ContainerShare("GPU-2", 4096, 30)),
+        (ContainerShare("GPU-1", 1, 0),),
     )
     assert told.outstanding == ((), ())
     assert told.mig == (MigInstance(1, "GPU-1", "1g.10gb", 0, 1),)
-    assert told.others == {"dcu": ((Share("D1", 1024, 10, "DCU"),),)}
+    assert told.others == {"dcu": ((ContainerShare("D1", 1024, 10, "DCU"),),)}
 
 
 def test_a_pod_that_hami_never_saw_has_no_grant() -> None:
@@ -229,7 +229,7 @@ def test_wishes_are_what_the_pod_says() -> None:
             }
         )
     )
-    assert told == Wishes(
+    assert told == CardOptions(
         use_types=("A100", "h100"),
         avoid_uuids=(" GPU-1 ", " GPU-2"),
         numa_bind=True,

@@ -9,9 +9,9 @@ from hypothesis import given
 
 from diagnosis.hami.installation import settings_of
 from diagnosis.hami.settings import (
-    NodeSettings,
-    OddKey,
-    Settings,
+    HamiNodeSettings,
+    HamiSettings,
+    InvalidKey,
     node_configs,
     read_node_config,
     read_settings,
@@ -50,7 +50,7 @@ def config(key: str, text: str) -> ConfigMap:
     return ConfigMap(Meta("ConfigMap", "kube-system", "x"), {key: text})
 
 
-def read(text: str) -> Settings:
+def read(text: str) -> HamiSettings:
     return read_settings(config("device-config.yaml", text))
 
 
@@ -70,14 +70,14 @@ def test_a_configuration_is_read_whole() -> None:
 @pytest.mark.parametrize(
     ("text", "odd"),
     [
-        ("deviceMemoryScaling: 2", OddKey("deviceMemoryScaling", "nvidia.deviceMemoryScaling")),
-        ("nvidia: {defaultMem: 1000}", OddKey("nvidia.defaultMem", "nvidia.defaultMemory")),
-        ("nvidia: {devicesplitcount: 4}", OddKey("nvidia.devicesplitcount", "nvidia.deviceSplitCount")),
-        ("nvidia: {colour: red}", OddKey("nvidia.colour")),
-        ("nvida: {defaultMemory: 1}", OddKey("nvida", "nvidia")),
+        ("deviceMemoryScaling: 2", InvalidKey("deviceMemoryScaling", "nvidia.deviceMemoryScaling")),
+        ("nvidia: {defaultMem: 1000}", InvalidKey("nvidia.defaultMem", "nvidia.defaultMemory")),
+        ("nvidia: {devicesplitcount: 4}", InvalidKey("nvidia.devicesplitcount", "nvidia.deviceSplitCount")),
+        ("nvidia: {colour: red}", InvalidKey("nvidia.colour")),
+        ("nvida: {defaultMemory: 1}", InvalidKey("nvida", "nvidia")),
     ],
 )
-def test_a_key_that_nothing_reads_is_named_with_what_is_meant(text: str, odd: OddKey) -> None:
+def test_a_key_that_nothing_reads_is_named_with_what_is_meant(text: str, odd: InvalidKey) -> None:
     assert read(text).odd == (odd,)
 
 
@@ -93,7 +93,7 @@ def test_a_nodes_own_configuration_is_read_in_any_mix_of_cases() -> None:
     }
     told = read_node_config(config("config.json", json.dumps({"nodeconfig": [entry], "nodes": []})))
     assert told.nodes == (
-        NodeSettings("a", "mig", 4, 1.8, None, "none", ("GPU-1",), (0, 3), (OddKey("nodeconfig[a].split"),)),
+        HamiNodeSettings("a", "mig", 4, 1.8, None, "none", ("GPU-1",), (0, 3), (InvalidKey("nodeconfig[a].split"),)),
     )
     assert [one.path for one in told.odd] == ["nodes"]
 
@@ -108,7 +108,7 @@ def test_a_configuration_is_found_by_its_key_whatever_the_release_is_called() ->
     )
     assert settings_of(seen).default_memory == 7
     assert [(one.meta.name, len(told.nodes)) for one, told in node_configs(seen)] == [("share-hami-device-plugin", 1)]
-    assert settings_of(snapshot(node("a"))) == Settings()
+    assert settings_of(snapshot(node("a"))) == HamiSettings()
 
 
 def test_a_file_of_any_editor_is_read() -> None:

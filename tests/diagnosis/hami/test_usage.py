@@ -11,7 +11,7 @@ from diagnosis.allocation import allocation
 from diagnosis.chain import Chain
 from diagnosis.diagnose import diagnose
 from diagnosis.hami.card_row import card_row
-from diagnosis.hami.usage import Used, used
+from diagnosis.hami.usage import MeasuredUse, used
 from diagnosis.hami_chain import hami_chains
 from diagnosis.report.document import cluster_document
 from diagnosis.snapshot import Snapshot
@@ -35,7 +35,7 @@ def seen(memory: list[Series], cores: list[Series]) -> Snapshot:
 @pytest.mark.parametrize("labels", [NEW, OLD, KEPT | {"device_uuid": "GPU-a-0"}], ids=["2.9", "2.8", "kept"])
 def test_each_versions_series_is_a_pods(labels: dict[str, str]) -> None:
     told = used(seen([series(512 * MIB, **labels)], [series(37, **labels)]))
-    assert told == {("pod/team/x", "GPU-a-0"): Used(512, 37)}
+    assert told == {("pod/team/x", "GPU-a-0"): MeasuredUse(512, 37)}
     assert str(told["pod/team/x", "GPU-a-0"]) == "512 MiB, 37 %"
 
 
@@ -76,7 +76,7 @@ def test_what_is_in_use_stands_beside_what_was_given() -> None:
 
 def test_the_monitor_is_asked_for_only_where_hami_is() -> None:
     with PrometheusStandIn({MEMORY: [series(512 * MIB, **NEW)]}) as world:
-        assert used(with_shares(snapshot(*STATE), world.url)) == {("pod/team/x", "GPU-a-0"): Used(512)}
+        assert used(with_shares(snapshot(*STATE), world.url)) == {("pod/team/x", "GPU-a-0"): MeasuredUse(512)}
         assert with_shares(snapshot(node("a")), world.url).share_use == ()
     assert world.asked == [MEMORY, CORES]
 

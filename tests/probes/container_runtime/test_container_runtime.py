@@ -13,7 +13,7 @@ import pytest
 from healthcheck.model import Host, ProbeError
 from healthcheck.probes.container_runtime import facts
 from healthcheck.probes.container_runtime.configuration import read_container_runtime
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, Program
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, RuntimeBinary
 from sim.container_runtime import DISTRIBUTIONS, IMAGE_MADE, NVIDIA_V2, OPERATORS_PROGRAM, TOOLKIT_PROGRAM, V2, handler
 from sim.node import SimulatedNode
 
@@ -538,7 +538,7 @@ def test_gpus_of_another_driver_are_for_no_container(driver: str, expected: bool
 def test_a_program_is_missing_only_where_a_captured_tree_could_have_it(node: SimulatedNode) -> None:
     node.run_kubernetes("aks")
     (node.root / TOOLKIT_PROGRAM).unlink()
-    missing = Program(f"/{TOOLKIT_PROGRAM}")
+    missing = RuntimeBinary(f"/{TOOLKIT_PROGRAM}")
     assert read(node).programs == (missing,)
     shutil.rmtree(node.root / "sys")
     (node.root / "usr/bin/other").touch()

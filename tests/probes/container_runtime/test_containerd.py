@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthcheck.probes.container_runtime.containerd import read_configuration
-from healthcheck.probes.container_runtime.facts import Configuration, Handler, Misplaced, Problem
+from healthcheck.probes.container_runtime.facts import ConfigurationProblem, Handler, Misplaced, RuntimeConfiguration
 from sim.container_runtime import V2, V3, default, handler
 
 MAIN, FIRST, SECOND = "/etc/containerd/config.toml", "/etc/containerd/a.toml", "/etc/containerd/b.toml"
@@ -26,19 +26,19 @@ def put(root: Path, files: dict[str, str]) -> None:
         (root / path.lstrip("/")).write_text(text)
 
 
-def read(root: Path, files: dict[str, str], version: str = "") -> Configuration:
+def read(root: Path, files: dict[str, str], version: str = "") -> RuntimeConfiguration:
     """As the containerd of that version has it, or one of which nobody knows the version."""
     put(root, files)
     return read_configuration(root, MAIN, version)
 
 
-def problem(root: Path, files: dict[str, str]) -> Problem:
+def problem(root: Path, files: dict[str, str]) -> ConfigurationProblem:
     found = read(root, files).problem
     assert found is not None
     return found
 
 
-def origins(seen: Configuration) -> dict[str, str]:
+def origins(seen: RuntimeConfiguration) -> dict[str, str]:
     return {one.name: one.file for one in seen.handlers}
 
 
@@ -155,7 +155,7 @@ def test_the_binary_name_that_the_oldest_shim_does_not_read_is_kept_apart(
 
 
 def test_without_its_file_containerd_has_its_defaults(tmp_path: Path) -> None:
-    assert read(tmp_path, {}) == Configuration(
+    assert read(tmp_path, {}) == RuntimeConfiguration(
         MAIN, cdi_folders=("/etc/cdi", "/var/run/cdi"), generation="1.7", built_in=("runc",)
     )
 
@@ -291,7 +291,7 @@ def test_a_pattern_that_names_nothing_is_no_problem(pattern: str, tmp_path: Path
 
 
 def test_an_import_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
-    assert problem(tmp_path, {MAIN: IMPORTS, FIRST: ""}) == Problem(SECOND, "imported, and does not exist")
+    assert problem(tmp_path, {MAIN: IMPORTS, FIRST: ""}) == ConfigurationProblem(SECOND, "imported, and does not exist")
 
 
 @pytest.mark.parametrize(("there", "only_ours"), [({}, True), ({"/run/k0s/other.toml": ""}, False)])
@@ -301,7 +301,7 @@ def test_an_import_from_a_folder_that_was_not_saved_is_not_missing(
     told = problem(tmp_path, {MAIN: 'imports = ["/run/k0s/containerd-cri.toml"]\n', **there})
 
     said = "nothing of /run is here" if only_ours else "does not exist"
-    assert told == Problem("/run/k0s/containerd-cri.toml", f"imported, and {said}", only_ours=only_ours)
+    assert told == ConfigurationProblem("/run/k0s/containerd-cri.toml", f"imported, and {said}", only_ours=only_ours)
 
 
 @pytest.mark.parametrize(
@@ -469,14 +469,14 @@ def test_links_lead_inside_the_root_and_a_loop_of_them_ends(tmp_path: Path) -> N
     (tmp_path / "etc/containerd/a.toml").unlink()
     (tmp_path / "etc/containerd/a.toml").symlink_to("a.toml")
     told = read_configuration(tmp_path, MAIN).problem
-    assert told == Problem(FIRST, "can't be read: Too many levels of symbolic links", only_ours=True)
+    assert told == ConfigurationProblem(FIRST, "can't be read: Too many levels of symbolic links", only_ours=True)
 
 
 def test_what_lies_outside_of_the_root_is_never_read(tmp_path: Path) -> None:
     put(tmp_path, {"/secret.toml": "version = 3\n"})
     put(tmp_path / "host", {MAIN: 'imports = ["../../../../../secret.toml"]\n'})
 
-    assert read_configuration(tmp_path / "host", MAIN).problem == Problem(
+    assert read_configuration(tmp_path / "host", MAIN).problem == ConfigurationProblem(
         "/secret.toml", "imported, and does not exist"
     )
 
@@ -507,7 +507,7 @@ def test_what_is_no_utf8_is_told_with_its_place(tmp_path: Path) -> None:
     put(tmp_path, {MAIN: ""})
     (tmp_path / "etc/containerd/config.toml").write_bytes(b"version = 2\n# \xff\n")
 
-    assert read_configuration(tmp_path, MAIN).problem == Problem(MAIN, "no UTF-8", 2, 3)
+    assert read_configuration(tmp_path, MAIN).problem == ConfigurationProblem(MAIN, "no UTF-8", 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_what_is_no_utf8_is_told_with_its_place(tmp_path: Path) -> None:
     ],
 )
 def test_a_value_of_another_kind_is_a_problem(text: str, line: int, message: str, tmp_path: Path) -> None:
-    assert problem(tmp_path, {MAIN: text}) == Problem(MAIN, message, line)
+    assert problem(tmp_path, {MAIN: text}) == ConfigurationProblem(MAIN, message, line)
 
 
 def test_a_value_of_another_kind_is_told_of_the_file_that_has_it(tmp_path: Path) -> None:
@@ -551,7 +551,7 @@ def test_a_value_of_another_kind_is_told_of_the_file_that_has_it(tmp_path: Path)
         SECOND: "version = 3\n",
     }
 
-    assert problem(tmp_path, files) == Problem(FIRST, "runtime_type is no text", 3)
+    assert problem(tmp_path, files) == ConfigurationProblem(FIRST, "runtime_type is no text", 3)
 
 
 @pytest.mark.parametrize(
@@ -567,7 +567,9 @@ def test_a_schema_that_the_release_does_not_know_is_refused(
 ) -> None:
     (found,) = [read(tmp_path, {MAIN: head}, version).problem]
 
-    assert found == Problem(MAIN, f"version is {newest + 1}, and this containerd reads none above {newest}", 1)
+    assert found == ConfigurationProblem(
+        MAIN, f"version is {newest + 1}, and this containerd reads none above {newest}", 1
+    )
 
 
 @pytest.mark.parametrize("version", ["1.6.20~ds1", "1.6.31"])
@@ -594,7 +596,7 @@ def test_a_plugin_that_is_switched_off_is_told_with_its_file(version: str, tmp_p
 def test_a_drop_in_of_schema_2_makes_the_short_name_an_error_for_containerd_1(tmp_path: Path) -> None:
     files = {MAIN: 'imports = ["a.toml"]\ndisabled_plugins = ["cri"]\n', FIRST: "version = 2\n"}
 
-    told = Problem(MAIN, "disabled_plugins: 'cri' is no full name of a plugin", 2)
+    told = ConfigurationProblem(MAIN, "disabled_plugins: 'cri' is no full name of a plugin", 2)
     assert read(tmp_path, files, "1.7.28").problem == told
     assert read(tmp_path, files, "2.4.2").disabled_in == MAIN
     seen = read(tmp_path, files)
@@ -633,7 +635,9 @@ def test_what_is_no_plain_file_is_not_read(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "etc/containerd/config.toml"
     os.mkfifo(file) if kind == "pipe" else file.mkdir()
 
-    assert read_configuration(tmp_path, MAIN).problem == Problem(MAIN, "can't be read: no plain file", only_ours=True)
+    assert read_configuration(tmp_path, MAIN).problem == ConfigurationProblem(
+        MAIN, "can't be read: no plain file", only_ours=True
+    )
 
 
 def test_more_files_than_any_node_has_are_not_read(tmp_path: Path) -> None:
@@ -641,13 +645,15 @@ def test_more_files_than_any_node_has_are_not_read(tmp_path: Path) -> None:
 
     told = problem(tmp_path, {MAIN: 'imports = ["conf.d/*"]', **files})
 
-    assert told == Problem("/etc/containerd/conf.d/063.toml", "more than 64 files", only_ours=True)
+    assert told == ConfigurationProblem("/etc/containerd/conf.d/063.toml", "more than 64 files", only_ours=True)
 
 
 def test_more_text_than_any_node_has_is_not_read(tmp_path: Path) -> None:
     files = {FIRST: "#\n" * (1 << 18), SECOND: "#\n" * (1 << 18)}
 
-    assert problem(tmp_path, {MAIN: IMPORTS, **files}) == Problem(SECOND, "more than 1 MiB together", only_ours=True)
+    assert problem(tmp_path, {MAIN: IMPORTS, **files}) == ConfigurationProblem(
+        SECOND, "more than 1 MiB together", only_ours=True
+    )
 
 
 # Anything at all.

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from healthcheck.probes.container_runtime.containerd import read_configuration
-from healthcheck.probes.container_runtime.facts import RUNC, Configuration
+from healthcheck.probes.container_runtime.facts import RUNC, RuntimeConfiguration
 from sim.container_runtime import DISTRIBUTIONS, NVIDIA_V2, NVIDIA_V3, RUNC_V2, RUNC_V3, V2, V3, default, handler
 from tests.fuzz.container_runtime import sound_trees
 
@@ -183,7 +183,7 @@ def put(folder: Path, files: Mapping[str, str]) -> Path:
     return folder / "config.toml"
 
 
-def read(program: Path, file: Path) -> Configuration:
+def read(program: Path, file: Path) -> RuntimeConfiguration:
     return read_configuration(Path("/"), str(file), _version(program))
 
 
@@ -193,7 +193,7 @@ def dumped(program: Path, file: Path) -> dict[str, Any] | None:
     return None if done.returncode else tomllib.loads(done.stdout)
 
 
-def agrees(ours: Configuration, theirs: Mapping[str, Any]) -> None:
+def agrees(ours: RuntimeConfiguration, theirs: Mapping[str, Any]) -> None:
     cri = next((theirs["plugins"][name] for name in CRI if "containerd" in theirs["plugins"].get(name, {})), None)
     # containerd 2 still has the tables of a plugin that is switched off by its older name.
     is_off = cri is None or (theirs["version"] > 2 and "io.containerd.grpc.v1.cri" in theirs["disabled_plugins"])

@@ -29,7 +29,7 @@ from healthcheck.probes.container_runtime.cri import (
     read_status,
     with_live,
 )
-from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime, Handler, Live, ReadFile
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, Handler, Live, ReadFile, RuntimeConfiguration
 from sim.node import SimulatedNode
 from tests.host.grpc_server import Json, Server, serving, told
 from tests.waiting import eventually
@@ -146,7 +146,7 @@ def asked(root: Path, *answers: Json) -> Iterator[Asked]:
 
 FILE = ReadFile("/etc/containerd/config.toml", 1_700_000_000.0)
 FACTS = ContainerRuntime(
-    Configuration(
+    RuntimeConfiguration(
         FILE.path, files=(FILE,), handlers=(Handler("nvidia", "io.containerd.runc.v2", NVIDIA, None, FILE.path),)
     ),
     socket=SOCKET,

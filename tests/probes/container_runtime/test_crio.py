@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from healthcheck.probes.container_runtime.crio import CDI_FOLDERS, STANDARD_FILE, read_configuration
-from healthcheck.probes.container_runtime.facts import CRIO, Configuration, Handler
+from healthcheck.probes.container_runtime.facts import CRIO, Handler, RuntimeConfiguration
 
 NVIDIA = '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\nruntime_type = "oci"\n'
 
 
-def read(root: Path, files: dict[str, str | bytes], version: str = "1.34.0") -> Configuration:
+def read(root: Path, files: dict[str, str | bytes], version: str = "1.34.0") -> RuntimeConfiguration:
     for name, text in files.items():
         file = root / "etc/crio" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -21,7 +21,7 @@ def read(root: Path, files: dict[str, str | bytes], version: str = "1.34.0") -> 
 
 
 def test_without_any_file_it_has_its_own_runtime(tmp_path: Path) -> None:
-    assert read(tmp_path, {}) == Configuration(
+    assert read(tmp_path, {}) == RuntimeConfiguration(
         STANDARD_FILE,
         CRIO,
         "1.34.0",

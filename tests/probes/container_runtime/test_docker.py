@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from healthcheck.probes.container_runtime.docker import STANDARD_FILE, read_configuration
-from healthcheck.probes.container_runtime.facts import Configuration
+from healthcheck.probes.container_runtime.facts import RuntimeConfiguration
 
 
-def read(root: Path, text: str | bytes) -> Configuration:
+def read(root: Path, text: str | bytes) -> RuntimeConfiguration:
     file = root / STANDARD_FILE.lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.probes.container_runtime import distributions
 from healthcheck.probes.container_runtime.distributions import LAYOUTS, STANDARD, STANDARD_SOCKET
-from healthcheck.probes.container_runtime.kubelet import Settings, choose, settings_of, settings_on_disk
+from healthcheck.probes.container_runtime.kubelet import KubeletSettings, choose, settings_of, settings_on_disk
 from healthcheck.probes.container_runtime.processes import Process
 
 GATE = "KubeletCgroupDriverFromCRI"
@@ -234,5 +234,5 @@ def test_the_files_of_a_snap_tell_it_with_their_variables(tmp_path: Path) -> Non
 
     seen = settings_on_disk(put(tmp_path, {"var/snap/microk8s/current/args/kubelet": flags}), layout)
 
-    assert isinstance(seen, Settings)
+    assert isinstance(seen, KubeletSettings)
     assert seen.endpoint == "/var/snap/microk8s/common/run/x.sock"

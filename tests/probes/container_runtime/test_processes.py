@@ -15,7 +15,7 @@ from healthcheck.model import Host
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.configuration import read_container_runtime
 from healthcheck.probes.container_runtime.processes import (
-    Found,
+    KnownProcesses,
     Process,
     find,
     flag_of,
@@ -117,7 +117,7 @@ def test_which_runtime_a_real_kubelet_uses_is_told_step_by_step(start: Start, tm
     holder = start("containerd", f"--config={tmp_path}/used.toml", f"--address={path}")
     kubelet = start("kubelet", f"--config={tmp_path}/kubelet.yaml")
 
-    seen = read_container_runtime(Host(HOST, read_once={find: Found((unused, holder, kubelet))}))
+    seen = read_container_runtime(Host(HOST, read_once={find: KnownProcesses((unused, holder, kubelet))}))
 
     assert seen.used is not None
     assert (seen.used.path, seen.socket, seen.assumed) == (f"{tmp_path}/used.toml", str(path), False)

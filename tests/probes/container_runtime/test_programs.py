@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthcheck.probes.container_runtime import programs
-from healthcheck.probes.container_runtime.facts import Program
+from healthcheck.probes.container_runtime.facts import RuntimeBinary
 
 PATH = "/usr/bin/containerd"
 
@@ -68,17 +68,19 @@ def test_a_program_is_found_as_a_service_finds_it(tmp_path: Path) -> None:
     (tmp_path / "opt/dangling").symlink_to("/nowhere")
 
     bare = "nvidia-container-runtime"
-    assert programs.find(tmp_path, bare) == Program(bare, f"/usr/bin/{bare}", executable=True, architecture="x86_64")
-    assert programs.find(tmp_path, "/opt/runtime") == Program("/opt/runtime", "/opt/runtime")
-    assert programs.find(tmp_path, "/opt/link") == Program("/opt/link", "/opt/link", True, "x86_64")
+    assert programs.find(tmp_path, bare) == RuntimeBinary(
+        bare, f"/usr/bin/{bare}", executable=True, architecture="x86_64"
+    )
+    assert programs.find(tmp_path, "/opt/runtime") == RuntimeBinary("/opt/runtime", "/opt/runtime")
+    assert programs.find(tmp_path, "/opt/link") == RuntimeBinary("/opt/link", "/opt/link", True, "x86_64")
     for missing in ("/opt/dangling", "crun", "/opt", ""):
-        assert programs.find(tmp_path, missing) == Program(missing)
+        assert programs.find(tmp_path, missing) == RuntimeBinary(missing)
 
 
 def test_one_that_nobody_may_run_is_named_where_there_is_no_other(tmp_path: Path) -> None:
     put(tmp_path, "/usr/bin/crun", b"", 0o644)
 
-    assert programs.find(tmp_path, "crun") == Program("crun", "/usr/bin/crun")
+    assert programs.find(tmp_path, "crun") == RuntimeBinary("crun", "/usr/bin/crun")
 
 
 @given(

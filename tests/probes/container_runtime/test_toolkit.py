@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.probes.container_runtime.facts import Problem, Toolkit
+from healthcheck.probes.container_runtime.facts import ConfigurationProblem, Toolkit
 from healthcheck.probes.container_runtime.toolkit import OPERATORS_FILE, STANDARD_FILE, read_toolkit
 
 OPERATORS, HOSTS = "/usr/local/nvidia/toolkit/nvidia-container-runtime", "/usr/bin/nvidia-container-runtime"
@@ -124,19 +124,23 @@ def test_the_switches_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[nvidia-container-runtime]\nmode = auto\n", Problem(STANDARD_FILE, "Invalid value", 2, 8)),
-        ("[nvidia-container-runtime]\nmode = 7\n", Problem(STANDARD_FILE, "mode is no text", 2)),
+        ("[nvidia-container-runtime]\nmode = auto\n", ConfigurationProblem(STANDARD_FILE, "Invalid value", 2, 8)),
+        ("[nvidia-container-runtime]\nmode = 7\n", ConfigurationProblem(STANDARD_FILE, "mode is no text", 2)),
         (
             "nvidia-container-cli = 7\n",
-            Problem(STANDARD_FILE, "nvidia-container-cli is no table", 1),
+            ConfigurationProblem(STANDARD_FILE, "nvidia-container-cli is no table", 1),
         ),
         (
             "\naccept-nvidia-visible-devices-as-volume-mounts = 1\n",
-            Problem(STANDARD_FILE, "accept-nvidia-visible-devices-as-volume-mounts is no true or false", 2),
+            ConfigurationProblem(
+                STANDARD_FILE, "accept-nvidia-visible-devices-as-volume-mounts is no true or false", 2
+            ),
         ),
     ],
 )
-def test_what_the_program_cannot_take_is_told_with_its_line(text: str, problem: Problem, tmp_path: Path) -> None:
+def test_what_the_program_cannot_take_is_told_with_its_line(
+    text: str, problem: ConfigurationProblem, tmp_path: Path
+) -> None:
     assert read(tmp_path, text).problem == problem
 
 

@@ -12,13 +12,13 @@ import pytest
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Cause, Host, Outcome, Seen, Unobserved
+from healthcheck.model import Host, Observation, Outcome, Unobserved, UnobservedCause
 from healthcheck.probes.dcgm import diag as dcgm
 from healthcheck.probes.dcgm.diag import (
     HURRY_SECONDS,
     PATIENCE_SECONDS,
     Dcgm,
-    DcgmLook,
+    DcgmReading,
     checked_host,
     level_2_patience_seconds,
 )
@@ -58,17 +58,17 @@ def dcgmi(tmp_path: Path) -> Iterator[Dcgmi]:
     one.node.close()
 
 
-def answer(seen: DcgmLook) -> DiagAnswer:
+def answer(seen: DcgmReading) -> DiagAnswer:
     assert isinstance(seen.answer, DiagAnswer), seen
     return seen.answer
 
 
-def cause(seen: DcgmLook) -> Unobserved:
+def cause(seen: DcgmReading) -> Unobserved:
     assert isinstance(seen.answer, Unobserved), seen
     return seen.answer
 
 
-def judged(seen: DcgmLook, level: int = 2) -> Outcome:
+def judged(seen: DcgmReading, level: int = 2) -> Outcome:
     check = {2: LEVEL_2, 4: LEVEL_4}[level]
     evidence = look(Host(Path("/"), ask_dcgm=lambda _: seen), [check])
     return judge([check], evidence, Expectation())[0]
@@ -131,7 +131,7 @@ def test_tests_are_run_by_their_names(dcgmi: Dcgmi) -> None:
     seen = dcgmi.diag().run_tests(["memory", "--host", "pcie", "a b", ""])
 
     assert {row.test for row in answer(seen).results} == {"memory", "pcie"}
-    assert dcgmi.diag().run_tests(["-p"]) == DcgmLook(absent="no test is named")
+    assert dcgmi.diag().run_tests(["-p"]) == DcgmReading(absent="no test is named")
 
 
 def test_a_hostengine_of_the_node_is_used_by_its_name(dcgmi: Dcgmi) -> None:
@@ -152,8 +152,8 @@ def test_a_second_diagnostic_is_refused_and_says_nothing_of_the_hardware(dcgmi: 
 def test_without_dcgmi_there_is_nobody_to_ask(tmp_path: Path) -> None:
     seen = Dcgm(path=str(tmp_path)).run(2)
 
-    assert seen == DcgmLook(absent="dcgmi is not installed here")
-    assert (judged(seen).configured, judged(seen).seen) == (False, (Seen("dcgmi is not installed here"),))
+    assert seen == DcgmReading(absent="dcgmi is not installed here")
+    assert (judged(seen).configured, judged(seen).seen) == (False, (Observation("dcgmi is not installed here"),))
 
 
 def test_a_dcgmi_that_cannot_be_started_could_not_look(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_one_that_does_not_end_is_asked_to_and_then_made_to(dcgmi: Dcgmi, deaf: 
     seen = dcgmi.diag(deadline_seconds=1.0, patience_seconds=SHORT if deaf else LONG).run(2)
 
     assert cause(seen) == Unobserved(
-        Cause.named("DcgmTimedOut"), "dcgmi diag -r 2: no end within 1 s; its process was ended"
+        UnobservedCause.named("DcgmTimedOut"), "dcgmi diag -r 2: no end within 1 s; its process was ended"
     )
     eventually(lambda: is_gone(int((dcgmi.told / "sleeper").read_text())))
     (dcgmi.told / "hang").unlink()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from healthcheck.catalog.dcgm_causes import ENGINE_EMBEDDED, ENGINE_UNPROVEN
-from healthcheck.model import Cause
-from healthcheck.probes.container_runtime.processes import Found, Process, are_the_hosts
+from healthcheck.model import UnobservedCause
+from healthcheck.probes.container_runtime.processes import KnownProcesses, Process, are_the_hosts
 from healthcheck.probes.dcgm.engine import Engine, choose_engine, find_engine
 from sim.host_services import ALL_CAPABILITIES, Container
 from sim.node import SimulatedNode
@@ -168,7 +168,7 @@ def test_a_proven_engine_is_used(node: SimulatedNode, state: Callable[[Simulated
     ],
 )
 def test_beside_an_engine_that_cannot_be_used_none_is_started_unless_a_person_accepts_it(
-    node: SimulatedNode, state: Callable[[SimulatedNode], None], cause: Cause
+    node: SimulatedNode, state: Callable[[SimulatedNode], None], cause: UnobservedCause
 ) -> None:
     state(node)
     blocked = choose(node).blocked
@@ -225,7 +225,7 @@ def test_the_kernels_own_tables_prove_a_socket_and_not_one_that_another_process_
     if not are_the_hosts(root):
         pytest.skip("the processes of this machine can't be seen from here")
     with listening(family, address) as (own, port):
-        found = Found((), engines=(Process(own, "nv-hostengine", ()),))
+        found = KnownProcesses((), engines=(Process(own, "nv-hostengine", ()),))
         assert find_engine(root, found) == Engine(host.format(port), own)
         with listening(family, address, port):
             assert find_engine(root, found).host == ""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.host.command import Ended
+from healthcheck.host.command import ProgramEnd
 from healthcheck.model import Unobserved
 from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Broken, Measured, PingResult, read_side, together
 from healthcheck.probes.efa.loopback import Loopback
@@ -37,8 +37,8 @@ def error(text: str) -> str:
     return f"[error] util/pingpong.c:{408:<4d}: {text}\n"
 
 
-def ended(code: int, err: str = "", out: bytes = b"") -> Ended:
-    return Ended(code, out, err.encode())
+def ended(code: int, err: str = "", out: bytes = b"") -> ProgramEnd:
+    return ProgramEnd(code, out, err.encode())
 
 
 def test_the_speed_is_that_of_the_largest_message() -> None:
@@ -199,11 +199,11 @@ WRITTEN = st.lists(st.one_of(LINES, st.binary(max_size=80))).map(b"".join)
 
 @given(st.sampled_from([0, 1, 5, 61, 111, 255, -9, -11]), WRITTEN, WRITTEN)
 def test_whatever_it_writes_is_read_and_can_be_written_down(code: int, out: bytes, err: bytes) -> None:
-    found = read_side(Ended(code, out, err))
+    found = read_side(ProgramEnd(code, out, err))
 
     assert found is None or saved_and_read(Loopback("a", found)) == Loopback("a", found)
 
 
 @pytest.mark.parametrize("noise", [b"1 " * 500_000, b"x" * 1_000_000, b"1m 1 =1 " * 100_000, b"\xff" * 1_000_000])
 def test_a_flood_is_read_no_further_than_a_table_can_be_long(noise: bytes) -> None:
-    assert read_side(Ended(0, noise + b"\n" + TABLE, noise)) == Measured(5282.5, 1 << 20)
+    assert read_side(ProgramEnd(0, noise + b"\n" + TABLE, noise)) == Measured(5282.5, 1 << 20)

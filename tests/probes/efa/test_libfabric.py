@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.model import Cause, Host, Unobserved
+from healthcheck.model import Host, Unobserved, UnobservedCause
 from healthcheck.probes.efa.libfabric import (
     ASKED_AGAIN_SECONDS,
     Libfabric,
-    LibfabricLook,
+    LibfabricReading,
     Listing,
     read_libfabric,
     read_listing,
@@ -59,7 +59,7 @@ class Asked:
         path = f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin"
         self.libfabric = Libfabric(node.root, path=path, clock=lambda: self.now)
 
-    def look(self) -> LibfabricLook:
+    def look(self) -> LibfabricReading:
         """A look, and what it began to ask has come to its end."""
         look = self.libfabric.look()
         if self.libfabric._answers.asking:
@@ -92,13 +92,13 @@ def asked(node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aske
     one.libfabric.end()
 
 
-def listing(look: LibfabricLook) -> Listing:
+def listing(look: LibfabricReading) -> Listing:
     assert isinstance(look.answer, Listing)
     return look.answer
 
 
 def test_a_look_never_waits_and_the_next_has_the_answer(asked: Asked) -> None:
-    assert asked.look() == LibfabricLook()
+    assert asked.look() == LibfabricReading()
 
     answer = listing(asked.look())
     assert (answer.exit_code, answer.listed, answer.missing) == (0, tuple(sorted(asked.node.efa_names)), ())
@@ -135,7 +135,7 @@ def test_other_devices_are_asked_about_anew_and_the_old_answer_is_none_about_the
     asked.look()
     asked.node.remove_efa(5)
 
-    assert asked.look() == LibfabricLook()
+    assert asked.look() == LibfabricReading()
     assert len(listing(asked.look()).devices) == 31
     assert asked.times == 2
 
@@ -159,12 +159,12 @@ def test_one_device_that_can_t_be_opened_hides_them_all(make_node: Callable[[str
 def test_a_program_that_hangs_holds_up_no_look_and_none_is_started_beside_it(asked: Asked) -> None:
     asked.node.write_value("libfabric/hang", "")
 
-    assert asked.libfabric.look() == LibfabricLook()
+    assert asked.libfabric.look() == LibfabricReading()
     thread = eventually(
         lambda: asked.libfabric._answers.asking if asked.times and asked.libfabric._program._process else None
     )
     assert (asked.libfabric.look(), asked.libfabric._answers.asking is thread, asked.times) == (
-        LibfabricLook(),
+        LibfabricReading(),
         True,
         1,
     )
@@ -172,7 +172,7 @@ def test_a_program_that_hangs_holds_up_no_look_and_none_is_started_beside_it(ask
     assert asked.libfabric.end() is None
     thread.join()
     (asked.node.root / "libfabric/hang").unlink()
-    assert asked.look().answer == Unobserved(Cause.named("LibfabricFailed"), "fi_info was ended by SIGKILL")
+    assert asked.look().answer == Unobserved(UnobservedCause.named("LibfabricFailed"), "fi_info was ended by SIGKILL")
     assert listing(asked.look()).missing == ()
 
 
@@ -181,7 +181,7 @@ def test_a_program_that_misses_its_deadline_is_ended(asked: Asked) -> None:
     asked.libfabric.deadline_seconds = 0.2
 
     why = "fi_info: no end within 0.2 s; its process was ended"
-    assert asked.libfabric.ask().answer == Unobserved(Cause.named("LibfabricNotAnswering"), why)
+    assert asked.libfabric.ask().answer == Unobserved(UnobservedCause.named("LibfabricNotAnswering"), why)
 
 
 def test_it_knows_nothing_of_our_environment(asked: Asked) -> None:
@@ -192,7 +192,7 @@ def test_it_knows_nothing_of_our_environment(asked: Asked) -> None:
 
 
 def test_without_the_program_nobody_is_asked(node: SimulatedNode, tmp_path: Path) -> None:
-    absent = LibfabricLook(absent="fi_info is not installed here")
+    absent = LibfabricReading(absent="fi_info is not installed here")
     assert Libfabric(node.root, path=str(tmp_path)).look() == absent
 
     (tmp_path / "fi_info").write_text("no program")
@@ -205,14 +205,16 @@ def test_a_program_that_can_t_run_is_could_not_look(node: SimulatedNode, tmp_pat
     program.chmod(0o755)
 
     why = f"fi_info: {program}: Exec format error"
-    assert Libfabric(node.root, path=str(tmp_path)).ask().answer == Unobserved(Cause.named("LibfabricFailed"), why)
+    assert Libfabric(node.root, path=str(tmp_path)).ask().answer == Unobserved(
+        UnobservedCause.named("LibfabricFailed"), why
+    )
 
 
 def test_without_an_efa_device_it_is_not_run(make_node: Callable[[str], SimulatedNode]) -> None:
     asked, with_efa = Asked(make_node("g6.xlarge")), make_node("p5.48xlarge")
     asked.libfabric.path = f"{with_efa.root}/{EFA_PROGRAMS}"
 
-    assert asked.libfabric.ask() == LibfabricLook(absent="no EFA device that programs can open")
+    assert asked.libfabric.ask() == LibfabricReading(absent="no EFA device that programs can open")
 
 
 def test_a_tree_that_is_not_this_machine_is_not_asked_about(node: SimulatedNode) -> None:
@@ -244,7 +246,7 @@ def test_each_domain_of_reliable_datagrams_counts_once() -> None:
     ],
 )
 def test_an_end_that_says_nothing_of_devices_is_could_not_look(code: int, err: bytes, told: str) -> None:
-    assert read_listing(("rdmap16s0",), code, b"", err) == Unobserved(Cause.named("LibfabricFailed"), told)
+    assert read_listing(("rdmap16s0",), code, b"", err) == Unobserved(UnobservedCause.named("LibfabricFailed"), told)
 
 
 def test_no_data_is_an_answer() -> None:
@@ -253,6 +255,6 @@ def test_no_data_is_an_answer() -> None:
 
 @given(st.sampled_from([0, 61, 1, -9]), st.binary(), st.binary())
 def test_whatever_it_writes_is_read_and_can_be_written_down(code: int, out: bytes, err: bytes) -> None:
-    look = LibfabricLook(read_listing(("rdmap16s0",), code, LISTED + out, err))
+    look = LibfabricReading(read_listing(("rdmap16s0",), code, LISTED + out, err))
 
     assert saved_and_read(look) == look

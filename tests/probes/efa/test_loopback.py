@@ -11,7 +11,7 @@ import pytest
 
 from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Broken, Measured, PingResult
-from healthcheck.probes.efa.loopback import Loopback, LoopbackLook, read_efa_loopback
+from healthcheck.probes.efa.loopback import Loopback, LoopbackReading, read_efa_loopback
 from healthcheck.probes.efa.loopback_run import EfaLoopback
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.host.test_command import FrozenDisk, is_gone
@@ -217,12 +217,12 @@ def test_a_person_s_own_program_on_the_usual_port_is_not_met(bench: Bench) -> No
 
 
 def test_without_the_program_or_a_device_nothing_is_run(bench: Bench, tmp_path: Path) -> None:
-    absent = LoopbackLook(absent="fi_pingpong is not installed here")
+    absent = LoopbackReading(absent="fi_pingpong is not installed here")
     assert EfaLoopback(bench.node.root, LONG, path=str(tmp_path)).run() == absent
 
     for device in range(4):
         bench.node.remove_uverbs(device)
-    assert bench.loopback.run() == LoopbackLook(absent="no EFA device that programs can open")
+    assert bench.loopback.run() == LoopbackReading(absent="no EFA device that programs can open")
     assert bench.runs == []
 
 

@@ -22,12 +22,22 @@ from msgspec.structs import replace
 from healthcheck.checks.driver import CHECK
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host.command import isolated
-from healthcheck.model import Cause, Evidence, Finding, Host, Judgement, ProbeError, Seen, Severity, Unobserved
+from healthcheck.model import (
+    Evidence,
+    Finding,
+    Host,
+    Judgement,
+    Observation,
+    ProbeError,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import (
     NONSENSE,
     NVML,
-    DriverLook,
+    DriverReading,
     EccCounts,
     Fabric,
     Gpu,
@@ -37,7 +47,7 @@ from healthcheck.probes.nvml.gpus import (
     NvLink,
     P2p,
     PcieLink,
-    Repair,
+    PendingRepair,
     RetiredPages,
     RowRemap,
     Temperature,
@@ -86,23 +96,23 @@ def driver(node: SimulatedNode, clock: Clock) -> Iterator[Driver]:
     one.end()
 
 
-def gpus(look: DriverLook) -> tuple[Gpu, ...]:
+def gpus(look: DriverReading) -> tuple[Gpu, ...]:
     assert isinstance(look.answer, Gpus), look.answer
     return look.answer.gpus
 
 
-def cause(look: DriverLook) -> str:
+def cause(look: DriverReading) -> str:
     assert isinstance(look.answer, Unobserved), look.answer
     return look.answer.cause.name
 
 
-def detail(look: DriverLook) -> str:
+def detail(look: DriverReading) -> str:
     assert isinstance(look.answer, Unobserved), look.answer
     return look.answer.detail
 
 
-def judged(look: DriverLook) -> list[Judgement]:
-    return [one for one in CHECK.judge(Evidence({NVML: look}), Expectation()) if not isinstance(one, Seen)]
+def judged(look: DriverReading) -> list[Judgement]:
+    return [one for one in CHECK.judge(Evidence({NVML: look}), Expectation()) if not isinstance(one, Observation)]
 
 
 LINK = NvLink(0, active=True, version=6, counters={"replays": 0, "recoveries": 0, "crc_errors": 0})
@@ -128,7 +138,7 @@ def healthy(node: SimulatedNode) -> tuple[Gpu, ...]:
             sram_threshold_exceeded=False,
             row_remap=RowRemap(0, 0, pending=False, failed=False),
             exhausted_banks=0,
-            repair=Repair(channel_pending=False, tpc_pending=False),
+            repair=PendingRepair(channel_pending=False, tpc_pending=False),
             clock_reasons=1,
             temperature=Temperature(34, None, 52, -2),
             inforom_valid=True,
@@ -153,7 +163,7 @@ class TestAnswers:
         library = node.root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.570.133.20"
 
         answer = Gpus(VERSION, str(library), healthy(node), pairs(node))
-        assert driver.look() == DriverLook(answer, (), 60.0, None, VERSION, (VERSION,))
+        assert driver.look() == DriverReading(answer, (), 60.0, None, VERSION, (VERSION,))
 
     def test_one_child_answers_every_look(self, driver: Driver) -> None:
         driver.look()
@@ -443,8 +453,8 @@ class TestReadings:
             ("remap_pending", 1, {"row_remap": RowRemap(0, 0, pending=True, failed=False)}),
             ("remap_failed", 1, {"row_remap": RowRemap(0, 0, pending=False, failed=True)}),
             ("remap_histogram", "636 1 1 1 2", {"exhausted_banks": 2}),
-            ("repair_channel", 1, {"repair": Repair(channel_pending=True, tpc_pending=False)}),
-            ("repair_tpc", 1, {"repair": Repair(channel_pending=False, tpc_pending=True)}),
+            ("repair_channel", 1, {"repair": PendingRepair(channel_pending=True, tpc_pending=False)}),
+            ("repair_tpc", 1, {"repair": PendingRepair(channel_pending=False, tpc_pending=True)}),
             ("clocks_event_reasons", 0x48, {"clock_reasons": 0x48}),
             ("clocks_event_reasons", 0, {"clock_reasons": 0}),
             ("temperature", 91, {"temperature": Temperature(91, None, 52, -2)}),
@@ -800,7 +810,7 @@ class TestInstances:
 
 
 class TestHangs:
-    def hang(self, node: SimulatedNode, driver: Driver, function: str = "") -> DriverLook:
+    def hang(self, node: SimulatedNode, driver: Driver, function: str = "") -> DriverReading:
         driver.look()
         node.hang(function)
         driver.deadline_seconds = SHORT
@@ -976,7 +986,9 @@ class TestDriverChanges:
 
         first, second = driver.look(), driver.look()
 
-        assert first.answer == Unobserved(Cause.named("DriverBeingChanged"), "driver 570.133.20 became 580.65.06")
+        assert first.answer == Unobserved(
+            UnobservedCause.named("DriverBeingChanged"), "driver 570.133.20 became 580.65.06"
+        )
         assert gpus(second) == healthy(node)
         assert isinstance(second.answer, Gpus)
         assert second.answer.driver_version == "580.65.06"
@@ -992,7 +1004,9 @@ class TestDriverChanges:
         node.driver_load()
         back = driver.look()
 
-        assert gone[0].answer == Unobserved(Cause.named("DriverBeingChanged"), "driver 570.133.20 became unloaded")
+        assert gone[0].answer == Unobserved(
+            UnobservedCause.named("DriverBeingChanged"), "driver 570.133.20 became unloaded"
+        )
         assert [cause(look) for look in gone[1:]] == ["DriverNotLoaded"] * 2
         assert gpus(back) == healthy(node)
 
@@ -1142,7 +1156,7 @@ class TestLibraryPlaces:
     @pytest.mark.usefixtures("library")
     def test_a_tree_without_a_library_says_so(self, node: SimulatedNode, driver: Driver) -> None:
         assert driver.look().answer == Unobserved(
-            Cause.named("NvmlLibraryNotFound"), f"libnvidia-ml.so.1 lies nowhere under {node.root}"
+            UnobservedCause.named("NvmlLibraryNotFound"), f"libnvidia-ml.so.1 lies nowhere under {node.root}"
         )
 
     @pytest.mark.parametrize(
@@ -1254,7 +1268,7 @@ class TestChild:
 
         for _ in range(2):
             assert driver.look().answer == Unobserved(
-                Cause.named("DriverNotLoaded"), f"NVML: Driver Not Loaded ({made})"
+                UnobservedCause.named("DriverNotLoaded"), f"NVML: Driver Not Loaded ({made})"
             )
         assert capfd.readouterr() == ("", "")
 
