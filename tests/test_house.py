@@ -151,7 +151,7 @@ def test_every_cause_is_declared_once_at_the_top_of_a_module_and_listed() -> Non
 
 def causes_made(code: ast.AST | None) -> list[ast.Call]:
     calls = [one for one in ast.walk(code) if isinstance(one, ast.Call)] if code is not None else []
-    return [one for one in calls if isinstance(one.func, ast.Name) and one.func.id == "Cause"]
+    return [one for one in calls if isinstance(one.func, ast.Name) and one.func.id == "UnobservedCause"]
 
 
 @pytest.mark.parametrize("cause", glossary.CAUSES, ids=lambda cause: cause.name)
