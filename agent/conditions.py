@@ -36,7 +36,7 @@ class WrittenConditions:
     def went(self, conditions: Sequence[Mapping[str, Any]], now: float) -> None:
         if any(map(self._is_put_back, conditions)):
             self._put_back_at = now
-        self._written.update((one["type"], one) for one in conditions)
+        self._written.update((condition["type"], condition) for condition in conditions)
 
     def put_off_seconds(self, now: float) -> float | None:
         """How long until what was put off may go; None: nothing was. Once it is due that is said one time.

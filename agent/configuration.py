@@ -59,17 +59,17 @@ class MountedConfiguration:
         self._report_unknown(unknown)
         in_force = self._state.settings
         self._settings = replace(in_force, bad=settings.bad) if settings.bad and in_force.profiles else settings
-        self._seen = None if any(one.passing for one in settings.bad) else written.seen
+        self._seen = None if any(value.passing for value in settings.bad) else written.seen
 
     def _report_bad(self, bad: tuple[BadValue, ...]) -> None:
         if bad == self._bad:
             return
-        for one in (*self._bad, *bad):
-            self._telemetry.bad_settings.labels(one.key).set(one in bad)
+        for value in (*self._bad, *bad):
+            self._telemetry.bad_settings.labels(value.key).set(value in bad)
         self._bad = bad
-        for one in bad:
-            log.error("a setting is not allowed; the last good configuration stays", setting=str(one))
-            self._reporter.warn("BadSetting", str(one))
+        for value in bad:
+            log.error("a setting is not allowed; the last good configuration stays", setting=str(value))
+            self._reporter.warn("BadSetting", str(value))
 
     def _report_unknown(self, unknown: UnknownKeys | None) -> None:
         self._telemetry.unknown_settings.set(len(unknown.keys) if unknown else 0)

@@ -88,10 +88,10 @@ class Cycle:
         answer = driver_look.answer if driver_look is not None else None
         has_no_driver = answer == NO_GPUS or (isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER)
         self._state.see_look(evidence, no_driver=has_no_driver)
-        before = {one.key for one in self._state.memory.standing}
+        before = {finding.key for finding in self._state.memory.standing}
         expected = self._state.expectation()
         outcomes = judge(checks, evidence, expected)
-        self._telemetry.show_times(evidence.seconds, {one.check: one.seconds for one in outcomes})
+        self._telemetry.show_times(evidence.seconds, {outcome.check: outcome.seconds for outcome in outcomes})
         gpus = answer.gpus if isinstance(answer, Gpus) else ()
         after = self._ledger.look_ended(JudgedCycle(outcomes, gpus, began, evidence, expected.instance_type))
         self._account(began)
@@ -99,10 +99,10 @@ class Cycle:
             return MISSED_AGAIN_SECONDS
         if driver_look is not None and (left := _until_mismatch_counts(driver_look)) > 0:
             return max(left, AGAIN_SECONDS)
-        changing = any(cause.cause in _PASSING for one in outcomes for cause in one.unobserved)
+        changing = any(cause.cause in _PASSING for outcome in outcomes for cause in outcome.unobserved)
         changing = changing or _waits_for_the_runtime(evidence)
         # A GPU that somebody resets is lost for some seconds: what one look saw of it must not stand for an interval.
-        new = any(one.nature is Nature.LEVEL and one.key not in before for one in after.standing)
+        new = any(finding.nature is Nature.LEVEL and finding.key not in before for finding in after.standing)
         return AGAIN_SECONDS if after.suspects or changing or new else None
 
     def _ask_driver(self) -> DriverReading:

@@ -37,7 +37,7 @@ class DeepProcesses(threading.Thread):
     def look_for(self, records: Iterable[Record]) -> None:
         """Before these lines are judged: whose process one names is looked at before it is gone."""
         run = self._state.deep_run()
-        if run is not None and any(may_be_of_a_test(one) and run.covers(one.at) for one in records):
+        if run is not None and any(may_be_of_a_test(record) and run.covers(record.at) for record in records):
             self.look()
 
     def end(self) -> None:

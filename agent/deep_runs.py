@@ -239,12 +239,12 @@ class DeepTests:
         """What the run says; None when it was stopped for work, for a person, or at our end."""
         diagnostic = self._diagnostic = self._last_diagnostic = self._level_2.diagnostic()
         self._answered = self._state.now().monotonic
-        said: list[Outcome] = []
+        outcomes: list[Outcome] = []
         failed: list[BaseException] = []
 
         def work() -> None:
             try:
-                said.append(look_deeply(diagnostic, self._state.expectation(), self._nvml()))
+                outcomes.append(look_deeply(diagnostic, self._state.expectation(), self._nvml()))
             except Exception as error:  # noqa: BLE001 - raised below, where the node is given back
                 failed.append(error)
 
@@ -259,7 +259,7 @@ class DeepTests:
         self._diagnostic = None
         if failed:
             raise failed[0]
-        return None if stopped or self._stopping.is_set() else said[0]
+        return None if stopped or self._stopping.is_set() else outcomes[0]
 
     def _why_stop(self) -> str:
         if self._stopping.is_set():
@@ -281,7 +281,7 @@ class DeepTests:
         self._retries = min(self._retries + 1, 16)
         self._retry_at = self._state.now().monotonic + seconds
         self._telemetry.deep_runs.labels("could-not-run").inc()
-        causes = [f"{one.cause.name}: {one.detail}" for one in outcome.unobserved]
+        causes = [f"{unobserved.cause.name}: {unobserved.detail}" for unobserved in outcome.unobserved]
         log.warning("deep test: could not run", causes=causes[:8], again_seconds=seconds)
         return seconds
 

@@ -175,7 +175,7 @@ class DeviceRules:
         if change.why:
             return DeviceTaintCover(stands=False, why=change.why)
         if time.monotonic() < self._unheeded_until:
-            self.stand = not self._delete((*change.standing, *(one for one, _ in change.changed)))
+            self.stand = not self._delete((*change.standing, *(device_rule for device_rule, _ in change.changed)))
             return DeviceTaintCover(stands=False, why=_UNHEEDED)
         for rule, tier in change.changed:
             self._cluster.change_tier(rule, tier)
@@ -193,12 +193,12 @@ class DeviceRules:
         """Once the controllers have seen them all; what nobody acts on, or acts on any more, is taken back."""
         deadline = time.monotonic() + _HEEDED_SECONDS
         while True:
-            rules = [one for one in self._cluster.list_rules(node.name) if one.is_ours and one.name in change.names]
-            seen = len(rules) == len(change.names) and all(one.is_heeded for one in rules)
+            rules = [rule for rule in self._cluster.list_rules(node.name) if rule.is_ours and rule.name in change.names]
+            seen = len(rules) == len(change.names) and all(rule.is_heeded for rule in rules)
             if seen or time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_SECONDS)
-        if seen and self._is_still_answered(all(one.is_heeded_now for one in rules)):
+        if seen and self._is_still_answered(all(rule.is_heeded_now for rule in rules)):
             self.stand = True
             self._telemetry.device_taints.set(len(rules))
             return DeviceTaintCover(stands=True)
@@ -219,7 +219,7 @@ class DeviceRules:
     def _clear(self, target: _Target) -> DeviceTaintCover:
         """Raises ClusterError."""
         rules = self._cluster.list_rules(target.node.name)
-        if not self._delete(one for one in rules if one.is_ours):
+        if not self._delete(rule for rule in rules if rule.is_ours):
             raise Unavailable("a DeviceTaintRule was changed while it was taken away")
         self.stand = False
         self._telemetry.device_taints.set(0)
@@ -227,24 +227,27 @@ class DeviceRules:
 
     def _delete(self, rules: Iterable[DeviceRule]) -> bool:
         """Whether all of them are gone."""
-        gone = [self._cluster.delete_rule(one) for one in rules]
+        gone = [self._cluster.delete_rule(rule) for rule in rules]
         if gone:
             log.info("took DeviceTaintRules away", number=sum(gone))
         return all(gone)
 
     def _tell(self, target: _Target, answer: DeviceTaintCover) -> None:
         """Each change once."""
-        gpus = ", ".join(f"{one.address} ({one.severity.name})" for one in target.gpus)
+        gpus = ", ".join(f"{gpu.address} ({gpu.severity.name})" for gpu in target.gpus)
         if answer.stands:
-            told = ("DeviceTainted", f"work is kept off GPU {gpus}, and not off the node")
+            result = ("DeviceTainted", f"work is kept off GPU {gpus}, and not off the node")
         elif answer.why:
-            told = ("DeviceTaintFailed", f"DEVICE_TAINTS can't be followed, so a bad GPU taints its node: {answer.why}")
+            result = (
+                "DeviceTaintFailed",
+                f"DEVICE_TAINTS can't be followed, so a bad GPU taints its node: {answer.why}",
+            )
         else:
-            told = (
+            result = (
                 ("DeviceTaintLifted", "no GPU of this node carries our taint any more") if self._told[0] else ("", "")
             )
-        if told != self._told and told[0]:
-            kind = "Normal" if told[0] == "DeviceTaintLifted" else "Warning"
-            name = event_name(target.node.name, *told, target.node.resource_version)
-            self._reporter.queue(NodeEvent(name, kind, told[0], cut(told[1])))
-        self._told = told if told[0] != "DeviceTaintLifted" else ("", "")
+        if result != self._told and result[0]:
+            kind = "Normal" if result[0] == "DeviceTaintLifted" else "Warning"
+            name = event_name(target.node.name, *result, target.node.resource_version)
+            self._reporter.queue(NodeEvent(name, kind, result[0], cut(result[1])))
+        self._told = result if result[0] != "DeviceTaintLifted" else ("", "")

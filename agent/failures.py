@@ -23,10 +23,10 @@ class Failures:
 
     def account(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            for one in outcome.unobserved:
-                if one.cause == CHECK_FAILED:
+            for unobserved in outcome.unobserved:
+                if unobserved.cause == CHECK_FAILED:
                     self._telemetry.check_failures.labels(outcome.check).inc()
-                    self._log(outcome.check, one.detail)
+                    self._log(outcome.check, unobserved.detail)
 
     def _log(self, check: str, detail: str) -> None:
         if (check, detail) in self._logged or len(self._logged) >= _MOST_LOGGED:

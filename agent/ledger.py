@@ -127,8 +127,8 @@ class Ledger:
         """
         with self._changing:
             before = after = self._state.memory
-            for one in records if self._state.known.is_complete else [one for one in records if one.void]:
-                after = after_deep_record(after, one, self._state.now(), self._rules.escalate_after)
+            for record in records if self._state.known.is_complete else [record for record in records if record.void]:
+                after = after_deep_record(after, record, self._state.now(), self._rules.escalate_after)
             if after != before:
                 self._keep(after)
         _log_found(_new(before, after))
@@ -147,7 +147,7 @@ class Ledger:
     def _wake_for_new(self, before: Memory, after: Memory) -> tuple[Standing, ...]:
         """What of it is new; RESET or worse has the Node written at once."""
         new = _new(before, after)
-        if any(one.finding.severity >= Severity.RESET for one in new):
+        if any(finding.finding.severity >= Severity.RESET for finding in new):
             self._state.news.set()
         return new
 
@@ -183,20 +183,22 @@ class Ledger:
 
 def _new(before: Memory, after: Memory) -> tuple[Standing, ...]:
     """What stands now and did not before, or not as badly."""
-    known = {one.key: one.finding.severity for one in before.standing}
-    return tuple(one for one in after.standing if known.get(one.key, Severity.PASS) < one.finding.severity)
+    known = {finding.key: finding.finding.severity for finding in before.standing}
+    return tuple(
+        finding for finding in after.standing if known.get(finding.key, Severity.PASS) < finding.finding.severity
+    )
 
 
 def _log_found(new: Iterable[Standing]) -> None:
-    for one in new:
-        found = one.finding
+    for finding in new:
+        found = finding.finding
         log.info("found", reason=found.reason, severity=found.severity.name, subject=found.subject, detail=found.detail)
 
 
 def _only_counted(before: Memory, after: Memory) -> bool:
     """Whether nothing came, went or changed but how often and when it was seen."""
-    known = {one.key: one.finding.severity for one in before.standing}
-    stands = {one.key: one.finding.severity for one in after.standing}
+    known = {finding.key: finding.finding.severity for finding in before.standing}
+    stands = {finding.key: finding.finding.severity for finding in after.standing}
     return (known, before.gpus, before.recovery, before.ended, before.driver_loaded_at) == (
         stands,
         after.gpus,

@@ -62,9 +62,9 @@ class NodeInput:
     def take_deep_runs(self, node: NodeState) -> None:
         """What deep runs found or passed."""
         deep = list(untaken(node, self._state.memory.taken))
-        for one in deep:
-            if one.void:
-                self._reporter.queue(void_record(node, one))
+        for record in deep:
+            if record.void:
+                self._reporter.queue(void_record(node, record))
         self._ledger.take_over(deep)
         passed = passed_run(node)
         if passed is not None:

@@ -92,8 +92,8 @@ class NodeUpdate:
         change = plan(verdict, record, whole, rules, now, memory.acknowledged, grant)
         self._bad.report((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
         if not self._api.write:
-            events = [one.reason for one in (*change.events, *change.repair.events)]
-            conditions = [one for one in (change.condition, *change.repair.conditions) if one]
+            events = [event.reason for event in (*change.events, *change.repair.events)]
+            conditions = [condition for condition in (change.condition, *change.repair.conditions) if condition]
             log.info("dry run", patch=change.patch, conditions=conditions, events=events)
             return True
         if change.patch is None and self._record.is_worth_a_try:

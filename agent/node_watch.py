@@ -100,7 +100,11 @@ def _ours(node: NodeState) -> tuple[object, ...]:
 def _repair_conditions(node: NodeState) -> list[tuple[object, ...]]:
     """Whoever else wrote one renews its times every few minutes."""
     words = ("type", "status", "reason", "message")
-    return [tuple(one.get(key) for key in words) for one in node.conditions if one.get("type") in REPAIR_CONDITIONS]
+    return [
+        tuple(condition.get(key) for key in words)
+        for condition in node.conditions
+        if condition.get("type") in REPAIR_CONDITIONS
+    ]
 
 
 def _pause(state: tenacity.RetryCallState) -> float:

@@ -133,16 +133,16 @@ class NodeWriter(threading.Thread):
 
     def _take_in(self, node: NodeState) -> bool:
         """Take in what only the Node knows. Whether there was a release."""
-        released, told = self._input.take_release(node)
-        if told is not None:
-            self._wait_for_release_events(told)
+        released, event = self._input.take_release(node)
+        if event is not None:
+            self._wait_for_release_events(event)
         self._input.take_deep_runs(node)
         return released
 
-    def _wait_for_release_events(self, told: threading.Event) -> None:
+    def _wait_for_release_events(self, event: threading.Event) -> None:
         """But Events that nobody takes for now hold up no verdict for long, and an urgent one not at all."""
         deadline = time.monotonic() + _RELEASE_TOLD_SECONDS
-        while not (told.wait(_POLL_SECONDS) or self._is_urgent() or self._stopping.is_set()):
+        while not (event.wait(_POLL_SECONDS) or self._is_urgent() or self._stopping.is_set()):
             if time.monotonic() >= deadline:
                 break
 
@@ -204,9 +204,9 @@ class NodeWriter(threading.Thread):
     def _is_urgent(self) -> bool:
         """Whether the Node does not say yet that work has to stay away."""
         node, severity = self._state.node, self._state.known.severity
-        said = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.PASS) if node else Severity.PASS
+        tier = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.PASS) if node else Severity.PASS
         untainted = node is not None and self._update.waits_for_taint(node)
-        return severity >= Severity.RESET and (said < severity or untainted)
+        return severity >= Severity.RESET and (tier < severity or untainted)
 
     def _pause(self, retry: tenacity.RetryCallState) -> float:
         """How long until the next try. A fleet that lost its API server must not come back all at once."""
@@ -240,7 +240,7 @@ class NodeWriter(threading.Thread):
     def _measure(self, verdict: Verdict) -> None:
         unseen = {row.check for row in verdict.unobserved}
         blind = {group.check: group.check in unseen for group in verdict.groups}
-        findings = [one.finding for one in verdict.standing]
+        findings = [finding.finding for finding in verdict.standing]
         self._telemetry.show_verdict(verdict.severity, verdict.status, findings, blind)
 
 

@@ -16,14 +16,14 @@ class Outage:
         self._lock = threading.Lock()
         self._waiting: set[str] = set()
 
-    def away(self, who: str, error: ClusterError) -> None:
+    def away(self, owner: str, error: ClusterError) -> None:
         with self._lock:
             if not self._waiting:
                 log.warning("the API server is away; the newest verdict is kept", error=str(error))
-            self._waiting.add(who)
+            self._waiting.add(owner)
 
-    def back(self, who: str) -> None:
+    def back(self, owner: str) -> None:
         with self._lock:
-            if self._waiting == {who}:
+            if self._waiting == {owner}:
                 log.info("the API server is back; the node is up to date")
-            self._waiting.discard(who)
+            self._waiting.discard(owner)

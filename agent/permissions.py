@@ -39,7 +39,7 @@ class Permissions:
     def allow(self, verb: str, resource: str) -> None:
         with self._lock:
             self._forbidden.discard((verb, resource))
-            self._telemetry.forbidden.labels(resource).set(any(one == resource for _, one in self._forbidden))
+            self._telemetry.forbidden.labels(resource).set(any(text == resource for _, text in self._forbidden))
 
     def forbid(self, verb: str, resource: str, error: ClusterError) -> None:
         with self._lock:

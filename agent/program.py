@@ -168,8 +168,8 @@ def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
     That one reads how often this happened, and begins without what may have caused it.
     """
     name = ended.thread.name if ended.thread else ""
-    told = (ended.exc_type, ended.exc_value, ended.exc_traceback)
-    log.error("a thread failed", thread=name, exc_info=told)
+    result = (ended.exc_type, ended.exc_value, ended.exc_traceback)
+    log.error("a thread failed", thread=name, exc_info=result)
     # The scheduler's may fail while it is shut down; should it ever fail else, /healthz notices.
     if name in _OURS:
         note_failure(state_dir, name, ended.exc_value)

@@ -151,4 +151,4 @@ class RecordJudge:
 
 def _failure(outcome: Outcome) -> str:
     """What its judge failed of; '' where it did not."""
-    return next((one.detail for one in outcome.unobserved if one.cause == CHECK_FAILED), "")
+    return next((unobserved.detail for unobserved in outcome.unobserved if unobserved.cause == CHECK_FAILED), "")

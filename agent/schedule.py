@@ -87,7 +87,7 @@ class Schedule:
         self._ended = False
 
     def start(
-        self, look: Callable[[], float | None], beside: Callable[[], None], deep: Callable[[], float] | None = None
+        self, look: Callable[[], float | None], report: Callable[[], None], deep: Callable[[], float] | None = None
     ) -> None:
         """Look now and from then on; `beside` runs once, and again with every look, which does not wait for it.
 
@@ -95,7 +95,7 @@ class Schedule:
         sooner.
         """
         self._look = look
-        self._beside = beside
+        self._beside = report
         self._deep = deep
         self._plan_deep(0.0)
         self._scheduler.add_job(self._run, _once(), executor="light", id="first")

@@ -68,12 +68,12 @@ class SettingsReader:
             ended = self._child.run(isolated("agent.settings_child"), LONGEST_SECONDS)
         except ChildError as error:
             raise Shortage(f"the child that reads the settings: {error}") from error
-        said = ended.err.decode("utf-8", "replace").strip()
+        message = ended.err.decode("utf-8", "replace").strip()
         if ended.code:
-            last = printable(said.rpartition("\n")[2], _LONGEST_WORDS)
+            last = printable(message.rpartition("\n")[2], _LONGEST_WORDS)
             raise Shortage(f"the child that reads the settings {how_it_ended(ended.code)}: {last}")
-        if said:
-            complain("agent", said[:_LONGEST_WORDS])
+        if message:
+            complain("agent", message[:_LONGEST_WORDS])
         try:
             return settings_child.decoded(ended.out)
         except MsgspecError as error:

@@ -73,7 +73,9 @@ def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:
     if file is not None and before.machine and machine and before.machine != machine:
         log.warning("the memory is another machine's; nothing of it is inherited", was=file.set_aside("other-machine"))
     memory = begin(before, machine, boot, clock.now())
-    log.info("memory", boot_id=boot, cursor=memory.cursor, standing=[one.finding.reason for one in memory.standing])
+    log.info(
+        "memory", boot_id=boot, cursor=memory.cursor, standing=[finding.finding.reason for finding in memory.standing]
+    )
     return memory
 
 

@@ -22,7 +22,7 @@ from healthcheck.host import clock
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
-from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_beside
+from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_second_engine
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
 from healthcheck.settings.values import Settings
 from healthcheck.verdict.acknowledgement import other_severities
@@ -86,7 +86,7 @@ class AgentKnowledge(Struct, frozen=True):
     @property
     def severity(self) -> Severity:
         """Of all that stands."""
-        return worst(one.finding.severity for one in self.memory.standing)
+        return worst(finding.finding.severity for finding in self.memory.standing)
 
     def severity_on(self, node: NodeState) -> Severity:
         """Of all records on the Node, and of what stands here by now."""
@@ -94,7 +94,9 @@ class AgentKnowledge(Struct, frozen=True):
 
     def after(self, memory: Memory, outcomes: Iterable[Outcome]) -> AgentKnowledge:
         """The same with this memory, and what these checks said."""
-        return replace(self, memory=memory, outcomes={**self.outcomes, **{one.check: one for one in outcomes}})
+        return replace(
+            self, memory=memory, outcomes={**self.outcomes, **{outcome.check: outcome for outcome in outcomes}}
+        )
 
     def verdict(self) -> Verdict:
         outcomes = [
@@ -176,7 +178,7 @@ class AgentState:
         """Settings, and the memory without what they no longer want, for the ledger alone."""
         names = {check.name for check in settings.values.checks}
         with self._lock:
-            outcomes = {name: one for name, one in self._known.outcomes.items() if name in names}
+            outcomes = {name: outcome for name, outcome in self._known.outcomes.items() if name in names}
             self._known = replace(self._known, settings=settings, memory=memory, outcomes=outcomes)
 
     def keep_newer(self, node: NodeState) -> bool:
@@ -214,7 +216,7 @@ class AgentState:
         """The light look that ended last."""
         values = self._known.settings.values
         engine = evidence[ENGINE] if evidence.unread(ENGINE) is None and not values.dcgm_host else NO_ENGINE
-        inventory = seen_in(evidence, accept_beside(engine, beside=values.dcgm_beside_exporter))
+        inventory = seen_in(evidence, accept_second_engine(engine, second_engine=values.dcgm_beside_exporter))
         self._put(last_look=evidence, inventory=inventory, **({"no_driver_at": evidence.at} if no_driver else {}))
 
     def set_metadata_type(self, instance_type: str) -> None:
@@ -230,4 +232,6 @@ class AgentState:
 
 def _is_older(node: NodeState, than: NodeState) -> bool:
     versions = (node.resource_version, than.resource_version)
-    return node.uid == than.uid and all(one.isdigit() for one in versions) and int(versions[0]) < int(versions[1])
+    return (
+        node.uid == than.uid and all(version.isdigit() for version in versions) and int(versions[0]) < int(versions[1])
+    )

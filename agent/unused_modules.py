@@ -88,7 +88,7 @@ UNUSED_BY_THE_READER: tuple[ModuleType, ...] = (
 @contextmanager
 def without_unused_parts(parts: Iterable[ModuleType] = UNUSED) -> Iterator[None]:
     """Whatever is imported meanwhile finds nothing where these would be. What is there already stays."""
-    left_out: dict[str, ModuleType | None] = {one.__name__: one for one in parts}
+    left_out: dict[str, ModuleType | None] = {module.__name__: module for module in parts}
     left_out["rich"] = None  # Python's word for "no such module": structlog's console renderer does without
     absent = {name: part for name, part in left_out.items() if name not in sys.modules}
     sys.modules.update(absent)  # type: ignore[arg-type]

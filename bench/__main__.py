@@ -29,11 +29,11 @@ _RESULTS, _QUICK_RESULTS = _ROOT / "bench/results.json", _ROOT / "build/bench-qu
 def main() -> int:
     options = _options()
     length = lengths.QUICK if options.quick else lengths.HOUR if options.hour else lengths.FULL
-    wanted = [one for one in MEASURES if one.name in options.names or not options.names]
+    wanted = [measure for measure in MEASURES if measure.name in options.names or not options.names]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Stage(length) as stage:
-            entries = {one.name: _run(one, stage) for one in wanted}
+            entries = {measure.name: _run(measure, stage) for measure in wanted}
             version = stage.kubernetes_version if stage.has_plane else None
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on nothing but clearing up is left
     except KeyboardInterrupt:
@@ -41,15 +41,15 @@ def main() -> int:
         return INTERRUPTED
     show(entries, Console())
     output = options.output or (_QUICK_RESULTS if length.quick else _RESULTS)
-    write(output, entries, [one.name for one in MEASURES], version)
-    if any("error" in one for one in entries.values()):
+    write(output, entries, [measure.name for measure in MEASURES], version)
+    if any("error" in entry for entry in entries.values()):
         return NOT_RUN
     return 0 if all(judged(entries)) else MISSED
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
-    names = [one.name for one in MEASURES]
+    names = [measure.name for measure in MEASURES]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of {', '.join(names)}")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--quick", action="store_true", help="a minute or two: does it run? judges nothing")

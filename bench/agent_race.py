@@ -56,7 +56,7 @@ def measure(stage: Stage) -> Outcome:
     except ProgramError as error:
         raise CouldNotMeasure(str(error)) from error
     kept_away, tolerating = both.seconds(tolerates=False), both.seconds(tolerates=True)
-    met = [one for one in tolerating if one]
+    met = [seconds for seconds in tolerating if seconds]
     rows = (
         Row(
             f"GPU pods at any moment of the agent's level 2, {len(kept_away)} times, {tests} tests: ever beside one",
@@ -155,7 +155,7 @@ class _Both:
         self._races.append((tolerates, round(self._seconds[name] - before, 3)))
 
     def seconds(self, *, tolerates: bool) -> list[float]:
-        return [seconds for one, seconds in self._races if one is tolerates]
+        return [seconds for flag, seconds in self._races if flag is tolerates]
 
     def _watch(self) -> None:
         last = time.monotonic()

@@ -66,7 +66,7 @@ def measure(stage: Stage) -> Outcome:
         "counted": {agent: _count(asked) for agent, asked in window.requests.items()},
         "busy_cycles": window.busy_cycles,
         "after_an_hour": _count(window.rewrite),
-        "watch_timeout_seconds": [_timeout_seconds(one) for one in window.watches],
+        "watch_timeout_seconds": [_timeout_seconds(watch) for watch in window.watches],
     }
     return Outcome(rows, raw, _COUNTED if stage.length.hour else _COMPUTED)
 
@@ -74,9 +74,9 @@ def measure(stage: Stage) -> Outcome:
 def _counted(window: Window) -> _Hour:
     asked = window.requests["bare"]
     share = _HOUR / window.seconds  # the window may have waited some seconds for its last cycle
-    leases = sum(one.is_write and one.resource == "leases" for one in asked)
-    writes = sum(one.is_write for one in asked)
-    watches = sum(one.verb == "watch" for one in asked)
+    leases = sum(request.is_write and request.resource == "leases" for request in asked)
+    writes = sum(request.is_write for request in asked)
+    watches = sum(request.verb == "watch" for request in asked)
     others = len(asked) - writes - watches
     # The watch that was open when the hour began is one as well, unless it was replaced within.
     return _Hour(leases * share, (writes - leases) * share, others * share, max(watches * share, 1))
@@ -86,19 +86,21 @@ def _computed(window: Window) -> _Hour:
     busy = window.requests["busy"]
     cycles_per_hour = _HOUR / _CYCLE_SECONDS
     # To one place: the two ends of the window may each cut a cycle from its write.
-    lease_writes = round(sum(one.is_write and one.resource == "leases" for one in busy) / window.busy_cycles, 1)
-    other_writes = sum(one.is_write and one.resource != "leases" for one in busy) / window.busy_cycles
+    lease_writes = round(
+        sum(request.is_write and request.resource == "leases" for request in busy) / window.busy_cycles, 1
+    )
+    other_writes = sum(request.is_write and request.resource != "leases" for request in busy) / window.busy_cycles
     # What an agent asks about once an hour, or twice, it has asked when it started, and not again within the window.
-    reads = sum(one.verb in ("get", "list") for one in busy) / window.busy_cycles
+    reads = sum(request.verb in ("get", "list") for request in busy) / window.busy_cycles
     now_and_then = sum(map(_per_hour, (LOOK_AROUND_SECONDS, COUNTED_SECONDS))) + _HOUR / LISTED_AGAIN_SECONDS
-    rewrites = [one for one in window.rewrite if one.is_write]
+    rewrites = [request for request in window.rewrite if request.is_write]
     if not rewrites:
         raise CouldNotMeasure("a record an hour old was not written anew")
     return _Hour(
         cycles_per_hour * lease_writes,
         cycles_per_hour * other_writes + len(rewrites) * _rewrites_per_hour(),
         cycles_per_hour * reads + now_and_then + (len(window.rewrite) - len(rewrites)) * _rewrites_per_hour(),
-        _HOUR / statistics.fmean(_timeout_seconds(one) for one in window.watches),
+        _HOUR / statistics.fmean(_timeout_seconds(watch) for watch in window.watches),
     )
 
 
@@ -119,4 +121,4 @@ def _timeout_seconds(watch: Request) -> float:
 
 
 def _count(asked: Sequence[Request]) -> dict[str, Any]:
-    return dict(Counter(f"{one.verb} {one.resource} {one.code}" for one in asked))
+    return dict(Counter(f"{request.verb} {request.resource} {request.code}" for request in asked))

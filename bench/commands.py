@@ -36,9 +36,9 @@ class _Command:
 def measure(stage: Stage) -> Outcome:
     environment = stage.bare_environment | {"CONFIG_DIR": str(stage.folder / "none")}
     commands = _commands(stage, environment)
-    told = {what: _seconds(one, environment, stage.length.commands) for what, one in commands.items()}
-    rows = tuple(_row(stage, what, samples) for what, samples in told.items())
-    return Outcome(rows, {what: summary(samples) for what, samples in told.items()}, _NOTES)
+    fields = {what: _seconds(command, environment, stage.length.commands) for what, command in commands.items()}
+    rows = tuple(_row(stage, what, samples) for what, samples in fields.items())
+    return Outcome(rows, {what: summary(samples) for what, samples in fields.items()}, _NOTES)
 
 
 def _commands(stage: Stage, environment: Mapping[str, str]) -> Mapping[str, _Command]:

@@ -72,7 +72,7 @@ class Side:
 
     def compile(self) -> None:
         """Whoever has to compile at each start, for want of files that say how it was done, looks slower than it is."""
-        folders = [str(self.root / one) for one in _PROGRAMS if (self.root / one).is_dir()]
+        folders = [str(self.root / program) for program in _PROGRAMS if (self.root / program).is_dir()]
         _run(str(self.python), "-m", "compileall", "-q", *folders)
 
     def measure(self, names: Sequence[str], output: Path) -> Measured:
@@ -117,7 +117,7 @@ def main() -> int:
         return INTERRUPTED
     found = ratios(rounds)
     _show(found, options.base)
-    return WORSE if any(one.is_worse for one in found) else 0
+    return WORSE if any(ratio.is_worse for ratio in found) else 0
 
 
 def ratios(rounds: Sequence[tuple[Measured, Measured]]) -> list[Ratio]:
@@ -125,10 +125,10 @@ def ratios(rounds: Sequence[tuple[Measured, Measured]]) -> list[Ratio]:
     found = []
     for figure in FIGURES:
         pairs = [(_figure(base, figure), _figure(here, figure)) for base, here in rounds]
-        told = [(base, here) for base, here in pairs if base and here is not None]
-        if told and len(told) == len(pairs):
-            base, here = (statistics.median(side) for side in zip(*told, strict=True))
-            found.append(Ratio(figure.what, base, here, tuple(ours / theirs for theirs, ours in told)))
+        entries = [(base, here) for base, here in pairs if base and here is not None]
+        if entries and len(entries) == len(pairs):
+            base, here = (statistics.median(side) for side in zip(*entries, strict=True))
+            found.append(Ratio(figure.what, base, here, tuple(ours / theirs for theirs, ours in entries)))
     return found
 
 
@@ -187,10 +187,10 @@ def _show(found: Sequence[Ratio], base: str) -> None:
     if not console.is_terminal:
         console.width = 120
     table = Table("figure", base[:12], "this tree", "ratio", "of each round", "")
-    for one in found:
-        spread = f"{min(one.rounds):.2f}–{max(one.rounds):.2f}"  # noqa: RUF001 - a range
-        verdict = "[red]worse[/]" if one.is_worse else ""
-        table.add_row(one.what, f"{one.base:.3g}", f"{one.here:.3g}", f"{one.middle:.2f}", spread, verdict)
+    for ratio in found:
+        spread = f"{min(ratio.rounds):.2f}–{max(ratio.rounds):.2f}"  # noqa: RUF001 - a range
+        verdict = "[red]worse[/]" if ratio.is_worse else ""
+        table.add_row(ratio.what, f"{ratio.base:.3g}", f"{ratio.here:.3g}", f"{ratio.middle:.2f}", spread, verdict)
     console.print(table)
 
 

@@ -26,7 +26,7 @@ def measure(stage: Stage) -> Outcome:
         first, _ = _cycle_ms(program, is_first=True)
         cycles = [_cycle_ms(program) for _ in range(stage.length.cycles)]
         judged = [_judge_ms(program) for _ in range(stage.length.cycles)]
-    cpu, wall = [one for one, _ in cycles], [one for _, one in cycles]
+    cpu, wall = [seconds for seconds, _ in cycles], [seconds for _, seconds in cycles]
     rows = (
         _row(stage, "CPU of a light cycle, all groups, 8 GPUs and 32 EFA devices", AIM_MS, cpu),
         _row(stage, "wall time of the same", WALL_AIM_MS, wall),

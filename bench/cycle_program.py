@@ -45,7 +45,7 @@ def _cycle(agent: Agent) -> dict[str, Any]:
     seconds = time.monotonic() - began
     known = agent.state.known
     unobserved = [row.check for row in known.verdict().unobserved]
-    standing = [one.finding.reason for one in known.memory.standing]
+    standing = [finding.finding.reason for finding in known.memory.standing]
     return {"again": again_seconds, "standing": standing, "unobserved": unobserved, "wall_ms": seconds * 1000}
 
 
@@ -58,7 +58,11 @@ def _judge(agent: Agent) -> dict[str, Any]:
     began = time.process_time()
     outcomes = judge(checks, evidence, expected)
     seconds = time.process_time() - began
-    return {"checks": len(outcomes), "blind": [one.check for one in outcomes if not one.observed], "ms": seconds * 1000}
+    return {
+        "checks": len(outcomes),
+        "blind": [outcome.check for outcome in outcomes if not outcome.observed],
+        "ms": seconds * 1000,
+    }
 
 
 if __name__ == "__main__":

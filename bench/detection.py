@@ -51,7 +51,7 @@ def measure(stage: Stage) -> Outcome:
 
 def row(stage: Stage, what: str, detections: list[Detection], aim: tuple[float, float] | None) -> Row:
     """`aim`: p50 and p99 in milliseconds."""
-    samples = [one.seen for one in detections]
+    samples = [detection.seen for detection in detections]
     p50, p99 = percentile(samples, 0.50), percentile(samples, 0.99)
     figure = f"p50 {p50:.1f}, p99 {p99:.1f}, max {max(samples):.1f} ms ({len(samples)} times)"
     if aim is None:
@@ -64,13 +64,13 @@ def row(stage: Stage, what: str, detections: list[Detection], aim: tuple[float, 
 def _stages(detections: list[Detection]) -> dict[str, Any]:
     """Where the time goes: until the agent has read, judged and remembered it, and until the write was seen."""
     return {
-        "record_to_noticed_ms": summary([one.noticed for one in detections]),
-        "record_to_watch_ms": summary([one.seen for one in detections]),
+        "record_to_noticed_ms": summary([detection.noticed for detection in detections]),
+        "record_to_watch_ms": summary([detection.seen for detection in detections]),
     }
 
 
 def detect(
-    stage: Stage, node: SimulatedNode, beside: Callable[[Seat, Program], AbstractContextManager[None]]
+    stage: Stage, node: SimulatedNode, report: Callable[[Seat, Program], AbstractContextManager[None]]
 ) -> Detection:
     """Once, beside whatever else goes on. A new Node and a new agent each time: a taint comes only once."""
     seat = stage.seat(node)
@@ -79,7 +79,7 @@ def detect(
         try:
             watch.wait_for(is_well, "a healthy agent's first verdict")
             time.sleep(random.uniform(*_REST_SECONDS))
-            with beside(seat, program):
+            with report(seat, program):
                 began, began_ns = _write_fault(node)
                 seen = watch.wait_for(is_tainted, "the taint")
                 noticed = program.logged("found") - began

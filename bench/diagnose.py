@@ -115,7 +115,7 @@ def _of_all(stage: Stage, whole: Look, named: Sequence[str]) -> Iterator[Row]:
 
 
 def _of_one(stage: Stage, ones: Sequence[Look], held: Look) -> Iterator[Row]:
-    met, seconds = stage.length.met, [one for look in ones for one in look.seconds]
+    met, seconds = stage.length.met, [second for look in ones for second in look.seconds]
     yield Row(
         "diagnosis of one pod in it", f"≤ {AIM_ONE_SECONDS:g} s", _span(seconds), met(max(seconds) <= AIM_ONE_SECONDS)
     )
@@ -152,7 +152,7 @@ def _look(stage: Stage, plane: ControlPlane, *words: str) -> Look:
         for event in plane.audit(since)
         if event["verb"] == "list" and event.get("userAgent") == COMPONENT
     ]
-    queries = [(one.path, parse_qs(one.query)) for one in asked]
+    queries = [(entry.path, parse_qs(entry.query)) for entry in asked]
     return Look(
         runs,
         len(queries) // _TIMES,
@@ -183,8 +183,8 @@ def _stuck(size: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
                 "reason": "Unschedulable",
                 "lastTransitionTime": since,
             }
-            told = condition | {"message": _REFUSED.format(size, reason)}
-            yield _pod(cause, number, spec, resources), {"conditions": [told]} if reason else {}
+            fields = condition | {"message": _REFUSED.format(size, reason)}
+            yield _pod(cause, number, spec, resources), {"conditions": [fields]} if reason else {}
         for cause, (code, message) in _CRASHES.items():
             ended = {"exitCode": code, "reason": "Error", "message": message, "finishedAt": since, "startedAt": since}
             state = {
@@ -199,14 +199,14 @@ def _stuck(size: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
                 _started({"state": {"waiting": {"reason": reason, "message": message}}}, since),
             )
         for cause, message in _REJECTED.items():
-            told = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message, "startTime": since}
-            yield _on_node(cause, number, size), told
+            fields = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message, "startTime": since}
+            yield _on_node(cause, number, size), fields
 
 
 def _started(state: dict[str, Any], since: str) -> dict[str, Any]:
     conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": since}]
-    one = {"name": "work", "image": "x", "imageID": "", "ready": False, "restartCount": 0, **state}
-    return {"phase": "Pending", "startTime": since, "conditions": conditions, "containerStatuses": [one]}
+    entry = {"name": "work", "image": "x", "imageID": "", "ready": False, "restartCount": 0, **state}
+    return {"phase": "Pending", "startTime": since, "conditions": conditions, "containerStatuses": [entry]}
 
 
 def _on_node(cause: str, number: int, size: int) -> dict[str, Any]:

@@ -113,20 +113,24 @@ def measure(stage: Stage) -> Outcome:
     plane, size = stage.plane, stage.length.fleet
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     names = [f"fleet-{number}" for number in range(size)]
-    with _processes(plane, names) as (all_at_once, told):
+    with _processes(plane, names) as (all_at_once, queue):
         _together(all_at_once)
         beats = Cluster(lambda: plane.api(plane.kubeconfig)).count_heartbeats()
         places = budget.allowed(beats, PERCENT)
         since = datetime.now(UTC)
         _together(all_at_once)
-        waited = [seconds for _ in range(all_at_once.parties - 1) for seconds in told.get()]
+        waited = [seconds for _ in range(all_at_once.parties - 1) for seconds in queue.get()]
     asked = _asked(plane, set(names), since)
-    written = [one.at for one in asked if (one.verb, one.resource, one.code) == ("patch", "nodes", HTTPStatus.OK)]
-    seconds = (max(written) - min(one.at for one in asked)).total_seconds()
+    written = [
+        request.at
+        for request in asked
+        if (request.verb, request.resource, request.code) == ("patch", "nodes", HTTPStatus.OK)
+    ]
+    seconds = (max(written) - min(request.at for request in asked)).total_seconds()
     granted = sum(
         TAINT in node["spec"].get("taints", []) for node in plane.request("GET", "/api/v1/nodes").body["items"]
     )
-    taints = [one for one in asked if _is_for_the_taint(one)]
+    taints = [request for request in asked if _is_for_the_taint(request)]
     rows = (
         Row(
             f"taints granted to {size} agents that fail at once",
@@ -149,7 +153,9 @@ def measure(stage: Stage) -> Outcome:
         "granted": granted,
         "seconds": round(seconds, 2),
         "all_told_after_seconds": summary(waited),
-        "requests": dict(Counter(f"{one.verb} {one.resource} {one.code}" for one in asked).most_common()),
+        "requests": dict(
+            Counter(f"{request.verb} {request.resource} {request.code}" for request in asked).most_common()
+        ),
         "requests_in_all": len(asked),
     }
     return Outcome(rows, raw, _NOTE)
@@ -164,19 +170,19 @@ def _processes(plane: ControlPlane, names: Sequence[str]) -> Iterator[tuple[Barr
     fork = multiprocessing.get_context("fork")
     parts = [names[start::_PROCESSES] for start in range(min(_PROCESSES, len(names)))]
     all_at_once: Barrier = fork.Barrier(len(parts) + 1)
-    told: SimpleQueue[list[float]] = fork.SimpleQueue()
-    processes = [fork.Process(target=_live, args=(plane, part, all_at_once, told), daemon=True) for part in parts]
+    queue: SimpleQueue[list[float]] = fork.SimpleQueue()
+    processes = [fork.Process(target=_live, args=(plane, part, all_at_once, queue), daemon=True) for part in parts]
     for process in processes:
         process.start()
     try:
-        yield all_at_once, told
+        yield all_at_once, queue
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _live(plane: ControlPlane, names: Sequence[str], all_at_once: Barrier, told: SimpleQueue[list[float]]) -> None:
+def _live(plane: ControlPlane, names: Sequence[str], all_at_once: Barrier, queue: SimpleQueue[list[float]]) -> None:
     try:
         members = _assembled(plane, names)
         all_at_once.wait()
@@ -184,10 +190,10 @@ def _live(plane: ControlPlane, names: Sequence[str], all_at_once: Barrier, told:
         for member in members:
             member.fail()
         _until_written(members)
-        told.put([member.written_at - member.failed_at for member in members])
+        queue.put([member.written_at - member.failed_at for member in members])
     except BaseException:
         all_at_once.abort()
-        told.put([])
+        queue.put([])
         raise
 
 
@@ -216,7 +222,7 @@ def _well(checks: Iterable[Any]) -> list[Looked]:
 
 
 def _asked(plane: ControlPlane, names: set[str], since: datetime) -> list[Request]:
-    return [one for name, one in requests_of_all(plane, since) if name in names]
+    return [request for name, request in requests_of_all(plane, since) if name in names]
 
 
 def _is_for_the_taint(request: Request) -> bool:

@@ -89,10 +89,10 @@ class Flood:
 
     @property
     def node_writes(self) -> int:
-        return sum(one.is_write and one.resource.startswith("nodes") for one in self.requests)
+        return sum(request.is_write and request.resource.startswith("nodes") for request in self.requests)
 
     def raw(self) -> dict[str, Any]:
-        asked = Counter(f"{one.verb} {one.resource} {one.code}" for one in self.requests)
+        asked = Counter(f"{request.verb} {request.resource} {request.code}" for request in self.requests)
         return {
             "wrote": {"records": self.wrote.records, "seconds": round(self.wrote.seconds, 3), "xids": self.wrote.xids},
             "in_metrics": self.in_metrics,
@@ -100,12 +100,12 @@ class Flood:
             "overwritten": self.overwritten,
             "noticed_ms": summary(self.noticed_ms) if self.noticed_ms else None,
             "cores": round(self.cores, 4),
-            "rss_mib": [round(one, 2) for one in self.rss_mib],
+            "rss_mib": [round(seconds, 2) for seconds in self.rss_mib],
             "requests": dict(asked),
             "node_writes_at": [
-                f"{one.at.isoformat(timespec='milliseconds')} {one.resource}"
-                for one in self.requests
-                if one.is_write and one.resource.startswith("nodes")
+                f"{request.at.isoformat(timespec='milliseconds')} {request.resource}"
+                for request in self.requests
+                if request.is_write and request.resource.startswith("nodes")
             ],
             "record_bytes": self.record_bytes,
         }
@@ -185,7 +185,7 @@ def pour(stage: Stage, rate: int, seconds: float, xids: int, timed: int) -> Floo
         time.sleep(_AFTERWARDS_SECONDS)
         seen, noticed_ms = metrics(seat), json.loads(program.ask("noticed"))
         record = stage.plane.request("GET", f"/api/v1/nodes/{seat.name}").body["metadata"]["annotations"][RESULTS]
-        asked = [one for one in requests_of(stage.plane, seat.name) if one.at >= since]
+        asked = [request for request in requests_of(stage.plane, seat.name) if request.at >= since]
     return Flood(
         wrote,
         xids_in(seen),
@@ -214,7 +214,7 @@ def following(stage: Stage, seat: Seat) -> Iterator[Program]:
 
 def writer(stage: Stage, node: SimulatedNode, rate: int, seconds: float, xids: int, timed: int) -> Program:
     """Waits for `write`."""
-    numbers = [str(one) for one in (rate, seconds, xids, timed)]
+    numbers = [str(value) for value in (rate, seconds, xids, timed)]
     return beside(stage, "bench.flood_program", *numbers, *(gpu.kernel_address for gpu in node.gpus))
 
 
@@ -261,12 +261,12 @@ def remembered(seat: Seat) -> dict[str, int]:
     memory = MemoryFile(seat.state_dir).read()
     if memory is None:
         raise CouldNotMeasure("the agent has left no memory file")
-    xids = [one for one in memory.standing if one.finding.reason.removeprefix("Xid").isdigit()]
+    xids = [finding for finding in memory.standing if finding.finding.reason.removeprefix("Xid").isdigit()]
     return {
-        f"{one.finding.reason.removeprefix('Xid')} {one.finding.subject.removeprefix('gpu/').rpartition('.')[0]}": (
-            one.count
+        f"{xid.finding.reason.removeprefix('Xid')} {xid.finding.subject.removeprefix('gpu/').rpartition('.')[0]}": (
+            xid.count
         )
-        for one in xids
+        for xid in xids
     }
 
 

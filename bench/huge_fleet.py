@@ -31,9 +31,9 @@ def measure(stage: Stage) -> Outcome:
         environment = stage.bare_environment | {"KUBECONFIG": str(kubeconfig), "CONFIG_DIR": str(stage.folder / "none")}
         forms = {form: _status(environment, form, size) for form in ("table", "json", "html")}
         plans = [run_once(("bench.sweep_plan_program",), environment) for _ in range(_TIMES)]
-    for told in (run.told for run in plans):
-        if (told["nodes"], told["busy"]) != (size, size * BUSY_PERCENT // 100):
-            raise CouldNotMeasure(f"the plan is not the fleet's: {told}")
+    for fields in (run.told for run in plans):
+        if (fields["nodes"], fields["busy"]) != (size, size * BUSY_PERCENT // 100):
+            raise CouldNotMeasure(f"the plan is not the fleet's: {fields}")
     rows = [_row(stage, f"status -o {form} of {size} nodes", AIM_STATUS_SECONDS, runs) for form, runs in forms.items()]
     what = f"plan of a sweep over {size} nodes and {size * PODS_PER_NODE} pods"
     rows.append(_row(stage, what, AIM_PLAN_SECONDS, plans))
@@ -42,7 +42,7 @@ def measure(stage: Stage) -> Outcome:
 
 def _status(environment: Mapping[str, str], form: str, size: int) -> list[OneRun]:
     words = ("cli", "status", "-o", form)
-    read: Callable[[bytes], Mapping[str, Any]] = lambda said: {"names": said.count(b"fleet-node-")}  # noqa: E731
+    read: Callable[[bytes], Mapping[str, Any]] = lambda raw: {"names": raw.count(b"fleet-node-")}  # noqa: E731
     runs = [run_once(words, environment, read=read) for _ in range(_TIMES)]
     if any(run.told["names"] < size for run in runs):
         raise CouldNotMeasure(f"status -o {form} does not name every node")

@@ -76,9 +76,9 @@ class Writer:
         headers = {"Authorization": f"Bearer {self._plane.admin_token}", "Content-Type": kind}
         self._own.connection.request(method, path, body, headers)
         answer = self._own.connection.getresponse()
-        said = answer.read()
+        result = answer.read()
         if answer.status >= http.client.BAD_REQUEST:
-            raise CouldNotMeasure(f"{method} {path}: {answer.status} {said[:300]!r}")
+            raise CouldNotMeasure(f"{method} {path}: {answer.status} {result[:300]!r}")
 
 
 def node(name: str, number: int, now: datetime) -> dict[str, Any]:

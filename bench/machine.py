@@ -57,7 +57,7 @@ def _cpu_model() -> str:
 def _dependencies() -> dict[str, str]:
     """Our direct ones, as installed; the optional extras have no part in what runs."""
     required = importlib.metadata.requires("gpu-healthcheck") or []
-    names = [re.split(r"[^A-Za-z0-9._-]", one)[0] for one in required if "extra ==" not in one]
+    names = [re.split(r"[^A-Za-z0-9._-]", text)[0] for text in required if "extra ==" not in text]
     return {name: importlib.metadata.version(name) for name in sorted(names, key=str.lower)}
 
 

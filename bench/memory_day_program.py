@@ -89,7 +89,9 @@ class _Day:
         return f"NVRM: Xid (PCI:{address}{instance}): {chance.choice(list(xid_table()))}, {process}{text}"
 
     def _look(self) -> None:
-        lost = [Finding("GpuLost", Severity.REBOOT, f"gpu/{one}.0", "x") for one in _ADDRESSES if self._rarely()]
+        lost = [
+            Finding("GpuLost", Severity.REBOOT, f"gpu/{address}.0", "x") for address in _ADDRESSES if self._rarely()
+        ]
         blind = (Unobserved(DRIVER_NOT_LOADED, "x"),) if self._rarely() else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else tuple(lost), unobserved=blind)
         look = JudgedCycle([outcome], self._gpus(), self.now.monotonic)
@@ -99,8 +101,10 @@ class _Day:
         """Another one in the same place about every hour; the driver asks for a reset now and then."""
         generation = int(self.now.wall.timestamp()) // _CHANGE_SECONDS
         return [
-            Gpu(index, 0, f"{one}.0", f"GPU-{one}", f"{one}-{generation}", recovery_action=1 if self._rarely() else 0)
-            for index, one in enumerate(_ADDRESSES)
+            Gpu(
+                index, 0, f"{text}.0", f"GPU-{text}", f"{text}-{generation}", recovery_action=1 if self._rarely() else 0
+            )
+            for index, text in enumerate(_ADDRESSES)
         ]
 
     def _rarely(self) -> bool:

@@ -70,8 +70,8 @@ def measure(stage: Stage) -> Outcome:
         *_rows(stage, costs),
     )
     raw = {
-        "quiet_ms": summary([one.seen for one in quiet]),
-        "flooded_ms": summary([one.seen for one in loud]),
+        "quiet_ms": summary([detection.seen for detection in quiet]),
+        "flooded_ms": summary([detection.seen for detection in loud]),
         **asdict(costs),
     }
     return Outcome(rows, raw, _NOTES)

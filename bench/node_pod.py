@@ -99,13 +99,13 @@ def _start_row(length: Length, starts: list[float]) -> Row:
 
 
 def _quiet_row(length: Length, quiet: list[Sizes]) -> Row:
-    figure = f"{_words(quiet[-1])}; most {max(one['usage'] for one in quiet):.1f} MiB"
+    figure = f"{_words(quiet[-1])}; most {max(entry['usage'] for entry in quiet):.1f} MiB"
     what = f"the pod's control group after {length.window_seconds / 60:g} min"
     return Row(what, f"≤ {AIM_MIB:g} MiB", figure, length.met(quiet[-1]["usage"] <= AIM_MIB))
 
 
 def _flood_row(length: Length, before: Sizes, flood: list[Sizes], rate: float) -> Row:
-    most = max(flood, key=lambda one: one["usage"])
+    most = max(flood, key=lambda entry: entry["usage"])
     grown = most["usage"] - before["usage"]
     figure = f"{_words(most)} at most, {grown:+.1f} MiB, {rate:,.0f} lines/s"
     what = f"the same under {LINES_PER_SECOND:,} kernel lines/s for {length.flood_seconds:g} s"

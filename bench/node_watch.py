@@ -94,4 +94,6 @@ def is_tainted(node: Node) -> bool:
 def is_well(node: Node) -> bool:
     """Label and condition both say that the node is well."""
     conditions = node["status"].get("conditions") or ()
-    return status(node) == "pass" and any(one["type"] == "GpuHealthy" and one["status"] == "True" for one in conditions)
+    return status(node) == "pass" and any(
+        condition["type"] == "GpuHealthy" and condition["status"] == "True" for condition in conditions
+    )

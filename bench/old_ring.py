@@ -39,8 +39,8 @@ def measure(stage: Stage) -> Outcome:
     _fill(node)
     first, state = _start(stage, node, None)
     again = [_start(stage, node, state)[0] for _ in range(stage.length.starts)]
-    seconds = [one.seconds for one in again]
-    new, counted = sum(one.new_findings for one in again), sum(one.counted for one in again)
+    seconds = [start.seconds for start in again]
+    new, counted = sum(start.new_findings for start in again), sum(start.counted for start in again)
     rows = (
         Row(
             f"start on a ring of {RECORDS:,} judged Xids: findings, Xids counted anew",
@@ -79,12 +79,12 @@ def _start(stage: Stage, node: SimulatedNode, state: Path | None) -> tuple[_Star
     before = _counts(seat)
     with stage.watch(seat) as watch, seat.run("-m", "agent") as program:
         try:
-            told = watch.wait_for(lambda node: bool(status(node)), "a first verdict")
+            sighting = watch.wait_for(lambda node: bool(status(node)), "a first verdict")
         except CouldNotMeasure as error:
             raise CouldNotMeasure(f"{error}\n{program.tail()}") from error
-        if status(told.node) != "fail":
-            raise CouldNotMeasure(f"the first verdict was {status(told.node)!r}\n{program.tail()}")
-        seconds = (told.at_ns - program.started_ns) / 1e9
+        if status(sighting.node) != "fail":
+            raise CouldNotMeasure(f"the first verdict was {status(sighting.node)!r}\n{program.tail()}")
+        seconds = (sighting.at_ns - program.started_ns) / 1e9
         if state is None:
             await_count(seat, RECORDS)
         time.sleep(_AFTERWARDS_SECONDS)

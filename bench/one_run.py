@@ -37,10 +37,10 @@ def run_once(
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, "-m", *words], cwd=_ROOT, env=dict(environment), stdout=subprocess.PIPE)
     assert process.stdout is not None
-    said = process.stdout.read()
+    raw = process.stdout.read()
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != exit_code:
         raise CouldNotMeasure(f"{' '.join(words)} ended with {process.returncode}")
     seconds = time.monotonic() - began
-    return OneRun(read(said), seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+    return OneRun(read(raw), seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)

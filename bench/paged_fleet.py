@@ -90,9 +90,9 @@ class _Answers(LoopbackAnswers):
             self.answer(HTTPStatus.OK, page.encode())
 
 
-def _judged(one: dict[str, Any], now: datetime) -> dict[str, Any]:
+def _judged(entry: dict[str, Any], now: datetime) -> dict[str, Any]:
     """With the record of a healthy agent, and what the API server would have said of the Node."""
-    metadata = one["metadata"]
+    metadata = entry["metadata"]
     metadata |= {"uid": _NAME, "resourceVersion": "1", "creationTimestamp": timestamp(now)}
     metadata["labels"]["nvidia.com/gpu.present"] = "true"
     record = AgentRecord(
@@ -112,11 +112,15 @@ def _judged(one: dict[str, Any], now: datetime) -> dict[str, Any]:
         inventory=Inventory(pci=8, nvml=8, driver="570.133.20"),
     )
     metadata["annotations"][RESULTS] = dump(record)
-    return one
+    return entry
 
 
 @functools.cache
 def _cron_job() -> str:
     documents = yaml.safe_load_all((MANIFESTS / "07-sweeper.yaml").read_text())
     name = _CRON_JOB.rpartition("/")[2]
-    return json.dumps(next(one for one in documents if (one["kind"], one["metadata"]["name"]) == ("CronJob", name)))
+    return json.dumps(
+        next(
+            document for document in documents if (document["kind"], document["metadata"]["name"]) == ("CronJob", name)
+        )
+    )

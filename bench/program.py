@@ -76,7 +76,7 @@ class Program:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             lines = [line for line in self._log.read_text(errors="replace").splitlines(keepends=True) if line[0] == "{"]
-            found = [one for line in lines if line[-1] == "\n" and (one := json.loads(line))["event"] == event]
+            found = [entry for line in lines if line[-1] == "\n" and (entry := json.loads(line))["event"] == event]
             if found:
                 return datetime.fromisoformat(found[-1]["timestamp"])
             time.sleep(0.01)

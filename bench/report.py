@@ -36,15 +36,15 @@ def figures(raw: Mapping[str, Any]) -> dict[str, Any]:
 def show(entries: Mapping[str, Entry], console: Console) -> None:
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
-    quick = any(one["length"]["quick"] for one in entries.values())
+    quick = any(entry["length"]["quick"] for entry in entries.values())
     table = Table("measure", "aim", "figure", "met", title="SHORTENED RUN: no aim is judged" if quick else None)
-    for name, one in entries.items():
-        if "error" in one:
-            table.add_row(name, "", "could not measure: " + one["error"], "[yellow]not run[/]")
-        for row in one.get("rows", ()):
+    for name, entry in entries.items():
+        if "error" in entry:
+            table.add_row(name, "", "could not measure: " + entry["error"], "[yellow]not run[/]")
+        for row in entry.get("rows", ()):
             table.add_row(row["what"], row["aim"], row["figure"], _MET[row["met"]])
     console.print(table)
-    for note in dict.fromkeys(note for one in entries.values() for note in one.get("notes", ())):
+    for note in dict.fromkeys(note for entry in entries.values() for note in entry.get("notes", ())):
         console.print(note, style="dim", highlight=False)
 
 
@@ -55,7 +55,7 @@ def write(path: Path, entries: Mapping[str, Entry], names: Sequence[str], kubern
     if kubernetes_version is None:
         machine["kubernetes"] = before.get("machine", {}).get("kubernetes")
     kept = before["measures"] if before.get("schema") == SCHEMA and before["machine"] == machine else {}
-    measures = {name: one for name in names if (one := entries.get(name, kept.get(name)))}
+    measures = {name: entry for name in names if (entry := entries.get(name, kept.get(name)))}
     document = {"schema": SCHEMA, "machine": machine, "measures": measures}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
@@ -63,7 +63,7 @@ def write(path: Path, entries: Mapping[str, Entry], names: Sequence[str], kubern
 
 def judged(entries: Mapping[str, Entry]) -> Sequence[bool]:
     """Every aim that was judged, and whether it was met."""
-    return [row["met"] for one in entries.values() for row in one.get("rows", ()) if row["met"] is not None]
+    return [row["met"] for entry in entries.values() for row in entry.get("rows", ()) if row["met"] is not None]
 
 
 def _read(path: Path) -> dict[str, Any]:

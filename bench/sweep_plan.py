@@ -45,9 +45,9 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
     path = stage.folder / "sweeper.kubeconfig"
     write_kubeconfig(path, url=plane.url, ca_file=plane.ca_file, token=token)
     runs = [_run(stage, path) for _ in range(_TIMES)]
-    for told in (run.told for run in runs):
-        if (told["nodes"], told["busy"]) != (size, size * BUSY_PERCENT // 100) or not told["taken"]:
-            raise CouldNotMeasure(f"the plan is not the fleet's: {told}")
+    for fields in (run.told for run in runs):
+        if (fields["nodes"], fields["busy"]) != (size, size * BUSY_PERCENT // 100) or not fields["taken"]:
+            raise CouldNotMeasure(f"the plan is not the fleet's: {fields}")
     asked = _asked(plane, since)
     seconds, peaks = [run.told["seconds"] for run in runs], [run.peak_mib for run in runs]
     calls = {what: number // _TIMES for what, number in asked.items()}

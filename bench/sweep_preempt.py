@@ -54,7 +54,7 @@ def measure(stage: Stage) -> Outcome:
             left, most = nodes.marked([_NODE]), kubelets.most_gpus[_NODE]
     except ProgramError as error:
         raise CouldNotMeasure(str(error)) from error
-    free, runs = [one.free for one in times], [one.runs for one in times]
+    free, runs = [time.free for time in times], [time.runs for time in times]
     what = f"work for the GPU of a test that hears no SIGTERM for {_DEAF_SECONDS} s, {len(times)} times"
     rows = (
         _row(stage, f"{what}: created → nothing of the test left", free),
@@ -66,7 +66,7 @@ def measure(stage: Stage) -> Outcome:
             stage.length.met(most == 1 and not left),
         ),
     )
-    raw = {name: summary([getattr(one, name) for one in times]) for name in ("told", "free", "runs")}
+    raw = {name: summary([getattr(time, name) for time in times]) for name in ("told", "free", "runs")}
     return Outcome(rows, raw, _NOTES)
 
 
@@ -92,18 +92,18 @@ def _watch(nodes: GpuNodes, process: Path) -> _Times:
     """`process` is that of the test: in a session of its own, it is the last to go."""
     nodes.want(_NODE)
     began = time.monotonic()
-    told = free = 0.0
+    seconds = free = 0.0
     while not nodes.runs(_NODE):
         now = time.monotonic() - began
         if now > GIVE_UP_SECONDS:
             raise CouldNotMeasure(f"the work did not run within {GIVE_UP_SECONDS:g} s")
         pods = nodes.plane.request("GET", SWEEPS).body["items"]
-        told = told or (now if any("deletionTimestamp" in pod["metadata"] for pod in pods) else 0.0)
+        seconds = seconds or (now if any("deletionTimestamp" in pod["metadata"] for pod in pods) else 0.0)
         free = free or (now if not _is_there(process) else 0.0)
         time.sleep(0.05)
     if not free:
         raise CouldNotMeasure("the work ran beside the test")
-    return _Times(told, free, time.monotonic() - began)
+    return _Times(seconds, free, time.monotonic() - began)
 
 
 def _is_there(process: Path) -> bool:

@@ -44,7 +44,7 @@ def measure(stage: Stage) -> Outcome:
             most = max(kubelets.most_gpus.values())
     except ProgramError as error:
         raise CouldNotMeasure(str(error)) from error
-    seconds = [one for each, _ in rounds for one in each]
+    seconds = [value for each, _ in rounds for value in each]
     rows = (
         Row(
             f"GPU pods at any moment of a sweep, {len(seconds)} times, {preempted} of them after the Job: "
@@ -73,7 +73,7 @@ def _round(nodes: GpuNodes, folder: Path, names: list[str], chance: random.Rando
         races = [threads.submit(_race, nodes, name, chance.uniform(0, _SWEEP_SECONDS)) for name in names]
         seconds = [race.result() for race in races]
     jobs = nodes.plane.request("GET", JOBS).body["items"]
-    failed = [job for job in jobs if any(one["type"] == "Failed" for one in job["status"].get("conditions", []))]
+    failed = [job for job in jobs if any(entry["type"] == "Failed" for entry in job["status"].get("conditions", []))]
     return seconds, len(failed)
 
 

@@ -79,7 +79,7 @@ class Window:
 
     def cycles(self, agent: str) -> int:
         """Each renews the heartbeat once."""
-        return sum(one.is_write and one.resource == "leases" for one in self.requests[agent])
+        return sum(request.is_write and request.resource == "leases" for request in self.requests[agent])
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ def _idle(stage: Stage, actors: dict[str, _Actor]) -> Window:
     until = datetime.now(UTC)
     for name, actor in actors.items():
         asked = list(requests_of(plane, actor.seat.name))
-        window.requests[name] = [one for one in asked if since <= one.at < until]
+        window.requests[name] = [request for request in asked if since <= request.at < until]
         if name == "bare":
-            window.watches = [one for one in asked if one.verb == "watch"]
+            window.watches = [request for request in asked if request.verb == "watch"]
     return window
 
 
@@ -155,8 +155,8 @@ def _all_beat(plane: ControlPlane, actors: Mapping[str, _Actor], since: datetime
     until = datetime.now(UTC) - timedelta(seconds=_AFTER_BEAT_SECONDS)
     return all(
         any(
-            one.is_write and one.resource == "leases" and since <= one.at < until
-            for one in requests_of(plane, actor.seat.name)
+            request.is_write and request.resource == "leases" and since <= request.at < until
+            for request in requests_of(plane, actor.seat.name)
         )
         for actor in actors.values()
     )
@@ -187,11 +187,15 @@ def _age_record(stage: Stage, actor: _Actor) -> list[Request]:
     since = datetime.now(UTC)
     stage.plane.request("PATCH", path, {"metadata": {"annotations": {RESULTS: json.dumps(record)}}})
     time.sleep(3)
-    return [one for one in requests_of(stage.plane, actor.seat.name) if one.at >= since and one.resource != "leases"]
+    return [
+        request
+        for request in requests_of(stage.plane, actor.seat.name)
+        if request.at >= since and request.resource != "leases"
+    ]
 
 
 def _connections(pid: int) -> dict[str, int]:
-    return dict(Counter(str(one.status) for one in psutil.Process(pid).net_connections(kind="tcp")))
+    return dict(Counter(str(connection.status) for connection in psutil.Process(pid).net_connections(kind="tcp")))
 
 
 def _looks(seat: Seat) -> int:
@@ -210,7 +214,7 @@ def _probing(port: int) -> Iterator[None]:
         while not over.wait(seconds):
             _get(port, path)
 
-    threads = [threading.Thread(target=ask, args=one, daemon=True) for one in PROBES.items()]
+    threads = [threading.Thread(target=ask, args=probe, daemon=True) for probe in PROBES.items()]
     for thread in threads:
         thread.start()
     try:

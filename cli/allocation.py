@@ -31,33 +31,33 @@ _USED = "Used"
 @acyclic()
 def read_allocation(access: Access, prometheus: str = "") -> Allocation:
     """Raises ClusterError where nothing at all may be listed."""
-    kinds = (one for one in KINDS if one.kind in _KINDS)
+    kinds = (kind for kind in KINDS if kind.kind in _KINDS)
     snapshot = Collector(listings_of(access).objects, kinds=kinds).collect()
     return allocation(with_use(snapshot, prometheus) if prometheus else snapshot)
 
 
-def page(told: Allocation, screen: Screen) -> Iterator[Text | Table]:
+def page(allocation: Allocation, screen: Screen) -> Iterator[Text | Table]:
     """What to print, in order: a table, or where that is too wide, each node with its rows beneath it."""
-    if not told.pods_seen:
+    if not allocation.pods_seen:
         yield Text("Pods are not visible: who holds what is not known.", "bold yellow")
-    tables = [_table(told), *([_cards(told)] if any(node.cards for node in told.nodes) else [])]
+    tables = [_table(allocation), *([_cards(allocation)] if any(node.cards for node in allocation.nodes) else [])]
     wide = screen.options.update_width(_WIDEST)
-    if all(screen.measure(one, options=wide).maximum <= screen.width for one in tables):
+    if all(screen.measure(table, options=wide).maximum <= screen.width for table in tables):
         yield from tables
     else:
-        yield from (line for node in told.nodes for line in _lines(node, told.pods_seen))
-    for one in totals(told):
-        free = f"{one.free} of {one.total} free" if told.pods_seen else f"{one.total} in all"
-        yield Text(f"{one.kind} {one.resource}: {free}")
+        yield from (line for node in allocation.nodes for line in _lines(node, allocation.pods_seen))
+    for total in totals(allocation):
+        free = f"{total.free} of {total.total} free" if allocation.pods_seen else f"{total.total} in all"
+        yield Text(f"{total.kind} {total.resource}: {free}")
 
 
-def _table(told: Allocation) -> Table:
-    used = any(node.loads for node in told.nodes)
+def _table(allocation: Allocation) -> Table:
+    used = any(node.loads for node in allocation.nodes)
     table = Table(*_POOL_COLUMNS, *([_USED] if used else []), box=None, pad_edge=False, header_style="bold")
-    for node in told.nodes:
+    for node in allocation.nodes:
         for place, pool in enumerate(node.pools or (None,)):
             percent = "" if place or node.percent is None else f"{node.percent:.0f} %"
-            table.add_row(*_cells(node, pool, told.pods_seen), *([percent] if used else []))
+            table.add_row(*_cells(node, pool, allocation.pods_seen), *([percent] if used else []))
     return table
 
 
@@ -66,8 +66,8 @@ def _lines(node: NodeAllocation, pods_seen: bool) -> Iterator[Text]:
     left = f"{shown('cpu', node.cpu_free)} CPU, {shown('memory', node.memory_free)} left" if pods_seen else ""
     used = f"{node.percent:.0f} % used" if node.percent is not None else ""
     gpus = "? GPUs" if node.gpus is None else f"{node.gpus} GPUs"
-    told = ", ".join(filter(None, (node.closed and f"takes no new pods ({node.closed})", gpus, used, left)))
-    yield Text.assemble((node.node, "bold" if node.usable else "dim"), f": {told}")
+    message = ", ".join(filter(None, (node.closed and f"takes no new pods ({node.closed})", gpus, used, left)))
+    yield Text.assemble((node.node, "bold" if node.usable else "dim"), f": {message}")
     for pool in node.pools:
         given = f"{pool.held}{_shares(pool)} held, {pool.free} free" if pods_seen else "who holds them is not visible"
         yield Text(
@@ -77,19 +77,19 @@ def _lines(node: NodeAllocation, pods_seen: bool) -> Iterator[Text]:
             yield Text(f"    {holder.pod.partition('/')[2]} {holder.amount}")
         if len(pool.holders) > _MOST_HOLDERS:
             yield Text(f"    and {len(pool.holders) - _MOST_HOLDERS} more")
-    for one in node.cards:
-        row = card_row(one, pods_seen)
+    for card in node.cards:
+        row = card_row(card, pods_seen)
         free = f"free: {row.slots} places, {row.memory}, {row.cores} cores"
         yield Text(f"  card {row.card}: {free}", "" if row.usable else "dim")
         yield from (Text(f"    {pod}") for pod in row.pods)
 
 
-def _cards(told: Allocation) -> Table:
+def _cards(allocation: Allocation) -> Table:
     """Each that HAMi shares: what a pod asks for has to be free on single ones."""
     table = Table("Node", *COLUMNS, box=None, pad_edge=False, header_style="bold")
-    for node in told.nodes:
-        for one in node.cards:
-            row = card_row(one, told.pods_seen, node.used)
+    for node in allocation.nodes:
+        for card in node.cards:
+            row = card_row(card, allocation.pods_seen, node.used)
             table.add_row(*map(Text, (node.node, *row)), style="" if row.usable and node.usable else "dim")
     return table
 
@@ -115,9 +115,9 @@ def _shares(pool: Pool) -> str:
     """Of what HAMi shares, memory and cores too."""
     if not pool.memory:
         return ""
-    memory, cores = (sum(getattr(one, name) for one in pool.holders) for name in ("memory", "cores"))
+    memory, cores = (sum(getattr(holder, name) for holder in pool.holders) for name in ("memory", "cores"))
     return f" ({memory / 1024:.0f} of {pool.memory / 1024:.0f} GiB, {cores} of {pool.cores} % cores)"
 
 
 def _holders(pool: Pool) -> str:
-    return named((f"{one.pod.partition('/')[2]} {one.amount}" for one in pool.holders), _MOST_HOLDERS)
+    return named((f"{holder.pod.partition('/')[2]} {holder.amount}" for holder in pool.holders), _MOST_HOLDERS)

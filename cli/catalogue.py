@@ -56,10 +56,10 @@ def explain_xid(code: int, words: Sequence[int], policy: Policy) -> Explanation:
         return Explanation(f"Xid{code}", "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "", details)
     if row.why:
         details = (*details, ("we differ", f"{row.why} ({row.why_source})"))
-    says = f"{row.immediate_action or 'nothing'}: {actions()[row.immediate_action].says}"
+    message = f"{row.immediate_action or 'nothing'}: {actions()[row.immediate_action].says}"
     if row.investigatory_action and row.investigatory_action != row.immediate_action:
-        says += f"; to find the cause: {row.investigatory_action}"
-    meaning, advice = row.meaning or UNUSED, ("NVIDIA", says)
+        message += f"; to find the cause: {row.investigatory_action}"
+    meaning, advice = row.meaning or UNUSED, ("NVIDIA", message)
     return Explanation(f"Xid{code}", row.mnemonic, meaning, advice, ruling, plain.severity, row.source, details)
 
 

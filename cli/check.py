@@ -66,5 +66,5 @@ def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
     refuse_two_forms(output, as_json=as_json)
     form = OutputFormat.JSON if as_json else output
-    wish = CheckOptions(tuple(names or ()), form, root, instance_type, verbose, save_evidence, force)
-    raise typer.Exit(look_and_tell(wish))
+    options = CheckOptions(tuple(names or ()), form, root, instance_type, verbose, save_evidence, force)
+    raise typer.Exit(look_and_tell(options))

@@ -50,26 +50,26 @@ _ELSEWHERE = (
 )
 
 
-def look_and_tell(wish: CheckOptions) -> int:
+def look_and_tell(options: CheckOptions) -> int:
     """Returns the exit code."""
-    root = wish.root
-    settings, checks = _usable(list(wish.names), root)
-    if wish.save_evidence and (reason := evidence_file.why_not(wish.save_evidence)):
+    root = options.root
+    settings, checks = _usable(list(options.names), root)
+    if options.save_evidence and (reason := evidence_file.why_not(options.save_evidence)):
         _end(f"--save-evidence: {reason}")
     host_root = _host_root(root)
-    instance_type = wish.instance_type or ("" if root else _instance_type(host_root))
+    instance_type = options.instance_type or ("" if root else _instance_type(host_root))
     level_2 = Level2Run(settings.values, host_root) if dcgm_diag.LEVEL_2 in checks else None
     with _asking(host_root, here=root is None) as host:
         if level_2 is not None:
-            _may_test(host, force=wish.force)
+            _may_test(host, force=options.force)
         asked = replace(host, ask_dcgm=level_2.run if level_2 else None)
         seen = _look(asked, checks, instance_type, settings, here=root is None)
     result = judged(seen)
-    show(result, wish.form, verbose=wish.verbose)
+    show(result, options.form, verbose=options.verbose)
     if root is None and os.geteuid() and result.verdict.unobserved:
         say("this was not run as root: what could not be looked at may need that")
-    if wish.save_evidence:
-        _save(wish.save_evidence, seen)
+    if options.save_evidence:
+        _save(options.save_evidence, seen)
     was_stopped = level_2 is not None and level_2.was_stopped
     return INTERRUPTED if was_stopped else EXIT_CODES[result.verdict.status]
 
@@ -77,7 +77,7 @@ def look_and_tell(wish: CheckOptions) -> int:
 def light_look() -> tuple[Path, EvidenceCycle]:
     """Return the root of this machine's files, and one look of the light checks and of those that read the log."""
     settings, configured = _usable([], None)
-    checks = tuple(one for one in CHECKS if one.nature is Nature.EVENT or one in configured)
+    checks = tuple(check for check in CHECKS if check.nature is Nature.EVENT or check in configured)
     root = _host_root(None)
     with _asking(root, here=True) as host:
         return root, _look(host, checks, _instance_type(root), settings, here=True)
@@ -123,7 +123,7 @@ def _usable(names: list[str], root: Path | None) -> tuple[Settings, tuple[Check,
     directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
     settings = read_settings(directory)
     if settings.bad:
-        _end("\n".join(str(one) for one in settings.bad))
+        _end("\n".join(str(value) for value in settings.bad))
     try:
         checks = _named(names) if names else settings.values.checks
     except ValueError as error:
@@ -136,12 +136,12 @@ def _usable(names: list[str], root: Path | None) -> tuple[Settings, tuple[Check,
 
 
 def _host_root(root: Path | None) -> Path:
-    told = "HOST_ROOT" if root is None else "--root"
+    message = "HOST_ROOT" if root is None else "--root"
     root = root or Path(os.environ.get("HOST_ROOT", "/"))
     try:
         want_folder(root)
     except ProbeError as error:
-        _end(f"{told} {error}")
+        _end(f"{message} {error}")
     return root
 
 
@@ -206,7 +206,7 @@ def _look(
         boot = ""
     # DCGM knows its GPUs by numbers: NVML, asked before it, tells which they are.
     # The GPUs that answer tell which events of the log a reset has ended.
-    beside = (driver.CHECK,) if any(one.nature is Nature.EVENT for one in checks) else ()
+    beside = (driver.CHECK,) if any(check.nature is Nature.EVENT for check in checks) else ()
     evidence = look(host, (*beside, *checks))
     machine_id = machine.machine_id(host.root)
     return EvidenceCycle(

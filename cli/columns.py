@@ -37,7 +37,7 @@ def folded(rows: Iterable[Sequence[str]], width: int) -> str:
 def _paragraph(cells: Sequence[str], widths: Sequence[int], before: int, room: int) -> str:
     *head, last = cells
     first, *more = wrap(last, room, break_on_hyphens=False) or [""]
-    return _line((*head, first), (*widths, 0)) + "".join(f"{' ' * before}{one}\n" for one in more)
+    return _line((*head, first), (*widths, 0)) + "".join(f"{' ' * before}{text}\n" for text in more)
 
 
 def _shown(row: Sequence[str]) -> Sequence[str]:

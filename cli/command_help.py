@@ -10,7 +10,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 class Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        names = [_word(one) for one in self.get_params(ctx) if isinstance(one, TyperArgument)]
+        names = [_word(param) for param in self.get_params(ctx) if isinstance(param, TyperArgument)]
         return [*names, "[options]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -22,9 +22,9 @@ class Command(TyperCommand):
         return _records(self, ctx)
 
     def arguments_of(self, ctx: Any) -> Iterator[tuple[str, str]]:
-        for one in self.get_params(ctx):
-            if isinstance(one, TyperArgument):
-                yield _word(one), one.help or ""
+        for param in self.get_params(ctx):
+            if isinstance(param, TyperArgument):
+                yield _word(param), param.help or ""
 
 
 class Group(TyperGroup):
@@ -39,7 +39,9 @@ class Group(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Each with the whole first line of its help."""
         known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = ((name, (one.help or "").partition("\n")[0]) for name, one in known if one and not one.hidden)
+        rows = (
+            (name, (command.help or "").partition("\n")[0]) for name, command in known if command and not command.hidden
+        )
         _write(formatter, "Commands", rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -51,8 +53,8 @@ def _word(argument: TyperArgument) -> str:
 
 
 def _records(command: TyperCommand | TyperGroup, ctx: Any) -> list[tuple[str, str]]:
-    records = (one.get_help_record(ctx) for one in command.get_params(ctx) if isinstance(one, TyperOption))
-    return [one for one in records if one is not None]
+    records = (param.get_help_record(ctx) for param in command.get_params(ctx) if isinstance(param, TyperOption))
+    return [record for record in records if record is not None]
 
 
 def _write(formatter: Any, title: str, rows: Any) -> None:

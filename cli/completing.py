@@ -31,7 +31,7 @@ def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
 
     there = ctx.params.get("nodes") or ()
     named = _asked(ctx, lambda cluster: cluster.names_of_nodes(STATUS))
-    return _offered((one for one in named if one not in there), incomplete)
+    return _offered((text for text in named if text not in there), incomplete)
 
 
 def namespaces(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -51,8 +51,8 @@ def explained(ctx: typer.Context, incomplete: str) -> list[str]:
     del ctx
     from cli import index  # noqa: PLC0415 - where it is asked for
 
-    reasons = (one.reason.name for one in index.reasons().values())
-    return _offered(dict.fromkeys([*reasons, *(one[0].name for one in index.words().values())]), incomplete)
+    reasons = (reason.reason.name for reason in index.reasons().values())
+    return _offered(dict.fromkeys([*reasons, *(word[0].name for word in index.words().values())]), incomplete)
 
 
 def _access(ctx: typer.Context) -> Access:
@@ -66,4 +66,4 @@ def _asked(ctx: typer.Context, question: Callable[..., list[str]]) -> list[str]:
 
 
 def _offered(names: Iterable[str], incomplete: str) -> list[str]:
-    return [one for one in names if one.startswith(incomplete) and _NAME.match(one)]
+    return [name for name in names if name.startswith(incomplete) and _NAME.match(name)]

@@ -75,7 +75,7 @@ def answer_kubectl(words: Sequence[str], app: typer.Typer) -> None:
     line = " ".join([shlex.join([PROGRAM, *before]), shlex.quote(typed) if typed else ""])
     os.environ |= {_ASKED: "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
     prepare()
-    with redirect_stdout(StringIO()) as told, suppress(SystemExit):
+    with redirect_stdout(StringIO()) as io, suppress(SystemExit):
         app(prog_name=PROGRAM)
-    offered = told.getvalue().strip()
+    offered = io.getvalue().strip()
     write_document(f"{offered}\n:{_NO_FILES}\n" if offered else f":{_FILES}\n")

@@ -115,9 +115,9 @@ OutputForm = Annotated[
 ]
 
 
-def _names(told: list[str] | None) -> list[str]:
+def _names(messages: list[str] | None) -> list[str]:
     """Raises typer.BadParameter."""
-    return node_names([name.strip() for one in told or () for name in one.removesuffix(",").split(",")])
+    return node_names([name.strip() for text in messages or () for name in text.removesuffix(",").split(",")])
 
 
 ProbeNodes = Annotated[
@@ -155,7 +155,7 @@ MaxWorkers = Annotated[
 def _apart(words: list[str], with_saved: bool) -> tuple[list[str], list[Path]]:
     """KIND NAME, and the files before it: of `--from *.json` the shell hands the option one, and words for the rest."""
     files = list(takewhile(_is_a_file, words)) if with_saved else []
-    return words[len(files) :], [Path(one) for one in files]
+    return words[len(files) :], [Path(file) for file in files]
 
 
 def _is_a_file(word: str) -> bool:
@@ -190,7 +190,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     from cli.diagnosing import answer  # noqa: PLC0415 - its help needs none of it
 
     words, more = _apart(words or [], bool(saved))
-    wish = DiagnoseOptions(
+    options = DiagnoseOptions(
         words=tuple(words),
         access=Access(kubeconfig, context, request_timeout),
         output=DiagnoseFormat.JSON if as_json else output or DiagnoseFormat.TERMINAL,
@@ -202,4 +202,4 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
         prometheus=prometheus,
         probes=ProbeOptions(tuple(probe_nodes or ()), probe_image, probe_namespace, max_workers),
     )
-    raise typer.Exit(answer(wish))
+    raise typer.Exit(answer(options))

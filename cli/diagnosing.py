@@ -50,32 +50,32 @@ _WOULD_FIT_FORMS = (DiagnoseFormat.TERMINAL, DiagnoseFormat.JSON, DiagnoseFormat
 
 
 @acyclic()
-def answer(wish: DiagnoseOptions) -> int:
+def answer(options: DiagnoseOptions) -> int:
     """Returns the exit code."""
-    if wish.prometheus and wish.saved:
+    if options.prometheus and options.saved:
         _end("--prometheus tells of now, and --from of then", USAGE)
-    if wish.probes.nodes and wish.saved:
+    if options.probes.nodes and options.saved:
         _end("--probe-nodes looks now, and --from tells of then", USAGE)
-    others = wish.words or wish.since or wish.prometheus or wish.probes.nodes
-    if wish.wanted is not None and (others or wish.output not in _WOULD_FIT_FORMS):
+    others = options.words or options.since or options.prometheus or options.probes.nodes
+    if options.wanted is not None and (others or options.output not in _WOULD_FIT_FORMS):
         _end("--would-fit asks of the whole cluster, and answers on a terminal, in JSON or in YAML", USAGE)
-    pods = _read_wanted(wish.wanted, wish.namespace) if wish.wanted is not None else ()
+    pods = _read_wanted(options.wanted, options.namespace) if options.wanted is not None else ()
     try:
-        target = parse_target(wish.words, wish.namespace)
-        old = _read_old(wish.since) if wish.since is not None else None
-        snapshot = _look(wish, target)
+        target = parse_target(options.words, options.namespace)
+        old = _read_old(options.since) if options.since is not None else None
+        snapshot = _look(options, target)
     except (TargetError, NoSavedStateError) as error:
         _end(str(error), USAGE)
     except SavedStateError as error:
         _end(str(error), COULD_NOT)
     except OSError as error:
-        _end(f"{wish.save}: {error.strerror}", USAGE)
+        _end(f"{options.save}: {error.strerror}", USAGE)
     except ClusterError as error:
         _end(str(error), COULD_NOT)
     if pods:
-        _answer(snapshot, pods, wish)
+        _answer(snapshot, pods, options)
     _must_exist(snapshot, target)
-    return _told(_report(snapshot, target, wish.namespace, old), snapshot, target, wish.output)
+    return _told(_report(snapshot, target, options.namespace, old), snapshot, target, options.output)
 
 
 def _told(report: Report, snapshot: Snapshot, target: Target | None, output: DiagnoseFormat) -> int:
@@ -88,10 +88,10 @@ def _told(report: Report, snapshot: Snapshot, target: Target | None, output: Dia
     return _exit_code(report.diagnosis)
 
 
-def _is_near(target: Target | None, wish: DiagnoseOptions) -> TypeGuard[Target]:
+def _is_near(target: Target | None, options: DiagnoseOptions) -> TypeGuard[Target]:
     """Whether what lies around one pod may be enough: not to keep it, compare it, or choose other nodes from it."""
-    one = target is not None and target.kind == "Pod"
-    return one and wish.save is None and wish.since is None and not wish.probes.nodes
+    is_pod = target is not None and target.kind == "Pod"
+    return is_pod and options.save is None and options.since is None and not options.probes.nodes
 
 
 def _read_old(path: Path) -> Snapshot:
@@ -109,26 +109,26 @@ def _read_wanted(file: Path, namespace: str) -> tuple[dict[str, Any], ...]:
         _end(would_fit.shown_error(file, error), USAGE)
 
 
-def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], wish: DiagnoseOptions) -> NoReturn:
+def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], options: DiagnoseOptions) -> NoReturn:
     """Ends with NOTHING where each pod fits on some node, CAUSES where one does not, COULD_NOT where nobody knows."""
     try:
-        ask = None if wish.saved else _listings(wish).try_pod
-        told = list(would_fit.answers(snapshot, pods, ask))
+        ask = None if options.saved else _listings(options).try_pod
+        answers = list(would_fit.answers(snapshot, pods, ask))
     except NoPodError as error:
         _end(str(error), USAGE)
     except ClusterError as error:
         _end(str(error), COULD_NOT)
-    if wish.output in (DiagnoseFormat.JSON, DiagnoseFormat.YAML):
-        write_as(wish.output, would_fit.document(told))
+    if options.output in (DiagnoseFormat.JSON, DiagnoseFormat.YAML):
+        write_as(options.output, would_fit.document(answers))
     else:
         screen = Screen.of_rows()
-        for part in would_fit.page(told):
+        for part in would_fit.page(answers):
             screen.print(part, soft_wrap=True)
     if snapshot.unread:
         _end(f"{snapshot.unread[0]}: what is free is not known", COULD_NOT)
     if not snapshot.sees("Node", "Pod"):
         _end("nodes or pods are not visible: what is free is not known", COULD_NOT)
-    raise typer.Exit(NOTHING if all(one.fits for one in told) else CAUSES)
+    raise typer.Exit(NOTHING if all(answer.fits for answer in answers) else CAUSES)
 
 
 def _print(report: Report, output: DiagnoseFormat) -> None:
@@ -147,43 +147,43 @@ def _print(report: Report, output: DiagnoseFormat) -> None:
                 screen.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _look(wish: DiagnoseOptions, target: Target | None) -> Snapshot:
+def _look(options: DiagnoseOptions, target: Target | None) -> Snapshot:
     """Raises SavedStateError, ClusterError; OSError where it can't be saved."""
-    if wish.saved:
-        return read_saved(wish.saved)
+    if options.saved:
+        return read_saved(options.saved)
     from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415 - where there is something to wait for
 
-    bundle = Bundle() if wish.save is not None else None
+    bundle = Bundle() if options.save is not None else None
     screen = Screen(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn()
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         # Nobody knows beforehand how far a look at one pod goes.
-        task = bar.add_task("Listing", total=None if _is_near(target, wish) else len(KINDS))
-        cluster = _listings(wish)
+        task = bar.add_task("Listing", total=None if _is_near(target, options) else len(KINDS))
+        cluster = _listings(options)
         collector = Collector(cluster.objects, bundle.keep if bundle else None, lambda _: bar.advance(task))
-        if _is_near(target, wish):
+        if _is_near(target, options):
             snapshot = look_at_pod(collector, cluster.read_log, target)
         else:
-            one = wish.namespace or (target.namespace if target is not None else "")
-            snapshot = collector.with_logs(collector.collect(namespace=one), cluster.read_log)
-    if bundle is not None and wish.save is not None:
-        listed = [one.kind for one in KINDS if snapshot.sees(one.kind)]
-        bundle.write(wish.save, snapshot.now, snapshot.missing, listed)
-    if wish.probes.nodes:
+            text = options.namespace or (target.namespace if target is not None else "")
+            snapshot = collector.with_logs(collector.collect(namespace=text), cluster.read_log)
+    if bundle is not None and options.save is not None:
+        listed = [kind.kind for kind in KINDS if snapshot.sees(kind.kind)]
+        bundle.write(options.save, snapshot.now, snapshot.missing, listed)
+    if options.probes.nodes:
         from cli import probing  # noqa: PLC0415 - few ask for it
 
-        snapshot = probing.with_probes(snapshot, wish.access, wish.probes)
-    if not wish.prometheus:
+        snapshot = probing.with_probes(snapshot, options.access, options.probes)
+    if not options.prometheus:
         return snapshot
     from cli.utilization import with_idle  # noqa: PLC0415 - where a Prometheus is to be asked
 
-    return with_idle(snapshot, wish.prometheus)
+    return with_idle(snapshot, options.prometheus)
 
 
-def _listings(wish: DiagnoseOptions) -> Listings:
+def _listings(options: DiagnoseOptions) -> Listings:
     from cli.access import listings_of  # noqa: PLC0415 - a saved state needs no client of a cluster
 
-    return listings_of(wish.access)
+    return listings_of(options.access)
 
 
 def _report(snapshot: Snapshot, target: Target | None, namespace: str, old: Snapshot | None) -> Report:
@@ -215,4 +215,4 @@ def _end(message: str, code: int) -> NoReturn:
 def _exit_code(diagnosis: Diagnosis) -> int:
     if diagnosis.problems:
         return CAUSES
-    return COULD_NOT if any(one.kind in _NEEDED for one in diagnosis.unseen) else NOTHING
+    return COULD_NOT if any(unchecked.kind in _NEEDED for unchecked in diagnosis.unseen) else NOTHING

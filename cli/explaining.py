@@ -48,23 +48,25 @@ _NO_WORDS = "{}: only Xid 74 and 144 to 150 end with words to decode"
 def explain_words(words: Sequence[str], form: OutputFormat | None) -> int:
     """Returns the exit code."""
     here = read_here("explain")
-    said, codes = _split(words)
-    if not codes and said.lower() in ("", *_TABLES):
-        _tell_tables([said.lower()] if said else list(_TABLES), form, here.policy)
-    elif not codes and (meanings := _words_of_ours(said)):
+    message, codes = _split(words)
+    if not codes and message.lower() in ("", *_TABLES):
+        _tell_tables([message.lower()] if message else list(_TABLES), form, here.policy)
+    elif not codes and (meanings := _words_of_ours(message)):
         _tell_words(meanings, form, here)
     else:
-        one = _look_up(said, codes, here.policy)
+        explanation = _look_up(message, codes, here.policy)
         if form:
-            write_as(form, _document(one))
+            write_as(form, _document(explanation))
         else:
-            _print(Screen(), one, here.directory)
+            _print(Screen(), explanation, here.directory)
     return 0
 
 
 def _tell_tables(names: Sequence[str], form: OutputFormat | None, policy: Policy) -> None:
     if form:
-        write_as(form, {name: [_document(one) for one in _TABLES[name].all_of(policy)] for name in names})
+        write_as(
+            form, {name: [_document(explanation) for explanation in _TABLES[name].all_of(policy)] for name in names}
+        )
         return
     for name in names:
         _TABLES[name].show(Screen(), policy)
@@ -72,60 +74,64 @@ def _tell_tables(names: Sequence[str], form: OutputFormat | None, policy: Policy
 
 def _tell_words(meanings: tuple[IndexEntry, ...], form: OutputFormat | None, here: LocalSettings) -> None:
     if form:
-        rows = [{**asdict(one), **_here_word(one, here)} for one in meanings]
+        rows = [{**asdict(meaning), **_here_word(meaning, here)} for meaning in meanings]
         write_as(form, {"name": meanings[0].name, "words": rows})
     else:
         _print_words(Screen(), meanings, here)
 
 
-def _here_word(one: IndexEntry, here: LocalSettings) -> dict[str, str]:
-    is_set = one.kind == index.SETTING and one.name in here.values
-    return {"here": here.values[one.name]} if is_set else {}
+def _here_word(entry: IndexEntry, here: LocalSettings) -> dict[str, str]:
+    is_set = entry.kind == index.SETTING and entry.name in here.values
+    return {"here": here.values[entry.name]} if is_set else {}
 
 
-def _document(one: Explanation) -> dict[str, Any]:
-    who, says = one.advice
+def _document(explanation: Explanation) -> dict[str, Any]:
+    owner, message = explanation.advice
     return {
-        "name": one.name,
-        "mnemonic": one.mnemonic,
-        "meaning": one.meaning,
-        "advice": {"by": who, "says": says},
-        "here": {"severity": one.here.severity.name, "rule": one.here.rule, "reading": one.here.reading},
-        "otherwise": one.otherwise.name,
-        "details": [{"label": label, "text": text} for label, text in one.details],
-        "source": one.source,
+        "name": explanation.name,
+        "mnemonic": explanation.mnemonic,
+        "meaning": explanation.meaning,
+        "advice": {"by": owner, "says": message},
+        "here": {
+            "severity": explanation.here.severity.name,
+            "rule": explanation.here.rule,
+            "reading": explanation.here.reading,
+        },
+        "otherwise": explanation.otherwise.name,
+        "details": [{"label": label, "text": text} for label, text in explanation.details],
+        "source": explanation.source,
     }
 
 
 def _split(words: Sequence[str]) -> tuple[str, list[int]]:
     """What is asked for, and the words of its line: given with commas and brackets as they were copied."""
     words = words or ("",)
-    pieces = [piece for one in words[1:] for piece in re.split(r"[\s,()]+", one) if piece]
+    pieces = [piece for word in words[1:] for piece in re.split(r"[\s,()]+", word) if piece]
     hexes = [piece for piece in pieces if _HEX.match(piece)]
     rest = [piece for piece in pieces if not _HEX.match(piece)]
     return " ".join([words[0].strip(), *rest]), [int(piece, 16) for piece in hexes]
 
 
-def _words_of_ours(said: str) -> tuple[IndexEntry, ...]:
+def _words_of_ours(message: str) -> tuple[IndexEntry, ...]:
     """What a word means that is no code; a reason of a finding, which may have the same name, says more."""
-    is_reason = said.lower() in index.reasons()
-    return () if is_reason else index.words().get(index.without_prefix(said), ())
+    is_reason = message.lower() in index.reasons()
+    return () if is_reason else index.words().get(index.without_prefix(message), ())
 
 
-def _look_up(said: str, codes: list[int], policy: Policy) -> Explanation:
-    found = _CODE.match(said)
+def _look_up(message: str, codes: list[int], policy: Policy) -> Explanation:
+    found = _CODE.match(message)
     if found:
         number = int(found["number"])
         kind = found["kind"].lower() or ("sxid" if number >= _FIRST_SXID else "xid")
         return _explain_code(kind, number, codes, policy)
     reasons = index.reasons()
-    reason = reasons.get(said.lower())
-    if reason is None and said.lower().startswith(_DCGM_TESTS):
+    reason = reasons.get(message.lower())
+    if reason is None and message.lower().startswith(_DCGM_TESTS):
         reason = reasons[_DCGM_TESTS]  # a test that is newer than the list of reasons
     if reason is None:
-        _end(_unknown(said))
+        _end(_unknown(message))
     if codes:
-        _end(_NO_WORDS.format(said))
+        _end(_NO_WORDS.format(message))
     return catalogue.explain_reason(reason, policy)
 
 
@@ -140,16 +146,16 @@ def _explain_code(kind: str, number: int, codes: list[int], policy: Policy) -> E
     return catalogue.explain_xid(number, codes, policy)
 
 
-def _unknown(said: str) -> str:
-    names = {name: one.reason.name for name, one in index.reasons().items()}
+def _unknown(message: str) -> str:
+    names = {name: declared.reason.name for name, declared in index.reasons().items()}
     names |= {f"xid{code}": f"Xid{code}" for code in xid_table()}
     names |= {f"dcgm {row.id}": f"dcgm {row.id}" for row in dcgm_table().values()}
     names |= {row.name.lower(): f"dcgm {row.id}" for row in dcgm_table().values()}
     names |= {row.mnemonic.lower(): f"Xid{row.code}" for row in xid_table().values()}
-    names |= {name: one.name for name, (one, *_) in index.words().items()}
-    close = [names[name] for name in difflib.get_close_matches(said.lower(), names, 3)]
+    names |= {name: entry.name for name, (entry, *_) in index.words().items()}
+    close = [names[name] for name in difflib.get_close_matches(message.lower(), names, 3)]
     meant = f" (did you mean {' or '.join(dict.fromkeys(close))}?)" if close else ""
-    return f"nothing is called {said[:60]!r}{meant}; allowed is {_ALLOWED}"
+    return f"nothing is called {message[:60]!r}{meant}; allowed is {_ALLOWED}"
 
 
 def _end(message: str) -> NoReturn:
@@ -157,19 +163,22 @@ def _end(message: str) -> NoReturn:
     raise typer.Exit(USAGE)
 
 
-def _print(console: Screen, one: Explanation, directory: Path) -> None:
-    console.print(Text.assemble((one.name, "bold"), f"  {one.mnemonic}" if one.mnemonic else ""), soft_wrap=True)
+def _print(console: Screen, explanation: Explanation, directory: Path) -> None:
+    console.print(
+        Text.assemble((explanation.name, "bold"), f"  {explanation.mnemonic}" if explanation.mnemonic else ""),
+        soft_wrap=True,
+    )
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
-    table.add_row("means", one.meaning)
-    if one.advice != catalogue.NO_ADVICE:
-        table.add_row(*one.advice)
-    table.add_row("here", _here(one, directory))
-    for label, text in one.details:
+    table.add_row("means", explanation.meaning)
+    if explanation.advice != catalogue.NO_ADVICE:
+        table.add_row(*explanation.advice)
+    table.add_row("here", _here(explanation, directory))
+    for label, text in explanation.details:
         table.add_row(label, text)
-    if one.source:
-        table.add_row("source", one.source)
+    if explanation.source:
+        table.add_row("source", explanation.source)
     console.print(table)
 
 
@@ -178,26 +187,28 @@ def _print_words(console: Screen, meanings: tuple[IndexEntry, ...], here: LocalS
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
-    for one in meanings:
-        table.add_row("as", one.kind)
-        table.add_row("means", one.meaning)
-        for value in _here_word(one, here).values():
+    for meaning in meanings:
+        table.add_row("as", meaning.kind)
+        table.add_row("means", meaning.meaning)
+        for value in _here_word(meaning, here).values():
             table.add_row("here", f"{value or 'empty'}{here.says}")
-        table.add_row("more", one.more)
+        table.add_row("more", meaning.more)
     console.print(table)
 
 
-def _here(one: Explanation, directory: Path) -> Text:
-    severity = one.here.severity
-    told = Text.assemble((severity.name, SEVERITY_STYLES[severity]), f": {SEVERITY_MEANS[severity]}")
-    if one.here.rule == "severity-overrides":
+def _here(explanation: Explanation, directory: Path) -> Text:
+    severity = explanation.here.severity
+    text = Text.assemble((severity.name, SEVERITY_STYLES[severity]), f": {SEVERITY_MEANS[severity]}")
+    if explanation.here.rule == "severity-overrides":
         place = directory / "severity-overrides"
-        return told.append(f" (by {place}; it would be {one.otherwise.name})")
-    return told.append(f" ({one.here.rule}{'; ' if one.here.reading else ''}{one.here.reading})")
+        return text.append(f" (by {place}; it would be {explanation.otherwise.name})")
+    return text.append(
+        f" ({explanation.here.rule}{'; ' if explanation.here.reading else ''}{explanation.here.reading})"
+    )
 
 
 def _all_reasons(policy: Policy) -> list[Explanation]:
-    return [catalogue.explain_reason(one, policy) for one in index.reasons().values()]
+    return [catalogue.explain_reason(reason, policy) for reason in index.reasons().values()]
 
 
 def _all_dcgm(policy: Policy) -> list[Explanation]:
@@ -209,22 +220,22 @@ def _all_sxids(policy: Policy) -> list[Explanation]:
 
 
 def _print_reasons(console: Screen, policy: Policy) -> None:
-    _print_table(console, ("reason", "means"), ((one, one.meaning) for one in _all_reasons(policy)))
+    _print_table(console, ("reason", "means"), ((reason, reason.meaning) for reason in _all_reasons(policy)))
 
 
 def _print_xids(console: Screen, policy: Policy) -> None:
-    _print_table(console, ("Xid", "means"), ((one, one.meaning) for one in catalogue.explain_all_xids(policy)))
+    _print_table(console, ("Xid", "means"), ((xid, xid.meaning) for xid in catalogue.explain_all_xids(policy)))
     unused = ", ".join(str(code) for code, row in xid_table().items() if not row.meaning)
     console.print(f"Not reported by current GPUs, and only watched: {unused}\n")
 
 
 def _print_dcgm(console: Screen, policy: Policy) -> None:
-    _print_table(console, ("DCGM", "name"), ((one, one.mnemonic) for one in _all_dcgm(policy)))
+    _print_table(console, ("DCGM", "name"), ((explanation, explanation.mnemonic) for explanation in _all_dcgm(policy)))
 
 
 def _print_table(console: Screen, header: tuple[str, str], rows: Iterable[tuple[Explanation, str]]) -> None:
     """A line each; a star marks a severity of the cluster's own."""
-    cells = ((one.name, _word_here(one), text) for one, text in rows)
+    cells = ((explanation.name, _word_here(explanation), text) for explanation, text in rows)
     if not console.is_terminal:
         write_document(columns.folded([(header[0], "here", header[1]), *cells], console.width) + "\n")
         return
@@ -237,9 +248,9 @@ def _print_table(console: Screen, header: tuple[str, str], rows: Iterable[tuple[
     console.print(table, "")
 
 
-def _word_here(one: Explanation) -> str:
-    severity = one.here.severity
-    changed = "*" if one.here.rule == "severity-overrides" else ""
+def _word_here(explanation: Explanation) -> str:
+    severity = explanation.here.severity
+    changed = "*" if explanation.here.rule == "severity-overrides" else ""
     return ("-" if severity is Severity.PASS else severity.name) + changed
 
 
@@ -247,8 +258,8 @@ def _print_sxids(console: Screen, _: Policy) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("SXid", max_width=24)
     table.add_column("numbers", overflow="fold")
-    for kind, (_severity, says) in CLASSES.items():
-        table.add_row(says, ", ".join(str(code) for code, row in sxid_table().items() if row.kind == kind))
+    for kind, (_severity, message) in CLASSES.items():
+        table.add_row(message, ", ".join(str(code) for code, row in sxid_table().items() if row.kind == kind))
     console.print(table)
     console.print("The word in an SXid's line decides: Fatal is RESET, Non-fatal and Correctable are MONITOR.\n")
 

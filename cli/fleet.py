@@ -216,7 +216,7 @@ def row_of_node(
     tested = last_deep_test(node, now)
     overdue = is_overdue(node, tested, interval, now)
     silent = age > beat.seconds if beat and age is not None else listed and STATUS in node.labels
-    findings = sorted(record.findings or (), key=lambda one: -(one.severity or Severity.PASS))
+    findings = sorted(record.findings or (), key=lambda row: -(row.severity or Severity.PASS))
     return FleetRow(
         node=node.name,
         status=node.labels.get(STATUS, ""),
@@ -235,33 +235,35 @@ def row_of_node(
         test_result=tested.status if tested else "",
         overdue=(obstacle(node, heard, now) or str(last_attempt(node, now) or _NOT_YET)) if overdue else "",
         since=_since(findings, condition),
-        findings=tuple(_found(one) for one in findings),
+        findings=tuple(_found(finding) for finding in findings),
         unobserved=_causes(record),
         next_step=node_step(node, record, silent, now),
     )
 
 
-def _released(told: ReleaseRow | None) -> str:
-    if told is None:
+def _released(row: ReleaseRow | None) -> str:
+    if row is None:
         return ""
-    return f"by {told.by} at {timestamp(told.at) if told.at else None}: {told.reason}"
+    return f"by {row.by} at {timestamp(row.at) if row.at else None}: {row.reason}"
 
 
-def _found(one: FindingRow) -> FleetFinding:
-    severity = one.severity.name if one.severity is not None else ""
+def _found(row: FindingRow) -> FleetFinding:
+    severity = row.severity.name if row.severity is not None else ""
     return FleetFinding(
-        one.reason or "", severity, one.subject or "", timestamp(one.first_seen) if one.first_seen else ""
+        row.reason or "", severity, row.subject or "", timestamp(row.first_seen) if row.first_seen else ""
     )
 
 
 def _since(findings: Sequence[FindingRow], condition: Mapping[str, Any]) -> str:
-    worst = [one.first_seen for one in findings if one.first_seen and one.severity == findings[0].severity]
+    worst = [
+        finding.first_seen for finding in findings if finding.first_seen and finding.severity == findings[0].severity
+    ]
     at = min(worst, default=None) or moment_or_none(condition.get("lastTransitionTime"))
     return timestamp(at) if at else ""
 
 
 def _causes(record: StandingRecord) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.cause or "" for one in record.unobserved or ()))
+    return tuple(dict.fromkeys(row.cause or "" for row in record.unobserved or ()))
 
 
 def looked(row: FleetRow) -> str:

@@ -84,7 +84,7 @@ def text(fleet: Fleet, at: datetime) -> str:
         budget=fleet.budget,
         reasons=reasons[:_MOST_ROWS],
         reasons_left_out=max(len(reasons) - _MOST_ROWS, 0),
-        passed_over=[printable(one) for one in fleet.passed_over[:_MOST_ROWS]],
+        passed_over=[printable(name) for name in fleet.passed_over[:_MOST_ROWS]],
         passed_over_left_out=max(len(fleet.passed_over) - _MOST_ROWS, 0),
         most=_MOST_NAMES,
         shown=_shown,
@@ -96,24 +96,24 @@ def _shown(words: str) -> str:
 
 
 def _counted(squares: list[NodeSquare]) -> Iterator[tuple[str, int]]:
-    numbers = Counter(one.kind for one in squares)
+    numbers = Counter(square.kind for square in squares)
     return ((kind, numbers[kind]) for kind in KINDS if numbers[kind])
 
 
 def _square(place: int, row: FleetRow) -> NodeSquare:
     taint = "yes" if row.tainted else {"withheld": "withheld", DEVICES: "GPUs"}.get(row.taint, "")
     reasons = _reasons(row)
-    told = tuple((_shown(name), _where(subjects)) for name, subjects in islice(reasons.items(), _MOST_REASONS))
+    entries = tuple((_shown(name), _where(subjects)) for name, subjects in islice(reasons.items(), _MOST_REASONS))
     left_out = max(len(reasons) - _MOST_REASONS, 0)
     return NodeSquare(
         place=place,
         kind=_kind(row),
-        title=_title(row, taint, [name for name, _ in told], left_out),
+        title=_title(row, taint, [name for name, _ in entries], left_out),
         node=_shown(row.node),
         instance_type=_shown(row.instance_type),
         status=_shown(row.status) or "-",
         severity=_shown(row.severity) or "-",
-        reasons=told,
+        reasons=entries,
         left_out=left_out,
         since=row.since.replace("T", " ").replace("Z", ""),
         taint=taint,
@@ -127,8 +127,8 @@ def _square(place: int, row: FleetRow) -> NodeSquare:
 def _title(row: FleetRow, taint: str, reasons: list[str], left_out: int) -> str:
     tainted = {"yes": "tainted", "GPUs": "GPUs tainted"}.get(taint, taint)
     silent = "its agent is silent" if row.silent else ""
-    said = ("" if row.status == Status.PASS else row.severity, *reasons, f"{left_out} more" if left_out else "")
-    words = filter(None, (row.status or KINDS["untold"], *said, tainted, silent))
+    messages = ("" if row.status == Status.PASS else row.severity, *reasons, f"{left_out} more" if left_out else "")
+    words = filter(None, (row.status or KINDS["untold"], *messages, tainted, silent))
     return printable(f"{row.node}: {', '.join(words)}", 3 * _LONGEST)
 
 
@@ -144,14 +144,14 @@ def _kind(row: FleetRow) -> str:
 
 def _reasons(row: FleetRow) -> dict[str, list[str]]:
     """By reason the places where it was found; where the record says none, the condition's."""
-    told: dict[str, list[str]] = {}
-    for one in row.findings:
-        told.setdefault(one.reason, []).append(one.subject)
+    fields: dict[str, list[str]] = {}
+    for finding in row.findings:
+        fields.setdefault(finding.reason, []).append(finding.subject)
     for cause in row.unobserved:
-        told.setdefault(cause, []).append(_BLIND)
-    if not told and row.status not in ("", Status.PASS) and row.reason:
-        told[row.reason] = []
-    return told
+        fields.setdefault(cause, []).append(_BLIND)
+    if not fields and row.status not in ("", Status.PASS) and row.reason:
+        fields[row.reason] = []
+    return fields
 
 
 def _where(subjects: list[str]) -> str:
@@ -166,14 +166,15 @@ def _spread(rows: list[FleetRow]) -> list[ReasonSpread]:
         for reason in _reasons(row):
             nodes.setdefault(reason, []).append((place, row.node))
             worst[reason] = max(worst.get(reason, Severity.PASS), _severity(row, reason))
-    told = sorted(nodes, key=lambda reason: (-worst[reason], -len(nodes[reason]), reason))
+    messages = sorted(nodes, key=lambda reason: (-worst[reason], -len(nodes[reason]), reason))
     return [
-        ReasonSpread(reason, worst[reason].name if worst[reason] else _BLIND, tuple(nodes[reason])) for reason in told
+        ReasonSpread(reason, worst[reason].name if worst[reason] else _BLIND, tuple(nodes[reason]))
+        for reason in messages
     ]
 
 
 def _severity(row: FleetRow, reason: str) -> Severity:
     """PASS where a check could not look: that says nothing of the hardware."""
-    known = [one.severity for one in row.findings if one.reason == reason]
-    said = known or ([] if reason in row.unobserved else [row.severity])
-    return max((Severity.__members__.get(one, Severity.PASS) for one in said), default=Severity.PASS)
+    known = [finding.severity for finding in row.findings if finding.reason == reason]
+    messages = known or ([] if reason in row.unobserved else [row.severity])
+    return max((Severity.__members__.get(text, Severity.PASS) for text in messages), default=Severity.PASS)

@@ -43,34 +43,34 @@ _WIDE_COLUMNS = ("since", "findings", "next step")
 _UNBROKEN = ("status", "severity", "taint", "looked", "tested", "since")
 
 
-def tell(wish: StatusOptions) -> int:
+def tell(options: StatusOptions) -> int:
     """Returns the exit code."""
     try:
-        if wish.by_node:
-            _show_allocation(wish)
+        if options.by_node:
+            _show_allocation(options)
             return 0
         unread: list[str] = []
-        cluster = cluster_of(wish.access, unread.append)
-        read = partial(read_fleet, cluster, unread, wish.selector)
-        if wish.watch:
-            _watch(read, wish)
+        cluster = cluster_of(options.access, unread.append)
+        read = partial(read_fleet, cluster, unread, options.selector)
+        if options.watch:
+            _watch(read, options)
         else:
-            _show(read(), wish)
+            _show(read(), options)
     except Refused as error:
-        complain("status", f"-l {wish.selector!r}: {error}" if wish.selector else str(error))
-        return USAGE if wish.selector else COULD_NOT
+        complain("status", f"-l {options.selector!r}: {error}" if options.selector else str(error))
+        return USAGE if options.selector else COULD_NOT
     except ClusterError as error:
         complain("status", str(error))
         return COULD_NOT
     return 0
 
 
-def _show(fleet: Fleet, wish: StatusOptions) -> None:
-    match wish.output:
+def _show(fleet: Fleet, options: StatusOptions) -> None:
+    match options.output:
         case StatusFormat.JSON:
             write_json(fleet, indent=2)
         case StatusFormat.YAML:
-            write_as(wish.output, to_builtins(fleet))
+            write_as(options.output, to_builtins(fleet))
         case StatusFormat.HTML:
             from cli import fleet_page  # noqa: PLC0415 - no other form needs its templates
 
@@ -78,33 +78,33 @@ def _show(fleet: Fleet, wish: StatusOptions) -> None:
         case StatusFormat.NAME:
             write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
         case StatusFormat.TABLE | StatusFormat.WIDE:
-            _print(fleet, wish)
+            _print(fleet, options)
 
 
-def _show_allocation(wish: StatusOptions) -> None:
+def _show_allocation(options: StatusOptions) -> None:
     from cli.allocation import page, read_allocation  # noqa: PLC0415 - what a diagnosis knows; a table does without
     from diagnosis.report.document import cluster_document  # noqa: PLC0415 - the same
 
-    told = read_allocation(wish.access, wish.prometheus)
-    if wish.output in (StatusFormat.JSON, StatusFormat.YAML):
-        write_as(wish.output, cluster_document(told))
+    allocation = read_allocation(options.access, options.prometheus)
+    if options.output in (StatusFormat.JSON, StatusFormat.YAML):
+        write_as(options.output, cluster_document(allocation))
     else:
         screen = Screen.of_rows()
-        for part in page(told, screen):
+        for part in page(allocation, screen):
             screen.print(part, soft_wrap=isinstance(part, Text))
-    if told.use_missing:
-        raise ClusterError(told.use_missing)
+    if allocation.use_missing:
+        raise ClusterError(allocation.use_missing)
 
 
-def _watch(read: Callable[[], Fleet], wish: StatusOptions) -> None:
+def _watch(read: Callable[[], Fleet], options: StatusOptions) -> None:
     """Until Ctrl-C: a table stands and changes on a terminal; whoever else reads gets one after the other."""
     screen = Screen()
-    if wish.output in (StatusFormat.TABLE, StatusFormat.WIDE) and screen.is_terminal:
-        with Live(_page(read(), wish, screen.height), console=screen, auto_refresh=False) as live:
-            _again_and_again(read, lambda fleet: live.update(_page(fleet, wish, screen.height), refresh=True))
+    if options.output in (StatusFormat.TABLE, StatusFormat.WIDE) and screen.is_terminal:
+        with Live(_page(read(), options, screen.height), console=screen, auto_refresh=False) as live:
+            _again_and_again(read, lambda fleet: live.update(_page(fleet, options, screen.height), refresh=True))
     else:
-        _show_next(read(), wish)
-        _again_and_again(read, lambda fleet: _show_next(fleet, wish))
+        _show_next(read(), options)
+        _again_and_again(read, lambda fleet: _show_next(fleet, options))
 
 
 def _again_and_again(read: Callable[[], Fleet], show: Callable[[Fleet], None]) -> None:
@@ -119,35 +119,35 @@ def _again_and_again(read: Callable[[], Fleet], show: Callable[[Fleet], None]) -
         return
 
 
-def _show_next(fleet: Fleet, wish: StatusOptions) -> None:
+def _show_next(fleet: Fleet, options: StatusOptions) -> None:
     """One of many: JSON on a line of its own, YAML as a document of several."""
-    if wish.output is StatusFormat.JSON:
+    if options.output is StatusFormat.JSON:
         write_json(fleet)
     else:
-        if wish.output is StatusFormat.YAML:
+        if options.output is StatusFormat.YAML:
             write_document("---\n")
-        _show(fleet, wish)
+        _show(fleet, options)
     sys.stdout.flush()
 
 
-def _print(fleet: Fleet, wish: StatusOptions) -> None:
+def _print(fleet: Fleet, options: StatusOptions) -> None:
     """On a terminal what a person reads; elsewhere every node, on a line of its own."""
     screen = Screen()
     if screen.is_terminal:
-        screen.print(_page(fleet, wish, _MOST_ROWS))
+        screen.print(_page(fleet, options, _MOST_ROWS))
         return
-    head = [_columns(wish)] if wish.headers else []
-    write_document(columns.text([*head, *([words for words, _ in _cells(row, wish)] for row in fleet.nodes)]))
-    if wish.headers:
+    head = [_columns(options)] if options.headers else []
+    write_document(columns.text([*head, *([words for words, _ in _cells(row, options)] for row in fleet.nodes)]))
+    if options.headers:
         screen.print(Text.assemble("\n", *_words(fleet)), soft_wrap=True)
 
 
-def _page(fleet: Fleet, wish: StatusOptions, most: int) -> Group:
+def _page(fleet: Fleet, options: StatusOptions, most: int) -> Group:
     """The worst of the fleet, and in words how many more there are."""
-    parts: list[RenderableType] = [_table(fleet.nodes[:most], wish)]
+    parts: list[RenderableType] = [_table(fleet.nodes[:most], options)]
     if (more := len(fleet.nodes) - most) > 0:
         parts.append(Text(f"\nand {more} more: `gpu-healthcheck status | less` shows all", "dim"))
-    if wish.headers:
+    if options.headers:
         parts.append(Text.assemble("\n", *_words(fleet)))
     return Group(*parts)
 
@@ -160,12 +160,12 @@ def _words(fleet: Fleet) -> Iterator[Text]:
 def _counted(rows: list[FleetRow]) -> Text:
     """Of each status how many there are, worst first: the rows are."""
     numbers = Counter(row.status or "not judged" for row in rows)
-    said = ", ".join(f"{number} {status}" for status, number in numbers.items())
-    return Text(f"{counted(len(rows), 'node')}: {said}\n" if rows else "")
+    message = ", ".join(f"{number} {status}" for status, number in numbers.items())
+    return Text(f"{counted(len(rows), 'node')}: {message}\n" if rows else "")
 
 
 def _budget_words(fleet: Fleet) -> Iterator[Text]:
-    used, places, size = ("?" if one is None else str(one) for one in astuple(fleet.budget))
+    used, places, size = ("?" if entry is None else str(entry) for entry in astuple(fleet.budget))
     have = "node has" if size == "1" else "nodes have"
     yield Text(f"{used} of {places} places for tainted nodes are taken; {size} {have} an agent")
     withheld = [row.node for row in fleet.nodes if row.taint == "withheld"]
@@ -185,20 +185,20 @@ def _budget_words(fleet: Fleet) -> Iterator[Text]:
         yield Text(f"\npassed over: {more} more: `-o json` names them", "magenta")
 
 
-def _table(rows: list[FleetRow], wish: StatusOptions) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=wish.headers)
-    for name in _columns(wish):
+def _table(rows: list[FleetRow], options: StatusOptions) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=options.headers)
+    for name in _columns(options):
         table.add_column(name, no_wrap=name in _UNBROKEN, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(words, style) for words, style in _cells(row, wish)))
+        table.add_row(*(Text(words, style) for words, style in _cells(row, options)))
     return table
 
 
-def _columns(wish: StatusOptions) -> tuple[str, ...]:
-    return (*_COLUMNS, *(_WIDE_COLUMNS if wish.output is StatusFormat.WIDE else ()))
+def _columns(options: StatusOptions) -> tuple[str, ...]:
+    return (*_COLUMNS, *(_WIDE_COLUMNS if options.output is StatusFormat.WIDE else ()))
 
 
-def _cells(row: FleetRow, wish: StatusOptions) -> Iterator[Cell]:
+def _cells(row: FleetRow, options: StatusOptions) -> Iterator[Cell]:
     is_pass = row.status == Status.PASS
     yield row.node, ""
     yield row.status or "-", _STATUS_STYLES.get(row.status, "")
@@ -209,9 +209,9 @@ def _cells(row: FleetRow, wish: StatusOptions) -> Iterator[Cell]:
     yield _tested(row)
     yield "" if is_pass else row.reason, ""
     yield (row.released and f"released {row.released}") if is_pass else row.message, ""
-    if wish.output is StatusFormat.WIDE:
+    if options.output is StatusFormat.WIDE:
         yield row.since, ""
-        yield ", ".join(dict.fromkeys(f"{one.reason} {one.subject}" for one in row.findings)), ""
+        yield ", ".join(dict.fromkeys(f"{finding.reason} {finding.subject}" for finding in row.findings)), ""
         yield " ".join(filter(None, (row.next_step.note, *row.next_step.commands))), ""
 
 

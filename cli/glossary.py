@@ -104,9 +104,9 @@ _ANNOTATIONS = {
 
 
 def all_words() -> Iterator[IndexEntry]:
-    for one in CAUSES:
-        told = f"{one.meaning} {one.action}"
-        yield IndexEntry(one.name, "why a check could not look", told, f"{_RUNBOOK}#could-not-look")
+    for cause in CAUSES:
+        message = f"{cause.meaning} {cause.action}"
+        yield IndexEntry(cause.name, "why a check could not look", message, f"{_RUNBOOK}#could-not-look")
     for found in DIAGNOSES:
         yield IndexEntry(
             found.name,
@@ -115,7 +115,9 @@ def all_words() -> Iterator[IndexEntry]:
             f"{_CAUSES}#{found.name.lower()}",
         )
     yield from _of("a recommendation", _RECOMMENDATIONS, f"{_RUNBOOK}#what-quarantine-recommends")
-    yield from _of("a severity", {one.name: f"What to do: {does}." for one, does in SEVERITY_MEANS.items()}, _RUNBOOK)
+    yield from _of(
+        "a severity", {severity.name: f"What to do: {does}." for severity, does in SEVERITY_MEANS.items()}, _RUNBOOK
+    )
     yield from _of("a status", _STATUSES, "docs/record.md")
     yield from _of("a label of the node", _LABELS, "README.md")
     yield from _of("a taint of the node", _TAINTS, "docs/integrations.md")
@@ -128,7 +130,7 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _checks()
     yield from _of(SETTING, dict(settings_in_words()), "kubernetes/manifests/03-config.yaml")
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
-    yield from (IndexEntry(one.name, one.kind, one.meaning, one.source) for one in hami_words())
+    yield from (IndexEntry(word.name, word.kind, word.meaning, word.source) for word in hami_words())
     yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")
     yield from _of("the reason of a finding", _REPEATED, f"{_RUNBOOK}#xid")
     yield IndexEntry(
@@ -159,19 +161,24 @@ def _checks() -> Iterator[IndexEntry]:
     for check in (*CHECKS, *DEEP_CHECKS):
         what, _, _ = (sys.modules[check.judge.__module__].__doc__ or "").strip().partition("\n\n")
         reasons = ", ".join(reason.name for reason in check.reasons)
-        told = f"{' '.join(what.split())} It is of group {check.group}, and finds {reasons}."
-        yield IndexEntry(check.name, "a check", told, "docs/checks.md")
+        message = f"{' '.join(what.split())} It is of group {check.group}, and finds {reasons}."
+        yield IndexEntry(check.name, "a check", message, "docs/checks.md")
 
 
 def _metrics() -> dict[str, str]:
     from healthcheck.telemetry import Telemetry  # noqa: PLC0415 - no other command needs what it brings along
 
-    return {one.name: f"{one.meaning} ({', by '.join((one.kind, *one.labels))})" for one in Telemetry().metrics}
+    return {
+        metric.name: f"{metric.meaning} ({', by '.join((metric.kind, *metric.labels))})"
+        for metric in Telemetry().metrics
+    }
 
 
 def _groups() -> dict[str, str]:
     """Each with its checks; one without any is of another program."""
-    checks = {group: [one.name for one in (*CHECKS, *DEEP_CHECKS) if one.group == group] for group in GROUPS.values()}
+    checks = {
+        group: [check.name for check in (*CHECKS, *DEEP_CHECKS) if check.group == group] for group in GROUPS.values()
+    }
     return {group: f"Its checks: {', '.join(names) or 'none yet'}." for group, names in checks.items()}
 
 

@@ -37,17 +37,17 @@ def read_here(program: str) -> LocalSettings:
     """The ConfigMap's directory and the environment. What is not allowed there ends the program."""
     directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
     if not _may_hold_settings(directory) and not any(key in os.environ for key in index.defaults()):
-        says = f", {_NO_SETTINGS.format(directory)}"
-        return LocalSettings(directory, Policy(), read_packaged(), index.defaults(), says)
+        message = f", {_NO_SETTINGS.format(directory)}"
+        return LocalSettings(directory, Policy(), read_packaged(), index.defaults(), message)
     # What reads settings takes as long to load as all else together.
     from healthcheck.settings.declared import by_key, written  # noqa: PLC0415
     from healthcheck.settings.reading import read_settings  # noqa: PLC0415
 
     settings = read_settings(directory)
     if settings.bad:
-        complain(program, "\n".join(str(one) for one in settings.bad))
+        complain(program, "\n".join(str(value) for value in settings.bad))
         raise typer.Exit(USAGE)
-    values = {key: written(one) for key, one in by_key(settings.values).items()}
+    values = {key: written(entry) for key, entry in by_key(settings.values).items()}
     return LocalSettings(directory, settings.values.policy, settings.profiles, values)
 
 

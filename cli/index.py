@@ -39,40 +39,40 @@ class Declared(Struct, frozen=True):
 
 def words() -> Mapping[str, tuple[IndexEntry, ...]]:
     """Every word of ours, in small letters and without our prefix; some are of more than one kind."""
-    return by_name(IndexEntry(**one) for one in _content()["words"])
+    return by_name(IndexEntry(**entry) for entry in _content()["words"])
 
 
 def by_name(all_words: Any) -> dict[str, tuple[IndexEntry, ...]]:
     known: dict[str, tuple[IndexEntry, ...]] = {}
-    for one in all_words:
-        known[one.name.lower()] = (*known.get(one.name.lower(), ()), one)
+    for word in all_words:
+        known[word.name.lower()] = (*known.get(word.name.lower(), ()), word)
     return known
 
 
-def without_prefix(said: str) -> str:
+def without_prefix(message: str) -> str:
     """As `words` has it: `…/mode` is `mode`."""
-    return said.lower().removeprefix(f"{PREFIX}/")
+    return message.lower().removeprefix(f"{PREFIX}/")
 
 
 def reasons() -> dict[str, Declared]:
     """Every reason with a name of its own, by that name in small letters; an Xid or SXid is named by its number."""
-    return {one["reason"]["name"].lower(): _declared(one) for one in _content()["reasons"]}
+    return {entry["reason"]["name"].lower(): _declared(entry) for entry in _content()["reasons"]}
 
 
 def defaults() -> Mapping[str, str]:
     """Of each setting, as it is written in the ConfigMap."""
-    told: Mapping[str, str] = _content()["defaults"]
-    return told
+    fields: Mapping[str, str] = _content()["defaults"]
+    return fields
 
 
 def _declared(row: Mapping[str, Any]) -> Declared:
-    told = dict(row["reason"])
-    grace = Grace(**told["grace"]) if told["grace"] else None
-    reason = Reason(**{**told, "severity": Severity[told["severity"]], "grace": grace})
+    fields = dict(row["reason"])
+    grace = Grace(**fields["grace"]) if fields["grace"] else None
+    reason = Reason(**{**fields, "severity": Severity[fields["severity"]], "grace": grace})
     return Declared(reason, row["check"], row["group"], row["by_error"])
 
 
 @cache
 def _content() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((files("cli") / "index.json").read_text(encoding="utf-8"))
-    return told
+    fields: dict[str, Any] = json.loads((files("cli") / "index.json").read_text(encoding="utf-8"))
+    return fields

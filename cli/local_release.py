@@ -35,7 +35,7 @@ def release_here(by: str, reason: str, *, dry_run: bool) -> int:
         return COULD_NOT
     folder = state_dir(root)
     before = judged(look)
-    events = [one for one in before.memory.standing if RELEASE.is_open_to(one)]
+    events = [finding for finding in before.memory.standing if RELEASE.is_open_to(finding)]
     console = Screen(soft_wrap=True)
     if not events:
         console.print("nothing to release: no event finding is active on this machine")
@@ -58,8 +58,8 @@ def _acknowledgements(events: Iterable[Standing], look: EvidenceCycle) -> tuple[
     """Of these events as the log has them now; what it will say later is not meant."""
     end = max((record.seq for record in look.evidence[RING]), default=-1)
     return tuple(
-        Acknowledgement(*one.key, one.boot_id, end if one.seq >= 0 else None, max(one.last_seen, look.now.wall))
-        for one in events
+        Acknowledgement(*event.key, event.boot_id, end if event.seq >= 0 else None, max(event.last_seen, look.now.wall))
+        for event in events
     )
 
 
@@ -91,9 +91,8 @@ def _shown_rest(after: CheckResult, console: Screen) -> int:
 
 
 def _show(standing: Iterable[Standing], console: Screen) -> None:
-    for one in standing:
-        severity = Text(f"  {one.finding.severity.name:8}", SEVERITY_STYLES[one.finding.severity])
-        what = (
-            f"{one.finding.reason} on {one.finding.subject} ({one.nature.value}, last seen {timestamp(one.last_seen)})"
-        )
+    for finding in standing:
+        severity = Text(f"  {finding.finding.severity.name:8}", SEVERITY_STYLES[finding.finding.severity])
+        seen = f"{finding.nature.value}, last observed {timestamp(finding.last_seen)}"
+        what = f"{finding.finding.reason} on {finding.finding.subject} ({seen})"
         print_line(console, severity, Text(printable(what)))

@@ -28,7 +28,7 @@ class LogLines:
     def take(self, text: str) -> Iterator[str]:
         """The lines of `text`, each behind its time, that were not given yet; what has no time is passed over."""
         for line in text.split("\n"):
-            stamp, _, said = line.partition(" ")
+            stamp, _, message = line.partition(" ")
             try:
                 at = datetime.fromisoformat(stamp)
             except ValueError:
@@ -36,7 +36,7 @@ class LogLines:
             # The stamp itself decides between two of one microsecond: it may have more digits.
             if at.tzinfo and (at, stamp) > self._last:
                 self._last = (at, stamp)
-                yield words(said)
+                yield words(message)
 
 
 def words(line: str) -> str:
@@ -47,13 +47,13 @@ def words(line: str) -> str:
         entry = None
     if not isinstance(entry, dict) or "event" not in entry:
         return printable(line, _LONGEST)
-    told = ((key, value) for key, value in entry.items() if key not in _SAID_ELSEWHERE)
-    rest = ", ".join(f"{key} {_plain(value)}" for key, value in told if value not in ("", [], {}, None))
+    entries = ((key, value) for key, value in entry.items() if key not in _SAID_ELSEWHERE)
+    rest = ", ".join(f"{key} {_plain(value)}" for key, value in entries if value not in ("", [], {}, None))
     level = f"{entry['level']}: " if entry.get("level") not in ("info", "debug", None) else ""
     return printable(f"{level}{entry['event']}{f' ({rest})' if rest else ''}", _LONGEST)
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
         return "; ".join(value)
     return value if isinstance(value, str) else json.dumps(value)

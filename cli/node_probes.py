@@ -79,12 +79,12 @@ class NodeProbes:
     """One look at several nodes. `said` hears when the API server goes away."""
 
     def __init__(
-        self, cluster: Cluster, template: Mapping[str, Any], namespace: str, said: Callable[[str], None]
+        self, cluster: Cluster, template: Mapping[str, Any], namespace: str, report: Callable[[str], None]
     ) -> None:
         self._cluster = cluster
         self._template = template
         self._namespace = namespace
-        self._said = said
+        self._said = report
         self._stopping = threading.Event()
         self._leaving = threading.Event()
         self._unique = uuid.uuid4().hex
@@ -157,15 +157,15 @@ class NodeProbes:
             pod = patience.until(ended, LONGEST_SECONDS + _MARGIN_SECONDS)
             if pod.waits_for:
                 return NodeProbeAnswer(why_not=pod.waits_for)
-            said = patience.ask(lambda: self._cluster.read_pod_log(pod, None))
+            message = patience.ask(lambda: self._cluster.read_pod_log(pod, None))
         except Interrupted:
             return NodeProbeAnswer(why_not="interrupted")
         except TookTooLong:
             return NodeProbeAnswer(why_not=(seen[0].waits_for if seen else "") or "its look did not end in time")
         except ClusterError as error:
             return NodeProbeAnswer(why_not=str(error))
-        record = read_record(_record_in(said))
-        return NodeProbeAnswer(record, "" if record is not None else _without_record(pod, said))
+        record = read_record(_record_in(message))
+        return NodeProbeAnswer(record, "" if record is not None else _without_record(pod, message))
 
     def _removed(self, name: str, answer: NodeProbeAnswer) -> NodeProbeAnswer:
         """The same once the pod is gone, or with what is left of it."""
@@ -187,16 +187,16 @@ class NodeProbes:
         return False
 
 
-def _record_in(said: str) -> str:
+def _record_in(message: str) -> str:
     """The line of standard output: a log has those of standard error beside it."""
-    return next((line for line in _lines(said) if line.startswith("{")), "")
+    return next((line for line in _lines(message) if line.startswith("{")), "")
 
 
-def _without_record(pod: PodState, said: str) -> str:
-    last = next(reversed(list(_lines(said))), "")
+def _without_record(pod: PodState, message: str) -> str:
+    last = next(reversed(list(_lines(message))), "")
     return ": ".join(filter(None, (pod.ended or "it said no record", printable(last, _LONGEST_LINE))))
 
 
-def _lines(said: str) -> Iterator[str]:
+def _lines(message: str) -> Iterator[str]:
     """Without the time before each, and without those that say nothing."""
-    return filter(str.strip, (line.partition(" ")[2] for line in said.splitlines()))
+    return filter(str.strip, (line.partition(" ")[2] for line in message.splitlines()))

@@ -32,9 +32,9 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
         command = f"kubectl get pods -n {NAMESPACE} -o wide --field-selector spec.nodeName={node.name}"
         return NextStep((command,), "Find out why its agent is silent." if silent else "No agent has spoken for it.")
     if status == Status.UNKNOWN:
-        return _explained((one.cause for one in record.unobserved or ()), "A check could not look.")
+        return _explained((row.cause for row in record.unobserved or ()), "A check could not look.")
     if status == Status.WARN:
-        return _explained((one.reason for one in record.findings or ()), "Nothing now.")
+        return _explained((finding.reason for finding in record.findings or ()), "Nothing now.")
     return NextStep()
 
 
@@ -55,14 +55,14 @@ def _advice(node: NodeState, record: StandingRecord) -> str:
     at = records.time_of(run)
     if at is None or is_of_another_machine(run.machine, node):
         return ""
-    return (run.recommendation or "") if all(_came(one) <= at for one in record.findings or ()) else ""
+    return (run.recommendation or "") if all(_came(finding) <= at for finding in record.findings or ()) else ""
 
 
-def _came(one: FindingRow) -> datetime:
+def _came(row: FindingRow) -> datetime:
     """When it was news: a level is seen at every look, an event when it happens."""
-    return (one.last_seen if one.nature is Nature.EVENT else one.first_seen) or EARLIEST
+    return (row.last_seen if row.nature is Nature.EVENT else row.first_seen) or EARLIEST
 
 
 def _explained(words: Iterable[str | None], note: str) -> NextStep:
-    word = next((one for one in words if one and _NAME.match(one)), "")
+    word = next((text for text in words if text and _NAME.match(text)), "")
     return NextStep((f"gpu-healthcheck explain {word}",) if word else (), note)

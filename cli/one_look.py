@@ -105,8 +105,8 @@ def _show_table(console: Screen, judged: CheckResult) -> None:
     kind = look.expected.instance_type or "unknown instance type: no expectation"
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
     console.print()
-    told = Text.assemble(printable(f"{look.hostname} ({kind}): "), status, f", severity {verdict.severity.name}")
-    console.print(told, soft_wrap=True)
+    text = Text.assemble(printable(f"{look.hostname} ({kind}): "), status, f", severity {verdict.severity.name}")
+    console.print(text, soft_wrap=True)
 
 
 def _print_lines(console: Screen, rows: Sequence[Row]) -> None:
@@ -118,40 +118,42 @@ def _print_lines(console: Screen, rows: Sequence[Row]) -> None:
 
 
 def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) -> Iterator[Row]:
-    told: set[Unobserved] = set()
+    unobserveds: set[Unobserved] = set()
     for check, outcome in zip(checks, outcomes, strict=True):
-        counted = (one for one in memory.standing if one.finding.severity is not Severity.PASS)
-        standing = [one for one in counted if one.check == outcome.check]
-        status = status_of(worst(one.finding.severity for one in standing), could_not_look=not outcome.observed)
+        counted = (finding for finding in memory.standing if finding.finding.severity is not Severity.PASS)
+        standing = [finding for finding in counted if finding.check == outcome.check]
+        status = status_of(worst(finding.finding.severity for finding in standing), could_not_look=not outcome.observed)
         if not outcome.configured and not standing:
             status = Status.NOT_CONFIGURED
         label = f"{outcome.group.partition('-')[0]} {outcome.check}"
         word = Text(status.value, STATUS_STYLES[status])
-        for what in _lines(check, outcome, standing, told):
+        for what in _lines(check, outcome, standing, unobserveds):
             yield label, word, what
             label, word = "", Text()
-        told.update(outcome.unobserved)
+        unobserveds.update(outcome.unobserved)
 
 
-def _lines(check: Check, outcome: Outcome, standing: Iterable[Standing], told: set[Unobserved]) -> Iterator[Text]:
+def _lines(
+    check: Check, outcome: Outcome, standing: Iterable[Standing], unobserveds: set[Unobserved]
+) -> Iterator[Text]:
     """What was seen; under it a line per finding, and per cause that no check above has told already."""
     reads_the_log = check.nature is Nature.EVENT and check not in DEEP_CHECKS
     seen = outcome.seen or (_lines_read(check, outcome) if reads_the_log and outcome.observed else ())
-    first, *more = [_seen_line(one) for one in seen] or [Text()]
-    for aside in _asides(outcome, told):
+    first, *more = [_seen_line(observation) for observation in seen] or [Text()]
+    for aside in _asides(outcome, unobserveds):
         first.append("; " if first else "").append(printable(aside), "dim")
-    further = [*more, *(_finding_line(one) for one in standing)]
+    further = [*more, *(_finding_line(finding) for finding in standing)]
     further += [
-        Text(printable(f"{one.cause.name}: {one.detail}"))
-        for one in dict.fromkeys(outcome.unobserved)
-        if one not in told
+        Text(printable(f"{unobserved.cause.name}: {unobserved.detail}"))
+        for unobserved in dict.fromkeys(outcome.unobserved)
+        if unobserved not in unobserveds
     ]
     yield from [first, *further] if first or not further else further
 
 
-def _asides(outcome: Outcome, told: set[Unobserved]) -> Iterator[str]:
+def _asides(outcome: Outcome, unobserveds: set[Unobserved]) -> Iterator[str]:
     """What makes no line of its own: a cause that was told above, and what can't be told yet."""
-    causes = [one.cause.name for one in outcome.unobserved if one in told]
+    causes = [unobserved.cause.name for unobserved in outcome.unobserved if unobserved in unobserveds]
     yield from (f"{cause}: as above" for cause in dict.fromkeys(causes))
     for early in outcome.too_early:
         if not early.reasons:  # else a reading that this GPU does not have: it only keeps what a look before it told
@@ -161,10 +163,14 @@ def _asides(outcome: Outcome, told: set[Unobserved]) -> Iterator[str]:
 def _lines_read(check: Check, outcome: Outcome) -> tuple[Observation, ...]:
     """Which lines an event check met; those that only tell what happens are not counted among faults."""
     noun = check.reasons[0].name if len(check.reasons) == 1 else "fault message"
-    reasons = Counter(one.reason for one in outcome.sightings if not (one.driver_loaded or one.uuid))
+    reasons = Counter(
+        sighting.reason for sighting in outcome.sightings if not (sighting.driver_loaded or sighting.uuid)
+    )
     names = ", ".join(f"{reason} {count} times" if count > 1 else reason for reason, count in reasons.items())
-    told = f"{counted(reasons.total(), noun)} in the kernel log: {names}" if reasons else f"no {noun} in the kernel log"
-    return (Observation(told),)
+    message = (
+        f"{counted(reasons.total(), noun)} in the kernel log: {names}" if reasons else f"no {noun} in the kernel log"
+    )
+    return (Observation(message),)
 
 
 def _seen_line(seen: Observation) -> Text:

@@ -36,7 +36,7 @@ def one_of(words: type[StrEnum]) -> dict[str, Any]:
             raise typer.BadParameter(f"{printable(text)!r}: allowed are {', '.join(words)}") from None
 
     def complete(incomplete: str) -> list[str]:
-        return [str(one) for one in words if one.startswith(incomplete)]
+        return [str(word) for word in words if word.startswith(incomplete)]
 
     return {"parser": parse, "autocompletion": complete}
 

@@ -28,21 +28,21 @@ def with_probes(snapshot: Snapshot, access: Access, wanted: ProbeOptions) -> Sna
     chosen = _chosen(snapshot, wanted)
     if not chosen:
         say("no node is suspect of which no agent has told")
-    for one in chosen:
-        if not answers(one):
-            say(f"node {one.name} was not looked at: its kubelet does not answer")
-    nodes = [one for one in chosen if answers(one)]
+    for node in chosen:
+        if not answers(node):
+            say(f"node {node.name} was not looked at: its kubelet does not answer")
+    nodes = [node for node in chosen if answers(node)]
     if not nodes:
         return snapshot
     try:
-        told = _answers(nodes, access, wanted)
+        fields = _answers(nodes, access, wanted)
     except (NodeProbeError, ClusterError) as error:
         complain("diagnose", f"--probe-nodes: {error}")
         return snapshot
-    for name, answer in told.items():
+    for name, answer in fields.items():
         if answer.why_not:
             say(f"node {name} was not looked at: {answer.why_not}")
-    return _with_records(snapshot, told)
+    return _with_records(snapshot, fields)
 
 
 def _chosen(snapshot: Snapshot, wanted: ProbeOptions) -> tuple[Node, ...]:
@@ -53,7 +53,7 @@ def _chosen(snapshot: Snapshot, wanted: ProbeOptions) -> tuple[Node, ...]:
         raise TargetError(f"--probe-nodes: there is no node/{unknown[0]}")
     chosen = {name: snapshot.by_node[name] for name in named}
     if ALL_SUSPECTS in wanted.nodes:
-        chosen |= {one.name: one for one in suspects(snapshot, diagnose(snapshot))}
+        chosen |= {suspect.name: suspect for suspect in suspects(snapshot, diagnose(snapshot))}
     return tuple(chosen.values())
 
 
@@ -63,22 +63,22 @@ def _answers(nodes: Iterable[Node], access: Access, wanted: ProbeOptions) -> Map
     must_have_rights(cluster, wanted.namespace)
     probes = NodeProbes(cluster, template_for(cluster, wanted.image), wanted.namespace, say)
     probes.remove_leftovers()
-    pairs = [(one.name, one.meta.uid) for one in nodes]
+    pairs = [(node.name, node.meta.uid) for node in nodes]
     screen = Screen(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn()
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("Probing", total=len(pairs))
-        told = probes.run(pairs, wanted.max_workers, lambda: bar.advance(task))
-    for answer in told.values():
+        fields = probes.run(pairs, wanted.max_workers, lambda: bar.advance(task))
+    for answer in fields.values():
         if answer.left:
             say(f"left: `kubectl -n {wanted.namespace} delete pod {answer.left}` removes it; it ends by itself")
     if probes.interrupted:
         complain("diagnose", "interrupted")
         raise typer.Exit(INTERRUPTED)
-    return told
+    return fields
 
 
-def _with_records(snapshot: Snapshot, told: Mapping[str, NodeProbeAnswer]) -> Snapshot:
-    records = {name: answer.record for name, answer in told.items() if answer.record is not None}
-    nodes = (replace(one, record=records.get(one.name, one.record)) for one in snapshot.nodes)
+def _with_records(snapshot: Snapshot, fields: Mapping[str, NodeProbeAnswer]) -> Snapshot:
+    records = {name: answer.record for name, answer in fields.items() if answer.record is not None}
+    nodes = (replace(node, record=records.get(node.name, node.record)) for node in snapshot.nodes)
     return replace(snapshot, nodes=tuple(nodes))

@@ -61,8 +61,8 @@ class ProgressDisplay:
     def say(self, node: str, text: str, style: str = "") -> None:
         """One line, with the time, and the node's name where there are several."""
         time_of_day = Text(f"{datetime.now().astimezone():%H:%M:%S}", "dim")
-        whose = f"{node} | " if self._several else ""
-        line = Text.assemble((whose, "dim"), (printable(text), style))
+        owner = f"{node} | " if self._several else ""
+        line = Text.assemble((owner, "dim"), (printable(text), style))
         print_line(self._console, time_of_day, line, whole=text.lstrip().startswith(COMMAND))
 
     def stage(self, node: str, text: str) -> None:

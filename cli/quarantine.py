@@ -59,6 +59,6 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     from cli.quarantining import quarantine_nodes  # noqa: PLC0415
     from healthcheck.operations.drain import DrainPermissions  # noqa: PLC0415
 
-    wish = QuarantineOptions(drain, DrainPermissions(force, delete_emptydir_data), timeout, release_on_pass)
+    options = QuarantineOptions(drain, DrainPermissions(force, delete_emptydir_data), timeout, release_on_pass)
     access = Access(kubeconfig, context, request_timeout)
-    raise typer.Exit(quarantine_nodes(nodes, wish, access, output, dry_run=dry_run))
+    raise typer.Exit(quarantine_nodes(nodes, options, access, output, dry_run=dry_run))

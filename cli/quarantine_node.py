@@ -101,12 +101,12 @@ class NodeQuarantine:
     """Raises CouldNot, ClusterError, and Interrupted."""
 
     def __init__(
-        self, cluster: Cluster, name: str, wish: QuarantineOptions, patience: CommandRetries, voice: NodeProgress
+        self, cluster: Cluster, name: str, options: QuarantineOptions, patience: CommandRetries, voice: NodeProgress
     ) -> None:
         self._cluster = cluster
         self._name = name
         self._job_name = job_name(name)
-        self._wish = wish
+        self._wish = options
         self._patience = patience
         self._voice = voice
 
@@ -415,8 +415,8 @@ def _must_be_allowed(plan: DrainPlan) -> None:
 
 def _deadline_seconds(template: Mapping[str, Any]) -> float:
     """How long a Job of this template can take, and we to see its end."""
-    told = template["spec"].get("activeDeadlineSeconds")
-    return (told if isinstance(told, int) else _LONGEST_JOB_SECONDS) + _SLACK_SECONDS
+    result = template["spec"].get("activeDeadlineSeconds")
+    return (result if isinstance(result, int) else _LONGEST_JOB_SECONDS) + _SLACK_SECONDS
 
 
 def _record_of(node: NodeState, job: JobState, before: str) -> RunRecord | None:

@@ -49,7 +49,7 @@ _RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
 
 
 def quarantine_nodes(
-    nodes: Sequence[str], wish: QuarantineOptions, access: Access, form: TableFormat, *, dry_run: bool
+    nodes: Sequence[str], options: QuarantineOptions, access: Access, form: TableFormat, *, dry_run: bool
 ) -> int:
     """Returns the exit code, of several nodes the worst."""
     console = Screen(stderr=form is not TableFormat.TABLE)
@@ -61,7 +61,7 @@ def quarantine_nodes(
         results = [QuarantineOutcome(name, why_not=_in_one_line(error)) for name in nodes]
     else:
         with ProgressDisplay(console, nodes) as progress:
-            ward = QuarantineThreads(nodes, wish, progress, access)
+            ward = QuarantineThreads(nodes, options, progress, access)
             results = ward.plan() if dry_run else ward.run()
         interrupted = ward.interrupted
     if form is TableFormat.TABLE:
@@ -82,10 +82,10 @@ class QuarantineThreads:
     """The nodes of one command, each in a thread of its own."""
 
     def __init__(
-        self, names: Sequence[str], wish: QuarantineOptions, progress: ProgressDisplay, access: Access
+        self, names: Sequence[str], options: QuarantineOptions, progress: ProgressDisplay, access: Access
     ) -> None:
         self._names = names
-        self._wish = wish
+        self._wish = options
         self._progress = progress
         self._access = access
         self._stopping = threading.Event()
@@ -144,8 +144,8 @@ class QuarantineThreads:
         self._progress.stage(name, "")
         first, *details = _reason_lines(error)
         self._progress.say(name, first, "bold red")
-        for one in details:
-            self._progress.say(name, f"  {one}", "red")
+        for detail in details:
+            self._progress.say(name, f"  {detail}", "red")
         return QuarantineOutcome(name, why_not=_in_one_line(error))
 
     def _tell_what_stands(self, name: str) -> None:
@@ -164,7 +164,7 @@ class QuarantineThreads:
         return NodeQuarantine(cluster_of(self._access), name, self._wish, patience, voice)
 
 
-def _plan_words(plan: QuarantinePlan, wish: QuarantineOptions) -> Iterable[str]:
+def _plan_words(plan: QuarantinePlan, options: QuarantineOptions) -> Iterable[str]:
     if not plan.node.cordoned:
         yield "would be cordoned"
     else:
@@ -177,7 +177,7 @@ def _plan_words(plan: QuarantinePlan, wish: QuarantineOptions) -> Iterable[str]:
         return
     yield from (f"would evict {pod.title}{f' ({pod.warning})' if pod.warning else ''}" for pod in plan.drain.leaving)
     yield from (f"would leave {title}: {why}" for title, why in plan.drain.left)
-    if not wish.drain:
+    if not options.drain:
         yield "would leave all pods where they are (--no-drain): the test refuses to begin while one holds a GPU"
     yield f"would make Job {job_name(plan.node.name)}, and follow it"
 
@@ -213,8 +213,8 @@ def _checks_table(record: RunRecord) -> Table:
         table.add_column(name, no_wrap=True)
     table.add_column("seen", overflow="fold")
     causes: dict[str, list[str]] = {}
-    for one in record.unobserved or ():
-        causes.setdefault(one.check or "", []).append(printable(f"{one.cause}: {one.detail}"))
+    for cause_row in record.unobserved or ():
+        causes.setdefault(cause_row.check or "", []).append(printable(f"{cause_row.cause}: {cause_row.detail}"))
     for row in record.checks or ():
         check, status, severity = (printable(word or "") for word in (row.check, row.status, row.severity))
         seen = "; ".join(filter(None, [printable(row.seen or ""), *causes.get(check, ())]))

@@ -97,6 +97,8 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
         raise typer.BadParameter("either names of nodes or -l SELECTOR is wanted; --local is for this machine")
     from cli.releasing import release_nodes, release_selected  # noqa: PLC0415 - its help needs none of it
 
-    wish = ReleaseOptions(by, reason, keep_cordoned, dry_run, timeout if wait else 0.0)
+    options = ReleaseOptions(by, reason, keep_cordoned, dry_run, timeout if wait else 0.0)
     access = Access(kubeconfig, context, request_timeout)
-    raise typer.Exit(release_nodes(nodes, wish, access) if nodes else release_selected(selector, wish, access, yes=yes))
+    raise typer.Exit(
+        release_nodes(nodes, options, access) if nodes else release_selected(selector, options, access, yes=yes)
+    )

@@ -42,16 +42,16 @@ class CouldNotRelease(Exception):
     """The message says why."""
 
 
-def release_nodes(nodes: Sequence[str], wish: ReleaseOptions, access: Access) -> int:
+def release_nodes(nodes: Sequence[str], options: ReleaseOptions, access: Access) -> int:
     """Returns the exit code, of several nodes the worst."""
     try:
-        return _release_each(cluster_of(access), nodes, _signed(wish, access))
+        return _release_each(cluster_of(access), nodes, _signed(options, access))
     except ClusterError as error:
         complain("release", explained(error))
         return COULD_NOT
 
 
-def release_selected(selector: str, wish: ReleaseOptions, access: Access, *, yes: bool) -> int:
+def release_selected(selector: str, options: ReleaseOptions, access: Access, *, yes: bool) -> int:
     """Those with these labels that have something to release, once a person has seen it. Returns the exit code."""
     try:
         cluster = cluster_of(access)
@@ -65,20 +65,20 @@ def release_selected(selector: str, wish: ReleaseOptions, access: Access, *, yes
     if not nodes:
         complain("release", f"-l {selector!r}: no node has such labels")
         return COULD_NOT
-    shown = {one.name: _meant(release_of(one, "", "", datetime.now(UTC))) for one in nodes if _has_something(one)}
-    return _release_shown(cluster, shown, len(nodes), _signed(wish, access), yes=yes)
+    shown = {node.name: _meant(release_of(node, "", "", datetime.now(UTC))) for node in nodes if _has_something(node)}
+    return _release_shown(cluster, shown, len(nodes), _signed(options, access), yes=yes)
 
 
-def _signed(wish: ReleaseOptions, access: Access) -> ReleaseOptions:
-    return wish if wish.by else replace(wish, by=user_name(access) or getpass.getuser())
+def _signed(options: ReleaseOptions, access: Access) -> ReleaseOptions:
+    return options if options.by else replace(options, by=user_name(access) or getpass.getuser())
 
 
-def _release_each(cluster: Cluster, nodes: Iterable[str], wish: ReleaseOptions) -> int:
+def _release_each(cluster: Cluster, nodes: Iterable[str], options: ReleaseOptions) -> int:
     console = Screen(soft_wrap=True)
     codes = []
     for name in nodes:
         try:
-            codes.append(_release(cluster, name, wish, console))
+            codes.append(_release(cluster, name, options, console))
         except (ClusterError, CouldNotRelease) as error:
             complain("release", f"{name}: {explained(error)}")
             codes.append(COULD_NOT)
@@ -86,19 +86,19 @@ def _release_each(cluster: Cluster, nodes: Iterable[str], wish: ReleaseOptions) 
 
 
 def _release_shown(
-    cluster: Cluster, shown: Mapping[str, Findings], among: int, wish: ReleaseOptions, *, yes: bool
+    cluster: Cluster, shown: Mapping[str, Findings], among: int, options: ReleaseOptions, *, yes: bool
 ) -> int:
     console = Screen(soft_wrap=True)
     if not shown:
         console.print(f"{counted(among, 'node')}, and none has anything to release")
         return 0
-    code = _release_each(cluster, shown, replace(wish, dry_run=True))
-    if wish.dry_run or code:
+    code = _release_each(cluster, shown, replace(options, dry_run=True))
+    if options.dry_run or code:
         return code
     if not (yes or typer.confirm(f"Release {len(shown)} of {counted(among, 'node')}?")):
         console.print("nothing was changed")
         return STILL_STANDS
-    return max(_release_each(cluster, (name,), replace(wish, shown=meant)) for name, meant in shown.items())
+    return max(_release_each(cluster, (name,), replace(options, shown=meant)) for name, meant in shown.items())
 
 
 def _has_something(node: NodeState) -> bool:
@@ -106,31 +106,31 @@ def _has_something(node: NodeState) -> bool:
 
 
 def _meant(word: Release) -> Findings:
-    return frozenset((one.reason, one.subject, one.last_seen) for one in word.findings)
+    return frozenset((finding.reason, finding.subject, finding.last_seen) for finding in word.findings)
 
 
-def _release(cluster: Cluster, name: str, wish: ReleaseOptions, console: Screen) -> int:
+def _release(cluster: Cluster, name: str, options: ReleaseOptions, console: Screen) -> int:
     node = _read(cluster, name)
-    word = release_of(node, wish.by, wish.reason, datetime.now(UTC))
+    word = release_of(node, options.by, options.reason, datetime.now(UTC))
     if word.findings:
-        console.print(f"{name}: {'would release' if wish.dry_run else 'releasing'}")
+        console.print(f"{name}: {'would release' if options.dry_run else 'releasing'}")
         _show([fault for fault in faults_on(node) if fault.is_covered(word.findings)], console)
     elif node.tainted():
         console.print(f"{name}: no event finding is active; its agent lifts the taint unless a level finding keeps it")
     else:
         console.print(f"{name}: nothing to release: no event finding is active, and no taint of ours is there")
-    if not wish.dry_run:
-        node, word = _write(cluster, name, wish)
-    _show_cordon(node, wish, console)
-    if wish.dry_run or not (word.findings or node.tainted()):
+    if not options.dry_run:
+        node, word = _write(cluster, name, options)
+    _show_cordon(node, options, console)
+    if options.dry_run or not (word.findings or node.tainted()):
         _show_rest(node, word, console)
         stands = any(fault.severity >= Severity.RESET for fault in faults_on(node))
-        return STILL_STANDS if stands and not wish.dry_run else 0
-    if not wish.wait_seconds:
+        return STILL_STANDS if stands and not options.dry_run else 0
+    if not options.wait_seconds:
         console.print(f"{name}: written; the node's agent takes it as soon as it sees it")
         return 0
-    after = _wait(cluster, name, dump_release(word), wish.wait_seconds)
-    console.print(f"{name}: released by {printable(wish.by)}: {printable(wish.reason)}")
+    after = _wait(cluster, name, dump_release(word), options.wait_seconds)
+    console.print(f"{name}: released by {printable(options.by)}: {printable(options.reason)}")
     code = _show_rest(after, word, console)
     if after.tainted():
         console.print(f"{name}: its taint stays")
@@ -151,7 +151,7 @@ def _with_record(node: NodeState) -> NodeState:
     return node
 
 
-def _write(cluster: Cluster, name: str, wish: ReleaseOptions) -> tuple[NodeState, Release]:
+def _write(cluster: Cluster, name: str, options: ReleaseOptions) -> tuple[NodeState, Release]:
     """Write the release of what the Node's records show at this moment; whatever comes later is not meant.
 
     Returns the Node as it was then. Our cordon goes in the same patch.
@@ -159,11 +159,11 @@ def _write(cluster: Cluster, name: str, wish: ReleaseOptions) -> tuple[NodeState
     meant: list[tuple[NodeState, Release]] = []
 
     def releasing(latest: NodeState) -> dict[str, Any] | None:
-        word = release_of(_with_record(latest), wish.by, wish.reason, datetime.now(UTC))
-        if wish.shown is not None and not _meant(word) <= wish.shown:
+        word = release_of(_with_record(latest), options.by, options.reason, datetime.now(UTC))
+        if options.shown is not None and not _meant(word) <= options.shown:
             raise CouldNotRelease("it has findings that were not shown; nothing was written, look again")
         meant.append((latest, word))
-        return _patch(latest, word, wish)
+        return _patch(latest, word, options)
 
     try:
         cluster.update_node(name, releasing)
@@ -172,9 +172,9 @@ def _write(cluster: Cluster, name: str, wish: ReleaseOptions) -> tuple[NodeState
     return meant[-1]
 
 
-def _patch(node: NodeState, word: Release, wish: ReleaseOptions) -> dict[str, Any] | None:
+def _patch(node: NodeState, word: Release, options: ReleaseOptions) -> dict[str, Any] | None:
     """None where there is nothing to write."""
-    patch = None if wish.keep_cordoned else lift(node, word.at)
+    patch = None if options.keep_cordoned else lift(node, word.at)
     is_needed = word.findings or node.tainted()
     return annotated(node, {RELEASE: dump_release(word)}, patch) if is_needed else patch
 
@@ -207,16 +207,16 @@ def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
     return 0 if is_released else STILL_STANDS
 
 
-def _show_cordon(node: NodeState, wish: ReleaseOptions, console: Screen) -> None:
+def _show_cordon(node: NodeState, options: ReleaseOptions, console: Screen) -> None:
     """What becomes of the cordon, if the node is under one."""
     if not node.cordoned:
         return
-    why = "as you asked" if wish.keep_cordoned else why_kept(node, datetime.now(UTC))
+    why = "as you asked" if options.keep_cordoned else why_kept(node, datetime.now(UTC))
     by = printable(cordoned_by(node))
     if why:
         words = f"stays cordoned: {printable(why)}" + ("" if by else f" (kubectl uncordon {node.name})")
     else:
-        words = f"{'would be uncordoned' if wish.dry_run else 'uncordoned'}: it was cordoned by {by}"
+        words = f"{'would be uncordoned' if options.dry_run else 'uncordoned'}: it was cordoned by {by}"
     console.print(f"{node.name}: {words}")
 
 

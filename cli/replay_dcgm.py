@@ -62,24 +62,24 @@ class Document(Struct, frozen=True):
     saved_at: datetime
 
 
-def judge_document(document: Document, wish: ReplayOptions, here: LocalSettings) -> int:
+def judge_document(document: Document, options: ReplayOptions, here: LocalSettings) -> int:
     """Judge and show it; returns the exit code. Raises CaptureError where it is none of the diagnostic's."""
     answer = read_answer(document.raw)
     if not answer.documents and not answer.cut_off and not any(map(return_of_text, answer.said)):
         raise CaptureError(f"{document.name}: no document of dcgmi diag -j; expected is its JSON, of DCGM 2 to 4")
-    instance_type, policy = wish.instance_type, here.policy
+    instance_type, policy = options.instance_type, here.policy
     expected = Expectation(find_profile(here.profiles, instance_type), instance_type, policy=policy)
     check = _LEVELS[level_of(answer)]
     outcomes = judge((check,), Evidence({check.needs[0]: DcgmReading(answer)}), expected)
-    texts = {in_words(one): one.text for row in rows_of(answer) for one in row.errors if one.text}
+    texts = {in_words(error): error.text for row in rows_of(answer) for error in row.errors if error.text}
     lines = _lines(document.raw)
     outcomes = tuple(_sourced(outcome, texts, lines, document.name) for outcome in outcomes)
     now = Now(document.saved_at, 0.0)
     memory = after_deep_test(Memory(), deep_result(outcomes, now.wall, now.wall), now)
     verdict = decide(memory, outcomes)
-    if wish.form:
+    if options.form:
         record = records.render(verdict, memory, Identity("", instance_type), now.wall)
-        write_as(wish.form, json_rows.as_json(record), indent=None)
+        write_as(options.form, json_rows.as_json(record), indent=None)
     else:
         _show(document.name, verdict, answer, policy)
     return EXIT_CODES[verdict.status]
@@ -92,7 +92,7 @@ def _sourced(outcome: Outcome, texts: Mapping[str, str], lines: Mapping[bytes, i
         words = finding.detail if finding.detail in texts else finding.detail.rpartition(ALSO)[0]
         text = texts.get(words, "")
         # A test of the software of its own has its name before what the document says.
-        needles = (json.dumps(one)[1:-1].encode()[:_AS_SEARCHED] for one in (text, text.partition(": ")[2]) if one)
+        needles = (json.dumps(word)[1:-1].encode()[:_AS_SEARCHED] for word in (text, text.partition(": ")[2]) if word)
         number = next((lines[needle] for needle in needles if needle in lines), 0)
         return f"{name}:{number}" if number else name
 

@@ -15,18 +15,18 @@ from healthcheck.catalog.profiles import find_profile
 from healthcheck.memory.findings import Standing
 
 
-def judge_look(raw: bytes, wish: ReplayOptions, here: LocalSettings) -> int:
+def judge_look(raw: bytes, options: ReplayOptions, here: LocalSettings) -> int:
     """Returns the exit code. Raises CaptureError where it is no look, or one of nonsense."""
-    name = wish.files[0]
+    name = options.files[0]
     try:
-        result = judged(_look(raw, wish.instance_type, here))
+        result = judged(_look(raw, options.instance_type, here))
     except EvidenceError as error:
         raise CaptureError(f"{name}: {error}") from error
     except (ArithmeticError, ValueError) as error:  # such as 1e300 seconds: JSON can say it and no probe ever does
         raise CaptureError(f"{name}: its values make no sense: {error}") from error
-    standing = tuple(_sourced(one, name) for one in result.memory.standing)
+    standing = tuple(_sourced(finding, name) for finding in result.memory.standing)
     result = replace(result, memory=replace(result.memory, standing=standing))
-    show(result, wish.form, verbose=wish.verbose)
+    show(result, options.form, verbose=options.verbose)
     return EXIT_CODES[result.verdict.status]
 
 

@@ -27,36 +27,36 @@ from healthcheck.verdict.verdict import Verdict, decide
 _LONGEST_SHOWN = 160
 
 
-def judge_files(wish: ReplayOptions) -> int:
+def judge_files(options: ReplayOptions) -> int:
     """Returns the exit code."""
-    captures, here = Captures(list(wish.files), wish.kind), read_here("replay")
+    captures, here = Captures(list(options.files), options.kind), read_here("replay")
     try:
-        replayed = _replayed(captures, wish.instance_type, here)
+        replayed = _replayed(captures, options.instance_type, here)
         if captures.evidence is not None:
             from cli.replay_look import judge_look  # noqa: PLC0415 - a log needs few checks, a look all of them
 
-            return judge_look(captures.evidence, wish, here)
+            return judge_look(captures.evidence, options, here)
         if captures.dcgm is not None:
             from cli.replay_dcgm import Document, judge_document  # noqa: PLC0415 - the same
 
-            return judge_document(Document(wish.files[0], captures.dcgm, captures.saved_at), wish, here)
+            return judge_document(Document(options.files[0], captures.dcgm, captures.saved_at), options, here)
     except CaptureError as error:
         complain("replay", str(error))
         raise typer.Exit(USAGE) from None
-    return _judge_log(captures, replayed, wish)
+    return _judge_log(captures, replayed, options)
 
 
-def _judge_log(captures: Captures, replayed: Replay, wish: ReplayOptions) -> int:
+def _judge_log(captures: Captures, replayed: Replay, options: ReplayOptions) -> int:
     memory = replayed.ended(captures.boot_id, captures.undated_by)
     verdict = decide(memory, replayed.outcomes(captures.unobserved()))
-    if wish.form:
+    if options.form:
         assert replayed.now is not None
-        identity = Identity(captures.host, wish.instance_type)
+        identity = Identity(captures.host, options.instance_type)
         record = records.render(verdict, memory, identity, replayed.now.wall + captures.undated_by)
-        write_as(wish.form, json_rows.as_json(record), indent=None)
+        write_as(options.form, json_rows.as_json(record), indent=None)
     else:
-        _show(", ".join(wish.files), verdict, replayed)
-    if wish.verbose:
+        _show(", ".join(options.files), verdict, replayed)
+    if options.verbose:
         _show_passed_over(captures, replayed)
     return EXIT_CODES[verdict.status]
 
@@ -93,14 +93,16 @@ def _finding(standing: Standing) -> Text:
 def _show_passed_over(captures: Captures, replayed: Replay) -> None:
     """On standard error, so that `--json` keeps standard output for the record."""
     passed = captures.passed_over
-    said = [f"no fault: {reason} on {subject}: {count}" for (reason, subject), count in replayed.ignored.most_common()]
+    messages = [
+        f"no fault: {reason} on {subject}: {count}" for (reason, subject), count in replayed.ignored.most_common()
+    ]
     for count, what in (
         (passed.refused, "lines refused, their facility is not the kernel's"),
         (passed.quoted, "lines quoted, something else stands before the message"),
         (passed.repeated, "events told again in another section"),
     ):
         if count:
-            said.append(f"{what}: {count}")
-    said += [f"not read to its end: {what}" for what in passed.cut]
-    for one in said:
-        say(printable(one, _LONGEST_SHOWN))
+            messages.append(f"{what}: {count}")
+    messages += [f"not read to its end: {what}" for what in passed.cut]
+    for text in messages:
+        say(printable(text, _LONGEST_SHOWN))

@@ -75,5 +75,5 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
     from cli.fleet_table import tell  # noqa: PLC0415 - its help needs none of it
 
     access = Access(kubeconfig, context, request_timeout)
-    wish = StatusOptions(access, output, selector, watch, not no_headers, by_node, prometheus)
-    raise typer.Exit(tell(wish))
+    options = StatusOptions(access, output, selector, watch, not no_headers, by_node, prometheus)
+    raise typer.Exit(tell(options))

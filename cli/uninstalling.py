@@ -60,11 +60,11 @@ def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -
     if (gone or rules) and not (yes or typer.confirm("Take all this off?")):
         console.print("nothing was changed")
         return LEFT
-    failed = [one.node for one in gone if not take_off(cluster, one.node, console)]
+    failed = [removal.node for removal in gone if not take_off(cluster, removal.node, console)]
     for rule in rules:
         taints.delete_rule(rule)
     remain = taints.list_all_rules() if rules else ()
-    if left := [*(one.node for one in _look(cluster)), *(one.name for one in remain)]:
+    if left := [*(removal.node for removal in _look(cluster)), *(device_rule.name for device_rule in remain)]:
         why = "" if failed else ": something of ours wrote it again; what still runs?"
         complain("uninstall", f"still there on {named(left, _MOST_NAMED)}{why}")
         return COULD_NOT if failed else LEFT
@@ -77,7 +77,7 @@ def _rules(taints: DeviceTaints, gone: Sequence[Removal], console: Screen) -> tu
     try:
         return taints.list_all_rules()
     except Forbidden as error:
-        if any(one.has_rules for one in gone):
+        if any(removal.has_rules for removal in gone):
             raise
         console.print(f"DeviceTaintRules can't be seen, and no node's record tells of one of ours: {error}")
         console.print(f"Whoever may list them sees whether one is left:\n  {SHOW_RULES}")
@@ -85,8 +85,8 @@ def _rules(taints: DeviceTaints, gone: Sequence[Removal], console: Screen) -> tu
 
 
 def _show_all(gone: Sequence[Removal], rules: Sequence[DeviceRule], console: Screen) -> None:
-    for one in gone:
-        _show(one, console)
+    for planned in gone:
+        _show(planned, console)
     for rule in rules:
         console.print(f"DeviceTaintRule {printable(rule.name)}: a GPU takes work again, and its verdict is {rule.tier}")
     console.print(f"{_counted(gone)} something of ours" if gone else "no node carries anything of ours")
@@ -119,21 +119,21 @@ def take_off(cluster: Cluster, name: str, console: Screen) -> bool:
     return True
 
 
-def _show(one: Removal, console: Screen) -> None:
+def _show(removal: Removal, console: Screen) -> None:
     parts = [
-        _listed("label", one.labels),
-        _listed("annotation", one.annotations),
-        _listed("taint", one.taints),
-        _listed("condition", one.conditions),
+        _listed("label", removal.labels),
+        _listed("annotation", removal.annotations),
+        _listed("taint", removal.taints),
+        _listed("condition", removal.conditions),
     ]
-    console.print(f"{one.node}: {'; '.join(filter(None, parts))}")
-    if one.field_managers:
-        console.print(f"  clears {one.field_managers} field managers, more than a Node has by itself")
-    if one.uncordoned:
-        console.print(f"  is uncordoned: {printable(one.uncordoned)} had cordoned it")
-    if one.verdict in _BAD:
-        console.print(f"  takes work again, and its verdict is {one.verdict}")
-    for what in one.kept:
+    console.print(f"{removal.node}: {'; '.join(filter(None, parts))}")
+    if removal.field_managers:
+        console.print(f"  clears {removal.field_managers} field managers, more than a Node has by itself")
+    if removal.uncordoned:
+        console.print(f"  is uncordoned: {printable(removal.uncordoned)} had cordoned it")
+    if removal.verdict in _BAD:
+        console.print(f"  takes work again, and its verdict is {removal.verdict}")
+    for what in removal.kept:
         console.print(f"  keeps {printable(what)}: somebody else set it")
 
 
@@ -150,7 +150,7 @@ def _listed(noun: str, keys: Sequence[str]) -> str:
 def _say_what_runs(running: Sequence[PodOwner]) -> None:
     complain(
         "uninstall",
-        f"our own programs are still there, and would write again: {named([str(one) for one in running], _MOST_NAMED)}",
+        f"our own programs still run, and would write again: {named([str(owner) for owner in running], _MOST_NAMED)}",
     )
     say(f"End them, wait until their pods are gone, and run this again:\n  {STOP}")
 
@@ -160,7 +160,7 @@ def _say_what_remains(gone: Sequence[Removal], console: Screen) -> None:
     console.print(
         f"On the nodes' disks stay what agents remember and NVIDIA's reports; on each node:\n  {DELETE_FILES}"
     )
-    if any(taint.startswith(STARTUP) for one in gone for taint in one.taints):
+    if any(taint.startswith(STARTUP) for removal in gone for taint in removal.taints):
         console.print(f"Take {STARTUP} out of whatever creates nodes: nobody would take it off new ones.")
-    if any(what.startswith(f"label {ENABLED}=") for one in gone for what in one.kept):
+    if any(what.startswith(f"label {ENABLED}=") for removal in gone for what in removal.kept):
         console.print(f"A person's label is left for the next time:\n  kubectl label nodes -l {ENABLED} {ENABLED}-")

@@ -35,10 +35,10 @@ def with_shares(snapshot: Snapshot, url: str) -> Snapshot:
     if not any(map(has_hami, snapshot.nodes)):
         return snapshot
     try:
-        told = (*read_memory(instant(url, MEMORY)), *read_cores(instant(url, CORES)))
+        uses = (*read_memory(instant(url, MEMORY)), *read_cores(instant(url, CORES)))
     except PrometheusError:
         return snapshot  # what is asked of the same Prometheus next says why
-    return replace(snapshot, share_use=told)
+    return replace(snapshot, share_use=uses)
 
 
 def _there(url: str, series: list[object]) -> list[object]:

@@ -57,7 +57,7 @@ def _look(cluster: Cluster, deadline: float) -> list[Verification]:
 
 
 def _all_hold(answers: list[Verification]) -> bool:
-    return all(one.holds for one in answers)
+    return all(answer.holds for answer in answers)
 
 
 def answers_of(cluster: Cluster) -> Iterator[Verification]:
@@ -85,8 +85,8 @@ def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
     """Yield the nodes with so many field managers that each of their writes is slow."""
     crowded = sorted(node.name for node in nodes if node.field_managers > MOST_FIELD_MANAGERS)
     if crowded:
-        said = f"more than {MOST_FIELD_MANAGERS} on {named(crowded, _MOST_NAMED)}: {_CROWDED}"
-        yield Verification("field managers", holds=False, said=said)
+        message = f"more than {MOST_FIELD_MANAGERS} on {named(crowded, _MOST_NAMED)}: {_CROWDED}"
+        yield Verification("field managers", holds=False, said=message)
 
 
 def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
@@ -97,9 +97,9 @@ def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
         if inventory is not None and inventory.dcgm is not None and inventory.dcgm.cause:
             by_cause.setdefault(inventory.dcgm.cause, []).append(node.name)
     for name, names in sorted(by_cause.items()):
-        remedy = next((one.action for one in dcgm_causes.CAUSES if one.name == name), "")
-        said = f"left out on {named(sorted(names), _MOST_NAMED)}: {name}. {remedy}"
-        yield Verification("deep tests", holds=False, said=said)
+        remedy = next((cause.action for cause in dcgm_causes.CAUSES if cause.name == name), "")
+        message = f"left out on {named(sorted(names), _MOST_NAMED)}: {name}. {remedy}"
+        yield Verification("deep tests", holds=False, said=message)
 
 
 _CROWDED = (
@@ -114,8 +114,8 @@ def _table(answers: list[Verification]) -> Table:
     table = Table()
     for title in ("what", "", "found"):
         table.add_column(title)
-    for one in answers:
-        table.add_row(one.about, Text(*_MARKS[one.holds]), one.said)
+    for answer in answers:
+        table.add_row(answer.about, Text(*_MARKS[answer.holds]), answer.said)
     return table
 
 

@@ -50,7 +50,7 @@ def answers(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], dry_run: DryR
 
 def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) -> Admission:
     """The API server itself: all admission runs, and nothing is stored."""
-    metadata = {key: one for key, one in raw["metadata"].items() if key != "name"}
+    metadata = {key: entry for key, entry in raw["metadata"].items() if key != "name"}
     metadata["generateName"] = f"{pod.meta.name}-"
     try:
         made = pod_of(dry_run(pod.meta.namespace, {**raw, "metadata": metadata}))
@@ -63,83 +63,83 @@ def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) 
     return Admission(made, asked=True)
 
 
-def page(told: Iterable[WouldFit]) -> Iterator[Text]:
+def page(answers: Iterable[WouldFit]) -> Iterator[Text]:
     """What to print, in order."""
-    for one in told:
-        yield from _head(one)
-        for node in islice(_best_first(one.nodes), _MOST_NODES):
+    for answer in answers:
+        yield from _head(answer)
+        for node in islice(_best_first(answer.nodes), _MOST_NODES):
             yield from _node(node)
-        if len(one.nodes) > _MOST_NODES:
-            yield Text(f"… and {len(one.nodes) - _MOST_NODES} more nodes: -o json has them all.")
+        if len(answer.nodes) > _MOST_NODES:
+            yield Text(f"… and {len(answer.nodes) - _MOST_NODES} more nodes: -o json has them all.")
 
 
-def document(told: Iterable[WouldFit]) -> list[dict[str, Any]]:
+def document(answers: Iterable[WouldFit]) -> list[dict[str, Any]]:
     """For programs."""
     return [
         {
-            "pod": one.pod,
-            "fits": one.fits,
-            "refused": one.admission.refused,
-            "admission": "dry run" if one.admission.asked else "by rules",
-            "admission_not_asked": one.admission.why_not,
-            "webhook_passes_by": one.admission.passed_by,
-            "added": list(one.added),
-            "containers_without_cards": list(one.unread),
-            "nodes": [_node_document(node) for node in one.nodes],
+            "pod": answer.pod,
+            "fits": answer.fits,
+            "refused": answer.admission.refused,
+            "admission": "dry run" if answer.admission.asked else "by rules",
+            "admission_not_asked": answer.admission.why_not,
+            "webhook_passes_by": answer.admission.passed_by,
+            "added": list(answer.added),
+            "containers_without_cards": list(answer.unread),
+            "nodes": [_node_document(node) for node in answer.nodes],
         }
-        for one in told
+        for answer in answers
     ]
 
 
-def _head(one: WouldFit) -> Iterator[Text]:
-    fitting = [node.node for node in one.nodes if node.fits]
-    if one.admission.refused:
-        yield Text(f"{one.pod} would not be made: {one.admission.refused}", "bold red")
+def _head(answer: WouldFit) -> Iterator[Text]:
+    fitting = [node.node for node in answer.nodes if node.fits]
+    if answer.admission.refused:
+        yield Text(f"{answer.pod} would not be made: {answer.admission.refused}", "bold red")
         return
     if fitting:
         nodes = named(fitting, _MOST_NAMED)
-        yield Text(f"{one.pod} fits on {len(fitting)} of {len(one.nodes)} GPU nodes: {nodes}", "bold green")
+        yield Text(f"{answer.pod} fits on {len(fitting)} of {len(answer.nodes)} GPU nodes: {nodes}", "bold green")
     else:
-        yield Text(f"{one.pod} fits on none of {len(one.nodes)} GPU nodes", "bold red")
-    by = "the API server's dry run" if one.admission.asked else "HAMi's rules"
-    if one.added:
-        yield Text(f"  admission would add, by {by}: {'; '.join(one.added)}")
-    for name in one.unread:
+        yield Text(f"{answer.pod} fits on none of {len(answer.nodes)} GPU nodes", "bold red")
+    by = "the API server's dry run" if answer.admission.asked else "HAMi's rules"
+    if answer.added:
+        yield Text(f"  admission would add, by {by}: {'; '.join(answer.added)}")
+    for name in answer.unread:
         yield Text(f"  container {name} would get no card: its numbers of cards and MiB are none for HAMi", "bold red")
-    if one.admission.passed_by:
-        yield Text(f"  HAMi's webhook would leave it alone: {one.admission.passed_by}", "yellow")
-    if one.admission.why_not:
-        yield Text(f"  admission was not asked: {one.admission.why_not}", "dim")
+    if answer.admission.passed_by:
+        yield Text(f"  HAMi's webhook would leave it alone: {answer.admission.passed_by}", "yellow")
+    if answer.admission.why_not:
+        yield Text(f"  admission was not asked: {answer.admission.why_not}", "dim")
 
 
 def _node(node: NodeAnswer) -> Iterator[Text]:
     line = Text.assemble("  ", (node.node, "bold"))
     line.append(f"  {_why(node)}", "green" if node.fits else "red")
     yield line
-    codes = {one.uuid: one for one in node.verdict.cards} if node.verdict is not None else {}
+    codes = {card_verdict.uuid: card_verdict for card_verdict in node.verdict.cards} if node.verdict is not None else {}
     for card in node.cards if not node.unregistered else ():
         verdict = codes.get(card.card.uuid)
-        says = "no card of NVIDIA by its type" if verdict is None else _says(card, verdict)
+        message = "no card of NVIDIA by its type" if verdict is None else _says(card, verdict)
         fits = verdict is not None and verdict.code is None
-        yield Text(f"    {card.card.index} {card.card.uuid}  {says}", "" if fits else "dim")
+        yield Text(f"    {card.card.index} {card.card.uuid}  {message}", "" if fits else "dim")
 
 
 def _best_first(nodes: Iterable[NodeAnswer]) -> list[NodeAnswer]:
-    return sorted(nodes, key=lambda one: (not one.fits, len(one.obstacles), one.node))
+    return sorted(nodes, key=lambda answer: (not answer.fits, len(answer.obstacles), answer.node))
 
 
 def _why(node: NodeAnswer) -> str:
-    said = [str(one) for one in node.obstacles]
+    messages = [str(obstacle) for obstacle in node.obstacles]
     if node.unregistered:
-        said.append(node.unregistered)
+        messages.append(node.unregistered)
     elif node.verdict is not None and not node.verdict.fits:
-        said.append(f"container {node.verdict.container}: {node.verdict.reason}")
-    return "; ".join(said) or "fits"
+        messages.append(f"container {node.verdict.container}: {node.verdict.reason}")
+    return "; ".join(messages) or "fits"
 
 
-def _says(card: CardUsage, one: CardVerdict) -> str:
+def _says(card: CardUsage, verdict: CardVerdict) -> str:
     free = f": {card.free.memory} MiB, {card.free.cores} %, {card.free.slots} places free"
-    return f"{one}{free if one.code is None else ''}"
+    return f"{verdict}{free if verdict.code is None else ''}"
 
 
 def _node_document(node: NodeAnswer) -> dict[str, Any]:
@@ -147,19 +147,19 @@ def _node_document(node: NodeAnswer) -> dict[str, Any]:
     return {
         "node": node.node,
         "fits": node.fits,
-        "obstacles": [str(one) for one in node.obstacles],
+        "obstacles": [str(obstacle) for obstacle in node.obstacles],
         "hami": None if node.verdict is None else node.verdict.reason or "fits",
         "unregistered": node.unregistered,
         "cards": [
             {
-                "uuid": one.card.uuid,
-                "memory_mib_free": one.free.memory,
-                "cores_percent_free": one.free.cores,
-                "slots_free": one.free.slots,
-                "code": code.value if (code := codes[one.card.uuid].code) is not None else None,
+                "uuid": card.card.uuid,
+                "memory_mib_free": card.free.memory,
+                "cores_percent_free": card.free.cores,
+                "slots_free": card.free.slots,
+                "code": code.value if (code := codes[card.card.uuid].code) is not None else None,
             }
-            for one in node.cards
-            if one.card.uuid in codes
+            for card in node.cards
+            if card.card.uuid in codes
         ],
     }
 

@@ -64,7 +64,7 @@ class Pool(Struct, frozen=True):
 
     @property
     def held(self) -> int:
-        return sum(one.amount for one in self.holders)
+        return sum(holder.amount for holder in self.holders)
 
     @property
     def idle(self) -> int:
@@ -149,10 +149,10 @@ class Total(Struct, frozen=True):
     free: int
 
 
-def totals(told: Allocation) -> tuple[Total, ...]:
+def totals(allocation: Allocation) -> tuple[Total, ...]:
     """Over all nodes, by resource and kind."""
     sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for node in told.nodes:
+    for node in allocation.nodes:
         for pool in node.pools:
             amounts = sums[pool.resource, pool.kind]
             for place, number in enumerate((pool.capacity, pool.total, pool.held, pool.free)):
@@ -161,8 +161,8 @@ def totals(told: Allocation) -> tuple[Total, ...]:
 
 
 def _average(loads: Iterable[CardLoad]) -> float | None:
-    told = [one.percent for one in loads]
-    return sum(told) / len(told) if told else None
+    secondses = [load.percent for load in loads]
+    return sum(secondses) / len(secondses) if secondses else None
 
 
 def allocation(snapshot: Snapshot) -> Allocation:
@@ -172,7 +172,7 @@ def allocation(snapshot: Snapshot) -> Allocation:
     nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
     loaded = loads(snapshot, snapshot.gpu_use, {node: [pod.subject for pod in some] for node, some in pods.items()})
     in_use, shared = used(snapshot), dict(_shared(snapshot))
-    told = tuple(
+    allocations = tuple(
         replace(
             _of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed, shared.get(one.name)),
             loads=tuple(loaded.get(one.name, ())),
@@ -181,7 +181,9 @@ def allocation(snapshot: Snapshot) -> Allocation:
         for one in nodes
     )
     scaling = dict(_scaling(snapshot, cards)) if cards else {}
-    return Allocation(told, _namespaces(snapshot, told), snapshot.sees("Pod"), scaling, snapshot.missing.get(USE, ""))
+    return Allocation(
+        allocations, _namespaces(snapshot, allocations), snapshot.sees("Pod"), scaling, snapshot.missing.get(USE, "")
+    )
 
 
 def _scaling(snapshot: Snapshot, cards: Collection[str]) -> Iterator[tuple[str, float]]:
@@ -196,9 +198,9 @@ def _scaling(snapshot: Snapshot, cards: Collection[str]) -> Iterator[tuple[str, 
         if its.settings.memory_scaling is not None:
             yield from ((name, its.settings.memory_scaling) for name in sorted(its.nodes.intersection(cards)))
     for _, config in node_configs(snapshot):
-        for one in config.nodes:
-            if one.memory_scaling is not None and one.name in cards:
-                yield one.name, one.memory_scaling
+        for node in config.nodes:
+            if node.memory_scaling is not None and node.name in cards:
+                yield node.name, node.memory_scaling
 
 
 def _shared(snapshot: Snapshot) -> Iterator[tuple[str, _Shared]]:
@@ -231,10 +233,10 @@ def _of_node(
     pools += claimed.get(node.name, [])
     return NodeAllocation(
         node.name,
-        node.meta.labels.get("nvidia.com/gpu.product", "") or next((one.card.kind for one in cards), ""),
+        node.meta.labels.get("nvidia.com/gpu.product", "") or next((card.card.kind for card in cards), ""),
         _cards(node, pools, len(cards)),
         closed,
-        tuple(replace(one, closed=bool(closed)) for one in pools),
+        tuple(replace(pool, closed=bool(closed)) for pool in pools),
         _left(node, held, "cpu"),
         _left(node, held, "memory"),
         cards,
@@ -276,13 +278,13 @@ def _places(resource: str, cards: Iterable[CardUsage]) -> Pool:
     The node offers these slots, regardless of how much memory and how many cores are free.
     """
     parts: defaultdict[str, Share] = defaultdict(Share)
-    for one in cards:
-        for pod, part in one.pods:
+    for card in cards:
+        for pod, part in card.pods:
             parts[pod] = parts[pod].plus(part)
     holders = tuple(PoolShare(pod, part.slots, part.memory, part.cores) for pod, part in parts.items())
-    usable = [one.card for one in cards if one.usable]
-    slots, memory, cores = (sum(getattr(one, name) for one in usable) for name in ("slots", "memory", "cores"))
-    there = sum(one.card.slots for one in cards)
+    usable = [card.card for card in cards if card.usable]
+    slots, memory, cores = (sum(getattr(card, name) for card in usable) for name in ("slots", "memory", "cores"))
+    there = sum(card.card.slots for card in cards)
     return Pool(resource, "places on cards by HAMi", there, slots, holders, memory, cores)
 
 
@@ -299,8 +301,8 @@ def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:
         for device in devices:
             for pod in reserved.get(device, [])[:1]:
                 holders[pod] += 1
-        told = tuple(PoolShare(pod, number) for pod, number in sorted(holders.items()))
-        found[node].append(Pool(driver, kind, len(devices), len(devices), told))
+        shares = tuple(PoolShare(pod, number) for pod, number in sorted(holders.items()))
+        found[node].append(Pool(driver, kind, len(devices), len(devices), shares))
     return found
 
 
@@ -309,9 +311,11 @@ def _published(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[str]]:
     devices: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for pool in snapshot.pools.values():
         kind = "devices by DRA" if is_whole(pool) else "devices by DRA, not all published yet"
-        for one in pool:
-            if one.node and one.driver in GPU_DRIVERS:
-                devices[one.node, one.driver, kind] += (f"{one.driver}/{one.pool}/{its.name}" for its in one.devices)
+        for resource_slice in pool:
+            if resource_slice.node and resource_slice.driver in GPU_DRIVERS:
+                devices[resource_slice.node, resource_slice.driver, kind] += (
+                    f"{resource_slice.driver}/{resource_slice.pool}/{its.name}" for its in resource_slice.devices
+                )
     return devices
 
 
@@ -328,10 +332,10 @@ def _cards(node: Node, pools: Iterable[Pool], registered_cards: int) -> int | No
     counted = node.meta.labels.get("nvidia.com/gpu.count", "")
     if counted.isascii() and counted.isdigit() and len(counted) < 6 and "-MIG-" not in product:
         return int(counted)
-    plain = [one for one in pools if one.resource in (GPU, SHARED)]
+    plain = [pool for pool in pools if pool.resource in (GPU, SHARED)]
     if plain and "-MIG-" not in product:
-        return sum(one.capacity for one in plain) // max(_copies(node), 1)
-    by_claims = [one.capacity for one in pools if one.resource in GPU_DRIVERS]
+        return sum(pool.capacity for pool in plain) // max(_copies(node), 1)
+    by_claims = [pool.capacity for pool in pools if pool.resource in GPU_DRIVERS]
     return sum(by_claims) if by_claims else None
 
 
@@ -358,12 +362,14 @@ def _namespaces(snapshot: Snapshot, nodes: Iterable[NodeAllocation]) -> tuple[Na
     by_name = snapshot.by_node
     for node in nodes:
         for pool in node.pools:
-            for one in pool.holders:
-                namespace = one.pod.split("/")[1]
-                devices[namespace][pool.resource] += one.amount
-                memory[namespace] += one.memory or _memory(by_name.get(node.node), pool, one.amount)
+            for holder in pool.holders:
+                namespace = holder.pod.split("/")[1]
+                devices[namespace][pool.resource] += holder.amount
+                memory[namespace] += holder.memory or _memory(by_name.get(node.node), pool, holder.amount)
     names = sorted({*pending, *running, *devices})
-    return tuple(NamespaceAllocation(one, pending[one], running[one], dict(devices[one]), memory[one]) for one in names)
+    return tuple(
+        NamespaceAllocation(name, pending[name], running[name], dict(devices[name]), memory[name]) for name in names
+    )
 
 
 def _memory(node: Node | None, pool: Pool, number: int) -> int:

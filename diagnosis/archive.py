@@ -71,22 +71,22 @@ class Archive:
 
     def _headers(self) -> Iterator[_Header]:
         """Headers of members, each with the name and the size that the extended headers before it give."""
-        said: dict[str, str] = {}
+        fields: dict[str, str] = {}
         for _ in range(MOST_HEADERS):
             header = self._next()
             if header is None:
                 return
             if header.kind in _EXTENDED:
-                said |= self._extended(header)
+                fields |= self._extended(header)
                 continue
-            size = _number(said["size"]) if "size" in said else header.size
-            name = printable(said.get("path", header.name), _LONGEST_NAME)
-            sparse = header.kind == _SPARSE or any(key.startswith("GNU.sparse.") for key in said)
+            size = _number(fields["size"]) if "size" in fields else header.size
+            name = printable(fields.get("path", header.name), _LONGEST_NAME)
+            sparse = header.kind == _SPARSE or any(key.startswith("GNU.sparse.") for key in fields)
             if sparse and name.endswith(self._suffix):
                 raise ArchiveError(f"{name[:_LONGEST_SHOWN]} is a sparse file; pack it as a plain one")
             header = _Header(name, header.kind, self._bounded(name, size))
             yield header
-            said = {}
+            fields = {}
         raise ArchiveError(f"over {MOST_HEADERS:,} headers; so many are read at most")
 
     def _next(self) -> _Header | None:
@@ -163,10 +163,10 @@ def is_header(block: bytes | bytearray) -> bool:
     if len(block) < _BLOCK or not block[148:156].strip(b" \0"):
         return False
     try:
-        told = _number(block[148:156])
+        number = _number(block[148:156])
     except _Damaged:
         return False
-    return told == sum(block[:148]) + 8 * 0x20 + sum(block[156:_BLOCK])
+    return number == sum(block[:148]) + 8 * 0x20 + sum(block[156:_BLOCK])
 
 
 def _parse(block: bytes | bytearray) -> _Header:

@@ -44,8 +44,8 @@ class Bundle:
 
         `listed`: kinds that were listed completely, even if no object of them exists. Raises OSError.
         """
-        told = {"schema": SCHEMA, "at": timestamp(at), "missing": dict(missing), "listed": sorted(listed)}
-        header = json.dumps(told)
+        fields = {"schema": SCHEMA, "at": timestamp(at), "missing": dict(missing), "listed": sorted(listed)}
+        header = json.dumps(fields)
         with self._open, open(path, "xb", opener=_private) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             _add(archive, HEADER, at, io.BytesIO(header.encode()))
             for kind, objects in sorted(self._files.items()):

@@ -50,7 +50,7 @@ class Chain(Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        return all(one.state is LinkState.FINE for one in self.steps)
+        return all(step.state is LinkState.FINE for step in self.steps)
 
 
 def chains_of(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
@@ -68,9 +68,9 @@ def chain(pod: Pod, problems: Iterable[Problem], warning: str = "") -> tuple[Ste
     passed = dict(_passed(pod))
     stands_at = next((link for link in Link if link not in passed), Link.RUNNING)
     broken: dict[Link, list[Problem]] = {}
-    for one in touching(problems, pod):
+    for problem in touching(problems, pod):
         # A fault of a node or a component stops the pod at its current link.
-        broken.setdefault(one.found.cause.link or stands_at, []).append(one)
+        broken.setdefault(problem.found.cause.link or stands_at, []).append(problem)
     waits_for = "; ".join(filter(None, (_why_waiting(pod), warning)))
     return tuple(steps(tuple(Link), passed, broken, waits_for))
 
@@ -117,18 +117,18 @@ def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
         return
     yield Link.ACCEPTED, "the kubelet reports its containers"
     ready = pod.condition("PodReadyToStartContainers")
-    begun = [one for one in pod.states if one.running or one.ended or one.last_ended or one.started]
+    begun = [state for state in pod.states if state.running or state.ended or state.last_ended or state.started]
     if not begun and not (ready and ready.status == "True"):
         return
     yield Link.RUNTIME, "it has a sandbox"
     if not begun:
         return
     yield Link.PREPARED, "images are pulled"
-    started = [one for one in begun if one.running or _ran(one.ended) or _ran(one.last_ended)]
+    started = [state for state in begun if state.running or _ran(state.ended) or _ran(state.last_ended)]
     if not started:
         return
-    yield Link.STARTED, ", ".join(one.name for one in started)
-    if pod.phase == "Succeeded" or all(one.ready or one.ended for one in pod.states):
+    yield Link.STARTED, ", ".join(state.name for state in started)
+    if pod.phase == "Succeeded" or all(state.ready or state.ended for state in pod.states):
         yield Link.RUNNING, "it has ended well" if pod.phase == "Succeeded" else "its containers run"
 
 
@@ -137,7 +137,7 @@ def _ran(ended: ContainerEnd | None) -> bool:
 
 
 def _why_waiting(pod: Pod) -> str:
-    waiting = next((one for one in pod.states if one.waiting), None)
+    waiting = next((state for state in pod.states if state.waiting), None)
     if waiting is not None:
         return ": ".join(filter(None, (waiting.waiting, waiting.message)))
     scheduled = pod.condition("PodScheduled")
@@ -154,7 +154,7 @@ def _newest_warning(snapshot: Snapshot, pod: Pod) -> str:
 
 def _all(problems: Iterable[Problem], subjects: frozenset[str]) -> Iterator[Problem]:
     """Yield problems, and their consequences, that concern one of the subjects directly."""
-    for one in problems:
-        if one.found.subject in subjects or not subjects.isdisjoint(one.found.affected):
-            yield one
-        yield from _all((child for child in one.consequences if touches(child, subjects)), subjects)
+    for problem in problems:
+        if problem.found.subject in subjects or not subjects.isdisjoint(problem.found.affected):
+            yield problem
+        yield from _all((child for child in problem.consequences if touches(child, subjects)), subjects)

@@ -74,13 +74,13 @@ class Collector:
         """
         now = datetime.now(UTC)
         with ThreadPoolExecutor(_AT_ONCE, "list") as pool:
-            plain = [one for one in self._kinds if not one.names and one.kind not in self._whole]
+            plain = [api_kind for api_kind in self._kinds if not api_kind.names and api_kind.kind not in self._whole]
             errors = list(pool.map(lambda kind: self._take(kind, where, namespace), plain))
         if all(errors) and not self._whole:
             raise next(error for error in errors if error is not None)
         seen = self._built(now)
         places = _of_hami(seen)
-        for kind in (one for one in self._kinds if one.names):
+        for kind in (api_kind for api_kind in self._kinds if api_kind.names):
             self._take(kind, where if places is None else lambda _: places, namespace)
         return seen if places == [] else self._built(now)
 
@@ -92,7 +92,7 @@ class Collector:
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return the present state of the pod; None if it does not exist. Raises ClusterError."""
         query = {"fieldSelector": f"metadata.name={name}"}
-        found = (read_pod(Fields(one)) for one in self._objects(POD.path(namespace), POD.resource, query))
+        found = (read_pod(Fields(entry)) for entry in self._objects(POD.path(namespace), POD.resource, query))
         return next(found, None)
 
     def with_logs(self, snapshot: Snapshot, read: ReadLog, pod: str = "") -> Snapshot:
@@ -102,10 +102,10 @@ class Collector:
         again. Nodes that are not ready are never asked. `pod`: the subject of the diagnosed pod, whose running
         containers are read too; '' for all that fail.
         """
-        silent = {one.name for one in snapshot.nodes if not one.ready}
+        silent = {node.name for node in snapshot.nodes if not node.ready}
         wanted = list(islice(_suspects(snapshot, pod, silent), _MOST_LOGS))
         with ThreadPoolExecutor(_AT_ONCE, "log") as pool:
-            texts = pool.map(lambda one: _log(read, silent, *one), wanted)
+            texts = pool.map(lambda entry: _log(read, silent, *entry), wanted)
             logs = {(pod.subject, name): text for (pod, name, _), text in zip(wanted, texts, strict=True) if text}
         return replace(snapshot, logs=logs)
 
@@ -134,11 +134,11 @@ class Collector:
     def _list(self, kind: ApiKind, places: Iterable[tuple[str, Mapping[str, str]]]) -> ClusterError | None:
         try:
             for namespace, query in places:
-                for one in self._found(kind, namespace, query):
+                for entry in self._found(kind, namespace, query):
                     with self._lock:
-                        self._builder.add(kind.kind, one)
+                        self._builder.add(kind.kind, entry)
                         if self._keep is not None:
-                            self._keep(kind.kind, one)
+                            self._keep(kind.kind, entry)
         except NotFound:
             return None
         except ClusterError as error:
@@ -173,7 +173,7 @@ def _suspects(snapshot: Snapshot, pod: str, silent: set[str]) -> Iterator[tuple[
 
     Those of the silent nodes are left out here, for none may count among the most that are read.
     """
-    every = (pod for one in components(snapshot) for pod in one.pods if pod.spec.node not in silent)
+    every = (pod for component in components(snapshot) for pod in component.pods if pod.spec.node not in silent)
     yield from islice(_failed(pod for pod in every if not is_ready(pod) and not pod.over), _MOST_OF_COMPONENTS)
     yield from islice(_without_gpus(snapshot), _MOST_OF_COMPONENTS)
     asked = [one for one in gpu_pods(snapshot) if pod in ("", one.subject) and one.spec.node not in silent]
@@ -184,8 +184,8 @@ def _suspects(snapshot: Snapshot, pod: str, silent: set[str]) -> Iterator[tuple[
 
 def _without_gpus(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
     """Yield device plugins on GPU nodes that offer nothing: only the log shows which GPUs they find."""
-    for one in components(snapshot):
-        for pod in one.pods if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN) else ():
+    for component in components(snapshot):
+        for pod in component.pods if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN) else ():
             node = snapshot.by_node.get(pod.spec.node)
             if node is not None and node.ready and is_ready(pod) and has_nvidia(node) and not offers_gpus(node):
                 yield from ((pod, state.name, False) for state in pod.states if not state.init)
@@ -203,7 +203,11 @@ def _failed(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:
 def _running(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:
     """Yield running containers that have never ended: only their log may report a lost GPU."""
     for pod in pods:
-        yield from ((pod, one.name, False) for one in pod.states if one.running and not one.init and not one.last_ended)
+        yield from (
+            (pod, state.name, False)
+            for state in pod.states
+            if state.running and not state.init and not state.last_ended
+        )
 
 
 def _log(read: ReadLog, silent: set[str], pod: Pod, container: str, previous: bool) -> str:

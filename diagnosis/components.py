@@ -97,8 +97,8 @@ class Component(Struct, frozen=True):
 
     def pod_on(self, node: str) -> Pod | None:
         """Its newest pod there that has not ended."""
-        there = [one for one in self.pods if one.spec.node == node and not one.over]
-        return max(there, key=lambda one: (one.meta.deleted is None, str(one.meta.created)), default=None)
+        there = [pod for pod in self.pods if pod.spec.node == node and not pod.over]
+        return max(there, key=lambda pod: (pod.meta.deleted is None, str(pod.meta.created)), default=None)
 
 
 @lru_cache(maxsize=1)
@@ -106,15 +106,15 @@ def components(snapshot: Snapshot) -> tuple[Component, ...]:
     """Return all recognised components, sorted by role and name."""
     owned = _by_owner(snapshot)
     found = []
-    for one in snapshot.workloads:
-        if one.meta.kind in _KINDS.values() and one.spec is not None:
-            pods = owned.pop(one.subject, [])
-            role = role_of(one.meta, one.template_labels, one.spec)
+    for workload in snapshot.workloads:
+        if workload.meta.kind in _KINDS.values() and workload.spec is not None:
+            pods = owned.pop(workload.subject, [])
+            role = role_of(workload.meta, workload.template_labels, workload.spec)
             if role is not None:
-                found.append(_of_workload(role, one, pods))
+                found.append(_of_workload(role, workload, pods))
     found += filter(None, (_of_pods(subject, pods) for subject, pods in owned.items()))
     order = list(Role)
-    return tuple(sorted(found, key=lambda one: (order.index(one.role), one.subject)))
+    return tuple(sorted(found, key=lambda component: (order.index(component.role), component.subject)))
 
 
 def lacking(component: Component, nodes: Iterable[Node]) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def lacking(component: Component, nodes: Iterable[Node]) -> tuple[str, ...]:
     if component.meta.kind != "DaemonSet":
         return ()
     ready = {pod.spec.node for pod in component.pods if is_ready(pod)}
-    return tuple(sorted(one.name for one in nodes if one.name not in ready and is_for(component.spec, one)))
+    return tuple(sorted(node.name for node in nodes if node.name not in ready and is_for(component.spec, node)))
 
 
 class ComponentRow(Struct, frozen=True):
@@ -138,8 +138,8 @@ def component_table(snapshot: Snapshot) -> tuple[ComponentRow, ...]:
     The nodes that each component lacks are included if pods and nodes are visible.
     """
     nodes = gpu_nodes(snapshot) if snapshot.sees("Pod", "Node") else ()
-    every = (one for one in components(snapshot) if one.role is not Role.CUDA_VALIDATOR)
-    return tuple(ComponentRow(one, lacking(one, nodes)) for one in every)
+    every = (component for component in components(snapshot) if component.role is not Role.CUDA_VALIDATOR)
+    return tuple(ComponentRow(component, lacking(component, nodes)) for component in every)
 
 
 def role_of(meta: Meta, labels: Mapping[str, str], spec: PodSpec) -> Role | None:
@@ -153,7 +153,7 @@ def role_of(meta: Meta, labels: Mapping[str, str], spec: PodSpec) -> Role | None
         return {"agent": Role.AGENT, "sweeper": Role.SWEEPER}.get(words.get("app.kubernetes.io/component", ""))
     if meta.name.startswith(_STEMS):
         return _narrowed(next(role for stem, role in _NAMES if meta.name.startswith(stem)), meta.name)
-    return next((role for one in spec.containers if not one.init if (role := _by_image(one))), None)
+    return next((role for container in spec.containers if not container.init if (role := _by_image(container))), None)
 
 
 def is_for(spec: PodSpec, node: Node) -> bool:
@@ -165,23 +165,25 @@ def refused(spec: PodSpec, node: Node) -> tuple[Taint, ...]:
     """The node's taints that keep a DaemonSet's pods away."""
     also = (*_DAEMON, _HOST_NETWORK) if spec.host_network else _DAEMON
     tolerations = (*spec.tolerations, *also)
-    blocking = (one for one in node.taints if one.effect != "PreferNoSchedule")
-    return tuple(one for one in blocking if not tolerates(tolerations, one))
+    blocking = (taint for taint in node.taints if taint.effect != "PreferNoSchedule")
+    return tuple(taint for taint in blocking if not tolerates(tolerations, taint))
 
 
 def is_ready(pod: Pod) -> bool:
     """Whether the pod runs, is not being deleted, and all its containers are ready as far as known."""
-    told = pod.condition("Ready")
+    condition = pod.condition("Ready")
     if pod.phase != "Running" or pod.meta.deleted is not None:
         return False
-    if told is not None:
-        return told.status == "True"
-    return all(one.ready for one in pod.states if not one.init)
+    if condition is not None:
+        return condition.status == "True"
+    return all(state.ready for state in pod.states if not state.init)
 
 
 def _by_owner(snapshot: Snapshot) -> dict[str, list[Pod]]:
     """Return pods by the subject of their owner: for a Deployment that, not the ReplicaSet between."""
-    between = {one.subject: one.meta.owner for one in snapshot.workloads if one.meta.kind == "ReplicaSet"}
+    between = {
+        workload.subject: workload.meta.owner for workload in snapshot.workloads if workload.meta.kind == "ReplicaSet"
+    }
     owned: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:
         owner = pod.meta.owner
@@ -196,16 +198,25 @@ def _by_owner(snapshot: Snapshot) -> dict[str, list[Pod]]:
     return owned
 
 
-def _of_workload(role: Role, one: Workload, pods: list[Pod]) -> Component:
-    assert one.spec is not None
+def _of_workload(role: Role, workload: Workload, pods: list[Pod]) -> Component:
+    assert workload.spec is not None
     # The pods show the actual state; the workload's own count may lag behind.
-    ready = sum(map(is_ready, pods)) if any(not pod.over for pod in pods) else one.ready or 0
-    return Component(role, one.meta, version_of(one.spec, role), one.wanted, one.made, ready, one.spec, tuple(pods))
+    ready = sum(map(is_ready, pods)) if any(not pod.over for pod in pods) else workload.ready or 0
+    return Component(
+        role,
+        workload.meta,
+        version_of(workload.spec, role),
+        workload.wanted,
+        workload.made,
+        ready,
+        workload.spec,
+        tuple(pods),
+    )
 
 
 def _of_pods(subject: str, pods: list[Pod]) -> Component | None:
     """Return the component for these pods, if only the pods are visible."""
-    living = [one for one in pods if not one.over]
+    living = [pod for pod in pods if not pod.over]
     if not living:
         return None
     first = living[0]
@@ -221,7 +232,9 @@ def _of_pods(subject: str, pods: list[Pod]) -> Component | None:
 
 def _of_template(spec: PodSpec) -> tuple[tuple[Expression, ...], ...] | None:
     """Its node affinity without the node's own name, to which the DaemonSet controller ties each pod."""
-    terms = tuple(tuple(one for one in term if one.key != _NODE_NAME) for term in spec.affinity or ())
+    terms = tuple(
+        tuple(expression for expression in term if expression.key != _NODE_NAME) for term in spec.affinity or ()
+    )
     return terms if terms and all(terms) else None
 
 
@@ -230,10 +243,10 @@ def version_of(spec: PodSpec, role: Role | None = None) -> str:
 
     HAMi's scheduler is the second container: the first one is Kubernetes' own scheduler, which calls it.
     """
-    running = [one for one in spec.containers if not one.init]
+    running = [container for container in spec.containers if not container.init]
     if role is Role.HAMI_SCHEDULER:
-        running.sort(key=lambda one: "extender" not in one.name)
-    return tag_of(next((one.image for one in running), ""))
+        running.sort(key=lambda container: "extender" not in container.name)
+    return tag_of(next((container.image for container in running), ""))
 
 
 def tag_of(image: str) -> str:

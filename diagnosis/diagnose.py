@@ -36,8 +36,8 @@ class Problem(Struct, frozen=True):
 
     def all_affected(self) -> Iterator[str]:
         yield from self.found.affected or (self.found.subject,)
-        for one in self.consequences:
-            yield from one.all_affected()
+        for consequence in self.consequences:
+            yield from consequence.all_affected()
 
 
 class Diagnosis(Struct, frozen=True):
@@ -61,10 +61,10 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
             continue
         lacking = [kind for kind in search.needs if not snapshot.sees(kind)]
         if lacking:
-            names = ", ".join(one.name for one in search.causes)
+            names = ", ".join(cause.name for cause in search.causes)
             unseen += (Unchecked(kind, snapshot.missing[kind], names) for kind in lacking)
         else:
-            found += (with_fixes_first(snapshot, one) for one in search.find(snapshot))
+            found += (with_fixes_first(snapshot, result) for result in search.find(snapshot))
     return Diagnosis(snapshot.now, arranged(found), together(unseen))
 
 
@@ -86,28 +86,28 @@ def arranged(found: Iterable[FoundCause]) -> tuple[Problem, ...]:
 def together(unseen: Iterable[Unchecked]) -> tuple[Unchecked, ...]:
     """Return one entry for each kind and reason."""
     hides: dict[tuple[str, str], list[str]] = {}
-    for one in unseen:
-        hides.setdefault((one.kind, one.why), []).append(one.hides)
+    for unchecked in unseen:
+        hides.setdefault((unchecked.kind, unchecked.why), []).append(unchecked.hides)
     return tuple(Unchecked(kind, why, ", ".join(dict.fromkeys(what))) for (kind, why), what in sorted(hides.items()))
 
 
 def _merged(found: Iterable[FoundCause]) -> dict[_Key, FoundCause]:
     some: dict[_Key, list[FoundCause]] = {}
-    for one in found:
-        some.setdefault((one.cause.name, one.subject), []).append(one)
+    for result in found:
+        some.setdefault((result.cause.name, result.subject), []).append(result)
     return {key: _put_together(same) for key, same in some.items()}
 
 
 def _put_together(same: list[FoundCause]) -> FoundCause:
     if len(same) == 1:
         return same[0]
-    because = {(cause.name, subject): (cause, subject) for one in same for cause, subject in one.because_of}
+    because = {(cause.name, subject): (cause, subject) for result in same for cause, subject in result.because_of}
     return replace(
         same[0],
-        evidence=_once(one.evidence for one in same),
-        remedy=_once(one.remedy for one in same),
-        affected=_once(one.affected for one in same),
-        certainty=max(one.certainty for one in same),
+        evidence=_once(result.evidence for result in same),
+        remedy=_once(result.remedy for result in same),
+        affected=_once(result.affected for result in same),
+        certainty=max(result.certainty for result in same),
         because_of=tuple(because.values()),
     )
 
@@ -123,9 +123,11 @@ def _above(merged: dict[_Key, FoundCause]) -> dict[_Key, list[_Key]]:
     """
     return {
         key: [
-            parent for cause, subject in one.because_of if (parent := (cause.name, subject)) in merged and parent != key
+            parent
+            for cause, subject in result.because_of
+            if (parent := (cause.name, subject)) in merged and parent != key
         ]
-        for key, one in merged.items()
+        for key, result in merged.items()
     }
 
 
@@ -138,12 +140,12 @@ def _follows(key: _Key, of: _Key, above: dict[_Key, list[_Key]]) -> bool:
     seen: set[_Key] = set()
     ahead = [key]
     while ahead:
-        one = ahead.pop()
-        if one == of:
+        pair = ahead.pop()
+        if pair == of:
             return True
-        if one not in seen:
-            seen.add(one)
-            ahead += above[one]
+        if pair not in seen:
+            seen.add(pair)
+            ahead += above[pair]
     return False
 
 
@@ -162,13 +164,13 @@ def _sorted(causes: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(causes, key=_order))
 
 
-def _order(one: Problem) -> tuple[int, bool, int, int, str, str]:
-    found = one.found
+def _order(problem: Problem) -> tuple[int, bool, int, int, str, str]:
+    found = problem.found
     return (
         -found.cause.severity,
         not found.cause.urgent,
         -found.certainty,
-        -one.reach,
+        -problem.reach,
         found.cause.name,
         found.subject,
     )

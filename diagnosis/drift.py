@@ -34,10 +34,10 @@ def changes(old: Snapshot, new: Snapshot) -> tuple[Change, ...]:
 
 def _changes(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     if old.sees("Node") and new.sees("Node"):
-        before, after = ({one.subject: _of_node(one) for one in look.nodes} for look in (old, new))
+        before, after = ({node.subject: _of_node(node) for node in look.nodes} for look in (old, new))
         yield from _between(before, after)
     if old.sees("DaemonSet") and new.sees("DaemonSet"):
-        before, after = ({one.subject: _of_daemon(one) for one in _daemons(look)} for look in (old, new))
+        before, after = ({daemon.subject: _of_daemon(daemon) for daemon in _daemons(look)} for look in (old, new))
         yield from _between(before, after)
     if old.sees("RuntimeClass") and new.sees("RuntimeClass"):
         before, after = (_handlers(look) for look in (old, new))
@@ -58,7 +58,7 @@ def _between(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str
 
 
 def _of_node(node: Node) -> dict[str, str]:
-    told = {
+    fields = {
         "container runtime": node.runtime,
         "kubelet": node.kubelet,
         "ready": str(node.ready).lower(),
@@ -66,10 +66,12 @@ def _of_node(node: Node) -> dict[str, str]:
         "taints": ", ".join(sorted(map(str, node.taints))),
     }
     if node.handlers is not None:
-        told["runtime handlers"] = ", ".join(sorted(filter(None, node.handlers)))
-    told |= {f"label {key}": value for key, value in node.meta.labels.items() if _is_of_gpus(key)}
-    told |= {f"capacity {key}": value for key, value in node.capacity.items() if key.startswith(_RESOURCES)}
-    return told | {f"allocatable {key}": value for key, value in node.allocatable.items() if key.startswith(_RESOURCES)}
+        fields["runtime handlers"] = ", ".join(sorted(filter(None, node.handlers)))
+    fields |= {f"label {key}": value for key, value in node.meta.labels.items() if _is_of_gpus(key)}
+    fields |= {f"capacity {key}": value for key, value in node.capacity.items() if key.startswith(_RESOURCES)}
+    return fields | {
+        f"allocatable {key}": value for key, value in node.allocatable.items() if key.startswith(_RESOURCES)
+    }
 
 
 def _is_of_gpus(label: str) -> bool:
@@ -77,11 +79,13 @@ def _is_of_gpus(label: str) -> bool:
 
 
 def _handlers(snapshot: Snapshot) -> dict[str, dict[str, str]]:
-    return {one.meta.subject: {"handler": one.handler} for one in snapshot.runtime_classes}
+    return {
+        runtime_class.meta.subject: {"handler": runtime_class.handler} for runtime_class in snapshot.runtime_classes
+    }
 
 
 def _daemons(snapshot: Snapshot) -> list[Workload]:
-    return [one for one in snapshot.workloads if one.meta.kind == "DaemonSet"]
+    return [workload for workload in snapshot.workloads if workload.meta.kind == "DaemonSet"]
 
 
 def _of_daemon(daemon: Workload) -> dict[str, str]:

@@ -34,11 +34,11 @@ def read_dump_logs(folder: Path) -> dict[tuple[str, str], str]:
     logs: dict[tuple[str, str], str] = {}
     left = _MOST_CHARACTERS
     for file in sorted(file for file in files_below(folder) if file.name == _NAME):
-        for one, text in _of(file):
+        for pair, text in _of(file):
             left -= len(text)
             if left < 0:
                 raise DumpError(f"over {_MOST_CHARACTERS >> 20} MiB of logs; so much is read at most")
-            logs[one] = text
+            logs[pair] = text
     return logs
 
 
@@ -49,10 +49,10 @@ def files_below(folder: Path) -> Iterator[Path]:
     """
     ahead, entries = [(folder, 0)], 0
     while ahead:
-        one, depth = ahead.pop()
+        path, depth = ahead.pop()
         if depth > _DEEPEST:
             raise DumpError(f"folders more than {_DEEPEST} deep; a dump has three levels")
-        for entry in one.iterdir():
+        for entry in path.iterdir():
             entries += 1
             if entries > _MOST_ENTRIES:
                 raise DumpError(f"over {_MOST_ENTRIES:,} files; so many are read at most")
@@ -63,7 +63,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def _of(file: Path) -> Iterator[tuple[tuple[str, str], str]]:
-    whose: tuple[str, str] | None = None
+    result: tuple[str, str] | None = None
     lines: deque[bytes] = deque(maxlen=_MOST_LINES)
     with file.open("rb") as stream:
         for line in iter(partial(stream.readline, _CHUNK), b""):
@@ -71,10 +71,10 @@ def _of(file: Path) -> Iterator[tuple[tuple[str, str], str]]:
             if mark is None:
                 lines.append(line)
                 continue
-            if whose is not None and mark[1] == b"END":
-                yield whose, "\n".join(_shown(one) for one in lines)
+            if result is not None and mark[1] == b"END":
+                yield result, "\n".join(_shown(raw) for raw in lines)
             container, namespace, pod = (part.decode("ascii") for part in mark.groups()[1:])
-            whose = (subject("Pod", namespace, pod), container) if mark[1] == b"START" else None
+            result = (subject("Pod", namespace, pod), container) if mark[1] == b"START" else None
             lines.clear()
 
 

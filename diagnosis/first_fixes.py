@@ -49,7 +49,7 @@ def _fixes(snapshot: Snapshot, found: FoundCause, line: str) -> Iterator[str]:
 def _corrections(nodes: Iterable[Node], reasons: Iterable[str]) -> Iterator[str]:
     """Yield a correction for each node with its faults, in the order in which they are to be corrected."""
     for node in nodes:
-        recorded = {one.reason for one in node.record.findings} if node.record is not None else frozenset[str]()
+        recorded = {finding.reason for finding in node.record.findings} if node.record is not None else frozenset[str]()
         first = [reason for reason in reasons if reason in recorded]
         if first:
             explain = command("gpu-healthcheck", "explain", first[0])
@@ -58,6 +58,6 @@ def _corrections(nodes: Iterable[Node], reasons: Iterable[str]) -> Iterator[str]
 
 def _nodes_of(snapshot: Snapshot, found: FoundCause) -> list[Node]:
     subjects = {found.subject, *found.affected}
-    names = {one.removeprefix("node/") for one in subjects if one.startswith("node/")}
-    names |= {one.spec.node for one in snapshot.pods if one.subject in subjects}
+    names = {subject.removeprefix("node/") for subject in subjects if subject.startswith("node/")}
+    names |= {pod.spec.node for pod in snapshot.pods if pod.subject in subjects}
     return [node for node in snapshot.nodes if node.name in names]

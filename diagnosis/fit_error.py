@@ -66,7 +66,7 @@ class FitError(Struct, frozen=True):
     reasons: tuple[UnfitReason, ...]
 
     def of(self, *says: ReasonSubject) -> tuple[UnfitReason, ...]:
-        return tuple(one for one in self.reasons if one.says in says)
+        return tuple(reason for reason in self.reasons if reason.says in says)
 
 
 _TEXTS: tuple[tuple[ReasonSubject, str], ...] = (
@@ -115,7 +115,7 @@ _TEXTS: tuple[tuple[ReasonSubject, str], ...] = (
 @cache
 def _patterns() -> tuple[tuple[ReasonSubject, re.Pattern[str]], ...]:
     """Compiled when the first message is taken apart: in most clusters no scheduler complains."""
-    return tuple((says, re.compile(pattern, re.ASCII | re.IGNORECASE)) for says, pattern in _TEXTS)
+    return tuple((subject, re.compile(pattern, re.ASCII | re.IGNORECASE)) for subject, pattern in _TEXTS)
 
 
 _OF_THE_POD = (
@@ -139,20 +139,20 @@ def parse(message: str) -> FitError | None:
         alone = reason_of(message)
         return FitError(None, (alone,)) if alone.says in _OF_THE_POD else None
     rest = message[head.end() :]
-    cut = min((at for one in _AFTER if (at := rest.find(one)) >= 0), default=len(rest))
+    cut = min((at for text in _AFTER if (at := rest.find(text)) >= 0), default=len(rest))
     body = rest[:cut].strip(" .,")
-    before = (one for one in (reason_of(message[: head.start()]),) if one.says is ReasonSubject.GANG)
-    listed = (_reason(one.strip(" .")) for one in _NEXT.split(body) if one.strip(" ."))
+    before = (reason for reason in (reason_of(message[: head.start()]),) if reason.says is ReasonSubject.GANG)
+    listed = (_reason(word.strip(" .")) for word in _NEXT.split(body) if word.strip(" ."))
     return FitError(int(head[2]), (*before, *listed))
 
 
 def reason_of(text: str, nodes: int | None = None) -> UnfitReason:
     """Parse the text of one reason, without its count."""
-    for says, pattern in _patterns():
+    for subject, pattern in _patterns():
         found = pattern.search(text)
         if found is not None:
             what = (found[1] or "") if pattern.groups else ""
-            return UnfitReason(says, text, nodes, "pods" if what.lower() == "too many pods" else what)
+            return UnfitReason(subject, text, nodes, "pods" if what.lower() == "too many pods" else what)
     return UnfitReason(ReasonSubject.OTHER, text, nodes)
 
 

@@ -38,13 +38,13 @@ class AllocatedGpu(Struct, frozen=True):
         uuid, address = finding.about.get("uuid", "").lower(), gpu_address(finding.subject)
         if uuid in self.uuids or (address and address == self.address):
             return True
-        comparable = any(one[:4] == uuid[:4] for one in self.uuids) or (address and self.address)
+        comparable = any(text[:4] == uuid[:4] for text in self.uuids) or (address and self.address)
         return False if comparable else None
 
 
 def given_gpus(snapshot: Snapshot, pod: Pod) -> tuple[AllocatedGpu, ...] | None:
     """Return the pod's GPUs; None if a container has GPUs and no source identifies them."""
-    by_hami = tuple(_by_uuid(one.card) for one in shares(pod.meta))
+    by_hami = tuple(_by_uuid(share.card) for share in shares(pod.meta))
     if by_hami:
         return by_hami
     found: list[AllocatedGpu] = []
@@ -64,31 +64,37 @@ def unhealthy_gpus(pod: Pod) -> Iterator[AllocatedDevice]:
     Their device plugin or DRA driver reported them to the kubelet.
     """
     for state in pod.states:
-        yield from (one for one in state.devices if state.running and _is_gpu(one) and one.health == _UNHEALTHY)
+        yield from (
+            device for device in state.devices if state.running and _is_gpu(device) and device.health == _UNHEALTHY
+        )
 
 
 def _by_kubelet(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[AllocatedGpu]:
     for state in pod.states:
         if state.name == container.name:
-            for one in filter(_is_gpu, state.devices):
-                yield _by_device(snapshot, one.name) if one.resource.startswith("claim:") else _by_uuid(one.name)
+            for device in filter(_is_gpu, state.devices):
+                yield (
+                    _by_device(snapshot, device.name) if device.resource.startswith("claim:") else _by_uuid(device.name)
+                )
 
 
 def _by_claims(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[AllocatedGpu]:
     for name in container.claims:
         claim = _claims(snapshot).get((pod.meta.namespace, pod.claim_names.get(name, pod.spec.claims.get(name, ""))))
         devices = claim.devices if claim is not None else ()
-        yield from (_by_device(snapshot, one) for one in devices if one.partition("/")[0] in GPU_DRIVERS)
+        yield from (_by_device(snapshot, device) for device in devices if device.partition("/")[0] in GPU_DRIVERS)
 
 
 def _claims_gpus(snapshot: Snapshot, pod: Pod, container: Container) -> bool:
-    return any((pod.meta.namespace, pod.spec.claims.get(one, "")) in gpu_claims(snapshot) for one in container.claims)
+    return any(
+        (pod.meta.namespace, pod.spec.claims.get(claim, "")) in gpu_claims(snapshot) for claim in container.claims
+    )
 
 
-def _is_gpu(one: AllocatedDevice) -> bool:
-    if one.resource.startswith("claim:"):
-        return one.name.partition("/")[0] in GPU_DRIVERS
-    return is_device(one.resource)
+def _is_gpu(device: AllocatedDevice) -> bool:
+    if device.resource.startswith("claim:"):
+        return device.name.partition("/")[0] in GPU_DRIVERS
+    return is_device(device.resource)
 
 
 def _by_uuid(name: str) -> AllocatedGpu:
@@ -102,22 +108,28 @@ def _by_device(snapshot: Snapshot, name: str) -> AllocatedGpu:
     if device is None:
         return AllocatedGpu(name)
     named = _uuids(device.attributes)
-    return AllocatedGpu(next(iter(named), name), frozenset(one.lower() for one in named), address_of(device.attributes))
+    return AllocatedGpu(
+        next(iter(named), name), frozenset(text.lower() for text in named), address_of(device.attributes)
+    )
 
 
 def _uuids(attributes: Mapping[str, str]) -> tuple[str, ...]:
-    told = {key.rpartition("/")[2]: value for key, value in attributes.items()}
-    return tuple(filter(None, (told.get("uuid", ""), told.get("parentUUID", ""))))
+    fields = {key.rpartition("/")[2]: value for key, value in attributes.items()}
+    return tuple(filter(None, (fields.get("uuid", ""), fields.get("parentUUID", ""))))
 
 
 @lru_cache(maxsize=1)
 def _claims(snapshot: Snapshot) -> Mapping[tuple[str, str], ResourceClaim]:
     """Return claims that have devices, by namespace and name."""
-    return {(one.meta.namespace, one.meta.name): one for one in snapshot.claims if one.devices}
+    return {(claim.meta.namespace, claim.meta.name): claim for claim in snapshot.claims if claim.devices}
 
 
 @lru_cache(maxsize=1)
 def _devices(snapshot: Snapshot) -> Mapping[str, SliceDevice]:
     """Return the devices by driver/pool/device."""
-    slices = (one for pool in snapshot.pools.values() for one in pool)
-    return {f"{one.driver}/{one.pool}/{device.name}": device for one in slices for device in one.devices}
+    slices = (resource_slice for pool in snapshot.pools.values() for resource_slice in pool)
+    return {
+        f"{resource_slice.driver}/{resource_slice.pool}/{device.name}": device
+        for resource_slice in slices
+        for device in resource_slice.devices
+    }

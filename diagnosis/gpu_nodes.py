@@ -74,7 +74,7 @@ def has_nvidia(node: Node) -> bool:
         return True
     if _TYPES.match(labels.get(INSTANCE_TYPE, "")):
         return True
-    if any(labels.get(key) == "true" for key in _TRUE) or any(labels.get(key) == one for key, one in _NVIDIA.items()):
+    if any(labels.get(key) == "true" for key in _TRUE) or any(labels.get(key) == text for key, text in _NVIDIA.items()):
         return True
     return labels.get(_GKE, "").startswith("nvidia")
 
@@ -86,7 +86,7 @@ def has_gpu(node: Node) -> bool:
 def gpu_nodes(snapshot: Snapshot) -> tuple[Node, ...]:
     """Return all nodes with a GPU, including those that only a ResourceSlice lists."""
     sliced = sliced_nodes(snapshot)
-    return tuple(one for one in snapshot.nodes if has_gpu(one) or one.name in sliced)
+    return tuple(node for node in snapshot.nodes if has_gpu(node) or node.name in sliced)
 
 
 def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> frozenset[str]:
@@ -94,8 +94,15 @@ def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> 
 
     A pool that is being published again hides no node.
     """
-    told = (one for pool in snapshot.pools.values() for one in pool if one.devices or not is_whole(pool))
-    return frozenset(one.node for one in told if one.node and one.driver in drivers)
+    slices = (
+        resource_slice
+        for pool in snapshot.pools.values()
+        for resource_slice in pool
+        if resource_slice.devices or not is_whole(pool)
+    )
+    return frozenset(
+        resource_slice.node for resource_slice in slices if resource_slice.node and resource_slice.driver in drivers
+    )
 
 
 def offers_gpus(node: Node) -> bool:

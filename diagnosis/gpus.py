@@ -42,7 +42,7 @@ def gpus_of(container: Container) -> dict[str, str]:
 
 def asks_for_gpus(spec: PodSpec) -> bool:
     """Whether the containers request GPUs as resources; claims are separate objects."""
-    return any(gpus_of(one) for one in spec.containers)
+    return any(gpus_of(container) for container in spec.containers)
 
 
 @lru_cache(maxsize=1)
@@ -59,14 +59,14 @@ def gpu_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
     A pod may name a claim that does not exist or is not visible. It counts if its name suggests a GPU, or if GPUs are
     the only devices that can be claimed.
     """
-    classes = {one.meta.name: one for one in snapshot.device_classes}
-    told = {(one.meta.namespace, one.meta.name): _for_gpus(one, classes) for one in snapshot.claims}
+    classes = {device_class.meta.name: device_class for device_class in snapshot.device_classes}
+    fields = {(claim.meta.namespace, claim.meta.name): _for_gpus(claim, classes) for claim in snapshot.claims}
     whole = snapshot.sees("DeviceClass") and bool(classes)
-    only_gpus = whole and all(_is_gpu_class(name, one) for name, one in classes.items())
+    only_gpus = whole and all(_is_gpu_class(name, device_class) for name, device_class in classes.items())
     for pod in snapshot.pods:
         for name, source in pod.spec.claims.items():
-            told.setdefault((pod.meta.namespace, source), only_gpus or "gpu" in f"{name} {source}".lower())
-    return frozenset(pair for pair, for_gpus in told.items() if for_gpus)
+            fields.setdefault((pod.meta.namespace, source), only_gpus or "gpu" in f"{name} {source}".lower())
+    return frozenset(pair for pair, for_gpus in fields.items() if for_gpus)
 
 
 def claims_gpus(pod: Pod, claims: Iterable[tuple[str, str]]) -> bool:
@@ -81,9 +81,9 @@ def is_deep_test(pod: Pod) -> bool:
 
 
 def _for_gpus(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> bool:
-    return any(_is_gpu_class(one.device_class, classes.get(one.device_class)) for one in claim.requests)
+    return any(_is_gpu_class(request.device_class, classes.get(request.device_class)) for request in claim.requests)
 
 
 def _is_gpu_class(name: str, known: DeviceClass | None) -> bool:
-    told = (name, *(known.selectors if known else ()))
-    return any(_GPU_CLASS.search(one) for one in told)
+    messages = (name, *(known.selectors if known else ()))
+    return any(_GPU_CLASS.search(text) for text in messages)

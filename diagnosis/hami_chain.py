@@ -43,7 +43,7 @@ def hami_chains(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Prob
     """Return the chains of the pods that HAMi handles or should handle, broken ones first."""
     every, told = installations(snapshot), tuple(problems)
     found = (hami_chain(snapshot, every, pod, told) for pod in pods) if every else ()
-    chains = sorted(filter(None, found), key=lambda one: (one.is_whole, one.pod))
+    chains = sorted(filter(None, found), key=lambda chain: (chain.is_whole, chain.pod))
     return tuple(chains[:MOST_CHAINS])
 
 
@@ -52,16 +52,16 @@ def hami_chain(
 ) -> Chain | None:
     """Return the chain of a pod through HAMi; None if the pod is not related to HAMi."""
     own = tuple(touching(problems, pod))
-    if not is_scheduled(pod, schedulers(every)) and not any(one.found.cause in _OWN for one in own):
+    if not is_scheduled(pod, schedulers(every)) and not any(problem.found.cause in _OWN for problem in own):
         return None
     passed = dict(_passed(snapshot, every, pod))
     stands_at = next((link for link in HamiLink if link not in passed), HamiLink.CONTAINER)
     broken: dict[HamiLink, list[Problem]] = {}
-    for one in own:
-        broken.setdefault(_link(one.found.cause) or stands_at, []).append(one)
+    for problem in own:
+        broken.setdefault(_link(problem.found.cause) or stands_at, []).append(problem)
     waiting = _newest(snapshot, pod)
-    said = f"{waiting.reason}: {waiting.message}" if waiting is not None else "nobody has said anything of it"
-    return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, said)))
+    message = f"{waiting.reason}: {waiting.message}" if waiting is not None else "nobody has said anything of it"
+    return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, message)))
 
 
 def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> Iterator[tuple[HamiLink, str]]:
@@ -83,16 +83,16 @@ def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> It
     if given.phase is not BindPhase.SUCCESS:
         return
     yield HamiLink.PLUGIN, f"hami.io/bind-phase={given.phase.value}"
-    if pod.phase == "Succeeded" or any(one.running for one in pod.states if not one.init):
-        in_use = [f"{told} of {uuid} in use" for (name, uuid), told in used(snapshot).items() if name == pod.subject]
+    if pod.phase == "Succeeded" or any(state.running for state in pod.states if not state.init):
+        in_use = [f"{use} of {uuid} in use" for (name, uuid), use in used(snapshot).items() if name == pod.subject]
         running = "; ".join(("they run", *in_use, *_throttled(own, pod, given)))
         yield HamiLink.CONTAINER, "it has ended well" if pod.phase == "Succeeded" else running
 
 
-def _of_scheduler(one: Installation) -> str:
-    if one.scheduler is None:
-        return f"{one.service} is there, its pods are not visible"
-    return f"{one.scheduler.subject} {one.scheduler.version} is {one.scheduler.health.value}"
+def _of_scheduler(installation: Installation) -> str:
+    if installation.scheduler is None:
+        return f"{installation.service} is there, its pods are not visible"
+    return f"{installation.scheduler.subject} {installation.scheduler.version} is {installation.scheduler.health.value}"
 
 
 def _of_event(last: Event | None) -> Iterator[str]:
@@ -100,14 +100,14 @@ def _of_event(last: Event | None) -> Iterator[str]:
         yield f"its last word: {last.reason}"
 
 
-def _throttled(one: Installation, pod: Pod, given: PodGrant) -> Iterator[str]:
+def _throttled(installation: Installation, pod: Pod, given: PodGrant) -> Iterator[str]:
     """Yield a core limit that also applies on an idle card.
 
     It is intended, but may be unexpected in a performance test.
     """
     held = sorted({share.cores for share in given.shares if 0 < share.cores < _WHOLE})
     policies = (container.env.get(CORE_POLICY) for container in pod.spec.containers)
-    policy = next(filter(None, policies), one.settings.core_policy)
+    policy = next(filter(None, policies), installation.settings.core_policy)
     if held and policy == "force":
         yield f"cores are held to {', '.join(map(str, held))} % also on a card that is idle: core policy force"
 
@@ -118,7 +118,8 @@ def _of_cards(pod: Pod, given: PodGrant, line: CommandLine) -> str:
     The policy is included if the pod or the scheduler's command line names one.
     """
     shares = [
-        f"{one.memory} MiB{f', {one.cores} %' if one.cores else ''} of {one.uuid}" for one in given.shares[:_MOST]
+        f"{share.memory} MiB{f', {share.cores} %' if share.cores else ''} of {share.uuid}"
+        for share in given.shares[:_MOST]
     ]
     policies = [
         f"{key} {pod.meta.annotations[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in pod.meta.annotations
@@ -133,8 +134,8 @@ def _of_cards(pod: Pod, given: PodGrant, line: CommandLine) -> str:
 
 
 def _newest(snapshot: Snapshot, pod: Pod) -> Event | None:
-    told = (one for one in snapshot.events_about.get(pod.subject, ()) if one.uid in ("", pod.meta.uid))
-    return max((one for one in told if one.reason in _EVENTS), key=lambda one: str(one.last), default=None)
+    events = (event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid))
+    return max((event for event in events if event.reason in _EVENTS), key=lambda event: str(event.last), default=None)
 
 
 def _link(cause: Cause) -> HamiLink | None:

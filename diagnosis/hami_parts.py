@@ -45,34 +45,36 @@ class InstallationTable(Struct, frozen=True):
 def installation_tables(snapshot: Snapshot) -> tuple[InstallationTable, ...]:
     """Empty where there is no HAMi."""
     tables = []
-    for one in installations(snapshot):
-        parts = (*_schedulers(one), *_plugins(snapshot, one), *_webhooks(snapshot, one))
-        tables.append(InstallationTable(f"{one.namespace}/{one.name}", one.scheduler_name, parts))
+    for installation in installations(snapshot):
+        parts = (*_schedulers(installation), *_plugins(snapshot, installation), *_webhooks(snapshot, installation))
+        tables.append(
+            InstallationTable(f"{installation.namespace}/{installation.name}", installation.scheduler_name, parts)
+        )
     return tuple(tables)
 
 
-def _schedulers(one: Installation) -> Iterator[HamiPart]:
-    if one.scheduler is None:
+def _schedulers(installation: Installation) -> Iterator[HamiPart]:
+    if installation.scheduler is None:
         yield HamiPart("scheduler", Health.UNKNOWN, Health.UNKNOWN.value)
         return
-    line = one.command_line
+    line = installation.command_line
     how = f"nodes by {line.node_policy}, cards by {line.gpu_policy}; a node's lock holds {_minutes(line.lock_expires)}"
     how += " (the chart's defaults)" if line == CommandLine() else ""
     if line.node_labels:
-        how += f"; only nodes with {', '.join(f'{key}={one}' for key, one in line.node_labels.items())}"
-    for container in one.scheduler.spec.containers:
+        how += f"; only nodes with {', '.join(f'{key}={text}' for key, text in line.node_labels.items())}"
+    for container in installation.scheduler.spec.containers:
         if not container.init:
             mine = container.name == HAMI_EXTENDER
             name = "extender" if mine else "scheduler" if container.name == "kube-scheduler" else container.name
-            told = how if mine else f"{one.scheduler.subject}, schedulerName {one.scheduler_name}"
-            yield _of_container(name, one.scheduler, container, told)
+            message = how if mine else f"{installation.scheduler.subject}, schedulerName {installation.scheduler_name}"
+            yield _of_container(name, installation.scheduler, container, message)
 
 
-def _plugins(snapshot: Snapshot, one: Installation) -> Iterator[HamiPart]:
+def _plugins(snapshot: Snapshot, installation: Installation) -> Iterator[HamiPart]:
     lacking = {row.component.subject: row.lacking for row in component_table(snapshot)}
-    if not one.plugins:
+    if not installation.plugins:
         yield HamiPart("device plugin", Health.UNKNOWN, Health.UNKNOWN.value)
-    for plugin in one.plugins:
+    for plugin in installation.plugins:
         nodes = lacking.get(plugin.subject, ())
         without = f"; without it: {named(nodes, _MOST_NAMED)}" if nodes else ""
         own = [container for container in plugin.spec.containers if not container.init]
@@ -84,7 +86,7 @@ def _plugins(snapshot: Snapshot, one: Installation) -> Iterator[HamiPart]:
             yield HamiPart("monitor", None, "none", told=f"no container {_MONITOR} in {plugin.subject}")
 
 
-def _of_container(name: str, component: Component, container: Container, told: str) -> HamiPart:
+def _of_container(name: str, component: Component, container: Container, message: str) -> HamiPart:
     """Return the row of one container, from all pods of the component.
 
     If none of them is visible, the counts of the workload are used.
@@ -92,20 +94,20 @@ def _of_container(name: str, component: Component, container: Container, told: s
     living = [pod for pod in component.pods if not pod.over]
     ready = component.ready
     if living:
-        ready = sum(any(one.name == container.name and one.ready for one in pod.states) for pod in living)
+        ready = sum(any(state.name == container.name and state.ready for state in pod.states) for pod in living)
     health = replace(component, ready=ready).health
     of = f"{ready} of {component.wanted} ready; " if component.wanted is not None else ""
-    return HamiPart(name, health, health.value, tag_of(container.image), of + told)
+    return HamiPart(name, health, health.value, tag_of(container.image), of + message)
 
 
-def _webhooks(snapshot: Snapshot, one: Installation) -> Iterator[HamiPart]:
-    if not one.webhooks:
+def _webhooks(snapshot: Snapshot, installation: Installation) -> Iterator[HamiPart]:
+    if not installation.webhooks:
         seen = snapshot.sees("MutatingWebhookConfiguration")
         health = Health.DOWN if seen else Health.UNKNOWN
         yield HamiPart("webhook", health, "missing" if seen else health.value)
-    for hook in one.webhooks:
+    for hook in installation.webhooks:
         trust = _trust(hook, snapshot.now)
-        yield _webhook(snapshot, one, hook, trust)
+        yield _webhook(snapshot, installation, hook, trust)
         yield HamiPart("it takes", None, told=_taken(hook))
         yield from _left_alone(snapshot, hook)
         fails = "the pod is refused" if hook.fails_closed else "the pod passes as it is"
@@ -114,8 +116,8 @@ def _webhooks(snapshot: Snapshot, one: Installation) -> Iterator[HamiPart]:
         yield trust
 
 
-def _webhook(snapshot: Snapshot, one: Installation, hook: Webhook, trust: HamiPart) -> HamiPart:
-    namespace, _, name = one.service.partition("/")
+def _webhook(snapshot: Snapshot, installation: Installation, hook: Webhook, trust: HamiPart) -> HamiPart:
+    namespace, _, name = installation.service.partition("/")
     known = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == (namespace, name)]
     ready = sum(each.ready for each in known)
     behind = f"{counted(ready, 'endpoint')} behind it" if known else "what is behind it is not visible"
@@ -123,16 +125,17 @@ def _webhook(snapshot: Snapshot, one: Installation, hook: Webhook, trust: HamiPa
     if trust.health is Health.DOWN or not hook.on_pods:
         health = Health.DOWN
     pods = "" if hook.on_pods else "; no rule of it is of pods that are made"
-    told = f"{hook.configuration.subject}, service/{one.service}: {behind}{pods}{_last_answer(snapshot, one)}"
-    return HamiPart("webhook", health, health.value, told=told)
+    parts = f"{hook.configuration.subject}, service/{installation.service}"
+    message = f"{parts}: {behind}{pods}{_last_answer(snapshot, installation)}"
+    return HamiPart("webhook", health, health.value, told=message)
 
 
-def _last_answer(snapshot: Snapshot, one: Installation) -> str:
+def _last_answer(snapshot: Snapshot, installation: Installation) -> str:
     """Whether the newest pod that only HAMi can serve has its scheduler."""
-    newest = newest_asking(snapshot, one)
+    newest = newest_asking(snapshot, installation)
     if newest is None:
         return ""
-    seen = newest.spec.scheduler == one.scheduler_name
+    seen = newest.spec.scheduler == installation.scheduler_name
     return f"; the newest that asks for shares, {newest.subject}, {'has' if seen else 'has not'} its scheduler"
 
 
@@ -144,10 +147,12 @@ def _taken(hook: Webhook) -> str:
 
 
 def _left_alone(snapshot: Snapshot, hook: Webhook) -> Iterator[HamiPart]:
-    alone = sorted(one.name for one in snapshot.namespaces if not hook.namespaces.takes(one.labels))
+    alone = sorted(namespace.name for namespace in snapshot.namespaces if not hook.namespaces.takes(namespace.labels))
     if snapshot.namespaces:
-        told = named(alone, _MOST_NAMED) if alone else f"none of the {counted(len(snapshot.namespaces), 'namespace')}"
-        yield HamiPart("it leaves alone", None, told=told)
+        message = (
+            named(alone, _MOST_NAMED) if alone else f"none of the {counted(len(snapshot.namespaces), 'namespace')}"
+        )
+        yield HamiPart("it leaves alone", None, told=message)
 
 
 def _trust(hook: Webhook, now: datetime) -> HamiPart:
@@ -156,15 +161,15 @@ def _trust(hook: Webhook, now: datetime) -> HamiPart:
     Secrets are never read, so it is unknown which certificates the CA has signed.
     """
     what, last = "its CA", authorities(hook.ca) if hook.ca else ()
-    beside = "whether it signed the scheduler's certificate is not looked at: Secrets are never read"
+    text = "whether it signed the scheduler's certificate is not looked at: Secrets are never read"
     if not hook.ca:
         return HamiPart(what, Health.DOWN, "missing", told="the webhook has no caBundle")
     if not last:
         why = "a saved state does not keep it" if hook.ca == OTHER_VALUE else "its caBundle is no CA that can be read"
         return HamiPart(what, Health.UNKNOWN, Health.UNKNOWN.value, told=why)
-    one = last[-1]
-    status = "expired" if one.ends < now else "not yet valid" if one.begins > now else "valid"
-    until = f"{one.name or 'without a name'}, {one.begins:%Y-%m-%d} to {one.ends:%Y-%m-%d}; {beside}"
+    authority = last[-1]
+    status = "expired" if authority.ends < now else "not yet valid" if authority.begins > now else "valid"
+    until = f"{authority.name or 'without a name'}, {authority.begins:%Y-%m-%d} to {authority.ends:%Y-%m-%d}; {text}"
     return HamiPart(what, Health.WORKING if status == "valid" else Health.DOWN, status, told=until)
 
 

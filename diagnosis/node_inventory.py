@@ -55,23 +55,27 @@ def _gpus(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
     held = held_on(snapshot.pods).get(node.name, {})
     for resource in devices_in(dict.fromkeys((*node.capacity, *node.allocatable))):
         there, allocatable = (
-            shown(resource, amount(one.get(resource, "0")) or ZERO) for one in (node.capacity, node.allocatable)
+            shown(resource, amount(entry.get(resource, "0")) or ZERO) for entry in (node.capacity, node.allocatable)
         )
         out = shown(resource, held.get(resource, ZERO)) if snapshot.sees("Pod") else _UNSAID
         yield InventoryRow(resource, f"capacity {there}, allocatable {allocatable}, given out {out}", "kubelet, pods")
     yield from _of_hami(snapshot, node)
-    for one in cards_of(snapshot).get(node.name, ()):
-        row = card_row(one, snapshot.sees("Pod"))
+    for usage in cards_of(snapshot).get(node.name, ()):
+        row = card_row(usage, snapshot.sees("Pod"))
         free = f"free: {row.slots} places, {row.memory} memory, {row.cores} cores"
         yield InventoryRow(f"card {row.card}", "; ".join((free, *row.pods)), "HAMi, pods")
 
 
 def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
     """Yield the annotations of HAMi's plugin and scheduler, interpreted for each release of HAMi."""
-    for told in registrations(node):
-        cards = counted(len(told.cards), "card")
-        value = f"can't be read: {told.unreadable}" if told.unreadable else f"{cards}; {told.form.value}"
-        yield InventoryRow(f"HAMi's registration, {told.vendor}", value, "HAMi's device plugin")
+    for registration in registrations(node):
+        cards = counted(len(registration.cards), "card")
+        value = (
+            f"can't be read: {registration.unreadable}"
+            if registration.unreadable
+            else f"{cards}; {registration.form.value}"
+        )
+        yield InventoryRow(f"HAMi's registration, {registration.vendor}", value, "HAMi's device plugin")
     said = handshake(node)
     if said is not None:
         own = serving(node, installations(snapshot))
@@ -102,7 +106,7 @@ def _below(node: Node) -> Iterator[InventoryRow]:
             yield InventoryRow("runtime handlers", ", ".join(runtime.handlers), "agent")
         yield InventoryRow("default runtime", runtime.default or _UNSAID, "agent")
         yield InventoryRow("CDI", {True: "on", False: "off", None: _UNSAID}[runtime.cdi], "agent")
-        if elsewhere := [one for one in runtime.nvidia_in or () if one != runtime.config]:
+        if elsewhere := [text for text in runtime.nvidia_in or () if text != runtime.config]:
             yield InventoryRow("NVIDIA's handler, not read by the kubelet's runtime", ", ".join(elsewhere), "agent")
     if seen.toolkit is not None:
         yield InventoryRow("toolkit", f"{seen.toolkit.config}, mode {seen.toolkit.mode or 'auto'}", "agent")
@@ -131,7 +135,7 @@ def _verdict(node: Node) -> Iterator[InventoryRow]:
     if node.record is None:
         yield InventoryRow("verdict", _UNSAID, "no agent has written one")
         return
-    found = ", ".join(f"{one.reason} {one.subject}" for one in node.record.findings) or "no finding"
+    found = ", ".join(f"{finding.reason} {finding.subject}" for finding in node.record.findings) or "no finding"
     yield InventoryRow("verdict", f"{node.record.status}, {node.record.severity}: {found}", "agent")
 
 

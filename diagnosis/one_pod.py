@@ -44,28 +44,28 @@ def is_settled(near: Snapshot, target: Target, pod: Pod) -> bool:
     """Whether no object outside the near snapshot can change the answer for the pod."""
     problems = narrowed(diagnose(near), concerned(near, target)).problems
     if pod.spec.node:
-        own = all(_is_own(one, pod) and one.found.cause not in _ACROSS_NODES for one in problems)
+        own = all(_is_own(problem, pod) and problem.found.cause not in _ACROSS_NODES for problem in problems)
         return own and _sees_its_ranks(near, pod)
     # Judging why a node's MIG profiles do not change needs the MIG manager's pods on that node.
     cut = pod.nominated or any(name.startswith(MIG) for name in asked_by(pod.spec))
-    return bool(problems) and not cut and all(_stands_alone(one, pod) for one in problems)
+    return bool(problems) and not cut and all(_stands_alone(problem, pod) for problem in problems)
 
 
 def _sees_its_ranks(near: Snapshot, pod: Pod) -> bool:
     """Whether the nodes of all ranks of its job are known: one on a faulty GPU keeps the others waiting."""
     workload = near.line(pod.meta)[-1]
     ranks = near.pods_under.get(workload, ()) if is_gang(workload) else ()
-    return all(one.spec.node in near.by_node for one in ranks if one.spec.node and not one.over)
+    return all(rank.spec.node in near.by_node for rank in ranks if rank.spec.node and not rank.over)
 
 
-def _stands_alone(one: Problem, pod: Pod) -> bool:
-    return one.found.cause in WITHOUT_HOLDERS and not one.found.because_of and _is_own(one, pod)
+def _stands_alone(problem: Problem, pod: Pod) -> bool:
+    return problem.found.cause in WITHOUT_HOLDERS and not problem.found.because_of and _is_own(problem, pod)
 
 
-def _is_own(one: Problem, pod: Pod) -> bool:
+def _is_own(problem: Problem, pod: Pod) -> bool:
     """Whether the problem concerns the pod, its namespace or its node, without an origin elsewhere."""
     node = f"node/{pod.spec.node}"
-    subjects = (one.found.subject, *(subject for _, subject in one.found.because_of))
-    return not one.consequences and all(
+    subjects = (problem.found.subject, *(subject for _, subject in problem.found.because_of))
+    return not problem.consequences and all(
         subject == node or subject.split("/")[1:-1] == [pod.meta.namespace] for subject in subjects
     )

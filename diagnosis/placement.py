@@ -51,7 +51,7 @@ class Obstacle(Struct, frozen=True):
     def __str__(self) -> str:
         if not self.resource:
             return f"{self.why.value}: {self.what}" if self.what else self.why.value
-        asked, offered, free = (shown(self.resource, one) for one in (self.asked, self.offered, self.free))
+        asked, offered, free = (shown(self.resource, decimal) for decimal in (self.asked, self.offered, self.free))
         return f"{self.resource}: {asked} asked, {offered} there, {free} free"
 
 
@@ -145,7 +145,7 @@ def has(node: Node, resource: str) -> Decimal:
 
 
 def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
-    return any(_tolerates(one, taint) for one in tolerations)
+    return any(_tolerates(toleration, taint) for toleration in tolerations)
 
 
 def selects(spec: PodSpec, node: Node) -> bool:
@@ -158,15 +158,15 @@ def selects(spec: PodSpec, node: Node) -> bool:
 
 def holds_volume(volume: Volume, node: Node) -> bool:
     """Whether the volume can be had on the node."""
-    if not all(expression_takes(one, node) for one in volume.zones):
+    if not all(expression_takes(zone, node) for zone in volume.zones):
         return False
     return volume.terms is None or any(_term_takes(term, node) for term in volume.terms)
 
 
-def expression_takes(one: Expression, node: Node) -> bool:
+def expression_takes(expression: Expression, node: Node) -> bool:
     """Whether the node meets one requirement of a node affinity."""
-    value = node.name if one.key == _NAME else node.meta.labels.get(one.key)
-    return _compares(one, value) if one.operator in ("Gt", "Lt") else one.takes(value)
+    value = node.name if expression.key == _NAME else node.meta.labels.get(expression.key)
+    return _compares(expression, value) if expression.operator in ("Gt", "Lt") else expression.takes(value)
 
 
 def _asked(container: Container) -> dict[str, Decimal]:
@@ -188,22 +188,22 @@ def _raise(most: dict[str, Decimal], amounts: Amounts) -> None:
         most[name] = max(most.get(name, ZERO), value)
 
 
-def _tolerates(one: Toleration, taint: Taint) -> bool:
-    if one.effect and one.effect != taint.effect:
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
         return False
-    if one.operator == "Exists":
-        return one.key in ("", taint.key)
-    return one.key == taint.key and one.value == taint.value
+    if toleration.operator == "Exists":
+        return toleration.key in ("", taint.key)
+    return toleration.key == taint.key and toleration.value == taint.value
 
 
 def _term_takes(term: tuple[Expression, ...], node: Node) -> bool:
     # An empty term takes no node.
-    return bool(term) and all(expression_takes(one, node) for one in term)
+    return bool(term) and all(expression_takes(expression, node) for expression in term)
 
 
-def _compares(one: Expression, value: str | None) -> bool:
+def _compares(expression: Expression, value: str | None) -> bool:
     try:
-        there, wanted = int(value or ""), int(one.values[0])
+        there, wanted = int(value or ""), int(expression.values[0])
     except (ValueError, IndexError):
         return False
-    return there > wanted if one.operator == "Gt" else there < wanted
+    return there > wanted if expression.operator == "Gt" else there < wanted

@@ -47,8 +47,8 @@ class Stage(Struct, frozen=True):
     since: datetime | None = None
 
     def __str__(self) -> str:
-        told = ": ".join(filter(None, (self.reason, self.message))) or self.kind.value
-        return f"container {self.container}: {told}" if self.container else told
+        message = ": ".join(filter(None, (self.reason, self.message))) or self.kind.value
+        return f"container {self.container}: {message}" if self.container else message
 
     def lasts(self, now: datetime, patience: timedelta) -> bool:
         """Whether the pod has been in this stage for longer than `patience`; an unknown age counts as longer."""
@@ -69,27 +69,29 @@ def stage(pod: Pod, now: datetime) -> Stage:
     if pod.phase == "Failed":
         return Stage(StageKind.FAILS, "", pod.reason or "Failed", pod.message or _last_words(pod), pod.meta.created)
     if not pod.spec.node:
-        told = pod.condition("PodScheduled")
-        message = told.message if told is not None else ""
-        return Stage(StageKind.UNPLACED, "", told.reason if told is not None else "", message, pod.meta.created)
+        condition = pod.condition("PodScheduled")
+        message = condition.message if condition is not None else ""
+        return Stage(
+            StageKind.UNPLACED, "", condition.reason if condition is not None else "", message, pod.meta.created
+        )
     return _placed(pod, now)
 
 
 def _placed(pod: Pod, now: datetime) -> Stage:
-    for one in pod.states:
-        failing = _failing(one, now)
+    for state in pod.states:
+        failing = _failing(state, now)
         if failing is not None:
             return failing
-    for one in pod.states:
-        if one.init and not _is_done(one, pod):
-            if one.running:
-                return Stage(StageKind.INIT, one.name, since=one.started or pod.meta.created)
-            return Stage(StageKind.CREATING, "", one.waiting, one.message, pod.meta.created)
-    others = [one for one in pod.states if not one.init]
-    if not others or any(not one.running and one.ended is None for one in others):
-        waiting = next((one for one in others if one.waiting), ContainerState(""))
+    for state in pod.states:
+        if state.init and not _is_done(state, pod):
+            if state.running:
+                return Stage(StageKind.INIT, state.name, since=state.started or pod.meta.created)
+            return Stage(StageKind.CREATING, "", state.waiting, state.message, pod.meta.created)
+    others = [state for state in pod.states if not state.init]
+    if not others or any(not state.running and state.ended is None for state in others):
+        waiting = next((state for state in others if state.waiting), ContainerState(""))
         return Stage(StageKind.CREATING, "", waiting.waiting, waiting.message, pod.meta.created)
-    unready = next((one for one in others if not one.ready), None)
+    unready = next((state for state in others if not state.ready), None)
     if unready is None:
         return Stage(StageKind.READY)
     return Stage(StageKind.UNREADY, unready.name, since=unready.started or pod.meta.created)
@@ -98,7 +100,7 @@ def _placed(pod: Pod, now: datetime) -> Stage:
 def _is_done(state: ContainerState, pod: Pod) -> bool:
     if state.ended is not None:
         return state.ended.exit_code == 0
-    sidecar = any(one.sidecar and one.name == state.name for one in pod.spec.containers)
+    sidecar = any(container.sidecar and container.name == state.name for container in pod.spec.containers)
     return sidecar and state.running
 
 
@@ -122,5 +124,5 @@ def _ending(ended: ContainerEnd) -> str:
 
 
 def _last_words(pod: Pod) -> str:
-    ended = next((one.ended for one in pod.states if one.ended is not None and one.ended.exit_code), None)
+    ended = next((state.ended for state in pod.states if state.ended is not None and state.ended.exit_code), None)
     return _ending(ended) if ended is not None else ""

@@ -32,24 +32,24 @@ def _without(value: Any, key: str = "") -> Any:
     if isinstance(value, Mapping):
         if key == "annotations":
             return {name: text for name, text in value.items() if is_kept(str(name))}
-        kept = {name: _without(one, str(name)) for name, one in value.items() if name not in _DROPPED}
+        kept = {name: _without(entry, str(name)) for name, entry in value.items() if name not in _DROPPED}
         if flags := _flags(value):
-            kept["args"] = [f"--{name}={told}" for name, told in flags.items()]
+            kept["args"] = [f"--{name}={message}" for name, message in flags.items()]
         return kept | {"caBundle": _CA} if value.get("caBundle") else kept
     if isinstance(value, list):
-        return list(map(_variable, value)) if key == "env" else [_without(one) for one in value]
+        return list(map(_variable, value)) if key == "env" else [_without(entry) for entry in value]
     return value
 
 
-def _flags(one: Mapping[str, Any]) -> dict[str, str]:
+def _flags(entry: Mapping[str, Any]) -> dict[str, str]:
     """Return the flags of a container's command line that may be shown."""
-    lists = (one.get(key) for key in ("command", "args"))
+    lists = (entry.get(key) for key in ("command", "args"))
     words = (word for listed in lists if isinstance(listed, list) for word in listed if isinstance(word, str))
-    return shown_flags(str(one.get("name")), words)
+    return shown_flags(str(entry.get("name")), words)
 
 
-def _variable(one: Any) -> Any:
-    if not isinstance(one, Mapping):
+def _variable(entry: Any) -> Any:
+    if not isinstance(entry, Mapping):
         return None
-    name, value = one.get("name"), one.get("value")
+    name, value = entry.get("name"), entry.get("value")
     return {"name": name, "value": shown_value(str(name), value if isinstance(value, str) else "")}

@@ -278,8 +278,8 @@ def _newest(value: object) -> datetime:
     while ahead:
         one = ahead.pop()
         if isinstance(one, dict):
-            told = (moment_or_none(text) for key, text in one.items() if key in _TIMES)
-            newest = max((newest, *filter(None, told)))
+            moments = (moment_or_none(text) for key, text in one.items() if key in _TIMES)
+            newest = max((newest, *filter(None, moments)))
             ahead += one.values()
         elif isinstance(one, list):
             ahead += one

@@ -59,10 +59,10 @@ class Symptom(Struct, frozen=True):
 
     def __str__(self) -> str:
         """Format as a piece of evidence."""
-        who = f" of {self.container}" if self.container else ""
+        owner = f" of {self.container}" if self.container else ""
         times = f" ({self.count} times)" if self.count > 1 else ""
-        told = ": ".join(filter(None, (self.reason, shortened(self.text))))
-        return f"{self.place.value}{who}{times}: {told}"
+        message = ": ".join(filter(None, (self.reason, shortened(self.text))))
+        return f"{self.place.value}{owner}{times}: {message}"
 
 
 class Signature(Struct, frozen=True):
@@ -113,30 +113,32 @@ def recognised(signatures: Iterable[Signature], symptoms: Iterable[Symptom]) -> 
     If it occurs in several symptoms, the newest is used.
     """
     told = tuple(symptoms)
-    for one in signatures:
+    for signature in signatures:
         for symptom in told:
-            found = one.search(symptom.text) if symptom.place in one.places else None
+            found = signature.search(symptom.text) if symptom.place in signature.places else None
             if found is not None:
                 groups = tuple(group or "" for group in found.groups())
-                return Recognised(one.cause, symptom, _around(found), groups)
+                return Recognised(signature.cause, symptom, _around(found), groups)
     return None
 
 
 def standing_events(snapshot: Snapshot, pod: Pod) -> tuple[Event, ...]:
     """The warnings about this very pod after which it has come no further, the newest first."""
-    about = [one for one in snapshot.events_about.get(pod.subject, ()) if one.uid in ("", pod.meta.uid)]
-    went_on = max((one.last for one in about if not one.warning and one.reason in _PROGRESS and one.last), default=None)
-    stands = (one for one in reversed(about) if one.warning)
+    about = [event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid)]
+    went_on = max(
+        (event.last for event in about if not event.warning and event.reason in _PROGRESS and event.last), default=None
+    )
+    stands = (event for event in reversed(about) if event.warning)
     # Progress in the same second is ignored: the kubelet pulls an image, then fails to start it.
-    return tuple(one for one in stands if went_on is None or one.last is None or one.last >= went_on)
+    return tuple(event for event in stands if went_on is None or event.last is None or event.last >= went_on)
 
 
 def of_events(events: Iterable[Event], *reasons: str) -> tuple[Symptom, ...]:
     """Return the events with one of the reasons as symptoms; all events if no reason is given."""
     return tuple(
-        Symptom(TextSource.EVENT, one.reason, one.message, "", one.last, one.count)
-        for one in events
-        if not reasons or one.reason in reasons
+        Symptom(TextSource.EVENT, event.reason, event.message, "", event.last, event.count)
+        for event in events
+        if not reasons or event.reason in reasons
     )
 
 
@@ -172,13 +174,15 @@ def replaced(snapshot: Snapshot, pod: Pod) -> bool:
     if pod.meta.deleted is not None or (end is not None and snapshot.now - end > _PAST):
         return True
     above = snapshot.line(pod.meta)[1:]
-    makers = [one for subject in above if (one := snapshot.workload.get(subject)) is not None]
-    if any(_is_done(one.conditions) or one.wanted == 0 for one in makers):
+    makers = [workload for subject in above if (workload := snapshot.workload.get(subject)) is not None]
+    if any(_is_done(maker.conditions) or maker.wanted == 0 for maker in makers):
         return True
-    counted = [one for one in makers if one.meta.kind in _COUNTED and one.wanted is not None]
+    counted = [maker for maker in makers if maker.meta.kind in _COUNTED and maker.wanted is not None]
     if counted:
-        return all(_ready(snapshot, one) >= (one.wanted or 0) for one in counted)
-    return bool(above) and any(_works(one) and _after(one, end) for one in snapshot.pods_under.get(above[-1], ()))
+        return all(_ready(snapshot, workload) >= (workload.wanted or 0) for workload in counted)
+    return bool(above) and any(
+        _works(workload) and _after(workload, end) for workload in snapshot.pods_under.get(above[-1], ())
+    )
 
 
 def _ready(snapshot: Snapshot, maker: Workload) -> int:
@@ -187,8 +191,8 @@ def _ready(snapshot: Snapshot, maker: Workload) -> int:
 
 
 def shortened(text: str, longest: int = _SHOWN) -> str:
-    told = " ".join(text.split())
-    return told if len(told) <= longest else f"{told[: longest - 1]}…"
+    message = " ".join(text.split())
+    return message if len(message) <= longest else f"{message[: longest - 1]}…"
 
 
 def older(snapshot: Snapshot, at: datetime | None, minutes: float) -> bool:
@@ -198,8 +202,8 @@ def older(snapshot: Snapshot, at: datetime | None, minutes: float) -> bool:
 
 def scheduled_at(pod: Pod) -> datetime | None:
     """Since when it has had a node."""
-    told = pod.condition("PodScheduled")
-    return (told.since if told is not None and told.status == "True" else None) or pod.meta.created
+    condition = pod.condition("PodScheduled")
+    return (condition.since if condition is not None and condition.status == "True" else None) or pod.meta.created
 
 
 def is_stuck(pod: Pod) -> bool:
@@ -207,7 +211,7 @@ def is_stuck(pod: Pod) -> bool:
     if pod.over or not pod.spec.node or pod.meta.deleted is not None:
         return False
     untold = not pod.states and pod.phase != "Running"
-    return untold or any(one.waiting or (one.ended and one.ended.exit_code) for one in pod.states)
+    return untold or any(state.waiting or (state.ended and state.ended.exit_code) for state in pod.states)
 
 
 def ended_of(state: ContainerState) -> ContainerEnd | None:
@@ -224,14 +228,14 @@ def _around(found: re.Match[str]) -> str:
 
 
 def _is_done(conditions: Iterable[Condition]) -> bool:
-    return any(one.type in _DONE and one.status == "True" for one in conditions)
+    return any(condition.type in _DONE and condition.status == "True" for condition in conditions)
 
 
 def _works(pod: Pod) -> bool:
     if pod.phase == "Succeeded":
         return True
-    own = [one for one in pod.states if not one.init]
-    return pod.phase == "Running" and pod.meta.deleted is None and all(one.ready for one in own)
+    own = [state for state in pod.states if not state.init]
+    return pod.phase == "Running" and pod.meta.deleted is None and all(state.ready for state in own)
 
 
 def _end(pod: Pod) -> datetime | None:
@@ -239,8 +243,8 @@ def _end(pod: Pod) -> datetime | None:
 
     If none reports it, use the last change of the pod's conditions, or its creation.
     """
-    ends = [one.ended.at for one in pod.states if one.ended is not None and one.ended.at is not None]
-    changes = [one.since for one in pod.conditions if one.since is not None]
+    ends = [state.ended.at for state in pod.states if state.ended is not None and state.ended.at is not None]
+    changes = [condition.since for condition in pod.conditions if condition.since is not None]
     return max(ends or changes, default=pod.meta.created)
 
 

@@ -75,28 +75,28 @@ def is_there(snapshot: Snapshot, target: Target) -> bool:
 def concerned(snapshot: Snapshot, target: Target) -> frozenset[str]:
     """The subjects that a problem must touch to be one of the target's."""
     pods = pods_of(snapshot, target)
-    above = {one for pod in pods for one in snapshot.line(pod.meta)}
-    beneath = {one.subject for one in snapshot.workloads if target.subject in snapshot.line(one.meta)}
+    above = {text for pod in pods for text in snapshot.line(pod.meta)}
+    beneath = {workload.subject for workload in snapshot.workloads if target.subject in snapshot.line(workload.meta)}
     return frozenset((target.subject, *above, *beneath))
 
 
 def narrowed(diagnosis: Diagnosis, subjects: Iterable[str]) -> Diagnosis:
     """Return the diagnosis with only the problems that concern one of these subjects."""
     wanted = frozenset(subjects)
-    return replace(diagnosis, problems=tuple(one for one in diagnosis.problems if touches(one, wanted)))
+    return replace(diagnosis, problems=tuple(problem for problem in diagnosis.problems if touches(problem, wanted)))
 
 
 def in_namespace(diagnosis: Diagnosis, namespace: str) -> Diagnosis:
     """Return the diagnosis with only the problems of a namespace, or that affect an object in it."""
-    subjects = {one for problem in diagnosis.problems for one in (problem.found.subject, *problem.all_affected())}
-    return narrowed(diagnosis, (one for one in subjects if one.split("/")[1:-1] == [namespace]))
+    subjects = {text for problem in diagnosis.problems for text in (problem.found.subject, *problem.all_affected())}
+    return narrowed(diagnosis, (subject for subject in subjects if subject.split("/")[1:-1] == [namespace]))
 
 
 def touches(problem: Problem, subjects: frozenset[str]) -> bool:
     """Whether the problem, or one of its consequences, concerns or affects one of the subjects."""
     if problem.found.subject in subjects or not subjects.isdisjoint(problem.found.affected):
         return True
-    return any(touches(one, subjects) for one in problem.consequences)
+    return any(touches(consequence, subjects) for consequence in problem.consequences)
 
 
 def _known(kind: str) -> str | None:

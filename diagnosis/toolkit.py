@@ -100,7 +100,7 @@ class RuntimeFiles(Struct, frozen=True):
     def same(self, other: RuntimeFiles) -> bool:
         """Whether both are the same, as far as both are known."""
         pairs = ((self.config, other.config), (self.socket, other.socket))
-        return all(not one or not two or _resolved(one) == _resolved(two) for one, two in pairs)
+        return all(not text or not two or _resolved(text) == _resolved(two) for text, two in pairs)
 
     def helm(self, namespace: str, others: Mapping[str, str]) -> str:
         """Return the command that sets this target for the operator's toolkit and keeps its other variables."""
@@ -115,13 +115,13 @@ def toolkits(snapshot: Snapshot) -> tuple[Workload, ...]:
 
     If DaemonSets are not visible, they are derived from their pods.
     """
-    seen = tuple(one for one in snapshot.daemon_sets if _NAME in one.meta.name)
+    seen = tuple(workload for workload in snapshot.daemon_sets if _NAME in workload.meta.name)
     if seen or snapshot.sees("DaemonSet"):
         return seen
     made = {
-        (one.meta.namespace, one.meta.owner.name): one.spec
-        for one in snapshot.pods
-        if one.meta.owner is not None and one.meta.owner.kind == "DaemonSet" and _NAME in one.meta.owner.name
+        (pod.meta.namespace, pod.meta.owner.name): pod.spec
+        for pod in snapshot.pods
+        if pod.meta.owner is not None and pod.meta.owner.kind == "DaemonSet" and _NAME in pod.meta.owner.name
     }
     return tuple(Workload(Meta("DaemonSet", namespace, name), spec) for (namespace, name), spec in made.items())
 
@@ -139,9 +139,9 @@ def by_hand(node: Node | None) -> str:
 
     The steps depend on the distribution.
     """
-    told = f"{node.kubelet} {node.runtime} {node.system}".lower() if node is not None else ""
+    message = f"{node.kubelet} {node.runtime} {node.system}".lower() if node is not None else ""
     for sign, words in _WAYS:
-        if sign in told or (node is not None and sign in node.meta.labels):
+        if sign in message or (node is not None and sign in node.meta.labels):
             return words
     return _CONFIGURE.format("the kubelet's runtime", "containerd && systemctl restart containerd")
 
@@ -159,7 +159,7 @@ def written_elsewhere(node: Node) -> tuple[str, ...]:
     seen = node.record.inventory.runtime if node.record is not None else None
     if seen is None or not seen.config or seen.config in (seen.nvidia_in or ()):
         return ()
-    return tuple(one for one in seen.nvidia_in or () if one in (seen.others or ()))
+    return tuple(text for text in seen.nvidia_in or () if text in (seen.others or ()))
 
 
 def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> RuntimeFiles | None:
@@ -169,9 +169,9 @@ def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> R
     """
     if node is None:
         return None
-    told = _KUBELETS.search(finding.detail) if finding is not None else None
-    if told is not None:
-        return RuntimeFiles(told[1], _socket_of(node), "by our agent there")
+    match = _KUBELETS.search(finding.detail) if finding is not None else None
+    if match is not None:
+        return RuntimeFiles(match[1], _socket_of(node), "by our agent there")
     known = _by_distribution(node)
     if known is not None:
         return known
@@ -201,8 +201,10 @@ def _by_distribution(node: Node) -> RuntimeFiles | None:
 
 def _on_host(spec: PodSpec, key: str) -> str:
     """Return the file's path on the node: the mounted folder, and the name from the variable."""
-    named = [one.env.get(name, "") for one in spec.containers if not one.init for name in _OLD_AND_NEW[key]]
-    value = next((one for one in named if one and one != OTHER_VALUE), "")
+    named = [
+        container.env.get(name, "") for container in spec.containers if not container.init for name in _OLD_AND_NEW[key]
+    ]
+    value = next((text for text in named if text and text != OTHER_VALUE), "")
     folder = spec.host_volumes.get(_VOLUMES[key], "")
     if not folder:
         return value

@@ -36,14 +36,14 @@ def loads(
     places, homes = _places(snapshot), {pod.subject: pod.spec.node for pod in snapshot.pods}
     cards: defaultdict[str, dict[str, CardLoad]] = defaultdict(dict)
     held = {node: frozenset(pods) for node, pods in holders.items()}
-    for one in uses:
-        pods = [subject("Pod", *pair) for pair in one.pods]
-        named = (places.get(name, "") for name in one.nodes)
+    for use in uses:
+        pods = [subject("Pod", *pair) for pair in use.pods]
+        named = (places.get(name, "") for name in use.nodes)
         node = next(filter(None, (*named, *(homes.get(pod, "") for pod in pods))), "")
         if node:
             pod = next((pod for pod in pods if pod in held.get(node, ())), "")
-            load = CardLoad(one.uuid, one.index, one.percent, pod)
-            key = one.uuid or one.index
+            load = CardLoad(use.uuid, use.index, use.percent, pod)
+            key = use.uuid or use.index
             cards[node][key] = max((load, cards[node].get(key, load)), key=lambda load: (load.percent, load.pod))
     return {node: sorted(some.values(), key=_order) for node, some in cards.items()}
 

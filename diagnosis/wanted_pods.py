@@ -28,7 +28,7 @@ def pods_in(text: str, namespace: str) -> tuple[dict[str, Any], ...]:
     """
     if len(text) > LONGEST:
         raise NoPodError(f"{len(text)} characters; at most {LONGEST} are read")
-    found = [pod for one in _documents(text) for pod in _pods(one, namespace)]
+    found = [pod for document in _documents(text) for pod in _pods(document, namespace)]
     if not found:
         raise NoPodError(f"no pod in it: a Pod, {', '.join(_TEMPLATES)} or a List of these is wanted")
     return tuple(found[:_MOST])
@@ -47,9 +47,9 @@ def _pods(raw: Mapping[str, Any], namespace: str) -> Iterator[dict[str, Any]]:
     kind = raw.get("kind")
     if kind == "List":
         items = raw.get("items")
-        for one in items if isinstance(items, list) else ():
-            if isinstance(one, dict) and one.get("kind") != "List":
-                yield from _pods(one, namespace)
+        for entry in items if isinstance(items, list) else ():
+            if isinstance(entry, dict) and entry.get("kind") != "List":
+                yield from _pods(entry, namespace)
     elif kind == "Pod":
         yield _pod(raw, raw, namespace)
     elif kind in _TEMPLATES:
@@ -61,7 +61,7 @@ def _pods(raw: Mapping[str, Any], namespace: str) -> Iterator[dict[str, Any]]:
 
 
 def _pod(template: Mapping[str, Any], owner: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-    own, above = (_object(one.get("metadata")) for one in (template, owner))
+    own, above = (_object(entry.get("metadata")) for entry in (template, owner))
     metadata = {key: own[key] for key in ("labels", "annotations") if isinstance(own.get(key), dict)}
     metadata["name"] = str(above.get("name") or above.get("generateName") or "pod").rstrip("-")
     metadata["namespace"] = str(above.get("namespace") or namespace or "default")

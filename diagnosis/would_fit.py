@@ -73,7 +73,7 @@ class WouldFit(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        return not self.admission.refused and not self.unread and any(one.fits for one in self.nodes)
+        return not self.admission.refused and not self.unread and any(node.fits for node in self.nodes)
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod:
@@ -93,7 +93,8 @@ def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
     if refused := _refused(snapshot, pod, books):
         return replace(plain, refused=refused)
     containers = tuple(
-        one if one.privileged else admitted(one, books.settings, books.version) for one in pod.spec.containers
+        container if container.privileged else admitted(container, books.settings, books.version)
+        for container in pod.spec.containers
     )
     spec = replace(pod.spec, containers=containers, scheduler=ours.scheduler_name)
     return replace(plain, pod=replace(pod, spec=spec))
@@ -109,12 +110,12 @@ def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> WouldFi
     names = books.settings.names if by_hami else frozenset()
     held, asked = held_on(snapshot.pods), asked_by(pod.spec)
     asked = {name: amount for name, amount in asked.items() if name not in names}
-    told = {node.name: one for node, one in verdicts(snapshot, books, pod.meta, pod.spec)} if by_hami else {}
+    fields = {node.name: verdict for node, verdict in verdicts(snapshot, books, pod.meta, pod.spec)} if by_hami else {}
     nodes = tuple(
-        _on(node, pod.spec, asked, held.get(node.name, {}), (told.get(node.name), books))
+        _on(node, pod.spec, asked, held.get(node.name, {}), (fields.get(node.name), books))
         for node in sorted(gpu_nodes(snapshot), key=lambda one: one.name)
     )
-    unread = tuple(one.name for one in pod.spec.containers if by_hami and _is_unread(one, books))
+    unread = tuple(container.name for container in pod.spec.containers if by_hami and _is_unread(container, books))
     return WouldFit(written.subject, admission, tuple(_added(written.spec, pod.spec)), nodes, unread)
 
 
@@ -144,8 +145,8 @@ def _passed_by(snapshot: Snapshot, pod: Pod, there: Iterable[Installation], book
     names = {*_DEFAULT, *schedulers(there)}
     if pod.spec.scheduler not in names and books.version >= _OTHERS_SINCE:
         return f"it asks for the scheduler {pod.spec.scheduler}"
-    hooks = [hook for one in there for hook in one.webhooks if hook.name == WEBHOOK]
-    labels = next((one.labels for one in snapshot.namespaces if one.name == pod.meta.namespace), None)
+    hooks = [hook for installation in there for hook in installation.webhooks if hook.name == WEBHOOK]
+    labels = next((namespace.labels for namespace in snapshot.namespaces if namespace.name == pod.meta.namespace), None)
     if not hooks:
         return "there is no such webhook" if snapshot.sees("MutatingWebhookConfiguration") else ""
     if labels is not None and not any(hook.namespaces.takes(labels) for hook in hooks):
@@ -155,16 +156,16 @@ def _passed_by(snapshot: Snapshot, pod: Pod, there: Iterable[Installation], book
 
 def _refused(snapshot: Snapshot, pod: Pod, books: SchedulerState) -> str:
     """Return the refusal in the wording of HAMi's webhook; '' if it would not refuse the pod."""
-    privileged = next((one.name for one in pod.spec.containers if one.privileged), "")
+    privileged = next((container.name for container in pod.spec.containers if container.privileged), "")
     if privileged and books.version >= _PRIVILEGED_SINCE:
         return f"container {privileged} is privileged"
     if pod.spec.node:
         return "pod has node assigned"
     room = room_of(snapshot, pod.meta.namespace, books.settings, books.version)
-    made = (admitted(one, books.settings, books.version) for one in pod.spec.containers)
-    asked = [asked_of(one, books.settings, books.version) for one in made]
-    memory = sum(one.memory * one.cards for one in asked if one is not None)
-    cores = sum(one.cores * one.cards for one in asked if one is not None)
+    made = (admitted(container, books.settings, books.version) for container in pod.spec.containers)
+    asked = [asked_of(container, books.settings, books.version) for container in made]
+    memory = sum(request.memory * request.cards for request in asked if request is not None)
+    cores = sum(request.cores * request.cards for request in asked if request is not None)
     limits = ((room.memory, memory), (room.cores, cores))
     exceeds = any(limit is not None and wanted > limit.left for limit, wanted in limits) and (memory or cores)
     return "exceeding resource quota" if exceeds and books.version >= _QUOTA_SINCE else ""
@@ -180,9 +181,9 @@ def _added(written: PodSpec, made: PodSpec) -> Iterator[str]:
         yield f"scheduler {made.scheduler}"
     if made.runtime_class != written.runtime_class:
         yield f"RuntimeClass {made.runtime_class}"
-    before = {one.name: one for one in written.containers}
-    for one in made.containers:
-        limits = before[one.name].limits if one.name in before else {}
-        for name, value in one.limits.items():
+    before = {container.name: container for container in written.containers}
+    for container in made.containers:
+        limits = before[container.name].limits if container.name in before else {}
+        for name, value in container.limits.items():
             if limits.get(name) != value:
-                yield f"container {one.name}: {name} {value}"
+                yield f"container {container.name}: {name} {value}"

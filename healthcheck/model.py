@@ -184,7 +184,7 @@ class Finding(Printable, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.about:
-            force_setattr(self, "about", {printable(key): printable(one) for key, one in self.about.items()})
+            force_setattr(self, "about", {printable(key): printable(text) for key, text in self.about.items()})
 
     @property
     def base(self) -> tuple[Severity, str]:
@@ -414,5 +414,5 @@ class Outcome(Struct, frozen=True):
 
     def shows(self, reason: str, subject: str) -> bool:
         """Whether it saw enough of this subject that this fault is not there when it does not find it."""
-        untold = [one.subject for one in self.too_early if reason in (one.reasons or (reason,))]
-        return not {"", subject} & {*(one.subject for one in self.unobserved), *untold}
+        untold = [early.subject for early in self.too_early if reason in (early.reasons or (reason,))]
+        return not {"", subject} & {*(unobserved.subject for unobserved in self.unobserved), *untold}

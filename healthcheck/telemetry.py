@@ -100,7 +100,9 @@ class Telemetry:
         self._deep_time = shown("deep_last_test_timestamp_seconds", "When the node was last tested deeply; 0: never.")
         self._deep_status = shown("deep_last_test_status", "1 for the status of the last deep test.", "status")
         self._deep_overdue = shown("deep_overdue", "1: not tested deeply for three intervals.")
-        self._snapshot.tell({self._build: {(__version__,): 1}, self._status: {(one.value,): 0 for one in _STATUSES}})
+        self._snapshot.tell(
+            {self._build: {(__version__,): 1}, self._status: {(status.value,): 0 for status in _STATUSES}}
+        )
 
     def _make_metrics(self) -> None:
         counter, gauge = self._counter, self._gauge
@@ -151,14 +153,14 @@ class Telemetry:
 
         `blind` maps each group of checks to whether one of its checks could not run.
         """
-        worst_first = sorted(findings, key=lambda one: -one.severity)
-        tiers = [one.severity for one in findings]
+        worst_first = sorted(findings, key=lambda finding: -finding.severity)
+        tiers = [finding.severity for finding in findings]
         self._snapshot.tell(
             {
                 self._severity: {(): severity},
                 self._status: {(one.value,): one is status for one in _STATUSES},
-                self._standing: {(one.name,): tiers.count(one) for one in Severity},
-                self._finding: {_labels(one): 1 for one in worst_first[:MOST_FINDINGS]},
+                self._standing: {(tier.name,): tiers.count(tier) for tier in Severity},
+                self._finding: {_labels(finding): 1 for finding in worst_first[:MOST_FINDINGS]},
                 self._left_out: {(): len(worst_first[MOST_FINDINGS:])},
                 self._unobserved: {(check,): is_blind for check, is_blind in blind.items()},
             }
@@ -210,12 +212,12 @@ class Telemetry:
         self.driver_lines.labels(reason).inc()
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-        told = self._declared(name, "counter", labels, text)
-        return Counter(told.name, text, told.labels, registry=self.registry)
+        metric = self._declared(name, "counter", labels, text)
+        return Counter(metric.name, text, metric.labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
-        told = self._declared(name, "gauge", labels, text)
-        return Gauge(told.name, text, told.labels, registry=self.registry)
+        metric = self._declared(name, "gauge", labels, text)
+        return Gauge(metric.name, text, metric.labels, registry=self.registry)
 
     def _shown(self, name: str, text: str, *labels: str) -> str:
         """Declare a gauge that is updated together with others, and return its name."""

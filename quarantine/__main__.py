@@ -52,9 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _say("refused: nothing was tested", refusal)
     except ClusterError as error:
         return _say("the cluster does not let it work", error)
-    told = as_json(record)
+    fields = as_json(record)
     keys = ("status", "severity", "recommendation", "reasons", "bug_report")
-    log.info("done", **{key: told[key] for key in keys if key in told})
+    log.info("done", **{key: fields[key] for key in keys if key in fields})
     return _exit_code(str(record.status), str(record.recommendation))
 
 
@@ -75,8 +75,8 @@ def _settings(directory: Path) -> Settings:
     if unknown := unknown_keys(directory):
         log.warning("a key of the configuration is no setting", unknown=str(unknown))
     settings = read_settings(directory)
-    for one in settings.bad:
-        log.error("a setting is not allowed; the default stands in its place", setting=str(one))
+    for value in settings.bad:
+        log.error("a setting is not allowed; the default stands in its place", setting=str(value))
     return settings
 
 

@@ -44,19 +44,23 @@ def history_of(node: NodeState, now: datetime) -> History:
     record = records.on_node(RunRecord, node, QUARANTINE_RESULT)
     if node.machine and record.machine not in (None, "", node.machine):
         return History()
-    earlier = [*_of_last_run(record), *(one for one in record.history or () if one.findings is not None)]
-    recent = [one for one in earlier if _is_recent(one, now)]
+    earlier = [*_of_last_run(record), *(row for row in record.history or () if row.findings is not None)]
+    recent = [row for row in earlier if _is_recent(row, now)]
     back = record.recommendation == Recommendation.RETURN_TO_SERVICE.value
     released = released_at(node, now)
     rows = map(_bounded, recent[:MOST_RUNS])
-    return History(tuple(replace(one, returned=one.returned or back or _is_before(one, released)) for one in rows))
+    return History(tuple(replace(row, returned=row.returned or back or _is_before(row, released)) for row in rows))
 
 
 def _of_last_run(record: RunRecord) -> Iterator[HistoryRow]:
-    faults = [one for one in record.findings or () if one.severity is not None and one.severity >= Severity.RESET]
-    names = tuple(dict.fromkeys(f"{one.reason} {one.subject}" for one in faults))
+    faults = [
+        finding
+        for finding in record.findings or ()
+        if finding.severity is not None and finding.severity >= Severity.RESET
+    ]
+    names = tuple(dict.fromkeys(f"{fault.reason} {fault.subject}" for fault in faults))
     if names:
-        gpus = {f"{one.reason} {one.subject}": gpu for one in faults if (gpu := gpu_identity(one.about or {}))}
+        gpus = {f"{fault.reason} {fault.subject}": gpu for fault in faults if (gpu := gpu_identity(fault.about or {}))}
         yield HistoryRow(record.timestamp or "", record.recommendation or "", names, gpus or None, returned=False)
 
 

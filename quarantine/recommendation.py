@@ -66,7 +66,7 @@ class RunResult(Struct, frozen=True):
         While the run is not done and has found nothing itself, what stood before is left for the next run to judge:
         to find that out is what the node is in quarantine for.
         """
-        failed = any(one.severity >= Severity.RESET for one in self.found)
+        failed = any(finding.severity >= Severity.RESET for finding in self.found)
         return (*self.found, *self.standing) if self.finished or failed else self.found
 
 
@@ -90,21 +90,21 @@ def recommend(run: RunResult) -> Advice:
     """The first row that fits, with all others that recommend the same."""
     fitting = [(row, what) for row in TABLE if (what := tuple(dict.fromkeys(row.fits(run))))]
     first = fitting[0][0].recommendation
-    told = tuple(f"{row.when}: {', '.join(what)}" for row, what in fitting if row.recommendation is first)
-    return Advice(first, told)
+    messages = tuple(f"{row.when}: {', '.join(what)}" for row, what in fitting if row.recommendation is first)
+    return Advice(first, messages)
 
 
 def _named(findings: Iterable[Finding]) -> Iterable[str]:
-    return (f"{one.reason} on {one.subject}" for one in findings)
+    return (f"{finding.reason} on {finding.subject}" for finding in findings)
 
 
 def _faults_of(severity: Severity) -> Callable[[RunResult], Iterable[str]]:
-    return lambda run: _named(one for one in run.faults if one.severity is severity)
+    return lambda run: _named(fault for fault in run.faults if fault.severity is severity)
 
 
 def _came_back(run: RunResult) -> Iterable[str]:
-    again = (one for one in run.found if any(before.is_same_as(one) for before in run.returned_with))
-    return _named(one for one in again if one.severity >= Severity.RESET)
+    again = (finding for finding in run.found if any(before.is_same_as(finding) for before in run.returned_with))
+    return _named(finding for finding in again if finding.severity >= Severity.RESET)
 
 
 def _without_level_4(run: RunResult) -> Iterable[str]:

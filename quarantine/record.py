@@ -66,20 +66,22 @@ class QuarantineProgress(Struct, frozen=True):
 
     @property
     def found(self) -> tuple[Finding, ...]:
-        return tuple(finding for one in self.results.values() for finding in one.outcome.findings)
+        return tuple(finding for result in self.results.values() for finding in result.outcome.findings)
 
     @property
     def unobserved(self) -> tuple[tuple[str, Unobserved], ...]:
         """What the tests could not see, each with its group; a test that has not ended has not seen all."""
-        said = [(group, cause) for group, one in self.results.items() for cause in one.outcome.unobserved]
+        entries = [
+            (group, cause) for group, test_result in self.results.items() for cause in test_result.outcome.unobserved
+        ]
         for check in TESTS:
             result = self.results.get(check.group)
             if result is None or not result.ended:
-                said.append((check.group, self._why_unfinished(check.group)))
+                entries.append((check.group, self._why_unfinished(check.group)))
             elif check is dcgm_diag.LEVEL_4 and not result.outcome.configured:
-                why = " ".join(one.what for one in result.outcome.seen)
-                said.append((check.group, Unobserved(dcgm_causes.ABSENT, why or "there is no DCGM to run it")))
-        return tuple(said)
+                why = " ".join(observation.what for observation in result.outcome.seen)
+                entries.append((check.group, Unobserved(dcgm_causes.ABSENT, why or "there is no DCGM to run it")))
+        return tuple(entries)
 
     @property
     def passed(self) -> bool:
@@ -108,9 +110,9 @@ def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[FindingRow,
     if machine and record.machine not in (None, "", machine):
         return ()
     released = _remembered(node).acknowledged
-    still = [one for one in faults if one.severity > Severity.PASS and not one.is_covered(released)]
+    still = [fault for fault in faults if fault.severity > Severity.PASS and not fault.is_covered(released)]
     at = records.time_of(record)
-    return tuple(_carried(one, at) for one in still if not _is_ended(one, boot_id))
+    return tuple(_carried(fault, at) for fault in still if not _is_ended(fault, boot_id))
 
 
 def _is_ended(fault: Fault, boot_id: str) -> bool:
@@ -137,10 +139,14 @@ def advise(begun: RunStart, progress: QuarantineProgress, node: NodeState) -> Ad
     memory = _remembered(node)
     if progress.passed:
         memory = exits.passed(memory, begun.started)
-    carried = [] if progress.passed else [_finding(one) for one in begun.carried]
-    now = [one.finding for one in memory.standing if one.nature is Nature.LEVEL]
-    ours = [one for one in memory.standing if one.finding.source == KIND and one.last_seen >= begun.started]
-    standing = [one.finding for one in memory.standing if one.nature is Nature.EVENT and one not in ours]
+    carried = [] if progress.passed else [_finding(row) for row in begun.carried]
+    now = [finding.finding for finding in memory.standing if finding.nature is Nature.LEVEL]
+    ours = [
+        finding for finding in memory.standing if finding.finding.source == KIND and finding.last_seen >= begun.started
+    ]
+    standing = [
+        finding.finding for finding in memory.standing if finding.nature is Nature.EVENT and finding not in ours
+    ]
     return recommend(
         RunResult(
             tests=tuple(GroupResult(check.group, _status(progress, check)) for check in TESTS),
@@ -155,8 +161,8 @@ def render(begun: RunStart, progress: QuarantineProgress, node: NodeState, at: d
     """The record, at most LONGEST bytes long."""
     advice = advise(begun, progress, node)
     carried = () if progress.passed else begun.carried
-    rows = (*(row_of(one, Nature.EVENT) for one in progress.found), *carried)
-    severity = worst(one.severity for one in rows if one.severity is not None)
+    rows = (*(row_of(finding, Nature.EVENT) for finding in progress.found), *carried)
+    severity = worst(row.severity for row in rows if row.severity is not None)
     status = status_of(severity, could_not_look=bool(progress.unobserved))
     return records.within_limit(
         RunRecord(
@@ -170,14 +176,16 @@ def render(begun: RunStart, progress: QuarantineProgress, node: NodeState, at: d
             status=status.value,
             severity=severity.name,
             recommendation=advice.recommendation.value,
-            reasons=tuple(one[:_LONGEST_REASON] for one in advice.reasons[:_MOST_REASONS]),
+            reasons=tuple(reason[:_LONGEST_REASON] for reason in advice.reasons[:_MOST_REASONS]),
             checks=tuple(_check_row(progress, check) for check in TESTS),
-            findings=tuple(sorted(rows, key=lambda one: -(one.severity or Severity.PASS))),
+            findings=tuple(sorted(rows, key=lambda row: -(row.severity or Severity.PASS))),
             unobserved=tuple(
                 CauseRow(group, cause.cause.name, cause.detail[:_LONGEST_DETAIL])
                 for group, cause in progress.unobserved
             ),
-            passed=by_reason(one for result in progress.results.values() for one in result.outcome.passed),
+            passed=by_reason(
+                passed_result for result in progress.results.values() for passed_result in result.outcome.passed
+            ),
             machine=begun.machine,
             boot_id=begun.boot_id,
             history=begun.history.rows,
@@ -205,13 +213,13 @@ def outcome_status(outcome: Outcome) -> Status:
     """Of one test, by all that it says."""
     if not outcome.configured and not outcome.findings:
         return Status.NOT_CONFIGURED
-    return status_of(worst(one.severity for one in outcome.findings), could_not_look=not outcome.observed)
+    return status_of(worst(finding.severity for finding in outcome.findings), could_not_look=not outcome.observed)
 
 
 def _check_row(progress: QuarantineProgress, check: Check) -> CheckRow:
     result = progress.results.get(check.group)
     findings = result.outcome.findings if result else ()
-    severity = worst(one.severity for one in findings)
+    severity = worst(finding.severity for finding in findings)
     status = _status(progress, check) or status_of(severity, could_not_look=True)
     seen = result.outcome.seen[0].what[:_LONGEST_DETAIL] if result and result.outcome.seen else None
     return CheckRow(check.group, status.value, severity.name, seen)
@@ -223,4 +231,4 @@ def _finding(row: FindingRow) -> Finding:
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
     """For a log: `DcgmDiagMemory ISOLATE gpu/0`."""
-    return [f"{one.reason} {one.severity.name} {one.subject}" for one in findings]
+    return [f"{finding.reason} {finding.severity.name} {finding.subject}" for finding in findings]

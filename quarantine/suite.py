@@ -82,8 +82,8 @@ class Suite:
             test=check.group,
             status=outcome_status(outcome).value,
             findings=finding_lines(outcome.findings),
-            unobserved=[f"{one.cause.name}: {one.detail}" for one in outcome.unobserved],
-            seen=[one.what for one in outcome.seen],
+            unobserved=[f"{unobserved.cause.name}: {unobserved.detail}" for unobserved in outcome.unobserved],
+            seen=[observation.what for observation in outcome.seen],
         )
         self.tell(self.progress)
 
@@ -106,12 +106,14 @@ class Suite:
             raise ProbeError(f"process {pid} of DCGM's diagnostic is stuck in the driver and can't be killed")
         return self.all_reduce.run()
 
-    def _tell_device(self, one: Loopback) -> None:
+    def _tell_device(self, loopback: Loopback) -> None:
         """A device that fails is told at once; the others with the last of them."""
-        self._devices = (*self._devices, one)
+        self._devices = (*self._devices, loopback)
         evidence = Evidence({EFA_LOOPBACK: LoopbackReading(self._devices)})
         (so_far,) = judge((efa_loopback.CHECK,), evidence, self.expected)
-        log.info("test: device", test=efa_loopback.CHECK.group, device=one.device, answer=_in_words(one.answer))
+        log.info(
+            "test: device", test=efa_loopback.CHECK.group, device=loopback.device, answer=_in_words(loopback.answer)
+        )
         known = self.progress.results.get(efa_loopback.CHECK.group)
         if so_far.findings != (known.outcome.findings if known else ()):
             self._keep(efa_loopback.CHECK, so_far, ended=False)
@@ -121,6 +123,6 @@ def _in_words(answer: PingResult) -> str:
     match answer:
         case Unobserved(cause, detail):
             return f"{cause.name}: {detail}"
-        case Broken(says):
-            return says
+        case Broken(message):
+            return message
     return f"{answer.bandwidth:.0f} MB/s"

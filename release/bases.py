@@ -31,7 +31,7 @@ def unnamed(dockerfile: str) -> list[str]:
     """Others' images that stand in a FROM or a `--from` themselves: nobody pins them, no provenance names them."""
     known = {*stages(dockerfile), "scratch"}
     used = [*(base for base, _ in _FROM.findall(dockerfile)), *_COPIED.findall(dockerfile)]
-    return [one for one in used if "$" not in one and one not in known]
+    return [entry for entry in used if "$" not in entry and entry not in known]
 
 
 def pinned(dockerfile: str, digests: dict[str, str]) -> str:

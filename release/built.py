@@ -48,7 +48,7 @@ def read(folder: Path) -> list[Built]:
     found = [json.loads(file.read_text()) for file in sorted(folder.rglob("image-*.json"))]
     if not found:
         raise ReleaseError(f"{folder} tells of no image")
-    return [Built(one["target"], one["digest"], _within(folder, one["sbom"])) for one in found]
+    return [Built(entry["target"], entry["digest"], _within(folder, entry["sbom"])) for entry in found]
 
 
 def _within(folder: Path, name: str) -> Path:

@@ -32,19 +32,21 @@ class Layout:
         return self.folder / "blobs" / digest.replace(":", "/")
 
 
-def differences(one: Layout, other: Layout) -> list[str]:
+def differences(layout: Layout, other: Layout) -> list[str]:
     """One line for each thing that differs, for a person who looks for the cause; empty where the digests are equal."""
-    if one.digest == other.digest:
+    if layout.digest == other.digest:
         return []
-    told = [] if len(one.layers) == len(other.layers) else [f"{len(one.layers)} layers, {len(other.layers)} layers"]
-    for number, (first, second) in enumerate(zip(one.layers, other.layers, strict=False), 1):
+    messages = (
+        [] if len(layout.layers) == len(other.layers) else [f"{len(layout.layers)} layers, {len(other.layers)} layers"]
+    )
+    for number, (first, second) in enumerate(zip(layout.layers, other.layers, strict=False), 1):
         if first.name != second.name:
-            told += [f"layer {number}: {name}" for name in _differing(_members(first), _members(second))]
-    return told or ["the configuration or the compression; the files are equal"]
+            messages += [f"layer {number}: {name}" for name in _differing(_members(first), _members(second))]
+    return messages or ["the configuration or the compression; the files are equal"]
 
 
-def _differing(one: dict[str, tuple[object, ...]], other: dict[str, tuple[object, ...]]) -> list[str]:
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+def _differing(entry: dict[str, tuple[object, ...]], other: dict[str, tuple[object, ...]]) -> list[str]:
+    return sorted(name for name in entry.keys() | other.keys() if entry.get(name) != other.get(name))
 
 
 def _members(layer: Path) -> dict[str, tuple[object, ...]]:
@@ -53,6 +55,14 @@ def _members(layer: Path) -> dict[str, tuple[object, ...]]:
     with tarfile.open(layer) as tar:
         for member in tar:
             content = tar.extractfile(member) if member.isfile() else None
-            told = hashlib.sha256(content.read()).hexdigest() if content else ""
-            found[member.name] = (member.type, member.mode, member.uid, member.gid, member.mtime, member.linkname, told)
+            message = hashlib.sha256(content.read()).hexdigest() if content else ""
+            found[member.name] = (
+                member.type,
+                member.mode,
+                member.uid,
+                member.gid,
+                member.mtime,
+                member.linkname,
+                message,
+            )
     return found

@@ -30,14 +30,16 @@ def in_the_image(requirements: str, dockerfile: str) -> dict[str, str]:
     return {name: version for name, version in _LOCKED.findall(requirements) if name not in left_out}
 
 
-def licence(told: Message) -> str:
+def licence(message: Message) -> str:
     """By a package's metadata: its expression, else its short text, else its classifier; pure. Raises ReleaseError."""
-    classified = [one.rpartition(" :: ")[2] for one in told.get_all("Classifier") or () if one.startswith("License ::")]
-    text = told.get("License") or ""
-    for candidate in (told.get("License-Expression"), text if "\n" not in text else "", *classified):
+    classified = [
+        name.rpartition(" :: ")[2] for name in message.get_all("Classifier") or () if name.startswith("License ::")
+    ]
+    text = message.get("License") or ""
+    for candidate in (message.get("License-Expression"), text if "\n" not in text else "", *classified):
         if candidate and candidate.strip():
             return _SPDX.get(candidate.strip(), candidate.strip())
-    raise ReleaseError(f"{told['Name']} says no licence")
+    raise ReleaseError(f"{message['Name']} says no licence")
 
 
 def table() -> str:
@@ -47,10 +49,10 @@ def table() -> str:
     )
     rows = []
     for name, version in packages.items():
-        told = metadata.metadata(name)
-        if told["Version"] != version:
-            raise ReleaseError(f"{name} {told['Version']} is installed, {version} is locked: `make setup`")
-        rows.append(f"| {name} | {version} | {licence(told)} |\n")  # type: ignore[arg-type]
+        package_metadata = metadata.metadata(name)
+        if package_metadata["Version"] != version:
+            raise ReleaseError(f"{name} {package_metadata['Version']} is installed, {version} is locked: `make setup`")
+        rows.append(f"| {name} | {version} | {licence(package_metadata)} |\n")  # type: ignore[arg-type]
     return "".join(["| package | version | licence |\n", "|---|---|---|\n", *rows])
 
 

@@ -31,8 +31,8 @@ def others(text: str, reference: str) -> set[str]:
 def _images(value: Any) -> set[str]:
     """Of all containers below it."""
     if isinstance(value, list):
-        return {image for one in value for image in _images(one)}
+        return {image for entry in value for image in _images(entry)}
     if not isinstance(value, dict):
         return set()
-    found = {image for one in value.values() for image in _images(one)}
+    found = {image for entry in value.values() for image in _images(entry)}
     return found | {value["image"]} if isinstance(value.get("image"), str) else found

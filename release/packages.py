@@ -42,7 +42,7 @@ def even_out(sdist: Path, epoch: int) -> None:
         gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as new,
     ):
-        for member in sorted(old.getmembers(), key=lambda one: one.name):
+        for member in sorted(old.getmembers(), key=lambda tar_info: tar_info.name):
             member.mtime, member.uid, member.gid, member.uname, member.gname = epoch, 0, 0, "", ""
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             member.pax_headers = {}

@@ -31,6 +31,6 @@ def run(words: Sequence[str], environment: Mapping[str, str] | None = None, fold
     except OSError as error:
         raise ReleaseError(f"`{words[0]}` does not start: {error.strerror}") from error
     if done.returncode != 0:
-        said = f"{done.stdout}\n{done.stderr}".strip()[-3000:]
-        raise ReleaseError(f"`{shlex.join(words)}` failed:\n{said}")
+        message = f"{done.stdout}\n{done.stderr}".strip()[-3000:]
+        raise ReleaseError(f"`{shlex.join(words)}` failed:\n{message}")
     return done.stdout.strip()

@@ -81,10 +81,10 @@ def _kubelet_config(socket: str = "", driver: str = "systemd") -> str:
 
 def _eks(config: str) -> Distribution:
     kubelet = _kubelet("--config=/etc/kubernetes/kubelet/config.json")
-    told = '{"kind": "KubeletConfiguration", "cgroupDriver": "systemd", "containerRuntimeEndpoint": "SOCKET"}'
+    message = '{"kind": "KubeletConfiguration", "cgroupDriver": "systemd", "containerRuntimeEndpoint": "SOCKET"}'
     files = {
         STANDARD_FILE: config,
-        "etc/kubernetes/kubelet/config.json": told.replace("SOCKET", f"unix://{STANDARD_SOCKET}"),
+        "etc/kubernetes/kubelet/config.json": message.replace("SOCKET", f"unix://{STANDARD_SOCKET}"),
         "etc/eks/kubelet/environment": 'NODEADM_KUBELET_ARGS="--cloud-provider=external"',
     }
     return Distribution(files, (_CONTAINERD, kubelet))

@@ -96,7 +96,7 @@ def tainted(node: dict[str, Any]) -> bool:
 
 
 def condition(node: dict[str, Any]) -> dict[str, str]:
-    return next((one for one in node["status"].get("conditions", []) if one["type"] == "GpuHealthy"), {})
+    return next((entry for entry in node["status"].get("conditions", []) if entry["type"] == "GpuHealthy"), {})
 
 
 def findings(node: dict[str, Any]) -> list[str]:

@@ -58,7 +58,9 @@ class Hami:
 
     def listen(self, *names: str) -> None:
         """On these sockets, in the network of its pod."""
-        rows = [f"0: 00000002 00000000 00010000 0001 01 {77801 + at} /{SOCKETS}/{one}" for at, one in enumerate(names)]
+        rows = [
+            f"0: 00000002 00000000 00010000 0001 01 {77801 + at} /{SOCKETS}/{text}" for at, text in enumerate(names)
+        ]
         for pid in (PLUGIN_PID, MONITOR_PID):
             if (self._root / f"proc/{pid}").is_dir():
                 self._write(
@@ -105,7 +107,7 @@ class Hami:
         if not (folder / name).exists():
             os.mknod(folder / name, stat.S_IFSOCK | 0o755)
 
-    def _run(self, pid: int, name: str, told: Mapping[str, str], capabilities: str, age_seconds: float) -> None:
+    def _run(self, pid: int, name: str, fields: Mapping[str, str], capabilities: str, age_seconds: float) -> None:
         uptime = float((self._root / "proc/uptime").read_text().split()[0])
         started, comm = int((uptime - age_seconds) * _TICKS_PER_SECOND), name[:15]
         self._write(f"proc/{pid}/comm", comm)
@@ -115,7 +117,7 @@ class Hami:
             f"proc/{pid}/cgroup", f"0::/kubepods.slice/kubepods-besteffort.slice/{pod}/cri-containerd-{'ab' * 32}"
         )
         self._write(f"proc/{pid}/status", f"Name:\t{comm}\nCapEff:\t{capabilities}")
-        words = {"PATH": "/k8s-vgpu/bin", "NODE_NAME": "node", **told}
+        words = {"PATH": "/k8s-vgpu/bin", "NODE_NAME": "node", **fields}
         (self._root / f"proc/{pid}/environ").write_text("".join(f"{key}={value}\0" for key, value in words.items()))
         for link, target in (("ns/mnt", _MOUNTS), ("ns/user", _USERS_OF_HOST)):
             place = self._root / f"proc/{pid}/{link}"

@@ -71,9 +71,9 @@ class HostServices:
         raw = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
         head = "  sl  local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode"
         row = f"   0: {raw}:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 {inode} 1"
-        for one in (pid,) if network else (pid, 1):
-            self._write(f"proc/{one}/net/tcp", f"{head}\n{row}")
-            self._link(f"proc/{one}/ns/net", network or NETWORK_OF_HOST)
+        for number in (pid,) if network else (pid, 1):
+            self._write(f"proc/{number}/net/tcp", f"{head}\n{row}")
+            self._link(f"proc/{number}/ns/net", network or NETWORK_OF_HOST)
         self._link(f"proc/{pid}/fd/3", f"socket:[{inode}]")
 
     def show_driver_root(self, device: str) -> None:

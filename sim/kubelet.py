@@ -187,8 +187,10 @@ class Kubelets:
         token = self.plane.pod_token(pod)
         write_kubeconfig(kubeconfig, url=self.plane.url, ca_file=self.plane.ca_file, token=token)
         own = {
-            one["name"]: node if one.get("valueFrom") else one.get("value", "")  # fieldRef spec.nodeName is all we use
-            for one in pod["spec"]["containers"][0].get("env", [])
+            entry["name"]: node
+            if entry.get("valueFrom")
+            else entry.get("value", "")  # fieldRef spec.nodeName is all we use
+            for entry in pod["spec"]["containers"][0].get("env", [])
         }
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         path = f"{self.programs}:{path}" if self.programs else path

@@ -54,10 +54,10 @@ class KubeletLogs:
 
     def _lines(self, pod_name: str) -> list[str]:
         """Stamped when they are first seen here: a container runtime would have done so when they came."""
-        said = (self._folder / f"{pod_name}.log").read_text(errors="replace")
+        message = (self._folder / f"{pod_name}.log").read_text(errors="replace")
         with self._lock:
             known = self._stamped.setdefault(pod_name, [])
-            for line in said.rpartition("\n")[0].split("\n")[len(known) :] if said.strip() else ():
+            for line in message.rpartition("\n")[0].split("\n")[len(known) :] if message.strip() else ():
                 known.append(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}{len(known) % 1000:03}Z {line}")
             return list(known)
 

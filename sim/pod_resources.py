@@ -48,8 +48,8 @@ class _Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _pods_answer(self) -> bytes:
         pods = [_pod(namespace, name, gpus) for namespace, name, gpus in self._held()]
-        told: bytes = ParseDict({"pod_resources": pods}, self._answer()).SerializeToString()
-        return told
+        raw: bytes = ParseDict({"pod_resources": pods}, self._answer()).SerializeToString()
+        return raw
 
 
 def _pod(namespace: str, name: str, gpus: int) -> dict[str, Any]:

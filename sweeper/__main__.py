@@ -94,8 +94,8 @@ def _pass_over(what: str) -> None:
 
 
 def _log_plan(plan: SweepPlan) -> None:
-    taken = [one.node.name for one in plan.decisions if not one.why]
-    overdue = [one for one in plan.decisions if one.node.overdue]
+    taken = [decision.node.name for decision in plan.decisions if not decision.why]
+    overdue = [decision for decision in plan.decisions if decision.node.overdue]
     log.info(
         "planned",
         nodes=len(plan.decisions),
@@ -108,8 +108,8 @@ def _log_plan(plan: SweepPlan) -> None:
     )
     for name in plan.without_agent[:_MOST_NAMED]:
         log.warning("a node keeps our taint and its place in the fleet budget, and has no agent", node=name)
-    for one in [one for one in overdue if one.why][:_MOST_NAMED]:
-        log.warning("a node is overdue", node=one.node.name, why=one.why, tested=_tested(one))
+    for decision in [decision for decision in overdue if decision.why][:_MOST_NAMED]:
+        log.warning("a node is overdue", node=decision.node.name, why=decision.why, tested=_tested(decision))
 
 
 def _table(plan: SweepPlan) -> Table:
@@ -117,18 +117,23 @@ def _table(plan: SweepPlan) -> Table:
     for name in ("node", "type", "tested", "result", "overdue"):
         table.add_column(name, no_wrap=True)
     table.add_column("sweep", overflow="fold")
-    for one in plan.decisions:
-        node = one.node
+    for decision in plan.decisions:
+        node = decision.node
         result = node.tested.status if node.tested else ""
         table.add_row(
-            node.name, node.instance_type, _tested(one), result, "yes" if node.overdue else "", Text(one.why or "TAKEN")
+            node.name,
+            node.instance_type,
+            _tested(decision),
+            result,
+            "yes" if node.overdue else "",
+            Text(decision.why or "TAKEN"),
         )
     return table
 
 
 def _of_the_budget(plan: SweepPlan) -> Iterator[str]:
-    for one in plan.unowned[:_MOST_NAMED]:
-        yield f"{one.slot.name}, a place in the fleet budget that {one.slot.holder} holds, is nobody's: {one.why}"
+    for freed in plan.unowned[:_MOST_NAMED]:
+        yield f"{freed.slot.name}, a place in the fleet budget that {freed.slot.holder} holds, is nobody's: {freed.why}"
     if len(plan.unowned) > _MOST_NAMED:
         yield f"and {len(plan.unowned) - _MOST_NAMED} places more"
     for name in plan.without_agent[:_MOST_NAMED]:

@@ -108,8 +108,8 @@ class NodeTest:
 
     def _look(self, node: NodeState) -> RunRecord:
         started = clock.now().wall
-        beside = {NVML: self._names()}
-        outcome = look_deeply(self._diagnostic, Expectation(policy=self.values.policy), beside)
+        fields = {NVML: self._names()}
+        outcome = look_deeply(self._diagnostic, Expectation(policy=self.values.policy), fields)
         if not outcome.configured:
             # Where nobody runs DCGM a sweep tests nothing; that is no pass.
             outcome = replace(outcome, unobserved=(Unobserved(dcgm_causes.NOT_INSTALLED, _WITHOUT_DCGM),))
@@ -193,12 +193,12 @@ def why_not(node: NodeState, record: RunRecord, now: datetime) -> str:
 
 def in_words(record: RunRecord) -> str:
     """For a person, who reads the pod's log: one line."""
-    found = [f"{one.reason} on {one.subject}: {one.detail}" for one in record.findings or ()]
-    blind = [f"{one.cause}: {one.detail}" for one in record.unobserved or ()]
+    found = [f"{finding.reason} on {finding.subject}: {finding.detail}" for finding in record.findings or ()]
+    blind = [f"{row.cause}: {row.detail}" for row in record.unobserved or ()]
     what = [text[:_LONGEST_SAID] for text in (*found, *blind)]
     more = [f"and {len(what) - _MOST_SAID} more"] if len(what) > _MOST_SAID else []
-    said = "; ".join((f"severity {record.severity}", *what[:_MOST_SAID], *more))
-    return f"{record.node}: {record.suite} says {record.status}, {said}"
+    message = "; ".join((f"severity {record.severity}", *what[:_MOST_SAID], *more))
+    return f"{record.node}: {record.suite} says {record.status}, {message}"
 
 
 def _say_that_it_waits(error: BaseException) -> None:

@@ -40,7 +40,7 @@ class FreedSlot(Struct, frozen=True):
 def unowned(slots: Iterable[Slot], nodes: Mapping[str, SlotOwner], now: datetime) -> list[FreedSlot]:
     """Of the places, listed before the Nodes were, those that are nobody's. A holder has the one that it took first."""
     by_holder = groupby(sorted(slots, key=attrgetter("holder")), key=attrgetter("holder"))
-    return [one for holder, held in by_holder for one in _unowned_of(list(held), nodes.get(holder), now)]
+    return [freed for holder, held in by_holder for freed in _unowned_of(list(held), nodes.get(holder), now)]
 
 
 def _unowned_of(slots: list[Slot], node: SlotOwner | None, now: datetime) -> Iterator[FreedSlot]:

@@ -163,7 +163,7 @@ def _unfit(node: Candidate, holder: str, tried: Attempt, interval: timedelta, no
 def _kept_away(node: NodeState, tolerations: Sequence[Mapping[str, Any]]) -> str:
     """A taint under which the sweep's pod would wait for ever."""
     for taint in node.taints:
-        if taint.get("effect") in KEEPS_AWAY and not any(_tolerates(one, taint) for one in tolerations):
+        if taint.get("effect") in KEEPS_AWAY and not any(_tolerates(toleration, taint) for toleration in tolerations):
             return f"its taint {taint.get('key')} keeps the sweep away"
     return ""
 

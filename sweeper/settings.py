@@ -39,8 +39,8 @@ def cluster_values(directory: Path) -> NodeSettings:
     if unknown := unknown_keys(directory):
         log.warning("a key of the configuration is no setting", unknown=str(unknown))
     settings = read_settings(directory)
-    for one in settings.bad:
-        log.error("a setting is not allowed; the default stands in its place", setting=str(one))
+    for value in settings.bad:
+        log.error("a setting is not allowed; the default stands in its place", setting=str(value))
     if settings.values.sweep_image:
         log.warning("SWEEP_IMAGE has no effect", value=settings.values.sweep_image, instead=_THE_IMAGE)
     return settings.values

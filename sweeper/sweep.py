@@ -252,10 +252,10 @@ class Sweep:
             node = self._node(name) if name else None
             nodes = {holder: self._holder(node, {holder})} if node is not None else {}
             still = unowned(slots, nodes, _now())[:_MOST_RECLAIMED]
-            return [one for one in still if self._freed(one.slot)]
+            return [freed for freed in still if self._freed(freed.slot)]
 
         if found := patiently(gone):
-            names, whys = [one.slot.name for one in found], sorted({one.why for one in found})
+            names, whys = [freed.slot.name for freed in found], sorted({freed.why for freed in found})
             log.warning(
                 "gave back places in the fleet budget that were nobody's",
                 node=holder,
@@ -399,7 +399,7 @@ def patiently(ask: Callable[[], T]) -> T:
 
 
 def _holders_of(places: Sequence[FreedSlot]) -> list[str]:
-    return list(dict.fromkeys(one.slot.holder for one in places))
+    return list(dict.fromkeys(place.slot.holder for place in places))
 
 
 def _age_seconds(job: JobState) -> float:

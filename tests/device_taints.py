@@ -14,8 +14,8 @@ Json = dict[str, Any]
 def publish(plane: ControlPlane, node: str, addresses: list[str]) -> None:
     """As the driver does: one pool, called by the node, a device for each GPU."""
     devices = [
-        {"name": f"gpu-{n}", "attributes": {"resource.kubernetes.io/pciBusID": {"string": one}}}
-        for n, one in enumerate(addresses)
+        {"name": f"gpu-{n}", "attributes": {"resource.kubernetes.io/pciBusID": {"string": text}}}
+        for n, text in enumerate(addresses)
     ]
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": devices}
@@ -27,6 +27,6 @@ def publish(plane: ControlPlane, node: str, addresses: list[str]) -> None:
 def rules_of(plane: ControlPlane, node: str) -> dict[str, str]:
     """By device the tier, of the rules that are called by this node."""
     listed = plane.request("GET", plane.device_taint_rules).body["items"]
-    named = {one["metadata"]["name"]: one["spec"] for one in listed}
+    named = {entry["metadata"]["name"]: entry["spec"] for entry in listed}
     mine = {name: spec for name, spec in named.items() if name.startswith(f"gpu-healthcheck.{node}.")}
     return {spec["deviceSelector"]["device"]: spec["taint"]["value"] for spec in mine.values()}

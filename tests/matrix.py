@@ -75,14 +75,14 @@ def _try(minor: str) -> bool:
     return done.returncode == 0
 
 
-def _counted(said: str) -> str:
+def _counted(message: str) -> str:
     """What pytest ends with, such as '412 passed, 3 skipped in 301.22s (0:05:01)'."""
-    return said.strip().splitlines()[-1] if said.strip() else "no test ran"
+    return message.strip().splitlines()[-1] if message.strip() else "no test ran"
 
 
-def _left_out(said: str) -> Counter[str]:
+def _left_out(message: str) -> Counter[str]:
     numbers: Counter[str] = Counter()
-    for number, reason in _SKIPPED.findall(said):
+    for number, reason in _SKIPPED.findall(message):
         numbers[reason] += int(number)
     return numbers
 

@@ -62,7 +62,7 @@ class _Answers(LoopbackAnswers):
             self.world.instead(self)
         elif url.path.endswith("/api/v1/query"):
             found = next((some for words, some in self.world.vectors.items() if words in query), [])
-            told = {"status": "success", "data": {"resultType": "vector", "result": found}}
-            self.answer(200, json.dumps(told).encode(), JSON)
+            fields = {"status": "success", "data": {"resultType": "vector", "result": found}}
+            self.answer(200, json.dumps(fields).encode(), JSON)
         else:
             self.answer(404, b"404 page not found\n", {"Content-Type": "text/plain"})

@@ -118,17 +118,17 @@ def test_a_reason_has_a_scenario(reason: str) -> None:
     assert reason in {scenario.stands_for for scenario in scenarios()}
 
 
-@pytest.mark.parametrize("twin", [one for one in scenarios() if one.twin_of], ids=lambda twin: twin.name)
+@pytest.mark.parametrize("twin", [scenario for scenario in scenarios() if scenario.twin_of], ids=lambda twin: twin.name)
 def test_a_twin_is_healthy_and_differs_from_its_fault(twin: Scenario) -> None:
-    fault = next(one for one in scenarios() if one.name == twin.twin_of)
+    fault = next(scenario for scenario in scenarios() if scenario.name == twin.twin_of)
     assert (twin.stands_for, twin.expect) == ("", Expected("pass", "PASS", [], []))
     assert inputs(twin) != inputs(fault)
 
 
 def inputs(scenario: Scenario) -> dict[str, Any]:
     """What makes the node of a scenario, whatever is said of it."""
-    said = ("name", "stands_for", "twin_of", "expect")
-    return {key: value for key, value in asdict(scenario).items() if key not in said}
+    result = ("name", "stands_for", "twin_of", "expect")
+    return {key: value for key, value in asdict(scenario).items() if key not in result}
 
 
 def test_every_fault_has_a_healthy_twin() -> None:
@@ -140,18 +140,27 @@ def test_every_cause_is_declared_once_at_the_top_of_a_module_and_listed() -> Non
     parts = (*PARTS, "cli")
     files = [file for part in parts if part != "diagnosis" for file in (ROOT / part).rglob("*.py")]
     modules = [ast.parse(file.read_text()) for file in files]  # what a diagnosis finds are causes of another kind
-    declared = [call for module in modules for one in module.body for call in causes_made(getattr(one, "value", None))]
+    declared = [
+        call
+        for module in modules
+        for statement in module.body
+        for call in causes_made(getattr(statement, "value", None))
+    ]
 
     assert len(declared) == sum(len(causes_made(module)) for module in modules)
-    by_name = [one for module in modules for one in ast.walk(module) if isinstance(one, ast.Attribute)]
+    by_name = [
+        attribute for module in modules for attribute in ast.walk(module) if isinstance(attribute, ast.Attribute)
+    ]
     # A name from the JSON of saved evidence. Any other is a declared one.
-    assert [ast.unparse(one) for one in by_name].count("UnobservedCause.named") == 1
-    assert sorted(ast.literal_eval(call.args[0]) for call in declared) == sorted(one.name for one in glossary.CAUSES)
+    assert [ast.unparse(attribute) for attribute in by_name].count("UnobservedCause.named") == 1
+    assert sorted(ast.literal_eval(call.args[0]) for call in declared) == sorted(
+        cause.name for cause in glossary.CAUSES
+    )
 
 
 def causes_made(code: ast.AST | None) -> list[ast.Call]:
-    calls = [one for one in ast.walk(code) if isinstance(one, ast.Call)] if code is not None else []
-    return [one for one in calls if isinstance(one.func, ast.Name) and one.func.id == "UnobservedCause"]
+    calls = [call for call in ast.walk(code) if isinstance(call, ast.Call)] if code is not None else []
+    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "UnobservedCause"]
 
 
 @pytest.mark.parametrize("cause", glossary.CAUSES, ids=lambda cause: cause.name)
@@ -169,25 +178,25 @@ def test_causes_are_unique_and_no_cause_is_a_reason() -> None:
 def events_in_the_code() -> set[str]:
     """The reasons of Events that are no finding's."""
     code = "\n".join(file.read_text() for part in PARTS for file in (ROOT / part).rglob("*.py"))
-    said = re.findall(r'(?:\b_say|\bnode_event)\(\s*(?:[\w.]+, )?"([A-Z]\w+)"', code)
+    entries = re.findall(r'(?:\b_say|\bnode_event)\(\s*(?:[\w.]+, )?"([A-Z]\w+)"', code)
     made = re.findall(r'\bEvent\(name, "\w+", "(\w+)"', code)
-    return {*said, *made, *re.findall(r'Status\.\w+: "(GpuHealth\w+)"', code)}
+    return {*entries, *made, *re.findall(r'Status\.\w+: "(GpuHealth\w+)"', code)}
 
 
 def test_every_metric_is_in_the_list() -> None:
     """The list is what docs/metrics.md and `explain` go by."""
     telemetry = Telemetry()
-    shown = {one.name.removesuffix("_total") for one in telemetry.registry.collect()}
-    assert {one.name.removesuffix("_total") for one in telemetry.metrics} == shown
+    shown = {metric.name.removesuffix("_total") for metric in telemetry.registry.collect()}
+    assert {metric.name.removesuffix("_total") for metric in telemetry.metrics} == shown
 
 
 def test_every_word_that_a_record_or_a_label_has_is_explained() -> None:
     keys = [value for value in vars(node).values() if isinstance(value, str) and value.startswith(f"{PREFIX}/")]
-    ours = [*Recommendation, *Status, *(one.name for one in Severity), *checks.GROUPS.values(), *keys, UNTOLD]
+    ours = [*Recommendation, *Status, *(severity.name for severity in Severity), *checks.GROUPS.values(), *keys, UNTOLD]
     ours += [*checks.SHORT_NAMES, *(check.name for check in ALL_CHECKS), node.CONDITION, *events_in_the_code()]
     ours += [*settings_of(NodeSettings), PROFILES_FILE]
     ours += [metric.name for metric in Telemetry().metrics]
-    assert [one for one in map(str, ours) if index.without_prefix(one) not in index.words()] == []
+    assert [text for text in map(str, ours) if index.without_prefix(text) not in index.words()] == []
 
 
 def test_a_reason_without_a_check_has_a_heading_in_the_runbook_too() -> None:
@@ -199,7 +208,7 @@ def test_the_generated_documents_are_fresh() -> None:
 
 
 def test_the_config_map_holds_the_profiles_and_every_key_that_somebody_reads() -> None:
-    config = next(one for one in documents() if one["kind"] == "ConfigMap")
+    config = next(document for document in documents() if document["kind"] == "ConfigMap")
     data = config["data"]
     assert isinstance(data, dict)
     known = {*settings_of(NodeSettings), PROFILES_FILE}
@@ -215,15 +224,15 @@ def test_manifests_set_no_variable_that_no_settings_class_knows() -> None:
     known = {key for kind in kinds for key in settings_of(kind)}
     known |= {"NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"}  # read by NVIDIA's container runtime
     containers = [container for document in documents() for container in containers_in(document)]
-    names = {one["name"] for container in containers for one in container.get("env", [])}
+    names = {entry["name"] for container in containers for entry in container.get("env", [])}
     assert (len(containers), names - known) == (4, set())
 
 
 def containers_in(value: Any) -> list[dict[str, Any]]:
     """The containers anywhere in a manifest."""
     if isinstance(value, dict):
-        return [*value.get("containers", []), *(found for one in value.values() for found in containers_in(one))]
-    return [found for one in value for found in containers_in(one)] if isinstance(value, list) else []
+        return [*value.get("containers", []), *(found for entry in value.values() for found in containers_in(entry))]
+    return [found for entry in value for found in containers_in(entry)] if isinstance(value, list) else []
 
 
 def test_the_folder_of_manifests_never_becomes_a_package() -> None:
@@ -234,7 +243,7 @@ def test_the_folder_of_manifests_never_becomes_a_package() -> None:
 def test_one_door_to_the_terminal() -> None:
     """What is shown comes from strangers: only `console` and `streams` know rich's console and the standard streams."""
     files = [file for part in (*PARTS, "cli") for file in (ROOT / part).rglob("*.py")]
-    found = {str(file.relative_to(ROOT)): ways_around(ast.parse(file.read_text())) for file in files}
+    found = {str(file.relative_to(ROOT)): unprinted_output(ast.parse(file.read_text())) for file in files}
     assert {name: ways for name, ways in found.items() if ways} == {
         "healthcheck/host/console.py": {"rich.console.Console", "markup", "emoji", "highlight"},
         "healthcheck/host/streams.py": {"sys.stdout.write", "sys.stderr.write"},
@@ -244,11 +253,11 @@ def test_one_door_to_the_terminal() -> None:
     }
 
 
-def ways_around(module: ast.Module) -> set[str]:
+def unprinted_output(module: ast.Module) -> set[str]:
     """What of a module's code shows text past the door, or has it read as markup."""
     found = set()
-    for one in ast.walk(module):
-        match one:
+    for part in ast.walk(module):
+        match part:
             case ast.ImportFrom(module=str(source), names=names):
                 found |= {f"{source}.{name.name}" for name in names} & {"rich.console.Console", "rich.print"}
                 found |= {source} & {"rich.markup", "rich.ansi"}

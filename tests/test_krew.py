@@ -77,7 +77,7 @@ DOCUMENTED = {
 
 
 def test_the_manifest_is_as_krew_documents_it() -> None:
-    checksums = {one: f"{number:064x}" for number, one in enumerate(PLATFORMS)}
+    checksums = {platform: f"{number:064x}" for number, platform in enumerate(PLATFORMS)}
     written = manifest("1.2.3", "https://example.com", "https://example.com/v1.2.3/", checksums)
 
     jsonschema.validate(written, DOCUMENTED)
@@ -94,11 +94,11 @@ def test_only_locked_wheels_come_and_not_what_the_commands_can_do_without() -> N
     locked = (ROOT / "requirements/product.txt").read_text()
     (of_the_image,) = re.findall(r"uninstall --yes --quiet \\\n(.*?) \\\n", (ROOT / "Dockerfile").read_text())
 
-    names = {"==".join(one) for one in re.findall(r"^([\w-]+)==(\S+) \\$", locked, re.MULTILINE)}
+    names = {"==".join(entry) for entry in re.findall(r"^([\w-]+)==(\S+) \\$", locked, re.MULTILINE)}
     kept = dependencies.wanted(locked)
     assert set(of_the_image.split()) | {"grpcio", "protobuf"} == dependencies.LEFT_OUT
-    assert {one.partition("==")[0] for one in names if f"{one} " not in kept} == dependencies.LEFT_OUT
-    assert all("--hash=sha256:" in one for one in re.split(r"^(?=[\w-])", kept, flags=re.MULTILINE) if "==" in one)
+    assert {name.partition("==")[0] for name in names if f"{name} " not in kept} == dependencies.LEFT_OUT
+    assert all("--hash=sha256:" in word for word in re.split(r"^(?=[\w-])", kept, flags=re.MULTILINE) if "==" in word)
 
 
 def wheel(folder: Path, name: str, **members: str) -> Path:
@@ -129,7 +129,7 @@ def test_compiled_modules_of_several_pythons_lie_beside_what_they_share(tmp_path
 
 
 def test_two_wheels_that_disagree_are_refused(tmp_path: Path) -> None:
-    two = [wheel(tmp_path, f"{one}.whl", **{"a/b.py": one}) for one in ("1", "2")]
+    two = [wheel(tmp_path, f"{text}.whl", **{"a/b.py": text}) for text in ("1", "2")]
 
     with pytest.raises(archive.Clash, match=r"2\.whl: a/b\.py"):
         packed(*two)
@@ -142,8 +142,8 @@ def test_the_same_files_are_the_same_archive(tmp_path: Path) -> None:
 
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "other.tar.gz").read_bytes()
     with tarfile.open(tmp_path / "one.tar.gz") as tar:
-        assert {one.name: one.mode for one in tar if one.mode != 0o644} == {archive.PROGRAM: 0o755}
-        assert {(one.uid, one.gid, one.mtime) for one in tar} == {(0, 0, 1_700_000_000)}
+        assert {tar_info.name: tar_info.mode for tar_info in tar if tar_info.mode != 0o644} == {archive.PROGRAM: 0o755}
+        assert {(tar_info.uid, tar_info.gid, tar_info.mtime) for tar_info in tar} == {(0, 0, 1_700_000_000)}
 
 
 @pytest.fixture

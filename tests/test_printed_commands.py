@@ -119,7 +119,7 @@ def text(node: ast.AST) -> str | None:
             return "".join(text(one) or "*" for one in values)
         case ast.BinOp(op=ast.Add(), left=left, right=right):
             parts = text(left), text(right)
-            return None if parts == (None, None) else "".join(one or "*" for one in parts)
+            return None if parts == (None, None) else "".join(part or "*" for part in parts)
     return None
 
 
@@ -134,15 +134,15 @@ def commands_in(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "command":
-        given = ["*" if isinstance(one, ast.Starred) else text(one) or "*" for one in node.args]
+        given = ["*" if isinstance(arg, ast.Starred) else text(arg) or "*" for arg in node.args]
         # Words in front that a caller shares are kubectl's, with a namespace or without.
         yield " ".join(["kubectl", *given[1:]] if isinstance(node.args[0], ast.Starred) else given)
         return
-    if isinstance(node, ast.Tuple) and _LINE.match(words := " ".join(text(one) or "*" for one in node.elts)):
+    if isinstance(node, ast.Tuple) and _LINE.match(words := " ".join(text(elt) or "*" for elt in node.elts)):
         yield words  # for `command(*words)`
     found = text(node)
     if found is not None:
-        yield from (one for one in _BACKTICKS.findall(found) if one.strip() and is_command(one))
+        yield from (entry for entry in _BACKTICKS.findall(found) if entry.strip() and is_command(entry))
         if _LINE.match(found) and "`" not in found:
             yield found
     for child in ast.iter_child_nodes(node):
@@ -155,17 +155,17 @@ def printed() -> dict[str, str]:
     found: dict[str, str] = {}
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
-            for one in commands_in(ast.parse(file.read_text())):
-                found[_OF_A_NAMESPACE.sub("", one, count=1)] = str(file.relative_to(ROOT))
+            for text in commands_in(ast.parse(file.read_text())):
+                found[_OF_A_NAMESPACE.sub("", text, count=1)] = str(file.relative_to(ROOT))
         for file in sorted((ROOT / package).rglob("*.csv")):
             quoted = _BACKTICKS.findall(file.read_text())
-            found |= {one: str(file.relative_to(ROOT)) for one in quoted if one.strip() and is_command(one)}
+            found |= {entry: str(file.relative_to(ROOT)) for entry in quoted if entry.strip() and is_command(entry)}
     return found
 
 
 def is_known(words: str) -> bool:
     return words.removeprefix("kubectl ") in CHANGES or any(
-        re.fullmatch(one, words) for one in (*READS, *RUN_BY, *NOT_RUN)
+        re.fullmatch(read, words) for read in (*READS, *RUN_BY, *NOT_RUN)
     )
 
 
@@ -202,8 +202,8 @@ def test_every_row_has_a_command_and_every_test_named_is_there() -> None:
     found = printed()
     for pattern in (*CHANGES, *READS, *RUN_BY, *NOT_RUN):
         exact = f"kubectl {pattern}" in found
-        assert exact or any(re.fullmatch(pattern, one) for one in found), pattern
-    assert all((ROOT / one).is_file() for one in RUN_BY.values())
+        assert exact or any(re.fullmatch(pattern, text) for text in found), pattern
+    assert all((ROOT / text).is_file() for text in RUN_BY.values())
 
 
 LABEL, TAINT = "gpu-healthcheck.aws-samples.io/status", "gpu-healthcheck.aws-samples.io/unhealthy"
@@ -243,8 +243,8 @@ def a_cluster() -> list[dict[str, object]]:
 @pytest.mark.cluster
 def test_no_command_of_kubectl_changes_more_than_it_names(control_plane: ControlPlane) -> None:
     plane = control_plane
-    for one in a_cluster():
-        plane.kubectl("apply", "-f", "-", input=json.dumps(one))
+    for entry in a_cluster():
+        plane.kubectl("apply", "-f", "-", input=json.dumps(entry))
     before = plane.kubectl("get", "node", "faulty", "-o", "jsonpath={.metadata.labels}{.spec}")
 
     for words in CHANGES.values():

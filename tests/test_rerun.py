@@ -27,7 +27,7 @@ def test_that(name):
 
 
 @pytest.mark.parametrize(
-    ("kinds", "code", "said"),
+    ("kinds", "code", "message"),
     [
         (
             "once well well well",
@@ -39,7 +39,7 @@ def test_that(name):
         ("well well well well", 1, "0 tests failed; 1 to 3 are run once more"),
     ],
 )
-def test_a_few_that_failed_get_a_second_run_and_are_named(tmp_path: Path, kinds: str, code: int, said: str) -> None:
+def test_a_few_that_failed_get_a_second_run_and_are_named(tmp_path: Path, kinds: str, code: int, message: str) -> None:
     (tmp_path / "pytest.ini").write_text(CONFIGURATION)
     (tmp_path / "test_it.py").write_text(TESTS)
     for name, kind in zip("abcd", kinds.split(), strict=True):
@@ -49,7 +49,7 @@ def test_a_few_that_failed_get_a_second_run_and_are_named(tmp_path: Path, kinds:
     words = [sys.executable, str(SCRIPT), "cluster", "cache"]
     again = subprocess.run(words, cwd=tmp_path, check=False, capture_output=True, text=True)
 
-    assert (again.returncode, said in again.stdout) == (code, True), again.stdout + again.stderr
+    assert (again.returncode, message in again.stdout) == (code, True), again.stdout + again.stderr
 
 
 def test_a_run_that_said_nothing_is_not_run_again(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def finding(severity: Severity = Severity.REBOOT, subject: str = "gpu/0000:18:00
 
 def shown(*findings: Finding) -> Telemetry:
     telemetry = Telemetry()
-    worst = max((one.severity for one in findings), default=Severity.PASS)
+    worst = max((finding.severity for finding in findings), default=Severity.PASS)
     telemetry.show_verdict(worst, Status.FAIL, findings, {"0-nvidia-smi": False})
     return telemetry
 
@@ -34,9 +34,9 @@ def page(telemetry: Telemetry, accept: str = ACCEPTED[0]) -> str:
 def series(telemetry: Telemetry) -> list[tuple[str, ...]]:
     """The labels of each finding, as a scraper reads them."""
     families = text_string_to_metric_families(page(telemetry))
-    samples = next(one for one in families if one.name == "gpu_healthcheck_finding").samples
-    assert {one.value for one in samples} <= {1}
-    return [tuple(one.labels[label] for label in LABELS) for one in samples]
+    samples = next(family for family in families if family.name == "gpu_healthcheck_finding").samples
+    assert {sample.value for sample in samples} <= {1}
+    return [tuple(sample.labels[label] for label in LABELS) for sample in samples]
 
 
 def test_a_finding_is_there_while_it_stands() -> None:
@@ -55,9 +55,9 @@ def test_of_too_many_findings_the_worst_have_a_series_and_the_rest_is_counted() 
     mild = [finding(Severity.MONITOR, f"gpu/{number}") for number in range(MOST_FINDINGS)]
     telemetry = shown(*mild, finding(Severity.ISOLATE, "gpu/last"), finding(Severity.RESET, "gpu/last"))
 
-    told = series(telemetry)
-    assert len(told) == MOST_FINDINGS
-    assert [one[1] for one in told[:3]] == ["ISOLATE", "RESET", "MONITOR"]
+    entries = series(telemetry)
+    assert len(entries) == MOST_FINDINGS
+    assert [texts[1] for texts in entries[:3]] == ["ISOLATE", "RESET", "MONITOR"]
     assert telemetry.registry.get_sample_value("gpu_healthcheck_findings_left_out") == 2
 
 
@@ -67,8 +67,8 @@ def test_no_label_is_long_or_steers_anything(text: str) -> None:
     telemetry = shown(finding(subject=text, index=text, uuid=text))
     telemetry.show_driver(text, text, {(text, text): 90})
 
-    (told,) = series(telemetry)
-    assert all(len(one) <= 128 and one.isprintable() for one in told)
+    (messages,) = series(telemetry)
+    assert all(len(name) <= 128 and name.isprintable() for name in messages)
     assert len(page(telemetry).encode()) < 20_000
 
 
@@ -89,7 +89,7 @@ def test_a_scrape_sees_one_verdict_whole() -> None:
     telemetry.show_verdict(Severity.PASS, Status.PASS, (), {})
     seen += scrape
 
-    values = {(one.name, *one.labels.values()): one.value for family in seen for one in family.samples}
+    values = {(sample.name, *sample.labels.values()): sample.value for family in seen for sample in family.samples}
     assert values["gpu_healthcheck_node_severity",] == Severity.REBOOT
     assert values["gpu_healthcheck_node_status", "fail"] == 1
     assert values["gpu_healthcheck_standing_findings", "REBOOT"] == 1

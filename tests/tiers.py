@@ -71,7 +71,7 @@ def turn(test: pytest.Item) -> int:
 def _shares_with_its_file(test: pytest.Item) -> bool:
     info = getattr(test, "_fixtureinfo", None)
     definitions = info.name2fixturedefs.values() if info is not None else ()
-    return any(one.scope == "module" for found in definitions for one in found)
+    return any(entry.scope == "module" for found in definitions for entry in found)
 
 
 @contextmanager

@@ -68,7 +68,9 @@ def runbook_table() -> str:
     """One line per check: its reasons, each with its severity."""
     lines = ["| check | reasons |", "|---|---|"]
     for check in ALL_CHECKS:
-        links = (f"[{one.name}](#{one.name.lower()}) {_severity(check, one.severity)}" for one in check.reasons)
+        links = (
+            f"[{reason.name}](#{reason.name.lower()}) {_severity(check, reason.severity)}" for reason in check.reasons
+        )
         lines.append(f"| `{check.name}` | {' · '.join(links)} |")
     return "\n".join(lines)
 
@@ -202,10 +204,10 @@ def metrics_page() -> str:
         "|---|---|---|---|---|",
     ]
     uses = uses_by_metric()
-    for one in sorted(Telemetry().metrics, key=lambda one: one.name):
-        labels = ", ".join(f"`{label}`" for label in one.labels) or "-"
-        used = ", ".join(uses[one.name]) or "-"
-        lines.append(f"| `{one.name}` | {one.kind} | {labels} | {one.meaning} | {used} |")
+    for metric in sorted(Telemetry().metrics, key=lambda metric: metric.name):
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
+        used = ", ".join(uses[metric.name]) or "-"
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} | {used} |")
     return "\n".join(lines) + "\n"
 
 
@@ -235,13 +237,13 @@ def uses_by_metric() -> dict[str, list[str]]:
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         for rule in group["rules"]:
             alert = rule.get("alert")
-            told = f"[`{alert}`](runbook.md#{alert.lower()})" if alert else f"`{rule['record']}`"
+            message = f"[`{alert}`](runbook.md#{alert.lower()})" if alert else f"`{rule['record']}`"
             for name in _metrics_in(rule["expr"]):
-                uses[name].append(told)
+                uses[name].append(message)
     for panel in _panels():
-        for name in _metrics_in(" ".join(one["expr"] for one in panel["targets"])):
-            if (told := f"*{panel['title']}*") not in uses[name]:
-                uses[name].append(told)
+        for name in _metrics_in(" ".join(entry["expr"] for entry in panel["targets"])):
+            if (message := f"*{panel['title']}*") not in uses[name]:
+                uses[name].append(message)
     return uses
 
 
@@ -252,7 +254,7 @@ def _metrics_in(expression: str) -> dict[str, None]:
 def _panels() -> list[Any]:
     """Those of the fleet, then those of one node."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [one for panel in panels for one in (panel["panels"] if panel["type"] == "row" else [panel])]
+    return [entry for panel in panels for entry in (panel["panels"] if panel["type"] == "row" else [panel])]
 
 
 def diagnoses_page() -> str:
@@ -282,17 +284,17 @@ def diagnoses_page() -> str:
 
 def _explained() -> dict[str, str]:
     """By name where a cause or a reason is explained, as docs/causes.md links to it."""
-    reasons = {one.name: f"runbook.md#{one.name.lower()}" for check in ALL_CHECKS for one in check.reasons}
+    reasons = {reason.name: f"runbook.md#{reason.name.lower()}" for check in ALL_CHECKS for reason in check.reasons}
     return reasons | {cause.name: f"#{cause.name.lower()}" for cause, _ in _diagnoses()}
 
 
 def _diagnoses() -> Iterator[tuple[Cause, str]]:
     """Every cause with the file of its family, once."""
-    told = set[str]()
+    messages = set[str]()
     for search in SEARCHES:
         for cause in search.causes:
-            if cause.name not in told:
-                told.add(cause.name)
+            if cause.name not in messages:
+                messages.add(cause.name)
                 yield cause, search.find.__module__
 
 
@@ -312,9 +314,9 @@ def rendered() -> dict[Path, str]:
 
 def index() -> str:
     """What `explain` knows, a line for each word: cli/index.json."""
-    reasons = [{**to_builtins(one), "reason": _reason(one.reason)} for one in glossary.all_reasons()]
+    reasons = [{**to_builtins(reason), "reason": _reason(reason.reason)} for reason in glossary.all_reasons()]
     parts = {"words": to_builtins(list(glossary.all_words())), "reasons": reasons}
-    lines = [f'"{name}": [\n' + ",\n".join(json.dumps(one) for one in rows) + "\n]" for name, rows in parts.items()]
+    lines = [f'"{name}": [\n' + ",\n".join(json.dumps(row) for row in rows) + "\n]" for name, rows in parts.items()]
     return "{\n" + ",\n".join([*lines, f'"defaults": {json.dumps(glossary.defaults())}']) + "\n}\n"
 
 

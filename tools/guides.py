@@ -34,11 +34,11 @@ class Question:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(one for one in self.answers if one[:1].isupper())
+        return tuple(answer for answer in self.answers if answer[:1].isupper())
 
     @property
     def commands(self) -> tuple[str, ...]:
-        return tuple(one for one in self.answers if one[:1].islower() and not one.startswith(NOT_ANSWERED))
+        return tuple(answer for answer in self.answers if answer[:1].islower() and not answer.startswith(NOT_ANSWERED))
 
 
 def questions() -> tuple[Question, ...]:
@@ -46,7 +46,7 @@ def questions() -> tuple[Question, ...]:
     header, *rows = csv.reader(_FILE.read_text(encoding="utf-8").splitlines(), strict=True)
     if tuple(header) != _HEADER or any(len(row) != len(_HEADER) for row in rows):
         raise ValueError(f"{_FILE.name}: its columns are {', '.join(_HEADER)}")
-    return tuple(Question(guide, where, what, _answers(told), right) for guide, where, what, told, right in rows)
+    return tuple(Question(guide, where, what, _answers(message), right) for guide, where, what, message, right in rows)
 
 
 def section(links: Mapping[str, str]) -> Iterator[str]:
@@ -54,20 +54,20 @@ def section(links: Mapping[str, str]) -> Iterator[str]:
     yield "## What guides have people look for\n"
     yield "Each thing that four guides check by hand when a GPU workload is stuck, and what answers it here: a cause, a"
     yield "finding of the agent's, or a command of `gpu-healthcheck`. Where the guide is wrong, what is right.\n"
-    for guide, told in groupby(questions(), key=lambda one: one.guide):
+    for guide, told in groupby(questions(), key=lambda question: question.guide):
         yield f"### {GUIDES[guide]}\n"
         yield "| where | looked for | answered by | what is right |"
         yield "|---|---|---|---|"
-        for one in told:
-            answers = "; ".join(_shown(answer, links) for answer in one.answers)
-            yield f"| {one.section} | {one.question} | {answers} | {one.correction} |"
+        for question in told:
+            answers = "; ".join(_shown(answer, links) for answer in question.answers)
+            yield f"| {question.section} | {question.question} | {answers} | {question.correction} |"
         yield ""
 
 
 def _answers(cell: str) -> tuple[str, ...]:
     """What follows `NOT_ANSWERED` is one text, whatever stands in it."""
     named, mark, why = cell.partition(NOT_ANSWERED)
-    answers = tuple(one.strip() for one in named.split(";") if one.strip())
+    answers = tuple(word.strip() for word in named.split(";") if word.strip())
     return (*answers, mark + why) if mark else answers
 
 

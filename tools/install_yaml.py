@@ -22,9 +22,9 @@ def install_yaml(image: str) -> str:
     if not _REFERENCE.fullmatch(image):
         raise ValueError(f"{image}: an image is given as REPOSITORY:TAG or REPOSITORY@sha256:DIGEST")
     files = sorted(MANIFESTS.glob("*.yaml"))
-    found = [one for file in files for one in documents(file.read_text())]
-    found.sort(key=lambda one: _FIRST.get(one.identity[0], len(_FIRST)))
-    return "".join(f"---\n{one.text}" for one in found).replace(IMAGE, image)
+    found = [document for file in files for document in documents(file.read_text())]
+    found.sort(key=lambda document: _FIRST.get(document.identity[0], len(_FIRST)))
+    return "".join(f"---\n{document.text}" for document in found).replace(IMAGE, image)
 
 
 def main() -> int:

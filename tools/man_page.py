@@ -44,8 +44,8 @@ Where the settings lie for check, replay and explain; without it /etc/gpu\\-heal
 def page() -> str:
     group: Any = typer.main.get_command(app)
     context = group.make_context("gpu-healthcheck", ["version"], resilient_parsing=True)
-    told = [line for name in group.list_commands(context) for line in _command(group, context, name)]
-    return _HEAD + "\n".join(told) + "\n" + _FOOT
+    messages = [line for name in group.list_commands(context) for line in _command(group, context, name)]
+    return _HEAD + "\n".join(messages) + "\n" + _FOOT
 
 
 def _command(group: Any, parent: Any, name: str) -> Iterator[str]:
@@ -55,8 +55,8 @@ def _command(group: Any, parent: Any, name: str) -> Iterator[str]:
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
     yield f".SS {_text(' '.join([name, *command.collect_usage_pieces(context)]))}"
     yield "\n.PP\n".join(_text(" ".join(part.split())) for part in (command.help or "").split("\n\n"))
-    for typed, says in (*command.arguments_of(context), *command.options_of(context)):
-        yield f".TP\n.B {_text(typed)}\n{_text(' '.join(says.split())) or '.br'}"
+    for typed, result in (*command.arguments_of(context), *command.options_of(context)):
+        yield f".TP\n.B {_text(typed)}\n{_text(' '.join(result.split())) or '.br'}"
 
 
 def _text(words: str) -> str:

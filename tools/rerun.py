@@ -21,15 +21,15 @@ _GROUP = re.compile(r"@[\w-]+\Z")
 def failed(cache: Path) -> list[str]:
     """The tests that failed in the last run of that tier; none where pytest itself ended before it could say."""
     try:
-        told = json.loads((cache / "v/cache/lastfailed").read_text())
+        result = json.loads((cache / "v/cache/lastfailed").read_text())
     except FileNotFoundError:
         return []
-    return sorted(_GROUP.sub("", one) for one in told)
+    return sorted(_GROUP.sub("", entry) for entry in result)
 
 
 def chosen(tier: str, tests: list[str]) -> list[str]:
     """What to run: of the real node whole files, whose tests tell one story."""
-    return list(dict.fromkeys(one.partition("::")[0] for one in tests)) if tier == "real_node" else tests
+    return list(dict.fromkeys(test.partition("::")[0] for test in tests)) if tier == "real_node" else tests
 
 
 def main(tier: str, cache: Path) -> int:
@@ -39,8 +39,8 @@ def main(tier: str, cache: Path) -> int:
         return 1
     words = (sys.executable, "-m", "pytest", "-m", tier, "-o", f"cache_dir={cache}", *chosen(tier, tests))
     code = subprocess.run(words, check=False).returncode  # noqa: S603 - the names of our own tests
-    said = "failed again" if code else "passed when they ran alone: look at them, they may do so again"
-    sys.stdout.write("".join(f"{tier}: {one}\n" for one in tests) + f"{tier}: these failed, and {said}\n")
+    message = "failed again" if code else "passed when they ran alone: look at them, they may do so again"
+    sys.stdout.write("".join(f"{tier}: {test}\n" for test in tests) + f"{tier}: these failed, and {message}\n")
     return code
 
 

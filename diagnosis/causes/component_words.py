@@ -73,7 +73,7 @@ _HINTS = (
 def hint(texts: str) -> str:
     """Return the fix for these texts; '' if they contain no known message."""
     lower = texts[:16384].lower()
-    return next((told for words, told in _HINTS if any(word.lower() in lower for word in words)), "")
+    return next((message for words, message in _HINTS if any(word.lower() in lower for word in words)), "")
 
 
 def last_line(log: str) -> str:

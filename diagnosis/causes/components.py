@@ -176,16 +176,16 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
 
     A component that only waits for another one is listed as its consequence.
     """
-    nodes, every = {one.name: one for one in snapshot.nodes}, components(snapshot)
+    nodes, every = {node.name: node for node in snapshot.nodes}, components(snapshot)
     events = _warnings(snapshot)
-    troubles = [one for part in every for one in _troubles(snapshot, part, nodes)]
+    troubles = [trouble for part in every for trouble in _troubles(snapshot, part, nodes)]
     subjects = _subjects(troubles)
     waiting: list[UnreadyPod] = []
-    for one in troubles:
-        if one.stage.kind is StageKind.INIT and one.stage.container in _WAITED_FOR:
-            waiting.append(one)
+    for trouble in troubles:
+        if trouble.stage.kind is StageKind.INIT and trouble.stage.container in _WAITED_FOR:
+            waiting.append(trouble)
         else:
-            yield _found(one, subjects, snapshot, events.get(one.pod.subject, ()))
+            yield _found(trouble, subjects, snapshot, events.get(trouble.pod.subject, ()))
     yield from _hanging(waiting, subjects, snapshot)
     yield from _without_pods(every, snapshot)
 
@@ -240,79 +240,81 @@ def _subjects(troubles: Iterable[UnreadyPod]) -> dict[tuple[Role, str], str]:
     It is the workload if that fails everywhere for the same reason, else the node.
     """
     groups: defaultdict[tuple[Role, str, str], list[UnreadyPod]] = defaultdict(list)
-    for one in troubles:
-        groups[one.component.role, one.component.subject, one.stage.reason].append(one)
+    for trouble in troubles:
+        groups[trouble.component.role, trouble.component.subject, trouble.stage.reason].append(trouble)
     subjects = {}
     for (role, subject, reason), some in groups.items():
         everywhere = len(some) > 1 and len(some) >= (some[0].component.wanted or 0)
         shared = everywhere or reason in IMAGE or reason == "CreateContainerConfigError"
         of_nodes = some[0].component.meta.kind not in ("Deployment", "StatefulSet")
-        for one in some:
-            on_node = of_nodes and not shared and one.subject != one.component.subject
-            subjects[role, one.subject] = one.subject if on_node else subject
+        for unready in some:
+            on_node = of_nodes and not shared and unready.subject != unready.component.subject
+            subjects[role, unready.subject] = unready.subject if on_node else subject
     return subjects
 
 
 def _found(
-    one: UnreadyPod, subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot, warnings: Iterable[Event]
+    unready: UnreadyPod, subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot, warnings: Iterable[Event]
 ) -> FoundCause:
-    role, pod = one.component.role, one.pod
-    on = f" on {one.subject}" if one.subject != one.component.subject else ""
-    evidence = [f"{pod.subject}{on}: {one.stage}"]
-    evidence += [f"{event.reason}: {event.message}" for event in warnings if one.stage.kind is StageKind.CREATING][:2]
-    log = snapshot.logs.get((pod.subject, one.stage.container), "")
+    role, pod = unready.component.role, unready.pod
+    on = f" on {unready.subject}" if unready.subject != unready.component.subject else ""
+    evidence = [f"{pod.subject}{on}: {unready.stage}"]
+    evidence += [f"{event.reason}: {event.message}" for event in warnings if unready.stage.kind is StageKind.CREATING][
+        :2
+    ]
+    log = snapshot.logs.get((pod.subject, unready.stage.container), "")
     if line := last_line(log):
         evidence.append(f"its log: {line}")
-    if role is Role.DEVICE_PLUGIN and one.node is not None:
-        evidence.append(_offer(one.node))
-    independent = one.stage.reason in IMAGE or one.stage.kind is StageKind.UNPLACED
+    if role is Role.DEVICE_PLUGIN and unready.node is not None:
+        evidence.append(_offer(unready.node))
+    independent = unready.stage.reason in IMAGE or unready.stage.kind is StageKind.UNPLACED
     above = () if independent else _STANDS_ON.get(role, ())
-    own = ((cause, subject) for cause in NODES for subject in (one.subject, one.component.subject))
+    own = ((cause, subject) for cause in NODES for subject in (unready.subject, unready.component.subject))
     handler = (
         ()
         if independent
         else (
-            *handler_causes.unloadable(one.subject),
-            (handler_causes.ELSEWHERE, one.component.subject),
-            (handler_causes.MISSING, one.subject),
+            *handler_causes.unloadable(unready.subject),
+            (handler_causes.ELSEWHERE, unready.component.subject),
+            (handler_causes.MISSING, unready.subject),
         )
     )
-    subject = subjects.get((role, one.subject), one.subject)
+    subject = subjects.get((role, unready.subject), unready.subject)
     return FoundCause(
         NOT_READY[role],
         subject,
         tuple(evidence),
-        tuple(_remedy(one, " ".join((one.stage.message, log, *evidence)))),
-        (one.subject,) if subject != one.subject else (),
-        because_of=(*own, *_causes_above(one, above, subjects), *handler, *_of_cards(one)),
+        tuple(_remedy(unready, " ".join((unready.stage.message, log, *evidence)))),
+        (unready.subject,) if subject != unready.subject else (),
+        because_of=(*own, *_causes_above(unready, above, subjects), *handler, *_of_cards(unready)),
     )
 
 
-def _of_cards(one: UnreadyPod) -> tuple[tuple[Cause, str], ...]:
+def _of_cards(unready: UnreadyPod) -> tuple[tuple[Cause, str], ...]:
     """Return why a device plugin may exit: it found cards with different MIG geometries."""
-    return ((GEOMETRY, one.subject),) if one.component.role is Role.DEVICE_PLUGIN else ()
+    return ((GEOMETRY, unready.subject),) if unready.component.role is Role.DEVICE_PLUGIN else ()
 
 
-def _remedy(one: UnreadyPod, texts: str) -> Iterator[str]:
-    pod = one.pod
+def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
+    pod = unready.pod
     known = hint(texts)
     if known:
         yield known
     words = ("kubectl", "-n", pod.meta.namespace)
-    if one.stage.kind is StageKind.FAILS and one.stage.container and one.stage.reason not in IMAGE:
-        previous = ("--previous",) if one.stage.reason == "CrashLoopBackOff" else ()
-        logs = command(*words, "logs", pod.meta.name, "-c", one.stage.container, "--tail=50", *previous)
+    if unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
+        previous = ("--previous",) if unready.stage.reason == "CrashLoopBackOff" else ()
+        logs = command(*words, "logs", pod.meta.name, "-c", unready.stage.container, "--tail=50", *previous)
         yield f"Read why it ends: {logs}"
     else:
         yield f"See what keeps it: {command(*words, 'describe', 'pod', pod.meta.name)}"
 
 
 def _causes_above(
-    one: UnreadyPod, roles: Iterable[Role], subjects: Mapping[tuple[Role, str], str]
+    unready: UnreadyPod, roles: Iterable[Role], subjects: Mapping[tuple[Role, str], str]
 ) -> Iterator[tuple[Cause, str]]:
     for role in roles:
-        if (role, one.subject) in subjects:
-            yield NOT_READY[role], subjects[role, one.subject]
+        if (role, unready.subject) in subjects:
+            yield NOT_READY[role], subjects[role, unready.subject]
 
 
 def _hanging(
@@ -320,22 +322,22 @@ def _hanging(
 ) -> Iterator[FoundCause]:
     """Yield the waiting pods of each node, ordered by stage; the first stage is the one to examine."""
     order, full = list(_WAITED_FOR), _full_nodes(snapshot)
-    told: set[str] = set()
-    for one in sorted(waiting, key=lambda trouble: order.index(trouble.stage.container)):
-        if one.stage.container == "plugin-validation" and one.pod.spec.node in full:
+    messages: set[str] = set()
+    for unready in sorted(waiting, key=lambda trouble: order.index(trouble.stage.container)):
+        if unready.stage.container == "plugin-validation" and unready.pod.spec.node in full:
             continue  # its test needs a free GPU, and pods use all of them
-        on = f" on {one.subject}" if one.subject != one.component.subject else ""
-        evidence = f"{one.pod.subject}{on} stands at its init container {one.stage.container}"
-        above = tuple(_causes_above(one, _WAITED_FOR[one.stage.container], subjects))
-        above = tuple(pair for pair in above if pair[0] is not NOT_READY[one.component.role])
-        remedy = _of_stage(one) if one.subject not in told else ()
-        told.add(one.subject)
-        yield FoundCause(VALIDATION, one.subject, (evidence,), remedy, because_of=above)
+        on = f" on {unready.subject}" if unready.subject != unready.component.subject else ""
+        evidence = f"{unready.pod.subject}{on} stands at its init container {unready.stage.container}"
+        above = tuple(_causes_above(unready, _WAITED_FOR[unready.stage.container], subjects))
+        above = tuple(pair for pair in above if pair[0] is not NOT_READY[unready.component.role])
+        remedy = _of_stage(unready) if unready.subject not in messages else ()
+        messages.add(unready.subject)
+        yield FoundCause(VALIDATION, unready.subject, (evidence,), remedy, because_of=above)
 
 
-def _of_stage(one: UnreadyPod) -> tuple[str, ...]:
-    advice, words = _ADVICE.get(one.stage.container), ("kubectl", "-n", one.pod.meta.namespace)
-    logs = command(*words, "logs", one.pod.meta.name, "-c", one.stage.container, "--tail=20")
+def _of_stage(unready: UnreadyPod) -> tuple[str, ...]:
+    advice, words = _ADVICE.get(unready.stage.container), ("kubectl", "-n", unready.pod.meta.namespace)
+    logs = command(*words, "logs", unready.pod.meta.name, "-c", unready.stage.container, "--tail=20")
     return (*((f"{advice}.",) if advice else ()), f"Read what it waits for: {logs}")
 
 
@@ -347,20 +349,30 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
     warnings, refused = _warnings(snapshot), refused_workloads(snapshot)
     # Where pods are not visible, those that are missing may be on nodes that are new, gone or being changed.
     changing = sum(_is_excused(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
-    for one in every:
-        young = one.meta.created is not None and snapshot.now - one.meta.created < YOUNG
-        if one.role not in NOT_READY or young or not one.wanted or any(not pod.over for pod in one.pods):
+    for component in every:
+        young = component.meta.created is not None and snapshot.now - component.meta.created < YOUNG
+        if (
+            component.role not in NOT_READY
+            or young
+            or not component.wanted
+            or any(not pod.over for pod in component.pods)
+        ):
             continue
-        describe = command("kubectl", "-n", one.meta.namespace, "describe", one.meta.kind.lower(), one.meta.name)
+        describe = command(
+            "kubectl", "-n", component.meta.namespace, "describe", component.meta.kind.lower(), component.meta.name
+        )
         remedy = (f"See what keeps it from its pods: {describe}",)
-        told = [f"{event.reason}: {event.message}" for event in warnings.get(one.subject, ())[:2]]
-        if not one.made and not one.ready:
-            evidence = (f"{one.subject} wants {one.wanted} pods, and none is made", *told)
-            above = refused.get(one.subject, ())
-            yield FoundCause(NOT_READY[one.role], one.subject, evidence, remedy, because_of=above)
-        elif one.ready is not None and one.ready + changing < one.wanted:
-            evidence = (f"{one.subject}: {one.ready} of {one.wanted} pods are ready; its pods are not visible", *told)
-            yield FoundCause(NOT_READY[one.role], one.subject, evidence, remedy, certainty=Certainty.LIKELY)
+        messages = [f"{event.reason}: {event.message}" for event in warnings.get(component.subject, ())[:2]]
+        if not component.made and not component.ready:
+            evidence = (f"{component.subject} wants {component.wanted} pods, and none is made", *messages)
+            above = refused.get(component.subject, ())
+            yield FoundCause(NOT_READY[component.role], component.subject, evidence, remedy, because_of=above)
+        elif component.ready is not None and component.ready + changing < component.wanted:
+            evidence = (
+                f"{component.subject}: {component.ready} of {component.wanted} pods are ready; they are not visible",
+                *messages,
+            )
+            yield FoundCause(NOT_READY[component.role], component.subject, evidence, remedy, certainty=Certainty.LIKELY)
 
 
 def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
@@ -381,7 +393,7 @@ def _full_nodes(snapshot: Snapshot) -> frozenset[str]:
 
 def _offer(node: Node) -> str:
     offers = {name: node.allocatable.get(name, "0") for name in devices_in((*node.capacity, *node.allocatable))}
-    if not any(amount(one) or ZERO for one in offers.values()):
+    if not any(amount(offer) or ZERO for offer in offers.values()):
         return f"{node.subject} offers no GPUs"
     return f"{node.subject} offers " + ", ".join(f"{value} {name}" for name, value in sorted(offers.items()))
 

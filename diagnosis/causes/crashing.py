@@ -275,12 +275,12 @@ class _Crash(Struct, frozen=True):
 def find_crashing(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many containers fail that way."""
     together: defaultdict[tuple[str, str], list[_Crash]] = defaultdict(list)
-    for one in _crashes(snapshot):
-        together[one.known.cause.name, one.subject].append(one)
+    for crash in _crashes(snapshot):
+        together[crash.known.cause.name, crash.subject].append(crash)
     causes: defaultdict[str, list[tuple[Cause, str]]] = defaultdict(list)
     for some in together.values():
-        for one in some:
-            causes[snapshot.line(one.pod.meta)[-1]].append((one.known.cause, one.subject))
+        for crash in some:
+            causes[snapshot.line(crash.pod.meta)[-1]].append((crash.known.cause, crash.subject))
     for node, struck in struck_pods(snapshot).items():
         for other in struck:
             causes[snapshot.line(other.pod.meta)[-1]].append((FAULTY, f"node/{node}"))
@@ -326,8 +326,8 @@ def _is_excused(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether the pod succeeded, is being terminated, or has failed and been replaced."""
     if pod.phase == "Succeeded" or pod.meta.deleted is not None or pod.reason:
         return True
-    told = pod.condition("DisruptionTarget")
-    if told is not None and told.status == "True":
+    condition = pod.condition("DisruptionTarget")
+    if condition is not None and condition.status == "True":
         return True
     return pod.phase == "Failed" and replaced(snapshot, pod)
 
@@ -404,8 +404,10 @@ def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:
 
 def _probes(snapshot: Snapshot, pod: Pod) -> tuple[str, ...]:
     """Return the kubelet's messages about failed liveness probes of the pod."""
-    told = (one.message for one in snapshot.events_about.get(pod.subject, ()) if one.uid in ("", pod.meta.uid))
-    return tuple(one for one in told if "iveness probe failed" in one or "failed liveness probe" in one)
+    messages = (
+        event.message for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid)
+    )
+    return tuple(text for text in messages if "iveness probe failed" in text or "failed liveness probe" in text)
 
 
 def _faults(node: Node) -> tuple[RecordFinding, ...]:
@@ -417,7 +419,7 @@ def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[tup
     first = some[0]
     cause, pod = first.known.cause, first.pod
     evidence = tuple(_evidence(snapshot, some))
-    affected = tuple(dict.fromkeys(one.pod.subject for one in some))
+    affected = tuple(dict.fromkeys(crash.pod.subject for crash in some))
     if first.lack is not None:
         return of_lack(first.lack, first.subject, (*evidence, *first.lack.evidence), affected, pod)
     certainty = Certainty.PROVEN if cause in _CERTAIN else Certainty.LIKELY
@@ -441,52 +443,52 @@ def _because(
     cause of another process's failure.
     """
     above: list[tuple[Cause, str]] = []
-    for one in some:
-        node = f"node/{one.pod.spec.node}"
-        if one.known.cause in (*_OF_THE_NODE, PROGRAM, NCCL):
+    for crash in some:
+        node = f"node/{crash.pod.spec.node}"
+        if crash.known.cause in (*_OF_THE_NODE, PROGRAM, NCCL):
             above += ((verdicts.WITHHELD, node), (upkeep.REPORTED, node), (FAULTY, node))
-        if one.known.cause is DRIVER_MISMATCH:
+        if crash.known.cause is DRIVER_MISMATCH:
             above.append((NOT_READY[Role.DRIVER], node))
-        if one.known.cause in _MISSING_OTHERS:
-            others = causes[snapshot.line(one.pod.meta)[-1]]
+        if crash.known.cause in _MISSING_OTHERS:
+            others = causes[snapshot.line(crash.pod.meta)[-1]]
             above += (pair for pair in others if pair[0] not in _MISSING_OTHERS)
     return tuple(dict.fromkeys(above))
 
 
 def _evidence(snapshot: Snapshot, some: list[_Crash]) -> Iterator[str]:
-    in_time = sorted(some, key=lambda one: str(_ended_at(one)))
-    for one in in_time[:3]:
-        yield f"{one.pod.subject}: {_last_end(one)}"
+    in_time = sorted(some, key=lambda crash: str(_ended_at(crash)))
+    for crash in in_time[:3]:
+        yield f"{crash.pod.subject}: {_last_end(crash)}"
     if len(some) > 1:
         yield f"{len(some)} containers ended so; the first of them: {in_time[0].pod.subject}"
     yield from _of_node(snapshot, some[0])
 
 
-def _ended_at(one: _Crash) -> object:
-    ended = ended_of(one.state)
+def _ended_at(crash: _Crash) -> object:
+    ended = ended_of(crash.state)
     return ended.at if ended is not None else None
 
 
-def _last_end(one: _Crash) -> str:
-    ended = ended_of(one.state)
-    how = f"container {one.state.name} ended again and again"
+def _last_end(crash: _Crash) -> str:
+    ended = ended_of(crash.state)
+    how = f"container {crash.state.name} ended again and again"
     if ended is not None:
-        how = f"container {one.state.name} ended with {ended.reason}, exit code {ended.exit_code}"
-    times = f", {one.state.restarts} restarts" if one.state.restarts else ""
-    words = f": {one.known.symptom.place.value}: {one.known.quote}" if one.known.quote else ""
+        how = f"container {crash.state.name} ended with {ended.reason}, exit code {ended.exit_code}"
+    times = f", {crash.state.restarts} restarts" if crash.state.restarts else ""
+    words = f": {crash.known.symptom.place.value}: {crash.known.quote}" if crash.known.quote else ""
     return f"{how}{times}{words}"
 
 
-def _of_node(snapshot: Snapshot, one: _Crash) -> Iterator[str]:
-    node = snapshot.by_node.get(one.pod.spec.node)
-    container = next((each for each in one.pod.spec.containers if each.name == one.state.name), None)
-    if container is not None and one.known.cause is HOST_MEMORY:
+def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
+    node = snapshot.by_node.get(crash.pod.spec.node)
+    container = next((each for each in crash.pod.spec.containers if each.name == crash.state.name), None)
+    if container is not None and crash.known.cause is HOST_MEMORY:
         yield f"its memory limit: {container.limits.get('memory', 'none, so the node itself ran out')}"
-    if container is not None and one.known.cause in (DRIVER_TOO_OLD, WRONG_ARCHITECTURE):
+    if container is not None and crash.known.cause in (DRIVER_TOO_OLD, WRONG_ARCHITECTURE):
         yield f"image {container.image}"
-    if one.known.cause is GPU_MEMORY:
-        yield from (f"HAMi allows it {share.memory} MiB of card {share.uuid}" for share in shares(one.pod.meta)[:4])
-    if one.known.cause is HAMI_LIBRARY:
+    if crash.known.cause is GPU_MEMORY:
+        yield from (f"HAMi allows it {share.memory} MiB of card {share.uuid}" for share in shares(crash.pod.meta)[:4])
+    if crash.known.cause is HAMI_LIBRARY:
         yield from seen_on_host(node, *LIBRARY_REASONS)
     if node is None:
         return
@@ -498,21 +500,21 @@ def _of_node(snapshot: Snapshot, one: _Crash) -> Iterator[str]:
         yield f"{node.subject}: {named}{shared}"
     for finding in _faults(node)[:3]:
         yield f"our agent there: {finding.reason} on {finding.subject}: {shortened(finding.detail, 160)}"
-    told = next((each for each in node.conditions if each.type == CONDITION and each.status == "False"), None)
-    if told is not None:
-        yield f"{node.subject}: condition {CONDITION}=False, {told.reason}"
+    condition = next((each for each in node.conditions if each.type == CONDITION and each.status == "False"), None)
+    if condition is not None:
+        yield f"{node.subject}: condition {CONDITION}=False, {condition.reason}"
 
 
-def _remedy(snapshot: Snapshot, one: _Crash) -> Iterator[str]:
-    node = snapshot.by_node.get(one.pod.spec.node)
-    if one.known.cause is HARDWARE and node is not None:
+def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
+    node = snapshot.by_node.get(crash.pod.spec.node)
+    if crash.known.cause is HARDWARE and node is not None:
         for finding in _faults(node)[:1]:
             explain = command("gpu-healthcheck", "explain", finding.reason)
             yield f"See what {finding.reason} on {node.subject} asks for: {explain}"
-    said = one.known.quote.lower() if one.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""
-    yield next((words for word, words in _INSTEAD if word in said), one.known.cause.remedy)
-    words = ("kubectl", "-n", one.pod.meta.namespace, "logs", one.pod.meta.name, "-c", one.state.name)
-    previous = ("--previous",) if one.state.ended is None else ()
+    message = crash.known.quote.lower() if crash.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""
+    yield next((words for word, words in _INSTEAD if word in message), crash.known.cause.remedy)
+    words = ("kubectl", "-n", crash.pod.meta.namespace, "logs", crash.pod.meta.name, "-c", crash.state.name)
+    previous = ("--previous",) if crash.state.ended is None else ()
     yield f"Read its last words: {command(*words, '--tail=100', *previous)}"
 
 

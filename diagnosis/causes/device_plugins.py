@@ -55,7 +55,7 @@ TWICE = Cause(
 def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Check each node with NVIDIA GPUs that should offer them to containers."""
     every = components(snapshot)
-    there = _by_node(one for one in every if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN))
+    there = _by_node(component for component in every if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN))
     claimed = sliced_nodes(snapshot)
     blind = not _sees_components(every, snapshot)
     for node in snapshot.nodes:
@@ -75,26 +75,28 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def _sees_components(every: Iterable[Component], snapshot: Snapshot) -> bool:
     """Whether pods were listed where a cluster's components live, and not those of one team alone."""
-    system = any(one.meta.namespace == "kube-system" for one in snapshot.pods)
-    return snapshot.sees("Pod") and (system or any(one.pods for one in every))
+    system = any(pod.meta.namespace == "kube-system" for pod in snapshot.pods)
+    return snapshot.sees("Pod") and (system or any(component.pods for component in every))
 
 
 def find_missing(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Nodes that offer no GPU, and where no device plugin is."""
     every = components(snapshot)
-    plugins = [one for one in every if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)]
+    plugins = [component for component in every if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)]
     there, claimed = _by_node(plugins), sliced_nodes(snapshot)
     above = tuple(
-        (NOT_READY[one.role], one.subject) for one in every if one.role in (Role.OPERATOR, Role.NODE_FEATURES)
+        (NOT_READY[component.role], component.subject)
+        for component in every
+        if component.role in (Role.OPERATOR, Role.NODE_FEATURES)
     )
-    drivers = [one for one in every if one.role is Role.DRA_DRIVER]
+    drivers = [component for component in every if component.role is Role.DRA_DRIVER]
     # A GPUCluster is the operator's stack of DRA, which has no device plugin.
     if not _sees_components(every, snapshot) or (snapshot.gpu_clusters and not plugins):
         return
     for node in snapshot.nodes:
         if not has_nvidia(node) or not is_judged(node, snapshot.now) or not _wants_plugin(node):
             continue
-        by_claims = node.name in claimed or any(is_for(one.spec, node) for one in drivers)
+        by_claims = node.name in claimed or any(is_for(driver.spec, node) for driver in drivers)
         by_claims = by_claims or brings_plugin(node)
         if not offers_gpus(node) and not by_claims and not there.get(node.name):
             yield from _missing(node, plugins, above)
@@ -109,17 +111,17 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause,
 
     A node that only HAMi's plugin could serve is left to the search for HAMi's labels.
     """
-    own = [one for one in plugins if one.role is Role.DEVICE_PLUGIN and one.meta.kind == "DaemonSet"]
+    own = [plugin for plugin in plugins if plugin.role is Role.DEVICE_PLUGIN and plugin.meta.kind == "DaemonSet"]
     if not own:
-        if not any(one.role is Role.HAMI_PLUGIN for one in plugins):
+        if not any(plugin.role is Role.HAMI_PLUGIN for plugin in plugins):
             evidence = (f"{node.subject} has GPUs ({_why_gpu(node)}) and offers none", "no device plugin was found")
             yield FoundCause(MISSING, f"resource/{GPU}", evidence, (_INSTALL,), (node.subject,), because_of=above)
         return
-    meant = next((one for one in own if is_for(one.spec, node)), None)
+    meant = next((component for component in own if is_for(component.spec, node)), None)
     if meant is not None:
         yield _not_made(node, meant, above)
         return
-    nearest = min(own, key=lambda one: (len(_unmet(one, node)), one.subject))
+    nearest = min(own, key=lambda component: (len(_unmet(component, node)), component.subject))
     yield from _kept_off(node, nearest, above)
 
 
@@ -145,8 +147,8 @@ def _kept_off(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...
     label = ", ".join(unmet) or "other labels (its node affinity)"
     steps = [f"Label the node: {command('kubectl', 'label', 'node', node.name, *unmet)}"] if unmet else []
     steps.append("With the operator, see why it has not labelled the node: node feature discovery, the operator's log.")
-    told = (f"{evidence}it wants {label}",)
-    yield FoundCause(MISSING, node.subject, told, tuple(steps), (node.subject,), because_of=above)
+    messages = (f"{evidence}it wants {label}",)
+    yield FoundCause(MISSING, node.subject, messages, tuple(steps), (node.subject,), because_of=above)
 
 
 def _unmet(plugin: Component, node: Node) -> list[str]:
@@ -161,15 +163,15 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
     evidence = [_offers(node), f"GPUs are there: {_why_gpu(node)}", *_seen(node)]
     remedy: list[str] = []
     for component, pod in ready:
-        told = snapshot.logs.get((pod.subject, next((one.name for one in pod.states if not one.init), "")), "")
+        message = snapshot.logs.get((pod.subject, next((state.name for state in pod.states if not state.init), "")), "")
         evidence.append(f"{pod.subject} of {component.subject} is ready")
-        evidence += [line.strip()[:300] for line in told.splitlines() if _tells(line)][-2:]
+        evidence += [line.strip()[:300] for line in message.splitlines() if _tells(line)][-2:]
         words = ("kubectl", "-n", pod.meta.namespace)
         remedy = [
             f"Read what the plugin sees: {command(*words, 'logs', pod.meta.name, '--tail=50')}",
             f"Let it look anew: {command(*words, 'delete', 'pod', pod.meta.name)}",
         ]
-    because = tuple((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD))
+    because = tuple((cause, node.subject) for cause in (GEOMETRY, MIG_FAILED, WITHHELD))
     yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
 
 
@@ -182,7 +184,7 @@ def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
     )
     pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
     remedy = (f"See whether a device plugin runs there, and what its log says: {pods}",)
-    not_ready = ((cause, one) for cause in NOT_READY.values() for one in (node.subject, *workloads))
+    not_ready = ((cause, workload) for cause in NOT_READY.values() for workload in (node.subject, *workloads))
     because = (*not_ready, *((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD)))
     return FoundCause(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
 
@@ -233,12 +235,18 @@ def _fewer(node: Node) -> Iterator[FoundCause]:
 
 
 def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iterator[FoundCause]:
-    lasting = {one.subject: one for one, pod in pods if pod.meta.deleted is None and _is_settled(pod, now)}
+    lasting = {
+        component.subject: component for component, pod in pods if pod.meta.deleted is None and _is_settled(pod, now)
+    }
     if len(lasting) < 2:
         return
-    extra = max(lasting.values(), key=lambda one: (one.role is not Role.HAMI_PLUGIN, not _is_operators(one)))
-    others = [one for one in lasting.values() if one is not extra]
-    evidence = f"{node.subject} has pods of {extra.subject} and of {', '.join(one.subject for one in others)}"
+    extra = max(
+        lasting.values(), key=lambda component: (component.role is not Role.HAMI_PLUGIN, not _is_operators(component))
+    )
+    others = [component for component in lasting.values() if component is not extra]
+    evidence = (
+        f"{node.subject} has pods of {extra.subject} and of {', '.join(component.subject for component in others)}"
+    )
     delete = command("kubectl", "-n", extra.meta.namespace, "delete", "daemonset", extra.meta.name)
     remedy = (
         f"Where {others[0].subject} is the one to stay, take the other away: {delete}",
@@ -247,26 +255,26 @@ def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iter
     yield FoundCause(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
 
 
-def _is_operators(one: Component) -> bool:
-    owner = one.meta.owner
+def _is_operators(component: Component) -> bool:
+    owner = component.meta.owner
     return (owner is not None and owner.kind == "ClusterPolicy") or (
-        one.meta.labels.get("app") == "nvidia-device-plugin-daemonset"
+        component.meta.labels.get("app") == "nvidia-device-plugin-daemonset"
     )
 
 
 def _by_node(plugins: Iterable[Component]) -> Mapping[str, list[tuple[Component, Pod]]]:
     """The plugins' pods that have not ended."""
     there: defaultdict[str, list[tuple[Component, Pod]]] = defaultdict(list)
-    for one in plugins:
-        for pod in one.pods:
+    for plugin in plugins:
+        for pod in plugin.pods:
             if pod.spec.node and not pod.over:
-                there[pod.spec.node].append((one, pod))
+                there[pod.spec.node].append((plugin, pod))
     return there
 
 
 def _is_settled(pod: Pod, now: datetime) -> bool:
     ready = pod.condition("Ready")
-    starts = [one.started for one in pod.states if one.started is not None]
+    starts = [state.started for state in pod.states if state.started is not None]
     since = (ready.since if ready is not None else None) or max(starts, default=pod.meta.created)
     return since is None or now - since > _REGISTERS
 
@@ -276,20 +284,22 @@ def _seen(node: Node) -> Iterator[str]:
     if node.record is not None:
         pci, nvml = node.record.inventory.pci, node.record.inventory.nvml
         if pci is not None or nvml is not None:
-            shown = ("?" if one is None else one for one in (pci, nvml))
+            shown = ("?" if number is None else number for number in (pci, nvml))
             yield "our record: {} GPUs on PCI, {} answer NVML".format(*shown)
-        for one in node.record.findings[:3]:
-            yield f"our record: {one.reason} on {one.subject}" + (f": {one.detail}" if one.detail else "")
+        for finding in node.record.findings[:3]:
+            yield f"our record: {finding.reason} on {finding.subject}" + (
+                f": {finding.detail}" if finding.detail else ""
+            )
 
 
 def _why_gpu(node: Node) -> str:
     labels = node.meta.labels
     names = ("nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.present")
-    told = [f"{name}={labels[name]}" for name in names if name in labels]
-    told += [f"{key}={one}" for key, one in labels.items() if "10de.present" in key or "gpu-manufacturer" in key]
-    told += [f"{key}={one}" for key, one in labels.items() if key.endswith(("/accelerator", "gke-accelerator"))]
-    told += [f"capacity {name}={node.capacity[name]}" for name in devices_in(node.capacity)]
-    return ", ".join(told[:3]) or "by its labels"
+    messages = [f"{name}={labels[name]}" for name in names if name in labels]
+    messages += [f"{key}={text}" for key, text in labels.items() if "10de.present" in key or "gpu-manufacturer" in key]
+    messages += [f"{key}={text}" for key, text in labels.items() if key.endswith(("/accelerator", "gke-accelerator"))]
+    messages += [f"capacity {name}={node.capacity[name]}" for name in devices_in(node.capacity)]
+    return ", ".join(messages[:3]) or "by its labels"
 
 
 def _offers(node: Node) -> str:

@@ -71,12 +71,12 @@ def find_faulty(snapshot: Snapshot) -> Iterator[FoundCause]:
 @lru_cache(maxsize=1)
 def struck_pods(snapshot: Snapshot) -> Mapping[str, Sequence[AffectedPod]]:
     """Return, by node, the pods that run on one of its faulty GPUs."""
-    told: defaultdict[str, list[AffectedPod]] = defaultdict(list)
+    fields: defaultdict[str, list[AffectedPod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         node = snapshot.by_node.get(pod.spec.node)
         if node is not None and _is_at_work(pod) and (struck := _struck(snapshot, pod, node)):
-            told[node.name].append(struck)
-    return told
+            fields[node.name].append(struck)
+    return fields
 
 
 def is_gang(workload: str) -> bool:
@@ -88,8 +88,8 @@ def _is_at_work(pod: Pod) -> bool:
     """Whether a container with GPUs runs in it; our own deep diagnostics and components are no work."""
     if pod.phase != "Running" or pod.meta.deleted is not None or is_deep_test(pod):
         return False
-    asking = {one.name for one in pod.spec.containers if gpus_of(one) or one.claims}
-    runs = not pod.states or any(one.running and one.name in asking for one in pod.states)
+    asking = {container.name for container in pod.spec.containers if gpus_of(container) or container.claims}
+    runs = not pod.states or any(state.running and state.name in asking for state in pod.states)
     return runs and role_of(pod.meta, {}, pod.spec) is None
 
 
@@ -98,7 +98,7 @@ def _struck(snapshot: Snapshot, pod: Pod, node: Node) -> AffectedPod | None:
     if not faults and not unhealthy:
         return None
     gpus = given_gpus(snapshot, pod)
-    own = tuple(one for one in faults if _concerns(one, gpus))
+    own = tuple(fault for fault in faults if _concerns(fault, gpus))
     return AffectedPod(pod, own, unhealthy, gpus) if own or unhealthy else None
 
 
@@ -112,10 +112,10 @@ def _faults(node: Node) -> tuple[RecordFinding, ...]:
     stated = node.record.severity if node.record is not None else node.meta.labels.get(SEVERITY, "")
     if not node.withheld or stated in _MILD:
         return ()
-    told = next((one for one in node.conditions if one.type == CONDITION and one.status == "False"), None)
-    if told is None:
+    condition = next((one for one in node.conditions if one.type == CONDITION and one.status == "False"), None)
+    if condition is None:
         return (RecordFinding(f"taint {UNHEALTHY}", stated, node.subject),)
-    return (RecordFinding(told.reason, stated, node.subject, told.message, first_seen=told.since),)
+    return (RecordFinding(condition.reason, stated, node.subject, condition.message, first_seen=condition.since),)
 
 
 def _concerns(finding: RecordFinding, gpus: tuple[AllocatedGpu, ...] | None) -> bool:
@@ -125,13 +125,15 @@ def _concerns(finding: RecordFinding, gpus: tuple[AllocatedGpu, ...] | None) -> 
     """
     if gpus is None or not finding.subject.startswith("gpu/"):
         return True
-    return any(one.has(finding) is not False for one in gpus)
+    return any(gpu.has(finding) is not False for gpu in gpus)
 
 
 def _found(snapshot: Snapshot, node: Node, struck: Sequence[AffectedPod]) -> FoundCause:
-    findings = [finding for finding in _faults(node) if any(finding in one.findings for one in struck)]
-    lines = [snapshot.line(one.pod.meta)[-1] for one in struck]
-    affected = (*(one.pod.subject for one in struck), *dict.fromkeys(filter(is_gang, lines)))
+    findings = [
+        finding for finding in _faults(node) if any(finding in affected_pod.findings for affected_pod in struck)
+    ]
+    lines = [snapshot.line(affected_pod.pod.meta)[-1] for affected_pod in struck]
+    affected = (*(affected_pod.pod.subject for affected_pod in struck), *dict.fromkeys(filter(is_gang, lines)))
     # The kubelet repeats the last report of a device plugin or driver, which may be older than our verdict.
     doubted = not findings and node.record is not None and node.record.status == "pass"
     return FoundCause(
@@ -148,56 +150,60 @@ def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Seq
     yield from map(_shown, findings[:_MOST_FINDINGS])
     if len(findings) > _MOST_FINDINGS:
         yield f"and {len(findings) - _MOST_FINDINGS} more findings of RESET or worse"
-    for one in struck[:_MOST_PODS]:
-        for device in one.unhealthy[:_MOST_FINDINGS]:
+    for affected in struck[:_MOST_PODS]:
+        for device in affected.unhealthy[:_MOST_FINDINGS]:
             message = f": {shortened(device.message, _LONGEST)}" if device.message else ""
-            yield f"the kubelet reports {device.resource} {device.name} of {one.pod.subject} as Unhealthy{message}"
+            yield f"the kubelet reports {device.resource} {device.name} of {affected.pod.subject} as Unhealthy{message}"
     jobs: defaultdict[str, list[AffectedPod]] = defaultdict(list)
-    for one in struck:
-        jobs[snapshot.line(one.pod.meta)[-1]].append(one)
+    for affected in struck:
+        jobs[snapshot.line(affected.pod.meta)[-1]].append(affected)
     for workload, some in list(jobs.items())[:_MOST_JOBS]:
         yield _job(snapshot, workload, some)
     if len(jobs) > _MOST_JOBS:
         yield f"and pods of {len(jobs) - _MOST_JOBS} more workloads"
-    if any(one.gpus is None for one in struck) and all(one.subject.startswith("gpu/") for one in findings):
+    if any(affected.gpus is None for affected in struck) and all(
+        finding.subject.startswith("gpu/") for finding in findings
+    ):
         yield "nothing shows which GPUs of the node its pods have, so every GPU pod there counts"
 
 
-def _shown(one: RecordFinding) -> str:
-    uuid = one.about.get("uuid", "")
-    where = f"{one.subject} ({uuid})" if uuid else one.subject
-    since = f" since {timestamp(one.first_seen)}" if one.first_seen is not None else ""
-    severity = f" {one.severity}" if one.severity else ""
-    detail = f": {shortened(one.detail, _LONGEST)}" if one.detail else ""
-    return f"{one.reason}{severity} on {where}{since}{detail}"
+def _shown(finding: RecordFinding) -> str:
+    uuid = finding.about.get("uuid", "")
+    where = f"{finding.subject} ({uuid})" if uuid else finding.subject
+    since = f" since {timestamp(finding.first_seen)}" if finding.first_seen is not None else ""
+    severity = f" {finding.severity}" if finding.severity else ""
+    detail = f": {shortened(finding.detail, _LONGEST)}" if finding.detail else ""
+    return f"{finding.reason}{severity} on {where}{since}{detail}"
 
 
 def _job(snapshot: Snapshot, workload: str, some: Sequence[AffectedPod]) -> str:
-    every = [one for one in snapshot.pods_under.get(workload, ()) if not one.over]
-    who = named((f"{one.pod.subject}{_rank(one.pod)}{_given(one)}" for one in some), _MOST_PODS)
-    return f"{workload}: {len(some)} of its {counted(len(every), 'pod')} there: {who}" if every else f"running: {who}"
+    every = [pod for pod in snapshot.pods_under.get(workload, ()) if not pod.over]
+    owner = named((f"{affected.pod.subject}{_rank(affected.pod)}{_given(affected)}" for affected in some), _MOST_PODS)
+    return (
+        f"{workload}: {len(some)} of its {counted(len(every), 'pod')} there: {owner}" if every else f"running: {owner}"
+    )
 
 
-def _given(one: AffectedPod) -> str:
+def _given(affected: AffectedPod) -> str:
     """Its faulty GPUs, where they are known."""
-    hit = [gpu.shown for gpu in one.gpus or () if any(gpu.has(finding) for finding in one.findings)]
+    hit = [gpu.shown for gpu in affected.gpus or () if any(gpu.has(finding) for finding in affected.findings)]
     return f" on {', '.join(hit)}" if hit else ""
 
 
 def _rank(pod: Pod) -> str:
     """A pod's number in its workload: with several GPUs it has as many ranks of its own."""
-    told = {**pod.meta.annotations, **pod.meta.labels}
-    if _REPLICA in told:
-        return f" ({told.get(_REPLICA_TYPE, 'replica')} {told[_REPLICA]})"
-    number = next((told[key] for key in _RANKS if key in told), "")
+    fields = {**pod.meta.annotations, **pod.meta.labels}
+    if _REPLICA in fields:
+        return f" ({fields.get(_REPLICA_TYPE, 'replica')} {fields[_REPLICA]})"
+    number = next((fields[key] for key in _RANKS if key in fields), "")
     if not number:
         return ""
-    alone = [*(value for one in pod.spec.containers for value in gpus_of(one).values())] in (["1"], [])
+    alone = [*(value for container in pod.spec.containers for value in gpus_of(container).values())] in (["1"], [])
     return f" (rank {number})" if alone else f" (node rank {number})"
 
 
 def _remedy(node: Node, findings: Sequence[RecordFinding], struck: Sequence[AffectedPod]) -> Iterator[str]:
-    for reason in dict.fromkeys(one.reason for one in findings[:_MOST_FINDINGS] if one.reason.isalnum()):
+    for reason in dict.fromkeys(finding.reason for finding in findings[:_MOST_FINDINGS] if finding.reason.isalnum()):
         yield f"See what {reason} asks for: {command('gpu-healthcheck', 'explain', reason)}"
     if not node.withheld and not node.cordoned:
         yield f"{_OPEN_NODE}{command('kubectl', 'cordon', node.name)}"

@@ -56,7 +56,7 @@ def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None
 
 def _by_the_agents_word(snapshot: Snapshot, finding: RecordFinding, operators: Workload | None) -> Iterator[str]:
     seen, words = _apart(finding.detail)
-    if not all(_OURS.match(one) for one in words.split("`")[1::2]):
+    if not all(_OURS.match(word) for word in words.split("`")[1::2]):
         yield f"See on the node itself what is wrong: {command('gpu-healthcheck', 'explain', finding.reason)}"
         return
     either = _EITHER.match(words)
@@ -71,7 +71,7 @@ def _by_the_agents_word(snapshot: Snapshot, finding: RecordFinding, operators: W
 
 
 def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None) -> Iterator[str]:
-    policy = next((one.toolkit_env for one in snapshot.cluster_policies), {})
+    policy = next((cluster_policy.toolkit_env for cluster_policy in snapshot.cluster_policies), {})
     namespace = toolkit.meta.namespace
     if should is not None:
         yield f"Name the kubelet's own runtime to the toolkit: {should.helm(namespace, policy)}"

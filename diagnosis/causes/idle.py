@@ -38,20 +38,20 @@ def find_idle(snapshot: Snapshot) -> Iterator[FoundCause]:
     pods = {pod.subject: pod for pod in snapshot.pods if _has_run(snapshot, pod)}
     together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
     nodes = allocation(snapshot).nodes if snapshot.idle_gpus else ()
-    held = {one.node: _held(one) for one in nodes}
+    held = {node_allocation.node: _held(node_allocation) for node_allocation in nodes}
     idle = loads(snapshot, snapshot.idle_gpus, held)
     for node in nodes:
-        for name, told in _idle_cards(node, held[node.node], idle.get(node.node, [])):
+        for name, message in _idle_cards(node, held[node.node], idle.get(node.node, [])):
             if name in pods:
-                together[snapshot.line(pods[name].meta)[-1]].append((pods[name], told))
+                together[snapshot.line(pods[name].meta)[-1]].append((pods[name], message))
     for subject, some in together.items():
         yield _found(subject, some)
 
 
 def _has_run(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether all containers with GPUs have run for an hour: a newer one may still load its model."""
-    asking = [one.name for one in pod.spec.containers if not one.init and gpus_of(one)]
-    since = {one.name: one.started for one in pod.states if one.running and one.started is not None}
+    asking = [container.name for container in pod.spec.containers if not container.init and gpus_of(container)]
+    since = {state.name: state.started for state in pod.states if state.running and state.started is not None}
     begun = all(name in since and snapshot.now - since[name] > _HOUR for name in asking)
     return bool(asking) and begun and pod.phase == "Running" and pod.meta.deleted is None
 
@@ -71,11 +71,11 @@ def _idle_cards(node: NodeAllocation, held: Mapping[str, int], idle: list[CardLo
     If no series names a pod, yield the pods of a node only if all of its cards are idle.
     """
     by_pod: defaultdict[str, list[CardLoad]] = defaultdict(list)
-    for one in idle:
-        by_pod[one.pod].append(one)
+    for load in idle:
+        by_pod[load.pod].append(load)
     unnamed = by_pod.pop("", [])
     for name, some in by_pod.items():
-        cards = ", ".join(one.uuid or one.index for one in some[:_MOST_TOLD])
+        cards = ", ".join(load.uuid or load.index for load in some[:_MOST_TOLD])
         yield name, f"{name}: {len(some)} of its {held[name]} GPUs on node/{node.node} at 0 % for an hour: {cards}"
     if not by_pod and node.gpus and len(unnamed) >= node.gpus:
         for name, number in held.items():
@@ -90,7 +90,7 @@ def _found(subject: str, some: list[tuple[Pod, str]]) -> FoundCause:
     return FoundCause(
         IDLE,
         subject,
-        tuple(told for _, told in some),
+        tuple(message for _, message in some),
         (f"See what it waits for: {log}", "Ask whose it is whether it is still needed."),
         tuple(pod.subject for pod, _ in some),
         Certainty.LIKELY,

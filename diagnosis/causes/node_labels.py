@@ -40,7 +40,7 @@ UPGRADE_FAILED = Cause(
 def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Check the labels of each node with NVIDIA GPUs."""
     every = components(snapshot)
-    managers = [one for one in every if one.role is Role.MIG_MANAGER]
+    managers = [component for component in every if component.role is Role.MIG_MANAGER]
     for node in snapshot.nodes:
         if not has_nvidia(node) or is_for_machines(node) or node.meta.deleted is not None:
             continue
@@ -58,13 +58,15 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
 def find_unlabelled(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Nodes on which discovery runs and that it has not labelled."""
     every = components(snapshot)
-    discovery = [one for one in every if one.role is Role.GPU_FEATURES]
-    above = tuple((NOT_READY[one.role], one.subject) for one in every if one.role is Role.NODE_FEATURES)
+    discovery = [component for component in every if component.role is Role.GPU_FEATURES]
+    above = tuple(
+        (NOT_READY[component.role], component.subject) for component in every if component.role is Role.NODE_FEATURES
+    )
     for node in snapshot.nodes:
         if not has_nvidia(node) or _PRODUCT in node.meta.labels or not is_judged(node, snapshot.now):
             continue
-        for one in discovery:
-            pod = one.pod_on(node.name)
+        for component in discovery:
+            pod = component.pod_on(node.name)
             if pod is not None and is_ready(pod) and _is_old(pod, snapshot, _LABELLED):
                 evidence = (f"{pod.subject} is ready on {node.subject}, which has no label {_PRODUCT}",)
                 logs = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--tail=30")
@@ -101,9 +103,9 @@ def _failed(node: Node, managers: list[Component]) -> FoundCause:
 
 def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield a pending change of MIG profiles without a manager, or with a pod that has waited long for it."""
-    if not snapshot.sees("Pod") or not any(is_for(one.spec, node) for one in managers):
+    if not snapshot.sees("Pod") or not any(is_for(manager.spec, node) for manager in managers):
         return
-    pods = [pod for one in managers if (pod := one.pod_on(node.name)) is not None]
+    pods = [pod for manager in managers if (pod := manager.pod_on(node.name)) is not None]
     working = any(is_ready(pod) for pod in pods)
     new = any(not _is_old(pod, snapshot, _LABELLED) for pod in pods)
     waiting = [one for one in snapshot.pods if _waits_for_slice(one) and _is_old(one, snapshot, _RECONFIGURED)]
@@ -111,12 +113,14 @@ def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Itera
         return
     labels = node.meta.labels
     state = f"{node.subject}: {_STATE}={labels[_STATE]}, {_CONFIG}={labels.get(_CONFIG, '')}"
-    who = f"{pods[0].subject} of the MIG manager is {'ready' if working else 'not ready'}" if pods else "no MIG manager"
+    owner = (
+        f"{pods[0].subject} of the MIG manager is {'ready' if working else 'not ready'}" if pods else "no MIG manager"
+    )
     above = ((NOT_READY[Role.MIG_MANAGER], node.subject), *((NOT_READY[Role.MIG_MANAGER], m.subject) for m in managers))
     yield FoundCause(
         MIG_PENDING,
         node.subject,
-        (state, who),
+        (state, owner),
         (f"Read what it waits for: {_manager_logs(node, managers)}",),
         tuple(one.subject for one in waiting) or (node.subject,),
         Certainty.LIKELY if working else Certainty.PROVEN,
@@ -142,8 +146,8 @@ def _upgrade(node: Node) -> FoundCause:
 
 
 def _manager_logs(node: Node, managers: list[Component]) -> str:
-    for one in managers:
-        pod = one.pod_on(node.name)
+    for manager in managers:
+        pod = manager.pod_on(node.name)
         if pod is not None:
             return command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--tail=50")
     field = f"--field-selector=spec.nodeName={node.name}"
@@ -153,7 +157,7 @@ def _manager_logs(node: Node, managers: list[Component]) -> str:
 def _waits_for_slice(pod: Pod) -> bool:
     if pod.spec.node or pod.phase != "Pending":
         return False
-    return any(name.startswith(MIG) for one in pod.spec.containers for name in gpus_of(one))
+    return any(name.startswith(MIG) for container in pod.spec.containers for name in gpus_of(container))
 
 
 def _is_old(pod: Pod, snapshot: Snapshot, age: timedelta) -> bool:

@@ -51,14 +51,14 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
     silent = _silent(snapshot)
     for node in gpu_nodes(snapshot):
         pods = on_node[node.name]
-        told = tuple(_not_ready(snapshot, node)) or silent.get(node.name, ())
+        messages = tuple(_not_ready(snapshot, node)) or silent.get(node.name, ())
         waiting = any(is_stuck(one) or one.meta.deleted is not None for one in pods)
         # A cordoned node may be under maintenance. Report it only if pods wait for it.
-        if told and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
+        if messages and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
             look = f"See what is known of it: {command('kubectl', 'describe', 'node', node.name)}"
             yield FoundCause(
-                NOT_READY, node.subject, told, (look, _LOOK), affected, because_of=unloadable(node.subject)
+                NOT_READY, node.subject, messages, (look, _LOOK), affected, because_of=unloadable(node.subject)
             )
 
 
@@ -69,20 +69,20 @@ def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
         node = snapshot.by_node.get(pod.spec.node)
         if node is None or not node.ready or _is_meant(snapshot, node) or not _has_not_begun(pod):
             continue
-        heard = any(one.by.startswith("kubelet") for one in snapshot.events_about.get(pod.subject, ()))
+        heard = any(event.by.startswith("kubelet") for event in snapshot.events_about.get(pod.subject, ()))
         if not heard and older(snapshot, scheduled_at(pod), _GONE_FOR):
             left[node.name].append(pod)
-    leases = {one.meta.name: one.renewed for one in snapshot.leases if one.meta.namespace == _LEASES}
+    leases = {lease.meta.name: lease.renewed for lease in snapshot.leases if lease.meta.namespace == _LEASES}
     for name, pods in left.items():
         renewed = leases.get(name)
         stale = renewed is not None and snapshot.now - renewed > _SILENT
-        told = [f"{one.subject} is bound to it, with no state of any container" for one in pods[:_MOST_TOLD]]
-        told += [f"lease {_LEASES}/{name}: renewed last at {renewed:%H:%M:%S}Z"] if renewed and stale else []
+        messages = [f"{one.subject} is bound to it, with no state of any container" for one in pods[:_MOST_TOLD]]
+        messages += [f"lease {_LEASES}/{name}: renewed last at {renewed:%H:%M:%S}Z"] if renewed and stale else []
         certainty = Certainty.PROVEN if stale else Certainty.LIKELY
         # A device plugin that does not answer keeps a kubelet that works from beginning.
         above = [(NOT_READY, f"node/{name}"), *([] if stale else [(ALLOCATION_HANGS, f"node/{name}")])]
         affected = tuple(one.subject for one in pods)
-        yield FoundCause(SILENT, f"node/{name}", tuple(told), (SILENT.remedy,), affected, certainty, tuple(above))
+        yield FoundCause(SILENT, f"node/{name}", tuple(messages), (SILENT.remedy,), affected, certainty, tuple(above))
 
 
 def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -110,11 +110,11 @@ def _has_not_begun(pod: Pod) -> bool:
 
 
 def _not_ready(snapshot: Snapshot, node: Node) -> Iterator[str]:
-    told = next((one for one in node.conditions if one.type == "Ready"), None)
-    if told is None or told.status == "True" or not older(snapshot, told.since, _PATIENCE):
+    condition = next((one for one in node.conditions if one.type == "Ready"), None)
+    if condition is None or condition.status == "True" or not older(snapshot, condition.since, _PATIENCE):
         return
-    since = f" since {told.since:%Y-%m-%d %H:%M:%S}Z" if told.since else ""
-    yield f"{node.subject}: condition Ready={told.status}{since}, {told.reason}: {told.message}"
+    since = f" since {condition.since:%Y-%m-%d %H:%M:%S}Z" if condition.since else ""
+    yield f"{node.subject}: condition Ready={condition.status}{since}, {condition.reason}: {condition.message}"
 
 
 def _silent(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
@@ -123,9 +123,9 @@ def _silent(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
     A node controller that hangs does not report them as not ready.
     """
     renewed = {
-        one.meta.name: one.renewed
-        for one in snapshot.leases
-        if one.meta.namespace == _LEASES and one.renewed is not None and one.meta.name in snapshot.by_node
+        lease.meta.name: lease.renewed
+        for lease in snapshot.leases
+        if lease.meta.namespace == _LEASES and lease.renewed is not None and lease.meta.name in snapshot.by_node
     }
     stale = {name: at for name, at in renewed.items() if snapshot.now - at > _SILENT}
     # Where none is fresh they were saved long before the rest.
@@ -138,7 +138,7 @@ def _is_meant(snapshot: Snapshot, node: Node) -> bool:
     """Whether the node joins, is being deleted, or is being upgraded or tested."""
     if node.meta.deleted is not None or not older(snapshot, node.meta.created, _NEW):
         return True
-    if any(one.key == MAINTENANCE for one in node.taints):
+    if any(taint.key == MAINTENANCE for taint in node.taints):
         return True
     return node.cordoned and node.meta.labels.get(_UPGRADE, "") not in _UPGRADED
 

@@ -276,7 +276,7 @@ def _as_on_the_node(snapshot: Snapshot, pod: Pod, known: Recognised) -> Recognis
     node = snapshot.by_node.get(pod.spec.node)
     if known.cause is not CDI_STALE or not known.groups or node is None or node.record is None:
         return known
-    found = (one.detail for one in node.record.findings if one.reason in DEVICE_FILE_REASONS)
+    found = (finding.detail for finding in node.record.findings if finding.reason in DEVICE_FILE_REASONS)
     files = {word.rpartition("/")[2] for detail in found for word in _BETWEEN_FILES.split(detail)}
     return replace(known, cause=DEVICE_FILES) if known.groups[0].rpartition("/")[2] in files else known
 
@@ -308,7 +308,15 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
         if found is not None:
             # A registry that did not answer once may answer the next time.
             return None if found.cause is IMAGE_FAILS and early else found
-    if pod.over or any(one.running or one.ended for one in pod.states if not one.init) or early:
+    if (
+        pod.over
+        or any(
+            container_state.running or container_state.ended
+            for container_state in pod.states
+            if not container_state.init
+        )
+        or early
+    ):
         return None
     known = _of_pod(events)
     if known is None and not pod.states:
@@ -320,11 +328,11 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
 def _standing(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
     """Yield the current events, without those about a volume that has been attached since."""
     about = snapshot.events_about.get(pod.subject, ())
-    attached = {_VOLUME.sub(r"\1", one.message): one for one in about if one.reason == _ATTACHED}
-    for one in standing_events(snapshot, pod):
-        since = attached.get(_VOLUME.sub(r"\1", one.message)) if one.reason == _NOT_ATTACHED else None
-        if since is None or since.last is None or one.last is None or since.last < one.last:
-            yield one
+    attached = {_VOLUME.sub(r"\1", event.message): event for event in about if event.reason == _ATTACHED}
+    for event in standing_events(snapshot, pod):
+        since = attached.get(_VOLUME.sub(r"\1", event.message)) if event.reason == _NOT_ATTACHED else None
+        if since is None or since.last is None or event.last is None or since.last < event.last:
+            yield event
 
 
 def _is_left(snapshot: Snapshot, pod: Pod) -> bool:
@@ -341,11 +349,13 @@ def _is_left(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognised | None:
-    symptoms = tuple(one for one in of_state(state) if one.place is TextSource.WAITING or state.ended is not None)
+    symptoms = tuple(
+        symptom for symptom in of_state(state) if symptom.place is TextSource.WAITING or state.ended is not None
+    )
     last = state.last_ended
     if last is not None and last.reason in START_REASONS and not state.running:
         symptoms = (*symptoms, Symptom(TextSource.ENDED, last.reason, last.message, state.name, last.at))
-    reasons = {one.reason for one in symptoms}
+    reasons = {symptom.reason for symptom in symptoms}
     if reasons & _IMAGE_REASONS:
         return _of_image(symptoms, events)
     if "CreateContainerConfigError" in reasons:
@@ -353,14 +363,14 @@ def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognise
         return known or _as(CREATION_FAILS, symptoms)
     if reasons & START_REASONS and recognised(HANDLER_TEXTS, symptoms) is None:
         told = (*symptoms, *_failed(events))
-        if any(TOOL.search(one.text) for one in told):
+        if any(TOOL.search(symptom.text) for symptom in told):
             return None
         return recognised((*INJECTION_TEXTS, *CREATE_TEXTS), told) or _as(CREATION_FAILS, symptoms)
     return None
 
 
 def _failed(events: Iterable[Symptom]) -> Iterator[Symptom]:
-    return (one for one in events if one.reason == "Failed")
+    return (event for event in events if event.reason == "Failed")
 
 
 def _of_image(symptoms: Iterable[Symptom], events: Iterable[Symptom]) -> Recognised:
@@ -368,8 +378,11 @@ def _of_image(symptoms: Iterable[Symptom], events: Iterable[Symptom]) -> Recogni
 
     `ImagePullBackOff` gives no reason; the event before it does, as long as it is kept.
     """
-    texts = (*symptoms, *(one for one in _failed(events) if "pull" in one.text.lower() or "image" in one.text.lower()))
-    told = tuple(one for one in texts if one.text)
+    texts = (
+        *symptoms,
+        *(symptom for symptom in _failed(events) if "pull" in symptom.text.lower() or "image" in symptom.text.lower()),
+    )
+    told = tuple(text for text in texts if text.text)
     return recognised(IMAGE_TEXTS, told) or _as(IMAGE_FAILS, (*told, *symptoms))
 
 
@@ -378,23 +391,25 @@ def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
 
     Among warnings about volumes, use the most specific one.
     """
-    told = tuple(one for one in events if not _PASSES.search(one.text))
-    for one in told:
-        if one.reason == _CLAIM_EVENT:
-            return _as(CLAIM_FAILS, (one,))
-        if one.reason in _VOLUME_EVENTS:
-            return recognised((*CONFIG_TEXTS, *VOLUME_TEXTS), (each for each in told if each.reason in _VOLUME_EVENTS))
-        if one.reason in _SANDBOX_EVENTS:
-            return _of_sandbox(one)
+    symptoms = tuple(event for event in events if not _PASSES.search(event.text))
+    for symptom in symptoms:
+        if symptom.reason == _CLAIM_EVENT:
+            return _as(CLAIM_FAILS, (symptom,))
+        if symptom.reason in _VOLUME_EVENTS:
+            return recognised(
+                (*CONFIG_TEXTS, *VOLUME_TEXTS), (each for each in symptoms if each.reason in _VOLUME_EVENTS)
+            )
+        if symptom.reason in _SANDBOX_EVENTS:
+            return _of_sandbox(symptom)
     return None
 
 
-def _of_sandbox(one: Symptom) -> Recognised | None:
-    if recognised(HANDLER_TEXTS, (one,)) is not None:
+def _of_sandbox(symptom: Symptom) -> Recognised | None:
+    if recognised(HANDLER_TEXTS, (symptom,)) is not None:
         return None
-    known = recognised(INJECTION_TEXTS, (one,)) or recognised(SANDBOX_TEXTS, (one,))
-    if known is not None and known.cause is RUNTIME_SILENT and not _is_of_runtime(one.text):
-        return recognised([row for row in SANDBOX_TEXTS if row.cause is not RUNTIME_SILENT], (one,))
+    known = recognised(INJECTION_TEXTS, (symptom,)) or recognised(SANDBOX_TEXTS, (symptom,))
+    if known is not None and known.cause is RUNTIME_SILENT and not _is_of_runtime(symptom.text):
+        return recognised([row for row in SANDBOX_TEXTS if row.cause is not RUNTIME_SILENT], (symptom,))
     return known
 
 
@@ -405,7 +420,7 @@ def _is_of_runtime(text: str) -> bool:
 
 def _as(cause: Cause, symptoms: Iterable[Symptom]) -> Recognised:
     told = tuple(symptoms)
-    best = next((one for one in told if one.text), told[0] if told else Symptom(TextSource.WAITING, "", ""))
+    best = next((symptom for symptom in told if symptom.text), told[0] if told else Symptom(TextSource.WAITING, "", ""))
     return Recognised(cause, best, shortened(best.text))
 
 
@@ -413,7 +428,7 @@ def _is_early(snapshot: Snapshot, pod: Pod) -> bool:
     node = snapshot.by_node.get(pod.spec.node)
     if node is not None and not older(snapshot, node.meta.created, _YOUNG_NODE):
         return True
-    often = any(one.count >= _ENOUGH_TIMES for one in standing_events(snapshot, pod))
+    often = any(event.count >= _ENOUGH_TIMES for event in standing_events(snapshot, pod))
     return not often and not older(snapshot, scheduled_at(pod), _YOUNG_POD)
 
 
@@ -435,15 +450,15 @@ def _written(snapshot: Snapshot, pod: Pod) -> str:
     line = snapshot.line(pod.meta)
     if role_of(pod.meta, {}, pod.spec) is None:
         return line[-1]
-    return next((one for one in reversed(line) if one.partition("/")[0] in _MAKERS), line[0])
+    return next((text for text in reversed(line) if text.partition("/")[0] in _MAKERS), line[0])
 
 
 def _claim(snapshot: Snapshot, pod: Pod, text: str) -> str:
     """Return the claim whose volume the text names, or the only possible one; '' if it may be any."""
-    own = [one for one in snapshot.volume_claims if one.meta.namespace == pod.meta.namespace]
-    for one in own:
-        if one.volume and one.volume in text and one.meta.name in pod.spec.volume_claims:
-            return one.meta.subject
+    own = [claim for claim in snapshot.volume_claims if claim.meta.namespace == pod.meta.namespace]
+    for claim in own:
+        if claim.volume and claim.volume in text and claim.meta.name in pod.spec.volume_claims:
+            return claim.meta.subject
     only = pod.spec.volume_claims
     named = re.search(r'volume "kube-|hostPath|configmap|secret', text, re.IGNORECASE)
     return f"persistentvolumeclaim/{pod.meta.namespace}/{only[0]}" if len(only) == 1 and named is None else ""
@@ -458,10 +473,10 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> FoundCause:
     remedy = (*_special(known), known.cause.remedy, _look(pod))
     own = role_of(pod.meta, {}, pod.spec)
     behind = [
-        (NOT_READY[role], one)
+        (NOT_READY[role], text)
         for role in _BEHIND.get(known.cause.name, ())
         if role is not own
-        for one in (f"node/{pod.spec.node}", subject)
+        for text in (f"node/{pod.spec.node}", subject)
     ]
     withheld = ((verdicts.WITHHELD, f"node/{pod.spec.node}"),) if known.cause in _OF_THE_GPU else ()
     files = unloadable(f"node/{pod.spec.node}") if known.cause in (RUNTIME_SILENT, SANDBOX) else ()
@@ -488,7 +503,7 @@ def _of_node(snapshot: Snapshot, pod: Pod) -> Iterator[str]:
     version = f", driver {driver}" if driver else ""
     yield f"{node.subject}: {node.runtime}{version}"
     if node.record is not None and node.record.findings:
-        named = ", ".join(dict.fromkeys(one.reason for one in node.record.findings[:5]))
+        named = ", ".join(dict.fromkeys(finding.reason for finding in node.record.findings[:5]))
         yield f"our agent there: {named}"
 
 
@@ -509,15 +524,15 @@ def _look(pod: Pod) -> str:
 def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Init containers that run on and on."""
     for pod in gpu_pods(snapshot):
-        sidecars = {one.name for one in pod.spec.containers if one.sidecar}
+        sidecars = {container.name for container in pod.spec.containers if container.sidecar}
         for state in pod.states:
             runs = state.init and state.running and state.name not in sidecars and state.started is not None
             if runs and pod.meta.deleted is None and older(snapshot, state.started, _LASTS):
-                told = f"{pod.subject}: init container {state.name} has run since {state.started:%Y-%m-%d %H:%M}Z"
+                message = f"{pod.subject}: init container {state.name} has run since {state.started:%Y-%m-%d %H:%M}Z"
                 words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", state.name, "--tail=50")
                 remedy = (f"See what it waits for: {command(*words)}",)
                 written = _written(snapshot, pod)
-                yield FoundCause(INIT_LASTS, written, (told,), remedy, (pod.subject,), Certainty.LIKELY)
+                yield FoundCause(INIT_LASTS, written, (message,), remedy, (pod.subject,), Certainty.LIKELY)
 
 
 SEARCHES = (

@@ -65,7 +65,7 @@ def why_not_offered(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
 
     The result is cached, because it is needed for each waiting pod.
     """
-    subjects = [one.subject for one in snapshot.nodes if has_nvidia(one)]
+    subjects = [node.subject for node in snapshot.nodes if has_nvidia(node)]
     subjects += stack(snapshot)
     pairs = ((cause, subject) for cause in OFFERS_NONE for subject in subjects)
     return (MISSING, f"resource/{GPU}"), *pairs
@@ -73,7 +73,7 @@ def why_not_offered(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
 
 def stack(snapshot: Snapshot) -> tuple[str, ...]:
     """The workloads by which a node comes to offer GPUs."""
-    return tuple(one.subject for one in components(snapshot) if one.role in _STACK)
+    return tuple(component.subject for component in components(snapshot) if component.role in _STACK)
 
 
 def why_none_left(node: str, workloads: Iterable[str]) -> tuple[tuple[Cause, str], ...]:
@@ -82,11 +82,11 @@ def why_none_left(node: str, workloads: Iterable[str]) -> tuple[tuple[Cause, str
     UNHEALTHY is left out, because these reasons explain it: none of the GPUs is reported as healthy.
     """
     subjects = (node, *workloads)
-    return tuple((cause, one) for cause in OFFERS_NONE if cause is not UNHEALTHY for one in subjects)
+    return tuple((cause, subject) for cause in OFFERS_NONE if cause is not UNHEALTHY for subject in subjects)
 
 
 @lru_cache(maxsize=1)
 def why_not_cut(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
     """Return all possible reasons why no node offers a MIG profile."""
-    nodes = [one.subject for one in snapshot.nodes if has_nvidia(one)]
-    return tuple((cause, one) for one in nodes for cause in (GEOMETRY, MIG_FAILED, MIG_PENDING))
+    nodes = [node.subject for node in snapshot.nodes if has_nvidia(node)]
+    return tuple((cause, node) for node in nodes for cause in (GEOMETRY, MIG_FAILED, MIG_PENDING))

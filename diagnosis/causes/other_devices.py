@@ -54,36 +54,40 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
 
     The proof is the node's own capacity, or other nodes like it.
     """
-    plugins = [one for one in components(snapshot) if one.role is Role.EFA_PLUGIN]
+    plugins = [component for component in components(snapshot) if component.role is Role.EFA_PLUGIN]
     claimed = sliced_nodes(snapshot, _NETWORK_DRIVERS)
-    drivers = [one for one in components(snapshot) if one.role is Role.NETWORK_DRA]
+    drivers = [component for component in components(snapshot) if component.role is Role.NETWORK_DRA]
     types = {one.meta.labels.get(INSTANCE_TYPE, "") for one in snapshot.nodes if _number(one.allocatable)} - {""}
     for node in snapshot.nodes:
         if not is_judged(node, snapshot.now):
             continue
         there, offered = _number(node.capacity), _number(node.allocatable)
         evidence = f"{node.subject}: {there} {EFA} in capacity, {offered} allocatable"
-        above = [(NOT_READY[Role.EFA_PLUGIN], one) for one in (node.subject, *(part.subject for part in plugins))]
+        above = [(NOT_READY[Role.EFA_PLUGIN], text) for text in (node.subject, *(part.subject for part in plugins))]
         if offered < there:
             above.append((WITHHELD, node.subject))
             yield _efa(node, (evidence,), tuple(above), Certainty.PROVEN)
         elif not offered and snapshot.sees("Pod") and (proof := _has_efa(node, types, plugins)):
-            absent = [one for one in plugins if one.meta.kind == "DaemonSet" and not _works_on(one, node)]
-            by_claims = node.name in claimed or any(is_for(one.spec, node) for one in drivers)
+            absent = [plugin for plugin in plugins if plugin.meta.kind == "DaemonSet" and not _works_on(plugin, node)]
+            by_claims = node.name in claimed or any(is_for(driver.spec, node) for driver in drivers)
             if absent and len(absent) == len(plugins) and not by_claims:
-                told = (f"{node.subject} offers no {EFA}", proof, _why_not(absent[0], node))
-                yield _efa(node, told, tuple(above), Certainty.LIKELY)
+                result = (f"{node.subject} offers no {EFA}", proof, _why_not(absent[0], node))
+                yield _efa(node, result, tuple(above), Certainty.LIKELY)
 
 
 def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield GPU nodes on which the DRA driver runs with GPUs enabled and that no ResourceSlice lists."""
-    drivers = [one for one in components(snapshot) if one.role is Role.DRA_DRIVER and one.meta.kind == "DaemonSet"]
-    told = sliced_nodes(snapshot, (_GPU_DRIVER,))
-    served = bool(told) or any(one.meta.name == _GPU_DRIVER for one in snapshot.device_classes)
+    drivers = [
+        component
+        for component in components(snapshot)
+        if component.role is Role.DRA_DRIVER and component.meta.kind == "DaemonSet"
+    ]
+    messages = sliced_nodes(snapshot, (_GPU_DRIVER,))
+    served = bool(messages) or any(device_class.meta.name == _GPU_DRIVER for device_class in snapshot.device_classes)
     for node in snapshot.nodes if served else ():
-        if not has_nvidia(node) or node.name in told or not is_judged(node, snapshot.now) or is_changed(node):
+        if not has_nvidia(node) or node.name in messages or not is_judged(node, snapshot.now) or is_changed(node):
             continue
-        if snapshot.gpu_clusters and drivers and not any(one.pod_on(node.name) for one in drivers):
+        if snapshot.gpu_clusters and drivers and not any(component.pod_on(node.name) for component in drivers):
             if not offers_gpus(node) and not is_for_machines(node):
                 yield _without_driver(node, drivers[0])
             continue
@@ -114,7 +118,7 @@ def _without_driver(node: Node, driver: Component) -> FoundCause:
 
 def _gives_gpus(driver: Component) -> bool:
     """The chart switches GPUs off by default, and has a container for each thing that is on."""
-    return any(one.name in ("gpus", "gpu-kubelet-plugin") for one in driver.spec.containers)
+    return any(container.name in ("gpus", "gpu-kubelet-plugin") for container in driver.spec.containers)
 
 
 def _has_efa(node: Node, types: Collection[str], plugins: Sequence[Component]) -> str:
@@ -131,15 +135,20 @@ def _has_efa(node: Node, types: Collection[str], plugins: Sequence[Component]) -
     profile = find_profile(_profiles(), kind)
     if profile is None or not profile.efa or not profile.nvlink:
         return ""
-    if not all(_leaves_out(one, kind) for one in plugins):
+    if not all(_leaves_out(plugin, kind) for plugin in plugins):
         return ""
     return f"the type {kind} has {profile.efa} EFA interfaces"
 
 
 def _leaves_out(plugin: Component, kind: str) -> bool:
     """Whether the plugin lists the instance types that it is for, and this one is not among them."""
-    lists = [one.values for term in plugin.spec.affinity or () for one in term if one.key == INSTANCE_TYPE]
-    return bool(lists) and not any(kind in one for one in lists)
+    lists = [
+        expression.values
+        for term in plugin.spec.affinity or ()
+        for expression in term
+        if expression.key == INSTANCE_TYPE
+    ]
+    return bool(lists) and not any(kind in texts for texts in lists)
 
 
 def _efa(

@@ -225,15 +225,18 @@ def _subject(snapshot: Snapshot, pod: Pod, cause: Cause) -> str:
 
 def _names_node(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether its template has a nodeName, which no scheduler is asked about."""
-    makers = (snapshot.workload.get(one) for one in snapshot.line(pod.meta)[1:])
-    return any(one is not None and one.spec is not None and one.spec.node for one in makers)
+    makers = (snapshot.workload.get(text) for text in snapshot.line(pod.meta)[1:])
+    return any(maker is not None and maker.spec is not None and maker.spec.node for maker in makers)
 
 
 def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> FoundCause:
     first = rejections[0]
-    cause, pods = first.known.cause, [one.pod for one in rejections]
+    cause, pods = first.known.cause, [rejection.pod for rejection in rejections]
     node = snapshot.by_node.get(first.pod.spec.node)
-    evidence = [f"{one.pod.subject}: {one.known.symptom.reason}: {one.known.quote}" for one in rejections[:3]]
+    evidence = [
+        f"{rejection.pod.subject}: {rejection.known.symptom.reason}: {rejection.known.quote}"
+        for rejection in rejections[:3]
+    ]
     evidence += _of_makers(snapshot, pods)
     evidence += _of_node(snapshot, node, pods)
     evidence += _of_room(snapshot, first) if cause is OVERBOOKED else ()
@@ -242,7 +245,7 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> Fo
     certainty = Certainty.LIKELY if cause is OTHERWISE else Certainty.PROVEN
     because = tuple(_behind(f"node/{first.pod.spec.node}")) if cause in _OF_DEVICES else ()
     because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else because
-    return FoundCause(cause, subject, tuple(evidence), remedy, tuple(one.subject for one in pods), certainty, because)
+    return FoundCause(cause, subject, tuple(evidence), remedy, tuple(pod.subject for pod in pods), certainty, because)
 
 
 def _behind(node: str) -> Iterator[tuple[Cause, str]]:
@@ -262,7 +265,7 @@ def _of_makers(snapshot: Snapshot, pods: Iterable[Pod]) -> Iterator[str]:
 def _of_node(snapshot: Snapshot, node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:
     if node is None:
         return
-    asked = {name for pod in pods for one in pod.spec.containers for name in gpus_of(one)}
+    asked = {name for pod in pods for container in pod.spec.containers for name in gpus_of(container)}
     for name in sorted(asked & {*node.capacity, *node.allocatable}) or sorted(asked):
         has, offers = node.capacity.get(name, "none"), node.allocatable.get(name, "none")
         yield f"{node.subject}: {name}: capacity {has}, allocatable {offers} now"
@@ -272,15 +275,15 @@ def _of_node(snapshot: Snapshot, node: Node | None, pods: Iterable[Pod]) -> Iter
 
 
 def _holds(pod: Pod) -> bool:
-    return bool(pod.spec.scheduler) and any(gpus_of(one) for one in pod.spec.containers)
+    return bool(pod.spec.scheduler) and any(gpus_of(container) for container in pod.spec.containers)
 
 
 def _of_room(snapshot: Snapshot, first: _Rejection) -> Iterator[str]:
     if _names_node(snapshot, first.pod):
         yield f"the template names the node itself: nodeName {first.pod.spec.node}"
-    told = _ENOUGH.search(first.pod.message)
-    if told is not None and int(told[2]) > int(told[4]) and is_gpu(told[1]):
-        yield f"{told[2]} asked, and the node had {told[4]} in all then"
+    match = _ENOUGH.search(first.pod.message)
+    if match is not None and int(match[2]) > int(match[4]) and is_gpu(match[1]):
+        yield f"{match[2]} asked, and the node had {match[4]} in all then"
 
 
 def _of_selector(node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:

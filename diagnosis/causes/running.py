@@ -130,11 +130,11 @@ def find_running(snapshot: Snapshot) -> Iterator[FoundCause]:
             lack = MissingGpu(CGROUP_LOST, f"node/{pod.spec.node}", (), Certainty.LIKELY)
         else:
             lack = why_without_gpu(snapshot, pod, known.symptom.container)
-        told = f"{pod.subject}: {known.symptom.place.value} of {known.symptom.container}: {known.quote}"
-        together[lack.cause.name, lack.subject].append((pod, lack, told))
+        message = f"{pod.subject}: {known.symptom.place.value} of {known.symptom.container}: {known.quote}"
+        together[lack.cause.name, lack.subject].append((pod, lack, message))
     for (_, subject), some in together.items():
         lack = some[0][1]
-        evidence = (*(told for _, _, told in some[:_MOST_TOLD]), *lack.evidence)
+        evidence = (*(message for _, _, message in some[:_MOST_TOLD]), *lack.evidence)
         affected = tuple(pod.subject for pod, _, _ in some)
         yield of_lack(lack, subject, evidence, affected, some[0][0])
 
@@ -145,29 +145,29 @@ def find_hidden(snapshot: Snapshot) -> Iterator[FoundCause]:
     for pod in snapshot.pods:
         if pod.over or pod.meta.deleted is not None or not asks_for_gpus(pod.spec):
             continue
-        told = next(filter(None, (hidden(snapshot, pod, one) for one in pod.spec.containers)), "")
-        if told:
-            together[snapshot.line(pod.meta)[-1]].append((pod, told))
+        message = next(filter(None, (hidden(snapshot, pod, container) for container in pod.spec.containers)), "")
+        if message:
+            together[snapshot.line(pod.meta)[-1]].append((pod, message))
     for subject, some in together.items():
-        evidence = tuple(f"{pod.subject}: {told}" for pod, told in some[:_MOST_TOLD])
+        evidence = tuple(f"{pod.subject}: {message}" for pod, message in some[:_MOST_TOLD])
         lack = MissingGpu(HIDDEN, subject, evidence, Certainty.LIKELY)
         yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
 
 
 def find_plain(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield pods that started with a runtime without GPU support, as our agent observed on the node."""
-    classes = any("nvidia" in one.handler for one in snapshot.runtime_classes)
+    classes = any("nvidia" in runtime_class.handler for runtime_class in snapshot.runtime_classes)
     by_choice = _plain_by_choice(snapshot) if classes else ""
     together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
     for pod in snapshot.pods:
         node = snapshot.by_node.get(pod.spec.node)
         if pod.phase != "Running" or pod.meta.deleted is not None or node is None or pod.spec.runtime_class:
             continue
-        if asks_for_gpus(pod.spec) and (told := _plain(node) or by_choice):
-            together[snapshot.line(pod.meta)[-1] if classes else node.subject].append((pod, told))
+        if asks_for_gpus(pod.spec) and (message := _plain(node) or by_choice):
+            together[snapshot.line(pod.meta)[-1] if classes else node.subject].append((pod, message))
     for subject, some in together.items():
         named = tuple(f"{pod.subject} names no runtimeClassName" for pod, _ in some[:_MOST_TOLD])
-        evidence = tuple(dict.fromkeys((*named, *(told for _, told in some[:_MOST_TOLD]))))
+        evidence = tuple(dict.fromkeys((*named, *(message for _, message in some[:_MOST_TOLD]))))
         lack = MissingGpu(CLASS_NOT_NAMED, subject, evidence)
         yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
 
@@ -187,16 +187,16 @@ def _plain_by_choice(snapshot: Snapshot) -> str:
     """Return the same evidence from the settings of the toolkit and the device plugin, if both agree."""
     as_variables = [
         box.env["DEVICE_LIST_STRATEGY"]
-        for one in components(snapshot)
-        if one.role is Role.DEVICE_PLUGIN
-        for box in one.spec.containers
+        for component in components(snapshot)
+        if component.role is Role.DEVICE_PLUGIN
+        for box in component.spec.containers
         if "DEVICE_LIST_STRATEGY" in box.env
     ]
-    if _with_cdi(snapshot) or not as_variables or any(one != "envvar" for one in as_variables):
+    if _with_cdi(snapshot) or not as_variables or any(variable != "envvar" for variable in as_variables):
         return ""
     for toolkit in toolkits(snapshot):
         for box in toolkit.spec.containers if toolkit.spec is not None else ():
-            name = next((one for one in _AS_DEFAULT if box.env.get(one) == "false"), "")
+            name = next((text for text in _AS_DEFAULT if box.env.get(text) == "false"), "")
             if name:
                 return f"{toolkit.subject}: {name}=false, and the device plugin gives devices by variables alone"
     return ""
@@ -227,12 +227,12 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
         others = [one.name for one in pod.spec.containers if gpus_of(one)]
         asks = f"only {', '.join(others)} of it does" if others else "none of its containers does"
         return MissingGpu(NOT_REQUESTED, written, (f"{pod.subject}: container {name} asks for no GPU; {asks}",))
-    told = hidden(snapshot, pod, container)
-    if told:
-        return MissingGpu(HIDDEN, written, (told,))
+    message = hidden(snapshot, pod, container)
+    if message:
+        return MissingGpu(HIDDEN, written, (message,))
     if lack := lack_of_device_files(snapshot, pod):
         return lack
-    classes = [one for one in snapshot.runtime_classes if "nvidia" in one.handler]
+    classes = [runtime_class for runtime_class in snapshot.runtime_classes if "nvidia" in runtime_class.handler]
     if not pod.spec.runtime_class and classes and _needs_class(snapshot):
         there = f"{classes[0].meta.subject}: handler {classes[0].handler}"
         return MissingGpu(
@@ -240,8 +240,8 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
         )
     runtime = pod.spec.runtime_class or "none"
     asked = ", ".join(f"{value} {key}" for key, value in gpus_of(container).items()) or "a claim"
-    told = f"{pod.subject}: container {name} asks for {asked}; runtimeClassName {runtime}"
-    return MissingGpu(NOT_INJECTED, f"node/{pod.spec.node}", (told,), Certainty.LIKELY)
+    message = f"{pod.subject}: container {name} asks for {asked}; runtimeClassName {runtime}"
+    return MissingGpu(NOT_INJECTED, f"node/{pod.spec.node}", (message,), Certainty.LIKELY)
 
 
 def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> MissingGpu | None:
@@ -261,14 +261,14 @@ def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> MissingGpu | None:
 def is_plain_by_default(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether something shows that the runtime of a pod that names no class is not NVIDIA's."""
     node = snapshot.by_node.get(pod.spec.node)
-    if node is not None and (_plain(node) or any(one in f"{node.runtime} {node.kubelet}" for one in _NEVER_DEFAULT)):
+    if node is not None and (_plain(node) or any(text in f"{node.runtime} {node.kubelet}" for text in _NEVER_DEFAULT)):
         return True
-    plugins = [one for one in components(snapshot) if one.role is Role.DEVICE_PLUGIN]
-    owners = {one.meta.owner.kind for one in plugins if one.meta.owner is not None}
+    plugins = [component for component in components(snapshot) if component.role is Role.DEVICE_PLUGIN]
+    owners = {plugin.meta.owner.kind for plugin in plugins if plugin.meta.owner is not None}
     # The operator's plugin names the class regardless of the default runtime. A plugin installed alone names it only if
     # needed.
-    needed = any("nvidia" in one.spec.runtime_class for one in plugins) and "ClusterPolicy" not in owners
-    boxes = (box for one in toolkits(snapshot) if one.spec is not None for box in one.spec.containers)
+    needed = any("nvidia" in plugin.spec.runtime_class for plugin in plugins) and "ClusterPolicy" not in owners
+    boxes = (box for toolkit in toolkits(snapshot) if toolkit.spec is not None for box in toolkit.spec.containers)
     return needed or any(box.env.get(name) == "false" for box in boxes for name in _AS_DEFAULT)
 
 
@@ -279,22 +279,22 @@ def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:
     if not count:
         return ""
     devices = container.env.get("NVIDIA_VISIBLE_DEVICES", "")
-    who = f"container {container.name}"
+    owner = f"container {container.name}"
     if _FORCES.fullmatch(devices) and not _with_cdi(snapshot):
-        return f"{who}: NVIDIA_VISIBLE_DEVICES={devices} beside {count} GPUs asked for, whichever it was given"
+        return f"{owner}: NVIDIA_VISIBLE_DEVICES={devices} beside {count} GPUs asked for, whichever it was given"
     value = container.env.get("CUDA_VISIBLE_DEVICES", "")
     counted = set(asked) == {"nvidia.com/gpu"} and not _is_shared(snapshot, pod)
     if value in _HIDES_ALL or (counted and _differs(value, count)):
-        return f"{who}: CUDA_VISIBLE_DEVICES={value} beside {count} GPUs asked for"
+        return f"{owner}: CUDA_VISIBLE_DEVICES={value} beside {count} GPUs asked for"
     return ""
 
 
 def _differs(value: str, count: int) -> bool:
     """Whether it names other devices than the first so many: by their UUIDs, which the scheduler does not know."""
-    named = [one for one in value.split(",") if one]
-    if any(one.startswith(("GPU-", "MIG-")) for one in named):
+    named = [word for word in value.split(",") if word]
+    if any(text.startswith(("GPU-", "MIG-")) for text in named):
         return True
-    numbers = [int(one) for one in named if one.isdecimal()]
+    numbers = [int(text) for text in named if text.isdecimal()]
     return bool(named) and len(numbers) == len(named) and sorted(numbers) != list(range(count))
 
 
@@ -324,7 +324,7 @@ def _is_for_gpus(snapshot: Snapshot, pod: Pod) -> bool:
     """
     if asks_for_gpus(pod.spec) or "nvidia" in pod.spec.runtime_class or claims_gpus(pod, gpu_claims(snapshot)):
         return True
-    return any(_GPU_IMAGE.search(one.image) for one in pod.spec.containers)
+    return any(_GPU_IMAGE.search(container.image) for container in pod.spec.containers)
 
 
 def _is_given(snapshot: Snapshot, pod: Pod, container: Container) -> bool:
@@ -347,17 +347,17 @@ def _with_cdi(snapshot: Snapshot) -> bool:
 
     If so, the variable has no effect, and its value `void` states that.
     """
-    if any(one.cdi for one in snapshot.cluster_policies):
+    if any(policy.cdi for policy in snapshot.cluster_policies):
         return True
-    plugins = (one for one in components(snapshot) if one.role is Role.DEVICE_PLUGIN)
-    return any(_CDI in box.env.get("DEVICE_LIST_STRATEGY", "") for one in plugins for box in one.spec.containers)
+    plugins = (component for component in components(snapshot) if component.role is Role.DEVICE_PLUGIN)
+    return any(_CDI in box.env.get("DEVICE_LIST_STRATEGY", "") for plugin in plugins for box in plugin.spec.containers)
 
 
 def _needs_class(snapshot: Snapshot) -> bool:
     """Whether a pod gets no GPU without a class: devices come by variables, and NVIDIA's runtime is not the default."""
     if _with_cdi(snapshot):
         return False
-    boxes = [box for one in toolkits(snapshot) if one.spec is not None for box in one.spec.containers]
+    boxes = [box for toolkit in toolkits(snapshot) if toolkit.spec is not None for box in toolkit.spec.containers]
     return not any(box.env.get(name) == "true" for box in boxes for name in _AS_DEFAULT)
 
 

@@ -120,18 +120,20 @@ def find_handlers(snapshot: Snapshot) -> Iterator[FoundCause]:
     That object is the RuntimeClass, or the toolkit's DaemonSet.
     """
     lacks = _lacks(snapshot)
-    rights = {name: _right_name(snapshot, name) for name in {one.handler for one in lacks.values()}}
+    rights = {
+        name: _right_name(snapshot, name) for name in {missing_handler.handler for missing_handler in lacks.values()}
+    }
     missing: defaultdict[str, list[_MissingHandler]] = defaultdict(list)
     for lack in lacks.values():
-        for one in _judge(snapshot, lack, rights[lack.handler]):
-            yield one
-            if one.cause is MISSING:
+        for result in _judge(snapshot, lack, rights[lack.handler]):
+            yield result
+            if result.cause is MISSING:
                 missing[lack.handler].append(lack)
     for handler, some in missing.items():
         yield from _everywhere(snapshot, handler, some)
-    told = {one.node for one in lacks.values()}
+    messages = {missing_handler.node for missing_handler in lacks.values()}
     for node in snapshot.nodes:
-        if node.name in told or _no_way(snapshot, node) is None or _is_being_brought(snapshot, node):
+        if node.name in messages or _no_way(snapshot, node) is None or _is_being_brought(snapshot, node):
             continue
         if not _gives_gpus(snapshot, node):
             yield from _missing(snapshot, _MissingHandler(node.name, _NVIDIAS[0]), node)
@@ -145,7 +147,7 @@ def find_unloadable(snapshot: Snapshot) -> Iterator[FoundCause]:
     for node in snapshot.nodes:
         if node.record is None or older(snapshot, node.record.at, _OLD_RECORD):
             continue
-        waiting = tuple(one.subject for one in snapshot.pods_on.get(node.name, ()) if is_stuck(one))
+        waiting = tuple(pod.subject for pod in snapshot.pods_on.get(node.name, ()) if is_stuck(pod))
         if node.ready and not waiting and (_no_way(snapshot, node) is None or _gives_gpus(snapshot, node)):
             continue
         above: tuple[tuple[Cause, str], ...] = ()
@@ -185,7 +187,7 @@ def _of_toolkit(snapshot: Snapshot, pod: Pod) -> Iterator[Symptom]:
 
 def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
     """RuntimeClasses that are not there, each with the workloads that can't make a pod, and pods that lost theirs."""
-    there = {one.meta.name for one in snapshot.runtime_classes}
+    there = {runtime_class.meta.name for runtime_class in snapshot.runtime_classes}
     short: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for maker in snapshot.workloads:
         name = maker.spec.runtime_class if maker.spec is not None else ""
@@ -197,12 +199,12 @@ def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
             known = recognised(CLASS_TEXTS, of_events(standing_events(snapshot, pod)))
             if known is not None:
                 short[name].append((pod.subject, str(known.symptom)))
-    for name, told in short.items():
-        yield _class_missing(name, told, there)
+    for name, entries in short.items():
+        yield _class_missing(name, entries, there)
 
 
 def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _MissingHandler]:
-    classes = {one.meta.name: one for one in snapshot.runtime_classes}
+    classes = {runtime_class.meta.name: runtime_class for runtime_class in snapshot.runtime_classes}
     lacks: dict[tuple[str, str], _MissingHandler] = {}
     for pod in snapshot.pods:
         node = snapshot.by_node.get(pod.spec.node)
@@ -221,7 +223,9 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _MissingHandler]:
 def _recognised(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     symptoms: list[Symptom] = list(of_events(standing_events(snapshot, pod)))
     for state in pod.states:
-        symptoms += (one for one in of_state(state) if one.place is not TextSource.ENDED or state.ended is not None)
+        symptoms += (
+            symptom for symptom in of_state(state) if symptom.place is not TextSource.ENDED or state.ended is not None
+        )
     return recognised(HANDLER_TEXTS, symptoms)
 
 
@@ -250,7 +254,7 @@ def _is_on_its_way(snapshot: Snapshot, pod: Pod, node: Node | None) -> bool:
         return True
     if not snapshot.sees("Node"):
         return not older(snapshot, pod.meta.created, _YOUNG_NODE)  # its node may be as new as the pod
-    repeated = any(one.count >= _ENOUGH_TIMES for one in standing_events(snapshot, pod))
+    repeated = any(event.count >= _ENOUGH_TIMES for event in standing_events(snapshot, pod))
     return not repeated and not older(snapshot, scheduled_at(pod), _YOUNG_POD)
 
 
@@ -262,11 +266,11 @@ def _is_being_brought(snapshot: Snapshot, node: Node) -> bool:
     """
     if older(snapshot, node.meta.created, _YOUNG_NODE):
         return False
-    owners = {one.meta.name for one in toolkits(snapshot)}
+    owners = {toolkit.meta.name for toolkit in toolkits(snapshot)}
     if not owners:
         return not (snapshot.sees("DaemonSet") and _no_way(snapshot, node))
-    its = [one for one in snapshot.pods_on.get(node.name, ()) if one.meta.owner and one.meta.owner.name in owners]
-    return not any(_has_done(snapshot, one) for one in its)
+    its = [pod for pod in snapshot.pods_on.get(node.name, ()) if pod.meta.owner and pod.meta.owner.name in owners]
+    return not any(_has_done(snapshot, pod) for pod in its)
 
 
 def _has_done(snapshot: Snapshot, toolkit: Pod) -> bool:
@@ -292,24 +296,26 @@ def _has_it_by_now(snapshot: Snapshot, node: Node | None, handler: str, known: R
 
 def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_MissingHandler]) -> Iterator[FoundCause]:
     """Yield one common cause if many nodes lack the handler, as the origin of each node's result."""
-    named = next((one for one in snapshot.runtime_classes if one.handler == handler), None)
+    named = next(
+        (runtime_class for runtime_class in snapshot.runtime_classes if runtime_class.handler == handler), None
+    )
     if named is None or len(lacks) <= _EACH:
         return
-    nodes = ", ".join(f"node/{one.node}" for one in lacks[:_MOST_NAMED])
+    nodes = ", ".join(f"node/{missing_handler.node}" for missing_handler in lacks[:_MOST_NAMED])
     evidence = (
         f"{named.meta.subject}: handler {handler}, which {len(lacks)} nodes do not have: {nodes}",
         *_quote(lacks[0]),
     )
-    because = tuple((ELSEWHERE, one.subject) for one in toolkits(snapshot))
-    because = (*because, *((NOT_READY[Role.TOOLKIT], one.subject) for one in toolkits(snapshot)))
+    because = tuple((ELSEWHERE, toolkit.subject) for toolkit in toolkits(snapshot))
+    because = (*because, *((NOT_READY[Role.TOOLKIT], toolkit.subject) for toolkit in toolkits(snapshot)))
     remedy = tuple(mending(snapshot, None, None))
-    affected = tuple(one for lack in lacks for one in _subjects(lack))
+    affected = tuple(subject for lack in lacks for subject in _subjects(lack))
     yield FoundCause(MISSING, named.meta.subject, evidence, remedy, affected, because_of=because)
 
 
 def _judge(snapshot: Snapshot, lack: _MissingHandler, right: str) -> Iterator[FoundCause]:
     node = snapshot.by_node.get(lack.node)
-    classes = [one for one in snapshot.runtime_classes if one.handler == lack.handler]
+    classes = [runtime_class for runtime_class in snapshot.runtime_classes if runtime_class.handler == lack.handler]
     if right and len(classes) == 1:
         yield _wrong(snapshot, lack, classes[0], right)
     elif node is not None and classes and _is_without(snapshot, node, lack):
@@ -323,9 +329,9 @@ def _is_without(snapshot: Snapshot, node: Node, lack: _MissingHandler) -> bool:
 
     If no node reports any, a plugin that can't start may be the reason.
     """
-    if has_nvidia(node) or any(asks_for_gpus(one.spec) for one in lack.pods):
+    if has_nvidia(node) or any(asks_for_gpus(pod.spec) for pod in lack.pods):
         return False
-    is_component = any(role_of(one.meta, {}, one.spec) is not None for one in lack.pods)
+    is_component = any(role_of(pod.meta, {}, pod.spec) is not None for pod in lack.pods)
     return not is_component or any(map(has_nvidia, snapshot.nodes))
 
 
@@ -334,7 +340,7 @@ def _right_name(snapshot: Snapshot, handler: str) -> str:
 
     '' if a node has it under this name, or if no node has a similar one.
     """
-    with_gpus = (handlers_of(one) for one in snapshot.nodes if has_nvidia(one))
+    with_gpus = (handlers_of(node) for node in snapshot.nodes if has_nvidia(node))
     known = frozenset(name for names in with_gpus for name in names or () if name)
     if handler in known:
         return ""
@@ -348,7 +354,7 @@ def _right_name(snapshot: Snapshot, handler: str) -> str:
 def _wrong(snapshot: Snapshot, lack: _MissingHandler, named: RuntimeClass, right: str) -> FoundCause:
     evidence = (
         f"{named.meta.subject}: handler {lack.handler}",
-        *(_handlers_of(one) for one in snapshot.nodes if right in (handlers_of(one) or ())),
+        *(_handlers_of(node) for node in snapshot.nodes if right in (handlers_of(node) or ())),
         *_quote(lack),
     )
     again = command("kubectl", "get", "runtimeclass", named.meta.name, "-o", "yaml")
@@ -386,10 +392,14 @@ def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> It
             yield elsewhere
         because += (
             (ELSEWHERE, workload.subject),
-            *((NOT_READY[Role.TOOLKIT], one) for one in (subject, workload.subject)),
+            *((NOT_READY[Role.TOOLKIT], text) for text in (subject, workload.subject)),
         )
-    named = (one.meta.subject for one in snapshot.runtime_classes if one.handler == lack.handler)
-    because += ((MISSING, one) for one in named)
+    named = (
+        runtime_class.meta.subject
+        for runtime_class in snapshot.runtime_classes
+        if runtime_class.handler == lack.handler
+    )
+    because += ((MISSING, text) for text in named)
     if finding is not None and finding.reason == _NO_WAY[0] and not toolkits(snapshot):
         because.append((ELSEWHERE, subject))
         remedy = tuple(mending(snapshot, node, finding))
@@ -410,13 +420,13 @@ def _elsewhere(
     should = where_it_should_write(node, finding)
     if node is None:
         return None
-    beside = written_elsewhere(node)
-    seen = bool(beside) or (finding is not None and finding.reason == _NO_WAY[0])
+    texts = written_elsewhere(node)
+    seen = bool(texts) or (finding is not None and finding.reason == _NO_WAY[0])
     if not seen and (writes is None or should is None or should.same(writes)):
         return None
     evidence = [f"{toolkit.subject} writes {writes}"] if writes is not None else []
     evidence += [
-        f"{node.subject}: {one} has NVIDIA's handler, which its kubelet's runtime does not read" for one in beside
+        f"{node.subject}: {text} has NVIDIA's handler, which its kubelet's runtime does not read" for text in texts
     ]
     if should is not None:
         evidence.append(f"{node.subject}: its kubelet uses {node.runtime} with {should} ({should.known_from})")
@@ -427,7 +437,11 @@ def _elsewhere(
 
 
 def _known_of(snapshot: Snapshot, node: Node | None, lack: _MissingHandler) -> Iterator[str]:
-    named = [one.meta.subject for one in snapshot.runtime_classes if one.handler == lack.handler]
+    named = [
+        runtime_class.meta.subject
+        for runtime_class in snapshot.runtime_classes
+        if runtime_class.handler == lack.handler
+    ]
     if named:
         yield f"{', '.join(named[:_MOST_NAMED])}: handler {lack.handler}"
     if node is not None:
@@ -451,15 +465,15 @@ def _by_toolkit(snapshot: Snapshot, node: Node | None) -> Iterator[str]:
             yield f"{toolkit.subject} writes {writes}"
         for pod in snapshot.pods_on.get(node.name, ()):
             is_its = pod.meta.owner is not None and pod.meta.owner.name == toolkit.meta.name
-            if is_its and not pod.over and not all(one.ready for one in pod.states):
-                why = next((one.waiting or (one.ended.reason if one.ended else "") for one in pod.states), "")
+            if is_its and not pod.over and not all(state.ready for state in pod.states):
+                why = next((state.waiting or (state.ended.reason if state.ended else "") for state in pod.states), "")
                 yield f"{pod.subject} on it is not ready{': ' + why if why else ''}"
 
 
 def _gives_gpus(snapshot: Snapshot, node: Node) -> bool:
     """Whether GPU pods run on the node; the agent's record is then outdated."""
-    there = (one for one in snapshot.pods if one.spec.node == node.name and one.phase == "Running")
-    return any(asks_for_gpus(one.spec) and all(state.ready for state in one.states) for one in there)
+    there = (pod for pod in snapshot.pods if pod.spec.node == node.name and pod.phase == "Running")
+    return any(asks_for_gpus(pod.spec) and all(state.ready for state in pod.states) for pod in there)
 
 
 def _quote(lack: _MissingHandler) -> Iterator[str]:
@@ -470,7 +484,7 @@ def _quote(lack: _MissingHandler) -> Iterator[str]:
 
 
 def _subjects(lack: _MissingHandler) -> tuple[str, ...]:
-    return tuple(one.subject for one in lack.pods)
+    return tuple(pod.subject for pod in lack.pods)
 
 
 def _wants_more(maker: Workload) -> bool:
@@ -482,16 +496,18 @@ def _is_ours(maker: Workload) -> bool:
 
 
 def _refusal(snapshot: Snapshot, maker: Workload, name: str) -> str:
-    told = of_events((one for one in snapshot.events_about.get(maker.subject, ()) if one.warning), "FailedCreate")
-    known = recognised(CLASS_TEXTS, reversed(told))
-    said = f"; {known.symptom}" if known is not None else ""
-    return f"{maker.subject} wants {maker.wanted} pods with runtimeClassName {name} and has {maker.made or 0}{said}"
+    symptoms = of_events(
+        (event for event in snapshot.events_about.get(maker.subject, ()) if event.warning), "FailedCreate"
+    )
+    known = recognised(CLASS_TEXTS, reversed(symptoms))
+    message = f"; {known.symptom}" if known is not None else ""
+    return f"{maker.subject} wants {maker.wanted} pods with runtimeClassName {name} and has {maker.made or 0}{message}"
 
 
-def _class_missing(name: str, told: Iterable[tuple[str, str]], there: Iterable[str]) -> FoundCause:
-    told = list(told)
+def _class_missing(name: str, entries: Iterable[tuple[str, str]], there: Iterable[str]) -> FoundCause:
+    entries = list(entries)
     evidence = (
-        *(one for _, one in told),
+        *(text for _, text in entries),
         f"RuntimeClasses there are: {', '.join(sorted(there)[:_MOST_NAMED]) or 'none'}",
     )
     manifest = f"apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata.name: {name}, handler: {name}"
@@ -499,7 +515,7 @@ def _class_missing(name: str, told: Iterable[tuple[str, str]], there: Iterable[s
         f"Create it, where the nodes' container runtime has such a handler: {manifest}; the GPU operator makes nvidia",
         "Or take runtimeClassName out of the template: with CDI, the operator's default since 25.10, no pod needs it",
     )
-    return FoundCause(CLASS_MISSING, f"runtimeclass/{name}", evidence, remedy, tuple(subject for subject, _ in told))
+    return FoundCause(CLASS_MISSING, f"runtimeclass/{name}", evidence, remedy, tuple(subject for subject, _ in entries))
 
 
 SEARCHES = (

@@ -98,31 +98,33 @@ def find_both(snapshot: Snapshot) -> Iterator[FoundCause]:
     """A ClusterPolicy and a GPUCluster in one cluster."""
     both = [_lasting(some) for some in (snapshot.cluster_policies, snapshot.gpu_clusters)]
     if all(both):
-        every = [one for some in both for one in some]
-        evidence = tuple(f"{one.meta.subject}: state {one.state or 'not reported'}" for one in every)
+        every = [policy for some in both for policy in some]
+        evidence = tuple(f"{policy.meta.subject}: state {policy.state or 'not reported'}" for policy in every)
         look = command("kubectl", "get", "clusterpolicies.nvidia.com,gpuclusters.nvidia.com")
-        affected = tuple(one.meta.subject for one in every)
+        affected = tuple(policy.meta.subject for policy in every)
         yield FoundCause(
             BOTH_STACKS, both[1][0].meta.subject, evidence, (f"See both: {look}", BOTH_STACKS.remedy), affected
         )
 
 
 def _lasting(some: Iterable[ClusterPolicy]) -> list[ClusterPolicy]:
-    return [one for one in some if one.meta.deleted is None and one.state != "ignored"]
+    return [policy for policy in some if policy.meta.deleted is None and policy.state != "ignored"]
 
 
 def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterator[FoundCause]:
     nodes = [node for node in snapshot.nodes if has_nvidia(node)]
     busy = any(is_changed(node) or _is_new(node, snapshot) for node in nodes)
     for policy in policies:
-        told = [one for one in policy.conditions if _is_bad(one)]
-        waits = policy.state == "notReady" or bool(told)
-        own = any(one.reason in _OWN_FAULTS for one in told)
+        conditions = [condition for condition in policy.conditions if _is_bad(condition)]
+        waits = policy.state == "notReady" or bool(conditions)
+        own = any(condition.reason in _OWN_FAULTS for condition in conditions)
         if policy.meta.deleted is not None or not waits or not nodes or (busy and not own):
             continue
-        since = max((one.since for one in told if one.since is not None), default=policy.meta.created)
+        since = max(
+            (condition.since for condition in conditions if condition.since is not None), default=policy.meta.created
+        )
         if own or since is None or snapshot.now - since > _PATIENCE:
-            yield _policy(policy, told, tuple(_waited_for(nodes, snapshot)))
+            yield _policy(policy, conditions, tuple(_waited_for(nodes, snapshot)))
 
 
 def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -130,12 +132,13 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
     for node in snapshot.nodes:
         if not has_gpu(node) or node.meta.deleted is not None:
             continue
-        for one in node.conditions:
-            bad = (one.type in _BAD_IF_TRUE and one.status == "True") or (
-                one.type in _BAD_IF_FALSE and one.status == "False"
+        for condition in node.conditions:
+            bad = (condition.type in _BAD_IF_TRUE and condition.status == "True") or (
+                condition.type in _BAD_IF_FALSE and condition.status == "False"
             )
-            if bad and not one.message.startswith(OUR_WORD):  # ours comes with our taint, which is reported
-                evidence = f"{node.subject}: condition {one.type}={one.status}, {one.reason}: {one.message}"
+            if bad and not condition.message.startswith(OUR_WORD):  # ours comes with our taint, which is reported
+                status = f"{condition.type}={condition.status}"
+                evidence = f"{node.subject}: condition {status}, {condition.reason}: {condition.message}"
                 describe = command("kubectl", "describe", "node", node.name)
                 yield FoundCause(
                     REPORTED,
@@ -149,13 +152,13 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
     """RuntimeClasses that a component's pods name and that are gone: its next pod can't be made."""
-    there = {one.meta.name for one in snapshot.runtime_classes}
-    for one in components(snapshot):
-        name = one.spec.runtime_class
-        if name and name not in there and one.wanted and one.meta.kind == "DaemonSet":
-            evidence = f"{one.subject} names RuntimeClass {name}, which does not exist"
+    there = {runtime_class.meta.name for runtime_class in snapshot.runtime_classes}
+    for component in components(snapshot):
+        name = component.spec.runtime_class
+        if name and name not in there and component.wanted and component.meta.kind == "DaemonSet":
+            evidence = f"{component.subject} names RuntimeClass {name}, which does not exist"
             again = "Make it again, with a handler that the nodes have; the GPU operator makes nvidia by itself."
-            yield FoundCause(CLASS_MISSING, f"runtimeclass/{name}", (evidence,), (again,), (one.subject,))
+            yield FoundCause(CLASS_MISSING, f"runtimeclass/{name}", (evidence,), (again,), (component.subject,))
 
 
 def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -163,28 +166,33 @@ def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:
     emptied = {one.name: one for one in snapshot.nodes if _is_emptied(one)}
     if not emptied:
         return
-    full = [one for one in snapshot.budgets if one.allowed == 0]
+    full = [disruption_budget for disruption_budget in snapshot.budgets if disruption_budget.allowed == 0]
     drained = {name: node for name, node in emptied.items() if _is_drained(snapshot, node, full)}
-    pods = [one for one in gpu_pods(snapshot) if one.spec.node in drained and _is_evicted(one)]
+    pods = [pod for pod in gpu_pods(snapshot) if pod.spec.node in drained and _is_evicted(pod)]
     for budget in full:
-        held = [one for one in pods if _covers(budget, one)]
-        if held and not any(_is_coming(snapshot, one) for one in snapshot.pods if _covers(budget, one)):
-            yield _blocked(budget, held, {one.spec.node: emptied[one.spec.node] for one in held})
+        held = [pod for pod in pods if _covers(budget, pod)]
+        if held and not any(_is_coming(snapshot, pod) for pod in snapshot.pods if _covers(budget, pod)):
+            yield _blocked(budget, held, {pod.spec.node: emptied[pod.spec.node] for pod in held})
 
 
 def _is_new(node: Node, snapshot: Snapshot) -> bool:
     return node.meta.created is not None and snapshot.now - node.meta.created < _PATIENCE
 
 
-def _is_bad(one: Condition) -> bool:
-    if one.reason == "NoGPUNodes":
+def _is_bad(condition: Condition) -> bool:
+    if condition.reason == "NoGPUNodes":
         return False
-    return (one.type == "Ready" and one.status == "False") or (one.type == "Error" and one.status == "True")
+    return (condition.type == "Ready" and condition.status == "False") or (
+        condition.type == "Error" and condition.status == "True"
+    )
 
 
-def _policy(policy: ClusterPolicy, told: list[Condition], because: tuple[tuple[Cause, str], ...]) -> FoundCause:
+def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[tuple[Cause, str], ...]) -> FoundCause:
     evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
-    evidence += [f"condition {one.type}={one.status}, {one.reason}: {one.message}" for one in told]
+    evidence += [
+        f"condition {condition.type}={condition.status}, {condition.reason}: {condition.message}"
+        for condition in conditions
+    ]
     describe = command("kubectl", "describe", policy.meta.kind.lower(), policy.meta.name)
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
     remedy = (f"Read what it waits for: {describe}", f"See the operands: {pods}")
@@ -193,10 +201,10 @@ def _policy(policy: ClusterPolicy, told: list[Condition], because: tuple[tuple[C
 
 
 def _waited_for(nodes: list[Node], snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
-    yield from ((BOTH_STACKS, one.meta.subject) for one in snapshot.gpu_clusters)
+    yield from ((BOTH_STACKS, cluster.meta.subject) for cluster in snapshot.gpu_clusters)
     every = components(snapshot)
     subjects = [node.subject for node in nodes]
-    yield from ((NOT_READY[one.role], one.subject) for one in every if one.role in NOT_READY)
+    yield from ((NOT_READY[component.role], component.subject) for component in every if component.role in NOT_READY)
     for role in Role:
         if role in NOT_READY:
             yield from ((NOT_READY[role], subject) for subject in subjects)
@@ -223,7 +231,7 @@ def _is_drained(snapshot: Snapshot, node: Node, full: list[DisruptionBudget]) ->
 def _is_coming(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether it is young and not ready yet: once it is, the budget may let another go."""
     young = pod.meta.created is not None and snapshot.now - pod.meta.created < _STARTS
-    return young and not pod.over and not any(one.ready for one in pod.states)
+    return young and not pod.over and not any(state.ready for state in pod.states)
 
 
 def _is_evicted(pod: Pod) -> bool:
@@ -244,12 +252,12 @@ def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node
     count = (
         f"{budget.healthy} healthy of {budget.wanted} that it wants" if budget.wanted is not None else "none to spare"
     )
-    named = ", ".join(f"{one.subject} on node/{one.spec.node}" for one in held[:_MOST_PODS])
+    named = ", ".join(f"{pod.subject} on node/{pod.spec.node}" for pod in held[:_MOST_PODS])
     more = f" and {len(held) - _MOST_PODS} more" if len(held) > _MOST_PODS else ""
     evidence = (
         f"{budget.meta.subject}: 0 disruptions allowed, {count}",
         f"it holds {named}{more}",
-        *(f"{one.subject} is being emptied: {', '.join(_why_emptied(one))}" for one in nodes.values()),
+        *(f"{node.subject} is being emptied: {', '.join(_why_emptied(node))}" for node in nodes.values()),
     )
     words = ("kubectl", "-n", budget.meta.namespace)
     remedy = (
@@ -261,18 +269,18 @@ def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node
         budget.meta.subject,
         evidence,
         remedy,
-        tuple(one.subject for one in nodes.values()),
+        tuple(node.subject for node in nodes.values()),
         Certainty.PROVEN,
     )
 
 
 def _why_emptied(node: Node) -> list[str]:
     upgrade = node.meta.labels.get(_UPGRADE, "")
-    told = [_CORDONED] if node.cordoned else []
-    told += [f"{_UPGRADE}={upgrade}"] if upgrade in _EMPTIED else []
-    told += [f"taint {one}" for one in node.taints if one.key in _DISRUPTED]
-    told += ["somebody asked it to go"] if node.meta.deleted is not None else []
-    return told
+    messages = [_CORDONED] if node.cordoned else []
+    messages += [f"{_UPGRADE}={upgrade}"] if upgrade in _EMPTIED else []
+    messages += [f"taint {taint}" for taint in node.taints if taint.key in _DISRUPTED]
+    messages += ["somebody asked it to go"] if node.meta.deleted is not None else []
+    return messages
 
 
 SEARCHES = (

@@ -65,13 +65,15 @@ def release_of(node: str) -> str:
 
 
 def _withheld(node: Node) -> FoundCause:
-    told = next((one for one in node.conditions if one.type == CONDITION), None)
+    condition = next((one for one in node.conditions if one.type == CONDITION), None)
     evidence = [f"taint {UNHEALTHY}"]
-    if told is not None:
-        evidence.append(f"condition {CONDITION}={told.status}, {told.reason}: {told.message}")
+    if condition is not None:
+        evidence.append(f"condition {CONDITION}={condition.status}, {condition.reason}: {condition.message}")
     remedy = []
-    if told is not None and told.reason:
-        remedy.append(f"See what {told.reason} asks for: {command('gpu-healthcheck', 'explain', told.reason)}")
+    if condition is not None and condition.reason:
+        remedy.append(
+            f"See what {condition.reason} asks for: {command('gpu-healthcheck', 'explain', condition.reason)}"
+        )
     remedy.append(f"Once the node is mended: {release_of(node.name)}")
     return FoundCause(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
 

@@ -63,7 +63,7 @@ def admitted(container: Container, settings: HamiSettings, version: Version) -> 
     """
     limits = dict(container.limits)
     parts = (settings.cores_name, settings.memory_name, settings.percentage_name)
-    if settings.count_name not in limits and settings.default_cards > 0 and any(one in limits for one in parts):
+    if settings.count_name not in limits and settings.default_cards > 0 and any(part in limits for part in parts):
         limits[settings.count_name] = str(settings.default_cards)
     container = replace(container, limits=limits)
     if version >= _EXCLUSIVE_SINCE and _wants_whole_card(container, settings):

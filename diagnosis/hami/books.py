@@ -54,16 +54,16 @@ class SchedulerState(Struct, frozen=True):
         return self.told_version or NEWEST
 
 
-def books_of(snapshot: Snapshot, one: Installation | None) -> SchedulerState:
+def books_of(snapshot: Snapshot, installation: Installation | None) -> SchedulerState:
     """Return the books of an installation.
 
     None: for a cluster in which no part of HAMi is visible, although nodes may have registered cards.
     """
     cards = cards_of(snapshot)
-    if one is None:
+    if installation is None:
         return SchedulerState(settings_of(snapshot), None, cards)
-    others = elsewhere(one, installations(snapshot))
-    return SchedulerState(one.settings, one.version, cards, one.command_line, others)
+    others = elsewhere(installation, installations(snapshot))
+    return SchedulerState(installation.settings, installation.version, cards, installation.command_line, others)
 
 
 @lru_cache(maxsize=1)
@@ -90,7 +90,8 @@ def verdicts(
     terms = PodConditions(replace(own, gpu_policy=policy), room, books.version)
     # HAMi's filter treats a sidecar like any init container: nothing runs in parallel with it.
     wanted = [
-        ContainerRequest(one.name, asked_of(one, books.settings, books.version), one.init) for one in spec.containers
+        ContainerRequest(container.name, asked_of(container, books.settings, books.version), container.init)
+        for container in spec.containers
     ]
     for node in snapshot.nodes:
         why = unregistered(node, books)
@@ -110,19 +111,22 @@ def unregistered(node: Node, books: SchedulerState) -> str:
     return f"it offers no {count} any more: the device plugin is gone" if gone else ""
 
 
-def _unreadable(node: Node, told: Registration, books: SchedulerState) -> str:
-    if why := told.unreadable or ("" if told.cards else "it lists no card"):
+def _unreadable(node: Node, registration: Registration, books: SchedulerState) -> str:
+    if why := registration.unreadable or ("" if registration.cards else "it lists no card"):
         return f"its registration can't be read: {why}"
     if why := scores_unreadable(node):
         return f"its annotation {SCORES} can't be read: {why}"
-    if books.told_version is not None and told.form is not _form(books.told_version):
-        return f"its registration is {told.form.value}, and the scheduler is {'.'.join(map(str, books.told_version))}"
+    if books.told_version is not None and registration.form is not _form(books.told_version):
+        version = ".".join(map(str, books.told_version))
+        return f"its registration is {registration.form.value}, and the scheduler is {version}"
     return ""
 
 
 def _not_asked(node: Node, books: SchedulerState) -> str:
     """Return why another scheduler manages the node's cards; '' if this one does."""
-    if missing := [f"{key}={one}" for key, one in books.line.node_labels.items() if node.meta.labels.get(key) != one]:
+    if missing := [
+        f"{key}={text}" for key, text in books.line.node_labels.items() if node.meta.labels.get(key) != text
+    ]:
         return f"the scheduler looks only at nodes with {', '.join(missing)}"
     if node.name in books.elsewhere and not has(node, books.settings.count_name):
         return f"its cards are those of {books.elsewhere[node.name]}, and it has no {books.settings.count_name}"

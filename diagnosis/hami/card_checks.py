@@ -47,7 +47,7 @@ class PodConditions(Struct, frozen=True):
     def alone(self) -> bool:
         """Whether the pod requires cards of which no other pod has a part."""
         policies = (self.wishes.gpu_policy or "").split(",")
-        return self.version >= _2_10 and "mutex" in (one.strip() for one in policies)
+        return self.version >= _2_10 and "mutex" in (policy.strip() for policy in policies)
 
     def after(self, init: bool, parts: Iterable[tuple[str, Share]]) -> PodConditions:
         """Once a container was given these."""
@@ -66,12 +66,12 @@ def refusal(
 
     NUMA is yielded for a pod bound to one NUMA node, whose search may have to start again.
     """
-    wishes, card = terms.wishes, state.card
+    options_es, card = terms.wishes, state.card
     yield None if state.usable else Code.UNHEALTHY
     yield Code.CORDONED if state.cordoned and terms.version >= _2_10 else None
-    yield None if _takes_type(card.kind, card.mode, wishes, terms.version) else Code.TYPE
-    yield Code.NUMA if wishes.numa_bind else None
-    yield None if _takes_uuid(card.uuid, wishes, terms.version) else Code.UUID
+    yield None if _takes_type(card.kind, card.mode, options_es, terms.version) else Code.TYPE
+    yield Code.NUMA if options_es.numa_bind else None
+    yield None if _takes_uuid(card.uuid, options_es, terms.version) else Code.UUID
     yield Code.SLOTS if card.slots <= state.part.slots else None
     yield Code.EXCLUSIVE if terms.alone and state.part.slots > 0 else None
     memory = asked.memory_of(card.memory)
@@ -90,27 +90,27 @@ def summed(parts: Iterable[tuple[str, Share]]) -> dict[str, Share]:
     return dict(found)
 
 
-def _takes_type(kind: str, mode: str, wishes: CardOptions, version: Version) -> bool:
-    if wishes.mode is not None and mode not in wishes.mode:
+def _takes_type(kind: str, mode: str, options_es: CardOptions, version: Version) -> bool:
+    if options_es.mode is not None and mode not in options_es.mode:
         return False
-    use, avoid = wishes.use_types, wishes.avoid_types
+    use, avoid = options_es.use_types, options_es.avoid_types
     if version >= _2_10:
         # Before, blanks counted, and an empty name was part of any type.
         use, avoid = _without_blanks(use), _without_blanks(avoid)
     kind = kind.upper()
-    if use is not None and not any(one.upper() in kind for one in use):
+    if use is not None and not any(text.upper() in kind for text in use):
         return False
-    return avoid is None or not any(one.upper() in kind for one in avoid)
+    return avoid is None or not any(text.upper() in kind for text in avoid)
 
 
-def _takes_uuid(uuid: str, wishes: CardOptions, version: Version) -> bool:
+def _takes_uuid(uuid: str, options_es: CardOptions, version: Version) -> bool:
     if version < _2_10:
         # Before 2.10, the list of cards to use was checked first, including blanks. The list to avoid applied only
         # without it.
-        if wishes.use_uuids is not None:
-            return uuid in wishes.use_uuids
-        return uuid not in (wishes.avoid_uuids or ())
-    use, avoid = _without_blanks(wishes.use_uuids), _without_blanks(wishes.avoid_uuids)
+        if options_es.use_uuids is not None:
+            return uuid in options_es.use_uuids
+        return uuid not in (options_es.avoid_uuids or ())
+    use, avoid = _without_blanks(options_es.use_uuids), _without_blanks(options_es.avoid_uuids)
     return (use is None or uuid in use) and (avoid is None or uuid not in avoid)
 
 
@@ -118,14 +118,14 @@ def _without_blanks(listed: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """Return the list without blanks; None if its text is blank. A lone comma is an empty list."""
     if listed is None or not ",".join(listed).strip():
         return None
-    return tuple(one.strip() for one in listed if one.strip())
+    return tuple(text.strip() for text in listed if text.strip())
 
 
 def _within_quota(state: CardUsage, asked: CardRequest, terms: PodConditions, taken: Sequence[CardUsage]) -> bool:
     """Whether the quota allows everything that the pod would have with this card."""
     if terms.room == _NO_LIMIT:
         return True
-    now = ((one.card.uuid, Share(1, asked.memory_of(one.card.memory), asked.cores)) for one in (*taken, state))
+    now = ((usage.card.uuid, Share(1, asked.memory_of(usage.card.memory), asked.cores)) for usage in (*taken, state))
     cards = summed((*terms.given, *now))
     for uuid, part in terms.init_peak:
         cards[uuid] = cards.get(uuid, Share()).at_least(part)
@@ -139,8 +139,8 @@ def _instance(
     state: CardUsage, asked: CardRequest, memory: int, terms: PodConditions, taken: Sequence[CardUsage]
 ) -> Code | None:
     if terms.version >= _2_10:
-        mine = [memory for one in taken if one.card.uuid == state.card.uuid]
+        mine = [memory for usage in taken if usage.card.uuid == state.card.uuid]
         return None if mig.has_room(state, memory, mine) else Code.MIG
     # Up to 2.9 memory in percent counted for nothing here, and cards of another UUID counted too.
-    others = [asked.memory_of(one.card.memory) for one in taken]
+    others = [asked.memory_of(usage.card.memory) for usage in taken]
     return None if mig.has_room(state, max(asked.memory, 0), others) else Code.CUSTOM

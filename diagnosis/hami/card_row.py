@@ -29,12 +29,12 @@ class CardRow(Struct, frozen=True):
         return iter((self.card, self.slots, self.memory, self.cores, ", ".join(self.pods)))
 
 
-def card_row(one: CardUsage, pods_seen: bool, used: Mapping[tuple[str, str], MeasuredUse] | None = None) -> CardRow:
+def card_row(usage: CardUsage, pods_seen: bool, used: Mapping[tuple[str, str], MeasuredUse] | None = None) -> CardRow:
     """`used`: by pod and card, where a Prometheus was asked."""
-    card, free = one.card, one.free
+    card, free = usage.card, usage.free
     state = [
-        *(["unhealthy"] if not one.usable else []),
-        *(["cordoned"] if one.cordoned else []),
+        *(["unhealthy"] if not usage.usable else []),
+        *(["cordoned"] if usage.cordoned else []),
         *(["MIG"] if card.mode == MIG_MODE else []),
     ]
     name = f"{card.index} {card.uuid}" + (f" ({', '.join(state)})" if state else "")
@@ -46,7 +46,7 @@ def card_row(one: CardUsage, pods_seen: bool, used: Mapping[tuple[str, str], Mea
             (free.cores, card.cores, " %"),
         )
     )
-    return CardRow(name, slots, memory, cores, tuple(_pods(one, used or {})), one.usable and not one.cordoned)
+    return CardRow(name, slots, memory, cores, tuple(_pods(usage, used or {})), usage.usable and not usage.cordoned)
 
 
 def part_text(part: Share) -> str:
@@ -56,10 +56,10 @@ def part_text(part: Share) -> str:
     return f"{part.memory} MiB{cores}{places}"
 
 
-def _pods(one: CardUsage, used: Mapping[tuple[str, str], MeasuredUse]) -> Iterator[str]:
-    for pod, part in islice(one.pods, _MOST_PODS):
-        told = used.get((pod, one.card.uuid))
-        in_use = f"; {told} in use" if told is not None else ""
+def _pods(usage: CardUsage, used: Mapping[tuple[str, str], MeasuredUse]) -> Iterator[str]:
+    for pod, part in islice(usage.pods, _MOST_PODS):
+        use = used.get((pod, usage.card.uuid))
+        in_use = f"; {use} in use" if use is not None else ""
         yield f"{pod.partition('/')[2]} ({part_text(part)}{in_use})"
-    if len(one.pods) > _MOST_PODS:
-        yield f"{len(one.pods) - _MOST_PODS} more"
+    if len(usage.pods) > _MOST_PODS:
+        yield f"{len(usage.pods) - _MOST_PODS} more"

@@ -32,12 +32,12 @@ def authorities(bundle: str) -> tuple[Authority, ...]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=base64.b64decode(bundle, validate=True).decode("ascii"))
         found = [
-            Authority(_name(one.get("subject")), *(_moment(one[key]) for key in ("notBefore", "notAfter")))
-            for one in context.get_ca_certs()
+            Authority(_name(cert.get("subject")), *(_moment(cert[key]) for key in ("notBefore", "notAfter")))
+            for cert in context.get_ca_certs()
         ]
     except (binascii.Error, UnicodeDecodeError, ssl.SSLError, ValueError, KeyError, OverflowError, OSError):
         return ()
-    return tuple(sorted(found, key=lambda one: one.ends))
+    return tuple(sorted(found, key=lambda authority: authority.ends))
 
 
 def _moment(text: object) -> datetime:

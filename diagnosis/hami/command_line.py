@@ -30,7 +30,7 @@ class CommandLine(Struct, frozen=True):
 
 def command_line(spec: PodSpec) -> CommandLine:
     """Parse the options of the scheduler's pods."""
-    extender = next((one for one in spec.containers if one.name == HAMI_EXTENDER), Container(""))
+    extender = next((container for container in spec.containers if container.name == HAMI_EXTENDER), Container(""))
     flags, plain = extender.flags, CommandLine()
     expires = flags.get("node-lock-timeout") or extender.env.get(_LOCK, "")
     return CommandLine(
@@ -44,5 +44,5 @@ def command_line(spec: PodSpec) -> CommandLine:
 
 def _labels(text: str) -> dict[str, str]:
     """Parse labels written as `gpu=on,pool=a`."""
-    pairs = (one.partition("=") for one in text.split(",") if "=" in one)
+    pairs = (word.partition("=") for word in text.split(",") if "=" in word)
     return {key.strip(): value.strip() for key, _, value in pairs}

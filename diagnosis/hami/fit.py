@@ -86,28 +86,28 @@ class _CardSearch(Struct):
 
 def fit(held: Sequence[CardUsage], wanted: Iterable[ContainerRequest], terms: PodConditions) -> NodeVerdict:
     """Container by container; each finds the cards as those before it have left them."""
-    states = {one.card.uuid: one for one in held if _VENDOR in one.card.kind.lower()}
+    states = {usage.card.uuid: usage for usage in held if _VENDOR in usage.card.kind.lower()}
     verdict = NodeVerdict(fits=True)
     chosen: list[tuple[str, ...]] = []
-    for one in wanted:
-        if one.init and terms.version < _INITS_SINCE:
+    for request in wanted:
+        if request.init and terms.version < _INITS_SINCE:
             continue
-        if one.asked is None:
+        if request.asked is None:
             chosen.append(())
             continue
-        verdict, taken = _fit_one(list(states.values()), one, one.asked, terms)
+        verdict, taken = _fit_one(list(states.values()), request, request.asked, terms)
         if not verdict.fits:
             return replace(verdict, chosen=())
         chosen.append(tuple(taken))
         # Init containers are over when the others begin: these find the cards as they were.
-        if not one.init:
-            _take(states, taken, one.asked)
-        terms = terms.after(one.init, _parts(held, taken, one.asked))
+        if not request.init:
+            _take(states, taken, request.asked)
+        terms = terms.after(request.init, _parts(held, taken, request.asked))
     return replace(verdict, chosen=tuple(chosen))
 
 
 def _fit_one(
-    states: Sequence[CardUsage], one: ContainerRequest, asked: CardRequest, terms: PodConditions
+    states: Sequence[CardUsage], request: ContainerRequest, asked: CardRequest, terms: PodConditions
 ) -> tuple[NodeVerdict, tuple[str, ...]]:
     walk = _CardSearch(asked.cards)
     too_many = asked.cards > len(states) and not _for_instances(states, terms)
@@ -117,12 +117,14 @@ def _fit_one(
     if too_many:
         code = Code.NO_SUCH_NUMBER
         reason = told({code: 1}, len(states)) if terms.version >= _COUNTS_SINCE else code.value
-        return NodeVerdict(False, reason, {code: 1}, one.name, cards), ()
+        return NodeVerdict(False, reason, {code: 1}, request.name, cards), ()
     if done:
-        return NodeVerdict(True, "", {}, one.name, cards), tuple(state.card.uuid for state in walk.taken[: asked.cards])
+        return NodeVerdict(True, "", {}, request.name, cards), tuple(
+            state.card.uuid for state in walk.taken[: asked.cards]
+        )
     if walk.taken:
         walk.counts[Code.TOO_FEW] = len(walk.taken) if terms.version >= _COUNTS_SINCE else 1
-    return NodeVerdict(False, told(walk.counts, len(states)), dict(walk.counts), one.name, cards), ()
+    return NodeVerdict(False, told(walk.counts, len(states)), dict(walk.counts), request.name, cards), ()
 
 
 def _walked(walk: _CardSearch, order: Iterable[CardUsage], asked: CardRequest, terms: PodConditions) -> bool:
@@ -156,14 +158,14 @@ def _begin_on(walk: _CardSearch, state: CardUsage, asked: CardRequest, terms: Po
         return
     if walk.left != asked.cards:
         walk.counts[Code.NUMA] += len(walk.taken) if terms.version >= _COUNTS_SINCE else bool(walk.taken)
-        for one in walk.taken:
-            walk.verdicts[one.card.uuid] = CardVerdict(one.card.uuid, Code.NUMA)
+        for usage in walk.taken:
+            walk.verdicts[usage.card.uuid] = CardVerdict(usage.card.uuid, Code.NUMA)
     walk.left, walk.numa = asked.cards, state.card.numa
     walk.taken.clear()
 
 
 def _alone(state: CardUsage, asked: CardRequest, terms: PodConditions) -> CardVerdict:
-    codes = (one for one in refusal(state, asked, terms, ()) if one is not None and one is not Code.NUMA)
+    codes = (text for text in refusal(state, asked, terms, ()) if text is not None and text is not Code.NUMA)
     code = next(codes, None)
     return CardVerdict(state.card.uuid) if code is None else _verdict(state, asked, code)
 
@@ -185,7 +187,7 @@ def _for_instances(states: Iterable[CardUsage], terms: PodConditions) -> bool:
     mode = terms.wishes.mode
     if terms.version < _COUNTS_SINCE or (mode is not None and MIG_MODE not in mode):
         return False
-    return any(one.card.mode == MIG_MODE for one in states)
+    return any(state.card.mode == MIG_MODE for state in states)
 
 
 def _take(states: dict[str, CardUsage], taken: Iterable[str], asked: CardRequest) -> None:
@@ -197,5 +199,5 @@ def _take(states: dict[str, CardUsage], taken: Iterable[str], asked: CardRequest
 
 
 def _parts(held: Iterable[CardUsage], taken: Iterable[str], asked: CardRequest) -> Iterator[tuple[str, Share]]:
-    totals = {one.card.uuid: one.card.memory for one in held}
+    totals = {usage.card.uuid: usage.card.memory for usage in held}
     return ((uuid, Share(1, asked.memory_of(totals[uuid]), asked.cores)) for uuid in taken)

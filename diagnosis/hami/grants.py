@@ -85,7 +85,7 @@ class PodGrant(Struct, frozen=True):
 
     @property
     def shares(self) -> tuple[ContainerShare, ...]:
-        return tuple(one for shares in self.containers for one in shares)
+        return tuple(share for shares in self.containers for share in shares)
 
 
 def grant(meta: Meta) -> PodGrant | None:
@@ -102,7 +102,7 @@ def grant(meta: Meta) -> PodGrant | None:
         epoch(annotations.get(TIME, "")),
         _of(annotations, ALLOCATED, unreadable),
         _of(annotations, TO_ALLOCATE, unreadable),
-        next((one for one in BindPhase if one.value == phase), None),
+        next((bind_phase for bind_phase in BindPhase if bind_phase.value == phase), None),
         epoch(annotations.get(BIND_TIME, "")),
         _instances(annotations.get(MIG_ALLOCATIONS, ""), unreadable),
         others,
@@ -112,8 +112,8 @@ def grant(meta: Meta) -> PodGrant | None:
 
 def shares(meta: Meta) -> tuple[ContainerShare, ...]:
     """Return the shares of NVIDIA cards that all containers of a pod were given."""
-    told = grant(meta)
-    return told.shares if told is not None else ()
+    pod_grant = grant(meta)
+    return pod_grant.shares if pod_grant is not None else ()
 
 
 def _of(annotations: Mapping[str, str], key: str, unreadable: dict[str, str]) -> Containers:
@@ -149,11 +149,11 @@ def _instances(text: str, unreadable: dict[str, str]) -> tuple[MigInstance, ...]
         return ()
     return tuple(
         MigInstance(
-            one.number("containerIndex") or 0,
-            word(one.text("gpuUUID")),
-            word(one.text("profile")),
-            one.number("placement", "start") or 0,
-            one.number("placement", "size") or 0,
+            fields.number("containerIndex") or 0,
+            word(fields.text("gpuUUID")),
+            word(fields.text("profile")),
+            fields.number("placement", "start") or 0,
+            fields.number("placement", "size") or 0,
         )
-        for one in Fields({"listed": listed}).each("listed")
+        for fields in Fields({"listed": listed}).each("listed")
     )

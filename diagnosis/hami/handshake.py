@@ -65,7 +65,7 @@ def handshakes(node: Node) -> tuple[Handshake, ...]:
     for key, text in node.meta.annotations.items():
         if match := _KEY.match(key):
             found.append(_read(match[1] or "", text))
-    return tuple(sorted(found, key=lambda one: one.vendor))
+    return tuple(sorted(found, key=lambda handshake: handshake.vendor))
 
 
 def handshake(node: Node) -> Handshake | None:
@@ -75,17 +75,24 @@ def handshake(node: Node) -> Handshake | None:
 
 def _read(vendor: str, text: str) -> Handshake:
     first, _, rest = text.replace("_", " ", 1).partition(" ")
-    said = next((one for one in HandshakeState if one.value and one.value == first), HandshakeState.OTHER)
+    state = next(
+        (
+            handshake_state
+            for handshake_state in HandshakeState
+            if handshake_state.value and handshake_state.value == first
+        ),
+        HandshakeState.OTHER,
+    )
     at = epoch(text.strip())
     if at is not None:
-        return Handshake(vendor, said, at, zoned=True, text=word(text))
+        return Handshake(vendor, state, at, zoned=True, text=word(text))
     match = _AT.match(rest)
     at = _moment(match) if match else None
-    return Handshake(vendor, said, at, match is not None and bool(match[7] or match[8]), word(text))
+    return Handshake(vendor, state, at, match is not None and bool(match[7] or match[8]), word(text))
 
 
 def _moment(match: re.Match[str]) -> datetime | None:
-    year, month, day, hour, minute, second = (int(one) for one in match.groups()[:6])
+    year, month, day, hour, minute, second = (int(group) for group in match.groups()[:6])
     east = timedelta()
     if match[8]:
         east = timedelta(hours=int(match[9]), minutes=int(match[10])) * (1 if match[8] == "+" else -1)

@@ -25,8 +25,8 @@ class Share(Struct, frozen=True):
     memory: int = 0
     cores: int = 0
 
-    def with_share(self, one: ContainerShare) -> Share:
-        return Share(self.slots + 1, self.memory + one.memory, self.cores + one.cores)
+    def with_share(self, share: ContainerShare) -> Share:
+        return Share(self.slots + 1, self.memory + share.memory, self.cores + share.cores)
 
     def plus(self, other: Share) -> Share:
         return Share(self.slots + other.slots, self.memory + other.memory, self.cores + other.cores)
@@ -72,9 +72,9 @@ def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, PodGrant]]]:
     """Pods that HAMi has given anything, by the node that it gave it on: from then on it counts, bound or not."""
     there: defaultdict[str, list[tuple[Pod, PodGrant]]] = defaultdict(list)
     for pod in pods:
-        told = grant(pod.meta) if not pod.over else None
-        if told is not None and (told.node or pod.spec.node):
-            there[told.node or pod.spec.node].append((pod, told))
+        pod_grant = grant(pod.meta) if not pod.over else None
+        if pod_grant is not None and (pod_grant.node or pod.spec.node):
+            there[pod_grant.node or pod.spec.node].append((pod, pod_grant))
     return there
 
 
@@ -82,37 +82,37 @@ def held_on(node: Node, pods: Iterable[tuple[Pod, PodGrant]], settings: HamiSett
     """NVIDIA's cards of the node, in the order in which it registered them."""
     aside = cordoned(node)
     states = {
-        one.uuid: CardUsage(one, layouts=_layouts(one, settings), cordoned=one.uuid in aside)
-        for one in registered(node)
+        card.uuid: CardUsage(card, layouts=_layouts(card, settings), cordoned=card.uuid in aside)
+        for card in registered(node)
     }
-    for pod, told in pods:
-        for uuid, part in parts(pod, told).items():
+    for pod, granted in pods:
+        for uuid, part in parts(pod, granted).items():
             if uuid in states:
-                one = states[uuid]
-                states[uuid] = replace(one, part=one.part.plus(part), pods=(*one.pods, (pod.subject, part)))
-        for place in told.mig:
+                card = states[uuid]
+                states[uuid] = replace(card, part=card.part.plus(part), pods=(*card.pods, (pod.subject, part)))
+        for place in granted.mig:
             if place.uuid in states and place.size > 0:
-                one = states[place.uuid]
-                states[place.uuid] = replace(one, placements=(*one.placements, (place.start, place.size)))
-        for share in told.shares:
+                card = states[place.uuid]
+                states[place.uuid] = replace(card, placements=(*card.placements, (place.start, place.size)))
+        for share in granted.shares:
             if share.uuid != share.card and share.card in states:
                 states[share.card] = _with_instance(states[share.card], share)
     return tuple(states.values())
 
 
-def parts(pod: Pod, told: PodGrant) -> dict[str, Share]:
+def parts(pod: Pod, grant: PodGrant) -> dict[str, Share]:
     """Return, by card, the largest part that the pod owns at one time.
 
     Init containers have ended before the others start; sidecars stay.
     """
-    inits = [one for one in pod.spec.containers if one.init]
+    inits = [container for container in pod.spec.containers if container.init]
     # HAMi's list had no entries for init containers before it counted them.
-    skipped = len(inits) if len(told.containers) <= len(pod.spec.containers) - len(inits) else 0
+    skipped = len(inits) if len(grant.containers) <= len(pod.spec.containers) - len(inits) else 0
     ended = _initialized(pod)
     peak: dict[str, Share] = {}
     sidecars: dict[str, Share] = {}
     running: dict[str, Share] = {}
-    for place, shares in enumerate(told.containers):
+    for place, shares in enumerate(grant.containers):
         init = inits[place] if not skipped and place < len(inits) else None
         for uuid, part in _sum(shares).items():
             if init is None:
@@ -136,8 +136,8 @@ def _initialized(pod: Pod) -> bool:
 
 def _sum(shares: Iterable[ContainerShare]) -> dict[str, Share]:
     found: dict[str, Share] = {}
-    for one in shares:
-        found[one.card] = found.get(one.card, Share()).with_share(one)
+    for share in shares:
+        found[share.card] = found.get(share.card, Share()).with_share(share)
     return found
 
 

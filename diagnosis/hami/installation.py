@@ -58,8 +58,8 @@ class Installation(Struct, frozen=True):
     @property
     def service(self) -> str:
         """Namespace and name of the Service before its scheduler."""
-        told = next((one.service for one in self.webhooks if one.service), "")
-        return told or f"{self.namespace}/{self.name}-scheduler"
+        message = next((webhook.service for webhook in self.webhooks if webhook.service), "")
+        return message or f"{self.namespace}/{self.name}-scheduler"
 
     @property
     def subject(self) -> str:
@@ -85,9 +85,11 @@ def is_there(snapshot: Snapshot) -> bool:
 def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
     """Return each installation with a visible part, by namespace and name."""
     found: defaultdict[tuple[str, str], list[Component]] = defaultdict(list)
-    every = [one for one in components(snapshot) if one.role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)]
-    for one in every:
-        found[one.meta.namespace, _release(one, every)].append(one)
+    every = [
+        component for component in components(snapshot) if component.role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)
+    ]
+    for component in every:
+        found[component.meta.namespace, _release(component, every)].append(component)
     hooks: defaultdict[tuple[str, str], list[Webhook]] = defaultdict(list)
     for hook in snapshot.webhooks:
         if hook.name == WEBHOOK and hook.service:
@@ -95,19 +97,25 @@ def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
             hooks[namespace, _stem(service)].append(hook)
     keys = sorted({*found, *hooks})
     parts = (_installation(key, found.get(key, ()), hooks.get(key, ())) for key in keys)
-    return tuple(_configured(snapshot, one, keys) for one in parts)
+    return tuple(_configured(snapshot, part, keys) for part in parts)
 
 
 def config_maps(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
     """Return namespace and name of the ConfigMaps for scheduler, cards and nodes in HAMi's charts."""
     suffixes = ("-scheduler", _DEVICES, "-device-plugin")
-    return tuple((one.namespace, one.name + suffix) for one in installations(snapshot) for suffix in suffixes)
+    return tuple(
+        (installation.namespace, installation.name + suffix)
+        for installation in installations(snapshot)
+        for suffix in suffixes
+    )
 
 
-def settings_of(snapshot: Snapshot, one: Installation | None = None, others: Collection[_Key] = ()) -> HamiSettings:
+def settings_of(
+    snapshot: Snapshot, installation: Installation | None = None, others: Collection[_Key] = ()
+) -> HamiSettings:
     """Its own; else of a ConfigMap that is no other's: of its namespace, or of any where there are no others."""
     maps = [each for each in snapshot.config_maps if DEVICE_CONFIG in each.data and _owner(each) not in others]
-    own = (one.namespace, one.name) if one is not None else ("", "")
+    own = (installation.namespace, installation.name) if installation is not None else ("", "")
     near = [each for each in maps if each.meta.namespace == own[0] or not others]
     rank = sorted(near, key=lambda each: (_owner(each) != own, each.meta.namespace != own[0], each.meta.subject))
     return read_settings(rank[0]) if rank else HamiSettings()
@@ -115,7 +123,7 @@ def settings_of(snapshot: Snapshot, one: Installation | None = None, others: Col
 
 def schedulers(every: Iterable[Installation]) -> frozenset[str]:
     """The names by which pods ask for a scheduler of HAMi's."""
-    return frozenset(one.scheduler_name for one in every)
+    return frozenset(installation.scheduler_name for installation in every)
 
 
 def installation_of(pod: Pod, every: Sequence[Installation]) -> Installation:
@@ -124,10 +132,10 @@ def installation_of(pod: Pod, every: Sequence[Installation]) -> Installation:
     It is chosen by the pod's scheduler, then its node, then its requested resources.
     """
 
-    def near(one: Installation) -> tuple[bool, bool, int]:
+    def near(installation: Installation) -> tuple[bool, bool, int]:
         asked = {name for container in pod.spec.containers for name in (*container.limits, *container.requests)}
-        resources = 2 if one.settings.count_name in asked else 1 if one.settings.names & asked else 0
-        return pod.spec.scheduler == one.scheduler_name, pod.spec.node in one.nodes, resources
+        resources = 2 if installation.settings.count_name in asked else 1 if installation.settings.names & asked else 0
+        return pod.spec.scheduler == installation.scheduler_name, pod.spec.node in installation.nodes, resources
 
     return max(every, key=near)
 
@@ -138,13 +146,15 @@ def serving(node: Node, every: Iterable[Installation]) -> Installation | None:
     If no plugin is visible there, return the only installation, or None if there are several.
     """
     every = tuple(every)
-    own = next((one for one in every if node.name in one.nodes), None)
+    own = next((installation for installation in every if node.name in installation.nodes), None)
     return own or (every[0] if len(every) == 1 else None)
 
 
-def elsewhere(one: Installation, every: Iterable[Installation]) -> dict[str, str]:
+def elsewhere(installation: Installation, every: Iterable[Installation]) -> dict[str, str]:
     """Nodes that only other installations' device plugins serve, by name, each with that installation."""
-    return {name: each.subject for each in every if each is not one for name in each.nodes - one.nodes}
+    return {
+        name: each.subject for each in every if each is not installation for name in each.nodes - installation.nodes
+    }
 
 
 def asks_for(spec: PodSpec, settings: HamiSettings) -> bool:
@@ -152,9 +162,9 @@ def asks_for(spec: PodSpec, settings: HamiSettings) -> bool:
     return _asks(spec, settings.names)
 
 
-def newest_asking(snapshot: Snapshot, one: Installation) -> Pod | None:
+def newest_asking(snapshot: Snapshot, installation: Installation) -> Pod | None:
     """The newest pod that only such a scheduler can serve: it asks for memory, cores or priority."""
-    names = one.settings.names - {one.settings.count_name}
+    names = installation.settings.names - {installation.settings.count_name}
     asking = (pod for pod in snapshot.pods if _asks(pod.spec, names))
     return max(asking, key=lambda pod: (str(pod.meta.created), pod.subject), default=None)
 
@@ -170,8 +180,8 @@ def is_scheduled(pod: Pod, names: frozenset[str]) -> bool:
 def plugin_pods(every: Iterable[Installation]) -> Mapping[str, tuple[Pod, ...]]:
     """Return, by node, the pods of HAMi's device plugins that have not ended."""
     there: defaultdict[str, list[Pod]] = defaultdict(list)
-    for one in every:
-        for plugin in one.plugins:
+    for installation in every:
+        for plugin in installation.plugins:
             for pod in plugin.pods:
                 if pod.spec.node and not pod.over:
                     there[pod.spec.node].append(pod)
@@ -201,29 +211,33 @@ def offered(node: Node, every: Iterable[Installation]) -> SlotOffer:
 
 def _installation(key: tuple[str, str], parts: Iterable[Component], hooks: Iterable[Webhook]) -> Installation:
     parts = list(parts)
-    scheduler = next((one for one in parts if one.role is Role.HAMI_SCHEDULER), None)
-    plugins = tuple(one for one in parts if one.role is Role.HAMI_PLUGIN)
-    nodes = frozenset(pod.spec.node for one in plugins for pod in one.pods if pod.spec.node and not pod.over)
+    scheduler = next((part for part in parts if part.role is Role.HAMI_SCHEDULER), None)
+    plugins = tuple(part for part in parts if part.role is Role.HAMI_PLUGIN)
+    nodes = frozenset(pod.spec.node for plugin in plugins for pod in plugin.pods if pod.spec.node and not pod.over)
     return Installation(*key, scheduler, plugins, tuple(hooks), nodes=nodes)
 
 
-def _release(one: Component, every: Iterable[Component]) -> str:
+def _release(component: Component, every: Iterable[Component]) -> str:
     """Return the base name of the chart's objects.
 
     Plugins of other vendors have names of their own, so the name comes from the namespace's only scheduler.
     """
-    placed = [each for each in every if each.role is Role.HAMI_SCHEDULER and each.meta.namespace == one.meta.namespace]
-    return _stem(placed[0].meta.name if len(placed) == 1 else one.meta.name)
+    placed = [
+        each for each in every if each.role is Role.HAMI_SCHEDULER and each.meta.namespace == component.meta.namespace
+    ]
+    return _stem(placed[0].meta.name if len(placed) == 1 else component.meta.name)
 
 
-def _configured(snapshot: Snapshot, one: Installation, keys: Collection[_Key]) -> Installation:
+def _configured(snapshot: Snapshot, installation: Installation, keys: Collection[_Key]) -> Installation:
     """Return the installation with scheduler name and settings from its own ConfigMaps and command line."""
-    line = command_line(one.scheduler.spec) if one.scheduler is not None else CommandLine()
-    maps = (each for each in snapshot.config_maps if each.meta.namespace == one.namespace)
-    texts = (text for each in maps if each.meta.name == f"{one.name}-scheduler" for text in each.data.values())
+    line = command_line(installation.scheduler.spec) if installation.scheduler is not None else CommandLine()
+    maps = (each for each in snapshot.config_maps if each.meta.namespace == installation.namespace)
+    texts = (text for each in maps if each.meta.name == f"{installation.name}-scheduler" for text in each.data.values())
     name = next(_profiles(texts), line.scheduler_name or DEFAULT_SCHEDULER)
-    others = {key for key in keys if key != (one.namespace, one.name)}
-    return replace(one, scheduler_name=name, settings=settings_of(snapshot, one, others), command_line=line)
+    others = {key for key in keys if key != (installation.namespace, installation.name)}
+    return replace(
+        installation, scheduler_name=name, settings=settings_of(snapshot, installation, others), command_line=line
+    )
 
 
 def _profiles(texts: Iterable[str]) -> Iterator[str]:
@@ -232,13 +246,13 @@ def _profiles(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _asks(spec: PodSpec, names: Collection[str]) -> bool:
-    return any(name in names for one in spec.containers for name in (*one.limits, *one.requests))
+    return any(name in names for container in spec.containers for name in (*container.limits, *container.requests))
 
 
-def _owner(one: ConfigMap) -> _Key:
+def _owner(config_map: ConfigMap) -> _Key:
     """The installation that keeps its settings of devices there."""
-    return one.meta.namespace, one.meta.name.removesuffix(_DEVICES)
+    return config_map.meta.namespace, config_map.meta.name.removesuffix(_DEVICES)
 
 
 def _stem(name: str) -> str:
-    return next((name.removesuffix(one) for one in _SUFFIXES if name.endswith(one)), name)
+    return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)

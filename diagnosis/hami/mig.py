@@ -19,8 +19,8 @@ def has_room(state: CardUsage, memory: int, taken: Iterable[int]) -> bool:
     if state.layouts:
         return _has_room_in_layout(state, memory, taken)
     placements = list(state.placements)
-    for one in taken:
-        found = _candidate(state.card.profiles, placements, one)
+    for number in taken:
+        found = _candidate(state.card.profiles, placements, number)
         if found is None:
             return False
         placements.append(found[1])
@@ -43,18 +43,18 @@ def _candidate(
     profiles: Iterable[MigProfile], occupied: Sequence[Placement], memory: int
 ) -> tuple[MigProfile, Placement] | None:
     """Return the smallest profile with enough memory and a free position."""
-    for profile in sorted(profiles, key=lambda one: (one.memory, one.slices)):
+    for profile in sorted(profiles, key=lambda mig_profile: (mig_profile.memory, mig_profile.slices)):
         if profile.memory < memory:
             continue
         from_above = profile.name.startswith(_FROM_ABOVE)
-        for placement in sorted(profile.placements, key=lambda one: one[0], reverse=from_above):
-            if not any(_overlap(placement, one) for one in occupied):
+        for placement in sorted(profile.placements, key=lambda pair: pair[0], reverse=from_above):
+            if not any(_overlap(placement, pair) for pair in occupied):
                 return profile, placement
     return None
 
 
-def _overlap(one: Placement, other: Placement) -> bool:
-    return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
+def _overlap(pair: Placement, other: Placement) -> bool:
+    return pair[0] < other[0] + other[1] and other[0] < pair[0] + pair[1]
 
 
 def _has_room_in_layout(state: CardUsage, memory: int, taken: Iterable[int]) -> bool:
@@ -62,9 +62,9 @@ def _has_room_in_layout(state: CardUsage, memory: int, taken: Iterable[int]) -> 
     if number is None or number >= len(state.layouts):
         return False
     instances = state.layouts[number].instances
-    free = [one.memory for place, one in enumerate(instances) if not _in_use(state, place)]
+    free = [profile.memory for place, profile in enumerate(instances) if not _in_use(state, place)]
     for wanted in (*taken, memory):
-        place = next((place for place, one in enumerate(free) if one >= wanted), None)
+        place = next((place for place, value in enumerate(free) if value >= wanted), None)
         if place is None:
             return False
         del free[place]
@@ -77,16 +77,18 @@ def _with_place_in_layout(state: CardUsage, memory: int) -> CardUsage | None:
     if number is None or number >= len(state.layouts):
         return None
     used: frozenset[int] = frozenset() if empty or state.layout is None else state.layout.used
-    for place, one in enumerate(state.layouts[number].instances):
-        if place not in used and one.memory >= memory:
-            part = state.part.plus(Share(1, one.memory, one.cores))
+    for place, profile in enumerate(state.layouts[number].instances):
+        if place not in used and profile.memory >= memory:
+            part = state.part.plus(Share(1, profile.memory, profile.cores))
             return replace(state, part=part, layout=MigLayout(number, used | {place}))
     return None
 
 
 def _first_layout(state: CardUsage, memory: int) -> int | None:
     layouts = enumerate(state.layouts)
-    return next((number for number, one in layouts if any(each.memory >= memory for each in one.instances)), None)
+    return next(
+        (number for number, geometry in layouts if any(each.memory >= memory for each in geometry.instances)), None
+    )
 
 
 def _in_use(state: CardUsage, place: int) -> bool:

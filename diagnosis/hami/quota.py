@@ -57,8 +57,8 @@ def room_of(snapshot: Snapshot, namespace: str, settings: HamiSettings, version:
 
 def kept_quotas(snapshot: Snapshot, namespace: str, settings: HamiSettings) -> tuple[Quota, ...]:
     """Return the quotas of the namespace that HAMi counts itself."""
-    of_namespace = (one for one in snapshot.quotas if one.meta.namespace == namespace)
-    return tuple(one for one in of_namespace if any(_key(name) in one.hard for name in _counted(settings)))
+    of_namespace = (quota for quota in snapshot.quotas if quota.meta.namespace == namespace)
+    return tuple(quota for quota in of_namespace if any(_key(name) in quota.hard for name in _counted(settings)))
 
 
 def given_of(snapshot: Snapshot, quota: Quota, settings: HamiSettings) -> Iterator[str]:
@@ -84,10 +84,10 @@ def _key(resource: str) -> str:
 
 def _limit(snapshot: Snapshot, namespace: str, resource: str, factor: int) -> tuple[int, str] | None:
     found = []
-    for one in snapshot.quotas:
-        value = amount(one.hard.get(_key(resource), "")) if one.meta.namespace == namespace else None
+    for quota in snapshot.quotas:
+        value = amount(quota.hard.get(_key(resource), "")) if quota.meta.namespace == namespace else None
         if value is not None and value == value.to_integral_value():
-            found.append((int(value) * factor, one.meta.subject))
+            found.append((int(value) * factor, quota.meta.subject))
     return min(found, default=None)
 
 
@@ -107,5 +107,5 @@ def _used_in(snapshot: Snapshot, namespace: str) -> Share:
 
 
 def _held_by(pod: Pod) -> Iterable[Share]:
-    told = grant(pod.meta)
-    return parts(pod, told).values() if told is not None and told.node else ()
+    pod_grant = grant(pod.meta)
+    return parts(pod, pod_grant).values() if pod_grant is not None and pod_grant.node else ()

@@ -36,5 +36,6 @@ def told(counts: Mapping[Code, int], cards: int) -> str:
     """
     order = list(Code)
     return ", ".join(
-        f"{number}/{cards} {code.value}" for code, number in sorted(counts.items(), key=lambda one: order.index(one[0]))
+        f"{number}/{cards} {code.value}"
+        for code, number in sorted(counts.items(), key=lambda pair: order.index(pair[0]))
     )

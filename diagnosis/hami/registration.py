@@ -76,7 +76,7 @@ def registrations(node: Node) -> tuple[Registration, ...]:
     for key, text in node.meta.annotations.items():
         if match := _KEY.match(key):
             found.append(_read(match[1] or match[2], text))
-    return tuple(sorted(found, key=lambda one: one.vendor))
+    return tuple(sorted(found, key=lambda registration: registration.vendor))
 
 
 def registration(node: Node) -> Registration | None:
@@ -122,21 +122,21 @@ def _read(vendor: str, text: str) -> Registration:
 def _from_json(text: str) -> Iterator[Card]:
     """Yield the cards of a JSON registration. Go omits fields that are zero or false."""
     listed_cards = strict_json.loads(text, LONGEST_TEXT)
-    if len(listed_cards) > MOST_PARTS or not all(isinstance(one, dict) for one in listed_cards):
+    if len(listed_cards) > MOST_PARTS or not all(isinstance(card, dict) for card in listed_cards):
         raise ValueError("it lists more than cards")
-    for one in map(Fields, listed_cards):
-        slots, memory, cores = (_amount(one, key) for key in ("count", "devmem", "devcore"))
+    for fields in map(Fields, listed_cards):
+        slots, memory, cores = (_amount(fields, key) for key in ("count", "devmem", "devcore"))
         yield Card(
-            word(one.text("id")),
-            _amount(one, "index"),
+            word(fields.text("id")),
+            _amount(fields, "index"),
             slots,
             memory,
             cores,
-            word(one.text("type")),
-            one.flag("health"),
-            one.number("numa") or 0,
-            word(one.text("mode")),
-            tuple(_profile(profile) for profile in one.each("migProfiles")),
+            word(fields.text("type")),
+            fields.flag("health"),
+            fields.number("numa") or 0,
+            word(fields.text("mode")),
+            tuple(_profile(profile) for profile in fields.each("migProfiles")),
         )
 
 
@@ -148,7 +148,7 @@ def _amount(card: Fields, key: str) -> int:
 
 
 def _profile(raw: Fields) -> MigProfile:
-    placements = tuple((_amount(one, "start"), _amount(one, "size")) for one in raw.each("placements"))
+    placements = tuple((_amount(fields, "start"), _amount(fields, "size")) for fields in raw.each("placements"))
     memory, cores, slices = (_amount(raw, key) for key in ("memoryMB", "core", "sliceCount"))
     return MigProfile(word(raw.text("name")), memory, cores, slices, placements)
 
@@ -157,11 +157,11 @@ def _from_text(text: str) -> Iterator[Card]:
     """Yield the cards of a text registration. One unreadable card makes all unreadable, as in HAMi."""
     if len(text) > LONGEST_TEXT or ":" not in text:
         raise ValueError("no card in it ends with a colon" if len(text) <= LONGEST_TEXT else "it is too long")
-    for number, part in enumerate(one for one in text.split(":") if one):
+    for number, part in enumerate(name for name in text.split(":") if name):
         words = part.split(",")
         if len(words) not in (7, 9) or number >= MOST_PARTS:
             raise ValueError(f"a card of {len(words)} fields: 7 or 9 are known")
-        slots, memory, cores = (whole(one) for one in words[1:4])
+        slots, memory, cores = (whole(name) for name in words[1:4])
         index = whole(words[7]) if len(words) == 9 else number
         numa = -whole(words[5][1:]) if words[5].startswith("-") else whole(words[5])
         mode = word(words[8]) if len(words) == 9 else HAMI_CORE

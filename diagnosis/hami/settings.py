@@ -136,9 +136,9 @@ class NodeConfig(Struct, frozen=True):
 def node_configs(snapshot: Snapshot) -> tuple[tuple[ConfigMap, NodeConfig], ...]:
     """Return each ConfigMap that has a node configuration, with that configuration."""
     return tuple(
-        (one, read_node_config(one))
-        for one in snapshot.config_maps
-        if "nodeconfig" in one.data.get(NODE_CONFIG, "").lower()
+        (config_map, read_node_config(config_map))
+        for config_map in snapshot.config_maps
+        if "nodeconfig" in config_map.data.get(NODE_CONFIG, "").lower()
     )
 
 
@@ -178,7 +178,7 @@ def read_node_config(config_map: ConfigMap) -> NodeConfig:
     listed = whole.get("nodeconfig")
     nodes = islice(listed, _MOST_NODES) if isinstance(listed, list) else ()
     odd = islice(_odd({"nodeconfig": ""}, Fields(whole).names(), ""), _MOST_ODD)
-    return NodeConfig(tuple(_node(_folded(one)) for one in nodes), tuple(odd))
+    return NodeConfig(tuple(_node(_folded(node)) for node in nodes), tuple(odd))
 
 
 def _node(folded: Mapping[str, object]) -> HamiNodeSettings:
@@ -200,7 +200,7 @@ def _node(folded: Mapping[str, object]) -> HamiNodeSettings:
 def _folded(value: object) -> dict[str, object]:
     """Return the mapping with its keys in lower case, since Go's JSON ignores case."""
     pairs = islice(value.items(), _MOST_KEYS) if isinstance(value, dict) else ()
-    return {str(key).lower(): one for key, one in pairs}
+    return {str(key).lower(): entry for key, entry in pairs}
 
 
 def _ratio(document: object, key: str) -> float | None:
@@ -209,16 +209,16 @@ def _ratio(document: object, key: str) -> float | None:
 
 def _geometries(raw: Fields) -> Iterator[tuple[str, tuple[Geometry, ...]]]:
     # YAML can reference one list many times, so only a few entries of each are read.
-    for one in islice(raw.each("knownMigGeometries"), _MOST_LAYOUTS):
-        listed = islice(one.lists("allowedGeometries"), _MOST_LAYOUTS)
+    for fields in islice(raw.each("knownMigGeometries"), _MOST_LAYOUTS):
+        listed = islice(fields.lists("allowedGeometries"), _MOST_LAYOUTS)
         layouts = tuple(Geometry(tuple(islice(_instances(each), _MOST_LAYOUTS))) for each in listed)
-        yield from ((model, layouts) for model in one.texts("models"))
+        yield from ((model, layouts) for model in fields.texts("models"))
 
 
 def _instances(layout: Iterable[Fields]) -> Iterator[MigProfile]:
-    for one in layout:
-        instance = MigProfile(one.text("name"), one.number("memory") or 0, one.number("core") or 0, 0)
-        yield from (instance for _ in range(min(max(one.number("count") or 0, 0), 16)))
+    for fields in layout:
+        instance = MigProfile(fields.text("name"), fields.number("memory") or 0, fields.number("core") or 0, 0)
+        yield from (instance for _ in range(min(max(fields.number("count") or 0, 0), 16)))
 
 
 def _odd_settings(document: Mapping[str, object]) -> Iterator[InvalidKey]:
@@ -239,8 +239,8 @@ def _odd(known: Mapping[str, str], keys: Iterable[str], path: str) -> Iterator[I
 
 
 def _near(known: Mapping[str, str], key: str) -> str:
-    folded = {one.lower(): one for one in known}
-    return folded.get(key.lower()) or next((folded[one] for one in _close(folded, key.lower())), "")
+    folded = {text.lower(): text for text in known}
+    return folded.get(key.lower()) or next((folded[text] for text in _close(folded, key.lower())), "")
 
 
 def _close(known: Iterable[str], key: str) -> list[str]:

@@ -33,11 +33,13 @@ def used(snapshot: Snapshot) -> Mapping[tuple[str, str], MeasuredUse]:
         return {}
     given = {(pod.subject, share.card) for pod in snapshot.pods if not pod.over for share in shares(pod.meta)}
     found: dict[tuple[str, str], MeasuredUse] = {}
-    for one in snapshot.share_use:
-        keys = ((subject("Pod", *pair), one.uuid) for pair in one.pods)
+    for use in snapshot.share_use:
+        keys = ((subject("Pod", *pair), use.uuid) for pair in use.pods)
         key = next((key for key in keys if key in given), None)
         if key is not None:
-            told = found.get(key, MeasuredUse())
-            memory = told.memory if one.memory is None else one.memory
-            found[key] = replace(told, memory=memory, cores=told.cores if one.cores is None else one.cores)
+            measured_use = found.get(key, MeasuredUse())
+            memory = measured_use.memory if use.memory is None else use.memory
+            found[key] = replace(
+                measured_use, memory=memory, cores=measured_use.cores if use.cores is None else use.cores
+            )
     return found

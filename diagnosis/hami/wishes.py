@@ -33,21 +33,21 @@ class CardOptions(Struct, frozen=True):
 
 
 def wishes(meta: Meta) -> CardOptions:
-    told = meta.annotations
+    fields = meta.annotations
     return CardOptions(
-        _list(told.get(USE_TYPE)),
-        _list(told.get(AVOID_TYPE)),
-        _list(told.get(USE_UUID)),
-        _list(told.get(AVOID_UUID)),
-        _binds(told.get(NUMA_BIND, "")),
-        _word(told.get(MODE)),
-        _word(told.get(NODE_POLICY)),
-        _word(told.get(GPU_POLICY)),
+        _list(fields.get(USE_TYPE)),
+        _list(fields.get(AVOID_TYPE)),
+        _list(fields.get(USE_UUID)),
+        _list(fields.get(AVOID_UUID)),
+        _binds(fields.get(NUMA_BIND, "")),
+        _word(fields.get(MODE)),
+        _word(fields.get(NODE_POLICY)),
+        _word(fields.get(GPU_POLICY)),
     )
 
 
 def _list(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(word(one) for one in text.split(",")[:256])
+    return None if text is None else tuple(word(name) for name in text.split(",")[:256])
 
 
 def _word(text: str | None) -> str | None:

@@ -36,8 +36,8 @@ def flag(text: str) -> bool:
 
 def listed(text: str) -> tuple[str, ...]:
     """Return the words between commas that are not empty."""
-    words = (one.strip() for one in text[:LONGEST_TEXT].split(",")[:MOST_PARTS])
-    return tuple(word(one) for one in words if one)
+    words = (name.strip() for name in text[:LONGEST_TEXT].split(",")[:MOST_PARTS])
+    return tuple(word(name) for name in words if name)
 
 
 def epoch(text: str) -> datetime | None:

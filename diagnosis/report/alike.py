@@ -45,40 +45,42 @@ class ProblemGroup(Struct, frozen=True):
 def told_once(problems: Iterable[Problem]) -> tuple[ProblemGroup, ...]:
     """Merge similar problems in their order; a group has the position of its first problem."""
     some: dict[object, list[Problem]] = {}
-    for one in problems:
+    for problem in problems:
         # Consequences belong to one problem only, so problems with consequences are not merged.
-        some.setdefault(_key(one) if not one.consequences else one.found.subject, []).append(one)
-    told = [
-        ProblemGroup(_together(alike), tuple(one.found.subject for one in alike[1:]), told_once(alike[0].consequences))
+        some.setdefault(_key(problem) if not problem.consequences else problem.found.subject, []).append(problem)
+    groups = [
+        ProblemGroup(
+            _together(alike), tuple(problem.found.subject for problem in alike[1:]), told_once(alike[0].consequences)
+        )
         for alike in some.values()
     ]
-    return _bounded(told)
+    return _bounded(groups)
 
 
-def _bounded(told: Sequence[ProblemGroup]) -> tuple[ProblemGroup, ...]:
+def _bounded(groups: Sequence[ProblemGroup]) -> tuple[ProblemGroup, ...]:
     """Limit the entries of each cause; the last entry lists the subjects of the omitted ones."""
     by_cause: defaultdict[str, list[int]] = defaultdict(list)
-    for place, one in enumerate(told):
-        by_cause[one.problem.found.cause.name].append(place)
+    for place, group in enumerate(groups):
+        by_cause[group.problem.found.cause.name].append(place)
     kept: dict[int, ProblemGroup] = {}
     for places in by_cause.values():
         first, rest = places[:_MOST_OF_A_CAUSE], places[_MOST_OF_A_CAUSE:]
-        kept |= {place: told[place] for place in first}
+        kept |= {place: groups[place] for place in first}
         if rest:
-            unlike = tuple(name for place in rest for name in told[place].subjects)
-            kept[first[-1]] = replace(told[first[-1]], unlike=unlike)
+            unlike = tuple(name for place in rest for name in groups[place].subjects)
+            kept[first[-1]] = replace(groups[first[-1]], unlike=unlike)
     return tuple(kept[place] for place in sorted(kept))
 
 
-def _key(one: Problem) -> object:
-    found = one.found
+def _key(problem: Problem) -> object:
+    found = problem.found
     kind, _, name = found.subject.partition("/")
     return found.cause.name, found.certainty, kind, tuple(_nameless(step, name) for step in found.remedy)
 
 
 def _nameless(step: str, name: str) -> str:
     """Return the step without the object's own names, which differ between commands."""
-    names = "|".join(re.escape(one) for one in (name, *name.split("/")) if one)
+    names = "|".join(re.escape(word) for word in (name, *name.split("/")) if word)
     return re.sub(rf"(?<![\w.-])(?:{names})(?![\w-])", "…", step) if names else step
 
 
@@ -87,7 +89,7 @@ def _together(alike: list[Problem]) -> Problem:
     first = alike[0]
     if len(alike) == 1:
         return first
-    affected = tuple(dict.fromkeys(name for one in alike for name in one.found.affected))
-    own = {one.found.subject for one in alike}
+    affected = tuple(dict.fromkeys(name for problem in alike for name in problem.found.affected))
+    own = {problem.found.subject for problem in alike}
     found = replace(first.found, affected=affected if set(affected) - own else ())
     return replace(first, found=found)

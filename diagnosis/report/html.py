@@ -30,7 +30,7 @@ def text(report: Report) -> str:
         at=timestamp(report.diagnosis.at),
         cluster=cluster,
         totals=totals(cluster) if cluster is not None else (),
-        gpus=sum(one.gpus or 0 for one in cluster.nodes) if cluster is not None else 0,
+        gpus=sum(node.gpus or 0 for node in cluster.nodes) if cluster is not None else 0,
         bars=drawn,
         left_out=max(len(cluster.nodes) - _MOST_NODES, 0) if cluster is not None else 0,
         legend=_legend(colours(cluster)) if cluster is not None else [],
@@ -39,7 +39,7 @@ def text(report: Report) -> str:
         width=WIDTH,
         likely=Certainty.LIKELY,
         most=_MOST_AFFECTED,
-        used=any(one.used for one in drawn),
+        used=any(bar.used for bar in drawn),
         parts=_parts,
         shown=shown,
         card_columns=COLUMNS,
@@ -57,14 +57,14 @@ def _legend(fills: dict[str, str]) -> list[tuple[str, str]]:
 
 def _actions(problems: Iterable[ProblemGroup]) -> list[tuple[str, ProblemGroup, str]]:
     """Return the first step to take for each problem."""
-    told = [(one, one.problem.found) for one in problems]
-    return [(found.cause.name, one, (found.remedy or (found.cause.remedy,))[0]) for one, found in told]
+    entries = [(problem, problem.problem.found) for problem in problems]
+    return [(found.cause.name, group, (found.remedy or (found.cause.remedy,))[0]) for group, found in entries]
 
 
 def _cards(cluster: Allocation) -> list[tuple[str, CardRow]]:
     """Return the cards of the nodes that are drawn."""
     shared = [node for node in cluster.nodes if node.cards][:_MOST_NODES]
-    return [(node.node, card_row(one, cluster.pods_seen)) for node in shared for one in node.cards]
+    return [(node.node, card_row(card, cluster.pods_seen)) for node in shared for card in node.cards]
 
 
 def _parts(words: str) -> Iterator[tuple[bool, str]]:

@@ -34,7 +34,7 @@ def text(report: Report) -> str:
 
 def escaped(words: str) -> str:
     """Escape words for running text: no character acts as markup, a link or a mention."""
-    plain = _MARKUP.sub(r"\\\1", "".join(_ENTITIES.get(one, one) for one in words.replace("\n", " ")))
+    plain = _MARKUP.sub(r"\\\1", "".join(_ENTITIES.get(text, text) for text in words.replace("\n", " ")))
     plain = plain.replace("&\\#64;", "&#64;").replace("://", "\\://").replace("www.", "www\\.")
     return _LIST.sub(lambda match: f"{match[1]}\\{match[2]}" if match[1] else f"\\{match[3]}", plain)
 
@@ -45,7 +45,7 @@ def code(words: str) -> str:
     A bar is escaped, because in a table it would end the cell.
     """
     plain = words.replace("\n", " ").replace("|", "\\|")
-    fence = "`" * (max((len(one) for one in _FENCES.findall(plain)), default=0) + 1)
+    fence = "`" * (max((len(entry) for entry in _FENCES.findall(plain)), default=0) + 1)
     space = " " if plain.startswith("`") or plain.endswith("`") or not plain.strip() else ""
     return f"{fence}{space}{plain}{space}{fence}"
 
@@ -65,8 +65,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.cluster is not None:
         yield from _status(report.cluster)
     yield from _components(report.components)
-    for one in report.hami:
-        yield from _installation(one)
+    for table in report.hami:
+        yield from _installation(table)
     yield from ("## Identified Issues", "")
     problems = told_once(report.diagnosis.problems)
     if not problems:
@@ -82,22 +82,26 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _status(cluster: Allocation) -> Iterator[str]:
-    known = [one.gpus for one in cluster.nodes if one.gpus is not None]
-    usable = sum(one.usable for one in cluster.nodes)
+    known = [allocation.gpus for allocation in cluster.nodes if allocation.gpus is not None]
+    usable = sum(allocation.usable for allocation in cluster.nodes)
     yield from ("## Cluster GPU Status", "")
-    kept = sum(one.closed.startswith("our taint") for one in cluster.nodes)
-    beside = f", {kept} with our taint" if kept else ""
-    yield f"- Total GPU Nodes: {len(cluster.nodes)} ({usable} ready and not cordoned{beside})"
+    kept = sum(allocation.closed.startswith("our taint") for allocation in cluster.nodes)
+    text = f", {kept} with our taint" if kept else ""
+    yield f"- Total GPU Nodes: {len(cluster.nodes)} ({usable} ready and not cordoned{text})"
     unknown = len(cluster.nodes) - len(known)
     yield f"- Total GPU Devices: {sum(known)}" + (
         f" (and those of {unknown} nodes that nobody counted)" if unknown else ""
     )
     if cluster.percent is not None:
         yield f"- GPU utilization: {cluster.percent:.0f} % on average of the cards that are measured"
-    for one in totals(cluster):
-        lost = f", {one.capacity - one.total} not given out" if one.capacity > one.total else ""
-        free = f"{one.free} of {one.total} free" if cluster.pods_seen else f"{one.total}; who holds them is not visible"
-        yield f"- {one.kind} {code(one.resource)}: {free}{lost}"
+    for total in totals(cluster):
+        lost = f", {total.capacity - total.total} not given out" if total.capacity > total.total else ""
+        free = (
+            f"{total.free} of {total.total} free"
+            if cluster.pods_seen
+            else f"{total.total}; who holds them is not visible"
+        )
+        yield f"- {total.kind} {code(total.resource)}: {free}{lost}"
     if cluster.memory_scaling:
         scaled = (
             f"{code(node)} {number:g}" if node else f"{number:g}" for node, number in cluster.memory_scaling.items()
@@ -116,59 +120,59 @@ def _components(rows: Iterable[ComponentRow]) -> Iterator[str]:
         "|---|---|---|---|---|---|",
     )
     for row in rows:
-        one = row.component
-        ready = "?" if one.wanted is None else f"{one.ready}/{one.wanted}"
+        component = row.component
+        ready = "?" if component.wanted is None else f"{component.ready}/{component.wanted}"
         cells = (
-            one.role.value,
-            f"{_MARKS[one.health]} {one.health.value}",
-            code(one.version) if one.version else "",
+            component.role.value,
+            f"{_MARKS[component.health]} {component.health.value}",
+            code(component.version) if component.version else "",
             ready,
-            code(one.subject),
+            code(component.subject),
             named(map(code, row.lacking), _MOST_LACKING),
         )
         yield f"| {' | '.join(cells)} |"
     yield ""
 
 
-def _installation(told: InstallationTable) -> Iterator[str]:
-    yield from (f"## HAMi Component Status: {code(told.name)}", "")
+def _installation(table: InstallationTable) -> Iterator[str]:
+    yield from (f"## HAMi Component Status: {code(table.name)}", "")
     yield from (f"| {' | '.join(PART_COLUMNS)} |", "|---" * len(PART_COLUMNS) + "|")
-    for one in told.parts:
-        status = f"{_MARKS[one.health]} {one.status}" if one.health is not None else one.status
-        version = code(one.version) if one.version else ""
-        yield f"| {escaped(one.what)} | {status} | {version} | {escaped(one.told)} |"
+    for part in table.parts:
+        status = f"{_MARKS[part.health]} {part.status}" if part.health is not None else part.status
+        version = code(part.version) if part.version else ""
+        yield f"| {escaped(part.what)} | {status} | {version} | {escaped(part.told)} |"
     yield ""
 
 
-def _problem(told: ProblemGroup, number: str, depth: int) -> Iterator[str]:
-    found, indent = told.problem.found, "   " * depth
+def _problem(group: ProblemGroup, number: str, depth: int) -> Iterator[str]:
+    found, indent = group.problem.found, "   " * depth
     likely = " (likely)" if found.certainty is Certainty.LIKELY else ""
-    yield f"{indent}{number} Issue: **{found.cause.name}**, {_subject(told)}{likely}"
+    yield f"{indent}{number} Issue: **{found.cause.name}**, {_subject(group)}{likely}"
     inner = f"{indent}   "
     yield f"{inner}- Severity: {found.cause.severity.name.capitalize()}"
-    if told.others:
-        yield f"{inner}- In: {_named(told.subjects, _MOST_ALIKE)}; what follows is of the first."
+    if group.others:
+        yield f"{inner}- In: {_named(group.subjects, _MOST_ALIKE)}; what follows is of the first."
     yield f"{inner}- Root Cause: {escaped(found.cause.means)}"
     yield from (f"{inner}   - {escaped(line)}" for line in found.evidence)
-    if told.problem.evidence_left_out:
-        yield f"{inner}   - … and {told.problem.evidence_left_out} more"
-    if told.affected:
-        yield f"{inner}- Affected: {_named(told.affected, _MOST_AFFECTED)}"
+    if group.problem.evidence_left_out:
+        yield f"{inner}   - … and {group.problem.evidence_left_out} more"
+    if group.affected:
+        yield f"{inner}- Affected: {_named(group.affected, _MOST_AFFECTED)}"
     yield f"{inner}- Remediation:"
     for place, step in enumerate(found.remedy or (found.cause.remedy,), start=1):
         yield f"{inner}   {place}. {sentence(step)}"
-    if told.consequences:
+    if group.consequences:
         yield f"{inner}- What follows from it:"
-        for child in told.consequences:
+        for child in group.consequences:
             yield from _problem(child, "-", depth + 2)
-    if told.unlike:
-        yield f"{inner}- {len(told.unlike)} more, each with words of its own: {_named(told.unlike, _MOST_ALIKE)}"
+    if group.unlike:
+        yield f"{inner}- {len(group.unlike)} more, each with words of its own: {_named(group.unlike, _MOST_ALIKE)}"
     if not depth:
         yield ""
 
 
-def _subject(told: ProblemGroup) -> str:
-    return f"{len(told.subjects)} times" if told.others else code(told.problem.found.subject)
+def _subject(group: ProblemGroup) -> str:
+    return f"{len(group.subjects)} times" if group.others else code(group.problem.found.subject)
 
 
 def _named(names: Sequence[str], most: int) -> str:
@@ -186,25 +190,25 @@ def _namespaces(cluster: Allocation) -> Iterator[str]:
     yield ""
 
 
-def _namespace(one: NamespaceAllocation) -> str:
-    held = ", ".join(f"{number} {code(name)}" for name, number in sorted(one.devices.items()))
-    memory = f"{one.memory / 1024:.0f} GiB" if one.memory else ""
-    return f"| {code(one.namespace)} | {one.pending} | {one.running} | {held} | {memory} |"
+def _namespace(allocation: NamespaceAllocation) -> str:
+    held = ", ".join(f"{number} {code(name)}" for name, number in sorted(allocation.devices.items()))
+    memory = f"{allocation.memory / 1024:.0f} GiB" if allocation.memory else ""
+    return f"| {code(allocation.namespace)} | {allocation.pending} | {allocation.running} | {held} | {memory} |"
 
 
 def _nodes(cluster: Allocation) -> Iterator[str]:
     if not cluster.nodes:
         return
-    used = any(one.loads for one in cluster.nodes)
+    used = any(node.loads for node in cluster.nodes)
     columns = ("Node", "GPUs", "Offered", "Free", *(("Used",) if used else ()), "By whom", "CPU, memory left")
     yield from ("## Allocation per Node", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
-    for one in cluster.nodes[:_MOST_NODES]:
-        yield from (f"| {' | '.join(cells)} |" for cells in _node(one, cluster.pods_seen, used))
+    for node in cluster.nodes[:_MOST_NODES]:
+        yield from (f"| {' | '.join(cells)} |" for cells in _node(node, cluster.pods_seen, used))
     more = len(cluster.nodes) - _MOST_NODES
     if more > 0:
         yield from ("", f"… and {more} more nodes: `-o json` has them all.")
     yield ""
-    shared = [one for one in cluster.nodes if one.cards]
+    shared = [node for node in cluster.nodes if node.cards]
     if shared:
         yield from _cards(shared[:_MOST_NODES], cluster.pods_seen)
 
@@ -212,43 +216,43 @@ def _nodes(cluster: Allocation) -> Iterator[str]:
 def _cards(nodes: Iterable[NodeAllocation], pods_seen: bool) -> Iterator[str]:
     yield from ("## Cards Shared by HAMi", "", f"| Node | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|")
     for node in nodes:
-        for one in node.cards:
-            row = card_row(one, pods_seen)
+        for card in node.cards:
+            row = card_row(card, pods_seen)
             pods = ", ".join(map(code, row.pods))
             yield f"| {code(node.node)} | {code(row.card)} | {row.slots} | {row.memory} | {row.cores} | {pods} |"
     yield ""
 
 
-def _node(one: NodeAllocation, pods_seen: bool, used: bool) -> Iterator[tuple[str, ...]]:
-    gpus = "?" if one.gpus is None else str(one.gpus)
-    left = f"{shown('cpu', one.cpu_free)}, {shown('memory', one.memory_free)}" if pods_seen else "?"
-    name = code(one.node) + ("" if one.usable else f" (not usable: {one.closed})")
-    percent = ("?" if one.percent is None else f"{one.percent:.0f} %",) if used else ()
-    if not one.pools:
+def _node(allocation: NodeAllocation, pods_seen: bool, used: bool) -> Iterator[tuple[str, ...]]:
+    gpus = "?" if allocation.gpus is None else str(allocation.gpus)
+    left = f"{shown('cpu', allocation.cpu_free)}, {shown('memory', allocation.memory_free)}" if pods_seen else "?"
+    name = code(allocation.node) + ("" if allocation.usable else f" (not usable: {allocation.closed})")
+    percent = ("?" if allocation.percent is None else f"{allocation.percent:.0f} %",) if used else ()
+    if not allocation.pools:
         yield name, gpus, "none offered", "0", *percent, "", left
-    for pool in one.pools:
+    for pool in allocation.pools:
         holders = [f"{code(holder.pod)} {holder.amount}" for holder in pool.holders[:_MOST_HOLDERS]]
         more = len(pool.holders) - _MOST_HOLDERS
-        who = ", ".join(holders) + (f" and {more} more" if more > 0 else "")
+        owner = ", ".join(holders) + (f" and {more} more" if more > 0 else "")
         free = str(pool.free) if pods_seen else "?"
-        yield name, gpus, f"{pool.total} {pool.kind} {code(pool.resource)}", free, *percent, who, left
+        yield name, gpus, f"{pool.total} {pool.kind} {code(pool.resource)}", free, *percent, owner, left
 
 
 def _actions(problems: Iterable[ProblemGroup]) -> Iterator[str]:
-    told = list(problems)
-    if told:
+    groups = list(problems)
+    if groups:
         yield from ("## Recommended Actions", "")
-        for number, one in enumerate(told, start=1):
-            found = one.problem.found
+        for number, group in enumerate(groups, start=1):
+            found = group.problem.found
             first = (found.remedy or (found.cause.remedy,))[0]
-            yield f"{number}. {found.cause.name}, {_subject(one)}: {sentence(first)}"
+            yield f"{number}. {found.cause.name}, {_subject(group)}: {sentence(first)}"
         yield ""
 
 
 def _chains(report: Report) -> Iterator[str]:
-    for one in report.chains:
-        yield from (f"## {code(one.pod)}", "", "| Link | State | |", "|---|---|---|")
-        for step in one.steps:
+    for chain in report.chains:
+        yield from (f"## {code(chain.pod)}", "", "| Link | State | |", "|---|---|---|")
+        for step in chain.steps:
             why = ", ".join(problem.found.cause.name for problem in step.problems) or step.seen
             yield f"| {step.link.value} | {step.state.value} | {escaped(why)} |"
         yield ""
@@ -257,7 +261,7 @@ def _chains(report: Report) -> Iterator[str]:
 def _node_rows(report: Report) -> Iterator[str]:
     if report.node:
         yield from ("## What the Node Has", "", "| | | By |", "|---|---|---|")
-        yield from (f"| {escaped(one.what)} | {escaped(one.value)} | {escaped(one.by)} |" for one in report.node)
+        yield from (f"| {escaped(row.what)} | {escaped(row.value)} | {escaped(row.by)} |" for row in report.node)
         yield ""
 
 

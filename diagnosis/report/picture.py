@@ -38,27 +38,36 @@ class Bar(Struct, frozen=True):
     boxes: tuple[Box, ...]
 
 
-def colours(told: Allocation) -> dict[str, str]:
+def colours(allocation: Allocation) -> dict[str, str]:
     """Return the colour name of each namespace, those with the most devices first."""
-    held = Counter({one.namespace: sum(one.devices.values()) for one in told.namespaces if any(one.devices.values())})
+    held = Counter(
+        {
+            namespace.namespace: sum(namespace.devices.values())
+            for namespace in allocation.namespaces
+            if any(namespace.devices.values())
+        }
+    )
     ranked = sorted(held, key=lambda name: (-held[name], name))
     return {name: f"ns{place}" if place < COLOURS else OTHERS for place, name in enumerate(ranked)}
 
 
-def bars(told: Allocation, most: int) -> Iterator[Bar]:
+def bars(allocation: Allocation, most: int) -> Iterator[Bar]:
     """Yield the bars of at most `most` nodes, those with a problem first.
 
     A problem is a node that is not usable, or a device that is not offered.
     """
-    fills = colours(told)
-    ordered = sorted(told.nodes, key=lambda one: (one.usable and not _amiss(one), one.node))
+    fills = colours(allocation)
+    ordered = sorted(
+        allocation.nodes,
+        key=lambda node_allocation: (node_allocation.usable and not _amiss(node_allocation), node_allocation.node),
+    )
     for node in ordered[:most]:
         used = "" if node.percent is None else f"{node.percent:.0f} %"
         if not node.pools:
             yield Bar(node.node, node.closed, "none offered", used, ())
         for place, pool in enumerate(node.pools):
-            boxes = tuple(_boxes(pool, fills, told.pods_seen))
-            yield Bar(node.node, node.closed, _label(pool, told.pods_seen), "" if place else used, boxes)
+            boxes = tuple(_boxes(pool, fills, allocation.pods_seen))
+            yield Bar(node.node, node.closed, _label(pool, allocation.pods_seen), "" if place else used, boxes)
 
 
 def _amiss(node: NodeAllocation) -> bool:
@@ -71,7 +80,10 @@ def _label(pool: Pool, pods_seen: bool) -> str:
 
 
 def _boxes(pool: Pool, fills: Mapping[str, str], pods_seen: bool) -> Iterator[Box]:
-    parts = [(one.amount, fills.get(one.pod.split("/")[1], OTHERS), f"{one.pod}: {one.amount}") for one in pool.holders]
+    parts = [
+        (holder.amount, fills.get(holder.pod.split("/")[1], OTHERS), f"{holder.pod}: {holder.amount}")
+        for holder in pool.holders
+    ]
     left = f"{pool.idle} not held; the node takes no new pods" if pool.closed else f"{pool.free} free"
     fill = "unknown" if pool.closed or not pods_seen else "free"
     parts.append((pool.idle, fill, left if pods_seen else "not visible"))

@@ -45,8 +45,8 @@ def page(report: Report, width: int) -> Iterator[RenderableType]:
         yield _node(report.node)
     for installation in report.hami:
         yield from _installation(installation, width)
-    for one in report.chains:
-        yield from _chain(one, width)
+    for chain in report.chains:
+        yield from _chain(chain, width)
     problems = told_once(diagnosis.problems)
     if not problems:
         yield Text(_nothing(report))
@@ -66,15 +66,19 @@ def page(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def _nothing(report: Report) -> str:
-    if any(not one.is_whole for one in report.chains):
+    if any(not chain.is_whole for chain in report.chains):
         return "No cause was found" + (" in what could be seen." if report.diagnosis.unseen else ".")
     return "Nothing found in what could be seen." if report.diagnosis.unseen else "Nothing found."
 
 
 def _count(problems: Iterable[Problem]) -> Text:
     """Return the summary line, which is the last line of a long report."""
-    severities = Counter(one.found.cause.severity for one in problems)
-    parts = [f"{severities[one]} {one.name.lower()}" for one in reversed(CauseSeverity) if severities[one]]
+    severities = Counter(problem.found.cause.severity for problem in problems)
+    parts = [
+        f"{severities[severity]} {severity.name.lower()}"
+        for severity in reversed(CauseSeverity)
+        if severities[severity]
+    ]
     return Text(f"{severities.total()} finds ({', '.join(parts)}), the worst first.", "bold")
 
 
@@ -83,19 +87,19 @@ def _node(rows: Iterable[InventoryRow]) -> Table:
     table.add_column(style="dim", overflow="fold")
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
-    for one in rows:
-        table.add_row(one.what, one.value, one.by)
+    for row in rows:
+        table.add_row(row.what, row.value, row.by)
     return table
 
 
-def _installation(told: InstallationTable, width: int) -> Iterator[Text]:
-    yield Text(f"HAMi {told.name}", "bold")
-    for one in told.parts:
-        line = Text(f"  {one.what}")
-        if one.health is not None:
-            line.append(f" {one.status}", _HEALTH_STYLES.get(one.health, "dim"))
-        line.append(f" {one.version}" if one.version else "", "dim")
-        yield from _beside(line, one.told, width)
+def _installation(table: InstallationTable, width: int) -> Iterator[Text]:
+    yield Text(f"HAMi {table.name}", "bold")
+    for part in table.parts:
+        line = Text(f"  {part.what}")
+        if part.health is not None:
+            line.append(f" {part.status}", _HEALTH_STYLES.get(part.health, "dim"))
+        line.append(f" {part.version}" if part.version else "", "dim")
+        yield from _beside(line, part.told, width)
 
 
 def _beside(line: Text, words: str, width: int, style: str = "dim") -> Iterator[Text]:
@@ -107,45 +111,45 @@ def _beside(line: Text, words: str, width: int, style: str = "dim") -> Iterator[
         yield from _lines(words, width, 6, style=style)
 
 
-def _chain(one: Chain, width: int) -> Iterator[Text]:
-    yield Text(one.pod, "bold")
-    for step in one.steps:
+def _chain(chain: Chain, width: int) -> Iterator[Text]:
+    yield Text(chain.pod, "bold")
+    for step in chain.steps:
         line = Text(f"  {_MARKS[step.state]} ", _STATE_STYLES[step.state])
         line.append(step.link.value, "dim" if step.state is LinkState.NOT_REACHED else "")
         why = ", ".join(problem.found.cause.name for problem in step.problems) or step.seen
         yield from _beside(line, why, width, _STATE_STYLES[step.state] if step.problems else "dim")
 
 
-def _problem(told: ProblemGroup, number: str, depth: int, width: int) -> Iterator[Text]:
-    found, indent = told.problem.found, 3 * depth
+def _problem(group: ProblemGroup, number: str, depth: int, width: int) -> Iterator[Text]:
+    found, indent = group.problem.found, 3 * depth
     title = Text(" " * indent + number)
     title.append(found.cause.severity.name.lower().ljust(7), _STYLES[found.cause.severity])
     title.append(f"{found.cause.name} ", "bold")
-    title.append(found.subject if not told.others else f"{len(told.subjects)} times")
+    title.append(found.subject if not group.others else f"{len(group.subjects)} times")
     if found.certainty is Certainty.LIKELY:
         title.append(" (likely)", "dim")
     yield title
-    for line in _facts(told):
+    for line in _facts(group):
         yield from _lines(line, width, indent + 3)
     for step in found.remedy or (found.cause.remedy,):
         yield from _lines(step, width, indent + 3, "→ ", style="green")
-    for child in told.consequences:
+    for child in group.consequences:
         yield from _problem(child, "↳ ", depth + 1, width)
-    if told.unlike:
-        more = f"… and {len(told.unlike)} more, each with words of its own: {named(told.unlike, _MOST_ALIKE)}"
+    if group.unlike:
+        more = f"… and {len(group.unlike)} more, each with words of its own: {named(group.unlike, _MOST_ALIKE)}"
         yield from _lines(more, width, indent + 3)
 
 
-def _facts(told: ProblemGroup) -> Iterator[str]:
-    found = told.problem.found
+def _facts(group: ProblemGroup) -> Iterator[str]:
+    found = group.problem.found
     yield found.cause.means
-    if told.others:
-        yield f"in {named(told.subjects, _MOST_ALIKE)}; of the first:"
+    if group.others:
+        yield f"in {named(group.subjects, _MOST_ALIKE)}; of the first:"
     yield from found.evidence
-    if told.problem.evidence_left_out:
-        yield f"… and {told.problem.evidence_left_out} more"
-    if told.affected:
-        yield f"keeps: {named(told.affected, _MOST_AFFECTED)}"
+    if group.problem.evidence_left_out:
+        yield f"… and {group.problem.evidence_left_out} more"
+    if group.affected:
+        yield f"keeps: {named(group.affected, _MOST_AFFECTED)}"
 
 
 def _lines(words: str, width: int, indent: int, first: str = "", *, style: str = "") -> Iterator[Text]:
@@ -155,7 +159,7 @@ def _lines(words: str, width: int, indent: int, first: str = "", *, style: str =
     """
     parts = words.split("`")
     whole = len(parts) % 2 == 1
-    kept = "`".join(one.replace(" ", _KEPT) if whole and place % 2 else one for place, one in enumerate(parts))
+    kept = "`".join(text.replace(" ", _KEPT) if whole and place % 2 else text for place, text in enumerate(parts))
     begin = " " * indent
     for line in textwrap.wrap(
         kept,

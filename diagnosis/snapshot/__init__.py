@@ -146,7 +146,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def owners(self) -> Mapping[str, Meta]:
         """Return the objects that make pods, by subject."""
-        return {one.subject: one.meta for one in self.workloads}
+        return {workload.subject: workload.meta for workload in self.workloads}
 
     @cached_property
     def volume(self) -> Mapping[str, Volume]:
@@ -163,7 +163,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def by_node(self) -> Mapping[str, Node]:
-        return {one.name: one for one in self.nodes}
+        return {node.name: node for node in self.nodes}
 
     @cached_property
     def events_about(self) -> Mapping[str, tuple[Event, ...]]:
@@ -171,7 +171,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
         about: defaultdict[str, list[Event]] = defaultdict(list)
         for one in sorted(self.events, key=lambda event: event.last or EARLIEST):
             about[one.about].append(one)
-        return {one: tuple(events) for one, events in about.items()}
+        return {text: tuple(events) for text, events in about.items()}
 
     @cached_property
     def pods_under(self) -> Mapping[str, tuple[Pod, ...]]:
@@ -180,23 +180,23 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
         Pods without an owner are left out.
         """
         under: defaultdict[str, list[Pod]] = defaultdict(list)
-        for one in self.pods:
-            if one.meta.owner is not None:
-                under[self.line(one.meta)[-1]].append(one)
+        for pod in self.pods:
+            if pod.meta.owner is not None:
+                under[self.line(pod.meta)[-1]].append(pod)
         return {subject: tuple(pods) for subject, pods in under.items()}
 
     @cached_property
     def pods_on(self) -> Mapping[str, tuple[Pod, ...]]:
         """Return the pods by the name of their node."""
         on: defaultdict[str, list[Pod]] = defaultdict(list)
-        for one in self.pods:
-            if one.spec.node:
-                on[one.spec.node].append(one)
+        for pod in self.pods:
+            if pod.spec.node:
+                on[pod.spec.node].append(pod)
         return {node: tuple(pods) for node, pods in on.items()}
 
     @cached_property
     def daemon_sets(self) -> tuple[Workload, ...]:
-        return tuple(one for one in self.workloads if one.meta.kind == "DaemonSet")
+        return tuple(workload for workload in self.workloads if workload.meta.kind == "DaemonSet")
 
     @cached_property
     def workload(self) -> Mapping[str, Workload]:
@@ -258,7 +258,7 @@ class Builder:
 
 def _facts_of(kind: str, fields: Fields) -> Iterator[tuple[str, object]]:
     if kind in _WEBHOOKS:
-        yield from (("webhooks", one) for one in read_webhooks(kind, fields))
+        yield from (("webhooks", webhook) for webhook in read_webhooks(kind, fields))
     elif kind in _READERS:
         place, read = _READERS[kind]
         yield place, read(fields)

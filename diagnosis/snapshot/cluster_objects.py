@@ -80,11 +80,13 @@ def read_endpoints(raw: Fields) -> Endpoints:
     """Read the facts of an EndpointSlice, or of Endpoints."""
     if raw.text("kind") == "Endpoints" or raw.has("subsets"):
         meta = read_meta("Endpoints", raw)
-        ready = sum(len(list(one.each("addresses"))) for one in raw.each("subsets"))
+        ready = sum(len(list(fields.each("addresses"))) for fields in raw.each("subsets"))
         return Endpoints(meta, meta.name, ready)
     meta = read_meta("EndpointSlice", raw)
     answering = [
-        one for one in raw.each("endpoints") if one.flag("conditions", "ready") or not one.has("conditions", "ready")
+        fields
+        for fields in raw.each("endpoints")
+        if fields.flag("conditions", "ready") or not fields.has("conditions", "ready")
     ]
     return Endpoints(meta, meta.labels.get("kubernetes.io/service-name", ""), len(answering))
 
@@ -123,7 +125,7 @@ def read_lease(raw: Fields) -> Lease:
 def read_cluster_policy(kind: str, raw: Fields) -> ClusterPolicy:
     spec = raw.at("spec")
     parts = {key: spec.flag(key, "enabled") for key in spec.names() if spec.has(key, "enabled")}
-    env = {one.text("name"): one.text("value", longest=1024) for one in spec.each("toolkit", "env")}
+    env = {fields.text("name"): fields.text("value", longest=1024) for fields in spec.each("toolkit", "env")}
     return ClusterPolicy(
         read_meta(kind, raw),
         raw.text("status", "state"),

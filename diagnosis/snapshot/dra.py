@@ -106,8 +106,8 @@ def read_claim(raw: Fields) -> ResourceClaim:
     return ResourceClaim(
         read_meta(kind, raw),
         tuple(map(_request, spec.each("devices", "requests"))),
-        tuple(f"{one.text('driver')}/{one.text('pool')}/{one.text('device')}" for one in given),
-        tuple(one.text("name") for one in raw.each("status", "reservedFor")),
+        tuple(f"{fields.text('driver')}/{fields.text('pool')}/{fields.text('device')}" for fields in given),
+        tuple(fields.text("name") for fields in raw.each("status", "reservedFor")),
     )
 
 
@@ -129,7 +129,7 @@ def read_device_rule(raw: Fields) -> DeviceTaintRule:
         selector.text("device"),
         _taint(raw.at("spec", "taint")),
         raw.has("spec", "deviceSelector") and set(raw.names("spec", "deviceSelector")) <= _SELECTED_BY,
-        any(one.text("type") == HEEDED for one in raw.each("status", "conditions")),
+        any(fields.text("type") == HEEDED for fields in raw.each("status", "conditions")),
     )
 
 
@@ -150,16 +150,19 @@ def _request(raw: Fields) -> Request:
 
 
 def _selectors(raw: Fields) -> tuple[str, ...]:
-    return tuple(one.message("cel", "expression") for one in raw.each("selectors"))
+    return tuple(fields.message("cel", "expression") for fields in raw.each("selectors"))
 
 
 def _device(raw: Fields) -> SliceDevice:
-    told = raw.at("basic") if raw.has("basic") else raw
+    fields = raw.at("basic") if raw.has("basic") else raw
     return SliceDevice(
         raw.text("name"),
-        {key: _value(told.at("attributes", key)) for key in told.names("attributes")},
-        {key: told.text("capacity", key, "value") or told.text("capacity", key) for key in told.names("capacity")},
-        tuple(map(_taint, told.each("taints"))),
+        {key: _value(fields.at("attributes", key)) for key in fields.names("attributes")},
+        {
+            key: fields.text("capacity", key, "value") or fields.text("capacity", key)
+            for key in fields.names("capacity")
+        },
+        tuple(map(_taint, fields.each("taints"))),
     )
 
 

@@ -19,7 +19,7 @@ class Queued(Struct, frozen=True):
     active: bool = True
 
     def is_true(self, kind: str) -> bool:
-        return any(one.type == kind and one.status == "True" for one in self.conditions)
+        return any(condition.type == kind and condition.status == "True" for condition in self.conditions)
 
 
 class Queue(Struct, frozen=True):
@@ -35,7 +35,7 @@ def read_queued(raw: Fields) -> Queued:
     return Queued(
         read_meta("Workload", raw),
         raw.text("spec", "queueName"),
-        tuple(read_spec(one.at("template", "spec")) for one in raw.each("spec", "podSets")),
+        tuple(read_spec(fields.at("template", "spec")) for fields in raw.each("spec", "podSets")),
         read_conditions(raw),
         not raw.has("spec", "active") or raw.flag("spec", "active"),
     )

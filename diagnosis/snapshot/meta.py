@@ -84,6 +84,6 @@ def read_meta(kind: str, raw: Fields) -> Meta:
 
 
 def _controller(raw: Fields) -> Owner | None:
-    owners = [one for one in raw.each("metadata", "ownerReferences") if one.text("name")]
-    owners.sort(key=lambda one: not one.flag("controller"))
-    return next((Owner(one.text("kind"), one.text("name"), one.text("uid")) for one in owners), None)
+    owners = [fields for fields in raw.each("metadata", "ownerReferences") if fields.text("name")]
+    owners.sort(key=lambda fields: not fields.flag("controller"))
+    return next((Owner(owner.text("kind"), owner.text("name"), owner.text("uid")) for owner in owners), None)

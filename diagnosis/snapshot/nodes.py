@@ -52,20 +52,23 @@ class Node(Struct, frozen=True):
     @property
     def withheld(self) -> bool:
         """Whether our own verdict keeps new pods off it."""
-        return any(one.key == UNHEALTHY and one.effect in KEEPS_AWAY for one in self.taints)
+        return any(taint.key == UNHEALTHY and taint.effect in KEEPS_AWAY for taint in self.taints)
 
     @property
     def ready(self) -> bool:
-        return any(one.type == "Ready" and one.status == "True" for one in self.conditions)
+        return any(condition.type == "Ready" and condition.status == "True" for condition in self.conditions)
 
 
 def read_node(raw: Fields) -> Node:
     """Raises ValueError for one without a name."""
     meta, status = read_meta("Node", raw), raw.at("status")
-    handlers = frozenset(one.text("name") for one in status.each("runtimeHandlers"))
+    handlers = frozenset(fields.text("name") for fields in status.each("runtimeHandlers"))
     return Node(
         meta,
-        tuple(Taint(one.text("key"), one.text("value"), one.text("effect")) for one in raw.each("spec", "taints")),
+        tuple(
+            Taint(fields.text("key"), fields.text("value"), fields.text("effect"))
+            for fields in raw.each("spec", "taints")
+        ),
         raw.flag("spec", "unschedulable"),
         status.words("capacity"),
         status.words("allocatable"),

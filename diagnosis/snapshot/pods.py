@@ -232,7 +232,10 @@ def read_pod(raw: Fields) -> Pod:
         raw.message("status", "message"),
         read_conditions(raw),
         states,
-        {one.text("name"): one.text("resourceClaimName") for one in raw.each("status", "resourceClaimStatuses")},
+        {
+            fields.text("name"): fields.text("resourceClaimName")
+            for fields in raw.each("status", "resourceClaimStatuses")
+        },
         raw.text("status", "nominatedNodeName"),
     )
 
@@ -255,11 +258,11 @@ def shown_flags(container: str, words: Iterable[str]) -> dict[str, str]:
     if container != HAMI_EXTENDER:
         return {}
     found, before = {}, ""
-    for one in islice(words, _MOST_WORDS):
-        name, has_value, value = one.lstrip("-").partition("=")
-        if before and not one.startswith("-"):
-            name, has_value, value = before, "=", one
-        before = name if one.startswith("-") and not has_value else ""
+    for word in islice(words, _MOST_WORDS):
+        name, has_value, value = word.lstrip("-").partition("=")
+        if before and not word.startswith("-"):
+            name, has_value, value = before, "=", word
+        before = name if word.startswith("-") and not has_value else ""
         if has_value and name in _FLAGS and _PLAIN.match(value):
             found[name] = value
     return found
@@ -269,13 +272,13 @@ def read_conditions(raw: Fields) -> tuple[Condition, ...]:
     """Read the `status.conditions` of any object."""
     return tuple(
         Condition(
-            one.text("type"),
-            one.text("status"),
-            one.text("reason"),
-            one.message("message"),
-            one.moment("lastTransitionTime"),
+            fields.text("type"),
+            fields.text("status"),
+            fields.text("reason"),
+            fields.message("message"),
+            fields.moment("lastTransitionTime"),
         )
-        for one in raw.each("status", "conditions")
+        for fields in raw.each("status", "conditions")
     )
 
 
@@ -283,15 +286,15 @@ def read_spec(raw: Fields) -> PodSpec:
     required = raw.at("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
     return PodSpec(
         containers=(
-            *(_container(one, init=True) for one in raw.each("initContainers")),
-            *(_container(one, init=False) for one in raw.each("containers")),
+            *(_container(fields, init=True) for fields in raw.each("initContainers")),
+            *(_container(fields, init=False) for fields in raw.each("containers")),
         ),
         node=raw.text("nodeName"),
         scheduler=raw.text("schedulerName"),
         runtime_class=raw.text("runtimeClassName"),
         priority_class=raw.text("priorityClassName"),
         priority=raw.number("priority"),
-        gates=tuple(one.text("name") for one in raw.each("schedulingGates")),
+        gates=tuple(fields.text("name") for fields in raw.each("schedulingGates")),
         node_selector=raw.words("nodeSelector"),
         affinity=tuple(map(read_term, required.each("nodeSelectorTerms")))
         if required.has("nodeSelectorTerms")
@@ -300,10 +303,12 @@ def read_spec(raw: Fields) -> PodSpec:
         overhead=raw.words("overhead"),
         claims=dict(_claims(raw)),
         volume_claims=tuple(
-            filter(None, (one.text("persistentVolumeClaim", "claimName") for one in raw.each("volumes")))
+            filter(None, (fields.text("persistentVolumeClaim", "claimName") for fields in raw.each("volumes")))
         ),
         host_volumes={
-            one.text("name"): one.text("hostPath", "path") for one in raw.each("volumes") if one.has("hostPath", "path")
+            fields.text("name"): fields.text("hostPath", "path")
+            for fields in raw.each("volumes")
+            if fields.has("hostPath", "path")
         },
         host_network=raw.flag("hostNetwork"),
         service_account=raw.text("serviceAccountName"),
@@ -315,7 +320,9 @@ def read_spec(raw: Fields) -> PodSpec:
 
 
 def read_expressions(raw: Fields, *path: str) -> tuple[Expression, ...]:
-    return tuple(Expression(one.text("key"), one.text("operator"), one.texts("values")) for one in raw.each(*path))
+    return tuple(
+        Expression(fields.text("key"), fields.text("operator"), fields.texts("values")) for fields in raw.each(*path)
+    )
 
 
 def read_term(raw: Fields) -> tuple[Expression, ...]:
@@ -338,46 +345,49 @@ def _container(raw: Fields, *, init: bool) -> Container:
         raw.words("resources", "limits"),
         dict(_env(raw)),
         raw.flag("securityContext", "privileged"),
-        tuple(one.text("name") for one in raw.each("resources", "claims")),
+        tuple(fields.text("name") for fields in raw.each("resources", "claims")),
         shown_flags(name, (*raw.texts("command"), *raw.texts("args"))) if name == HAMI_EXTENDER else {},
     )
 
 
 def _env(raw: Fields) -> Iterator[tuple[str, str]]:
-    for one in raw.each("env"):
-        name = one.text("name")
+    for fields in raw.each("env"):
+        name = fields.text("name")
         # Most variables of a cluster are not relevant: their values are not even read.
-        yield name, shown_value(name, one.text("value")) if name in _SHOWN else OTHER_VALUE
+        yield name, shown_value(name, fields.text("value")) if name in _SHOWN else OTHER_VALUE
 
 
 def _claims(raw: Fields) -> Iterator[tuple[str, str]]:
-    for one in raw.each("resourceClaims"):
-        told = one.at("source") if one.has("source") else one  # as until 1.30
-        yield one.text("name"), told.text("resourceClaimName") or told.text("resourceClaimTemplateName")
+    for fields in raw.each("resourceClaims"):
+        status_fields = fields.at("source") if fields.has("source") else fields  # as until 1.30
+        yield (
+            fields.text("name"),
+            status_fields.text("resourceClaimName") or status_fields.text("resourceClaimTemplateName"),
+        )
 
 
 def _states(raw: Fields, key: str) -> Iterator[ContainerState]:
-    for one in raw.each("status", key):
+    for fields in raw.each("status", key):
         yield ContainerState(
-            one.text("name"),
+            fields.text("name"),
             key == "initContainerStatuses",
-            one.flag("ready"),
-            one.number("restartCount") or 0,
-            one.text("state", "waiting", "reason"),
-            one.message("state", "waiting", "message"),
-            one.has("state", "running"),
-            one.moment("state", "running", "startedAt"),
-            _ended(one.at("state", "terminated")),
-            _ended(one.at("lastState", "terminated")),
-            tuple(_devices(one)) if one.has("allocatedResourcesStatus") else (),
+            fields.flag("ready"),
+            fields.number("restartCount") or 0,
+            fields.text("state", "waiting", "reason"),
+            fields.message("state", "waiting", "message"),
+            fields.has("state", "running"),
+            fields.moment("state", "running", "startedAt"),
+            _ended(fields.at("state", "terminated")),
+            _ended(fields.at("lastState", "terminated")),
+            tuple(_devices(fields)) if fields.has("allocatedResourcesStatus") else (),
         )
 
 
 def _devices(state: Fields) -> Iterator[AllocatedDevice]:
     for resource in state.each("allocatedResourcesStatus"):
         name = resource.text("name")
-        for one in resource.each("resources"):
-            yield AllocatedDevice(name, one.text("resourceID"), one.text("health"), one.message("message"))
+        for fields in resource.each("resources"):
+            yield AllocatedDevice(name, fields.text("resourceID"), fields.text("health"), fields.message("message"))
 
 
 def _ended(raw: Fields) -> ContainerEnd | None:

@@ -81,28 +81,32 @@ class Fields:
         """The lists of objects within a list."""
         value = self._value(path)
         inner = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
-        return (map(Fields, islice(one, MOST_ENTRIES)) for one in inner if isinstance(one, list))
+        return (map(Fields, islice(entries, MOST_ENTRIES)) for entries in inner if isinstance(entries, list))
 
     def numbers(self, *path: str) -> tuple[int, ...]:
         """The whole numbers of a list."""
         value = self._value(path)
         listed = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
-        return tuple(one for one in listed if isinstance(one, int) and not isinstance(one, bool) and abs(one) < 1 << 62)
+        return tuple(
+            number
+            for number in listed
+            if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 1 << 62
+        )
 
     def texts(self, *path: str) -> tuple[str, ...]:
         """The texts of a list."""
         value = self._value(path)
         listed = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
-        return tuple(printable(one, LONGEST_NAME) for one in listed if isinstance(one, str))
+        return tuple(printable(text, LONGEST_NAME) for text in listed if isinstance(text, str))
 
     def words(self, *path: str, keep: Callable[[str], bool] = bool, longest: int = LONGEST_MESSAGE) -> dict[str, str]:
         """Return a map of texts: labels, annotations, selectors, amounts. Numbers are returned as written."""
         value = self._value(path)
         pairs = islice(value.items(), MOST_ENTRIES) if isinstance(value, dict) else ()
         return {
-            printable(key, LONGEST_NAME): printable(str(one), longest)
-            for key, one in pairs
-            if isinstance(key, str) and keep(key) and isinstance(one, _WRITTEN) and not isinstance(one, bool)
+            printable(key, LONGEST_NAME): printable(str(seconds), longest)
+            for key, seconds in pairs
+            if isinstance(key, str) and keep(key) and isinstance(seconds, _WRITTEN) and not isinstance(seconds, bool)
         }
 
     def names(self, *path: str) -> tuple[str, ...]:

@@ -41,11 +41,11 @@ class NodeRecord(Struct, frozen=True):
     @property
     def faults(self) -> tuple[RecordFinding, ...]:
         """Findings of RESET or worse."""
-        return tuple(one for one in self.findings if one.severity in _FAULTS)
+        return tuple(finding for finding in self.findings if finding.severity in _FAULTS)
 
     def finding(self, *reasons: str) -> RecordFinding | None:
         """The first with one of these reasons."""
-        return next((one for one in self.findings if one.reason in reasons), None)
+        return next((record_finding for record_finding in self.findings if record_finding.reason in reasons), None)
 
 
 def read_record(annotation: str) -> NodeRecord | None:
@@ -63,7 +63,7 @@ def read_record(annotation: str) -> NodeRecord | None:
         raw.moment("timestamp"),
         tuple(map(_finding, raw.each("findings"))),
         read(seen if isinstance(seen, dict) else {}),
-        {one.text("check"): one.text("status") for one in raw.each("checks")},
+        {fields.text("check"): fields.text("status") for fields in raw.each("checks")},
     )
 
 

@@ -46,11 +46,11 @@ class Selector(Struct, frozen=True):
 
     def takes(self, labels: Mapping[str, str]) -> bool:
         same = all(labels.get(key) == value for key, value in self.labels.items())
-        return same and all(one.takes(labels.get(one.key)) for one in self.expressions)
+        return same and all(expression.takes(labels.get(expression.key)) for expression in self.expressions)
 
     def __str__(self) -> str:
         """Format as `team is a and gpu is not off`; '' for an empty selector."""
-        return " and ".join((*(f"{key} is {one}" for key, one in self.labels.items()), *map(str, self.expressions)))
+        return " and ".join((*(f"{key} is {text}" for key, text in self.labels.items()), *map(str, self.expressions)))
 
 
 class DisruptionBudget(Struct, frozen=True):
@@ -93,8 +93,8 @@ def read_quota(raw: Fields) -> Quota:
     hard = raw.words("status", "hard") or raw.words("spec", "hard")
     plain = tuple(Expression(name, "Exists") for name in raw.texts("spec", "scopes"))
     selected = (
-        Expression(one.text("scopeName"), one.text("operator"), tuple(one.texts("values")))
-        for one in raw.each("spec", "scopeSelector", "matchExpressions")
+        Expression(fields.text("scopeName"), fields.text("operator"), tuple(fields.texts("values")))
+        for fields in raw.each("spec", "scopeSelector", "matchExpressions")
     )
     meta = read_meta("ResourceQuota", raw)
     return Quota(meta, hard, raw.words("status", "used"), (*plain, *selected))
@@ -102,8 +102,8 @@ def read_quota(raw: Fields) -> Quota:
 
 def read_limit_range(raw: Fields) -> LimitRange:
     limits = (
-        LimitRangeItem(one.text("type"), one.words("max"), one.words("min"), one.words("default"))
-        for one in raw.each("spec", "limits")
+        LimitRangeItem(fields.text("type"), fields.words("max"), fields.words("min"), fields.words("default"))
+        for fields in raw.each("spec", "limits")
     )
     return LimitRange(read_meta("LimitRange", raw), tuple(limits))
 
@@ -125,7 +125,7 @@ def read_runtime_class(raw: Fields) -> RuntimeClass:
 def read_webhooks(kind: str, raw: Fields) -> tuple[Webhook, ...]:
     """Read the webhooks of a MutatingWebhookConfiguration or ValidatingWebhookConfiguration."""
     meta = read_meta(kind, raw)
-    return tuple(_webhook(meta, one) for one in raw.each("webhooks"))
+    return tuple(_webhook(meta, fields) for fields in raw.each("webhooks"))
 
 
 def read_selector(raw: Fields) -> Selector:
@@ -150,5 +150,5 @@ def _webhook(meta: Meta, raw: Fields) -> Webhook:
         read_selector(raw.at("namespaceSelector")),
         read_selector(raw.at("objectSelector")),
         _TIMEOUT if (timeout := raw.number("timeoutSeconds")) is None else timeout,
-        {one.text("name"): one.message("expression") for one in raw.each("matchConditions")},
+        {fields.text("name"): fields.message("expression") for fields in raw.each("matchConditions")},
     )

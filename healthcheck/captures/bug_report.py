@@ -68,9 +68,9 @@ class _Section(Struct):
     lines: list[KernelRecord] = field(default_factory=list)
     joiner: Joiner = field(default_factory=Joiner)
 
-    def keep(self, told: KernelRecord | None) -> None:
-        if told is not None:
-            self.lines.append(told)
+    def keep(self, record: KernelRecord | None) -> None:
+        if record is not None:
+            self.lines.append(record)
 
 
 class _Event(Struct, frozen=True):
@@ -190,17 +190,19 @@ class BugReportReader:
 
         The start time is None if no dated section repeats a record of dmesg.
         """
-        told = [(number, one) for number, section in enumerate(self._sections) for one in section.lines]
-        since_boot = [one for _, one in told if one.stamp.wall is None]
-        dated = [one for _, one in told if one.stamp.wall is not None]
+        entries = [(number, line) for number, section in enumerate(self._sections) for line in section.lines]
+        since_boot = [record for _, record in entries if record.stamp.wall is None]
+        dated = [record for _, record in entries if record.stamp.wall is not None]
         start = _kernel_start(since_boot, dated)
         # No other section repeats a record of dmesg. Assume that the report was saved at the time of dmesg's last
         # record.
-        newest = max((one.moment.monotonic for one in since_boot), default=0.0)
+        newest = max((record.moment.monotonic for record in since_boot), default=0.0)
         zero = self._saved.timestamp() - newest if start is None else start
         events = [
-            _Event(one.moment.wall.timestamp() if one.stamp.wall else zero + one.moment.monotonic, number, one)
-            for number, one in told
+            _Event(
+                record.moment.wall.timestamp() if record.stamp.wall else zero + record.moment.monotonic, number, record
+            )
+            for number, record in entries
         ]
         return sorted(events, key=lambda event: (event.when, event.line.number)), start
 
@@ -228,8 +230,8 @@ class BugReportReader:
                 first[boot] = min(event.when, first.get(boot, event.when))
                 last[boot] = max(event.when, last.get(boot, event.when))
         starts = sorted([*first.values(), *([kernel_start] if kernel_start is not None else [])])
-        apart = starts[:1] + [later for one, later in pairwise(starts) if later - one > _SAME_BOOT_SECONDS]
-        known = [one - _BUCKET_SECONDS for one in apart]
+        apart = starts[:1] + [later for seconds, later in pairwise(starts) if later - seconds > _SAME_BOOT_SECONDS]
+        known = [seconds - _BUCKET_SECONDS for seconds in apart]
         if first and 0 not in first and kernel_start is None:
             known.append(last[min(last)] + 1.0)  # no GPU record in this boot's journal
         return known
@@ -269,11 +271,11 @@ def _kernel_start(since_boot: Iterable[KernelRecord], dated: Iterable[KernelReco
     It is derived from the records that also occur in a section with dates. None if there are none.
     """
     walls: dict[str, list[float]] = defaultdict(list)
-    for one in dated:
-        walls[one.text].append(one.moment.wall.timestamp())
+    for record in dated:
+        walls[record.text].append(record.moment.wall.timestamp())
     clocks: dict[str, list[float]] = defaultdict(list)
-    for one in since_boot:
-        clocks[one.text].append(one.moment.monotonic)
+    for record in since_boot:
+        clocks[record.text].append(record.moment.monotonic)
     votes: Counter[int] = Counter()
     starts: dict[int, list[float]] = defaultdict(list)
     for text, seconds in clocks.items():

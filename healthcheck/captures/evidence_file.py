@@ -162,10 +162,14 @@ def read(raw: bytes) -> EvidenceCycle:
         file.boot_id,
         Now(_utc(file.wall), file.monotonic),
         tuple(_checks_named(file.checks)),
-        from_plain(Expectation, {key: told for key, told in file.expected.items() if told is not None}, "expected"),
+        from_plain(
+            Expectation, {key: result for key, result in file.expected.items() if result is not None}, "expected"
+        ),
         file.monitor_ttl_seconds,
         _evidence(file.look, "look", before),
-        tuple(replace(one, last_seen=_utc(one.last_seen)) for one in file.acknowledged),
+        tuple(
+            replace(acknowledgement, last_seen=_utc(acknowledgement.last_seen)) for acknowledgement in file.acknowledged
+        ),
     )
 
 
@@ -201,8 +205,8 @@ def _seen(evidence: Evidence) -> dict[str, Any]:
 
 def _read_by(probe: Probe[Any], evidence: Evidence) -> dict[str, Any]:
     cause = evidence.unread(probe)
-    told = {"unread": plain(cause)} if cause else {"facts": plain(evidence[probe])}
-    return {"seconds": evidence.seconds.get(probe.name, 0.0), **told}
+    fields = {"unread": plain(cause)} if cause else {"facts": plain(evidence[probe])}
+    return {"seconds": evidence.seconds.get(probe.name, 0.0), **fields}
 
 
 def plain(value: Any) -> Any:
@@ -246,15 +250,15 @@ _KINDS = {
 
 def _with_kinds(facts: Any) -> Any:
     if isinstance(facts, list):
-        return [_with_kinds(one) for one in facts]
+        return [_with_kinds(fact) for fact in facts]
     if not isinstance(facts, dict):
         return facts
-    told = {key: _with_kinds(value) for key, value in facts.items()}
-    answer = told.get("answer")
+    fields = {key: _with_kinds(value) for key, value in facts.items()}
+    answer = fields.get("answer")
     if isinstance(answer, dict) and "type" not in answer:
         kind = next((kind for key, kind in _KINDS.items() if key in answer), None)
-        told["answer"] = {"type": kind, **answer} if kind else answer
-    return told
+        fields["answer"] = {"type": kind, **answer} if kind else answer
+    return fields
 
 
 def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:

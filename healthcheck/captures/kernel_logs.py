@@ -210,11 +210,11 @@ class Direction:
         self._previous = stamp
 
 
-def _step(one: Stamp, other: Stamp) -> float:
-    if one.wall is not None and other.wall is not None:
-        return (other.wall - one.wall).total_seconds()
-    if one.monotonic is not None and other.monotonic is not None:
-        return other.monotonic - one.monotonic
+def _step(stamp: Stamp, other: Stamp) -> float:
+    if stamp.wall is not None and other.wall is not None:
+        return (other.wall - stamp.wall).total_seconds()
+    if stamp.monotonic is not None and other.monotonic is not None:
+        return other.monotonic - stamp.monotonic
     return 0.0
 
 
@@ -299,7 +299,7 @@ class KernelLogReader:
         tag = () if self.recognised else (_TAG,)
         marks = (*MARKS, *_BOOT_MARKS, *tag, *(_MARKS_IN_JSON if block.startswith(b"{") else ()))
         if start < len(block):
-            yield from (start + one for one in wanted_lines(block[start:], marks))
+            yield from (start + line for line in wanted_lines(block[start:], marks))
 
     def _take(self, raw: bytes, number: int) -> None:
         marked = any(mark in raw for mark in (*MARKS, *_MARKS_IN_JSON))
@@ -368,12 +368,12 @@ class KernelLogReader:
         self.boot_id, self._marked, self._owns_a_banner, self._in_boot = boot_id, marked, False, 0
         self._began = None
 
-    def _tell(self, told: KernelRecord | None) -> None:
-        if told is None:
+    def _tell(self, kernel_record: KernelRecord | None) -> None:
+        if kernel_record is None:
             return
-        record = Record(self._in_boot, told.moment.monotonic, 0, told.text)
+        record = Record(self._in_boot, kernel_record.moment.monotonic, 0, kernel_record.text)
         self._in_boot += 1
-        self._lines.append(Line(record, f"{self._name}:{told.number}", told.shown))
+        self._lines.append(Line(record, f"{self._name}:{kernel_record.number}", kernel_record.shown))
         if len(self._lines) >= MOST_IN_A_BATCH:
             self._end_batch()
 
@@ -406,7 +406,7 @@ def lines_of(block: bytes) -> list[int]:
 def _margin(text: bytes) -> bytes:
     blanks = [line[: len(line) - len(line.lstrip(b" \t"))] for line in text.split(b"\n") if line.strip()]
     shortest = min(blanks, key=len, default=b"")
-    return shortest if all(one.startswith(shortest) for one in blanks) else b""
+    return shortest if all(blank.startswith(shortest) for blank in blanks) else b""
 
 
 def numbered(block: bytes, starts: Iterable[int], number: int) -> Iterator[tuple[int, bytes]]:

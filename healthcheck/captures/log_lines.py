@@ -180,10 +180,10 @@ def is_of_an_unknown_form(text: str) -> bool:
     before = text[: found.start()] if found else ""
     if not _BEGINS_A_PREFIX.match(before) or not _TIME_OR_KERNEL.search(before):
         return False
-    who = _SAYS_WHO.search(before[-_LONGEST_TAG:])
-    if who is None or (who["tag"] or "").isdecimal():  # the seconds of a time
+    match = _SAYS_WHO.search(before[-_LONGEST_TAG:])
+    if match is None or (match["tag"] or "").isdecimal():  # the seconds of a time
         return True
-    return who["tag"] == "kernel" and not who["pid"]
+    return match["tag"] == "kernel" and not match["pid"]
 
 
 def is_behind_another_prefix(text: str) -> bool:
@@ -293,8 +293,8 @@ def _read_journal(text: str) -> LogLine | None:
 def _journals_stamp(entry: Mapping[str, Any]) -> Stamp:
     """Its times are microseconds, written as text: since boot as the kernel stamped it, since 1970 as it came."""
     since_boot, since_1970 = (
-        int(told) / 1e6 if re.fullmatch(r"[0-9]{1,18}", told) else None
-        for told in (_text(entry.get(key)) for key in ("_SOURCE_MONOTONIC_TIMESTAMP", "__REALTIME_TIMESTAMP"))
+        int(message) / 1e6 if re.fullmatch(r"[0-9]{1,18}", message) else None
+        for message in (_text(entry.get(key)) for key in ("_SOURCE_MONOTONIC_TIMESTAMP", "__REALTIME_TIMESTAMP"))
     )
     stamp = _since_boot(since_boot) if since_boot is not None else Stamp()
     if since_1970 is None or since_1970 >= _LATEST:
@@ -304,7 +304,7 @@ def _journals_stamp(entry: Mapping[str, Any]) -> Stamp:
 
 def _text(value: Any) -> str:
     """A text; where it is none that UTF-8 has, the journal writes a list of its bytes."""
-    if isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 256 for one in value):
+    if isinstance(value, list) and all(isinstance(entry, int) and 0 <= entry < 256 for entry in value):
         return bytes(value).decode("utf-8", "backslashreplace")
     return value if isinstance(value, str) else ""
 
@@ -356,8 +356,8 @@ def _dated(found: re.Match[str], *, yearless: bool) -> Stamp:
 
 def _number_of(month: str) -> int:
     """Return the number of the month, or 1 (January) for an unknown word."""
-    told = re.search(r"\d{1,2}", month)
-    return int(told[0]) if told else _MONTHS.get(month.lower().rstrip("."), 1)
+    match = re.search(r"\d{1,2}", month)
+    return int(match[0]) if match else _MONTHS.get(month.lower().rstrip("."), 1)
 
 
 def _wall(found: re.Match[str], zone: str = "") -> datetime | None:

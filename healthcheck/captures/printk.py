@@ -95,10 +95,10 @@ class Joiner:
         return held
 
 
-def _at_once(one: Stamp, other: Stamp) -> bool:
+def _at_once(stamp: Stamp, other: Stamp) -> bool:
     """Whether two lines can be of one printk call: the kernel stamps it once, a syslog each line as it comes."""
-    if one.monotonic is not None and other.monotonic is not None:
-        return one.monotonic == other.monotonic
-    if one.wall is not None and other.wall is not None:
-        return abs((other.wall - one.wall).total_seconds()) <= _SYSLOG_SECONDS
+    if stamp.monotonic is not None and other.monotonic is not None:
+        return stamp.monotonic == other.monotonic
+    if stamp.wall is not None and other.wall is not None:
+        return abs((other.wall - stamp.wall).total_seconds()) <= _SYSLOG_SECONDS
     return True

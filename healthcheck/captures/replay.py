@@ -87,7 +87,7 @@ class Replay(Struct):
 
         `shift` moves the times of a capture that named no time of day to where they belong.
         """
-        standing = tuple(self._rested(one, shift) for one in self.memory.standing)
+        standing = tuple(self._rested(finding, shift) for finding in self.memory.standing)
         return replace(self.memory, boot_id=boot_id, standing=standing)
 
     def line_of(self, standing: Standing) -> str:
@@ -103,7 +103,10 @@ class Replay(Struct):
             self.unread += 1
             self.first_unread = self.first_unread or by_seq[record.seq].source
         return tuple(
-            replace(outcome, sightings=tuple(self._sourced(one, by_seq[one.seq]) for one in outcome.sightings))
+            replace(
+                outcome,
+                sightings=tuple(self._sourced(sighting, by_seq[sighting.seq]) for sighting in outcome.sightings),
+            )
             for outcome in outcomes
         )
 
@@ -135,5 +138,5 @@ class Replay(Struct):
         )
 
     def _forget_what_left(self) -> None:
-        keys = {one.key for one in self.memory.standing}
+        keys = {finding.key for finding in self.memory.standing}
         self._first = {key: first for key, first in self._first.items() if key in keys}

@@ -101,8 +101,8 @@ def dcgm_tests() -> Mapping[str, DcgmTest]:
             raise ValueError(f"dcgm_tests.csv:{line}: level {row['level']!r}, over_reports {row['over_reports']!r}")
         over_reports = row["over_reports"] == "yes"
         level, alone = int(row["level"]), Severity[row["failed_alone"]]
-        told = (row["meaning"], row["action"], row["source"])
-        tests[row["test"]] = DcgmTest(row["test"], level, over_reports, alone, *told)
+        result = (row["meaning"], row["action"], row["source"])
+        tests[row["test"]] = DcgmTest(row["test"], level, over_reports, alone, *result)
     return tests
 
 
@@ -125,7 +125,7 @@ def dcgm_returns() -> tuple[DcgmReturn, ...]:
 
     Raises KeyError for a row whose cause is not declared, which the build should reject.
     """
-    causes = {one.name: one for one in CAUSES}
+    causes = {cause.name: cause for cause in CAUSES}
     rows = [row for _, row in read_rows("dcgm_returns.csv")]
     return tuple(
         DcgmReturn(
@@ -146,15 +146,15 @@ def return_of_code(code: int) -> DcgmReturn | None:
 
     None for an exit code of a run with results, and for an unknown exit code.
     """
-    return next((one for one in dcgm_returns() if one.number & 0xFF == code), None)
+    return next((dcgm_return for dcgm_return in dcgm_returns() if dcgm_return.number & 0xFF == code), None)
 
 
 def return_of_text(text: str) -> DcgmReturn | None:
     """Return the meaning of an error text for the whole run: by the number in the text, else by its words."""
-    told = _RETURN.search(text)
-    number = int(told[1]) if told else 0
-    by_number = (one for one in dcgm_returns() if one.number == number)
-    by_words = (one for one in dcgm_returns() if one.words and one.words.search(text))
+    match = _RETURN.search(text)
+    number = int(match[1]) if match else 0
+    by_number = (dcgm_return for dcgm_return in dcgm_returns() if dcgm_return.number == number)
+    by_words = (dcgm_return for dcgm_return in dcgm_returns() if dcgm_return.words and dcgm_return.words.search(text))
     return next(by_number, next(by_words, None))
 
 
@@ -174,7 +174,7 @@ def ids_of_text(text: str) -> tuple[int, ...]:
 
     Before DCGM 3.2 the output had no IDs, and several errors shared one text.
     """
-    return tuple(dict.fromkeys(one.id for one in dcgm_messages() if one.pattern.search(text)))
+    return tuple(dict.fromkeys(message.id for message in dcgm_messages() if message.pattern.search(text)))
 
 
 def rule_dcgm(error_id: int, stated: str | int | None, policy: Policy) -> Ruling:

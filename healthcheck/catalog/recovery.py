@@ -68,10 +68,10 @@ def recovery_actions() -> tuple[RecoveryAction, ...]:
 def recovery_action(number: int, driver_version: str) -> RecoveryAction | None:
     """The meaning of the number for that driver; None where the driver defines none, or its version is unknown."""
     branch = _BRANCH.match(driver_version)
-    meanings = [one for one in recovery_actions() if one.number == number]
+    meanings = [action for action in recovery_actions() if action.number == number]
     if branch is None:
         return meanings[0] if len(meanings) == 1 else None
-    return next((one for one in meanings if one.first <= int(branch[1]) <= one.last), None)
+    return next((meaning for meaning in meanings if meaning.first <= int(branch[1]) <= meaning.last), None)
 
 
 def recovery_in(text: str) -> int | None:
@@ -89,7 +89,7 @@ def recovery_action_in(text: str) -> RecoveryAction | None:
     found = _TEXT.search(text)
     if found is None:
         return None
-    meanings = [one for one in recovery_actions() if one.number == int(found[1], 16)]
+    meanings = [action for action in recovery_actions() if action.number == int(found[1], 16)]
     words = set(found[2].lower().split())
-    named = [one for one in meanings if len(meanings) == 1 or words & set(one.name.lower().split())]
+    named = [meaning for meaning in meanings if len(meanings) == 1 or words & set(meaning.name.lower().split())]
     return named[0] if named else None

@@ -39,30 +39,30 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     readable = yield from gpu_runtime.readable(seen)
     if readable is None:
         return
-    around, used = readable
-    specs = _read_by_somebody(around)
+    runtime, used = readable
+    specs = _read_by_somebody(runtime)
     if not specs:
         yield NotConfigured("no CDI specification of NVIDIA's that anything reads")
         return
-    yield from gpu_runtime.together(_findings(around, used, specs))
-    yield Observation(", ".join(_summary(one) for one in specs))
+    yield from gpu_runtime.together(_findings(runtime, used, specs))
+    yield Observation(", ".join(_summary(spec) for spec in specs))
 
 
-def _findings(around: ContainerRuntime, used: RuntimeConfiguration, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
+def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
     for spec in specs:
         if spec.problem is not None and not spec.problem.only_ours:
-            yield found(MALFORMED, used, f"{gpu_runtime.in_words(spec.problem)}; {_again(around, used, spec)}")
+            yield found(MALFORMED, used, f"{gpu_runtime.in_words(spec.problem)}; {_again(runtime, used, spec)}")
         elif spec.missing and not _is_hidden(spec, specs, used.cdi_folders):
             missing = named(spec.missing, _MOST_NAMED)
             yield found(
-                STALE, used, f"{spec.path} ({spec.kind}) names {missing}, not there; {_again(around, used, spec)}"
+                STALE, used, f"{spec.path} ({spec.kind}) names {missing}, not there; {_again(runtime, used, spec)}"
             )
 
 
-def _read_by_somebody(around: ContainerRuntime) -> tuple[CdiSpec, ...]:
+def _read_by_somebody(runtime: ContainerRuntime) -> tuple[CdiSpec, ...]:
     """Return the specifications in use, by the container runtime or by NVIDIA's program in its mode `cdi`."""
-    by_toolkit = around.toolkit is not None and around.toolkit.mode == "cdi"
-    return around.cdi_specs if by_toolkit else gpu_runtime.cdi_specs(around)
+    by_toolkit = runtime.toolkit is not None and runtime.toolkit.mode == "cdi"
+    return runtime.cdi_specs if by_toolkit else gpu_runtime.cdi_specs(runtime)
 
 
 def _is_hidden(spec: CdiSpec, specs: Sequence[CdiSpec], folders: Sequence[str]) -> bool:
@@ -88,11 +88,11 @@ def _place(spec: CdiSpec, folders: Sequence[str]) -> int:
     return [*folders].index(_folder(spec)) if _folder(spec) in folders else len(folders)
 
 
-def _again(around: ContainerRuntime, used: RuntimeConfiguration, spec: CdiSpec) -> str:
+def _again(runtime: ContainerRuntime, used: RuntimeConfiguration, spec: CdiSpec) -> str:
     """The device plugin writes its own specification when it starts; the others are nvidia-ctk's."""
     if "k8s.device-plugin" in f"{spec.kind} {spec.path}":
         remedy = "restart NVIDIA's device plugin on this node, which writes it: delete its pod"
-        return runtime_restart.make_pod_anew(around, used, remedy)
+        return runtime_restart.make_pod_anew(runtime, used, remedy)
     return runtime_mending.generate_spec(spec.path)
 
 

@@ -27,51 +27,51 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     readable = yield from gpu_runtime.readable(seen)
     if readable is None:
         return
-    around, used = readable
-    wanted = _wanted(around, used)
+    runtime, used = readable
+    wanted = _wanted(runtime, used)
     if wanted is None:
         yield Observation("the kubelet takes the runtime's, or does not say its own")
         return
-    yield from find_faults(around, used)
+    yield from find_faults(runtime, used)
     yield Observation(f"the kubelet's is {_NAMES[wanted]}", "the same in the runtime")
 
 
-def find_faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """The finding, where a handler or the runtime has another driver than the kubelet."""
-    wanted = _wanted(around, used)
+    wanted = _wanted(runtime, used)
     if wanted is not None:
-        yield from _of_all(around, used, wanted)
-        yield from gpu_runtime.together(_of_handlers(around, used, wanted))
+        yield from _of_all(runtime, used, wanted)
+        yield from gpu_runtime.together(_of_handlers(runtime, used, wanted))
 
 
-def _wanted(around: ContainerRuntime, used: RuntimeConfiguration) -> bool | None:
+def _wanted(runtime: ContainerRuntime, used: RuntimeConfiguration) -> bool | None:
     """Return whether the kubelet's cgroup driver is systemd, or None if it is unknown.
 
     A kubelet that queries containerd 2 gets the driver of the default handler.
     """
-    kubelets = around.kubelet.systemd_cgroup if around.kubelet else None
+    kubelets = runtime.kubelet.systemd_cgroup if runtime.kubelet else None
     if kubelets is not None or not used.is_containerd_2:
         return kubelets
     # containerd reports the driver of the default handler, else that of the first handler by name whose options set
     # one.
-    handlers = sorted(used.handlers, key=lambda one: (one.name != used.default, one.name))
-    return next((one.systemd_cgroup for one in handlers if one.systemd_cgroup is not None), None)
+    handlers = sorted(used.handlers, key=lambda handler: (handler.name != used.default, handler.name))
+    return next((handler.systemd_cgroup for handler in handlers if handler.systemd_cgroup is not None), None)
 
 
-def _of_all(around: ContainerRuntime, used: RuntimeConfiguration, wanted: bool) -> Iterator[Finding]:
+def _of_all(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: bool) -> Iterator[Finding]:
     """CRI-O and Docker have one driver for all handlers."""
     if used.systemd_cgroup not in (None, wanted):
-        told = f"{used.path}: the cgroup driver is {_NAMES[not wanted]}, the kubelet's {_NAMES[wanted]}"
-        yield found(MISMATCH, used, f"{told}; {runtime_mending.correct(around, used, used.path)}")
+        message = f"{used.path}: the cgroup driver is {_NAMES[not wanted]}, the kubelet's {_NAMES[wanted]}"
+        yield found(MISMATCH, used, f"{message}; {runtime_mending.correct(runtime, used, used.path)}")
 
 
-def _of_handlers(around: ContainerRuntime, used: RuntimeConfiguration, wanted: bool) -> Iterator[Finding]:
-    ours = {one.name for one in of_nvidia(used.handlers)} | {RUNC}
-    for one in used.handlers if used.kind == CONTAINERD else ():
-        if one.name in ours and _starts_runc(one) and bool(one.systemd_cgroup) is not wanted:
-            told = f"{where(one)}: SystemdCgroup of {one.name} is {_said(one)}"
-            mend = runtime_mending.correct(around, used, one.file)
-            yield found(MISMATCH, used, f"{told}, the kubelet's driver is {_NAMES[wanted]}; {mend}")
+def _of_handlers(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: bool) -> Iterator[Finding]:
+    ours = {handler.name for handler in of_nvidia(used.handlers)} | {RUNC}
+    for handler in used.handlers if used.kind == CONTAINERD else ():
+        if handler.name in ours and _starts_runc(handler) and bool(handler.systemd_cgroup) is not wanted:
+            message = f"{where(handler)}: SystemdCgroup of {handler.name} is {_said(handler)}"
+            mend = runtime_mending.correct(runtime, used, handler.file)
+            yield found(MISMATCH, used, f"{message}, the kubelet's driver is {_NAMES[wanted]}; {mend}")
 
 
 def _starts_runc(handler: Handler) -> bool:

@@ -56,15 +56,15 @@ _CAUSES = {_HARDWARE_SLOWDOWN: "the hardware", _THERMAL_SLOWDOWN: "heat", _POWER
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     gpus = yield from answering(seen, "clock_reasons")
-    told = [(gpu, _held_down(gpu.clock_reasons)) for gpu in gpus if gpu.clock_reasons is not None]
+    entries = [(gpu, _held_down(gpu.clock_reasons)) for gpu in gpus if gpu.clock_reasons is not None]
     if all_lack(gpus, "clock_reasons"):
         yield NotConfigured("no GPU here tells what holds its clocks down")
-    elif told:
-        held = sum(bool(bits) for _, bits in told)
-        yield Observation(f"held down by hardware on {held} of {counted(len(told), 'GPU')}", "none")
+    elif entries:
+        held = sum(bool(bits) for _, bits in entries)
+        yield Observation(f"held down by hardware on {held} of {counted(len(entries), 'GPU')}", "none")
     run = expected.deep_run
     is_tested = run is not None and run.covers(seen.at)
-    for gpu, bits in told:
+    for gpu, bits in entries:
         if bits and is_tested:
             # A test draws more power and heat than any workload: a slowdown during a test is caused by the test.
             yield TooEarly("a deep test loads the GPU", gpu.subject, tuple(_REASONS[bit].name for bit in bits))

@@ -48,28 +48,28 @@ CRI_DISABLED = Reason(
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    around = yield from gpu_runtime.used_with_gpus(seen)
-    if around is None or around.used is None:
+    runtime = yield from gpu_runtime.used_with_gpus(seen)
+    if runtime is None or runtime.used is None:
         return
-    problem = around.used.problem
+    problem = runtime.used.problem
     if problem is not None and problem.only_ours:
-        yield Unobserved(UNREADABLE, in_words(problem), subject(around.used))
-    yield from find_faults(around, around.used)
-    unsaid = "; without /sys nothing tells of GPUs, so it is judged as with some" if around.for_gpus is None else ""
-    yield Observation(f"{_summary(around, around.used)}{unsaid}", "", _known(around))
+        yield Unobserved(UNREADABLE, in_words(problem), subject(runtime.used))
+    yield from find_faults(runtime, runtime.used)
+    unsaid = "; without /sys nothing tells of GPUs, so it is judged as with some" if runtime.for_gpus is None else ""
+    yield Observation(f"{_summary(runtime, runtime.used)}{unsaid}", "", _known(runtime))
 
 
-def find_faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """Findings about the files as a whole, the worst first."""
     problem = used.problem
     if problem is None:
-        yield from _disabled(around, used)
-        yield from gpu_runtime.together(_misplaced(around, used))
+        yield from _disabled(runtime, used)
+        yield from gpu_runtime.together(_misplaced(runtime, used))
     elif not problem.only_ours:
-        yield found(MALFORMED, used, f"{in_words(problem)}; {runtime_mending.correct(around, used, problem.file)}")
+        yield found(MALFORMED, used, f"{in_words(problem)}; {runtime_mending.correct(runtime, used, problem.file)}")
 
 
-def _misplaced(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def _misplaced(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     defined = {handler.name for handler in used.handlers}
     for spot in used.misplaced:
         ours = [one for one in of_nvidia(spot.handlers) if one.name not in defined]
@@ -81,7 +81,7 @@ def _misplaced(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator
                 used,
                 f'{place}: {names} under plugins."{spot.section}"{_why_unread(used, spot)};'
                 f' version {spot.right_schema} has it in plugins."{spot.right_section}";'
-                f" {runtime_mending.correct(around, used, spot.file)}",
+                f" {runtime_mending.correct(runtime, used, spot.file)}",
             )
 
 
@@ -89,30 +89,30 @@ def _why_unread(used: RuntimeConfiguration, spot: Misplaced) -> str:
     """Return why the merged files do not use a table that is valid for the version of its own file."""
     if spot.right_schema == spot.schema:
         return ""
-    beside = f'beside plugins."{spot.right_section}" of {spot.beside}' if spot.beside else "with these files"
+    text = f'beside plugins."{spot.right_section}" of {spot.beside}' if spot.beside else "with these files"
     later = f" ({spot.read_from} and later do)" if spot.read_from else ""
-    return f", which {gpu_runtime.reader(used)} does not read {beside}{later}"
+    return f", which {gpu_runtime.reader(used)} does not read {text}{later}"
 
 
-def _disabled(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def _disabled(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     if used.disabled_in:
-        told = f"{used.disabled_in}: disabled_plugins names the CRI plugin"
-        yield found(CRI_DISABLED, used, f"{told}; {runtime_mending.correct(around, used, used.disabled_in)}")
+        message = f"{used.disabled_in}: disabled_plugins names the CRI plugin"
+        yield found(CRI_DISABLED, used, f"{message}; {runtime_mending.correct(runtime, used, used.disabled_in)}")
 
 
-def _known(around: ContainerRuntime) -> str:
+def _known(runtime: ContainerRuntime) -> str:
     """Return the evidence that the kubelet uses this runtime, marked as assumed if it is not certain."""
-    unsaid = around.assumed and not around.known_from.startswith("assumed")
-    return f"assumed: {around.known_from}" if unsaid else around.known_from
+    unsaid = runtime.assumed and not runtime.known_from.startswith("assumed")
+    return f"assumed: {runtime.known_from}" if unsaid else runtime.known_from
 
 
-def _summary(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _summary(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the runtime with its version, socket, files and handlers, and the default handler marked."""
-    version = (around.live.version if around.live else "") or used.version
-    who = f"{used.kind} {version}".rstrip()
-    where = f" of {around.distribution}" if around.distribution else ""
-    at = f" at {around.socket}" if around.socket else ""
-    return f"{who}{where}{at}, {_files(used)}{_reader(used)}: {_handlers(around, used)}"
+    version = (runtime.live.version if runtime.live else "") or used.version
+    owner = f"{used.kind} {version}".rstrip()
+    where = f" of {runtime.distribution}" if runtime.distribution else ""
+    at = f" at {runtime.socket}" if runtime.socket else ""
+    return f"{owner}{where}{at}, {_files(used)}{_reader(used)}: {_handlers(runtime, used)}"
 
 
 def _files(used: RuntimeConfiguration) -> str:
@@ -132,20 +132,20 @@ def _reader(used: RuntimeConfiguration) -> str:
     return f" (put together as {reader} does, assumed from version {used.schema})"
 
 
-def _handlers(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    live = around.live
+def _handlers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+    live = runtime.live
     names = [name for name in live.handlers if name] if live and live.handlers is not None else []
     if not names and used.problem is None:
-        names = [one.name for one in used.handlers]
-    marked = [f"{name} (default)" if name == around.running_default else name for name in names]
-    bare = sorted(one.name for one in used.handlers if one.privileged_without_host_devices)
-    kinds = dict.fromkeys(one.kind or one.path for one in gpu_runtime.cdi_specs(around) if one.problem is None)
-    told = [
+        names = [handler.name for handler in used.handlers]
+    marked = [f"{name} (default)" if name == runtime.running_default else name for name in names]
+    bare = sorted(handler.name for handler in used.handlers if handler.privileged_without_host_devices)
+    kinds = dict.fromkeys(spec.kind or spec.path for spec in gpu_runtime.cdi_specs(runtime) if spec.problem is None)
+    messages = [
         ", ".join(marked) or "no handler",
         *([f"CDI with {', '.join(kinds)}"] if kinds else []),
         *([f"privileged containers see only their own devices under {', '.join(bare)}"] if bare else []),
     ]
-    return "; ".join(told)
+    return "; ".join(messages)
 
 
 CHECK = Check(

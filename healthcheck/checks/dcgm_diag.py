@@ -169,24 +169,24 @@ def needs_repeat(answer: DiagAnswer, policy: Policy) -> tuple[str, ...]:
     rows = rows_of(answer)
     in_use = devices_in_use(rows)
     for row in rows:
-        faults = [one for one in _faults(row, in_use, policy) if one.ruling.severity >= Severity.RESET]
+        faults = [fault for fault in _faults(row, in_use, policy) if fault.ruling.severity >= Severity.RESET]
         if faults:
-            doubtful = _over_reports_always(row.test) or all(_over_reports(one.error) for one in faults)
+            doubtful = _over_reports_always(row.test) or all(_over_reports(fault.error) for fault in faults)
             doubted[row.test] = doubted.get(row.test, True) and doubtful
     return tuple(test for test, doubtful in doubted.items() if doubtful and test not in ("", SOFTWARE))
 
 
 def with_repeat(first: DiagAnswer, again: DiagAnswer) -> DiagAnswer:
     """The answer after some tests were run once more: where they came to a result, only that counts."""
-    told = {(row.test, row.kind, row.index) for row in again.results if row.status in ("pass", "fail")}
-    tests = {test for test, _, _ in told}
+    entries = {(row.test, row.kind, row.index) for row in again.results if row.status in ("pass", "fail")}
+    tests = {test for test, _, _ in entries}
     kept = tuple(
         row
         for row in first.results
-        if (row.test, row.kind, row.index) not in told and not (row.index is None and row.test in tests)
+        if (row.test, row.kind, row.index) not in entries and not (row.index is None and row.test in tests)
     )
     # The first run's exit code reports failures that the repetition may have cleared.
-    code = again.code if told and first.code in _SAYS_FAILED and _ended_with_results(again.code) else first.code
+    code = again.code if entries and first.code in _SAYS_FAILED and _ended_with_results(again.code) else first.code
     return replace(first, code=code, results=(*kept, *(row for row in again.results if row.test in tests)))
 
 
@@ -213,7 +213,7 @@ def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy)
     failed = frozenset(row.test for row in rows if row.status != "pass" or row.errors)
     for row in rows:
         judged = list(_judge_row(row, devices[row.kind, row.index], failed, in_use, policy))
-        yield from (one for one in judged if not (blind and isinstance(one, Passed)))
+        yield from (finding for finding in judged if not (blind and isinstance(finding, Passed)))
     yield from blind
     if not blind:
         yield from _not_tested(answer, rows, devices, gpus)
@@ -226,11 +226,11 @@ def rows_of(answer: DiagAnswer) -> tuple[DiagResult, ...]:
     rows: dict[tuple[str, str, int | None], DiagResult] = {}
     errors: dict[tuple[str, str, int | None], dict[DiagError, None]] = {}
     order = ("not-run", "skip", "pass", "unknown", "fail")
-    for one in answer.results:
-        key = (one.test, one.kind, one.index)
-        status = max(rows[key].status, one.status, key=order.index) if key in rows else one.status
-        rows[key] = replace(one, status=status)
-        errors.setdefault(key, {}).update(dict.fromkeys(one.errors))
+    for result in answer.results:
+        key = (result.test, result.kind, result.index)
+        status = max(rows[key].status, result.status, key=order.index) if key in rows else result.status
+        rows[key] = replace(result, status=status)
+        errors.setdefault(key, {}).update(dict.fromkeys(result.errors))
     return tuple(replace(row, errors=tuple(errors[key])) for key, row in rows.items())
 
 
@@ -240,7 +240,7 @@ def devices_in_use(rows: Iterable[DiagResult]) -> DevicesInUse:
         (row.kind, row.index)
         for row in rows
         if row.status != "pass"
-        and any(why_not_run(one) == dcgm_causes.IN_USE or one.id == _OTHERS_WORK for one in row.errors)
+        and any(why_not_run(error) == dcgm_causes.IN_USE or error.id == _OTHERS_WORK for error in row.errors)
     )
 
 
@@ -255,7 +255,7 @@ def _judge_row(
     for cause, error in _causes(row, in_use).items():
         if row.status != "skip" or cause != dcgm_causes.TEST_SKIPPED:
             yield Unobserved(cause, f"{row.test} on {device.subject}: {in_words(error)}", device.subject)
-    faults = [one for one in _faults(row, in_use, policy) if one.ruling.severity > Severity.PASS]
+    faults = [fault for fault in _faults(row, in_use, policy) if fault.ruling.severity > Severity.PASS]
     if faults:
         yield _finding(row, device, faults)
     elif row.status == "fail" and not row.errors:
@@ -277,7 +277,9 @@ def _causes(row: DiagResult, in_use: DevicesInUse) -> dict[UnobservedCause, Diag
 def _faults(row: DiagResult, in_use: DevicesInUse, policy: Policy) -> list[_Fault]:
     if row.status == "pass":
         return []
-    return [_Fault(one, rule_in(row, one, policy)) for one in row.errors if not why_not_run_here(row, one, in_use)]
+    return [
+        _Fault(error, rule_in(row, error, policy)) for error in row.errors if not why_not_run_here(row, error, in_use)
+    ]
 
 
 def why_not_run_here(row: DiagResult, error: DiagError, in_use: DevicesInUse) -> UnobservedCause | None:
@@ -313,7 +315,7 @@ def rule_of(error: DiagError, policy: Policy) -> Ruling:
 
     The text is used only if the error has no ID.
     """
-    return worst([rule_dcgm(one, error.severity, policy) for one in _ids(error) or (_UNTOLD,)])
+    return worst([rule_dcgm(number, error.severity, policy) for number in _ids(error) or (_UNTOLD,)])
 
 
 def _ids(error: DiagError) -> tuple[int, ...]:
@@ -328,17 +330,17 @@ def _ids(error: DiagError) -> tuple[int, ...]:
 
 def why_not_run(error: DiagError) -> UnobservedCause | None:
     """Return the cause for which a test could not run, or None if it ran and found a fault."""
-    known = [dcgm_table()[one] for one in _ids(error) if one in dcgm_table()]
-    if known and all(one.could_not_run for one in known):
+    known = [dcgm_table()[number] for number in _ids(error) if number in dcgm_table()]
+    if known and all(dcgm_error.could_not_run for dcgm_error in known):
         return _CAUSES.get(known[0].id, dcgm_causes.TEST_NOT_RUN)
-    if all(one.id in _MORE_WITHOUT_SAYING for one in known):
+    if all(dcgm_error.id in _MORE_WITHOUT_SAYING for dcgm_error in known):
         return next((cause for pattern, cause in _COULD_NOT_RUN if pattern.search(error.text)), None)
     return None
 
 
 def _finding(row: DiagResult, device: _Device, faults: list[_Fault]) -> Finding:
-    gravest = max(faults, key=lambda one: one.ruling.severity)
-    others = [_name(one.error) for one in faults if one is not gravest]
+    gravest = max(faults, key=lambda fault: fault.ruling.severity)
+    others = [_name(fault.error) for fault in faults if fault is not gravest]
     more = f"{ALSO}{named(others, _MOST_NAMED)}" if others else ""
     detail = in_words(gravest.error) + more
     ruling = gravest.ruling
@@ -355,7 +357,7 @@ def _name(error: DiagError) -> str:
 
     For an error without an ID, return the names of the errors that match its text.
     """
-    names = [f"{one} {dcgm_table()[one].name}" for one in _ids(error)[:_MOST_NAMED] if one in dcgm_table()]
+    names = [f"{number} {dcgm_table()[number].name}" for number in _ids(error)[:_MOST_NAMED] if number in dcgm_table()]
     if error.id is None:
         return f"an error in the words of {' and '.join(names)}" if names else "an error without a number"
     return f"error {names[0]}" if names else f"error {error.id}"
@@ -401,13 +403,13 @@ def _why_it_ended(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
     code = answer.code
     assert code is not None
     known = return_of_code(code)
-    said = f": {answer.said[-1]}" if answer.said else ""
+    message = f": {answer.said[-1]}" if answer.said else ""
     if known:
-        return known.cause, f"{known.meaning} (exit code {code}){said}"
+        return known.cause, f"{known.meaning} (exit code {code}){message}"
     number = -code if code < 0 else code - _BY_A_SIGNAL
     if 0 < number < _MOST_SIGNALS:
-        return dcgm_causes.KILLED, f"dcgmi was ended by signal {number}{said}"
-    return dcgm_causes.FAILED, f"dcgmi ended with exit code {code}{said}"
+        return dcgm_causes.KILLED, f"dcgmi was ended by signal {number}{message}"
+    return dcgm_causes.FAILED, f"dcgmi ended with exit code {code}{message}"
 
 
 def _why_it_said_nothing(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
@@ -415,8 +417,8 @@ def _why_it_said_nothing(answer: DiagAnswer) -> tuple[UnobservedCause, str]:
     for line in answer.said:
         if known := return_of_text(line):
             return known.cause, f"{known.meaning}: {line}"
-    said = f": {answer.said[0]}" if answer.said else ""
-    return dcgm_causes.NO_DATA, f"no test gave a result{said}"
+    message = f": {answer.said[0]}" if answer.said else ""
+    return dcgm_causes.NO_DATA, f"no test gave a result{message}"
 
 
 def _not_tested(
@@ -486,13 +488,13 @@ def _summary(rows: Iterable[DiagResult]) -> str:
     tests: dict[str, Counter[str]] = {}
     for row in rows:
         tests.setdefault(row.test, Counter())[row.status] += 1
-    told = [
+    messages = [
         f"{test} " + ", ".join(f"{_STATUS_WORDS[status]} on {count}" for status, count in sorted(counts.items()))
         for test, counts in list(tests.items())[:_MOST_TOLD]
     ]
     if len(tests) > _MOST_TOLD:
-        told.append(counted(len(tests) - _MOST_TOLD, "further test"))
-    return "; ".join(told)
+        messages.append(counted(len(tests) - _MOST_TOLD, "further test"))
+    return "; ".join(messages)
 
 
 LEVEL_2 = Check("dcgm-diag-l2", "1-dcgm-diag-l2", (LEVEL_2_RUN,), judge_level_2, (FAMILY, *_reasons(2)), Nature.EVENT)

@@ -27,22 +27,22 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     readable = yield from gpu_runtime.readable(seen)
     if readable is None:
         return
-    around, used = readable
-    yield from find_faults(around, used)
+    runtime, used = readable
+    yield from find_faults(runtime, used)
     yield Observation(used.default, f"one of {', '.join(_defined(used)[:_MOST_NAMED])}")
 
 
-def find_faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """The finding, where no file defines the default."""
     defined = _defined(used)
     if used.default not in defined:
         file = used.default_in or used.path
-        told = f"{file}: the default is {used.default!r}; defined are {', '.join(defined)}"
-        yield found(UNDEFINED, used, f"{told}; {runtime_mending.correct(around, used, file)}")
+        message = f"{file}: the default is {used.default!r}; defined are {', '.join(defined)}"
+        yield found(UNDEFINED, used, f"{message}; {runtime_mending.correct(runtime, used, file)}")
 
 
 def _defined(used: RuntimeConfiguration) -> list[str]:
-    return list(dict.fromkeys([*(one.name for one in used.handlers), *_built_in(used)]))
+    return list(dict.fromkeys([*(handler.name for handler in used.handlers), *_built_in(used)]))
 
 
 def _built_in(used: RuntimeConfiguration) -> tuple[str, ...]:

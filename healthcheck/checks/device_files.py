@@ -63,40 +63,40 @@ class _ExpectedFile(Struct, frozen=True):
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    around = seen[DEVICE_FILES]
-    if not around.folders:
+    files = seen[DEVICE_FILES]
+    if not files.folders:
         yield NotConfigured("what lies below this root is a copy of a host's tree, without devices")
         return
     gpus = yield from answering(seen, "minor")
-    if not any(one.is_gpu and one.driver == NVIDIA_DRIVER for one in seen[pci.FUNCTIONS]):
+    if not any(function.is_gpu and function.driver == NVIDIA_DRIVER for function in seen[pci.FUNCTIONS]):
         if gpus:  # WSL's and Tegra's, which have other device files
             yield NotConfigured("NVIDIA's driver has no GPU on PCI")
         return
     # Where NVML fails, a control file that is missing may be why.
-    control = list(_of_driver(around))
+    control = list(_of_driver(files))
     of_gpus = [
         (gpu, _ExpectedFile(f"nvidia{gpu.minor}", (_NVIDIA, gpu.minor))) for gpu in gpus if gpu.minor is not None
     ]
-    lacks = [*_of_the_driver(_lacks(around, control))]
-    lacks += [found(reason, gpu, detail) for gpu, file in of_gpus for reason, detail in _lacks(around, [file])]
-    yield from (settled(one, expected) for one in lacks)
+    lacks = [*_of_the_driver(_lacks(files, control))]
+    lacks += [found(reason, gpu, detail) for gpu, file in of_gpus for reason, detail in _lacks(files, [file])]
+    yield from (settled(finding, expected) for finding in lacks)
     if gpus:
-        yield _seen(around, [*control, *(file for _, file in of_gpus)])
+        yield _seen(files, [*control, *(file for _, file in of_gpus)])
 
 
-def _seen(around: DeviceFiles, wanted: list[_ExpectedFile]) -> Observation:
-    right = len(wanted) - sum(1 for _ in _lacks(around, wanted))
-    not_loaded = f", {UVM} not loaded yet" if around.majors is not None and UVM not in around.majors else ""
+def _seen(files: DeviceFiles, wanted: list[_ExpectedFile]) -> Observation:
+    right = len(wanted) - sum(1 for _ in _lacks(files, wanted))
+    not_loaded = f", {UVM} not loaded yet" if files.majors is not None and UVM not in files.majors else ""
     return Observation(
-        f"{counted(right, 'device file')} in {' and '.join(around.folders)}{not_loaded}", f"{len(wanted)}"
+        f"{counted(right, 'device file')} in {' and '.join(files.folders)}{not_loaded}", f"{len(wanted)}"
     )
 
 
-def _of_driver(around: DeviceFiles) -> Iterator[_ExpectedFile]:
+def _of_driver(files: DeviceFiles) -> Iterator[_ExpectedFile]:
     """Yield the device files that do not belong to one GPU."""
-    majors: Mapping[str, int] = around.majors or {}
+    majors: Mapping[str, int] = files.majors or {}
     yield _ExpectedFile("nvidiactl", (_NVIDIA, _CONTROL))
-    there = {one.name for one in around.files}
+    there = {file.name for file in files.files}
     if UVM in majors:
         yield _ExpectedFile(UVM, (majors[UVM], 0))
     numbers = {"nvidia-modeset": (_NVIDIA, _MODESET)}
@@ -104,25 +104,29 @@ def _of_driver(around: DeviceFiles) -> Iterator[_ExpectedFile]:
     if CAPABILITIES in majors:
         of_capabilities = (name.removeprefix(_CAPABILITY) for name in there if name.startswith(_CAPABILITY))
         numbers |= {
-            f"{_CAPABILITY}{one}": (majors[CAPABILITIES], int(one)) for one in of_capabilities if one.isdecimal()
+            f"{_CAPABILITY}{capability}": (majors[CAPABILITIES], int(capability))
+            for capability in of_capabilities
+            if capability.isdecimal()
         }
     for name in sorted(there & numbers.keys()):
         yield _ExpectedFile(name, numbers[name], must_be=False)
 
 
-def _lacks(around: DeviceFiles, wanted: Iterable[_ExpectedFile]) -> Iterator[tuple[Reason, str]]:
+def _lacks(device_files: DeviceFiles, wanted: Iterable[_ExpectedFile]) -> Iterator[tuple[Reason, str]]:
     """Yield the faults of these files.
 
     A file that is correct in one of the folders counts as correct, because containers get that file.
     """
     files: dict[str, list[DeviceFile]] = defaultdict(list)
-    for one in around.files:
-        files[one.name].append(one)
+    for device_file in device_files.files:
+        files[device_file.name].append(device_file)
     for file in wanted:
         there = files[file.name]
         if not there and file.must_be:
-            yield MISSING, f"no {' or '.join(f'{folder}/{file.name}' for folder in around.folders)}"
-        elif there and not any(one.character and (one.major, one.minor) == file.number for one in there):
+            yield MISSING, f"no {' or '.join(f'{folder}/{file.name}' for folder in device_files.folders)}"
+        elif there and not any(
+            device_file.character and (device_file.major, device_file.minor) == file.number for device_file in there
+        ):
             yield WRONG, _difference(there[0], file.number)
 
 

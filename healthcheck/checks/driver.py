@@ -58,13 +58,13 @@ def _versions(look: nvml.DriverReading) -> Iterator[Judgement]:
     if not look.module_version:
         return
     libraries = ", ".join(look.library_versions)
-    told = f"kernel module {look.module_version}, library {libraries or 'not found'}"
-    yield Observation(told, "the same version", "NVML's rule")
+    message = f"kernel module {look.module_version}, library {libraries or 'not found'}"
+    yield Observation(message, "the same version", "NVML's rule")
     if libraries and look.module_version not in look.library_versions:
         seconds = look.mismatch_seconds
         is_confirmed = seconds is not None and seconds >= driver_reasons.MISMATCH_SECONDS
         reason = LIBRARY_MISMATCH if is_confirmed else VERSION_MISMATCH
-        yield Finding(reason.name, reason.severity, "driver", told, flickers=reason.flickers)
+        yield Finding(reason.name, reason.severity, "driver", message, flickers=reason.flickers)
 
 
 def being_changed(labels: Mapping[str, str]) -> str:

@@ -186,7 +186,7 @@ def _is_of_one_load(before: float | None, at: float) -> bool:
 def unread(records: Iterable[kernel_log.Record], outcomes: Iterable[Outcome]) -> Iterator[kernel_log.Record]:
     """Return the records about an Xid or a GPU off the bus that no check could parse."""
     read = {sighting.seq for outcome in outcomes for sighting in outcome.sightings}
-    return (one for one in records if one.seq not in read and _speaks_of_a_fault(one.text))
+    return (record for record in records if record.seq not in read and _speaks_of_a_fault(record.text))
 
 
 def _speaks_of_a_fault(text: str) -> bool:

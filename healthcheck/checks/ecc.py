@@ -41,8 +41,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield from unknown_yet(gpu, "sram_threshold_exceeded", SRAM_THRESHOLD)
     if all_lack(gpus, "ecc", "sram_threshold_exceeded"):
         yield NotConfigured("no GPU here counts ECC errors")
-    elif told := ", ".join(_summary(gpus)):
-        yield Observation(told, f"{MOST_UNCORRECTED} since the driver was loaded, none over", "nvml.h")
+    elif message := ", ".join(_summary(gpus)):
+        yield Observation(message, f"{MOST_UNCORRECTED} since the driver was loaded, none over", "nvml.h")
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
@@ -53,9 +53,9 @@ def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
     """
     counts = [gpu.ecc for gpu in gpus if gpu.ecc is not None]
     if counts:
-        now = counted(sum(one.uncorrected_volatile for one in counts), "uncorrected ECC error")
-        uncorrected = sum(one.uncorrected_aggregate for one in counts)
-        corrected = sum(one.corrected_aggregate for one in counts)
+        now = counted(sum(count.uncorrected_volatile for count in counts), "uncorrected ECC error")
+        uncorrected = sum(count.uncorrected_aggregate for count in counts)
+        corrected = sum(count.corrected_aggregate for count in counts)
         yield f"{now} since the driver was loaded (ever: {uncorrected}, corrected: {corrected})"
     over = [gpu.sram_threshold_exceeded for gpu in gpus if gpu.sram_threshold_exceeded is not None]
     if over:

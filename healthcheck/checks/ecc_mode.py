@@ -26,14 +26,14 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "ecc_mode"):
         yield NotConfigured("no GPU here can do ECC")
     elif modes:
-        told = f"on for {sum(mode.current for _, mode in modes)} of {counted(len(modes), 'GPU')}"
+        message = f"on for {sum(mode.current for _, mode in modes)} of {counted(len(modes), 'GPU')}"
         changing = sum(mode.current != mode.pending for _, mode in modes)
         if changing:
-            told += f", to change for {changing} at the next reset"
+            message += f", to change for {changing} at the next reset"
         yield (
-            Observation(told, "all", f"{expected.instance_type} in instance-profiles.conf")
+            Observation(message, "all", f"{expected.instance_type} in instance-profiles.conf")
             if profile
-            else Observation(told)
+            else Observation(message)
         )
     for gpu, mode in modes:
         if profile and not mode.current:

@@ -37,7 +37,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     here = [function.address for function in functions if function.is_efa_here]
     rdma = seen[infiniband.RDMA]
     present = max(len(functions), len(rdma.efa))
-    had, whose = _had(expected)
+    had, owner = _had(expected)
     if not present and not had:
         yield NotConfigured("no EFA device")
         return
@@ -45,12 +45,12 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if len(rdma.efa) < len(here) and rdma.efa_driver_loaded:
         yield _found(COUNT_LOW, _dark(here, rdma))
     elif present < had:
-        yield _found(COUNT_LOW, f"{counted(present, 'EFA device')}, {whose} {had}")
+        yield _found(COUNT_LOW, f"{counted(present, 'EFA device')}, {owner} {had}")
     elif expected.profile and present < expected.profile.efa:
-        told = f"{counted(present, 'EFA device')}, {expected.instance_type} can have {expected.profile.efa}"
-        yield _found(BELOW_PROFILE, told)
+        message = f"{counted(present, 'EFA device')}, {expected.instance_type} can have {expected.profile.efa}"
+        yield _found(BELOW_PROFILE, message)
     yield Observation(
-        f"{counted(len(rdma.efa), 'EFA device')}, {len(functions)} on PCI", *_expectation(had, whose, expected)
+        f"{counted(len(rdma.efa), 'EFA device')}, {len(functions)} on PCI", *_expectation(had, owner, expected)
     )
 
 
@@ -72,9 +72,9 @@ def _dark(here: Sequence[str], rdma: infiniband.Rdma) -> str:
     return f"PCI shows {len(here)} EFA devices, {len(rdma.efa)} have an RDMA device; without one: {some}"
 
 
-def _expectation(had: int, whose: str, expected: Expectation) -> tuple[str, str]:
+def _expectation(had: int, owner: str, expected: Expectation) -> tuple[str, str]:
     if had:
-        return f"{had}", whose
+        return f"{had}", owner
     if expected.profile and expected.profile.efa:
         return f"{expected.profile.efa}", f"{expected.instance_type} in instance-profiles.conf"
     return "", ""

@@ -67,9 +67,14 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         )
         return
     before, seconds = {device.name: device for device in earlier[0].efa}, earlier[1]
-    said = [word for one in devices if not one.error for word in _rates(one, before.get(one.name), seconds)]
-    yield from said
-    fast = sum(isinstance(word, Finding) for word in said)
+    findings = [
+        word
+        for rdma_device in devices
+        if not rdma_device.error
+        for word in _rates(rdma_device, before.get(rdma_device.name), seconds)
+    ]
+    yield from findings
+    fast = sum(isinstance(word, Finding) for word in findings)
     yield Observation(f"errors above the threshold on {fast} of {counted(len(devices), 'EFA device')}", "none", _SOURCE)
 
 
@@ -83,8 +88,8 @@ def _rates(device: RdmaDevice, before: RdmaDevice | None, seconds: float) -> Ite
     if any(rise < 0 for rise in rises.values()):
         yield TooEarly("its counters began anew", subject)
     elif fast := [name for name, rise in rises.items() if rise / seconds > MOST_PER_SECOND[name]]:
-        told = ", ".join(f"{name} by more than {MOST_PER_SECOND[name]:.0f} a second" for name in fast)
-        yield Finding(RATE.name, RATE.severity, subject, f"rises: {told}", flickers=RATE.flickers)
+        message = ", ".join(f"{name} by more than {MOST_PER_SECOND[name]:.0f} a second" for name in fast)
+        yield Finding(RATE.name, RATE.severity, subject, f"rises: {message}", flickers=RATE.flickers)
 
 
 CHECK = Check("efa-errors", "2-efa-enumeration", (RDMA,), judge, (RATE,))

@@ -38,8 +38,8 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     else:
         others = sorted(word for word in words if not word.startswith(_NVIDIA))
         if others:
-            told = f"the EFA driver's p2p is {others[0] or 'empty'}, not {_NVIDIA}"
-            yield Finding(OFF.name, OFF.severity, "node", told, flickers=OFF.flickers)
+            message = f"the EFA driver's p2p is {others[0] or 'empty'}, not {_NVIDIA}"
+            yield Finding(OFF.name, OFF.severity, "node", message, flickers=OFF.flickers)
         yield Observation(f"p2p: {', '.join(sorted(words)) or 'empty'}", _NVIDIA, "the efa driver")
 
 

@@ -36,7 +36,7 @@ STALLED = Reason(
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     devices = seen[RDMA].efa
-    now = {one.name: one.counters[KEEP_ALIVES] for one in devices if KEEP_ALIVES in one.counters}
+    now = {device.name: device.counters[KEEP_ALIVES] for device in devices if KEEP_ALIVES in device.counters}
     if not now:
         yield NotConfigured("no EFA device counts its keep-alives" if devices else "no EFA device")
         return
@@ -45,7 +45,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield TooEarly("a rise needs an earlier look")
         yield Observation(f"keep-alives of {counted(len(now), 'EFA device')} read")
         return
-    before = {one.name: one.counters.get(KEEP_ALIVES) for one in earlier[0].efa}
+    before = {device.name: device.counters.get(KEEP_ALIVES) for device in earlier[0].efa}
     rises = {name: count - old for name, count in now.items() if (old := before.get(name)) is not None}
     pace = max(rises.values(), default=0)
     for name in now:

@@ -57,9 +57,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if look.absent:
         yield NotConfigured(look.absent)
         return
-    for one in look.loopbacks:
-        yield from _judge_device(one, expected.efa_min_bandwidth)
-    speeds = [one.answer.bandwidth for one in look.loopbacks if isinstance(one.answer, Measured)]
+    for loopback in look.loopbacks:
+        yield from _judge_device(loopback, expected.efa_min_bandwidth)
+    speeds = [loopback.answer.bandwidth for loopback in look.loopbacks if isinstance(loopback.answer, Measured)]
     if speeds:
         asked = f"at least {expected.efa_min_bandwidth} MB/s" if expected.efa_min_bandwidth else ""
         devices = f"{len(speeds)} of {counted(len(look.loopbacks), 'EFA device')}"
@@ -68,14 +68,14 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         )
 
 
-def _judge_device(one: Loopback, least: int) -> Iterator[Judgement]:
-    subject = f"efa/{one.device}"
-    match one.answer:
+def _judge_device(loopback: Loopback, least: int) -> Iterator[Judgement]:
+    subject = f"efa/{loopback.device}"
+    match loopback.answer:
         case Unobserved(cause, detail):
             yield Unobserved(cause, f"{subject}: {detail}", subject)
-        case Broken(says, corrupt):
+        case Broken(message, corrupt):
             reason = CORRUPT if corrupt else FAILED
-            yield Finding(reason.name, reason.severity, subject, says)
+            yield Finding(reason.name, reason.severity, subject, message)
         case Measured(bandwidth, size) if bandwidth < least:
             detail = f"{bandwidth:.2f} MB/s with messages of {size} bytes; {SETTING} is {least}"
             yield Finding(SLOW.name, SLOW.severity, subject, detail)

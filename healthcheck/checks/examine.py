@@ -93,18 +93,18 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
     unread = tuple(cause for probe in check.needs if (cause := evidence.unread(probe)))
     if unread:
         return Outcome(check.name, check.group, unobserved=unread)
-    said = list(_judgements(check, evidence, expected))
+    findings = list(_judgements(check, evidence, expected))
     return Outcome(
         check.name,
         check.group,
         # A cluster may set a reason to PASS: it is no finding then.
-        findings=tuple(word for word in said if isinstance(word, Finding) and word.severity is not Severity.PASS),
-        sightings=tuple(word for word in said if isinstance(word, KernelEvent)),
-        unobserved=tuple(word for word in said if isinstance(word, Unobserved)),
-        configured=not any(isinstance(word, NotConfigured) for word in said),
-        seen=tuple(_for_a_person(word) for word in said if isinstance(word, Observation | NotConfigured)),
-        too_early=tuple(word for word in said if isinstance(word, TooEarly)),
-        passed=tuple(word for word in said if isinstance(word, Passed)),
+        findings=tuple(word for word in findings if isinstance(word, Finding) and word.severity is not Severity.PASS),
+        sightings=tuple(word for word in findings if isinstance(word, KernelEvent)),
+        unobserved=tuple(word for word in findings if isinstance(word, Unobserved)),
+        configured=not any(isinstance(word, NotConfigured) for word in findings),
+        seen=tuple(_for_a_person(word) for word in findings if isinstance(word, Observation | NotConfigured)),
+        too_early=tuple(word for word in findings if isinstance(word, TooEarly)),
+        passed=tuple(word for word in findings if isinstance(word, Passed)),
     )
 
 

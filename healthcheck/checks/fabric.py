@@ -143,8 +143,8 @@ def _seconds_up(seen: Evidence, expected: Expectation) -> float:
 def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
     detail = f"fabric state {state} ({_STATES[state]})"
     if young:
-        told = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
-        return Unobserved(COMING_UP, told, gpu.subject)
+        message = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
+        return Unobserved(COMING_UP, message, gpu.subject)
     if state == IN_PROGRESS and gpu.persistence is False:
         # The agent's own probe may have initialised the GPU a moment ago, so a registration that hangs cannot be
         # detected.

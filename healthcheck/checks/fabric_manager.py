@@ -65,21 +65,21 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     around = seen[services.SERVICES]
     running = around.find(services.FABRIC_MANAGER)
     driver = seen[kernel_modules.MODULES].nvidia
-    start, beside = around.fabric_manager_start, around.beside(services.FABRIC_MANAGER)
+    start, text = around.fabric_manager_start, around.beside(services.FABRIC_MANAGER)
     if around.is_unsure(services.FABRIC_MANAGER):
-        yield Unobserved(services.UNCERTAIN, f"whether the node's own fabric manager runs can't be told: {beside}")
+        yield Unobserved(services.UNCERTAIN, f"whether the node's own fabric manager runs can't be told: {text}")
     elif running is None and expected.driver_age_seconds < DRIVER_GRACE.seconds:
         yield Unobserved(
             causes.DRIVER_JUST_LOADED,
             f"no fabric manager runs yet; judged {DRIVER_GRACE.seconds:g} s after {DRIVER_GRACE.since}",
         )
     elif running is None:
-        besides = f"; {beside}, which the node does not run" if beside else ""
+        besides = f"; {text}, which the node does not run" if text else ""
         yield _finding(NOT_RUNNING, f"no process {services.FABRIC_MANAGER}{besides}")
     if start and _speaks_of_now(start, driver, running is not None) and start.version != driver:
         yield _finding(MISMATCH, f"fabric manager {start.version}, driver {driver}")
-    said = _summary(running is not None, start) + (f"; not counted: {beside}" if beside else "")
-    yield Observation(said, f"running, version {driver}", source)
+    message = _summary(running is not None, start) + (f"; not counted: {text}" if text else "")
+    yield Observation(message, f"running, version {driver}", source)
 
 
 def _needed_by(functions: tuple[pci.PciFunction, ...], expected: Expectation) -> str:

@@ -20,21 +20,19 @@ NOT_READY = Reason(
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    around = seen[GDRCOPY]
-    if not around.set_up_by:
+    copy = seen[GDRCOPY]
+    if not copy.set_up_by:
         yield NotConfigured("nothing on this host sets GDRCopy up")
     elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
         # The module can't be loaded before NVIDIA's own.
         yield NotConfigured("the NVIDIA driver has no GPU")
     else:
-        lacks = "" if around.loaded else f"the module {MODULE} is not loaded"
-        lacks = lacks or ("" if around.device else f"{MODULE} is loaded, and /dev/{MODULE} is missing")
+        lacks = "" if copy.loaded else f"the module {MODULE} is not loaded"
+        lacks = lacks or ("" if copy.device else f"{MODULE} is loaded, and /dev/{MODULE} is missing")
         if lacks:
-            detail = f"{lacks}; {around.set_up_by} sets it up"
+            detail = f"{lacks}; {copy.set_up_by} sets it up"
             yield Finding(NOT_READY.name, NOT_READY.severity, "node", detail, flickers=NOT_READY.flickers)
-        yield Observation(
-            lacks or f"{MODULE} is loaded and has its device", "loaded, with its device", around.set_up_by
-        )
+        yield Observation(lacks or f"{MODULE} is loaded and has its device", "loaded, with its device", copy.set_up_by)
 
 
 CHECK = Check("gdrcopy", "2-efa-enumeration", (GDRCOPY, pci.FUNCTIONS), judge, (NOT_READY,))

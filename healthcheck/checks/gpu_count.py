@@ -126,14 +126,14 @@ def _count(answer: nvml.Gpus, functions: list[pci.PciFunction], expected: Expect
     # GPUs of another driver were assigned to other uses (vfio-pci for a virtual machine) and are not counted.
     away = [function for function in functions if function.driver not in (NVIDIA_DRIVER, "")]
     ours = len(functions) - len(away)
-    promised, whose = _promised(expected)
+    promised, owner = _promised(expected)
     wanted = max(promised - len(away), ours) - len(unbound)
     listed = len(answer.gpus)
     yield _summary(f"{counted(listed, 'GPU')} in NVML, {ours} on PCI", expected)
     for function in unbound:
         yield settled(_finding(UNBOUND, f"gpu/{function.address}", "no driver has it"), expected)
     if listed < wanted:
-        promise = f", {whose} {promised}" if promised else ""
+        promise = f", {owner} {promised}" if promised else ""
         by_memory = not expected.profile and listed >= ours - len(unbound)
         yield settled(_low(f"NVML lists {listed}, PCI {ours}{promise}", by_memory=by_memory), expected)
 
@@ -149,11 +149,15 @@ def _low(detail: str, *, by_memory: bool) -> Finding:
     return replace(_finding(COUNT_LOW, "node", detail), source=ONCE_HAD if by_memory else "")
 
 
-def _summary(told: str, expected: Expectation) -> Observation:
+def _summary(message: str, expected: Expectation) -> Observation:
     if expected.profile is None:
         once = expected.first.gpus
-        return Observation(told, f"{once} each", ONCE_HAD) if once else Observation(told, "as many in NVML as on PCI")
-    return Observation(told, f"{expected.profile.gpus} each", f"{expected.instance_type} in instance-profiles.conf")
+        return (
+            Observation(message, f"{once} each", ONCE_HAD)
+            if once
+            else Observation(message, "as many in NVML as on PCI")
+        )
+    return Observation(message, f"{expected.profile.gpus} each", f"{expected.instance_type} in instance-profiles.conf")
 
 
 def _finding(reason: Reason, subject: str, detail: str) -> Finding:

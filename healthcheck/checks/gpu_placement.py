@@ -23,7 +23,11 @@ MOVED = Reason(
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    places = {one.address: GpuPosition(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
+    places = {
+        function.address: GpuPosition(function.numa_node, function.switch)
+        for function in seen[pci.FUNCTIONS]
+        if function.is_gpu
+    }
     if not places:
         yield NotConfigured("no GPU on PCI")
         return
@@ -32,8 +36,8 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     for address, place in moved.items():
         detail = f"{_words(place)}, first met {_words(first[address])}"
         yield Finding(MOVED.name, MOVED.severity, f"gpu/{address}", detail, flickers=MOVED.flickers)
-    told = f"GPUs by NUMA node: {_by_node(places.values())}"
-    yield Observation(told, "each where it was at the first look", MOVED.source) if first else Observation(told)
+    message = f"GPUs by NUMA node: {_by_node(places.values())}"
+    yield Observation(message, "each where it was at the first look", MOVED.source) if first else Observation(message)
 
 
 def _by_node(places: Iterable[GpuPosition]) -> str:

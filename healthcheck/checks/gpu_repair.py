@@ -35,8 +35,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield from unread(gpu, "repair")
     if all_lack(gpus, "repair"):
         yield NotConfigured("no GPU here tells of repairs")
-    elif told := [one for gpu in gpus if (one := gpu.repair) is not None]:
-        waiting = sum(one.channel_pending + one.tpc_pending for one in told)
+    elif repairs := [repair for gpu in gpus if (repair := gpu.repair) is not None]:
+        waiting = sum(repair.channel_pending + repair.tpc_pending for repair in repairs)
         yield Observation(f"{counted(waiting, 'repair')} waiting for a reset", "none", "nvml.h")
 
 

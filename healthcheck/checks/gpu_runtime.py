@@ -32,15 +32,15 @@ _MOST_TOLD = 4
 
 def used_with_gpus(seen: Evidence) -> Generator[Judgement, None, ContainerRuntime | None]:
     """The kubelet's container runtime on a node with GPUs for containers, as the value of `yield from`; None: none."""
-    around = seen[container_runtime.CONTAINER_RUNTIME]
-    if around.for_gpus is False:
+    runtime = seen[container_runtime.CONTAINER_RUNTIME]
+    if runtime.for_gpus is False:
         yield NotConfigured("no NVIDIA GPU for a container")
         return None
-    if around.used is None:
-        blind = around.not_found and around.for_gpus
-        yield Unobserved(NOT_FOUND, around.why_none) if blind else NotConfigured(around.why_none)
+    if runtime.used is None:
+        blind = runtime.not_found and runtime.for_gpus
+        yield Unobserved(NOT_FOUND, runtime.why_none) if blind else NotConfigured(runtime.why_none)
         return None
-    return around
+    return runtime
 
 
 def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntime, RuntimeConfiguration] | None]:
@@ -49,16 +49,16 @@ def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntim
     A malformed file leaves its content unknown, so the active findings stay. `container-runtime` reports the file
     itself.
     """
-    around = yield from used_with_gpus(seen)
-    if around is None or around.used is None:
+    runtime = yield from used_with_gpus(seen)
+    if runtime is None or runtime.used is None:
         return None
-    problem = around.used.problem
+    problem = runtime.used.problem
     if problem is None:
-        return around, around.used
+        return runtime, runtime.used
     if problem.only_ours:
-        yield Unobserved(UNREADABLE, in_words(problem), subject(around.used))
+        yield Unobserved(UNREADABLE, in_words(problem), subject(runtime.used))
     else:
-        yield TooEarly(f"{problem.file} can't be read by {around.used.kind}", subject(around.used))
+        yield TooEarly(f"{problem.file} can't be read by {runtime.used.kind}", subject(runtime.used))
     return None
 
 
@@ -84,12 +84,12 @@ def together(findings: Iterable[Finding]) -> Iterator[Finding]:
     Active findings are recorded by reason and subject, so the last one would otherwise replace the others.
     """
     by_reason: dict[tuple[str, str], list[Finding]] = {}
-    for one in findings:
-        by_reason.setdefault((one.reason, one.subject), []).append(one)
+    for finding in findings:
+        by_reason.setdefault((finding.reason, finding.subject), []).append(finding)
     for first, *others in by_reason.values():
-        told = [one.detail for one in (first, *others)][:_MOST_TOLD]
-        more = [f"and {len(others) + 1 - len(told)} more"] if len(others) + 1 > len(told) else []
-        yield replace(first, detail="; ".join([*told, *more]))
+        messages = [finding.detail for finding in (first, *others)][:_MOST_TOLD]
+        more = [f"and {len(others) + 1 - len(messages)} more"] if len(others) + 1 > len(messages) else []
+        yield replace(first, detail="; ".join([*messages, *more]))
 
 
 def of_nvidia(handlers: Iterable[Handler]) -> list[Handler]:
@@ -97,7 +97,7 @@ def of_nvidia(handlers: Iterable[Handler]) -> list[Handler]:
 
     A name that is only similar does not count.
     """
-    return [one for one in handlers if is_nvidias(one.name, one.binary)]
+    return [handler for handler in handlers if is_nvidias(handler.name, handler.binary)]
 
 
 def is_nvidias(handler: str, program: str) -> bool:
@@ -108,16 +108,16 @@ def is_nvidias_program(path: str) -> bool:
     return path.rpartition("/")[2].startswith(PROGRAM)
 
 
-def cdi_specs(around: ContainerRuntime) -> tuple[CdiSpec, ...]:
+def cdi_specs(runtime: ContainerRuntime) -> tuple[CdiSpec, ...]:
     """The specifications of NVIDIA's devices that the runtime reads; none while CDI is off."""
-    return around.cdi_specs if around.cdi_is_on else ()
+    return runtime.cdi_specs if runtime.cdi_is_on else ()
 
 
-def gives_gpus(around: ContainerRuntime) -> bool:
+def gives_gpus(runtime: ContainerRuntime) -> bool:
     """Whether there is any way for a GPU into a pod."""
-    if any(is_nvidias(name, program) for name, program in around.running_handlers.items()):
+    if any(is_nvidias(name, program) for name, program in runtime.running_handlers.items()):
         return True
-    return any(one.problem is None for one in cdi_specs(around))
+    return any(spec.problem is None for spec in cdi_specs(runtime))
 
 
 def place(file: str, line: int = 0, column: int = 0) -> str:

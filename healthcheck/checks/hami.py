@@ -88,23 +88,23 @@ LOCKED = Reason(
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    around = seen[HAMI]
-    if not around.runs:
+    hami = seen[HAMI]
+    if not hami.runs:
         yield NotConfigured("HAMi does not run on this node")
-    elif not any(one.is_gpu and one.driver == "nvidia" for one in seen[pci.FUNCTIONS]):
+    elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
         yield NotConfigured("the NVIDIA driver has no GPU")
     else:
-        if around.up_seconds >= _GRACE.seconds:
-            yield from _of_plugin(around)
+        if hami.up_seconds >= _GRACE.seconds:
+            yield from _of_plugin(hami)
         else:
             early = (NOT_INSTALLED.name, PRELOAD_WRONG.name, NOT_SERVING.name)
             yield TooEarly(f"judged {_GRACE.seconds:g} s after {_GRACE.since}", reasons=early)
-        yield from _left_behind(around)
-        yield Observation(_summary(around), "its library, ld.so.preload and a plugin's socket")
+        yield from _left_behind(hami)
+        yield Observation(_summary(hami), "its library, ld.so.preload and a plugin's socket")
 
 
-def _of_plugin(around: Hami) -> Iterator[Judgement]:
-    plugin = around.plugin
+def _of_plugin(hami: Hami) -> Iterator[Judgement]:
+    plugin = hami.plugin
     if plugin is None:
         yield TooEarly("its device plugin does not run", reasons=(NOT_INSTALLED.name, PRELOAD_WRONG.name))
     else:
@@ -112,9 +112,9 @@ def _of_plugin(around: Hami) -> Iterator[Judgement]:
             yield _found(NOT_INSTALLED, "; ".join(lacking))
         if wrong := _wrong_preload(plugin):
             yield _found(PRELOAD_WRONG, wrong)
-    if around.listening is None:
+    if hami.listening is None:
         yield TooEarly("its sockets can't be seen", reasons=(NOT_SERVING.name,))
-    elif why := _not_serving(around, around.listening):
+    elif why := _not_serving(hami, hami.listening):
         yield _found(NOT_SERVING, why)
 
 
@@ -123,8 +123,8 @@ def _lacking(plugin: Plugin) -> list[str]:
 
     If the image cannot be read, one library of any release is enough.
     """
-    there = {one.name: one for one in plugin.libraries}
-    good = [one.name for one in plugin.libraries if one.plain and one.size]
+    there = {library.name: library for library in plugin.libraries}
+    good = [library.name for library in plugin.libraries if library.plain and library.size]
     lacking = [name for name in plugin.brings or (() if good else (LIBRARY,)) if name not in good]
     shown = [_state(f"{plugin.folder}/{name}", there.get(name)) for name in lacking[:_MOST_SHOWN]]
     return shown + ([f"and {len(lacking) - _MOST_SHOWN} more"] if len(lacking) > _MOST_SHOWN else [])
@@ -140,12 +140,12 @@ def _wrong_preload(plugin: Plugin) -> str:
     path, library = f"{plugin.folder}/{PRELOAD}", f"{plugin.folder}/{LIBRARY}"
     if plugin.preload is None or not plugin.preload.plain or not plugin.preload.size:
         return _state(path, plugin.preload)
-    if library in (posixpath.normpath(one) for one in plugin.preloads):
+    if library in (posixpath.normpath(preload) for preload in plugin.preloads):
         return ""
     return f"{path} names {', '.join(plugin.preloads[:_MOST_SHOWN]) or 'nothing'}, and containers have {library}"
 
 
-def _not_serving(around: Hami, listening: Sequence[str]) -> str:
+def _not_serving(hami: Hami, listening: Sequence[str]) -> str:
     """Return the reason why no pod gets a share of a GPU, or an empty string.
 
     Pods get a share if a plugin listens and the kubelet has its socket.
@@ -153,24 +153,24 @@ def _not_serving(around: Hami, listening: Sequence[str]) -> str:
     own = [name for name in listening if name.startswith(_SOCKET)]
     if not own:
         # Without a plugin of HAMi's own the monitor may be Volcano's, which has a plugin of another name.
-        return "" if around.plugin is None and listening else f"nothing in its pod listens on {_SOCKET}*.sock"
-    there = around.plugin.sockets if around.plugin is not None else None
+        return "" if hami.plugin is None and listening else f"nothing in its pod listens on {_SOCKET}*.sock"
+    there = hami.plugin.sockets if hami.plugin is not None else None
     if there is None or _KUBELETS_SOCKET not in there or set(own) & set(there):
         return ""
     return f"its plugin listens on {own[0]}, which is no more in the kubelet's folder: the kubelet was started after it"
 
 
-def _left_behind(around: Hami) -> Iterator[Judgement]:
-    left = around.leftovers
-    if around.up_seconds < 2 * around.resync_seconds:
-        wait = f"HAMi has run for {around.up_seconds:.0f} s, and cleans up after {around.resync_seconds:.0f} s"
+def _left_behind(hami: Hami) -> Iterator[Judgement]:
+    left = hami.leftovers
+    if hami.up_seconds < 2 * hami.resync_seconds:
+        wait = f"HAMi has run for {hami.up_seconds:.0f} s, and cleans up after {hami.resync_seconds:.0f} s"
         yield TooEarly(wait, reasons=(LEFTOVERS.name,))
     elif left is None:
         yield TooEarly("the kubelet's folder of pods is not known", reasons=(LEFTOVERS.name,))
     elif left.names:
         shown = ", ".join(left.names[:_MOST_SHOWN]) + (", …" if len(left.names) > _MOST_SHOWN else "")
         yield _found(LEFTOVERS, f"{counted(len(left.names), 'folder')} in {left.folder}: {shown}")
-    age = around.mig_lock_seconds
+    age = hami.mig_lock_seconds
     if age is not None and age >= _LONGEST_APPLY:
         yield _found(LOCKED, f"{MIG_LOCK} was made {age / 60:.0f} min ago")
 
@@ -179,10 +179,10 @@ def _found(reason: Reason, detail: str) -> Finding:
     return Finding(reason.name, reason.severity, "node", detail, flickers=reason.flickers)
 
 
-def _summary(around: Hami) -> str:
-    plugin = around.plugin
-    has = ", ".join(one.name for one in plugin.libraries[:_MOST_SHOWN]) if plugin is not None else ""
-    listens = ", ".join((around.listening or ())[:_MOST_SHOWN])
+def _summary(hami: Hami) -> str:
+    plugin = hami.plugin
+    has = ", ".join(library.name for library in plugin.libraries[:_MOST_SHOWN]) if plugin is not None else ""
+    listens = ", ".join((hami.listening or ())[:_MOST_SHOWN])
     parts = [f"{plugin.folder}: {has or 'no library'}" if plugin is not None else "its device plugin does not run"]
     return "; ".join([*parts, f"listens on {listens}" if listens else "no socket of a plugin"])
 

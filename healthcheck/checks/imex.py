@@ -47,9 +47,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         if not running:
             detail = f"no process {services.IMEX}, which systemd starts here"
             yield Finding(NOT_RUNNING.name, NOT_RUNNING.severity, "node", detail, flickers=NOT_RUNNING.flickers)
-        beside = around.beside(services.IMEX)
-        said = ("running" if running else "not running") + (f"; not counted: {beside}" if beside else "")
-        yield Observation(said, "running", f"{row.instance_type} in fabrics.csv")
+        text = around.beside(services.IMEX)
+        message = ("running" if running else "not running") + (f"; not counted: {text}" if text else "")
+        yield Observation(message, "running", f"{row.instance_type} in fabrics.csv")
 
 
 CHECK = Check("imex", "3-topology-check", (services.SERVICES,), judge, (NOT_RUNNING,))

@@ -30,10 +30,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     elif own.locked_memory is None:
         yield Observation("a pod may lock memory without limit", "no limit", "EFA's installer")
     else:
-        told = _size(own.locked_memory)
+        message = _size(own.locked_memory)
         if own.locked_memory < LEAST_GIB << 30:
-            yield Finding(LOW.name, LOW.severity, "node", f"a pod may lock {told} of memory")
-        yield Observation(f"a pod may lock {told} of memory", "no limit", "EFA's installer")
+            yield Finding(LOW.name, LOW.severity, "node", f"a pod may lock {message} of memory")
+        yield Observation(f"a pod may lock {message} of memory", "no limit", "EFA's installer")
 
 
 def _size(limit: int) -> str:

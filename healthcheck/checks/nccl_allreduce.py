@@ -62,8 +62,8 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield TooEarly("all_reduce_perf has not answered yet")
         case Unobserved():
             yield look.answer
-        case Failed(says):
-            yield Finding(FAILED.name, FAILED.severity, "node", says)
+        case Failed(message):
+            yield Finding(FAILED.name, FAILED.severity, "node", message)
         case Reduced():
             yield from _judge_run(look.answer, _least(look.answer, expected))
 
@@ -93,13 +93,13 @@ def _least(run: Reduced, expected: Expectation) -> _Requirement | None:
 def _judge_run(run: Reduced, least: _Requirement | None) -> Iterator[Judgement]:
     if run.wrong:
         yield Finding(WRONG.name, WRONG.severity, "node", f"{counted(run.wrong, 'wrong value')} over {run.gpus} GPUs")
-    told = f"{run.bandwidth:.1f} GB/s bus bandwidth over {run.gpus} GPUs"
+    message = f"{run.bandwidth:.1f} GB/s bus bandwidth over {run.gpus} GPUs"
     if least is None:
-        yield Observation(told, "no figure for this type and number of GPUs")
+        yield Observation(message, "no figure for this type and number of GPUs")
         return
     if run.bandwidth < least.bandwidth:
-        yield Finding(SLOW.name, SLOW.severity, "node", told + least.asked_by, rule=least.rule)
-    yield Observation(told, f"at least {least.bandwidth:.0f} GB/s", least.source)
+        yield Finding(SLOW.name, SLOW.severity, "node", message + least.asked_by, rule=least.rule)
+    yield Observation(message, f"at least {least.bandwidth:.0f} GB/s", least.source)
 
 
 CHECK = Check("nccl-allreduce", "5-nccl-allreduce", (ALL_REDUCE,), judge, (WRONG, FAILED, SLOW), Nature.EVENT)

@@ -34,65 +34,65 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     readable = yield from gpu_runtime.readable(seen)
     if readable is None:
         return
-    around, used = readable
-    if around.distribution == container_runtime.GKE:
+    runtime, used = readable
+    if runtime.distribution == container_runtime.GKE:
         yield Observation("no handler of NVIDIA's by design: the device plugin mounts the driver")
         return
-    yield from _not_there(around, used)
-    yield Observation(_summary(around), "a handler of NVIDIA's, or CDI")
+    yield from _not_there(runtime, used)
+    yield Observation(_summary(runtime), "a handler of NVIDIA's, or CDI")
 
 
-def _not_there(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def _not_there(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """Yield the finding if the runtime has no handler of NVIDIA's and no CDI.
 
     Handlers that are in a wrong table, not loaded or unreadable are left to the checks for those faults.
     """
     misplaced = [one for spot in used.misplaced for one in spot.handlers]
-    unread = any(one.problem is not None for one in gpu_runtime.cdi_specs(around))
-    if gives_gpus(around) or of_nvidia([*used.handlers, *misplaced]) or unread:
+    unread = any(spec.problem is not None for spec in gpu_runtime.cdi_specs(runtime))
+    if gives_gpus(runtime) or of_nvidia([*used.handlers, *misplaced]) or unread:
         return
-    give = runtime_restart.give_handler(around, used)
+    give = runtime_restart.give_handler(runtime, used)
     replaced = next(iter(of_nvidia(used.replaced)), None)
     not_imported = next(iter(of_nvidia(used.unread_handlers)), None)
-    other = next(_elsewhere(around), None)
+    other = next(_elsewhere(runtime), None)
     if replaced is not None:
-        yield found(MISSING, used, f"{where(replaced)} has it, {_why_replaced(around, used)}")
+        yield found(MISSING, used, f"{where(replaced)} has it, {_why_replaced(runtime, used)}")
     elif not_imported is not None:
-        yield found(MISSING, used, f"{where(not_imported)} has it, {_why_unread(around, used)}")
+        yield found(MISSING, used, f"{where(not_imported)} has it, {_why_unread(runtime, used)}")
     elif other is not None:
         kind, handler = other
-        told = f"{where(handler)} has it, which {kind} reads; the kubelet's {used.kind} reads {used.path}"
-        yield found(ELSEWHERE, used, f"{told}: {give}")
+        message = f"{where(handler)} has it, which {kind} reads; the kubelet's {used.kind} reads {used.path}"
+        yield found(ELSEWHERE, used, f"{message}: {give}")
     else:
         yield found(MISSING, used, f"{used.path}: {give}")
 
 
-def _why_replaced(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _why_replaced(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     file = used.replaced_by
     why = f"and {file}, read after it, replaces the CRI plugin's whole table in {gpu_runtime.reader(used)}"
     move = f"write the handlers into {file} too, or take that table out of it"
-    return f"{why}: {move}; {runtime_mending.correct(around, used, file)}"
+    return f"{why}: {move}; {runtime_mending.correct(runtime, used, file)}"
 
 
-def _why_unread(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _why_unread(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     if used.kind == CRIO:
         return f"where CRI-O does not look: move it to {crio.STANDARD_FOLDER}"
-    name = f"name it in `imports` of {used.path}; {runtime_mending.correct(around, used, used.path)}"
+    name = f"name it in `imports` of {used.path}; {runtime_mending.correct(runtime, used, used.path)}"
     return f"and nothing imports that file: {name}"
 
 
-def _elsewhere(around: ContainerRuntime) -> Iterator[tuple[str, Handler]]:
-    for one in around.others:
-        for handler in of_nvidia(one.handlers) if one.problem is None else ():
-            same = around.used is not None and one.kind == around.used.kind
-            yield (f"another {one.kind}" if same else one.kind), handler
+def _elsewhere(runtime: ContainerRuntime) -> Iterator[tuple[str, Handler]]:
+    for configuration in runtime.others:
+        for handler in of_nvidia(configuration.handlers) if configuration.problem is None else ():
+            same = runtime.used is not None and configuration.kind == runtime.used.kind
+            yield (f"another {configuration.kind}" if same else configuration.kind), handler
 
 
-def _summary(around: ContainerRuntime) -> str:
-    running = around.running_handlers
+def _summary(runtime: ContainerRuntime) -> str:
+    running = runtime.running_handlers
     ours = [name for name, program in running.items() if gpu_runtime.is_nvidias(name, program)]
-    kinds = dict.fromkeys(one.kind or one.path for one in gpu_runtime.cdi_specs(around) if one.problem is None)
-    loaded = " as it runs" if around.live is not None and around.live.handlers is not None else ""
+    kinds = dict.fromkeys(spec.kind or spec.path for spec in gpu_runtime.cdi_specs(runtime) if spec.problem is None)
+    loaded = " as it runs" if runtime.live is not None and runtime.live.handlers is not None else ""
     ways = [*(f"handler {name}" for name in ours), *(f"CDI {kind}" for kind in kinds)]
     return f"{', '.join(ways) or 'none'}{loaded}"
 

@@ -55,8 +55,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     readable = yield from gpu_runtime.readable(seen)
     if readable is None:
         return
-    around, used = readable
-    toolkit = around.toolkit
+    runtime, used = readable
+    toolkit = runtime.toolkit
     if toolkit is None:
         yield NotConfigured("no configuration of NVIDIA's runtime program: its defaults hold")
     elif not of_nvidia(used.handlers):
@@ -64,17 +64,17 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     elif toolkit.problem is not None and toolkit.problem.only_ours:
         yield Unobserved(UNREADABLE, in_words(toolkit.problem), subject(used))
     else:
-        yield from _findings(around, used, toolkit)
+        yield from _findings(runtime, used, toolkit)
         yield Observation(_summary(toolkit))
 
 
-def _findings(around: ContainerRuntime, used: RuntimeConfiguration, toolkit: Toolkit) -> Iterator[Finding]:
+def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, toolkit: Toolkit) -> Iterator[Finding]:
     if toolkit.problem is not None:
         yield found(MALFORMED, used, f"{in_words(toolkit.problem)}; correct it, nothing needs a restart")
         return
     if toolkit.mode and toolkit.mode not in MODES:
         what = f"{toolkit.path}: mode is {toolkit.mode!r}; it has {', '.join(MODES)}"
-        yield found(MODE_UNKNOWN, used, f"{what}; {_set_mode(around, used, toolkit.path)}")
+        yield found(MODE_UNKNOWN, used, f"{what}; {_set_mode(runtime, used, toolkit.path)}")
     if toolkit.missing:
         named = ", ".join(toolkit.missing[:_MOST_NAMED])
         yield found(
@@ -82,10 +82,10 @@ def _findings(around: ContainerRuntime, used: RuntimeConfiguration, toolkit: Too
         )
 
 
-def _set_mode(around: ContainerRuntime, used: RuntimeConfiguration, path: str) -> str:
+def _set_mode(runtime: ContainerRuntime, used: RuntimeConfiguration, path: str) -> str:
     remedy = runtime_mending.set_mode(path)
     # The operator's pod restarts the container runtime when it starts.
-    return remedy if "`" in remedy else runtime_restart.make_pod_anew(around, used, remedy)
+    return remedy if "`" in remedy else runtime_restart.make_pod_anew(runtime, used, remedy)
 
 
 def _summary(toolkit: Toolkit) -> str:

@@ -76,8 +76,8 @@ def _judge_gpu(gpu: nvml.Gpu, expected: Expectation) -> Iterator[Judgement]:
         return
     for fault in _faults(gpu, gpu.nvlinks, expected.instance_type):
         if expected.driver_age_seconds < LINK_GRACE.seconds:
-            told = f"{gpu.subject}: {fault.detail}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
-            yield Unobserved(causes.DRIVER_JUST_LOADED, told, gpu.subject)
+            message = f"{gpu.subject}: {fault.detail}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
+            yield Unobserved(causes.DRIVER_JUST_LOADED, message, gpu.subject)
         else:
             yield fault
 

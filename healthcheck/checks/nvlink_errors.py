@@ -71,9 +71,9 @@ def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
         if not grown or min(grown.values()) < 0:
             yield TooEarly("its counters were not read in the look before, or began anew", gpu.subject)
             continue
-        told = _summary(grown, earlier[1])
-        if told:
-            yield found(RATE, gpu, f"NVLinks with too many errors: {told}")
+        message = _summary(grown, earlier[1])
+        if message:
+            yield found(RATE, gpu, f"NVLinks with too many errors: {message}")
 
 
 def _summary(grown: dict[tuple[str, int], int], seconds: float) -> str:

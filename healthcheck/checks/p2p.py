@@ -59,9 +59,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 def _judge_pairs(answer: nvml.Gpus, gpus: tuple[nvml.Gpu, ...], expected: Expectation) -> Iterator[Judgement]:
     broken = [pair for pair in answer.p2p if pair.nvlink not in _NO_FAULT]
     if broken and expected.driver_age_seconds < LINK_GRACE.seconds:
-        told = f"{len(broken)} of {len(answer.p2p)} pairs of GPUs without P2P over NVLink"
+        message = f"{len(broken)} of {len(answer.p2p)} pairs of GPUs without P2P over NVLink"
         yield Unobserved(
-            causes.DRIVER_JUST_LOADED, f"{told}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
+            causes.DRIVER_JUST_LOADED, f"{message}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
         )
         return
     blamed = _blamed(broken)
@@ -87,9 +87,9 @@ def _blamed(broken: list[nvml.P2p]) -> list[tuple[str, nvml.P2p]]:
 
 def _finding(gpu: nvml.Gpu, pairs: list[nvml.P2p], gpus: int) -> Finding:
     others = sorted(pair.other if pair.one == gpu.address else pair.one for pair in pairs)
-    told = "all others" if len(others) == gpus - 1 > 1 else ", ".join(others)
+    message = "all others" if len(others) == gpus - 1 > 1 else ", ".join(others)
     statuses = ", ".join(str(status) for status in sorted({pair.nvlink for pair in pairs}))
-    return found(BROKEN, gpu, f"no P2P over NVLink with {told} (status {statuses})")
+    return found(BROKEN, gpu, f"no P2P over NVLink with {message} (status {statuses})")
 
 
 def _joined_by_switches(expected: Expectation) -> bool:
@@ -104,9 +104,11 @@ def _joined_by_switches(expected: Expectation) -> bool:
 
 def _summary(pairs: tuple[nvml.P2p, ...], expected: Expectation, joined: bool) -> Observation:
     nvlink, read = sum(pair.nvlink == OK for pair in pairs), sum(pair.read == OK for pair in pairs)
-    told = f"{nvlink} of {counted(len(pairs), 'pair')} of GPUs joined by NVLink, {read} can read each other"
+    message = f"{nvlink} of {counted(len(pairs), 'pair')} of GPUs joined by NVLink, {read} can read each other"
     return (
-        Observation(told, "all by NVLink", f"{expected.instance_type} in fabrics.csv") if joined else Observation(told)
+        Observation(message, "all by NVLink", f"{expected.instance_type} in fabrics.csv")
+        if joined
+        else Observation(message)
     )
 
 

@@ -46,9 +46,15 @@ def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[
     that no other GPU has, in order.
     """
     known = {gpu.address for gpu in answer.gpus}
-    left = [one for one in functions if one.is_gpu and one.address not in known and one.driver in (NVIDIA_DRIVER, "")]
+    left = [
+        function
+        for function in functions
+        if function.is_gpu and function.address not in known and function.driver in (NVIDIA_DRIVER, "")
+    ]
     # A function without a driver was never NVML's to count.
-    unclaimed = iter([one.address for one in sorted(left, key=lambda one: one.driver != NVIDIA_DRIVER)])
+    unclaimed = iter(
+        [function.address for function in sorted(left, key=lambda function: function.driver != NVIDIA_DRIVER)]
+    )
     for gpu in answer.gpus:
         yield gpu if gpu.address else replace(gpu, address=next(unclaimed, ""))
 

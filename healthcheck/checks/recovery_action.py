@@ -56,10 +56,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if of_imex:
         detail = f"recovery action 5 (Recover IMEX Domain) of {counted(of_imex, 'GPU')}"
         yield Finding(IMEX.name, IMEX.severity, "node", detail)
-    told = [gpu.recovery_action for gpu in answer.gpus if gpu.recovery_action is not None]
-    wanting = sum(action != 0 for action in told)
-    if told:
-        yield Observation(f"a recovery is wanted for {wanting} of {counted(len(told), 'GPU')}", "none", _SOURCE)
+    numbers = [gpu.recovery_action for gpu in answer.gpus if gpu.recovery_action is not None]
+    wanting = sum(action != 0 for action in numbers)
+    if numbers:
+        yield Observation(f"a recovery is wanted for {wanting} of {counted(len(numbers), 'GPU')}", "none", _SOURCE)
     elif answer.gpus:
         yield Observation("no GPU tells whether it wants to be recovered", "none", _SOURCE)
 

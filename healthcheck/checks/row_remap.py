@@ -50,8 +50,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield from unknown_yet(gpu, "exhausted_banks", EXHAUSTED)
     if all_lack(gpus, "row_remap", "exhausted_banks"):
         yield NotConfigured("no GPU here tells of remapped rows")
-    elif told := ", ".join(_summary(gpus)):
-        yield Observation(told, "none failed, none pending, a spare row in every bank", "nvml.h")
+    elif message := ", ".join(_summary(gpus)):
+        yield Observation(message, "none failed, none pending, a spare row in every bank", "nvml.h")
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
@@ -61,8 +61,8 @@ def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
     """
     remaps = [gpu.row_remap for gpu in gpus if gpu.row_remap is not None]
     if remaps:
-        corrected, uncorrected = sum(one.corrected for one in remaps), sum(one.uncorrected for one in remaps)
-        failed, pending = sum(one.failed for one in remaps), sum(one.pending for one in remaps)
+        corrected, uncorrected = sum(remap.corrected for remap in remaps), sum(remap.uncorrected for remap in remaps)
+        failed, pending = sum(remap.failed for remap in remaps), sum(remap.pending for remap in remaps)
         yield f"remaps failed on {failed} and pending on {counted(pending, 'GPU')}"
         yield f"done for {uncorrected} uncorrectable and {corrected} correctable errors"
     banks = [gpu.exhausted_banks for gpu in gpus if gpu.exhausted_banks is not None]

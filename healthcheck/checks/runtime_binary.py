@@ -41,56 +41,56 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     readable = yield from gpu_runtime.readable(seen)
     if readable is None:
         return
-    around, used = readable
-    yield from find_faults(around, used)
-    paths = dict.fromkeys(one.path or f"no {one.named}" for one in around.programs)
-    named = any(one.binary for one in used.handlers)
+    runtime, used = readable
+    yield from find_faults(runtime, used)
+    paths = dict.fromkeys(program.path or f"no {program.named}" for program in runtime.programs)
+    named = any(handler.binary for handler in used.handlers)
     yield Observation(
         ", ".join(paths) or ("a tree without the programs that it names" if named else "no program named")
     )
 
 
-def find_faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """Return the findings on NVIDIA's handlers, one for each reason."""
-    ours = [one for one in of_nvidia(used.handlers) if _starts_a_program(one, used)]
-    return gpu_runtime.together(_findings(around, used, ours))
+    ours = [handler for handler in of_nvidia(used.handlers) if _starts_a_program(handler, used)]
+    return gpu_runtime.together(_findings(runtime, used, ours))
 
 
-def _findings(around: ContainerRuntime, used: RuntimeConfiguration, ours: Sequence[Handler]) -> Iterator[Finding]:
-    can_run = any(_fault(around, one) is None for one in ours if one.binary)
+def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, ours: Sequence[Handler]) -> Iterator[Finding]:
+    can_run = any(_fault(runtime, one) is None for one in ours if one.binary)
     for handler in ours:
         if not handler.binary:
-            yield from _without(around, used, handler)
+            yield from _without(runtime, used, handler)
         elif not (can_run and _is_offered(handler, used)):
-            yield from _unfit(around, used, handler)
+            yield from _unfit(runtime, used, handler)
 
 
 def _starts_a_program(handler: Handler, used: RuntimeConfiguration) -> bool:
     return used.kind != CONTAINERD or not handler.runtime_type or handler.runtime_type.startswith(gpu_runtime.SHIMS)
 
 
-def _without(around: ContainerRuntime, used: RuntimeConfiguration, handler: Handler) -> Iterator[Finding]:
+def _without(runtime: ContainerRuntime, used: RuntimeConfiguration, handler: Handler) -> Iterator[Finding]:
     """Yield the finding for a handler without BinaryName.
 
     It starts runc, which gives a pod its GPUs only through CDI.
     """
-    if used.kind == CONTAINERD and not gpu_runtime.cdi_specs(around):
-        told = f"{where(handler)}: {handler.name} has no BinaryName, so it starts runc"
+    if used.kind == CONTAINERD and not gpu_runtime.cdi_specs(runtime):
+        message = f"{where(handler)}: {handler.name} has no BinaryName, so it starts runc"
         name = "name NVIDIA's program there, /usr/bin/nvidia-container-runtime"
-        yield found(MISSING, used, f"{told}; {name}: {runtime_mending.correct(around, used, handler.file)}")
+        yield found(MISSING, used, f"{message}; {name}: {runtime_mending.correct(runtime, used, handler.file)}")
 
 
-def _unfit(around: ContainerRuntime, used: RuntimeConfiguration, handler: Handler) -> Iterator[Finding]:
-    fault = _fault(around, handler)
+def _unfit(runtime: ContainerRuntime, used: RuntimeConfiguration, handler: Handler) -> Iterator[Finding]:
+    fault = _fault(runtime, handler)
     if fault is not None:
-        reason, told = fault
+        reason, message = fault
         starts = f"{where(handler)}: {handler.name} starts {handler.binary}"
-        yield found(reason, used, f"{starts}, {told}")
+        yield found(reason, used, f"{starts}, {message}")
 
 
-def _fault(around: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | None:
+def _fault(runtime: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | None:
     """Return the reason why the handler's program cannot be run, and its fix; None if it can be run."""
-    program = next((one for one in around.programs if one.named == handler.binary), None)
+    program = next((binary for binary in runtime.programs if binary.named == handler.binary), None)
     if program is None:
         return None  # could not be checked
     if not program.path:
@@ -99,9 +99,9 @@ def _fault(around: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | N
         return MISSING, f"which is not there{nowhere}; {install}"
     if not program.executable:
         return NOT_EXECUTABLE, f"which nobody may run; {runtime_mending.make_executable(program.path)}"
-    if program.architecture and around.architecture and program.architecture != around.architecture:
-        made = f"made for {program.architecture} on a machine of {around.architecture}"
-        return FOREIGN, f"{made}; install the NVIDIA container toolkit for {around.architecture}"
+    if program.architecture and runtime.architecture and program.architecture != runtime.architecture:
+        made = f"made for {program.architecture} on a machine of {runtime.architecture}"
+        return FOREIGN, f"{made}; install the NVIDIA container toolkit for {runtime.architecture}"
     return None
 
 

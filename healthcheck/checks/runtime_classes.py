@@ -43,55 +43,63 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     readable = yield from gpu_runtime.readable(seen)
     if readable is None:
         return
-    around, used = readable
+    runtime, used = readable
     if expected.runtime_classes is None:
         # The agent's first check cycle runs before it has them. Until then, earlier findings stay active.
         yield TooEarly("the cluster's RuntimeClasses are not known here: the agent asks for them")
-    elif around.distribution == container_runtime.GKE:
+    elif runtime.distribution == container_runtime.GKE:
         yield NotConfigured("GKE's GPUs need no RuntimeClass")
     else:
-        ours = [one for one in expected.runtime_classes if _USUAL in one.handler.lower()]
-        yield from gpu_runtime.together(_undefined(around, used, ours))
-        names = ", ".join(f"{one.name} ({one.handler})" for one in ours[:_MOST_NAMED])
+        ours = [
+            pod_runtime_class
+            for pod_runtime_class in expected.runtime_classes
+            if _USUAL in pod_runtime_class.handler.lower()
+        ]
+        yield from gpu_runtime.together(_undefined(runtime, used, ours))
+        names = ", ".join(
+            f"{pod_runtime_class.name} ({pod_runtime_class.handler})" for pod_runtime_class in ours[:_MOST_NAMED]
+        )
         yield Observation(f"RuntimeClasses {names}" if names else "no RuntimeClass of NVIDIA's")
 
 
-def _undefined(around: ContainerRuntime, used: RuntimeConfiguration, ours: list[PodRuntimeClass]) -> Iterator[Finding]:
-    defined = around.running_handlers
+def _undefined(runtime: ContainerRuntime, used: RuntimeConfiguration, ours: list[PodRuntimeClass]) -> Iterator[Finding]:
+    defined = runtime.running_handlers
     by_lower = {name.lower(): name for name in defined}
-    for one in ours:
-        if one.handler in defined or one.handler in {each.name for each in used.handlers}:
+    for pod_runtime_class in ours:
+        if pod_runtime_class.handler in defined or pod_runtime_class.handler in {each.name for each in used.handlers}:
             continue  # `runtime-loaded` reports a handler that is not loaded
-        like = by_lower.get(one.handler.lower())
-        told = f"RuntimeClass {one.name} names the handler {one.handler}"
+        like = by_lower.get(pod_runtime_class.handler.lower())
+        message = f"RuntimeClass {pod_runtime_class.name} names the handler {pod_runtime_class.handler}"
         if like is not None:
             yield found(
-                UNDEFINED, used, f"{told}, {used.path} has it as {like}: letters count; {_rename(around, used)}"
+                UNDEFINED, used, f"{message}, {used.path} has it as {like}: letters count; {_rename(runtime, used)}"
             )
-        elif _is_needed(one, around):
-            yield found(UNDEFINED, used, f"{told}; {_defined(used, defined)}: {_mending(one, around, used)}")
+        elif _is_needed(pod_runtime_class, runtime):
+            yield found(
+                UNDEFINED, used, f"{message}; {_defined(used, defined)}: {_mending(pod_runtime_class, runtime, used)}"
+            )
 
 
-def _is_needed(one: PodRuntimeClass, around: ContainerRuntime) -> bool:
+def _is_needed(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime) -> bool:
     """Whether pods of this node need the handler.
 
     If a node has no way to give GPUs to pods at all, `nvidia-runtime` reports that.
     """
-    return gpu_runtime.gives_gpus(around) and (one.handler == _USUAL or one.for_this_node)
+    return gpu_runtime.gives_gpus(runtime) and (pod_runtime_class.handler == _USUAL or pod_runtime_class.for_this_node)
 
 
-def _rename(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    return runtime_mending.correct(around, used, used.path)
+def _rename(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+    return runtime_mending.correct(runtime, used, used.path)
 
 
 def _defined(used: RuntimeConfiguration, defined: Mapping[str, str]) -> str:
     return f"{used.kind} here has {', '.join([*defined][:_MOST_NAMED])}"
 
 
-def _mending(one: PodRuntimeClass, around: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    if one.handler == _USUAL:
-        return runtime_restart.give_handler(around, used)
-    return f"define it, or keep the class from this node by its nodeSelector; {_rename(around, used)}"
+def _mending(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+    if pod_runtime_class.handler == _USUAL:
+        return runtime_restart.give_handler(runtime, used)
+    return f"define it, or keep the class from this node by its nodeSelector; {_rename(runtime, used)}"
 
 
 CHECK = Check(

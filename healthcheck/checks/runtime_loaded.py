@@ -54,53 +54,53 @@ NOT_READY = Reason(
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
-    around = yield from gpu_runtime.used_with_gpus(seen)
-    if around is None or around.used is None:
+    runtime = yield from gpu_runtime.used_with_gpus(seen)
+    if runtime is None or runtime.used is None:
         return
-    used, live = around.used, around.live
+    used, live = runtime.used, runtime.live
     if live is not None and live.not_ready:
-        yield found(NOT_READY, used, f"{live.not_ready}; {runtime_restart.restart(around, used)}")
+        yield found(NOT_READY, used, f"{live.not_ready}; {runtime_restart.restart(runtime, used)}")
     reasons = (NOT_LOADED.name, NOT_KEPT.name)
-    if around.why_not_live == cri.NOT_YET:
-        yield TooEarly(around.why_not_live, subject(used), (*reasons, NOT_READY.name))
-    elif live is None and around.started is None:
-        yield NotConfigured(_why_untold(around, used))
+    if runtime.why_not_live == cri.NOT_YET:
+        yield TooEarly(runtime.why_not_live, subject(used), (*reasons, NOT_READY.name))
+    elif live is None and runtime.started is None:
+        yield NotConfigured(_why_untold(runtime, used))
         return
     elif used.problem is not None:
         yield TooEarly(f"{used.problem.file} can't be read", subject(used), reasons)
     elif live is not None and live.handlers is not None:
-        yield from _against_itself(around, used, live)
+        yield from _against_itself(runtime, used, live)
     else:
-        yield from _newer(around, used)
-    yield Observation(_summary(around))
+        yield from _newer(runtime, used)
+    yield Observation(_summary(runtime))
 
 
-def _against_itself(around: ContainerRuntime, used: RuntimeConfiguration, live: Live) -> Iterator[Finding]:
+def _against_itself(runtime: ContainerRuntime, used: RuntimeConfiguration, live: Live) -> Iterator[Finding]:
     """Yield the differences between the running configuration and the files.
 
     They take precedence over the times of the files: a file that is rewritten with the same text changes nothing.
     """
     lacks = list(_lacks(used, live))
     if lacks:
-        told = f"{'; '.join(lacks[:_MOST_NAMED])}"
-        yield found(NOT_LOADED, used, f"{told}; {runtime_restart.restart(around, used)}")
-    ours = runtime_restart.lost_handlers(around, used)
+        message = f"{'; '.join(lacks[:_MOST_NAMED])}"
+        yield found(NOT_LOADED, used, f"{message}; {runtime_restart.restart(runtime, used)}")
+    ours = runtime_restart.lost_handlers(runtime, used)
     if ours:
-        give = runtime_restart.give_handler(around, used)
-        told = f"{used.path} no longer defines {', '.join(ours[:_MOST_NAMED])}, with which it still runs"
-        yield found(NOT_KEPT, used, f"{told}: {give}")
+        give = runtime_restart.give_handler(runtime, used)
+        message = f"{used.path} no longer defines {', '.join(ours[:_MOST_NAMED])}, with which it still runs"
+        yield found(NOT_KEPT, used, f"{message}: {give}")
 
 
 def _lacks(used: RuntimeConfiguration, live: Live) -> Iterator[str]:
     """Yield each setting of the files that differs in the running runtime."""
     programs = dict(live.binaries)
-    for one in used.handlers:
-        place = gpu_runtime.where(one)
-        if one.name not in (live.handlers or ()) and one.name != RUNC:
-            yield f"{place}: {one.name} is defined, and the running {used.kind} does not know it"
-        elif one.binary and one.name in programs and programs[one.name] != one.binary:
-            runs = programs[one.name] or RUNC
-            yield f"{place}: {one.name} starts {one.binary}, and in the running {used.kind} {runs}"
+    for handler in used.handlers:
+        place = gpu_runtime.where(handler)
+        if handler.name not in (live.handlers or ()) and handler.name != RUNC:
+            yield f"{place}: {handler.name} is defined, and the running {used.kind} does not know it"
+        elif handler.binary and handler.name in programs and programs[handler.name] != handler.binary:
+            runs = programs[handler.name] or RUNC
+            yield f"{place}: {handler.name} starts {handler.binary}, and in the running {used.kind} {runs}"
     if live.default and live.default != used.default:
         file = used.default_in or used.path
         yield f"{file}: the default is {used.default}, and in the running {used.kind} {live.default}"
@@ -110,27 +110,27 @@ def _lacks(used: RuntimeConfiguration, live: Live) -> Iterator[str]:
         yield f"{used.path}: CDI is {words[used.cdi]}, and in the running {used.kind} {words[live.cdi]}"
 
 
-def _why_untold(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    if around.since_boot is not None:
+def _why_untold(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+    if runtime.since_boot is not None:
         return f"nothing here tells whether {used.kind} was started before its files were written"
     return f"no running {used.kind} is to be seen that could tell what it has loaded"
 
 
-def _newer(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    if around.started is None:
+def _newer(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+    if runtime.started is None:
         return
-    newer = [file.path for file in used.files if file.written > around.started + _SETTLED_SECONDS]
+    newer = [file.path for file in used.files if file.written > runtime.started + _SETTLED_SECONDS]
     if newer:
-        told = f"{', '.join(newer)}: changed after {used.kind} was started"
-        yield found(NOT_LOADED, used, f"{told}; {runtime_restart.restart(around, used)}")
+        message = f"{', '.join(newer)}: changed after {used.kind} was started"
+        yield found(NOT_LOADED, used, f"{message}; {runtime_restart.restart(runtime, used)}")
 
 
-def _summary(around: ContainerRuntime) -> str:
-    live = around.live
+def _summary(runtime: ContainerRuntime) -> str:
+    live = runtime.live
     if live is None:
-        if around.why_not_live == cri.NOT_YET:
+        if runtime.why_not_live == cri.NOT_YET:
             return cri.NOT_YET
-        return f"judged by the times of its files: {around.why_not_live or 'it was not asked'}"
+        return f"judged by the times of its files: {runtime.why_not_live or 'it was not asked'}"
     names = (
         "" if live.handlers is None else f" with {', '.join(name for name in live.handlers if name) or 'no handler'}"
     )

@@ -40,40 +40,40 @@ _UNITS = {
 _UNITS_OF_KINDS = {CRIO: "crio", DOCKER: "docker"}
 
 
-def restart(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def restart(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """The command that makes the runtime read its files again."""
-    unit = around.unit.removesuffix(".service") or _UNITS.get(
-        around.distribution, _UNITS_OF_KINDS.get(used.kind, "containerd")
+    unit = runtime.unit.removesuffix(".service") or _UNITS.get(
+        runtime.distribution, _UNITS_OF_KINDS.get(used.kind, "containerd")
     )
     if unit.startswith("snap."):
         return f"snap restart {shlex.quote(unit.removeprefix('snap.'))}"
     return f"systemctl restart {shlex.quote(unit)}"
 
 
-def correct(around: ContainerRuntime, used: RuntimeConfiguration, file: str) -> str:
+def correct(runtime: ContainerRuntime, used: RuntimeConfiguration, file: str) -> str:
     """Return the advice to edit a file so that the change persists.
 
     The advice contains no restart: a restart before the edit would load the fault. If the running runtime has to load
     the corrected file, the finding `RuntimeConfigNotLoaded` names the command.
     """
-    if around.distribution == BOTTLEROCKET:
+    if runtime.distribution == BOTTLEROCKET:
         return "its files can't be changed: `apiclient set`, or another variant of the image"
     if file == used.path and used.template:
         return f"correct {used.template}, from which {file} is made at each start, then restart what makes it"
     return f"correct {file}"
 
 
-def give_handler(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def give_handler(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the advice that adds NVIDIA's handler to this runtime.
 
     It uses the toolkit that the node has, or offers both toolkits.
     """
     if used.kind in _OF_KINDS:
-        return _OF_KINDS[used.kind](around, used)
-    special = _OF_DISTRIBUTIONS.get(around.distribution)
+        return _OF_KINDS[used.kind](runtime, used)
+    special = _OF_DISTRIBUTIONS.get(runtime.distribution)
     if special is not None:
-        return special(around, used)
-    return _with_either(around, _operators(around, used, {}), _hosts(around, used))
+        return special(runtime, used)
+    return _with_either(runtime, _operators(runtime, used, {}), _hosts(runtime, used))
 
 
 def make_executable(path: str) -> str:
@@ -114,35 +114,35 @@ def _escaped(value: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\,{}" else letter for letter in value)
 
 
-def _with_either(around: ContainerRuntime, operators: str, hosts: str) -> str:
+def _with_either(runtime: ContainerRuntime, operators: str, hosts: str) -> str:
     """The operator's alone where it is on the node, in a folder of its own; one on the host does not rule it out."""
-    others = [handler.binary for one in around.others for handler in one.handlers]
-    named = [one.path for one in around.programs] + ([around.toolkit.path] if around.toolkit else [])
+    others = [handler.binary for configuration in runtime.others for handler in configuration.handlers]
+    named = [program.path for program in runtime.programs] + ([runtime.toolkit.path] if runtime.toolkit else [])
     if any(path.startswith(OPERATORS_FOLDER) for path in [*named, *others]):
         return operators
     return f"with the GPU operator {operators}; with the toolkit on the host {hosts}"
 
 
-def _operators(around: ContainerRuntime, used: RuntimeConfiguration, more: dict[str, str]) -> str:
-    values = {"CONTAINERD_CONFIG": used.path, "CONTAINERD_SOCKET": around.socket, **more}
+def _operators(runtime: ContainerRuntime, used: RuntimeConfiguration, more: dict[str, str]) -> str:
+    values = {"CONTAINERD_CONFIG": used.path, "CONTAINERD_SOCKET": runtime.socket, **more}
     return f"`{helm_values(values)}`"
 
 
-def _hosts(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _hosts(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(used.path)}"
-    return f"`{configure} && {restart(around, used)}`"
+    return f"`{configure} && {restart(runtime, used)}`"
 
 
-def _ranchers(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _ranchers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the advice for k3s and RKE2.
 
     Both detect the program when they start, and define the handler themselves.
     """
     made = f"it writes {used.path} at each start, and what is edited there is lost"
     template = f" (other changes: {used.template})" if used.template else ""
-    socket = helm_values({"CONTAINERD_SOCKET": around.socket})
+    socket = helm_values({"CONTAINERD_SOCKET": runtime.socket})
     install = f"install nvidia-container-toolkit on the host, or the GPU operator with `{socket}`"
-    return f"{install}; then `{restart(around, used)}`: {made}{template}"
+    return f"{install}; then `{restart(runtime, used)}`: {made}{template}"
 
 
 def _microk8s(_: ContainerRuntime, used: RuntimeConfiguration) -> str:
@@ -150,23 +150,23 @@ def _microk8s(_: ContainerRuntime, used: RuntimeConfiguration) -> str:
     return f"`microk8s enable nvidia`; {used.path} is made from {template}, and what is edited there is lost"
 
 
-def _k8s_snap(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _k8s_snap(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     drop_in = f"{used.path.rpartition('/')[0]}/conf.d/99-nvidia.toml"
-    operators = _operators(around, used, {"RUNTIME_DROP_IN_CONFIG": drop_in})
+    operators = _operators(runtime, used, {"RUNTIME_DROP_IN_CONFIG": drop_in})
     configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(used.path)}"
-    hosts = f"`{configure} --drop-in-config={shlex.quote(drop_in)} && {restart(around, used)}`"
-    return f"{_with_either(around, operators, hosts)}; {used.path} is the snap's, and what is edited there is lost"
+    hosts = f"`{configure} --drop-in-config={shlex.quote(drop_in)} && {restart(runtime, used)}`"
+    return f"{_with_either(runtime, operators, hosts)}; {used.path} is the snap's, and what is edited there is lost"
 
 
-def _k0s(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _k0s(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     drop_in = "/etc/k0s/containerd.d/nvidia.toml"
     values = {
         "RUNTIME_CONFIG": drop_in,
-        "RUNTIME_SOCKET": around.socket,
+        "RUNTIME_SOCKET": runtime.socket,
         "RUNTIME_EXECUTABLE_PATH": "/var/lib/k0s/bin/containerd",
     }
     configure = f"nvidia-ctk runtime configure --runtime=containerd --config={drop_in} --config-source=file"
-    return _with_either(around, f"`{helm_values(values)}`", f"`{configure} && {restart(around, used)}`")
+    return _with_either(runtime, f"`{helm_values(values)}`", f"`{configure} && {restart(runtime, used)}`")
 
 
 def _bottlerocket(_: ContainerRuntime, __: RuntimeConfiguration) -> str:
@@ -175,8 +175,8 @@ def _bottlerocket(_: ContainerRuntime, __: RuntimeConfiguration) -> str:
     )
 
 
-def _eks(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    either = _with_either(around, _operators(around, used, {}), _hosts(around, used))
+def _eks(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
+    either = _with_either(runtime, _operators(runtime, used, {}), _hosts(runtime, used))
     return f"start the node from the EKS AMI for NVIDIA, or {either}; nodeadm writes {used.path} anew at each boot"
 
 
@@ -184,20 +184,20 @@ def _talos(_: ContainerRuntime, __: RuntimeConfiguration) -> str:
     return "boot Talos with its extension nvidia-container-toolkit-production: its files can't be changed"
 
 
-def _crio(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _crio(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     # CRI-O does not read the toolkit's default path (toolkit releases 1.18 to 1.19.0).
     drop_in = f"--drop-in-config={crio.STANDARD_FOLDER}/99-nvidia.toml"
-    hosts = f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(around, used)}`"
+    hosts = f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(runtime, used)}`"
     # The operator detects CRI-O automatically and writes to its standard folder.
     return _with_either(
-        around, "`kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset`", hosts
+        runtime, "`kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset`", hosts
     )
 
 
-def _docker(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _docker(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     # cri-dockerd knows no handlers: whatever is Docker's default starts every pod.
     file = f"--config={shlex.quote(used.path)}"
-    return f"`nvidia-ctk runtime configure --runtime=docker {file} --set-as-default && {restart(around, used)}`"
+    return f"`nvidia-ctk runtime configure --runtime=docker {file} --set-as-default && {restart(runtime, used)}`"
 
 
 _Told = Callable[[ContainerRuntime, RuntimeConfiguration], str]

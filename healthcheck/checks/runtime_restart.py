@@ -27,45 +27,47 @@ The advice of each is an edit, without a command.
 """
 
 
-def restart(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def restart(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the advice to restart: the command, or the correction that must come first."""
-    lost = ", ".join(lost_handlers(around, used)) or ("CDI" if _loses_gpus(around) else "")
+    lost = ", ".join(lost_handlers(runtime, used)) or ("CDI" if _loses_gpus(runtime) else "")
     hold = f"first give {lost} back to its files: after a restart pods would not get it" if lost else ""
-    return _hold(around, used) or hold or f"`{runtime_mending.restart(around, used)}`"
+    return _hold(runtime, used) or hold or f"`{runtime_mending.restart(runtime, used)}`"
 
 
-def give_handler(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def give_handler(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Advice that gives the runtime NVIDIA's handler; its commands restart the runtime."""
-    return _hold(around, used) or runtime_mending.give_handler(around, used)
+    return _hold(runtime, used) or runtime_mending.give_handler(runtime, used)
 
 
-def make_pod_anew(around: ContainerRuntime, used: RuntimeConfiguration, remedy: str) -> str:
+def make_pod_anew(runtime: ContainerRuntime, used: RuntimeConfiguration, remedy: str) -> str:
     """Return the advice to delete a pod, if the runtime can start its replacement."""
-    not_ready = around.live is not None and around.live.not_ready
-    return _hold(around, used) or ("first do what RuntimeNotReady says: no pod is started now" if not_ready else remedy)
+    not_ready = runtime.live is not None and runtime.live.not_ready
+    return _hold(runtime, used) or (
+        "first do what RuntimeNotReady says: no pod is started now" if not_ready else remedy
+    )
 
 
-def lost_handlers(around: ContainerRuntime, used: RuntimeConfiguration) -> list[str]:
+def lost_handlers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> list[str]:
     """NVIDIA's handlers that the running runtime has and its files do not define."""
-    running = around.running_handlers
-    defined = {one.name for one in used.handlers}
+    running = runtime.running_handlers
+    defined = {handler.name for handler in used.handlers}
     return [name for name in running if name not in defined and gpu_runtime.is_nvidias(name, running[name])]
 
 
-def _loses_gpus(around: ContainerRuntime) -> bool:
+def _loses_gpus(runtime: ContainerRuntime) -> bool:
     """Whether pods get a GPU now, but would get none with the configuration in the files."""
-    return gpu_runtime.gives_gpus(around) and not gpu_runtime.gives_gpus(replace(around, live=None))
+    return gpu_runtime.gives_gpus(runtime) and not gpu_runtime.gives_gpus(replace(runtime, live=None))
 
 
-def _hold(around: ContainerRuntime, used: RuntimeConfiguration) -> str:
+def _hold(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the reason why a restart must wait, or an empty string if the files may be loaded."""
     if used.problem is not None and used.problem.only_ours:
         return f"first see that it can load {used.problem.file}, which could not be read here: a restart would"
-    names = ", ".join(dict.fromkeys(one.reason for one in _faults(around, used)))
+    names = ", ".join(dict.fromkeys(fault.reason for fault in _faults(runtime, used)))
     return f"first correct what {names} found in its files: a restart would load it" if names else ""
 
 
-def _faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def _faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """The findings of `REASONS`; a file that can't be read hides all but its own."""
     of_files = _OF_FILES if used.problem is None else (container_runtime,)
-    return chain.from_iterable(one.find_faults(around, used) for one in of_files)
+    return chain.from_iterable(file.find_faults(runtime, used) for file in of_files)

@@ -35,13 +35,13 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     readable = yield from gpu_runtime.readable(seen)
     if readable is None:
         return
-    around, used = readable
+    runtime, used = readable
     if used.kind != CONTAINERD:
         yield NotConfigured(f"{used.kind} has no such types")
         return
-    yield from find_faults(around, used)
-    types = dict.fromkeys(one.runtime_type for one in used.handlers if one.runtime_type)
-    yield Observation(", ".join(f"{one}{_without(one)}" for one in types) or "none named")
+    yield from find_faults(runtime, used)
+    types = dict.fromkeys(handler.runtime_type for handler in used.handlers if handler.runtime_type)
+    yield Observation(", ".join(f"{text}{_without(text)}" for text in types) or "none named")
 
 
 def _without(kind: str) -> str:
@@ -49,22 +49,22 @@ def _without(kind: str) -> str:
     return " (not in containerd 2)" if kind in _NOT_IN_2 else ""
 
 
-def find_faults(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     """Return one finding for each reason; none for a runtime without runtime types."""
-    return gpu_runtime.together(_unfit(around, used) if used.kind == CONTAINERD else ())
+    return gpu_runtime.together(_unfit(runtime, used) if used.kind == CONTAINERD else ())
 
 
-def _unfit(around: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
+def _unfit(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     ours = {one.name for one in of_nvidia(used.handlers)}
     for handler in used.handlers:
         if handler.name not in ours and handler.name != used.default:
             continue
-        told = f"{where(handler)}: {handler.name} has runtime_type {handler.runtime_type}"
-        mend = runtime_mending.correct(around, used, handler.file)
+        message = f"{where(handler)}: {handler.name} has runtime_type {handler.runtime_type}"
+        mend = runtime_mending.correct(runtime, used, handler.file)
         if handler.runtime_type in _NOT_IN_2 and used.is_containerd_2:
-            yield found(REMOVED, used, f"{told}, which containerd 2 does not have; {mend}")
+            yield found(REMOVED, used, f"{message}, which containerd 2 does not have; {mend}")
         elif gpu_runtime.is_nvidias_program(ignored := _ignored(handler)):
-            yield found(IGNORES_PROGRAM, used, f"{told}, which does not start {ignored}; {mend}")
+            yield found(IGNORES_PROGRAM, used, f"{message}, which does not start {ignored}; {mend}")
 
 
 def _ignored(handler: Handler) -> str:

@@ -27,9 +27,9 @@ class ClusterSettings(Connection):
         """
         pages = self._listing("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
         classes = chain.from_iterable(page.get("items") or [] for page in pages)
-        return [_selective_class(one) for one in islice(classes, _MOST_CLASSES)]
+        return [_selective_class(entry) for entry in islice(classes, _MOST_CLASSES)]
 
 
-def _selective_class(one: Mapping[str, Any]) -> SelectiveClass:
-    selector = (one.get("scheduling") or {}).get("nodeSelector") or {}
-    return SelectiveClass(one["metadata"]["name"], one["handler"], selector)
+def _selective_class(entry: Mapping[str, Any]) -> SelectiveClass:
+    selector = (entry.get("scheduling") or {}).get("nodeSelector") or {}
+    return SelectiveClass(entry["metadata"]["name"], entry["handler"], selector)

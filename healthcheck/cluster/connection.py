@@ -189,8 +189,8 @@ class Connection:
 
     def _patience(self, verb: str) -> tuple[float | None, float | None]:
         """Return the timeouts to connect, and to wait for more data; None means no limit."""
-        told = self._request_seconds
-        connect_seconds, read_seconds = (_CONNECT_SECONDS, _READ_SECONDS) if told is None else (told or None,) * 2
+        seconds = self._request_seconds
+        connect_seconds, read_seconds = (_CONNECT_SECONDS, _READ_SECONDS) if seconds is None else (seconds or None,) * 2
         return connect_seconds, _SILENCE_SECONDS if verb == "watch" else read_seconds
 
     def _pages(
@@ -238,15 +238,15 @@ class Connection:
         """Return the names on the first page, without requesting the rest of the objects."""
         asked = {**query, "limit": str(_PAGE)}
         page = _read(self._request("list", path, resource, query=asked, accept=_METADATA), f"list {resource}")
-        return [str(one["metadata"]["name"]) for one in page.get("items") or ()]
+        return [str(entry["metadata"]["name"]) for entry in page.get("items") or ()]
 
     def _each(self, resource: str, objects: Iterable[Mapping[str, Any]], read: Callable[[Any], T]) -> Iterator[T]:
         """Yield all readable objects: one malformed object must not hide the others."""
-        for one in objects:
+        for entry in objects:
             try:
-                state = read(one)
+                state = read(entry)
             except ODD as error:
-                self._pass_over(unreadable(resource, one, error))
+                self._pass_over(unreadable(resource, entry, error))
             else:
                 yield state
 
@@ -295,9 +295,9 @@ class Connection:
         raise Refused(message)
 
 
-def unreadable(resource: str, one: Any, error: Exception) -> str:
+def unreadable(resource: str, entry: Any, error: Exception) -> str:
     """Describe an unreadable object: its kind, its name as far as it is known, and the error."""
-    metadata = one.get("metadata") if isinstance(one, dict) else None
+    metadata = entry.get("metadata") if isinstance(entry, dict) else None
     known = metadata if isinstance(metadata, dict) else {}
     name = "/".join(str(known[key]) for key in ("namespace", "name") if known.get(key))
     return f"{resource} {name}: {say(error)}"
@@ -338,7 +338,7 @@ def _budgets(status: Mapping[str, Any]) -> list[str]:
     """The disruption budgets that hold a pod: the message itself names none of them."""
     details = status.get("details")
     causes = (details.get("causes") or ()) if isinstance(details, dict) else ()
-    return [str(one.get("message", "")) for one in causes if one.get("reason") == "DisruptionBudget"]
+    return [str(cause.get("message", "")) for cause in causes if cause.get("reason") == "DisruptionBudget"]
 
 
 def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:

@@ -41,7 +41,7 @@ class DeviceTaints(Connection):
         query = {"fieldSelector": f"spec.nodeName={node_name},spec.driver={DRIVER}"}
         slices = list(self._pages(f"{_GROUP}/v1/{_SLICES}", _SLICES, query))
         try:
-            found = given_out(one for one in map(read_slice, slices) if one is not None)
+            found = given_out(device_slice for device_slice in map(read_slice, slices) if device_slice is not None)
         except ODD as error:
             raise Refused(unreadable(_SLICES, None, error)) from error
         if node_name in found.unread:
@@ -51,7 +51,7 @@ class DeviceTaints(Connection):
     def list_rules(self, node_name: str) -> tuple[DeviceRule, ...]:
         """Return the rules labelled with this node. Raises NotServed."""
         found = self._list({"labelSelector": f"{_HOLDER}={holder_label(node_name)}"})
-        return tuple(self._each(_RULES, found, lambda one: device_rule(one, node_name)))
+        return tuple(self._each(_RULES, found, lambda entry: device_rule(entry, node_name)))
 
     def list_all_rules(self) -> tuple[DeviceRule, ...]:
         """Return the rules of all agents, except those that were edited.
@@ -62,8 +62,8 @@ class DeviceTaints(Connection):
             found = self._list({"labelSelector": f"app.kubernetes.io/name={COMPONENT},{_HOLDER}"})
         except NotServed:
             return ()
-        rules = self._each(_RULES, found, lambda one: device_rule(one, _pool(one)))
-        return tuple(one for one in rules if one.is_ours)
+        rules = self._each(_RULES, found, lambda entry: device_rule(entry, _pool(entry)))
+        return tuple(rule for rule in rules if rule.is_ours)
 
     def create_rule(self, wanted: MissingRule, node: NodeState) -> None:
         """Conflict: something of that name is there."""

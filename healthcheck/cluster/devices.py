@@ -25,7 +25,11 @@ class DraObjects(Connection):
 
         The result also shows whether a sweep's pod in the namespace could claim them.
         """
-        found = given_out(one for one in self._each(_SLICES, self._served(_SLICES), read_slice) if one is not None)
+        found = given_out(
+            device_slice
+            for device_slice in self._each(_SLICES, self._served(_SLICES), read_slice)
+            if device_slice is not None
+        )
         is_used = found.devices or found.unread
         return replace(found, has_template=self._has_claim_template(namespace)) if is_used else found
 

@@ -44,7 +44,7 @@ class Events(Connection):
         query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
         warnings = list(self._pages(f"/api/v1/namespaces/{namespace}/events", "events", query))
         warnings.sort(key=_last_seen)
-        return [printable(f"{one.get('reason', '')}: {one.get('message', '')}") for one in warnings]
+        return [printable(f"{warning.get('reason', '')}: {warning.get('message', '')}") for warning in warnings]
 
 
 def _last_seen(event: Mapping[str, Any]) -> str:
@@ -53,5 +53,5 @@ def _last_seen(event: Mapping[str, Any]) -> str:
     Each of these APIs sets at least one of the fields.
     """
     series = event.get("series") or {}
-    told = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return next((str(time) for time in told if time), "")
+    result = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((str(time) for time in result if time), "")

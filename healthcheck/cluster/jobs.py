@@ -88,9 +88,9 @@ class Jobs(Connection):
     def list_workloads(self, selector: str) -> Iterator[PodOwner]:
         """Yield workloads and bare pods with these labels, in all namespaces, except ended and suspended ones."""
         for path, resource, has_ended in _WORKLOADS:
-            for one in self._pages(path, resource, {"labelSelector": selector}):
-                if not has_ended(one):
-                    yield PodOwner(resource, one["metadata"]["namespace"], one["metadata"]["name"])
+            for page in self._pages(path, resource, {"labelSelector": selector}):
+                if not has_ended(page):
+                    yield PodOwner(resource, page["metadata"]["namespace"], page["metadata"]["name"])
 
 
 def _job(job: Mapping[str, Any]) -> JobState:
@@ -113,7 +113,7 @@ def _job(job: Mapping[str, Any]) -> JobState:
 
 def _outcome(job: Mapping[str, Any]) -> str:
     conditions = (job.get("status") or {}).get("conditions") or ()
-    ended = {one.get("type"): one for one in conditions if one.get("status") == "True"}
+    ended = {condition.get("type"): condition for condition in conditions if condition.get("status") == "True"}
     if "Failed" in ended:
         return printable(str(ended["Failed"].get("reason") or "Failed"))
     return "Complete" if "Complete" in ended else ""

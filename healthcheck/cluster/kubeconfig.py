@@ -103,8 +103,8 @@ def _has_account() -> bool:
 def _places(access: Access | None) -> list[str]:
     if access and access.kubeconfig:
         return [access.kubeconfig]
-    if told := os.environ.get("KUBECONFIG", ""):
-        return [place for place in told.split(os.pathsep) if place]
+    if message := os.environ.get("KUBECONFIG", ""):
+        return [place for place in message.split(os.pathsep) if place]
     return [] if access is None and _is_in_pod() else [_OF_A_PERSON]
 
 
@@ -137,8 +137,8 @@ def _read(place: str, access: Access | None) -> dict[str, Any]:
 
 def _current(read: list[tuple[str, dict[str, Any]]]) -> Iterator[str]:
     for _, content in read:
-        if told := content.get("current-context"):
-            yield str(told)
+        if result := content.get("current-context"):
+            yield str(result)
 
 
 def _named(context: str, read: list[tuple[str, dict[str, Any]]], places: list[str]) -> SelectedContext:

@@ -122,7 +122,7 @@ def _lease(
 
 def _slot(lease: Mapping[str, Any]) -> Slot:
     metadata, spec = lease["metadata"], lease.get("spec") or {}
-    owners = [one.get("uid", "") for one in metadata.get("ownerReferences") or () if one.get("kind") == "Node"]
+    owners = [entry.get("uid", "") for entry in metadata.get("ownerReferences") or () if entry.get("kind") == "Node"]
     version = str(metadata.get("resourceVersion", ""))
     return Slot(
         name=metadata["name"],

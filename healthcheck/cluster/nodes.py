@@ -109,7 +109,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
     """Convert an API Node to the fields that the plan needs."""
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     conditions = _shown(status.get("conditions") or [])
-    repairs = [one["type"] for one in conditions if one.get("type") in REPAIR_CONDITIONS]
+    repairs = [condition["type"] for condition in conditions if condition.get("type") in REPAIR_CONDITIONS]
     return NodeState(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
@@ -134,8 +134,9 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
 
 
 def _shown(conditions: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    if are_printable([value for one in conditions for value in one.values() if isinstance(value, str)]):
+    if are_printable([value for condition in conditions for value in condition.values() if isinstance(value, str)]):
         return conditions
     return [
-        {key: printable(value) if isinstance(value, str) else value for key, value in one.items()} for one in conditions
+        {key: printable(value) if isinstance(value, str) else value for key, value in condition.items()}
+        for condition in conditions
     ]

@@ -63,12 +63,12 @@ def instant(url: str, query: str, seconds: float = _SECONDS) -> list[Any]:
 
     threading.Thread(target=ask, name="prometheus", daemon=True).start()
     try:
-        told = answers.get(timeout=seconds)
+        entries = answers.get(timeout=seconds)
     except queue.Empty:
         raise PrometheusError(f"{url} has not answered within {seconds:g} s") from None
-    if isinstance(told, PrometheusError):
-        raise told
-    return told
+    if isinstance(entries, PrometheusError):
+        raise entries
+    return entries
 
 
 def _answer(url: str, query: str) -> dict[str, Any]:
@@ -94,19 +94,19 @@ def _answer(url: str, query: str) -> dict[str, Any]:
 def _read(status: int, body: bytes) -> dict[str, Any]:
     """Parse an answer. The reason of an error is in its body, if the server is a Prometheus."""
     try:
-        told = json.loads(body)
+        result = json.loads(body)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        result = None
+    if not isinstance(result, dict):
         raise PrometheusError(f"it answers {status}, and no JSON object: is it a Prometheus?")
-    if status != 200 or told.get("status") != "success":
-        why = printable(str(told.get("error") or "no reason is given"), _LONGEST_MESSAGE)
+    if status != 200 or result.get("status") != "success":
+        why = printable(str(result.get("error") or "no reason is given"), _LONGEST_MESSAGE)
         raise PrometheusError(f"it answers {status}: {why}")
-    return told
+    return result
 
 
-def _vector(told: dict[str, Any]) -> list[Any]:
-    data = told.get("data")
+def _vector(fields: dict[str, Any]) -> list[Any]:
+    data = fields.get("data")
     result = data.get("result") if isinstance(data, dict) and data.get("resultType") == "vector" else None
     if not isinstance(result, list):
         raise PrometheusError("its answer has no vector: is it a Prometheus?")

@@ -72,11 +72,11 @@ def last_attempt(node: NodeState, now: datetime) -> Attempt | None:
 
 def _causes(record: RunRecord) -> str:
     """Return the causes of a record as text, each with its first detail."""
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for row in record.unobserved or ():
         if row.cause:
-            told.setdefault(row.cause, row.detail or "")
-    words = "; ".join(f"{cause}: {detail}" if detail else cause for cause, detail in told.items())
+            fields.setdefault(row.cause, row.detail or "")
+    words = "; ".join(f"{cause}: {detail}" if detail else cause for cause, detail in fields.items())
     return printable(words, _LONGEST_CAUSES)
 
 
@@ -165,21 +165,21 @@ def _unhealthy(node: NodeState) -> str:
 
 
 def _swept(node: NodeState) -> DeepTest | None:
-    told = _verdict(records.on_node(RunRecord, node, SWEEP_RESULT))
-    at = moment_or_none(told.timestamp) if told else None
-    if told is None or at is None or is_of_another_machine(told.machine, node):
+    row = _verdict(records.on_node(RunRecord, node, SWEEP_RESULT))
+    at = moment_or_none(row.timestamp) if row else None
+    if row is None or at is None or is_of_another_machine(row.machine, node):
         return None
-    return DeepTest(at, str(told.status), "agent" if told.by == "agent" else "sweep")
+    return DeepTest(at, str(row.status), "agent" if row.by == "agent" else "sweep")
 
 
 def _verdict(record: RunRecord) -> VerdictRow | None:
     """Return the verdict of a record, or, if it has none, the earlier verdict that it keeps."""
-    told = record.before
+    row = record.before
     if is_verdict(record):
-        told = VerdictRow(record.timestamp, record.status, record.by, record.machine)
-    if told is None or not is_verdict(told):
+        row = VerdictRow(record.timestamp, record.status, record.by, record.machine)
+    if row is None or not is_verdict(row):
         return None
-    bounded = {name: word[:_LONGEST_KEPT] for name in _KEPT if (word := getattr(told, name)) is not None}
+    bounded = {name: word[:_LONGEST_KEPT] for name in _KEPT if (word := getattr(row, name)) is not None}
     return VerdictRow(**bounded)
 
 

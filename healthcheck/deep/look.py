@@ -36,7 +36,7 @@ class Diagnostic(Protocol):
 def look_deeply(
     diagnostic: Diagnostic,
     expected: Expectation,
-    beside: Mapping[Probe[Any], Any] = MappingProxyType({}),
+    fields: Mapping[Probe[Any], Any] = MappingProxyType({}),
     level: int = 2,
 ) -> Outcome:
     """Run level 2 or 4 and return its outcome.
@@ -50,7 +50,7 @@ def look_deeply(
         look = with_doubts_settled(diagnostic, first, expected)
     except Exception as error:  # noqa: BLE001 - part of the judging, so that it ends no more than that either
         return Outcome(check.name, check.group, unobserved=(Unobserved(CHECK_FAILED, failure(error)),))
-    (outcome,) = judge((check,), Evidence({**beside, probe: look}), expected)
+    (outcome,) = judge((check,), Evidence({**fields, probe: look}), expected)
     return outcome
 
 

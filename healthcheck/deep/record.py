@@ -91,7 +91,7 @@ def passed_run(node: NodeState) -> PassedRun | None:
 
 def render(outcome: Outcome, ran: CompletedRun) -> RunRecord:
     """The record of a run, at most LONGEST bytes long."""
-    severity = worst(one.severity for one in outcome.findings)
+    severity = worst(finding.severity for finding in outcome.findings)
     status = status_of(severity, could_not_look=not outcome.observed).value
     return records.within_limit(
         RunRecord(
@@ -105,10 +105,12 @@ def render(outcome: Outcome, ran: CompletedRun) -> RunRecord:
             severity=severity.name,
             checks=(CheckRow(outcome.group, status, severity.name),),
             findings=tuple(
-                row_of(one, Nature.EVENT) for one in sorted(outcome.findings, key=lambda one: -one.severity)
+                row_of(finding, Nature.EVENT)
+                for finding in sorted(outcome.findings, key=lambda finding: -finding.severity)
             ),
             unobserved=tuple(
-                CauseRow(outcome.group, one.cause.name, one.detail[:_LONGEST_CAUSE]) for one in outcome.unobserved
+                CauseRow(outcome.group, unobserved.cause.name, unobserved.detail[:_LONGEST_CAUSE])
+                for unobserved in outcome.unobserved
             ),
             passed=by_reason(outcome.passed),
             machine=ran.machine,
@@ -119,17 +121,17 @@ def render(outcome: Outcome, ran: CompletedRun) -> RunRecord:
 
 def by_reason(passed: Iterable[Passed]) -> dict[str, tuple[str, ...]]:
     """The tests that passed, and where."""
-    told: dict[str, tuple[str, ...]] = {}
-    for one in passed:
-        told[one.reason] = (*told.get(one.reason, ()), one.subject)
-    return told
+    fields: dict[str, tuple[str, ...]] = {}
+    for result in passed:
+        fields[result.reason] = (*fields.get(result.reason, ()), result.subject)
+    return fields
 
 
 def deep_record(record: RunRecord, kind: str) -> DeepRecord:
     """Parse the record of a deep diagnostic. Raises RecordError or ValueError."""
     at = moment(record.timestamp)
     severity = records.severity_of(record)
-    faults = [one for one in deep_faults(record) if min(one.severity, severity) is not Severity.PASS]
+    faults = [fault for fault in deep_faults(record) if min(fault.severity, severity) is not Severity.PASS]
     saw_all = not record.unobserved and "unobserved" not in record.odd
     return DeepRecord(
         kind,
@@ -137,8 +139,10 @@ def deep_record(record: RunRecord, kind: str) -> DeepRecord:
         DeepResult(
             min(record.started or at, at),
             at,
-            tuple(_found(one, severity, kind) for one in faults),
-            tuple(Passed(reason, one) for reason, subjects in (record.passed or {}).items() for one in subjects),
+            tuple(_found(fault, severity, kind) for fault in faults),
+            tuple(
+                Passed(reason, subject) for reason, subjects in (record.passed or {}).items() for subject in subjects
+            ),
             record.status == Status.PASS.value and bool(record.checks) and saw_all and not faults,
         ),
         (record.machine or "")[:_LONGEST_NAME],
@@ -164,9 +168,9 @@ def _void(record: RunRecord, kind: str) -> DeepRecord:
     """Summarise a record of the bash suite for people. Raises ValueError."""
     at = moment(record.timestamp)
     words = ", ".join(
-        f"{name} {told}"[:_LONGEST_NAME]
+        f"{name} {result}"[:_LONGEST_NAME]
         for name in ("status", "severity", "recommendation", "suite")
-        if (told := getattr(record, name))
+        if (result := getattr(record, name))
     )
     return DeepRecord(kind, str(record.timestamp), DeepResult(at, at), void=words or "nothing")
 
@@ -192,7 +196,7 @@ def _found(fault: Fault, stated: Severity, kind: str) -> DeepFinding:
         min(fault.severity, stated),
         fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node",
         (fault.row.detail or f"a deep diagnostic's record says {fault.severity.name}")[:_LONGEST_DETAIL],
-        {name: told[:_LONGEST_NAME] for name in _NAMES if (told := (fault.row.about or {}).get(name))},
+        {name: message[:_LONGEST_NAME] for name in _NAMES if (message := (fault.row.about or {}).get(name))},
         rule=(fault.row.rule or "")[:_LONGEST_NAME],
         source=kind,
     )

@@ -75,7 +75,7 @@ def how_it_ended(code: int) -> str:
     """Return the end of a sentence about an exit code: `ended with exit code 3`, `was ended by SIGSEGV`."""
     if code >= 0:
         return f"ended with exit code {code}"
-    known = {one.value: one.name for one in signal.Signals}
+    known = {signals.value: signals.name for signals in signal.Signals}
     return f"was ended by {known.get(-code, f'signal {-code}')}"
 
 

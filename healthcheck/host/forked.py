@@ -26,16 +26,16 @@ def answered_within(seconds: float, work: Callable[[], Sequence[str]]) -> list[s
         _tell(write, work)
     os.close(write)
     try:
-        told = _read_until(read, time.monotonic() + seconds)
+        raw = _read_until(read, time.monotonic() + seconds)
     finally:
         os.close(read)
-    if told is None:
+    if raw is None:
         for end in (os.killpg, os.kill):  # it may have made no group yet
             with suppress(ProcessLookupError):
                 end(pid, signal.SIGKILL)
         return []  # not waited for: a process that hangs in the kernel would block this one
     os.waitpid(pid, 0)
-    return [str(one) for one in json.loads(told or b"[]")]
+    return [str(load) for load in json.loads(raw or b"[]")]
 
 
 def _tell(write: int, work: Callable[[], Sequence[str]]) -> None:
@@ -53,10 +53,10 @@ def _tell(write: int, work: Callable[[], Sequence[str]]) -> None:
 
 def _read_until(read: int, deadline: float) -> bytes | None:
     """Read the whole answer; return None if it is not complete by the deadline."""
-    told = b""
+    raw = b""
     while (left := deadline - time.monotonic()) > 0 and select.select([read], [], [], left)[0]:
         chunk = os.read(read, _CHUNK)
         if not chunk:
-            return told
-        told += chunk
+            return raw
+        raw += chunk
     return None

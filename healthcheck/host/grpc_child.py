@@ -138,17 +138,17 @@ def message_classes(question: Question) -> dict[str, Any]:
     for name, fields in question.messages.items():
         message = file.message_type.add(name=name)
         for field_name, number, kind in fields:
-            one = message.field.add(name=field_name, number=number)
+            entry = message.field.add(name=field_name, number=number)
             repeated, _, of = kind.rpartition(" ")
-            one.label = one.LABEL_REPEATED if repeated else one.LABEL_OPTIONAL
+            entry.label = entry.LABEL_REPEATED if repeated else entry.LABEL_OPTIONAL
             if of in question.messages:
-                one.type, one.type_name = one.TYPE_MESSAGE, f".{package}.{of}"
+                entry.type, entry.type_name = entry.TYPE_MESSAGE, f".{package}.{of}"
             else:
-                one.type = {"string": one.TYPE_STRING, "bool": one.TYPE_BOOL}[of]
+                entry.type = {"string": entry.TYPE_STRING, "bool": entry.TYPE_BOOL}[of]
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     classes = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in question.messages}
-    return {name: message_factory.GetMessageClass(one) for name, one in classes.items()}
+    return {name: message_factory.GetMessageClass(entry) for name, entry in classes.items()}
 
 
 def main() -> None:

@@ -55,10 +55,10 @@ def _socket(root: Path, path: str) -> str:
     """
     try:
         file = host_files.below(root, path)
-        is_one = stat.S_ISSOCK(file.stat().st_mode)
+        is_socket = stat.S_ISSOCK(file.stat().st_mode)
     except OSError as error:
         raise ProbeError(f"{path}: {error.strerror}") from error
-    if not is_one:
+    if not is_socket:
         raise ProbeError(f"{path}: no socket")
     return str(file)
 
@@ -67,8 +67,8 @@ def _answers(path: str, code: int, out: bytes, err: bytes) -> list[dict[str, Any
     if code:
         last = printable(err.decode("utf-8", "replace").strip().rpartition("\n")[2])
         raise ProbeError(f"{path}: the child {how_it_ended(code)}: {last}"[:_LONGEST_WORDS])
-    told = json.loads(out)
-    if "error" in told:
-        raise ProbeError(f"{path}: {printable(told['error'])}")
-    answers: list[dict[str, Any]] = told["answers"]
+    result = json.loads(out)
+    if "error" in result:
+        raise ProbeError(f"{path}: {printable(result['error'])}")
+    answers: list[dict[str, Any]] = result["answers"]
     return answers

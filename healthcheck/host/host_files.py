@@ -133,8 +133,8 @@ def walk(root: Path, folder: str) -> list[str]:
 
 def _walked(root: Path, folder: str, deepest: int) -> Iterator[str]:
     try:
-        some = islice((one for one in entries_of(below(root, folder)) if one.name.isprintable()), _MOST_ENTRIES)
-        found = sorted((one.name, one.is_dir(follow_symlinks=False)) for one in some)
+        some = islice((entry for entry in entries_of(below(root, folder)) if entry.name.isprintable()), _MOST_ENTRIES)
+        found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in some)
     except OSError:
         return
     for name, is_folder in found:

@@ -56,12 +56,12 @@ class Descendants:
 
         Frequent calls reduce the risk that a process is missed.
         """
-        there = {one.pid: one for one in _processes()}
+        there = {process.pid: process for process in _processes()}
         below = {self.pid, *(pid for pid, fd in self._held.items() if not _has_ended(fd, 0.0))}
         while more := {
-            one.pid
-            for one in there.values()
-            if (one.parent in below or one.session == self.pid) and one.pid not in below
+            process.pid
+            for process in there.values()
+            if (process.parent in below or process.session == self.pid) and process.pid not in below
         }:
             below |= more
         new = [self._hold(there[pid]) for pid in below - {self.pid, *self._held}]

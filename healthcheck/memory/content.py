@@ -42,7 +42,7 @@ def _table(value: object) -> dict[str, Any] | None:
 
 
 def _lists(value: object) -> tuple[Any, ...] | None:
-    return tuple(value) if isinstance(value, list) and all(isinstance(one, list) for one in value) else None
+    return tuple(value) if isinstance(value, list) and all(isinstance(entry, list) for entry in value) else None
 
 
 class _FirstRow(JsonObject, frozen=True):
@@ -107,7 +107,7 @@ def parse(raw: bytes) -> Memory:
 
 
 def _content(memory: Memory) -> _Content:
-    places = {address: (one.numa_node, one.switch) for address, one in memory.first.places.items()}
+    places = {address: (position.numa_node, position.switch) for address, position in memory.first.places.items()}
     return _Content(
         machine=memory.machine,
         boot_id=memory.boot_id,
@@ -118,13 +118,17 @@ def _content(memory: Memory) -> _Content:
         findings=tuple(map(whole_row, memory.standing)),
         released=release_row(memory.released) if memory.released else None,
         acknowledged=tuple(map(acknowledgement_row, memory.acknowledged)),
-        sights={kind: (one.name, one.at) for kind, one in memory.sights.items()},
-        sight_places={kind: (one.boot_id, one.cursor) for kind, one in memory.sights.items() if one.boot_id},
+        sights={kind: (observation.name, observation.at) for kind, observation in memory.sights.items()},
+        sight_places={
+            kind: (observation.boot_id, observation.cursor)
+            for kind, observation in memory.sights.items()
+            if observation.boot_id
+        },
         gpus=memory.gpus,
         gpus_boot_id=memory.gpus_boot_id or None,
         recovery=memory.recovery,
         last_xid=memory.last_xid,
-        hits=tuple((*at, one.process, one.place, one.at, one.seen) for at, hits in memory.hits.items() for one in hits),
+        hits=tuple((*at, hit.process, hit.place, hit.at, hit.seen) for at, hits in memory.hits.items() for hit in hits),
         ended=tuple((*at, *ends) for at, ends in memory.ended.items()),
         first=_FirstRow(memory.first.efa, memory.first.gpus, places),
     )
@@ -143,15 +147,15 @@ def _memory(content: _Content) -> Memory:
         boot_id=content.boot_id or "",
         cursor=content.cursor,
         driver_loaded_at=content.driver_loaded_at,
-        standing=tuple(one.standing() for one in content.findings or ()),
+        standing=tuple(finding.standing() for finding in content.findings or ()),
         released=content.released.release() if content.released else None,
-        acknowledged=tuple(one.acknowledgement() for one in content.acknowledged or ()),
+        acknowledged=tuple(row.acknowledgement() for row in content.acknowledged or ()),
         gpus={address: dict(about) for address, about in (content.gpus or {}).items()},
         gpus_boot_id=content.gpus_boot_id or "",
         recovery={address: int(action) for address, action in (content.recovery or {}).items()},
         last_xid={address: _seconds(at) for address, at in (content.last_xid or {}).items()},
         hits=hits,
-        ended={(one[0], one[1]): tuple(moment(at) for at in one[2:]) for one in content.ended or ()},
+        ended={(entry[0], entry[1]): tuple(moment(at) for at in entry[2:]) for entry in content.ended or ()},
         first=_first(content.first, content.gpus or {}) if content.first else EarlierHardware(),
         instance_type=content.instance_type or "",
         taken=content.taken or {},

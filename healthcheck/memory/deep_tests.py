@@ -54,7 +54,7 @@ def deep_result(outcomes: Iterable[Outcome], began: datetime, at: datetime) -> D
         for outcome in outcomes
         for finding in outcome.findings
     )
-    return DeepResult(began, at, found, tuple(one for outcome in outcomes for one in outcome.passed))
+    return DeepResult(began, at, found, tuple(result for outcome in outcomes for result in outcome.passed))
 
 
 def after_deep_test(memory: Memory, result: DeepResult, now: Now, escalate_after: int = 0) -> Memory:
@@ -63,25 +63,25 @@ def after_deep_test(memory: Memory, result: DeepResult, now: Now, escalate_after
     A test that could not run changes nothing.
     """
     memory = retested(memory, _passed(memory, result), min(result.began, now.wall))
-    standing = {one.key: one for one in memory.standing}
+    standing = {finding.key: finding for finding in memory.standing}
     for found in result.found:
         if _was_released(memory, found):
             continue
-        one = _standing(memory, found, min(found.seen or result.at, now.wall), now, escalate_after)
-        if memory.boot_id not in ("", one.boot_id) and one.finding.severity is not Severity.ISOLATE:
-            memory = ended_by_reset(memory, one, now.wall)  # the reboot since then has ended it
+        finding = _standing(memory, found, min(found.seen or result.at, now.wall), now, escalate_after)
+        if memory.boot_id not in ("", finding.boot_id) and finding.finding.severity is not Severity.ISOLATE:
+            memory = ended_by_reset(memory, finding, now.wall)  # the reboot since then has ended it
         else:
-            standing[one.key] = _found_again(standing.get(one.key), one)
-    kept = (one for one in standing.values() if not _is_released(memory, one))
+            standing[finding.key] = _found_again(standing.get(finding.key), finding)
+    kept = (finding for finding in standing.values() if not _is_released(memory, finding))
     return replace(memory, standing=worst_first(kept))
 
 
 def _passed(memory: Memory, result: DeepResult) -> Iterator[Passed]:
     """The tests that passed, by the addresses of their GPUs."""
-    for one in result.passed:
-        yield replace(one, subject=located(memory.gpus, one.subject))
+    for passed_result in result.passed:
+        yield replace(passed_result, subject=located(memory.gpus, passed_result.subject))
     if result.all_passed:
-        yield from (Passed(one.finding.reason) for one in memory.standing)
+        yield from (Passed(finding.finding.reason) for finding in memory.standing)
 
 
 def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, escalate_after: int) -> Standing:
@@ -103,18 +103,18 @@ def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, esca
     )
 
 
-def _found_again(known: Standing | None, one: Standing) -> Standing:
+def _found_again(known: Standing | None, finding: Standing) -> Standing:
     """Merge a new finding with the known finding of the same key, which has not ended yet.
 
     The worse of the two findings and the later exit apply.
     """
     if known is None:
-        return one
-    if known.check not in _CHECKS or known.last_seen > one.last_seen:
+        return finding
+    if known.check not in _CHECKS or known.last_seen > finding.last_seen:
         return known
-    worse = known.finding if known.finding.severity > one.finding.severity else one.finding
-    check = known.check if one.check == LEVEL_2.name else one.check
-    return replace(one, finding=worse, check=check, first_seen=known.first_seen, count=known.count + 1)
+    worse = known.finding if known.finding.severity > finding.finding.severity else finding.finding
+    check = known.check if finding.check == LEVEL_2.name else finding.check
+    return replace(finding, finding=worse, check=check, first_seen=known.first_seen, count=known.count + 1)
 
 
 def _was_released(memory: Memory, found: DeepFinding) -> bool:
@@ -122,5 +122,7 @@ def _was_released(memory: Memory, found: DeepFinding) -> bool:
     return found.seen is not None and is_acknowledged(memory, found.named, found.boot_id, found.seq, found.seen)
 
 
-def _is_released(memory: Memory, one: Standing) -> bool:
-    return one.check in _CHECKS and is_acknowledged(memory, one.key, one.boot_id, one.seq, one.last_seen)
+def _is_released(memory: Memory, finding: Standing) -> bool:
+    return finding.check in _CHECKS and is_acknowledged(
+        memory, finding.key, finding.boot_id, finding.seq, finding.last_seen
+    )

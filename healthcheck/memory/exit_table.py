@@ -34,11 +34,11 @@ class Exit(Struct, frozen=True):
 
 
 def _event(*severities: Severity) -> Callable[[Standing], bool]:
-    return lambda one: one.nature is Nature.EVENT and one.finding.tier in severities
+    return lambda finding: finding.nature is Nature.EVENT and finding.finding.tier in severities
 
 
-def _is_on_gpu(one: Standing) -> bool:
-    return gpu_address(one.finding.subject) != ""
+def _is_on_gpu(finding: Standing) -> bool:
+    return gpu_address(finding.finding.subject) != ""
 
 
 _ANY_EVENT = _event(*Severity)
@@ -140,6 +140,6 @@ EXITS = (
 """In the order in which the record names them: what comes by itself, what is done to the node, what a person does."""
 
 
-def exit_words(one: Standing) -> str:
+def exit_words(finding: Standing) -> str:
     """Return the exits that can end the finding, as the record's `exit` lists them."""
-    return ", ".join(way.words for way in EXITS if way.is_open_to(one))
+    return ", ".join(way.words for way in EXITS if way.is_open_to(finding))

@@ -87,7 +87,9 @@ def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
         driver_loaded_at=None,
         suspects={},
         # Acknowledgements of positions in the old boot's log no longer apply to any event.
-        acknowledged=tuple(one for one in memory.acknowledged if one.cursor is None),
+        acknowledged=tuple(
+            acknowledgement for acknowledgement in memory.acknowledged if acknowledgement.cursor is None
+        ),
         recovery={},
         last_xid={},
         hits={},
@@ -100,10 +102,10 @@ def expired(memory: Memory, now: Now, monitor_ttl_seconds: float) -> Memory:
     Events of a higher severity never expire.
     """
 
-    def has_passed(one: Standing) -> bool:
-        if not TIME.is_open_to(one):
+    def has_passed(finding: Standing) -> bool:
+        if not TIME.is_open_to(finding):
             return False
-        return age_seconds(memory, now, one.boot_id, one.last_at, one.last_seen) >= monitor_ttl_seconds
+        return age_seconds(memory, now, finding.boot_id, finding.last_at, finding.last_seen) >= monitor_ttl_seconds
 
     return _without(memory, has_passed)
 
@@ -114,16 +116,16 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
     The reset is shown by the GPU's recovery action or by the GPU answering again.
     """
 
-    def is_past(one: Standing) -> bool:
-        if _is_after(one, at, memory):
+    def is_past(finding: Standing) -> bool:
+        if _is_after(finding, at, memory):
             return False
-        if one.finding.subject == "node":  # every GPU of the node has its own recovery action
-            return RECOVERED.is_open_to(one) and not memory.recovery.keys() - {address}
-        if gpu_address(one.finding.subject) != address:
+        if finding.finding.subject == "node":  # every GPU of the node has its own recovery action
+            return RECOVERED.is_open_to(finding) and not memory.recovery.keys() - {address}
+        if gpu_address(finding.finding.subject) != address:
             return False
-        if differs(one.finding.about, memory.gpus.get(address, {})):
+        if differs(finding.finding.about, memory.gpus.get(address, {})):
             return False
-        return RESET.is_open_to(one) or RECOVERED.is_open_to(one)
+        return RESET.is_open_to(finding) or RECOVERED.is_open_to(finding)
 
     return _end(memory, is_past, now.wall)
 
@@ -135,10 +137,12 @@ def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -
     """
     listed = tuple(gpus)
     answering = {gpu.address: gpu for gpu in listed if gpu.address and gpu.error == SUCCESS}
-    memory = _without(memory, lambda one: LIBRARY_FITS.is_open_to(one) and not _is_after(one, began, memory))
+    memory = _without(
+        memory, lambda finding: LIBRARY_FITS.is_open_to(finding) and not _is_after(finding, began, memory)
+    )
     if _is_other_hardware(memory, answering.values()):
         # A machine without a readable name of its own was replaced: its GPUs identify it.
-        kept = tuple(one for one in memory.standing if one.boot_id == memory.boot_id)
+        kept = tuple(finding for finding in memory.standing if finding.boot_id == memory.boot_id)
         memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={}, first=EarlierHardware())
     # If fewer GPUs answer than before, a GPU that answers nowhere may be present but silent.
     are_all_here = len(answering) >= len(memory.gpus)
@@ -156,14 +160,14 @@ def driver_loaded(memory: Memory, at: float) -> Memory:
 
     Where it has just reported GPUs that it could not take, that was this load; else it took all of them.
     """
-    logged = [one for one in memory.standing if TAKEN.is_open_to(one) and one.boot_id == memory.boot_id]
-    has_failed = any(abs(at - one.last_at) <= SAME_LOAD_SECONDS for one in logged)
+    logged = [finding for finding in memory.standing if TAKEN.is_open_to(finding) and finding.boot_id == memory.boot_id]
+    has_failed = any(abs(at - finding.last_at) <= SAME_LOAD_SECONDS for finding in logged)
     return replace(memory if has_failed else every_gpu_taken(memory, at), driver_loaded_at=at)
 
 
 def every_gpu_taken(memory: Memory, at: float) -> Memory:
     """The memory after evidence from `at` (monotonic) that the driver has every GPU that is its own."""
-    return _without(memory, lambda one: TAKEN.is_open_to(one) and not _is_after(one, at, memory))
+    return _without(memory, lambda finding: TAKEN.is_open_to(finding) and not _is_after(finding, at, memory))
 
 
 def passed(memory: Memory, began: datetime, seen: FirstObservation | None = None) -> Memory:
@@ -173,11 +177,15 @@ def passed(memory: Memory, began: datetime, seen: FirstObservation | None = None
     after its result was first observed (`seen`). A GPU that still requests a recovery action is not healthy yet.
     """
 
-    def is_well(one: Standing) -> bool:
-        if not QUARANTINE.is_open_to(one) or one.last_seen >= began or (seen and _was_logged_after(one, seen, memory)):
+    def is_well(finding: Standing) -> bool:
+        if (
+            not QUARANTINE.is_open_to(finding)
+            or finding.last_seen >= began
+            or (seen and _was_logged_after(finding, seen, memory))
+        ):
             return False
-        recovering = gpu_address(one.finding.subject) in memory.recovery
-        return one.finding.tier is Severity.ISOLATE or not recovering
+        recovering = gpu_address(finding.finding.subject) in memory.recovery
+        return finding.finding.tier is Severity.ISOLATE or not recovering
 
     return _without(memory, is_well)
 
@@ -187,12 +195,12 @@ def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memor
 
     Findings of level 4 need more: see `passed`.
     """
-    well = {(one.reason, one.subject) for one in passed}
+    well = {(result.reason, result.subject) for result in passed}
 
-    def is_well(one: Standing) -> bool:
-        if not LEVEL_2_PASSED.is_open_to(one) or one.last_seen >= began:
+    def is_well(result: Standing) -> bool:
+        if not LEVEL_2_PASSED.is_open_to(result) or result.last_seen >= began:
             return False
-        return not well.isdisjoint({one.key, (one.finding.reason, "")})
+        return not well.isdisjoint({result.key, (result.finding.reason, "")})
 
     return _without(memory, is_well)
 
@@ -206,21 +214,22 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     sight, before = FirstObservation(_name_of(word), now.wall), memory.sights.get(_RELEASE)
     if before is not None and before.name == sight.name:
         return memory
-    known = {one.key: one.last_seen for one in memory.standing}
+    known = {finding.key: finding.last_seen for finding in memory.standing}
     named = (replace(row, subject=located(memory.gpus, row.subject)) for row in word.findings)
     rows = tuple(dict.fromkeys((*word.findings, *named)))
 
-    def is_released(one: Standing) -> bool:
+    def is_released(finding: Standing) -> bool:
         # A level is observed again in every cycle, and its record is not written each time.
-        return RELEASE.is_open_to(one) and any(
-            row.key == one.key and (one.nature is Nature.LEVEL or row.covers(one.boot_id, one.seq, one.last_seen))
+        return RELEASE.is_open_to(finding) and any(
+            row.key == finding.key
+            and (finding.nature is Nature.LEVEL or row.covers(finding.boot_id, finding.seq, finding.last_seen))
             for row in rows
         )
 
     # If the clock was set back, findings may carry times later than now. They were observed too.
     seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
-    kept = [one for one in memory.acknowledged if one not in seen]
-    accepts_loss = any(one.finding.source == ONCE_HAD and is_released(one) for one in memory.standing)
+    kept = [acknowledgement for acknowledgement in memory.acknowledged if acknowledgement not in seen]
+    accepts_loss = any(finding.finding.source == ONCE_HAD and is_released(finding) for finding in memory.standing)
     return replace(
         _without(memory, is_released),
         first=replace(memory.first, gpus=0) if accepts_loss else memory.first,
@@ -238,7 +247,7 @@ def quarantined(memory: Memory, name: str, began: datetime, now: Now) -> Memory:
     """
     sight = memory.sights.get(_PASSED)
     if sight is None or sight.name != name:
-        places = (one.seq for one in memory.standing if one.boot_id == memory.boot_id)
+        places = (finding.seq for finding in memory.standing if finding.boot_id == memory.boot_id)
         sight = FirstObservation(
             name, now.wall, memory.boot_id, max((-1 if memory.cursor is None else memory.cursor, *places))
         )
@@ -246,10 +255,10 @@ def quarantined(memory: Memory, name: str, began: datetime, now: Now) -> Memory:
     return passed(memory, min(began, sight.at), sight)
 
 
-def _was_logged_after(one: Standing, seen: FirstObservation, memory: Memory) -> bool:
-    if one.seq < 0 or not seen.boot_id or one.boot_id != memory.boot_id:
+def _was_logged_after(finding: Standing, seen: FirstObservation, memory: Memory) -> bool:
+    if finding.seq < 0 or not seen.boot_id or finding.boot_id != memory.boot_id:
         return False
-    return seen.boot_id != memory.boot_id or one.seq > seen.cursor
+    return seen.boot_id != memory.boot_id or finding.seq > seen.cursor
 
 
 def within_log(memory: Memory) -> Memory:
@@ -260,9 +269,14 @@ def within_log(memory: Memory) -> Memory:
         return boot_id == memory.boot_id and place is not None and place > end
 
     acknowledged = tuple(
-        replace(one, cursor=end) if is_beyond(one.boot_id, one.cursor) else one for one in memory.acknowledged
+        replace(acknowledgement, cursor=end)
+        if is_beyond(acknowledgement.boot_id, acknowledgement.cursor)
+        else acknowledgement
+        for acknowledgement in memory.acknowledged
     )
-    standing = tuple(replace(one, seq=end) if is_beyond(one.boot_id, one.seq) else one for one in memory.standing)
+    standing = tuple(
+        replace(finding, seq=end) if is_beyond(finding.boot_id, finding.seq) else finding for finding in memory.standing
+    )
     return replace(memory, acknowledged=acknowledged, standing=standing)
 
 
@@ -273,7 +287,9 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
     repeats one event, not always with the same severity.
     """
     other = _by_now(other, now)
-    acknowledged = tuple(one for one in other.acknowledged if one not in memory.acknowledged)
+    acknowledged = tuple(
+        acknowledgement for acknowledgement in other.acknowledged if acknowledgement not in memory.acknowledged
+    )
     memory = replace(
         memory,
         released=memory.released or other.released,
@@ -283,25 +299,26 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
     # The log was read before the Node, so events that a person had released are in the memory again.
     memory = _without(
         memory,
-        lambda one: (
-            one.nature is Nature.EVENT and is_acknowledged(memory, one.key, one.boot_id, one.seq, one.last_seen)
+        lambda finding: (
+            finding.nature is Nature.EVENT
+            and is_acknowledged(memory, finding.key, finding.boot_id, finding.seq, finding.last_seen)
         ),
     )
-    standing = {one.key: one for one in other.standing}
-    for one in memory.standing:
-        standing[one.key] = _worse_of(one, standing.get(one.key))
+    standing = {finding.key: finding for finding in other.standing}
+    for finding in memory.standing:
+        standing[finding.key] = _worse_of(finding, standing.get(finding.key))
     return replace(memory, standing=worst_first(standing.values()))
 
 
-def _worse_of(one: Standing, other: Standing | None) -> Standing:
+def _worse_of(finding: Standing, other: Standing | None) -> Standing:
     """Return the worse of two findings, with the earlier of their first observations.
 
     The check cycle may have ended before the Node was read.
     """
-    if other is None or other.nature is not one.nature:
-        return one
-    seen = replace(one, first_seen=min(one.first_seen, other.first_seen))
-    if other.finding.severity <= one.finding.severity:
+    if other is None or other.nature is not finding.nature:
+        return finding
+    seen = replace(finding, first_seen=min(finding.first_seen, other.first_seen))
+    if other.finding.severity <= finding.finding.severity:
         return seen
     return replace(seen, finding=other.finding, check=other.check)
 
@@ -312,16 +329,19 @@ def _by_now(other: Memory, now: Now) -> Memory:
     Any client with access to the Node may have written the record.
     """
 
-    def seen(one: Standing) -> Standing:
-        first, last = (min(at, now.wall) for at in (one.first_seen, one.last_seen))
-        at, count = min(one.last_at, now.monotonic), min(one.count, _MOST_COUNTED)
-        return replace(one, first_seen=first, last_seen=last, last_at=at, count=count)
+    def seen(finding: Standing) -> Standing:
+        first, last = (min(at, now.wall) for at in (finding.first_seen, finding.last_seen))
+        at, count = min(finding.last_at, now.monotonic), min(finding.count, _MOST_COUNTED)
+        return replace(finding, first_seen=first, last_seen=last, last_at=at, count=count)
 
     released = other.released
     return replace(
         other,
         standing=tuple(map(seen, other.standing)),
-        acknowledged=tuple(replace(one, last_seen=min(one.last_seen, now.wall)) for one in other.acknowledged),
+        acknowledged=tuple(
+            replace(acknowledgement, last_seen=min(acknowledgement.last_seen, now.wall))
+            for acknowledgement in other.acknowledged
+        ),
         released=replace(released, at=min(released.at, now.wall)) if released else None,
     )
 
@@ -333,11 +353,11 @@ def _newest(acknowledged: tuple[Acknowledgement, ...]) -> tuple[Acknowledgement,
     """
     kept: list[Acknowledgement] = []
     room = _MOST_CHARACTERS
-    for one in reversed(acknowledged[-_MOST_ACKNOWLEDGED:]):
-        room -= len(one.reason) + len(one.subject) + len(one.boot_id)
+    for acknowledgement in reversed(acknowledged[-_MOST_ACKNOWLEDGED:]):
+        room -= len(acknowledgement.reason) + len(acknowledgement.subject) + len(acknowledgement.boot_id)
         if room < 0:
             break
-        kept.append(one)
+        kept.append(acknowledgement)
     return tuple(reversed(kept))
 
 
@@ -348,7 +368,10 @@ def _name_of(word: Release) -> str:
 
 def is_acknowledged(memory: Memory, key: Key, boot_id: str, seq: int, seen: datetime) -> bool:
     """Whether a person has released this event already."""
-    return any(one.key == key and one.covers(boot_id, seq, seen) for one in memory.acknowledged)
+    return any(
+        acknowledgement.key == key and acknowledgement.covers(boot_id, seq, seen)
+        for acknowledgement in memory.acknowledged
+    )
 
 
 def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -> Finding:
@@ -357,7 +380,7 @@ def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -
     if finding.reason == _REMAP_FAILURE and finding.severity in (Severity.RESET, Severity.REBOOT):
         why = _why_memory_is_beyond_repair(memory, finding, len(ends))
     else:
-        recent = [one for one in ends if abs(now.wall - one) <= ESCALATE_WITHIN]
+        recent = [end for end in ends if abs(now.wall - end) <= ESCALATE_WITHIN]
         is_due = escalate_after and _can_escalate(finding) and len(recent) >= escalate_after
         why = f"came back after {len(recent)} resets or reboots in 7 days" if is_due else ""
     if not why:
@@ -371,19 +394,19 @@ def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) ->
 
     Return '' if the first reset is due.
     """
-    if any(one.key == (REMAP_FAILED.name, f"gpu/{gpu_address(finding.subject)}") for one in memory.standing):
+    if any(active.key == (REMAP_FAILED.name, f"gpu/{gpu_address(finding.subject)}") for active in memory.standing):
         return f"beside {REMAP_FAILED.name}"
     if ends and _can_escalate(finding):
         return f"came back after {ends} resets or reboots"
     return ""
 
 
-def ended_by_reset(memory: Memory, one: Standing, wall: datetime) -> Memory:
+def ended_by_reset(memory: Memory, finding: Standing, wall: datetime) -> Memory:
     """Remember that a reset or a reboot ended it."""
-    identity = gpu_identity(one.finding.about)
-    if not _can_escalate(one.finding):
+    identity = gpu_identity(finding.finding.about)
+    if not _can_escalate(finding.finding):
         return memory
-    key = (one.finding.reason, identity)
+    key = (finding.finding.reason, identity)
     ends = (*memory.ended.get(key, ()), wall)[-_MOST_ENDS:]
     return replace(memory, ended=with_newest(memory.ended, key, ends, _MOST_ENDED))
 
@@ -397,30 +420,30 @@ def _can_escalate(finding: Finding) -> bool:
     )
 
 
-def _is_after(one: Standing, at: float, memory: Memory) -> bool:
-    return one.boot_id == memory.boot_id and one.last_at > at
+def _is_after(finding: Standing, at: float, memory: Memory) -> bool:
+    return finding.boot_id == memory.boot_id and finding.last_at > at
 
 
 def _in_its_place(memory: Memory, address: str, gpu: Gpu, are_all_here: bool) -> Memory:
     """Remove findings of another GPU at this address, or of a MIG instance that no longer exists."""
 
-    def is_about_another(one: Standing) -> bool:
-        if gpu_address(one.finding.subject) != address:
+    def is_about_another(finding: Standing) -> bool:
+        if gpu_address(finding.finding.subject) != address:
             return False
         # A level found at this address is about the GPU that is there now.
-        if differs(one.finding.about, gpu.about):
-            return LOOK.is_open_to(one) or (are_all_here and OTHER_GPU.is_open_to(one))
-        return INSTANCE_GONE.is_open_to(one) and _instance_is_gone(one.finding.subject, gpu)
+        if differs(finding.finding.about, gpu.about):
+            return LOOK.is_open_to(finding) or (are_all_here and OTHER_GPU.is_open_to(finding))
+        return INSTANCE_GONE.is_open_to(finding) and _instance_is_gone(finding.finding.subject, gpu)
 
-    def is_its_own(one: Standing) -> bool:
-        return gpu_address(one.finding.subject) == address and not differs(one.finding.about, gpu.about)
+    def is_its_own(finding: Standing) -> bool:
+        return gpu_address(finding.finding.subject) == address and not differs(finding.finding.about, gpu.about)
 
     memory = _without(memory, is_about_another)
     named = tuple(
-        replace(one, finding=replace(one.finding, about=_named(one.finding.about, gpu.about)))
-        if is_its_own(one)
-        else one
-        for one in memory.standing
+        replace(finding, finding=replace(finding.finding, about=_named(finding.finding.about, gpu.about)))
+        if is_its_own(finding)
+        else finding
+        for finding in memory.standing
     )
     known = memory.gpus.get(address, {})
     about = gpu.about if differs(known, gpu.about) else _named(known, gpu.about)
@@ -442,9 +465,9 @@ def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: No
     action = gpu.recovery_action
     loaded = memory.driver_loaded_at
     if any(
-        one.finding.reason == RECOVERY_XID and gpu_address(one.finding.subject) == address
-        for one in memory.standing
-        if _is_after(one, began, memory)
+        finding.finding.reason == RECOVERY_XID and gpu_address(finding.finding.subject) == address
+        for finding in memory.standing
+        if _is_after(finding, began, memory)
     ):
         # NVML may have answered before the log announced the action.
         return memory
@@ -466,7 +489,9 @@ def _all_reset(memory: Memory, answering: Mapping[str, Gpu], began: float, now: 
         return memory
     if any(gpu.recovery_action or gpu.recovery_error != SUCCESS for gpu in answering.values()):
         return memory
-    return _end(memory, lambda one: ALL_RESET.is_open_to(one) and not _is_after(one, loaded, memory), now.wall)
+    return _end(
+        memory, lambda finding: ALL_RESET.is_open_to(finding) and not _is_after(finding, loaded, memory), now.wall
+    )
 
 
 def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
@@ -479,14 +504,16 @@ def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
     if remap is None or remap.pending or remap.failed:
         return memory
     waiting = (ROWS_PENDING.name, gpu.subject)
-    seen = [one.last_at for one in memory.standing if one.key == waiting and one.boot_id == memory.boot_id]
+    seen = [
+        finding.last_at for finding in memory.standing if finding.key == waiting and finding.boot_id == memory.boot_id
+    ]
 
-    def is_past(one: Standing) -> bool:
-        if one.finding.reason not in REMAP_XIDS or gpu_address(one.finding.subject) != address:
+    def is_past(finding: Standing) -> bool:
+        if finding.finding.reason not in REMAP_XIDS or gpu_address(finding.finding.subject) != address:
             return False
-        if differs(one.finding.about, gpu.about):
+        if differs(finding.finding.about, gpu.about):
             return False
-        return RESET.is_open_to(one) and not _is_after(one, seen[0] - LONGEST_LOOK_SECONDS, memory)
+        return RESET.is_open_to(finding) and not _is_after(finding, seen[0] - LONGEST_LOOK_SECONDS, memory)
 
     return _end(memory, is_past, now.wall) if seen else memory
 
@@ -505,12 +532,16 @@ def _is_other_hardware(memory: Memory, gpus: Iterable[Gpu]) -> bool:
 
 def _end(memory: Memory, ends: Callable[[Standing], bool], wall: datetime) -> Memory:
     """Remove the findings that a reset or a reboot ends, and count this in case they recur."""
-    gone = [one for one in memory.standing if ends(one)]
-    for one in gone:
-        memory = ended_by_reset(memory, one, wall)
-    return replace(memory, standing=tuple(one for one in memory.standing if one not in gone)) if gone else memory
+    gone = [finding for finding in memory.standing if ends(finding)]
+    for finding in gone:
+        memory = ended_by_reset(memory, finding, wall)
+    return (
+        replace(memory, standing=tuple(finding for finding in memory.standing if finding not in gone))
+        if gone
+        else memory
+    )
 
 
 def _without(memory: Memory, gone: Callable[[Standing], bool]) -> Memory:
-    kept = tuple(one for one in memory.standing if not gone(one))
+    kept = tuple(finding for finding in memory.standing if not gone(finding))
     return memory if len(kept) == len(memory.standing) else replace(memory, standing=kept)

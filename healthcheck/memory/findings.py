@@ -176,11 +176,11 @@ def located(gpus: Mapping[str, Mapping[str, str]], subject: str, about: Mapping[
     place, slash, instance = name.partition("/")
     if address := normalise_address(place):
         return f"gpu/{address}{slash}{instance}"
-    told = dict(about or {})
-    told.setdefault("uuid" if name.startswith("GPU-") else "index", name)
-    candidates = {address: known for address, known in gpus.items() if not differs(told, known)}
+    fields = dict(about or {})
+    fields.setdefault("uuid" if name.startswith("GPU-") else "index", name)
+    candidates = {address: known for address, known in gpus.items() if not differs(fields, known)}
     for key in ("uuid", "serial", "index"):
-        places = [address for address, known in candidates.items() if told.get(key) and known.get(key) == told[key]]
+        places = [address for address, known in candidates.items() if fields.get(key) and known.get(key) == fields[key]]
         if len(places) == 1:
             return f"gpu/{places[0]}"
     return subject
@@ -199,5 +199,5 @@ def with_newest(known: Mapping[K, V], key: K, value: V, most: int) -> dict[K, V]
 
 
 def worst_first(standing: Iterable[Standing]) -> tuple[Standing, ...]:
-    ordered = sorted(standing, key=lambda one: (-one.finding.severity, one.first_seen, one.key))
+    ordered = sorted(standing, key=lambda finding: (-finding.finding.severity, finding.first_seen, finding.key))
     return tuple(ordered[:MOST_STANDING])

@@ -46,7 +46,7 @@ _MOST_HITS = 16
 
 def after_kernel_log(memory: Memory, outcomes: Iterable[Outcome], now: Now, escalate_after: int = 0) -> Memory:
     """The memory after records came from the log, in the log's own order."""
-    sightings = [(one, outcome.check) for outcome in outcomes for one in outcome.sightings]
+    sightings = [(event, outcome.check) for outcome in outcomes for event in outcome.sightings]
     if not sightings:
         return memory
     reading = _Reading(memory, now, escalate_after)
@@ -64,9 +64,9 @@ class _Reading:
     def __init__(self, memory: Memory, now: Now, escalate_after: int) -> None:
         self.memory = memory
         """All but `standing`, which is behind."""
-        self.standing = {one.key: one for one in memory.standing}
+        self.standing = {finding.key: finding for finding in memory.standing}
         self._cleanups = {key for key in self.standing if key[0] == CONSEQUENCE}
-        self._acknowledged = {one.key for one in memory.acknowledged}
+        self._acknowledged = {acknowledgement.key for acknowledgement in memory.acknowledged}
         self._now = now
         self._escalate_after = escalate_after
 
@@ -89,7 +89,7 @@ class _Reading:
     def _change(self, change: Callable[[Memory], Memory]) -> None:
         """Apply a change to the whole memory, including the active findings."""
         self.memory = change(replace(self.memory, standing=tuple(self.standing.values())))
-        self.standing = {one.key: one for one in self.memory.standing}
+        self.standing = {finding.key: finding for finding in self.memory.standing}
 
     def _read(self, sighting: KernelEvent, check: str, address: str) -> None:
         finding = sighting.finding
@@ -125,11 +125,11 @@ class _Reading:
         if known is None or _rank(known.finding) < _rank(finding):
             finding = escalated(self.memory, finding, self._now, escalate_after)
         if known is None:
-            one = Standing(finding, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
+            active = Standing(finding, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
         else:
             # The same reason can be milder the next time (Xid 154 names an action): the worse one has not left yet.
             worse = known.finding if _rank(known.finding) > _rank(finding) else finding
-            one = replace(
+            active = replace(
                 known,
                 finding=replace(worse, about=finding.about),
                 last_seen=max(known.last_seen, seen),
@@ -138,32 +138,32 @@ class _Reading:
                 last_at=sighting.at,
                 seq=sighting.seq,
             )
-        self.standing[key] = one
+        self.standing[key] = active
         if finding.reason == CONSEQUENCE:
             self._cleanups.add(key)
 
     def _announced(self, address: str, at: float) -> Severity | None:
         """The tier of the recovery action that Xid 154 named for this GPU within the window."""
-        one = self.standing.get((RECOVERY_XID, f"gpu/{address}"))
-        if one is None or one.boot_id != self.memory.boot_id or abs(at - one.last_at) > WINDOW_SECONDS:
+        finding = self.standing.get((RECOVERY_XID, f"gpu/{address}"))
+        if finding is None or finding.boot_id != self.memory.boot_id or abs(at - finding.last_at) > WINDOW_SECONDS:
             return None
-        return one.finding.severity if one.finding.severity in _TIERS_OF_ACTIONS else None
+        return finding.finding.severity if finding.finding.severity in _TIERS_OF_ACTIONS else None
 
     def _apply_action(self, sighting: KernelEvent, address: str) -> None:
         """Give the events of this GPU within the window the tier of the action that was announced just now."""
         tier = self._announced(address, sighting.at)
-        for key, one in list(self.standing.items()):
-            is_code = one.check == DRIVER_MESSAGES.name or key[0].removeprefix("Xid").isdecimal()
+        for key, finding in list(self.standing.items()):
+            is_code = finding.check == DRIVER_MESSAGES.name or key[0].removeprefix("Xid").isdecimal()
             if not is_code or key[0] == RECOVERY_XID or gpu_address(key[1]) != address:
                 continue
-            if tier is not None and _is_beside(one, sighting.at, tier, self.memory):
-                self.standing[key] = replace(one, finding=_at_tier(one.finding, tier))
+            if tier is not None and _is_beside(finding, sighting.at, tier, self.memory):
+                self.standing[key] = replace(finding, finding=_at_tier(finding.finding, tier))
 
     def _explain_cleanups(self, sighting: KernelEvent, address: str) -> None:
         """Another Xid explains the cleanups shortly before it: they are withdrawn."""
         for key in list(self._cleanups):
-            one = self.standing.get(key)
-            if one is None or gpu_address(key[1]) != address or not _is_withdrawn(one, sighting, self.memory):
+            finding = self.standing.get(key)
+            if finding is None or gpu_address(key[1]) != address or not _is_withdrawn(finding, sighting, self.memory):
                 continue
             del self.standing[key]
             self._cleanups.discard(key)
@@ -183,16 +183,16 @@ def _at_tier(finding: Finding, tier: Severity | None) -> Finding:
     return replace(finding, severity=tier, rule=RECOVERY_XID)
 
 
-def _is_beside(one: Standing, at: float, tier: Severity, memory: Memory) -> bool:
+def _is_beside(finding: Standing, at: float, tier: Severity, memory: Memory) -> bool:
     """Whether the action announced at `at` applies to this event.
 
     An action lowers the tier only if it is announced within the window of the event's first line. Events that began
     earlier keep their own tier.
     """
-    if one.nature is not Nature.EVENT or one.boot_id != memory.boot_id or at - one.last_at > WINDOW_SECONDS:
+    if finding.nature is not Nature.EVENT or finding.boot_id != memory.boot_id or at - finding.last_at > WINDOW_SECONDS:
         return False
-    since_first = at - one.last_at + (one.last_seen - one.first_seen).total_seconds()
-    return tier > one.finding.base[0] or since_first <= WINDOW_SECONDS
+    since_first = at - finding.last_at + (finding.last_seen - finding.first_seen).total_seconds()
+    return tier > finding.finding.base[0] or since_first <= WINDOW_SECONDS
 
 
 def _named(memory: Memory, address: str, uuid: str) -> Memory:
@@ -213,12 +213,12 @@ def _is_consequence(memory: Memory, sighting: KernelEvent, address: str) -> bool
     return sighting.follows or (last is not None and abs(sighting.at - last) <= WINDOW_SECONDS)
 
 
-def _is_withdrawn(one: Standing, sighting: KernelEvent, memory: Memory) -> bool:
+def _is_withdrawn(finding: Standing, sighting: KernelEvent, memory: Memory) -> bool:
     return (
-        one.finding.severity < Severity.RESET
-        and one.boot_id == memory.boot_id
-        and sighting.at - one.last_at <= WINDOW_SECONDS
-        and one.last_seen - one.first_seen <= timedelta(seconds=WINDOW_SECONDS)
+        finding.finding.severity < Severity.RESET
+        and finding.boot_id == memory.boot_id
+        and sighting.at - finding.last_at <= WINDOW_SECONDS
+        and finding.last_seen - finding.first_seen <= timedelta(seconds=WINDOW_SECONDS)
     )
 
 
@@ -231,7 +231,7 @@ def _hit(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Memor
     """Record the process that the Xid hit."""
     key = (sighting.reason, address)
     known = memory.hits.get(key, ())
-    others = tuple(one for one in known if (one.process, one.place) != (sighting.process, sighting.place))
+    others = tuple(hit for hit in known if (hit.process, hit.place) != (sighting.process, sighting.place))
     hits = (*others, ProcessHit(sighting.process, sighting.place, sighting.at, _seen(sighting, now)))[-_MOST_HITS:]
     return replace(memory, hits=with_newest(memory.hits, key, hits, MOST_GPUS))
 
@@ -244,8 +244,12 @@ def _repeated(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> 
     # Newest first: in a storm over several GPUs the newest hit decides, and this test runs for each log line.
     if any(_is_recent(memory, hit, now) for hits in elsewhere for hit in reversed(hits)):
         return None
-    here = [one for one in memory.hits[sighting.reason, address] if one.process and one.place == sighting.place]
-    if len({one.process for one in here if _is_recent(memory, one, now)}) < REPEATS_FROM:
+    here = [
+        process_hit
+        for process_hit in memory.hits[sighting.reason, address]
+        if process_hit.process and process_hit.place == sighting.place
+    ]
+    if len({process_hit.process for process_hit in here if _is_recent(memory, process_hit, now)}) < REPEATS_FROM:
         return None
     where = f" on {sighting.place}" if sighting.place else ""
     return Finding(

@@ -81,13 +81,17 @@ def after_look(memory: Memory, look: JudgedCycle, now: Now, rules: MemoryRules =
 
 
 def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now: Now, rules: MemoryRules) -> Memory:
-    standing = {one.key: one for one in memory.standing}
+    standing = {active.key: active for active in memory.standing}
     suspects = dict(memory.suspects)
     shown = {(finding.reason, finding.subject): finding for finding in outcome.findings}
-    gone = [one for one in standing.values() if _is_gone(one, outcome, shown) and not _is_of(silent, one, memory)]
-    for one in gone:
-        del standing[one.key]
-        memory = _gone(memory, one, now)
+    gone = [
+        active
+        for active in standing.values()
+        if _is_gone(active, outcome, shown) and not _is_of(silent, active, memory)
+    ]
+    for active in gone:
+        del standing[active.key]
+        memory = _gone(memory, active, now)
     for check, key in list(suspects):
         if check == outcome.check and key not in shown:
             _not_seen(suspects, (check, key), outcome)
@@ -108,8 +112,8 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
 def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
     """Return the memory without the levels of checks that are no longer selected."""
     names = set(selected)
-    kept = tuple(one for one in memory.standing if one.nature is Nature.EVENT or one.check in names)
-    suspects = {key: one for key, one in memory.suspects.items() if key[0] in names}
+    kept = tuple(finding for finding in memory.standing if finding.nature is Nature.EVENT or finding.check in names)
+    suspects = {key: suspect for key, suspect in memory.suspects.items() if key[0] in names}
     if (len(kept), len(suspects)) == (len(memory.standing), len(memory.suspects)):
         return memory
     return replace(memory, standing=kept, suspects=suspects)
@@ -123,11 +127,15 @@ def first_seen(known: EarlierHardware, seen: Evidence) -> EarlierHardware:
     """
     if seen.unread(pci.FUNCTIONS):
         return known
-    gpus = sum(one.is_gpu for one in seen[pci.FUNCTIONS])
+    gpus = sum(function.is_gpu for function in seen[pci.FUNCTIONS])
     known = replace(known, gpus=min(max(known.gpus or 0, gpus), MOST_GPUS))
     if seen.unread(infiniband.RDMA):
         return known
-    places = {one.address: GpuPosition(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
+    places = {
+        function.address: GpuPosition(function.numa_node, function.switch)
+        for function in seen[pci.FUNCTIONS]
+        if function.is_gpu
+    }
     # If the kernel does not report a location, a later cycle may.
     new = [(gpu, place) for gpu, place in places.items() if place != _NOWHERE and gpu not in known.places]
     return replace(
@@ -142,7 +150,7 @@ def _shows_every_gpu(look: JudgedCycle) -> bool:
     if look.evidence.unread(pci.FUNCTIONS):
         return False
     answering = {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
-    return {one.address for one in look.evidence[pci.FUNCTIONS] if one.is_gpu_here} <= answering
+    return {function.address for function in look.evidence[pci.FUNCTIONS] if function.is_gpu_here} <= answering
 
 
 def _is_resized(memory: Memory, look: JudgedCycle) -> bool:
@@ -159,34 +167,34 @@ def _not_seen(suspects: dict[tuple[str, Key], Suspect], key: tuple[str, Key], ou
 
     A suspect that cannot be checked is dropped after a limited number of cycles.
     """
-    one = suspects[key]
-    if outcome.shows(*key[1]) or one.blind + 1 >= MOST_BLIND_LOOKS:
+    suspect = suspects[key]
+    if outcome.shows(*key[1]) or suspect.blind + 1 >= MOST_BLIND_LOOKS:
         del suspects[key]
     else:
-        suspects[key] = replace(one, blind=one.blind + 1)
+        suspects[key] = replace(suspect, blind=suspect.blind + 1)
 
 
-def _is_gone(one: Standing, outcome: Outcome, shown: Mapping[Key, Finding]) -> bool:
-    is_its_own = one.nature is Nature.LEVEL and one.check == outcome.check
-    return is_its_own and one.key not in shown and outcome.shows(*one.key)
+def _is_gone(finding: Standing, outcome: Outcome, shown: Mapping[Key, Finding]) -> bool:
+    is_its_own = finding.nature is Nature.LEVEL and finding.check == outcome.check
+    return is_its_own and finding.key not in shown and outcome.shows(*finding.key)
 
 
-def _is_of(silent: Container[str], one: Standing, memory: Memory) -> bool:
+def _is_of(silent: Container[str], finding: Standing, memory: Memory) -> bool:
     """Whether a finding belongs to a GPU that answered before in this boot and is now silent.
 
     A silent GPU keeps its findings. After a reboot, the count check reports it as missing. A finding that only PCI
     shows, and NVML never did, is excluded.
     """
-    if one.finding.reason == UNBOUND.name:
+    if finding.finding.reason == UNBOUND.name:
         return False
-    return gpu_address(one.finding.subject) in silent and one.boot_id == memory.boot_id
+    return gpu_address(finding.finding.subject) in silent and finding.boot_id == memory.boot_id
 
 
-def _gone(memory: Memory, one: Standing, now: Now) -> Memory:
+def _gone(memory: Memory, finding: Standing, now: Now) -> Memory:
     """Record the end of a level. If a reset or a reboot ended it, count that for its next occurrence."""
     loaded = memory.driver_loaded_at
-    by_reset = one.boot_id != memory.boot_id or (loaded is not None and one.last_at < loaded)
-    return ended_by_reset(memory, one, now.wall) if by_reset else memory
+    by_reset = finding.boot_id != memory.boot_id or (loaded is not None and finding.last_at < loaded)
+    return ended_by_reset(memory, finding, now.wall) if by_reset else memory
 
 
 def _as_worse(memory: Memory, known: Standing | None, finding: Finding) -> Finding:

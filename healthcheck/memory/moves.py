@@ -24,16 +24,16 @@ def relocated(memory: Memory, answering: Mapping[str, Gpu]) -> Memory:
     may_be_silent = len(answering) < len(memory.gpus)
     by_name = _by_name(answering)
     active: dict[Key, Standing] = {}
-    for one in memory.standing:
-        moved = _moved(_named_anew(one, memory, answering), by_name)
-        if moved is one and may_be_silent:
-            moved = _displaced(one, answering)
+    for finding in memory.standing:
+        moved = _moved(_named_anew(finding, memory, answering), by_name)
+        if moved is finding and may_be_silent:
+            moved = _displaced(finding, answering)
         known = active.get(moved.key)
         if known is None or known.finding.severity < moved.finding.severity:
             active[moved.key] = moved
     gone = {address for address, about in memory.gpus.items() if _place(about, by_name) not in (None, address)}
     gpus = {address: about for address, about in memory.gpus.items() if address not in gone or address in answering}
-    if len(gpus) == len(memory.gpus) and all(active.get(one.key) is one for one in memory.standing):
+    if len(gpus) == len(memory.gpus) and all(active.get(finding.key) is finding for finding in memory.standing):
         return memory
     return replace(memory, standing=worst_first(active.values()), gpus=gpus)
 
@@ -51,31 +51,33 @@ def _place(about: Mapping[str, str], by_name: Mapping[tuple[str, str], str]) -> 
     return next((place for place in places if place), None)
 
 
-def _named_anew(one: Standing, memory: Memory, answering: Mapping[str, Gpu]) -> Standing:
+def _named_anew(finding: Standing, memory: Memory, answering: Mapping[str, Gpu]) -> Standing:
     """An event of this boot that was logged before NVML answered in it is about the GPU that is at its address."""
-    address = gpu_address(one.finding.subject)
-    if memory.gpus_boot_id in ("", memory.boot_id) or one.boot_id != memory.boot_id or address not in answering:
-        return one
+    address = gpu_address(finding.finding.subject)
+    if memory.gpus_boot_id in ("", memory.boot_id) or finding.boot_id != memory.boot_id or address not in answering:
+        return finding
     about = answering[address].about
-    return one if one.finding.about == about else replace(one, finding=replace(one.finding, about=about))
+    return (
+        finding if finding.finding.about == about else replace(finding, finding=replace(finding.finding, about=about))
+    )
 
 
-def _displaced(one: Standing, answering: Mapping[str, Gpu]) -> Standing:
-    address, about = gpu_address(one.finding.subject), one.finding.about
+def _displaced(finding: Standing, answering: Mapping[str, Gpu]) -> Standing:
+    address, about = gpu_address(finding.finding.subject), finding.finding.about
     name = about.get("uuid") or about.get("serial")
-    if one.nature is Nature.LEVEL or not name or address not in answering:
-        return one
-    return _at(one, name) if differs(about, answering[address].about) else one
+    if finding.nature is Nature.LEVEL or not name or address not in answering:
+        return finding
+    return _at(finding, name) if differs(about, answering[address].about) else finding
 
 
-def _moved(one: Standing, by_name: Mapping[tuple[str, str], str]) -> Standing:
-    address = gpu_address(one.finding.subject)
-    place = _place(one.finding.about, by_name) if address else None
+def _moved(finding: Standing, by_name: Mapping[tuple[str, str], str]) -> Standing:
+    address = gpu_address(finding.finding.subject)
+    place = _place(finding.finding.about, by_name) if address else None
     if place is None or place == address:
-        return one
-    return _at(one, place)
+        return finding
+    return _at(finding, place)
 
 
-def _at(one: Standing, place: str) -> Standing:
-    subject = one.finding.subject.replace(gpu_address(one.finding.subject), place, 1)
-    return replace(one, finding=replace(one.finding, subject=subject))
+def _at(finding: Standing, place: str) -> Standing:
+    subject = finding.finding.subject.replace(gpu_address(finding.finding.subject), place, 1)
+    return replace(finding, finding=replace(finding.finding, subject=subject))

@@ -160,8 +160,14 @@ def short_release_row(release: Release) -> ReleaseRow:
     return ReleaseRow(release.by[:_LONGEST_WORD], release.reason[:_LONGEST_WORD], _second(release.at))
 
 
-def acknowledgement_row(one: Acknowledgement) -> AcknowledgementRow:
-    return AcknowledgementRow(one.reason, one.subject, one.boot_id, one.cursor, one.last_seen)
+def acknowledgement_row(acknowledgement: Acknowledgement) -> AcknowledgementRow:
+    return AcknowledgementRow(
+        acknowledgement.reason,
+        acknowledgement.subject,
+        acknowledgement.boot_id,
+        acknowledgement.cursor,
+        acknowledgement.last_seen,
+    )
 
 
 def _second(at: datetime) -> datetime:

@@ -15,8 +15,8 @@ def in_force(memory: Memory, policy: Policy) -> Memory:
     A finding that an override sets to PASS stays, without counting, until its exit: taking the override back restores
     it.
     """
-    findings = [ruled(one.finding, policy) for one in memory.standing]
-    if all(new is one.finding for new, one in zip(findings, memory.standing, strict=True)):
+    findings = [ruled(finding.finding, policy) for finding in memory.standing]
+    if all(new is finding.finding for new, finding in zip(findings, memory.standing, strict=True)):
         return memory
-    active = (replace(one, finding=new) for new, one in zip(findings, memory.standing, strict=True))
+    active = (replace(finding, finding=new) for new, finding in zip(findings, memory.standing, strict=True))
     return replace(memory, standing=worst_first(active))

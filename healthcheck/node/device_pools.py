@@ -60,12 +60,12 @@ def newest(slices: Iterable[S]) -> dict[tuple[str, str], list[S]]:
     `is_whole` tests whether they are complete.
     """
     pools: dict[tuple[str, str], list[S]] = {}
-    for one in slices:
-        known = pools.setdefault((one.driver, one.pool), [])
-        if known and one.generation > known[0].generation:
+    for s in slices:
+        known = pools.setdefault((s.driver, s.pool), [])
+        if known and s.generation > known[0].generation:
             known.clear()
-        if not known or one.generation == known[0].generation:
-            known.append(one)
+        if not known or s.generation == known[0].generation:
+            known.append(s)
     return pools
 
 
@@ -85,9 +85,11 @@ def given_out(slices: Iterable[DeviceSlice]) -> AllocatedDevices:
     for pool in newest(every).values():
         if is_whole(pool):
             published.add(pool[0].pool)
-            for one in pool:
-                devices[one.node] += one.devices
-    unread = frozenset(one.node for one in every if one.node and one.pool not in published)
+            for device_slice in pool:
+                devices[device_slice.node] += device_slice.devices
+    unread = frozenset(
+        device_slice.node for device_slice in every if device_slice.node and device_slice.pool not in published
+    )
     known = {node: found for node, found in devices.items() if node and found and node not in unread}
     return AllocatedDevices(known, unread=unread)
 
@@ -99,31 +101,31 @@ def read_slice(resource_slice: Mapping[str, Any]) -> DeviceSlice | None:
         return None
     pool = spec["pool"]
     name = str(pool["name"])
-    devices = tuple(_device(name, one) for one in spec.get("devices") or ())
+    devices = tuple(_device(name, entry) for entry in spec.get("devices") or ())
     count = int(pool["resourceSliceCount"])
     return DeviceSlice(DRIVER, name, int(pool["generation"]), count, str(spec.get("nodeName") or ""), devices)
 
 
 def address_of(attributes: Mapping[str, str]) -> str:
     """Return the PCI address of a device's GPU from the device's attributes; '' if they do not include it."""
-    told = {key.removeprefix(f"{DRIVER}/"): text for key, text in attributes.items()}
-    addresses = (normalise_address(told[key]) for key in _ADDRESSES if key in told)
-    return next((one for one in addresses if one is not None), "")
+    fields = {key.removeprefix(f"{DRIVER}/"): text for key, text in attributes.items()}
+    addresses = (normalise_address(fields[key]) for key in _ADDRESSES if key in fields)
+    return next((address for address in addresses if address is not None), "")
 
 
 def _device(pool: str, device: Mapping[str, Any]) -> Device:
-    told = device.get("basic") or device  # v1beta1 has a level more
-    attributes = {str(key).removeprefix(f"{DRIVER}/"): value for key, value in (told.get("attributes") or {}).items()}
+    result = device.get("basic") or device  # v1beta1 has a level more
+    attributes = {str(key).removeprefix(f"{DRIVER}/"): value for key, value in (result.get("attributes") or {}).items()}
     texts = {key: value["string"] for key, value in attributes.items() if isinstance(value.get("string"), str)}
-    taints = (one for one in told.get("taints") or () if one.get("effect") in KEEPS_AWAY)
+    taints = (entry for entry in result.get("taints") or () if entry.get("effect") in KEEPS_AWAY)
     return Device(
         pool,
         _word(device["name"]),
         address_of(texts),
         frozenset(texts[key] for key in _UUIDS if key in texts),
         _word(texts.get("type") or "unknown"),
-        frozenset(str(one.get("counterSet")) for one in told.get("consumesCounters") or ()),
-        next((_word(one.get("key")) for one in taints), ""),
+        frozenset(str(entry.get("counterSet")) for entry in result.get("consumesCounters") or ()),
+        next((_word(taint.get("key")) for taint in taints), ""),
     )
 
 

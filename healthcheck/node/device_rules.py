@@ -77,11 +77,13 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
     metadata, spec = rule["metadata"], rule["spec"]
     selector, taint = spec.get("deviceSelector") or {}, spec["taint"]
     device, tier = str(selector.get("device", "")), str(taint.get("value", ""))
-    owners = [str(one.get("uid", "")) for one in metadata.get("ownerReferences") or () if one.get("kind") == "Node"]
+    owners = [
+        str(entry.get("uid", "")) for entry in metadata.get("ownerReferences") or () if entry.get("kind") == "Node"
+    ]
     conditions = (rule.get("status") or {}).get("conditions") or ()
-    heeded = [one for one in conditions if one.get("type") == HEEDED]
+    heeded = [condition for condition in conditions if condition.get("type") == HEEDED]
     generation = metadata.get("generation")
-    says = {"key": taint.get("key"), "effect": taint.get("effect")}
+    fields = {"key": taint.get("key"), "effect": taint.get("effect")}
     return DeviceRule(
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
@@ -92,10 +94,10 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
         is_ours=bool(device)
         and is_rule_name(metadata["name"], node_name, device)
         and selector == selector_of(node_name, device)
-        and says == {"key": UNHEALTHY, "effect": EFFECT}
+        and fields == {"key": UNHEALTHY, "effect": EFFECT}
         and tier in TIERS,
         is_heeded=bool(heeded),
-        is_heeded_now=any(one.get("observedGeneration") == generation for one in heeded),
+        is_heeded_now=any(entry.get("observedGeneration") == generation for entry in heeded),
     )
 
 

@@ -63,8 +63,8 @@ class GpuClaim(Struct, frozen=True):
     pods: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        who = f"{self.namespace}/{self.pods[0]}" if self.pods else f"the claim {self.namespace}/{self.name}"
-        return f"{who} holds {len(self.devices)} {DRIVER}"
+        owner = f"{self.namespace}/{self.pods[0]}" if self.pods else f"the claim {self.namespace}/{self.name}"
+        return f"{owner} holds {len(self.devices)} {DRIVER}"
 
 
 class AllocatedDevices(Struct, frozen=True):
@@ -84,7 +84,7 @@ class AllocatedDevices(Struct, frozen=True):
         if not every:
             return None
         why = "" if self.has_template else f"gives its GPUs out by DRA, for which a sweep needs {OVERLAY}"
-        return NodeDevices(sum(one.kind == _WHOLE for one in every), next(_obstacles(every), why))
+        return NodeDevices(sum(device.kind == _WHOLE for device in every), next(_obstacles(every), why))
 
     def claimed_by(self, claims: Iterable[GpuClaim]) -> dict[str, str]:
         """Return one claim that holds devices on each node, as text, by node name."""
@@ -96,26 +96,26 @@ def gpu_claim(claim: Mapping[str, Any]) -> GpuClaim | None:
     """Return the devices of the driver that an API ResourceClaim holds; None if it holds none."""
     metadata, status = claim["metadata"], claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-    held = [one for one in results if one.get("driver") == DRIVER and one.get("adminAccess") is not True]
+    held = [result for result in results if result.get("driver") == DRIVER and result.get("adminAccess") is not True]
     if not held:
         return None
     users = status.get("reservedFor") or ()
     return GpuClaim(
         metadata["namespace"],
         metadata["name"],
-        tuple((str(one.get("pool")), str(one.get("device"))) for one in held),
-        tuple(str(one.get("name")) for one in users if one.get("resource") == "pods"),
+        tuple((str(entry.get("pool")), str(entry.get("device"))) for entry in held),
+        tuple(str(user.get("name")) for user in users if user.get("resource") == "pods"),
     )
 
 
 def _obstacles(devices: Sequence[Device]) -> Iterator[str]:
-    whole = [one for one in devices if one.kind == _WHOLE]
-    covered = {(one.pool, counter) for one in whole for counter in one.counters}
-    apart = {one.kind for one in devices if one.kind != _WHOLE and not _is_covered(one, covered)}
+    whole = [device for device in devices if device.kind == _WHOLE]
+    covered = {(device.pool, counter) for device in whole for counter in device.counters}
+    apart = {device.kind for device in devices if device.kind != _WHOLE and not _is_covered(device, covered)}
     if apart:
         kinds = ", ".join(sorted(apart)[:_MOST_NAMED])
         yield f"gives out devices by DRA ({kinds}) that no claim of its whole GPUs covers"
-    if tainted := next((one for one in whole if one.taint), None):
+    if tainted := next((device for device in whole if device.taint), None):
         yield f"its device {tainted.name} has the taint {tainted.taint}"
 
 

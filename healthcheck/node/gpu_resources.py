@@ -92,8 +92,12 @@ def unplaced_since(pod: Mapping[str, Any]) -> datetime | None:
     if gpu_pod(pod) is None or (pod.get("spec") or {}).get("preemptionPolicy") == "Never":
         return None
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    told = (one for one in conditions if one.get("type") == "PodScheduled" and one.get("reason") == "Unschedulable")
-    return next((moment_or_none(one.get("lastTransitionTime")) for one in told), None)
+    entries = (
+        condition
+        for condition in conditions
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable"
+    )
+    return next((moment_or_none(entry.get("lastTransitionTime")) for entry in entries), None)
 
 
 def whole_quantity(quantity: object) -> int | None:

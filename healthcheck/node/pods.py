@@ -37,7 +37,7 @@ def pod_state(pod: Mapping[str, Any]) -> PodState:
     spec = pod.get("spec") or {}
     containers = spec.get("containers") or [{}]
     name = str(containers[0].get("name", ""))
-    state = next((one.get("state") or {} for one in _entries(status, "containerStatuses", name)), {})
+    state = next((entry.get("state") or {} for entry in _entries(status, "containerStatuses", name)), {})
     return PodState(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -58,12 +58,12 @@ def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
 
 
 def _ended(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    told = _words(status)  # of the pod as a whole: Evicted, DeadlineExceeded
+    message = _words(status)  # of the pod as a whole: Evicted, DeadlineExceeded
     terminated = state.get("terminated") or {}
     code = terminated.get("exitCode")
     if code:
-        return told or f"{terminated.get('reason') or 'Error'}, exit code {code}"
-    return told
+        return message or f"{terminated.get('reason') or 'Error'}, exit code {code}"
+    return message
 
 
 def _words(state: Mapping[str, Any]) -> str:
@@ -71,4 +71,4 @@ def _words(state: Mapping[str, Any]) -> str:
 
 
 def _entries(status: Mapping[str, Any], kind: str, name: str, *, key: str = "name") -> Iterable[Mapping[str, Any]]:
-    return (one for one in status.get(kind) or () if one.get(key) == name)
+    return (entry for entry in status.get(kind) or () if entry.get(key) == name)

@@ -89,10 +89,10 @@ class NodeState(Struct, frozen=True):
     """Entries of `metadata.managedFields`."""
 
     def condition(self, kind: str = CONDITION) -> Mapping[str, Any] | None:
-        return next((one for one in self.conditions if one.get("type") == kind), None)
+        return next((entry for entry in self.conditions if entry.get("type") == kind), None)
 
     def our_conditions(self) -> list[Mapping[str, Any]]:
-        return [one for one in self.conditions if is_our_condition(one)]
+        return [condition for condition in self.conditions if is_our_condition(condition)]
 
     def tainted(self) -> bool:
         return any(is_our_taint(taint) for taint in self.taints)
@@ -137,9 +137,9 @@ class SelectiveClass(Struct, frozen=True):
 def runtime_classes(classes: Iterable[SelectiveClass], labels: Mapping[str, str]) -> tuple[PodRuntimeClass, ...]:
     """Return the RuntimeClasses that a pod can use on a node with these labels."""
     return tuple(
-        PodRuntimeClass(one.name, one.handler, bool(one.node_selector))
-        for one in classes
-        if one.node_selector.items() <= labels.items()
+        PodRuntimeClass(selective_class.name, selective_class.handler, bool(selective_class.node_selector))
+        for selective_class in classes
+        if selective_class.node_selector.items() <= labels.items()
     )
 
 

@@ -32,7 +32,11 @@ def cordoned_by(node: NodeState) -> str:
 
     Return '' if there is no cordon, if a person set it, or if its owner is unknown.
     """
-    is_ours = {one.name for one in node.cordon_managers} == {one.name for one in node.mark_managers} == {FIELD_MANAGER}
+    is_ours = (
+        {manager.name for manager in node.cordon_managers}
+        == {manager.name for manager in node.mark_managers}
+        == {FIELD_MANAGER}
+    )
     by = printable(node.annotations.get(CORDONED_BY, ""), _LONGEST)
     return by if node.cordoned and is_ours else ""
 

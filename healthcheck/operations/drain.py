@@ -65,8 +65,8 @@ def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: DrainPermissions) -> 
         losses = list(_losses(pod))
         missing = [flag for flag, _ in losses if not _allows(allowed, flag)]
         if missing:
-            told = ", ".join(f"{loss} (needs {flag})" for flag, loss in losses if flag in missing)
-            refused.append((title, told))
+            message = ", ".join(f"{loss} (needs {flag})" for flag, loss in losses if flag in missing)
+            refused.append((title, message))
             continue
         leaving.append(
             EvictedPod(
@@ -83,14 +83,14 @@ def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: DrainPermissions) -> 
 
 def budgets_on(pod: EvictedPod, budgets: Iterable[Mapping[str, Any]]) -> list[str]:
     """The disruption budgets of its namespace that it counts for, by name."""
-    selectors = ((str(one["metadata"]["name"]), (one.get("spec") or {}).get("selector")) for one in budgets)
+    selectors = ((str(budget["metadata"]["name"]), (budget.get("spec") or {}).get("selector")) for budget in budgets)
     # Without a selector a budget counts no pod, with an empty one every pod (policy/v1).
     return [name for name, selector in selectors if selector is not None and _selects(selector, pod.labels)]
 
 
 def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     wanted = (selector.get("matchLabels") or {}).items()
-    return wanted <= labels.items() and all(_meets(one, labels) for one in selector.get("matchExpressions") or ())
+    return wanted <= labels.items() and all(_meets(entry, labels) for entry in selector.get("matchExpressions") or ())
 
 
 def _meets(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
@@ -149,7 +149,7 @@ def _allows(allowed: DrainPermissions, flag: str) -> bool:
 
 def _controller(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     owners = (pod.get("metadata") or {}).get("ownerReferences") or []
-    return next((one for one in owners if isinstance(one, Mapping) and one.get("controller")), {})
+    return next((owner for owner in owners if isinstance(owner, Mapping) and owner.get("controller")), {})
 
 
 def _is_finished(pod: Mapping[str, Any]) -> bool:

@@ -90,8 +90,8 @@ def cordon_of_card(node: NodeState, findings: Iterable[FindingRow]) -> str:
 
     HAMi registers its GPUs as a JSON list since 2.8. It reads the cordon since 2.10; older versions ignore it.
     """
-    serious = [one for one in findings if one.severity is not None and one.severity >= Severity.RESET]
-    bad = {(one.about or {}).get("uuid", "") if _GPU.match(one.subject or "") else "" for one in serious}
+    serious = [finding for finding in findings if finding.severity is not None and finding.severity >= Severity.RESET]
+    bad = {(row.about or {}).get("uuid", "") if _GPU.match(row.subject or "") else "" for row in serious}
     uuid = next(iter(bad)) if len(bad) == 1 else ""
     listed = [word.strip() for word in node.annotations.get(_HAMIS_CORDON, "").split(",") if word.strip()]
     registered = node.annotations.get(_HAMIS_CARDS, "")
@@ -125,7 +125,7 @@ def _reset(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
 
     If a finding names something else, such as a switch, reset all GPUs.
     """
-    places = [one.subject or "" for one in findings if one.severity is Severity.RESET]
+    places = [finding.subject or "" for finding in findings if finding.severity is Severity.RESET]
     gpus = [match[1] for place in places if (match := _GPU.match(place))]
     only = f" -i {','.join(dict.fromkeys(gpus))}" if gpus and len(gpus) == len(places) else ""
     shell = f"kubectl debug node/{node.name} -it --profile=sysadmin --image=busybox -- chroot /host"
@@ -175,7 +175,7 @@ _IF_AUTOMATIC = "HyperPod acts on the label where the cluster's NodeRecovery is 
 
 def _gke_fault(findings: Iterable[FindingRow]) -> str:
     """Return the fault reason for GKE, by the worst of the findings."""
-    worst = max(findings, key=lambda one: one.severity or Severity.PASS, default=None)
+    worst = max(findings, key=lambda row: row.severity or Severity.PASS, default=None)
     reason = (worst.reason or "") if worst is not None else ""
     return "XID" if reason.startswith("Xid") else _GKE_WORDS.get(reason, "unspecified")
 

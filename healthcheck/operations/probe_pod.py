@@ -30,7 +30,7 @@ def probe_pod(template: Mapping[str, Any], node: tuple[str, str], namespace: str
     """The pod for the node of this name and UID, which owns it. Raises TemplateError."""
     name, uid = node
     spec = template.get("spec") or {}
-    volumes = [kept for one in spec.get("volumes") or () if (kept := _kept(one))]
+    volumes = [kept for entry in spec.get("volumes") or () if (kept := _kept(entry))]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -50,7 +50,7 @@ def probe_pod(template: Mapping[str, Any], node: tuple[str, str], namespace: str
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "tolerations": [{"operator": "Exists"}],
-            "containers": [_container(spec, {one["name"] for one in volumes})],
+            "containers": [_container(spec, {volume["name"] for volume in volumes})],
             "volumes": volumes,
         },
     }
@@ -87,7 +87,7 @@ def _container(spec: Mapping[str, Any], volumes: set[str]) -> dict[str, Any]:
             "requests": {key: "0" for key in limits if key in _LIMITS},
             "limits": {key: value for key, value in limits.items() if key in _LIMITS},
         },
-        "volumeMounts": [one for one in agent.get("volumeMounts") or () if one.get("name") in volumes],
+        "volumeMounts": [entry for entry in agent.get("volumeMounts") or () if entry.get("name") in volumes],
     }
 
 

@@ -63,7 +63,7 @@ def removal(node: NodeState) -> Removal:
         labels=tuple(key for key in sorted(node.labels) if _is_ours(key)),
         annotations=tuple(key for key in sorted(node.annotations) if _is_ours(key)),
         taints=tuple(_written(taint) for taint in node.taints if _goes(taint)),
-        conditions=tuple(str(one["type"]) for one in node.our_conditions()),
+        conditions=tuple(str(condition["type"]) for condition in node.our_conditions()),
         uncordoned=uncordoned,
         verdict=node.labels.get(SEVERITY, "") if barred else "",
         kept=(

@@ -59,7 +59,7 @@ def read_device_files(host: Host) -> DeviceFiles:
     """Return the device files. Raises ProbeError if a folder exists and can't be read."""
     try:
         folders = tuple(folder for folder in FOLDERS if _holds_devices(host.root, folder))
-        files = tuple(islice((one for folder in folders for one in _files(host.root, folder)), _MOST_FILES))
+        files = tuple(islice((file for folder in folders for file in _files(host.root, folder)), _MOST_FILES))
     except OSError as error:
         raise ProbeError(f"{error.filename}: {error.strerror}") from error
     return DeviceFiles(folders, files, _majors(host.root))
@@ -82,7 +82,7 @@ def _files(root: Path, folder: str) -> Iterator[DeviceFile]:
 
 def _names(folder: Path) -> list[str]:
     entries = islice(entries_of(folder), _MOST_ENTRIES)
-    return sorted(one.name for one in entries if one.name.startswith("nvidia") and one.name.isprintable())
+    return sorted(entry.name for entry in entries if entry.name.startswith("nvidia") and entry.name.isprintable())
 
 
 def _file(root: Path, folder: str, name: str) -> Iterator[DeviceFile]:

@@ -107,9 +107,13 @@ def read_hami(host: Host) -> Hami:
     root = host.root
     try:
         found = host.once(processes.find)
-        told = [one for process in found.plugins if (one := _told(root, process)) is not None and one.hook]
-        if told:
-            return _read(root, told, found.processes)
+        hami_processes = [
+            hami_process
+            for process in found.plugins
+            if (hami_process := _told(root, process)) is not None and hami_process.hook
+        ]
+        if hami_processes:
+            return _read(root, hami_processes, found.processes)
         hidden = not found.plugins and host_files.exists(root, USUAL_FOLDER) and not processes.are_the_hosts(root)
     except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc; or the process has just ended
         return Hami()
@@ -146,37 +150,37 @@ def _path(text: str) -> str:
     return f"/{os.path.normpath(text).strip('/')}" if fits else ""
 
 
-def _read(root: Path, told: Sequence[_HamiProcess], among: Sequence[Process]) -> Hami:
+def _read(root: Path, hami_processes: Sequence[_HamiProcess], among: Sequence[Process]) -> Hami:
     # During a rollout, two processes of one kind may run. The younger one remains.
-    youngest = {one.process.name: one for one in sorted(told, key=_started)}
+    youngest = {process.process.name: process for process in sorted(hami_processes, key=_started)}
     plugin, monitor = youngest.get(DEVICE_PLUGIN), youngest.get(VGPU_MONITOR)
-    one = plugin or monitor or told[0]
-    folder = _path(f"{plugin.hook}/vgpu") if plugin is not None else one.hook
-    told_delay = duration(monitor.resync) if monitor is not None else None
+    process = plugin or monitor or hami_processes[0]
+    folder = _path(f"{plugin.hook}/vgpu") if plugin is not None else process.hook
+    period_delay = duration(monitor.resync) if monitor is not None else None
     # HAMi uses its default if it can't parse the value.
-    delay = told_delay.total_seconds() if told_delay is not None else USUAL_RESYNC
+    delay = period_delay.total_seconds() if period_delay is not None else USUAL_RESYNC
     return Hami(
         runs=True,
         up_seconds=max(0.0, processes.uptime(root) - min(map(_started, youngest.values()))),
         plugin=_plugin(root, plugin.process, folder) if plugin is not None else None,
-        listening=_listening(root, one.process),
+        listening=_listening(root, process.process),
         resync_seconds=delay,
-        leftovers=_leftovers(root, among, one.process, folder, delay),
+        leftovers=_leftovers(root, among, process.process, folder, delay),
         mig_lock_seconds=_age(root, MIG_LOCK),
     )
 
 
-def _started(one: _HamiProcess) -> float:
+def _started(process: _HamiProcess) -> float:
     """Return the process's start time.
 
     An unknown start counts as recent, so that no fault is reported for it.
     """
-    return one.process.since_boot if one.process.since_boot is not None else float("inf")
+    return process.process.since_boot if process.process.since_boot is not None else float("inf")
 
 
 def _plugin(root: Path, process: Process, folder: str) -> Plugin:
     own = processes.root_of(root, process)
-    names = [one.name for one in _entries(root, folder) if one.name.startswith(LIBRARY) or one.name == PRELOAD]
+    names = [entry.name for entry in _entries(root, folder) if entry.name.startswith(LIBRARY) or entry.name == PRELOAD]
     files = {name: _file(root, f"{folder}/{name}") for name in names}
     preload = files.pop(PRELOAD, None)
     words = ""
@@ -184,11 +188,13 @@ def _plugin(root: Path, process: Process, folder: str) -> Plugin:
         words = host_files.read_whole(root, f"{folder}/{PRELOAD}", 1 << 12).decode("utf-8", "replace")
     # Its script copies plain files alone.
     brought = (
-        [] if own == root else [one for one in _entries(own, _IMAGE_LIBRARIES) if one.is_file(follow_symlinks=False)]
+        []
+        if own == root
+        else [entry for entry in _entries(own, _IMAGE_LIBRARIES) if entry.is_file(follow_symlinks=False)]
     )
     return Plugin(
         folder,
-        tuple(sorted(one.name for one in brought if one.name.startswith(LIBRARY)))[:_MOST_NAMES],
+        tuple(sorted(entry.name for entry in brought if entry.name.startswith(LIBRARY)))[:_MOST_NAMES],
         tuple(files[name] for name in sorted(files))[:_MOST_NAMES],
         preload,
         tuple(word[:_LONGEST_PATH] for word in re.split(r"[\s:]+", words) if word)[:_MOST_NAMES],
@@ -203,7 +209,7 @@ def _entries(root: Path, folder: str) -> list[os.DirEntry[str]]:
     """
     try:
         entries = islice(entries_of(host_files.below(root, folder)), _MOST_ENTRIES)
-        return [one for one in entries if one.name.isprintable()]
+        return [entry for entry in entries if entry.name.isprintable()]
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -221,10 +227,10 @@ def _file(root: Path, path: str) -> File:
 
 def _sockets(own: Path) -> tuple[str, ...] | None:
     try:
-        there = [one for one in _entries(own, _PLUGIN_SOCKETS) if stat.S_ISSOCK(one.stat().st_mode)]
+        there = [entry for entry in _entries(own, _PLUGIN_SOCKETS) if stat.S_ISSOCK(entry.stat().st_mode)]
     except OSError:
         return None
-    return tuple(sorted(one.name for one in there))[:_MOST_NAMES] or None
+    return tuple(sorted(entry.name for entry in there))[:_MOST_NAMES] or None
 
 
 def _listening(root: Path, process: Process) -> tuple[str, ...] | None:
@@ -241,21 +247,21 @@ def _leftovers(
 ) -> StaleFolders | None:
     """The kubelet's folder of pods is known by HAMi's own pod, which has a folder there."""
     own = _pod_of(root, process)
-    pods = next((one for one in _folders_of_pods(among) if own and host_files.exists(root, f"{one}/{own}")), "")
+    pods = next((pod for pod in _folders_of_pods(among) if own and host_files.exists(root, f"{pod}/{own}")), "")
     if not pods:
         return None
     containers = f"{folder}/containers"
-    known = {one.name for one in _entries(root, pods)}
+    known = {entry.name for entry in _entries(root, pods)}
     before = now().wall.timestamp() - delay
-    of_gone = (one for one in _entries(root, containers) if _pod_in(one.name) not in {"", *known})
-    left = (one.name for one in of_gone if _is_left(Path(one.path), before))
+    of_gone = (entry for entry in _entries(root, containers) if _pod_in(entry.name) not in {"", *known})
+    left = (entry.name for entry in of_gone if _is_left(Path(entry.path), before))
     return StaleFolders(containers, tuple(sorted(islice(left, _MOST_LEFT))))
 
 
 def _folders_of_pods(among: Sequence[Process]) -> Iterator[str]:
     """Yield the folders of pods of kubelets, first that of a running kubelet's flag."""
-    told = [one.flag("root-dir") for one in among if one.name == KUBELET]
-    yield from (f"{folder}/pods" for folder in (*filter(None, map(_path, told)), *_KUBELETS))
+    messages = [process.flag("root-dir") for process in among if process.name == KUBELET]
+    yield from (f"{folder}/pods" for folder in (*filter(None, map(_path, messages)), *_KUBELETS))
 
 
 def _pod_of(root: Path, process: Process) -> str:

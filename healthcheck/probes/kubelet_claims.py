@@ -26,8 +26,10 @@ def read_gpu_holders(host: Host) -> list[tuple[str, str, int]]:
     Raises ProbeError: failure to check never means that there are none.
     """
     pods = read_pod_resources(host)
-    told = {(one.namespace, one.name) for pod in pods for container in pod.containers for one in container.claims}
-    kept = [one for one in read_claims(host.root) if one[:2] not in told]
+    entries = {
+        (claim.namespace, claim.name) for pod in pods for container in pod.containers for claim in container.claims
+    }
+    kept = [claim for claim in read_claims(host.root) if claim[:2] not in entries]
     return [*holds_gpus(pods), *((f"the claim {where}/{name}", DRA_DRIVER, number) for where, name, number in kept)]
 
 
@@ -36,7 +38,7 @@ def read_claims(root: Path) -> list[tuple[str, str, int]]:
 
     Raises ProbeError.
     """
-    return [one for file in FILES for one in _claims(root, file)]
+    return [claim for file in FILES for claim in _claims(root, file)]
 
 
 def are_claimed(root: Path) -> bool:

@@ -98,7 +98,9 @@ class AllReduce:
         program = shutil.which("all_reduce_perf", path=self.path)
         if program is None:
             return AllReduceReading(absent="all_reduce_perf is not installed here")
-        gpus = sum(one.is_gpu and one.driver == _NVIDIA_DRIVER for one in read_functions(Host(self.root)))
+        gpus = sum(
+            function.is_gpu and function.driver == _NVIDIA_DRIVER for function in read_functions(Host(self.root))
+        )
         if gpus < 2:
             return AllReduceReading(absent="an all-reduce takes two GPUs or more")
         return AllReduceReading(self._run((program, *_SIZES, "-g", str(gpus)), gpus))
@@ -123,9 +125,9 @@ def read_all_reduce(ended: ProgramEnd, gpus: int) -> Reduced | Failed | Unobserv
     """
     text = ended.out.decode("utf-8", "replace")
     if failure := _FAILURE.search(text) or _FAILURE.search(ended.err.decode("utf-8", "replace")):
-        says = printable(failure["text"], _LONGEST_TEXT)
-        hardware = any(one in failure["text"].lower() for one in _HARDWARE_ERRORS)
-        return Failed(says) if hardware else Unobserved(NOT_RUN, f"all_reduce_perf: {says}")
+        message = printable(failure["text"], _LONGEST_TEXT)
+        hardware = any(error in failure["text"].lower() for error in _HARDWARE_ERRORS)
+        return Failed(message) if hardware else Unobserved(NOT_RUN, f"all_reduce_perf: {message}")
     rows = list(_rows(text))
     judged = [bandwidth for size, bandwidth, _ in rows if size >= _SMALLEST_JUDGED]
     counted = _OUT_OF_BOUNDS.search(text)

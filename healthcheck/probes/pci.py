@@ -101,7 +101,9 @@ def _functions(root: Path) -> tuple[PciFunction, ...]:
     except OSError as error:
         raise ProbeError(f"{devices}: {error.strerror}") from error
     found = (read_function(devices / name) for name in names)
-    return tuple(_with_place(devices, one) if one.is_gpu else one for one in found if one is not None)
+    return tuple(
+        _with_place(devices, function) if function.is_gpu else function for function in found if function is not None
+    )
 
 
 def read_function(directory: Path) -> PciFunction | None:

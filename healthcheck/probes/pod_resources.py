@@ -63,7 +63,7 @@ def read_pod_resources(host: Host) -> tuple[PodDevices, ...]:
 
     Raises ProbeError: failure to check never means that there are none.
     """
-    place = next((one for one in SOCKETS if host_files.is_there(host.root, one)), SOCKETS[0])
+    place = next((text for text in SOCKETS if host_files.is_there(host.root, text)), SOCKETS[0])
     socket = NodeSocket("pod-resources")
     try:
         return read_answer(*socket.ask(host.root, place))
@@ -82,7 +82,7 @@ def is_kubelet_here(root: Path) -> bool:
 def read_answer(answer: Mapping[str, Any]) -> tuple[PodDevices, ...]:
     """A ListPodResourcesResponse as facts."""
     pods = answer.get("pod_resources", ())
-    read = (PodDevices(one.get("namespace", ""), one.get("name", ""), tuple(_containers(one))) for one in pods)
+    read = (PodDevices(entry.get("namespace", ""), entry.get("name", ""), tuple(_containers(entry))) for entry in pods)
     return tuple(pod for pod in read if pod.containers)
 
 
@@ -102,21 +102,23 @@ def holds_gpus(pods: Iterable[PodDevices]) -> list[tuple[str, str, int]]:
 
 
 def _containers(pod: Mapping[str, Any]) -> Iterator[ContainerDevices]:
-    for one in pod.get("containers", ()):
+    for entry in pod.get("containers", ()):
         # The kubelet lists the devices of each NUMA node separately.
         given: dict[str, tuple[str, ...]] = {}
-        for devices in one.get("devices", ()):
+        for devices in entry.get("devices", ()):
             resource = devices.get("resource_name", "")
             given[resource] = given.get(resource, ()) + tuple(devices.get("device_ids", ()))
-        claims = tuple(_claim(claim) for claim in one.get("dynamic_resources", ()))
+        claims = tuple(_claim(claim) for claim in entry.get("dynamic_resources", ()))
         if given or claims:
-            yield ContainerDevices(one.get("name", ""), tuple(ResourceDevices(*item) for item in given.items()), claims)
+            yield ContainerDevices(
+                entry.get("name", ""), tuple(ResourceDevices(*item) for item in given.items()), claims
+            )
 
 
 def _claim(claim: Mapping[str, Any]) -> DeviceClaim:
     devices = tuple(
-        ClaimedDevice(one.get("driver_name", ""), one.get("pool_name", ""), one.get("device_name", ""))
-        for one in claim.get("claim_resources", ())
+        ClaimedDevice(entry.get("driver_name", ""), entry.get("pool_name", ""), entry.get("device_name", ""))
+        for entry in claim.get("claim_resources", ())
     )
     return DeviceClaim(
         claim.get("claim_namespace", ""), claim.get("claim_name", ""), claim.get("class_name", ""), devices
@@ -127,9 +129,11 @@ def _gpus(container: ContainerDevices) -> Iterator[tuple[str, str]]:
     """Yield resource and device. A claim has no resource: its driver is used instead, else its class."""
     for devices in container.devices:
         if _is_gpu(devices.resource):
-            yield from ((devices.resource, one) for one in devices.ids)
+            yield from ((devices.resource, text) for text in devices.ids)
     for claim in container.claims:
-        yield from ((one.driver, f"{one.pool}/{one.device}") for one in claim.devices if one.driver == DRA_DRIVER)
+        yield from (
+            (device.driver, f"{device.pool}/{device.device}") for device in claim.devices if device.driver == DRA_DRIVER
+        )
         if claim.class_name.endswith(DRA_DRIVER):
             yield claim.class_name, f"{claim.namespace}/{claim.name}"
 

@@ -72,15 +72,21 @@ class Services(Struct, frozen=True):
     uncounted: tuple[Uncounted, ...] = ()
 
     def find(self, name: str) -> Service | None:
-        return next((one for one in self.running if one.name == name), None)
+        return next((service for service in self.running if service.name == name), None)
 
     def beside(self, name: str) -> str:
         """Return a text about other processes of this name; '' if there are none."""
-        return "; ".join(f"{one.number} called {name} {one.where}" for one in self.uncounted if one.name == name)
+        return "; ".join(
+            f"{uncounted.number} called {name} {uncounted.where}"
+            for uncounted in self.uncounted
+            if uncounted.name == name
+        )
 
     def is_unsure(self, name: str) -> bool:
         """Whether it may run though it was not found."""
-        return self.find(name) is None and any(one.unsure for one in self.uncounted if one.name == name)
+        return self.find(name) is None and any(
+            uncounted.unsure for uncounted in self.uncounted if uncounted.name == name
+        )
 
 
 def read_services(host: Host) -> Services:
@@ -95,17 +101,19 @@ def read_services(host: Host) -> Services:
     names = (FABRIC_MANAGER, IMEX)
     return Services(
         processes.are_the_hosts(root),
-        tuple(_service(one, uptime) for one in found.processes if one.name in names and one.origin in _OWN),
+        tuple(
+            _service(process, uptime) for process in found.processes if process.name in names and process.origin in _OWN
+        ),
         _last_start(root, booted),
         bool(enabled_of(root, (_IMEX_UNIT,))),
-        tuple(told for name in names for told in _uncounted(found, name)),
+        tuple(uncounted for name in names for uncounted in _uncounted(found, name)),
     )
 
 
 def _uncounted(found: KnownProcesses, name: str) -> Iterator[Uncounted]:
     if others := found.others.get(name, 0):
         yield Uncounted(name, others, "in containers")
-    if privileged := sum(one.name == name and one.origin not in _OWN for one in found.processes):
+    if privileged := sum(process.name == name and process.origin not in _OWN for process in found.processes):
         yield Uncounted(name, privileged, "in privileged containers, none of them the driver's", unsure=True)
     if name in found.crowded:
         yield Uncounted(name, processes.MOST, "and more than anybody looks at", unsure=True)

@@ -115,12 +115,15 @@ def written(value: object) -> str:
 @cache
 def settings_of(declared: type[Struct]) -> Mapping[str, Setting]:
     """Return the settings by key, in the order of their declaration."""
-    return {one.encode_name: _setting(one.name, one.encode_name, one.type, one.default) for one in fields(declared)}
+    return {
+        field.encode_name: _setting(field.name, field.encode_name, field.type, field.default)
+        for field in fields(declared)
+    }
 
 
 def by_key(values: Struct) -> dict[str, Any]:
     """The values, under their keys."""
-    return {one.key: getattr(values, one.name) for one in settings_of(type(values)).values()}
+    return {setting.key: getattr(values, setting.name) for setting in settings_of(type(values)).values()}
 
 
 def _setting(name: str, key: str, declared: Any, default: Any) -> Setting:

@@ -9,6 +9,6 @@ from healthcheck.settings.values import SettingsError
 
 def complain_of_environment(program: str, error: SettingsError) -> int:
     """Report each invalid variable with its value. Return the exit code."""
-    for one in error.bad:
-        complain(program, one.words)
+    for value in error.bad:
+        complain(program, value.words)
     return USAGE

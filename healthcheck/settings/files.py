@@ -54,8 +54,8 @@ def unknown_keys(directory: Path | None) -> UnknownKeys | None:
     found = sorted(_files(directory) - set(known))
     keys = [name for name in found if not name.startswith("..")]
     near = {name.lower(): name for name in known}
-    told = tuple((printable(key, _LONGEST_KEY), _nearest(key, near)) for key in keys)
-    return UnknownKeys(told, str(directory)) if told else None
+    entries = tuple((printable(key, _LONGEST_KEY), _nearest(key, near)) for key in keys)
+    return UnknownKeys(entries, str(directory)) if entries else None
 
 
 def _seen(directory: Path) -> Iterator[tuple[str | int, ...]]:
@@ -79,6 +79,6 @@ def _nearest(key: str, known: Mapping[str, str]) -> str:
 
 def _files(directory: Path | None) -> set[str]:
     try:
-        return {one.name for one in entries_of(directory) if not one.is_dir()} if directory else set()
+        return {entry.name for entry in entries_of(directory) if not entry.is_dir()} if directory else set()
     except OSError:
         return set()

@@ -81,7 +81,7 @@ def _checks(value: str) -> str:
 
 
 def _repair_conditions(value: str) -> str:
-    if unknown := [one for one in listed(value) if one not in REPAIR_CONDITIONS]:
+    if unknown := [text for text in listed(value) if text not in REPAIR_CONDITIONS]:
         allowed = ", ".join(REPAIR_CONDITIONS)
         raise ValueError(
             f"no condition {printable(unknown[0], _LONGEST_WORD)!r}; allowed are {allowed}, with commas between"

@@ -70,12 +70,12 @@ def read_files(directory: Path | None) -> Written:
     bad = tuple(_unreadable(folder))
     for _ in ("as it is written", "with the defaults in the place of what is wrong"):
         known = settings_of(NodeSettings)
-        defaults = {one.key: known[one.key].default for one in bad if one.key in known}
+        defaults = {value.key: known[value.key].default for value in bad if value.key in known}
         try:
             read = _model(NodeSettings)(_secrets_dir=folder, **defaults)
         except ValidationError as error:
             found = _bad_values(error, NodeSettings)
-            bad = (*bad, *(not_allowed(one.key, one.value, one.allowed, directory) for one in found))
+            bad = (*bad, *(not_allowed(value.key, value.value, value.allowed, directory) for value in found))
         except SourceError as error:  # a file that was swapped while it was read
             if isinstance(error.__cause__, OSError):
                 refuse_shortage(error.__cause__)
@@ -117,8 +117,8 @@ class _Sources(BaseSettings):
         """
         del dotenv_settings
         if isinstance(file_secret_settings, SecretsSettingsSource) and isinstance(init_settings, InitSettingsSource):
-            told = frozenset(init_settings.init_kwargs)
-            file_secret_settings = _ConfigMap(settings_cls, file_secret_settings.secrets_dir, told)
+            messages = frozenset(init_settings.init_kwargs)
+            file_secret_settings = _ConfigMap(settings_cls, file_secret_settings.secrets_dir, messages)
         return (init_settings, file_secret_settings, env_settings)
 
 
@@ -128,9 +128,9 @@ class _ConfigMap(SecretsSettingsSource):
     A value of several lines keeps its leading empty lines.
     """
 
-    def __init__(self, settings_cls: type[BaseSettings], directory: Any, told: frozenset[str]) -> None:
+    def __init__(self, settings_cls: type[BaseSettings], directory: Any, messages: frozenset[str]) -> None:
         super().__init__(settings_cls, directory)
-        self._told = told
+        self._told = messages
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         if field.alias in self._told:
@@ -143,7 +143,9 @@ class _ConfigMap(SecretsSettingsSource):
 
 @cache
 def _model(declared: type[Struct]) -> type[Any]:
-    fields: Mapping[str, Any] = {one.name: (_type(one), _field(one)) for one in settings_of(declared).values()}
+    fields: Mapping[str, Any] = {
+        setting.name: (_type(setting), _field(setting)) for setting in settings_of(declared).values()
+    }
     return create_model(declared.__name__, __base__=_Sources, **fields)
 
 
@@ -180,7 +182,7 @@ def _folder(value: Path) -> Path:
 
 
 def _values(declared: type[T], read: Any) -> T:
-    return declared(**{one.name: getattr(read, one.name) for one in settings_of(declared).values()})
+    return declared(**{setting.name: getattr(read, setting.name) for setting in settings_of(declared).values()})
 
 
 def _unreadable(directory: Path | None) -> Iterator[BadValue]:
@@ -201,9 +203,9 @@ def _unreadable(directory: Path | None) -> Iterator[BadValue]:
 
 
 def _bad_values(error: ValidationError, declared: type[Struct]) -> Iterator[BadValue]:
-    for one in error.errors(include_url=False):
-        key = str(one["loc"][0]) if one["loc"] else "?"
+    for entry in error.errors(include_url=False):
+        key = str(entry["loc"][0]) if entry["loc"] else "?"
         setting = settings_of(declared).get(key)
         allowed = setting.allowed if setting else ""
-        value = None if one["type"] == "missing" else str(one["input"])
-        yield BadValue(key, value, allowed or str(one["msg"]), ENVIRONMENT)
+        value = None if entry["type"] == "missing" else str(entry["input"])
+        yield BadValue(key, value, allowed or str(entry["msg"]), ENVIRONMENT)

@@ -46,7 +46,7 @@ class SettingsError(Exception):
     """Error for invalid environment variables of a program. `bad` names each variable."""
 
     def __init__(self, bad: tuple[BadValue, ...]) -> None:
-        super().__init__("; ".join(str(one) for one in bad))
+        super().__init__("; ".join(str(value) for value in bad))
         self.bad = bad
 
 

@@ -33,14 +33,14 @@ def json_object(raw: bytes) -> Table:
     if not text.strip():
         return {}
     try:
-        told = json.loads(text, parse_constant=_refused)
+        result = json.loads(text, parse_constant=_refused)
     except json.JSONDecodeError as error:
         raise MalformedError(error.msg, error.lineno, error.colno) from error
     except (RecursionError, ValueError) as error:
         raise MalformedError(f"can't be read: {type(error).__name__}", only_ours=True) from error
-    if not isinstance(told, dict):
+    if not isinstance(result, dict):
         raise MalformedError("no object", 1, 1)
-    return _sayable(told) if "\\u" in text else told
+    return _sayable(result) if "\\u" in text else result
 
 
 @functools.lru_cache(maxsize=16)
@@ -54,20 +54,20 @@ def yaml_object(raw: bytes) -> Table:
             return json_object(raw)
     from healthcheck.text import yaml_reading  # noqa: PLC0415 - on most nodes, and in most commands, there is none
 
-    told = yaml_reading.read(raw)
-    if told is None:
+    result = yaml_reading.read(raw)
+    if result is None:
         return {}
-    if not isinstance(told, dict):
+    if not isinstance(result, dict):
         raise MalformedError("no mapping", 1, 1)
-    return told
+    return result
 
 
-def _sayable(told: Table) -> Table:
+def _sayable(fields: Table) -> Table:
     """Return the table with unpaired surrogates replaced, because they can't be written anywhere.
 
     Go reads them in the same way.
     """
-    replaced: Table = json.loads(json.dumps(told, ensure_ascii=False).encode("utf-8", "replace"))
+    replaced: Table = json.loads(json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace"))
     return replaced
 
 

@@ -37,8 +37,8 @@ class JsonObject(Struct, frozen=True, kw_only=True):
     """Keys that somebody gave a value of another kind."""
 
     def __init_subclass__(cls) -> None:
-        said = ((name, kind.__metadata__) for name, kind in cls.__annotations__.items())
-        cls.readers += tuple((name, words[0], NULL in words) for name, words in said)
+        entries = ((name, kind.__metadata__) for name, kind in cls.__annotations__.items())
+        cls.readers += tuple((name, words[0], NULL in words) for name, words in entries)
 
     def must_have(self, *keys: str) -> None:
         """Raise ValueError if one of the keys is missing, or if any key has a value of the wrong kind."""
@@ -50,35 +50,35 @@ class JsonObject(Struct, frozen=True, kw_only=True):
 
 def row_in(kind: type[R], raw: Mapping[str, Any]) -> R:
     """The object as this kind of row. Keys that the kind does not have are passed over."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     odd = []
     for name, read, null in kind.readers:
         if name in raw:
-            value = told[name] = read(raw[name])
+            value = fields[name] = read(raw[name])
             if value is None and not (null and raw[name] is None):
                 odd.append(name)
-    return kind(odd=frozenset(odd), **told)
+    return kind(odd=frozenset(odd), **fields)
 
 
 def as_json(row: JsonObject, time: Callable[[datetime], str] = timestamp) -> dict[str, Any]:
     """Plain JSON types, in the order of the fields."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, _, null in row.readers:
         value = getattr(row, name)
         if value is not None:
-            told[name] = value if type(value) in _PLAIN else _plain(value, time)
+            fields[name] = value if type(value) in _PLAIN else _plain(value, time)
         elif null:
-            told[name] = None
-    return told
+            fields[name] = None
+    return fields
 
 
 def _plain(value: Any, time: Callable[[datetime], str]) -> Any:
     if isinstance(value, JsonObject):
         return as_json(value, time)
     if isinstance(value, tuple):
-        return [_plain(one, time) for one in value]
+        return [_plain(entry, time) for entry in value]
     if isinstance(value, Mapping):
-        return {name: _plain(one, time) for name, one in value.items()}
+        return {name: _plain(entry, time) for name, entry in value.items()}
     if isinstance(value, datetime):
         return time(value)
     if isinstance(value, Enum):
@@ -118,11 +118,13 @@ def names(value: object) -> dict[str, str] | None:
     """Return one word for each key. Invalid values are left out."""
     if not isinstance(value, dict):
         return None
-    return {str(name): told for name, one in value.items() if (told := word(one)) is not None}
+    return {str(name): message for name, entry in value.items() if (message := word(entry)) is not None}
 
 
 def words(value: object) -> tuple[str, ...] | None:
-    return tuple(told for one in value if (told := word(one)) is not None) if isinstance(value, list) else None
+    return (
+        tuple(message for entry in value if (message := word(entry)) is not None) if isinstance(value, list) else None
+    )
 
 
 def one_of(kinds: Mapping[str, T]) -> Callable[[object], T | None]:
@@ -136,7 +138,7 @@ def row(kind: type[R]) -> Callable[[object], R | None]:
 def rows(kind: type[R]) -> Callable[[object], tuple[R, ...] | None]:
     """Return a reader of a list of such objects. Other entries are left out."""
     return lambda value: (
-        tuple(row_in(kind, one) for one in value if isinstance(one, dict)) if isinstance(value, list) else None
+        tuple(row_in(kind, entry) for entry in value if isinstance(entry, dict)) if isinstance(value, list) else None
     )
 
 
@@ -144,5 +146,5 @@ def only_rows(kind: type[R]) -> Callable[[object], tuple[R, ...] | None]:
     """A list of nothing else."""
     read = rows(kind)
     return lambda value: (
-        read(value) if isinstance(value, list) and all(isinstance(one, dict) for one in value) else None
+        read(value) if isinstance(value, list) and all(isinstance(entry, dict) for entry in value) else None
     )

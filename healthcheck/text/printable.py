@@ -32,8 +32,8 @@ def printable(text: str, longest: int = LONGEST) -> str:
     """
     if len(text) <= longest and text.isascii() and text.isprintable():
         return text
-    told = _seen(text[: longest + 1])
-    return told if len(told) <= longest else _TORN.sub("", told[: longest - 1]) + "…"
+    message = _seen(text[: longest + 1])
+    return message if len(message) <= longest else _TORN.sub("", message[: longest - 1]) + "…"
 
 
 def are_printable(texts: Iterable[str]) -> bool:
@@ -48,7 +48,7 @@ def are_printable(texts: Iterable[str]) -> bool:
 def _seen(text: str) -> str:
     if text.isprintable() and _INVISIBLE.isdisjoint(text):
         return text
-    return "".join(one if one.isprintable() and one not in _INVISIBLE else _written_out(one) for one in text)
+    return "".join(name if name.isprintable() and name not in _INVISIBLE else _written_out(name) for name in text)
 
 
 def _written_out(character: str) -> str:

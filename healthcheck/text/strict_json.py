@@ -76,8 +76,8 @@ def _shown(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {printable(key): _shown(one) for key, one in value.items()}
-    return [_shown(one) for one in value] if isinstance(value, list) else value
+        return {printable(key): _shown(entry) for key, entry in value.items()}
+    return [_shown(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _number(word: str) -> float:
@@ -93,9 +93,9 @@ def _number(word: str) -> float:
 
 def _depth(document: Any) -> int:
     depth, layer = 0, [document]
-    while layer := [one for one in layer if isinstance(one, dict | list) and one]:
+    while layer := [entry for entry in layer if isinstance(entry, dict | list) and entry]:
         depth += 1
-        layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one)]
+        layer = [inner for entry in layer for inner in (entry.values() if isinstance(entry, dict) else entry)]
     return depth
 
 

@@ -68,7 +68,7 @@ class _Sizes:
 
 def _within(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
-        return [one for pair in node.value for one in pair]
+        return [entry for pair in node.value for entry in pair]
     if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
         raise MalformedError("a number too long to be read here", only_ours=True)
     return node.value if isinstance(node, yaml.SequenceNode) else []

@@ -71,8 +71,10 @@ class Fault(Struct, frozen=True):
     def is_covered(self, acknowledged: Iterable[Acknowledgement]) -> bool:
         seen = self.seen
         return self.is_releasable and any(
-            seen is not None and one.key == (self.reason, self.subject) and one.covers(self.boot_id, self.seq, seen)
-            for one in acknowledged
+            seen is not None
+            and acknowledgement.key == (self.reason, self.subject)
+            and acknowledgement.covers(self.boot_id, self.seq, seen)
+            for acknowledgement in acknowledged
         )
 
 
@@ -100,9 +102,9 @@ def release_of(node: NodeState, by: str, reason: str, at: datetime) -> Release:
 def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
     """Return the acknowledgements of a release: one for each finding that it can end and that has a time."""
     return tuple(
-        Acknowledgement(one.reason, one.subject, one.boot_id, one.cursor, one.seen)
-        for one in faults
-        if one.is_releasable and one.seen is not None
+        Acknowledgement(fault.reason, fault.subject, fault.boot_id, fault.cursor, fault.seen)
+        for fault in faults
+        if fault.is_releasable and fault.seen is not None
     )
 
 
@@ -118,7 +120,7 @@ def parse_release(text: str) -> Release:
     word = row_in(_ReleaseWord, records.load(text))
     try:
         word.must_have("by", "reason", "at", "findings")
-        findings = tuple(_whole_second(one.acknowledgement()) for one in word.findings or ())
+        findings = tuple(_whole_second(finding.acknowledgement()) for finding in word.findings or ())
     except ValueError as error:
         raise RecordError(f"no release ({{by, reason, at, findings}}): {error}") from None
     assert word.at is not None
@@ -130,12 +132,12 @@ def released_at(node: NodeState, now: datetime) -> datetime | None:
 
     Times in the future are ignored.
     """
-    told = records.on_node(AgentRecord, node, RESULTS).released
+    row = records.on_node(AgentRecord, node, RESULTS).released
     try:
         waiting = row_in(_ReleaseWord, records.load(node.annotations.get(RELEASE, "{}"))).at
     except RecordError:
         waiting = None
-    times = (told.at if told else None, waiting)
+    times = (row.at if row else None, waiting)
     return max((at for at in times if at is not None and not is_future(at, now)), default=None)
 
 
@@ -158,7 +160,7 @@ def other_severities(
             if is_taken(record, annotation, taken):
                 continue
             if is_counted := counts(record, node):
-                standing = [one.severity for one in deep_faults(record) if not one.is_covered(known)]
+                standing = [fault.severity for fault in deep_faults(record) if not fault.is_covered(known)]
                 severities.append(min(records.severity_of(record), worst(standing)))
             if why := _why_undated(record):
                 does = "counts until it is taken off the Node" if is_counted else "is passed over"
@@ -193,7 +195,7 @@ def _why_undated(record: RunRecord) -> str:
 def faults_on(node: NodeState) -> tuple[Fault, ...]:
     """Return the findings of all records on the Node, worst first. Unreadable records are skipped."""
     every = [*_deep_faults_on(node), *_own_faults(node)]
-    return tuple(sorted(every, key=lambda one: -one.severity))
+    return tuple(sorted(every, key=lambda fault: -fault.severity))
 
 
 def _gesture(node: NodeState) -> Release | None:
@@ -207,10 +209,10 @@ def _gesture(node: NodeState) -> Release | None:
     if node.labels.get(STATUS) != Status.PASS.value or record.status not in _WORSE:
         return None
     findings = acknowledgements(_own_faults(node))
-    others = [one for one in node.status_managers if one.name != FIELD_MANAGER]
-    told = records.time_of(record) or EARLIEST
-    person = max(others, key=lambda one: one.at, default=FieldManager(_SOMEBODY, told))
-    at = max(person.at, told)
+    others = [manager for manager in node.status_managers if manager.name != FIELD_MANAGER]
+    moment = records.time_of(record) or EARLIEST
+    person = max(others, key=lambda manager: manager.at, default=FieldManager(_SOMEBODY, moment))
+    at = max(person.at, moment)
     has_something = findings or node.tainted()
     return Release(person.name, GESTURE, at, tuple(map(_whole_second, findings))) if has_something else None
 
@@ -242,7 +244,9 @@ def _own_record(node: NodeState) -> AgentRecord:
 
 def _own_faults(node: NodeState) -> list[Fault]:
     record = _own_record(node)
-    return [one for row in record.findings or () if (one := _fault(row, record, row.nature, record.cursor)) is not None]
+    return [
+        fault for row in record.findings or () if (fault := _fault(row, record, row.nature, record.cursor)) is not None
+    ]
 
 
 def _deep_faults_on(node: NodeState) -> Iterator[Fault]:
@@ -262,11 +266,11 @@ def deep_faults(record: RunRecord) -> list[Fault]:
     A severity that none of the findings explains is an event too.
     """
     rows = [row for row in record.findings or () if "nature" not in row.odd]
-    faults = [one for row in rows if (one := _fault(row, record, row.nature or Nature.EVENT)) is not None]
+    faults = [fault for row in rows if (fault := _fault(row, record, row.nature or Nature.EVENT)) is not None]
     stated = records.severity_of(record)
-    if stated > worst(one.severity for one in faults):
+    if stated > worst(fault.severity for fault in faults):
         untold = FindingRow(UNTOLD, stated, "node")
-        faults += [one for one in (_fault(untold, record, Nature.EVENT),) if one is not None]
+        faults += [fault for fault in (_fault(untold, record, Nature.EVENT),) if fault is not None]
     return faults
 
 
@@ -282,7 +286,9 @@ def _fault(row: FindingRow, record: Record, nature: Nature | None, cursor: int |
     return Fault(row.reason, row.subject, row.severity, nature, boot_id, place if seq >= 0 else None, seq, seen, row)
 
 
-def _whole_second(one: Acknowledgement) -> Acknowledgement:
+def _whole_second(acknowledgement: Acknowledgement) -> Acknowledgement:
     """A record's times are cut to the second, the memory's are not."""
-    last_seen = one.last_seen.replace(microsecond=999_999)
-    return Acknowledgement(one.reason, one.subject, one.boot_id, one.cursor, last_seen)
+    last_seen = acknowledgement.last_seen.replace(microsecond=999_999)
+    return Acknowledgement(
+        acknowledgement.reason, acknowledgement.subject, acknowledgement.boot_id, acknowledgement.cursor, last_seen
+    )

@@ -88,26 +88,26 @@ def plan(
     taints = _taints(node, wanted=word == "set", started=_has_started(status, verdict))
     before, complaint = _record_before(node)
     stays = severity < rules.taint_severity and word in ("set", DEVICES)
-    told = replace(record, taint=word or None, kept=kept if stays else None)
-    patch = _patch(_labels(status, severity, rules, now), told, taints, node)
+    agent_record = replace(record, taint=word or None, kept=kept if stays else None)
+    patch = _patch(_labels(status, severity, rules, now), agent_record, taints, node)
     # Foreign content in our record is removed.
     is_ours = before is not None and records.is_whole(node.annotations[RESULTS])
-    news = _is_news(patch, told, before if is_ours else None, rules, now)
+    news = _is_news(patch, agent_record, before if is_ours else None, rules, now)
     # The transition first: a flood of findings must not push it out.
     events = (
         *switched_off(node, taint=rules.enable_taint, labels=rules.enable_label),
-        *withheld(told, before, node, grant),
-        *transition(status, verdict, told, before, node),
-        *new_findings(told, before, node),
+        *withheld(agent_record, before, node, grant),
+        *transition(status, verdict, agent_record, before, node),
+        *new_findings(agent_record, before, node),
     )
-    condition = _condition(status, severity, verdict, told, node, now)
-    said = NodeSummary(status, severity, verdict, tainted=word == "set")
+    condition = _condition(status, severity, verdict, agent_record, node, now)
+    summary = NodeSummary(status, severity, verdict, tainted=word == "set")
     return NodeChange(
         patch if news else None,
         condition if news or not _says_the_same(condition, node) else None,
         events[:_MOST_EVENTS] if news else (),
         (*complaints, *complaint),
-        plan_repair(rules.repair, said, node, now, is_news=news),
+        plan_repair(rules.repair, summary, node, now, is_news=news),
     )
 
 

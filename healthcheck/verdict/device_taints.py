@@ -64,7 +64,7 @@ class RuleChange(Struct, frozen=True):
     def names(self) -> frozenset[str]:
         """Return the names of the rules that remain or are created."""
         kept = (*self.standing, *(old for old, _ in self.changed))
-        return frozenset((*(one.name for one in self.made), *(one.name for one in kept)))
+        return frozenset((*(rule.name for rule in self.made), *(rule.name for rule in kept)))
 
 
 def gpus_to_taint(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> tuple[BadGpu, ...] | None:
@@ -79,30 +79,30 @@ def gpus_to_taint(verdict: Verdict, node: NodeState, rules: Rules, memory: Memor
     # The record of another writer names no GPU. A device plugin does not know the taints of devices.
     if node.has_device_plugin or worst(others) >= rules.taint_severity:
         return None
-    bad = [one.finding for one in verdict.standing if one.finding.severity >= rules.taint_severity]
-    addresses = {gpu_address(one.subject) for one in bad}
-    if any(normalise_address(one) != one for one in addresses):
+    bad = [finding.finding for finding in verdict.standing if finding.finding.severity >= rules.taint_severity]
+    addresses = {gpu_address(finding.subject) for finding in bad}
+    if any(normalise_address(address) != address for address in addresses):
         return None
-    return tuple(_bad_gpu(one, bad, memory) for one in sorted(addresses))
+    return tuple(_bad_gpu(address, bad, memory) for address in sorted(addresses))
 
 
 def _bad_gpu(address: str, bad: Iterable[Finding], memory: Memory) -> BadGpu:
-    here = [one for one in bad if gpu_address(one.subject) == address]
-    uuids = {memory.gpus.get(address, {}).get("uuid", ""), *(one.about.get("uuid", "") for one in here)}
-    return BadGpu(address, worst(one.severity for one in here), frozenset(uuids - {""}))
+    here = [finding for finding in bad if gpu_address(finding.subject) == address]
+    uuids = {memory.gpus.get(address, {}).get("uuid", ""), *(finding.about.get("uuid", "") for finding in here)}
+    return BadGpu(address, worst(finding.severity for finding in here), frozenset(uuids - {""}))
 
 
 def plan_rules(
     gpus: Sequence[BadGpu], devices: Sequence[Device], rules: Sequence[DeviceRule], node: NodeState
 ) -> RuleChange:
     """Compare and return the rules to write. Foreign rules under our name are left unchanged."""
-    gpus = [_as_published(one, devices) for one in gpus]
+    gpus = [_as_published(bad_gpu, devices) for bad_gpu in gpus]
     tiers = {device: gpu.severity.name for gpu in gpus for device in _devices_of(gpu, devices)}
-    ours = [one for one in rules if one.is_ours]
+    ours = [rule for rule in rules if rule.is_ours]
     # A rule of an earlier Node with the same name is deleted together with that Node.
-    kept = {one.device: one for one in ours if one.node_uid == node.uid and one.device in tiers}
-    gone = tuple(one for one in ours if one is not kept.get(one.device))
-    others = [one for one in rules if not one.is_ours]
+    kept = {rule.device: rule for rule in ours if rule.node_uid == node.uid and rule.device in tiers}
+    gone = tuple(rule for rule in ours if rule is not kept.get(rule.device))
+    others = [rule for rule in rules if not rule.is_ours]
     if why := _why_not(gpus, devices, node, tiers, others):
         return RuleChange(gone=gone, why=why)
     free = iter(_free_names(node, (*kept.values(), *others)))
@@ -112,9 +112,9 @@ def plan_rules(
             for device, tier in tiers.items()
             if device not in kept
         ),
-        changed=tuple((one, tiers[one.device]) for one in kept.values() if one.tier != tiers[one.device]),
+        changed=tuple((rule, tiers[rule.device]) for rule in kept.values() if rule.tier != tiers[rule.device]),
         gone=gone,
-        standing=tuple(one for one in kept.values() if one.tier == tiers[one.device]),
+        standing=tuple(rule for rule in kept.values() if rule.tier == tiers[rule.device]),
     )
 
 
@@ -123,7 +123,7 @@ def _as_published(gpu: BadGpu, devices: Sequence[Device]) -> BadGpu:
 
     NVML reports none for a GPU that fell off the bus, but its parts may be published with one.
     """
-    return replace(gpu, uuids=gpu.uuids.union(*(one.uuids for one in devices if one.address == gpu.address)))
+    return replace(gpu, uuids=gpu.uuids.union(*(device.uuids for device in devices if device.address == gpu.address)))
 
 
 def _devices_of(gpu: BadGpu, devices: Sequence[Device]) -> Iterator[str]:
@@ -145,17 +145,17 @@ def _why_not(
     tiers: Mapping[str, str],
     others: Sequence[DeviceRule],
 ) -> str:
-    unpublished = [one.address for one in gpus if not any(_is_of(device, one) for device in devices)]
+    unpublished = [gpu.address for gpu in gpus if not any(_is_of(device, gpu) for device in devices)]
     if unpublished:
         return f"no ResourceSlice of this node has {named(unpublished, _MOST_NAMED)}"
     nameless = [one.name for one in devices if not (one.address or one.uuids)]
     if nameless:
         return f"the driver does not say which GPU is behind {named(nameless, _MOST_NAMED)}"
-    elsewhere = [d.name for d in devices if d.pool != node.name and any(_is_of(d, one) for one in gpus)]
+    elsewhere = [d.name for d in devices if d.pool != node.name and any(_is_of(d, gpu) for gpu in gpus)]
     if elsewhere:
         return f"{named(elsewhere, _MOST_NAMED)} is published in a pool that does not bear the node's name"
     by_device = {rule_name(node.name, device) for device in tiers}
-    if taken := sorted(one.name for one in others if one.device in tiers or one.name in by_device):
+    if taken := sorted(rule.name for rule in others if rule.device in tiers or rule.name in by_device):
         return f"the rule {named(taken, _MOST_NAMED)} is somebody else's, or was changed"
     room = len(_free_names(node, others))
     if len(tiers) > room or any(len(name) > _LONGEST_NAME for name in (*by_device, *numbered_names(node.name))):
@@ -164,5 +164,5 @@ def _why_not(
 
 
 def _free_names(node: NodeState, rules: Iterable[DeviceRule]) -> list[str]:
-    taken = {one.name for one in rules}
+    taken = {rule.name for rule in rules}
     return [name for name in numbered_names(node.name) if name not in taken]

@@ -44,15 +44,20 @@ def headline(status: Status, severity: Severity, verdict: Verdict, kept: Iterabl
 
     `kept` are the ended findings for which the taint stays.
     """
-    told = [f"{one.finding.reason} on {one.finding.subject}: {one.finding.detail}" for one in verdict.standing]
+    messages = [
+        f"{finding.finding.reason} on {finding.finding.subject}: {finding.finding.detail}"
+        for finding in verdict.standing
+    ]
     blind = [f"{row.check} could not look: {row.cause.detail}" for row in verdict.unobserved]
-    stays = [f"the taint stays for {one.reason} on {one.subject} until that can be checked again" for one in kept]
+    stays = [
+        f"the taint stays for {finding.reason} on {finding.subject} until that can be checked again" for finding in kept
+    ]
     if status is Status.UNKNOWN and verdict.unobserved:
-        return verdict.unobserved[0].cause.cause.name, cut("; ".join(stays + blind + told))
+        return verdict.unobserved[0].cause.cause.name, cut("; ".join(stays + blind + messages))
     if verdict.standing and verdict.severity is severity:
-        return _reason(verdict.standing[0].finding.reason), cut("; ".join(told + blind))
+        return _reason(verdict.standing[0].finding.reason), cut("; ".join(messages + blind))
     if severity > Severity.PASS:
-        return UNTOLD, cut("; ".join([f"a deep diagnostic's record says {severity.name}", *told]))
+        return UNTOLD, cut("; ".join([f"a deep diagnostic's record says {severity.name}", *messages]))
     return "NoFault", "every check that belongs to this node looked and found no fault"
 
 
@@ -73,12 +78,14 @@ def _reason(reason: str) -> str:
 
 
 def new_findings(record: AgentRecord, before: AgentRecord | None, node: NodeState) -> Iterator[NodeEvent]:
-    known = {_identity(one) for one in before.findings or ()} if before else set()
-    for one in record.findings or ():
-        if _identity(one) not in known:
-            severity = one.severity or Severity.PASS
-            message = cut(f"{severity.name}: {one.subject}: {one.detail}")
-            yield NodeEvent(event_name(node.name, *_identity(one)), "Warning", _reason(str(one.reason)), message)
+    known = {_identity(finding) for finding in before.findings or ()} if before else set()
+    for finding in record.findings or ():
+        if _identity(finding) not in known:
+            severity = finding.severity or Severity.PASS
+            message = cut(f"{severity.name}: {finding.subject}: {finding.detail}")
+            yield NodeEvent(
+                event_name(node.name, *_identity(finding)), "Warning", _reason(str(finding.reason)), message
+            )
 
 
 def _identity(finding: FindingRow) -> tuple[str, str, str]:
@@ -89,10 +96,10 @@ def _identity(finding: FindingRow) -> tuple[str, str, str]:
 def transition(
     status: Status, verdict: Verdict, record: AgentRecord, before: AgentRecord | None, node: NodeState
 ) -> Iterator[NodeEvent]:
-    told = node.labels.get(STATUS)
+    text = node.labels.get(STATUS)
     # Where labels are off, the condition is the merge of all records, though it knows no `warn`.
     same = (node.condition() or {}).get("status") == CONDITION_STATUS[status] and before is not None
-    if status.value == told or (told is None and same):
+    if status.value == text or (text is None and same):
         return
     _, message = headline(status, verdict.severity, verdict)
     kind = "Normal" if status in (Status.PASS, Status.WARN) else "Warning"
@@ -133,10 +140,10 @@ def released_event(node: NodeState, release: Release) -> NodeEvent:
 
     The same release always has the same name.
     """
-    released = [f"{one.reason} on {one.subject}" for one in release.findings]
+    released = [f"{finding.reason} on {finding.subject}" for finding in release.findings]
     name = event_name(node.name, "released", release.by, release.reason, release.at.isoformat(), *released)
-    told = ", ".join(released) or "nothing"
-    return NodeEvent(name, "Normal", "Released", cut(f"{release.by} released {told}: {release.reason}"))
+    message = ", ".join(released) or "nothing"
+    return NodeEvent(name, "Normal", "Released", cut(f"{release.by} released {message}: {release.reason}"))
 
 
 def event_name(node: str, *parts: str) -> str:

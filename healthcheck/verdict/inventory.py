@@ -25,7 +25,7 @@ def _bounded(longest: int) -> Callable[[object], str | None]:
 
 def _several(longest: int, most: int) -> Callable[[object], tuple[str, ...] | None]:
     return lambda value: (
-        tuple(printable(one, longest) for one in value[:most] if isinstance(one, str))
+        tuple(printable(text, longest) for text in value[:most] if isinstance(text, str))
         if isinstance(value, list)
         else None
     )

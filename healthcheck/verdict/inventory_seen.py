@@ -24,15 +24,15 @@ def seen_in(seen: Evidence, engine: Engine = NO_ENGINE) -> Inventory:
     functions = None if seen.unread(pci.FUNCTIONS) else seen[pci.FUNCTIONS]
     answer = None if seen.unread(NVML) else seen[NVML].answer
     files = None if seen.unread(DEVICE_FILES) else seen[DEVICE_FILES]
-    around = None if seen.unread(CONTAINER_RUNTIME) else seen[CONTAINER_RUNTIME]
+    runtime = None if seen.unread(CONTAINER_RUNTIME) else seen[CONTAINER_RUNTIME]
     return within_limit(
         Inventory(
-            pci=None if functions is None else sum(one.is_gpu for one in functions),
-            nvml=sum(one.error == SUCCESS for one in answer.gpus) if isinstance(answer, Gpus) else None,
+            pci=None if functions is None else sum(function.is_gpu for function in functions),
+            nvml=sum(gpu.error == SUCCESS for gpu in answer.gpus) if isinstance(answer, Gpus) else None,
             driver=answer.driver_version if isinstance(answer, Gpus) else None,
             device_files=_device_files(files) if files is not None else None,
-            runtime=_runtime(around) if around is not None else None,
-            toolkit=_toolkit(around) if around is not None else None,
+            runtime=_runtime(runtime) if runtime is not None else None,
+            toolkit=_toolkit(runtime) if runtime is not None else None,
             dcgm=_dcgm(engine),
         )
     )
@@ -43,26 +43,28 @@ def _device_files(files: DeviceFiles) -> DeviceFilesRow | None:
 
     None for a tree without devices.
     """
-    names = {one.name for one in files.files if one.character and "/" not in one.name}
+    names = {file.name for file in files.files if file.character and "/" not in file.name}
     of_gpus = {name for name in names if _GPU_FILE.match(name)}
     return DeviceFilesRow(gpus=len(of_gpus), others=tuple(sorted(names - of_gpus))) if files.folders else None
 
 
-def _runtime(around: ContainerRuntime) -> RuntimeRow:
-    used = around.used
-    configurations = (*([used] if used is not None else []), *around.others)
+def _runtime(runtime: ContainerRuntime) -> RuntimeRow:
+    used = runtime.used
+    configurations = (*([used] if used is not None else []), *runtime.others)
     return RuntimeRow(
         config=used.path if used is not None else None,
-        default=around.running_default or None,
-        cdi=around.cdi_is_on if used is not None or around.live is not None else None,
-        handlers=tuple(sorted(around.running_handlers)) or None,
-        others=tuple(one.path for one in around.others) or None,
-        nvidia_in=tuple(one.path for one in configurations if any(map(_is_nvidias, one.handlers))),
+        default=runtime.running_default or None,
+        cdi=runtime.cdi_is_on if used is not None or runtime.live is not None else None,
+        handlers=tuple(sorted(runtime.running_handlers)) or None,
+        others=tuple(configuration.path for configuration in runtime.others) or None,
+        nvidia_in=tuple(
+            configuration.path for configuration in configurations if any(map(_is_nvidias, configuration.handlers))
+        ),
     )
 
 
-def _toolkit(around: ContainerRuntime) -> ToolkitRow | None:
-    toolkit = around.toolkit
+def _toolkit(runtime: ContainerRuntime) -> ToolkitRow | None:
+    toolkit = runtime.toolkit
     return ToolkitRow(config=toolkit.path, mode=toolkit.mode or None) if toolkit is not None else None
 
 

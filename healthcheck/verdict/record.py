@@ -120,7 +120,7 @@ def _causes(value: object) -> tuple[CauseRow, ...] | None:
     """Return one cause for each entry, even for a malformed one: it means that not everything was checked."""
     if not isinstance(value, list):
         return None
-    return tuple(row_in(CauseRow, one) if isinstance(one, dict) else CauseRow() for one in value)
+    return tuple(row_in(CauseRow, entry) if isinstance(entry, dict) else CauseRow() for entry in value)
 
 
 def _taken(value: object) -> dict[str, str] | None:
@@ -132,12 +132,12 @@ def _taken(value: object) -> dict[str, str] | None:
 def _passed(value: object) -> dict[str, tuple[str, ...]] | None:
     if not isinstance(value, dict):
         return None
-    pairs = ((reason, one) for reason, some in value.items() if isinstance(some, list) for one in some)
-    told: dict[str, tuple[str, ...]] = {}
+    pairs = ((reason, entry) for reason, some in value.items() if isinstance(some, list) for entry in some)
+    fields: dict[str, tuple[str, ...]] = {}
     for reason, subject in islice(pairs, _MOST_PASSED):
         if isinstance(subject, str):
-            told[reason] = (*told.get(reason, ()), subject[:_LONGEST_SUBJECT])
-    return told
+            fields[reason] = (*fields.get(reason, ()), subject[:_LONGEST_SUBJECT])
+    return fields
 
 
 class AgentRecord(JsonObject, frozen=True):
@@ -235,11 +235,11 @@ def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, t
             instance_type=identity.instance_type,
             status=verdict.status.value,
             severity=verdict.severity.name,
-            checks=tuple(CheckRow(one.check, one.status.value, one.severity.name) for one in verdict.groups),
+            checks=tuple(CheckRow(group.check, group.status.value, group.severity.name) for group in verdict.groups),
             findings=tuple(_row_of(standing, memory.boot_id) for standing in verdict.standing),
             unobserved=tuple(
-                CauseRow(one.check, one.cause.cause.name, one.cause.detail[:_LONGEST_DETAIL])
-                for one in verdict.unobserved
+                CauseRow(cause.check, cause.cause.cause.name, cause.cause.detail[:_LONGEST_DETAIL])
+                for cause in verdict.unobserved
             ),
             agent_version=healthcheck.__version__,
             node_uid=identity.node_uid,
@@ -325,7 +325,7 @@ def severity_of(record: Record) -> Severity:
 
 def signature(record: AgentRecord) -> AgentRecord:
     """Return the part of a record whose change is worth a write: all except timestamps and repeat counts."""
-    findings = tuple(_lasting(one) for one in record.findings or ())
+    findings = tuple(_lasting(finding) for finding in record.findings or ())
     return replace(record, timestamp=None, cursor=None, findings=findings, odd=frozenset())
 
 
@@ -334,12 +334,12 @@ def recurrence(record: AgentRecord) -> list[tuple[int | None, str | None]]:
 
     Their change is reported, but not for each record of a flood.
     """
-    return [(one.count, one.detail) for one in record.findings or ()]
+    return [(finding.count, finding.detail) for finding in record.findings or ()]
 
 
-def _lasting(one: FindingRow) -> FindingRow:
-    detail = None if one.nature is Nature.EVENT else one.detail
-    return replace(one, last_seen=None, at=None, seq=None, count=None, detail=detail, odd=frozenset())
+def _lasting(row: FindingRow) -> FindingRow:
+    detail = None if row.nature is Nature.EVENT else row.detail
+    return replace(row, last_seen=None, at=None, seq=None, count=None, detail=detail, odd=frozenset())
 
 
 def remembered(record: AgentRecord) -> Memory:
@@ -351,9 +351,11 @@ def remembered(record: AgentRecord) -> Memory:
             machine=record.machine or "",
             boot_id=boot_id,
             cursor=record.cursor,
-            standing=tuple(one.standing(boot_id) for one in record.findings or ()),
+            standing=tuple(finding.standing(boot_id) for finding in record.findings or ()),
             released=record.released.release() if record.released else None,
-            acknowledged=tuple(one for group in record.acknowledged or () for one in _acknowledged_in(group)),
+            acknowledged=tuple(
+                acknowledgement for group in record.acknowledged or () for acknowledgement in _acknowledged_in(group)
+            ),
             taken=record.taken or {},
         )
     except ValueError as error:
@@ -362,8 +364,8 @@ def remembered(record: AgentRecord) -> Memory:
 
 def level_4_status(record: RunRecord) -> str:
     """Return the status of level 4 in a quarantine run's record; '' if there is none or a contradiction."""
-    said = {str(one.status) for one in record.checks or () if one.check == LEVEL_4}
-    return said.pop() if len(said) == 1 else ""
+    messages = {str(check.status) for check in record.checks or () if check.check == LEVEL_4}
+    return messages.pop() if len(messages) == 1 else ""
 
 
 def began(record: RunRecord) -> datetime | None:
@@ -379,8 +381,8 @@ def passed_since(record: RunRecord) -> datetime | None:
 
 
 def _row_of(standing: Standing, boot_id: str) -> FindingRow:
-    told = finding_row(standing)
-    return told if standing.boot_id == boot_id else replace(told, boot_id=standing.boot_id)
+    row = finding_row(standing)
+    return row if standing.boot_id == boot_id else replace(row, boot_id=standing.boot_id)
 
 
 def _groups(acknowledged: Iterable[Acknowledgement]) -> Iterator[AcknowledgedRow]:
@@ -389,9 +391,11 @@ def _groups(acknowledged: Iterable[Acknowledgement]) -> Iterator[AcknowledgedRow
     Events in the log are identified by their position there and need no time.
     """
     groups: dict[tuple[str, int | None, datetime | None], list[str]] = {}
-    for one in sorted(acknowledged, key=lambda one: one.cursor is None):
-        seen = held(one.last_seen).replace(microsecond=0) if one.cursor is None else None
-        groups.setdefault((one.boot_id, one.cursor, seen), []).append(f"{one.reason} {one.subject}")
+    for acknowledgement in sorted(acknowledged, key=lambda acknowledgement: acknowledgement.cursor is None):
+        seen = held(acknowledgement.last_seen).replace(microsecond=0) if acknowledgement.cursor is None else None
+        groups.setdefault((acknowledgement.boot_id, acknowledgement.cursor, seen), []).append(
+            f"{acknowledgement.reason} {acknowledgement.subject}"
+        )
     for (boot_id, cursor, seen), findings in groups.items():
         yield AcknowledgedRow(boot_id, cursor, seen, tuple(sorted(set(findings))))
 

@@ -56,58 +56,58 @@ NO_REPAIR = RepairChange()
 
 
 def plan_repair(
-    repair: RepairPolicy, said: NodeSummary, node: NodeState, now: datetime, *, is_news: bool
+    repair: RepairPolicy, summary: NodeSummary, node: NodeState, now: datetime, *, is_news: bool
 ) -> RepairChange:
     """Compare and return the conditions to write. A changed message alone is written only with `is_news`."""
-    standing = {kind: one for kind in REPAIR_CONDITIONS if (one := node.condition(kind)) is not None}
+    standing = {kind: entry for kind in REPAIR_CONDITIONS if (entry := node.condition(kind)) is not None}
     if not (standing or repair.conditions):
         return NO_REPAIR
-    ours = {kind for kind, one in standing.items() if is_our_condition(one)}
+    ours = {kind for kind, entry in standing.items() if is_our_condition(entry)}
     others = [kind for kind in repair.conditions if kind in standing and kind not in ours]
     gone = [kind for kind in standing if kind in ours and kind not in repair.conditions]
-    wanted = [_wanted(kind, repair, said) for kind in repair.conditions if kind not in others]
+    wanted = [_wanted(kind, repair, summary) for kind in repair.conditions if kind not in others]
     changed = [
-        _timed(one, standing.get(one["type"], {}), now)
-        for one in wanted
-        if one is not None and _differs(one, standing.get(one["type"], {}), is_news=is_news)
+        _timed(entry, standing.get(entry["type"], {}), now)
+        for entry in wanted
+        if entry is not None and _differs(entry, standing.get(entry["type"], {}), is_news=is_news)
     ]
     events = (*(_owned(kind, node) for kind in others), *_switched_off(gone, node))
     return RepairChange((*changed, *map(removed_condition, gone)), events)
 
 
-def _wanted(kind: str, repair: RepairPolicy, said: NodeSummary) -> dict[str, str] | None:
+def _wanted(kind: str, repair: RepairPolicy, summary: NodeSummary) -> dict[str, str] | None:
     """Return the condition to write; None if it is unchanged."""
     if kind == HARDWARE_READY:
-        told = _hardware_ready(repair, said)
+        result = _hardware_ready(repair, summary)
     else:
-        told = _required(Severity.REBOOT if kind == REBOOT_REQUIRED else Severity.ISOLATE, said)
-    if told is None:
+        result = _required(Severity.REBOOT if kind == REBOOT_REQUIRED else Severity.ISOLATE, summary)
+    if result is None:
         return None
-    status, reason, message = told
+    status, reason, message = result
     return {"type": kind, "status": status, "reason": reason, "message": cut(f"{OUR_WORD}{message}")}
 
 
-def _required(tier: Severity, said: NodeSummary) -> tuple[str, str, str]:
+def _required(tier: Severity, summary: NodeSummary) -> tuple[str, str, str]:
     """Return the condition for a tier, from the active findings alone.
 
     A check that could not run requests no repair and cancels none.
     """
-    if said.severity is not tier:
+    if summary.severity is not tier:
         return "False", "NotRequired", f"the severity of this node is not {tier.name}"
-    return ("True", *headline(said.status, said.severity, said.verdict))
+    return ("True", *headline(summary.status, summary.severity, summary.verdict))
 
 
-def _hardware_ready(repair: RepairPolicy, said: NodeSummary) -> tuple[str, str, str] | None:
-    reason, message = headline(said.status, said.severity, said.verdict)
-    if said.severity >= repair.severity:
-        if said.tainted:
+def _hardware_ready(repair: RepairPolicy, summary: NodeSummary) -> tuple[str, str, str] | None:
+    reason, message = headline(summary.status, summary.severity, summary.verdict)
+    if summary.severity >= repair.severity:
+        if summary.tainted:
             return "False", eks_reason(reason), message
         return "Unknown", "RepairWithheld", f"the node is not tainted, so nobody is asked to repair it: {message}"
-    if said.status is Status.FAIL:
-        return "Unknown", "NoRepair", f"{said.severity.name} asks for no repair: {message}"
-    if said.status is Status.UNKNOWN:
+    if summary.status is Status.FAIL:
+        return "Unknown", "NoRepair", f"{summary.severity.name} asks for no repair: {message}"
+    if summary.status is Status.UNKNOWN:
         return "Unknown", reason, message
-    if said.verdict.settling:
+    if summary.verdict.settling:
         return None
     return "True", "NvidiaAcceleratedHardwareIsReady", "a look at all of the node found nothing that keeps work away"
 
@@ -125,7 +125,7 @@ def _timed(wanted: dict[str, str], before: Mapping[str, Any], now: datetime) -> 
 
 
 def _owned(kind: str, node: NodeState) -> NodeEvent:
-    managers = sorted({one.name for one in node.repair_managers.get(kind, ())} - {FIELD_MANAGER})
+    managers = sorted({manager.name for manager in node.repair_managers.get(kind, ())} - {FIELD_MANAGER})
     owner = ", ".join(managers) or "somebody whom managedFields do not name"
     message = f"{kind} is not written here: it is {owner}'s. One of the two has to be switched off"
     return NodeEvent(event_name(node.name, "owned", kind, owner), "Warning", "ConditionOwnedByOther", cut(message))

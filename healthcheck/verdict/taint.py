@@ -75,13 +75,13 @@ def kept_findings(verdict: Verdict, node: NodeState, rules: Rules) -> tuple[Find
     """
     if read_release(node, gestures=rules.enable_label)[0] is not None:
         return ()
-    active = {one.key for one in verdict.standing}
+    active = {finding.key for finding in verdict.standing}
     kept = [
-        one
-        for one in _behind_the_taint(node)
-        if (one.severity or Severity.PASS) >= rules.taint_severity
-        and (one.reason, one.subject) not in active
-        and _is_unobserved(one, verdict)
+        row
+        for row in _behind_the_taint(node)
+        if (row.severity or Severity.PASS) >= rules.taint_severity
+        and (row.reason, row.subject) not in active
+        and _is_unobserved(row, verdict)
     ]
     return tuple(map(_short, kept[:MOST_KEPT]))
 

@@ -46,7 +46,7 @@ def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
     """
     severity = worst(standing.finding.severity for standing in memory.standing)
     # A finding that an override sets to PASS is remembered, but is not part of the verdict.
-    counted = tuple(one for one in memory.standing if one.finding.severity is not Severity.PASS)
+    counted = tuple(finding for finding in memory.standing if finding.finding.severity is not Severity.PASS)
     unobserved = tuple(
         CheckCause(outcome.group, cause)
         for outcome in outcomes
@@ -92,7 +92,7 @@ def merge(own: Verdict, others: Iterable[Severity]) -> tuple[Status, Severity]:
 def _group(name: str, memory: Memory, outcomes: Sequence[Outcome]) -> GroupVerdict:
     members = [outcome for outcome in outcomes if outcome.group == name]
     checks = {outcome.check for outcome in members}
-    severity = worst(one.finding.severity for one in memory.standing if one.check in checks)
+    severity = worst(finding.finding.severity for finding in memory.standing if finding.check in checks)
     if severity is Severity.PASS and not any(outcome.configured for outcome in members):
         return GroupVerdict(name, Status.NOT_CONFIGURED, severity)
     unseen = any(outcome.unobserved for outcome in members)

@@ -39,10 +39,10 @@ class RunningContainerd:
         self.root = root
         self._pid, self.log = root / "containerd.pid", root / "containerd.log"
         self._bin = root / "bin"
-        for folder in (self._bin, *(root / one.lstrip("/") for one in _OWN)):
+        for folder in (self._bin, *(root / text.lstrip("/") for text in _OWN)):
             folder.mkdir(parents=True)
-        for one in (program, *programs):
-            (self._bin / one.name).symlink_to(one)
+        for path in (program, *programs):
+            (self._bin / path.name).symlink_to(path)
         systemctl = self._bin / "systemctl"
         words = {"program": program, "pid": self._pid, "log": self.log}
         quoted = {name: shlex.quote(str(value)) for name, value in words.items()}
@@ -51,9 +51,9 @@ class RunningContainerd:
         (self._bin / "snap").symlink_to(systemctl)
 
     def __enter__(self) -> Self:
-        for one in _OWN:  # a mount needs a folder to lie over
-            Path(one).mkdir(parents=True, exist_ok=True)
-        binds = "\n".join(f"mount --bind {shlex.quote(str(self.root / one.lstrip('/')))} {one}" for one in _OWN)
+        for text in _OWN:  # a mount needs a folder to lie over
+            Path(text).mkdir(parents=True, exist_ok=True)
+        binds = "\n".join(f"mount --bind {shlex.quote(str(self.root / text.lstrip('/')))} {text}" for text in _OWN)
         script = f"set -e; mount --make-rprivate /\n{binds}\necho ready; exec sleep infinity"
         self._namespace = subprocess.Popen(["unshare", "--mount", "sh", "-c", script], stdout=subprocess.PIPE)
         assert self._namespace.stdout is not None
@@ -82,8 +82,8 @@ class RunningContainerd:
     def put(self, files: dict[str, str]) -> None:
         """In the place of those that are there; what runs has read others."""
         folder = self.root / _CONFIGURED
-        for one in sorted(folder.rglob("*"), reverse=True):
-            one.rmdir() if one.is_dir() else one.unlink()
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)

@@ -59,9 +59,9 @@ def install_device_taints(plane: ControlPlane) -> None:
 def _wait_for_refusals(plane: ControlPlane, probes: Iterable[Probe]) -> None:
     deadline = time.monotonic() + ACTING_SECONDS
     for token, method, path, body, refusal in probes:
-        while refusal not in (said := plane.request(method, path, body, token=token)).message:
+        while refusal not in (answer := plane.request(method, path, body, token=token)).message:
             if time.monotonic() > deadline:
-                raise ControlPlaneError(f"no policy refused {method} {path}: {said.status} {said.message}")
+                raise ControlPlaneError(f"no policy refused {method} {path}: {answer.status} {answer.message}")
             time.sleep(0.1)
 
 

@@ -159,13 +159,13 @@ class ControlPlane:
             headers["Content-Type"] = content_type if method == "PATCH" else "application/json"
         text = None if body is None else json.dumps(body)
         if method == "GET" and "watch=true" not in path:
-            reply, said = self._https.read(path, headers, seconds)
+            reply, message = self._https.read(path, headers, seconds)
         else:
-            reply, said = self._https.send(method, path, text, headers, seconds)
+            reply, message = self._https.send(method, path, text, headers, seconds)
         is_json = (reply.getheader("Content-Type") or "").startswith("application/json")
         if "watch=true" in path and reply.status == http.client.OK:
-            return Answer(reply.status, [json.loads(line) for line in said.splitlines()])
-        return Answer(reply.status, json.loads(said) if is_json else said)
+            return Answer(reply.status, [json.loads(line) for line in message.splitlines()])
+        return Answer(reply.status, json.loads(message) if is_json else message)
 
     def kubectl(self, *words: str, input: str | None = None) -> str:  # noqa: A002 - as subprocess calls it
         """Standard output of kubectl as the admin; raises with its standard error."""

@@ -113,13 +113,13 @@ class AgentPod:
 
 
 def _is_ready(pod: Json) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", []))
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in pod["status"].get("conditions", []))
 
 
 def memory_mib(group: Path) -> dict[str, float]:
     """All that a control group is charged with, and the same without what the kernel can drop at once."""
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    (charged,) = (one for name in _CHARGED if (one := group / name).exists())
+    (charged,) = (path for name in _CHARGED if (path := group / name).exists())
     usage = int(charged.read_text())
     droppable = int(stat.get("total_inactive_file", stat["inactive_file"]))  # v1 has the children's in total_
     return {"usage": usage / _MIB, "working set": (usage - droppable) / _MIB}

@@ -214,6 +214,6 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> str:
         check=False,
     )
     if done.returncode != 0:
-        said = f"{done.stdout}\n{done.stderr}".strip()[-3000:]
-        raise ImageError(f"`{shlex.join(command)}` failed:\n{said}")
+        message = f"{done.stdout}\n{done.stderr}".strip()[-3000:]
+        raise ImageError(f"`{shlex.join(command)}` failed:\n{message}")
     return done.stdout.strip()

@@ -70,9 +70,9 @@ def _plug(root: Path, layers: Path, hardware: Path) -> None:
     for directory, names in _FROM_HARDWARE.items():
         _mount("-t", "tmpfs", "tmpfs", _made(layers / directory))
         upper, work = _made(layers / directory / "upper"), _made(layers / directory / "work")
-        for one in names:
+        for name in names:
             up = "../" * (directory.count("/") + 2)
-            (upper / one).symlink_to(f"{up}{HARDWARE}/sys/{directory}/{one}")
+            (upper / name).symlink_to(f"{up}{HARDWARE}/sys/{directory}/{name}")
         place = root / "sys" / directory
         _mount("-t", "overlay", "overlay", place, options=f"lowerdir={place},upperdir={upper},workdir={work}")
     library = root / LIBRARY_DIRECTORY / "libnvidia-ml.so.1"

@@ -140,7 +140,7 @@ class RunningNode:
         if done.returncode != 0:
             return False
         conditions = json.loads(done.stdout)["status"].get("conditions", [])
-        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
     def wait_until(self, true: Callable[[], bool], what: str, seconds: float = READY_SECONDS) -> None:
         wait_until(true, seconds, lambda: f"not within {seconds:g} s: {what}\n{self.logs()}")
@@ -157,8 +157,8 @@ class RunningNode:
             connection.connect(str(self.folder / arguments.SOCKET))
             connection.sendall(f"{line}\n".encode())
             with connection.makefile() as answer:
-                if said := answer.read():
-                    raise RealNodeError(f"{line}: {said}")
+                if message := answer.read():
+                    raise RealNodeError(f"{line}: {message}")
 
 
 def is_ours(pid: int) -> bool:

@@ -53,20 +53,20 @@ class Scenario:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        told = tomllib.loads((folder / "scenario.toml").read_text())
+        fields = tomllib.loads((folder / "scenario.toml").read_text())
         return cls(
             name=folder.name,
-            stands_for=told["stands_for"],
-            twin_of=told.get("twin_of", _named_after(folder.name)),
-            instance_type=told["instance_type"],
-            healthy_before=told.get("healthy_before", 0.0),
-            from_within=told.get("from_within", False),
-            faults=told.get("faults", []),
-            kernel_log=told.get("kernel_log", []),
-            write=told.get("write", {}),
-            running=told.get("running", {}),
-            runtime_classes=told.get("runtime_classes", []),
-            expect=Expected(**told["expect"]),
+            stands_for=fields["stands_for"],
+            twin_of=fields.get("twin_of", _named_after(folder.name)),
+            instance_type=fields["instance_type"],
+            healthy_before=fields.get("healthy_before", 0.0),
+            from_within=fields.get("from_within", False),
+            faults=fields.get("faults", []),
+            kernel_log=fields.get("kernel_log", []),
+            write=fields.get("write", {}),
+            running=fields.get("running", {}),
+            runtime_classes=fields.get("runtime_classes", []),
+            expect=Expected(**fields["expect"]),
         )
 
     @property

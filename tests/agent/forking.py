@@ -91,10 +91,10 @@ class Forked:
         if self._code is None:
             self._minder.settimeout(seconds)
             try:
-                told = self._minder.recv(_MOST_BYTES)
+                raw = self._minder.recv(_MOST_BYTES)
             except (BlockingIOError, TimeoutError):
                 return None
-            self._code = int(told)
+            self._code = int(raw)
             self._minder.close()
         return self._code
 

@@ -34,7 +34,7 @@ def in_the_verdict() -> None:
     """No verdict can be made of such a finding."""
 
     def planted(memory: Any, outcomes: Any) -> Any:
-        if any(POISON in one.finding.detail for one in memory.standing):
+        if any(POISON in entry.finding.detail for entry in memory.standing):
             stumble()
         return decide(memory, outcomes)
 

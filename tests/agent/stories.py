@@ -133,9 +133,9 @@ def an_annotation_that_is_no_json_is_written_anew_and_told(world: World) -> None
 
 def the_last_good_settings_stay_and_an_event_names_each_bad_one(world: World) -> None:
     world.configure(**BAD_SETTINGS)
-    eventually(lambda: len({one["message"] for one in world.events("BadSetting")}) >= len(BAD_SETTINGS))
+    eventually(lambda: len({event["message"] for event in world.events("BadSetting")}) >= len(BAD_SETTINGS))
     metrics = world.agent.metrics()
-    said = "\n".join(one["message"] for one in world.events("BadSetting"))
+    message = "\n".join(event["message"] for event in world.events("BadSetting"))
 
     assert [metrics[f"bad_settings{{{key}}}"] for key in BAD_SETTINGS] == [1.0] * 4
     for words in (
@@ -144,8 +144,8 @@ def the_last_good_settings_stay_and_an_event_names_each_bad_one(world: World) ->
         "TAINT_SEVERITY = 'AWFUL': allowed are MONITOR, RESET, REBOOT or ISOLATE",
         "instance-profiles.conf:2: gpus 'eight'; write a whole number",
     ):
-        assert words in said
-    told = len(world.events("BadSetting"))
+        assert words in message
+    number = len(world.events("BadSetting"))
     world.agent.wait_for_looks(1)  # at the interval of before: ten seconds
     assert world.node().status == "pass"
 
@@ -153,7 +153,7 @@ def the_last_good_settings_stay_and_an_event_names_each_bad_one(world: World) ->
     world.configure(CHECK_INTERVAL="10", CHECKS_LIGHTWEIGHT="0", TAINT_SEVERITY="REBOOT")
     eventually(lambda: sum(world.agent.metric(f"bad_settings{{{key}}}") for key in BAD_SETTINGS) == 0)
     world.wait(lambda node: [row["check"] for row in node.record["checks"]] == ["0-nvidia-smi"])
-    assert len(world.events("BadSetting")) == told
+    assert len(world.events("BadSetting")) == number
 
 
 def the_limit_of_retired_pages_is_the_clusters_from_the_next_look_on(world: World) -> None:
@@ -193,9 +193,9 @@ def a_taint_is_withheld_while_the_budget_is_full_and_set_once_a_place_is_free(wo
     assert (node.tainted, node.record["taint"], node.severity) == (False, "withheld", "REBOOT")
     eventually(lambda: world.agent.metric("taint_withheld") == 1)
     # A verdict waits 2 s for its place: where the listing takes longer, as on a loaded machine, the Event says that.
-    told = world.wait_for_event("TaintWithheld")
+    fields = world.wait_for_event("TaintWithheld")
     whys = ("2 of the fleet's 2 places for tainted nodes are taken", "it has not answered yet")
-    assert any(why in told["message"] for why in whys)
+    assert any(why in fields["message"] for why in whys)
 
     # It is tried again at each look, and neither written nor told again.
     before = now(world)
@@ -353,12 +353,12 @@ def a_lease_is_made_again_when_its_node_came_back_under_another_uid(world: World
     eventually(lambda: node.uid in str(world.cluster.lease()))
 
 
-def a_missing_permission_is_named_and_the_rest_goes_on(world: World, part: str, resource: str, said: str) -> None:
+def a_missing_permission_is_named_and_the_rest_goes_on(world: World, part: str, resource: str, message: str) -> None:
     world.api.fail_with(403, path_part=part)
     world.host.xid(3, 79, "GPU has fallen off the bus.")
     world.host.lose_gpu(4)  # at the next look, for what is written with it
     eventually(lambda: world.agent.metric(f"forbidden{{{resource}}}") == 1)
-    eventually(lambda: [line for line in world.agent.lines if said in line.get("answer", "")])
+    eventually(lambda: [line for line in world.agent.lines if message in line.get("answer", "")])
     if resource == "nodes":
         assert world.agent.metric("verdict_pending") == 1
     else:
@@ -379,23 +379,23 @@ def a_missing_permission_is_named_and_the_rest_goes_on(world: World, part: str, 
 
 
 def without_patch_on_nodes_it_goes_on(world: World) -> None:
-    said = 'cannot patch resource "nodes" in API group "" at the cluster scope'
-    a_missing_permission_is_named_and_the_rest_goes_on(world, f"/nodes/{world.cluster.name}", "nodes", said)
+    message = 'cannot patch resource "nodes" in API group "" at the cluster scope'
+    a_missing_permission_is_named_and_the_rest_goes_on(world, f"/nodes/{world.cluster.name}", "nodes", message)
 
 
 def without_patch_on_the_status_it_goes_on(world: World) -> None:
-    said = 'cannot patch resource "nodes/status" in API group "" at the cluster scope'
-    a_missing_permission_is_named_and_the_rest_goes_on(world, "/status", "nodes/status", said)
+    message = 'cannot patch resource "nodes/status" in API group "" at the cluster scope'
+    a_missing_permission_is_named_and_the_rest_goes_on(world, "/status", "nodes/status", message)
 
 
 def without_events_it_goes_on(world: World) -> None:
-    said = 'cannot create resource "events" in API group "" in the namespace "default"'
-    a_missing_permission_is_named_and_the_rest_goes_on(world, "/events", "events", said)
+    message = 'cannot create resource "events" in API group "" in the namespace "default"'
+    a_missing_permission_is_named_and_the_rest_goes_on(world, "/events", "events", message)
 
 
 def without_leases_it_goes_on(world: World) -> None:
-    said = 'cannot patch resource "leases" in API group "coordination.k8s.io" in the namespace "gpu-healthcheck"'
-    a_missing_permission_is_named_and_the_rest_goes_on(world, "/namespaces/gpu-healthcheck/leases", "leases", said)
+    message = 'cannot patch resource "leases" in API group "coordination.k8s.io" in the namespace "gpu-healthcheck"'
+    a_missing_permission_is_named_and_the_rest_goes_on(world, "/namespaces/gpu-healthcheck/leases", "leases", message)
 
 
 STORIES = (

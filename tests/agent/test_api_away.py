@@ -93,22 +93,23 @@ def test_a_server_that_asks_for_patience_gets_it_even_when_there_is_news(watched
     eventually(watched.cluster.lease)
     watched.api.fail_with(429, 3, path_part=NODE)
     watched.host.xid(3, 79, ERROR)
-    refused = watched.api.wait_for_request(lambda one: one.status == 429, GIVE_UP_SECONDS)
+    refused = watched.api.wait_for_request(lambda request: request.status == 429, GIVE_UP_SECONDS)
     watched.api.recover()
     watched.host.xid(4, 79, ERROR)
     watched.cluster.edit({"metadata": {"labels": {"gpu-healthcheck.aws-samples.io/status": "warn"}}})
     watched.wait_for_taint()
 
-    after = [one for one in watched.api.requests if one.path.startswith(NODE) and one.at > refused.at]
+    after = [request for request in watched.api.requests if request.path.startswith(NODE) and request.at > refused.at]
     assert after[0].at - refused.at >= 3
 
 
 def test_a_watch_that_breaks_off_is_taken_up_again(watched: World) -> None:
     watched.api.cut_connections()
     watched.api.store.compact()
-    watches = len([one for one in watched.api.requests if "watch=true" in one.path])
+    watches = len([request for request in watched.api.requests if "watch=true" in request.path])
     watched.api.wait_for_request(
-        lambda _: len([one for one in watched.api.requests if "watch=true" in one.path]) > watches, GIVE_UP_SECONDS
+        lambda _: len([request for request in watched.api.requests if "watch=true" in request.path]) > watches,
+        GIVE_UP_SECONDS,
     )
     watched.cluster.edit({"metadata": {"labels": {"gpu-healthcheck.aws-samples.io/status": None}}})
 
@@ -122,17 +123,19 @@ def test_foreign_taints_that_came_in_between_survive_a_conflict(watched: World) 
     for number in range(6):
         # While the store stands still, neither our edit is seen nor the agent's patch done.
         with watched.api.store.changed:
-            foreign = [one for one in watched.node().taints if one != UNHEALTHY]
-            ours = [one for one in watched.node().taints if one == UNHEALTHY]
+            foreign = [entry for entry in watched.node().taints if entry != UNHEALTHY]
+            ours = [entry for entry in watched.node().taints if entry == UNHEALTHY]
             watched.cluster.edit({"spec": {"taints": [*foreign, taint(number), *ours]}})
             watched.host.xid(number, 79, ERROR)
             eventually(lambda: watched.agent.metric("verdict_pending") == 1)
         address = watched.host.gpus[number].address
         watched.wait(lambda node, address=address: f"gpu/{address}" in str(node.record["findings"]))  # type: ignore[misc]
 
-    assert [one["key"] for one in watched.node().taints if one != UNHEALTHY] == [taint(n)["key"] for n in range(6)]
+    assert [entry["key"] for entry in watched.node().taints if entry != UNHEALTHY] == [
+        taint(n)["key"] for n in range(6)
+    ]
     assert watched.node().tainted
-    assert 409 in [one.status for one in watched.api.requests]
+    assert 409 in [request.status for request in watched.api.requests]
     assert watched.agent.metric("cluster_writes_total{nodes,conflict}") >= 1
 
 
@@ -173,7 +176,7 @@ class TestAnUrgentVerdict:
         if part != BUDGET:
             quick.host.kernel_log.overrun(17)  # so that there is an Event to refuse
             quick.host.kernel_log.write("usb 1-1: new high-speed USB device")
-            quick.api.wait_for_request(lambda one: one.status == 429, GIVE_UP_SECONDS)
+            quick.api.wait_for_request(lambda request: request.status == 429, GIVE_UP_SECONDS)
         quick.host.xid(3, 79, ERROR)
         quick.wait(lambda node: node.severity == "REBOOT")
 
@@ -192,7 +195,9 @@ class TestAnUrgentVerdict:
     def test_does_not_wait_as_long_as_the_server_asked_for_a_lesser_write(self, watched: World) -> None:
         watched.api.fail_with(429, 600, path_part=NODE)
         watched.cluster.edit({"metadata": {"labels": {f"{P}/severity": None}}})
-        watched.api.wait_for_request(lambda one: one.status == 429 and one.path.startswith(NODE), GIVE_UP_SECONDS)
+        watched.api.wait_for_request(
+            lambda request: request.status == 429 and request.path.startswith(NODE), GIVE_UP_SECONDS
+        )
         watched.api.recover()
         watched.host.xid(3, 79, ERROR)
 
@@ -253,7 +258,7 @@ def test_once_ends_when_verdict_events_and_heartbeat_stand(world: World) -> None
 
     assert agent.exit_code() == 0
     assert world.node().tainted
-    assert {"Xid79", "GpuHealthFail"} <= {one["reason"] for one in world.cluster.events()}
+    assert {"Xid79", "GpuHealthFail"} <= {event["reason"] for event in world.cluster.events()}
     assert world.cluster.lease()
 
 
@@ -285,7 +290,7 @@ def as_a_pods_account(endpoint: str, token: Path) -> ApiClient:
 
 
 def refused(world: World, part: str) -> list[Request]:
-    return [one for one in world.api.requests if part in one.path and one.status == 401]
+    return [request for request in world.api.requests if part in request.path and request.status == 401]
 
 
 class TestAKubeconfigThatGoesAway:

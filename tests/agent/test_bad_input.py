@@ -38,8 +38,8 @@ class TestSettingsAtTheStart:
         world.wait_for_status("pass")
 
         eventually(lambda: len(world.events("BadSetting")) >= len(bad), lambda: world.events("BadSetting"))
-        messages = "\n".join(one["message"] for one in world.events("BadSetting"))
-        assert [said for _, said in bad.values() if said not in messages] == []
+        messages = "\n".join(event["message"] for event in world.events("BadSetting"))
+        assert [message for _, message in bad.values() if message not in messages] == []
         assert {key: world.agent.metric(f"bad_settings{{{key}}}") for key in bad} == dict.fromkeys(bad, 1)
         world.host.xid(3, 79, "GPU has fallen off the bus.")
         world.wait_for_taint()
@@ -155,8 +155,8 @@ class TestANodeThatNobodyCanRead:
         world.cluster.edit({"status": {"conditions": conditions}})
         agent = world.start() if before else world.agent
         world.host.xid(3, 79, "GPU has fallen off the bus.")
-        said = agent.wait_for_log("the Node can't be read; the newest verdict is kept")
-        assert said["error"].startswith("nodes gpu-node-1: ")
+        fields = agent.wait_for_log("the Node can't be read; the newest verdict is kept")
+        assert fields["error"].startswith("nodes gpu-node-1: ")
         eventually(lambda: agent.logged("the watch on the node broke off"))
         assert agent.get("/healthz")[0] == 200
         assert agent.metric("verdict_pending") == 1

@@ -61,7 +61,7 @@ class TestAPlace:
         assert (node.tainted, node.record["taint"]) == (True, "set")
         assert slot["metadata"]["name"] == "slot-0"
         assert slot["metadata"]["labels"] == {f"{P}/holder": holder_label(node.object["metadata"]["name"])}
-        assert [(one["kind"], one["uid"]) for one in slot["metadata"]["ownerReferences"]] == [("Node", node.uid)]
+        assert [(entry["kind"], entry["uid"]) for entry in slot["metadata"]["ownerReferences"]] == [("Node", node.uid)]
 
     def test_is_given_back_once_the_taint_is_gone(self, tainted: World) -> None:
         by_command(tainted)
@@ -69,14 +69,14 @@ class TestAPlace:
         eventually(lambda: holders(tainted) == [])
 
         order = [
-            (one.method, "leases" if BUDGET in one.path else "nodes")
-            for one in tainted.api.writes
-            if BUDGET in one.path or (one.method == "PATCH" and "taints" in one.body.get("spec", {}))
+            (write.method, "leases" if BUDGET in write.path else "nodes")
+            for write in tainted.api.writes
+            if BUDGET in write.path or (write.method == "PATCH" and "taints" in write.body.get("spec", {}))
         ]
         assert order == [("POST", "leases"), ("PATCH", "nodes"), ("PATCH", "nodes"), ("DELETE", "leases")]
 
     def test_is_not_asked_for_by_a_healthy_node(self, watched: World) -> None:
-        assert [one for one in watched.stand_in.writes() if BUDGET in one] == []
+        assert [write for write in watched.stand_in.writes() if BUDGET in write] == []
 
     def test_is_kept_over_a_restart(self, tainted: World) -> None:
         before = slots(tainted)
@@ -103,7 +103,7 @@ class TestAPlace:
         tainted.api.store.delete(*RESOURCE, "slot-0")
         hold(tainted, 0)
         wake(tainted)
-        eventually(lambda: [one for one in tainted.api.requests if one.path.endswith("/leases/slot-0")])
+        eventually(lambda: [request for request in tainted.api.requests if request.path.endswith("/leases/slot-0")])
         assert tainted.node().tainted
 
         by_command(tainted)
@@ -153,9 +153,9 @@ class TestAPlace:
         tainted.api.store.create(*RESOURCE, slot | {"metadata": {**slot["metadata"], "name": "slot-7"}})
         tainted.api.store.delete(*RESOURCE, "slot-0")
         wake(tainted)
-        eventually(lambda: [one for one in tainted.api.requests if "holder" in str(one)])
+        eventually(lambda: [request for request in tainted.api.requests if "holder" in str(request)])
 
-        assert [one["metadata"]["name"] for one in slots(tainted)] == ["slot-7"]
+        assert [entry["metadata"]["name"] for entry in slots(tainted)] == ["slot-7"]
 
     def test_is_not_held_where_taints_are_switched_off(self, world: World) -> None:
         world.configure(ENABLE_TAINT="false")
@@ -244,7 +244,11 @@ class TestAHolderOfMany:
         message = patient.wait_for_event("TaintWithheld")["message"]
         assert "of the fleet's 4 places for tainted nodes are taken" in message
         # Refused at a first glance it looks closely a moment later, and still takes none.
-        eventually(lambda: [one for one in patient.api.requests if BUDGET in one.path and "limit=500" in str(one)])
+        eventually(
+            lambda: [
+                request for request in patient.api.requests if BUDGET in request.path and "limit=500" in str(request)
+            ]
+        )
         assert len(holders(patient)) == 7
 
     def test_does_not_make_one_too_many_while_others_take_places(self, watched: World) -> None:
@@ -305,8 +309,8 @@ class TestAFullBudget:
         node = world.wait_for_status("fail")
 
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
-        said = world.agent.wait_for_log(FORBIDDEN, answer='in the namespace "gpu-healthcheck-budget"')
-        assert (said["level"], world.agent.metric("forbidden{slots}")) == ("error", 1)
+        fields = world.agent.wait_for_log(FORBIDDEN, answer='in the namespace "gpu-healthcheck-budget"')
+        assert (fields["level"], world.agent.metric("forbidden{slots}")) == ("error", 1)
         world.api.recover()
         assert world.wait(lambda node: node.tainted).record["taint"] == "set"
         eventually(lambda: world.agent.metric("forbidden{slots}") == 0)

@@ -81,7 +81,7 @@ def world(installed: ControlPlane, tmp_path: Path) -> Iterator[World]:
 
 
 def conditions(world: World) -> dict[str, Json]:
-    return {one["type"]: one for one in world.node().object["status"]["conditions"]}
+    return {entry["type"]: entry for entry in world.node().object["status"]["conditions"]}
 
 
 def repairs(found: dict[str, Json]) -> list[tuple[str, ...]]:
@@ -125,7 +125,7 @@ def test_ours_come_back_from_a_writer_of_the_whole_list_and_his_own_is_his(
 
     # He has one of his own.
     his = {**sick[HARDWARE_READY], "status": "True", "reason": "NvidiaAcceleratedHardwareIsReady", "message": "his"}
-    rewrite(installed, world, [*(one for kind, one in sick.items() if kind != HARDWARE_READY), his])
+    rewrite(installed, world, [*(entry for kind, entry in sick.items() if kind != HARDWARE_READY), his])
     assert RIVAL in world.wait_for_event("ConditionOwnedByOther")["message"]
     world.host.reboot()
     world.restart().wait_for_looks()

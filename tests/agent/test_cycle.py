@@ -67,7 +67,7 @@ class Light:
 
     def seconds(self, of: str) -> dict[str, float]:
         families = self.telemetry.registry.collect()
-        samples = next(one for one in families if one.name == f"gpu_healthcheck_{of}_seconds").samples
+        samples = next(family for family in families if family.name == f"gpu_healthcheck_{of}_seconds").samples
         return {sample.labels[of]: sample.value for sample in samples}
 
 
@@ -168,9 +168,9 @@ def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: 
 
     assert light.look()[0][LIBFABRIC] == LibfabricReading()
     assert light.state.known.verdict().unobserved == ()
-    told = eventually(lambda: light.look()[0][LIBFABRIC].answer)
-    assert isinstance(told, Listing)
-    assert told.missing == (node.efa_names[7],)
+    struct = eventually(lambda: light.look()[0][LIBFABRIC].answer)
+    assert isinstance(struct, Listing)
+    assert struct.missing == (node.efa_names[7],)
     assert light.cycle.run() == AGAIN_SECONDS
 
 
@@ -179,11 +179,11 @@ def test_a_node_that_cannot_be_read_for_a_moment_is_still_of_its_type(light: Lig
     node.remove_gpu(3)
     for _ in range(4):
         light.look()
-    assert [one.finding.reason for one in light.state.memory.standing] == ["GpuCountLow"]
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuCountLow"]
 
     light.state.set_node(None)
     assert light.look()[1].instance_type == "p5.48xlarge"
-    assert [one.finding.reason for one in light.state.memory.standing] == ["GpuCountLow"]
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuCountLow"]
 
     light.state.set_node(NodeState("n"))
     assert light.look()[1].instance_type == ""
@@ -243,7 +243,7 @@ def test_a_gpu_that_stays_lost_is_a_finding_of_the_fourth_look(light: Light, nod
         assert light.state.memory.standing == ()
     light.look()
 
-    assert [one.finding.reason for one in light.state.memory.standing] == ["GpuLost"]
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuLost"]
 
 
 @pytest.mark.parametrize(("interval", "timeout"), [("10", "900"), ("300", "1"), ("10", "1")])
@@ -269,12 +269,12 @@ def test_a_narrow_pcie_link_counts_in_use_and_stays_when_the_gpu_goes_idle(
     node.write_value("nvml/gpu3/pcie_generation", 5)
     for _ in range(4):
         light.look()
-    assert [one.finding.reason for one in light.state.memory.standing] == ["PcieWidthLow"]
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["PcieWidthLow"]
 
     node.write_value("nvml/gpu3/pcie_generation", 1)
     for _ in range(5):
         light.look()
-    assert [one.finding.reason for one in light.state.memory.standing] == ["PcieWidthLow"]
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["PcieWidthLow"]
 
     node.write_value("nvml/gpu3/pcie_width", 16)
     light.look()
@@ -286,7 +286,7 @@ def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNo
     node.want_recovery(3, 1)
 
     assert [light.cycle.run(), light.cycle.run()] == [AGAIN_SECONDS, None]
-    assert [one.finding.reason for one in light.state.memory.standing] == ["GpuRecoveryAction"]
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuRecoveryAction"]
 
 
 def just_loaded() -> KernelEvent:

@@ -56,7 +56,7 @@ def test_a_gpu_without_a_handle_is_a_fault_after_three_more_looks_and_gone_with_
     world.start()
 
     node = world.wait_for_taint()
-    assert "pass" not in {one.status for one in world.stand_in.past()}
+    assert "pass" not in {view.status for view in world.stand_in.past()}
     found = node.findings["GpuInitFailed"]
     assert (found["severity"], found["subject"]) == ("RESET", f"gpu/{world.host.gpus[3].address}")
     assert (set(node.findings), node.causes) == ({"GpuInitFailed"}, {"GpuNotAnswering"})

@@ -148,14 +148,14 @@ class Rig:
 
     @property
     def writes(self) -> list[Json]:
-        return [dict(one.body or {}) for one in self.world.api.writes]
+        return [dict(write.body or {}) for write in self.world.api.writes]
 
     @property
     def marks(self) -> Json:
         """What of a deep run stands on the Node."""
         node = self.world.node()
         found: Json = {RUN: node.object["metadata"].get("annotations", {}).get(RUN), MODE: node.labels.get(MODE)}
-        found["taints"] = [one for one in node.taints if one["key"] == MAINTENANCE["key"]]
+        found["taints"] = [taint for taint in node.taints if taint["key"] == MAINTENANCE["key"]]
         return {key: value for key, value in found.items() if value}
 
     @property
@@ -174,8 +174,12 @@ class Rig:
 
     @property
     def runs(self) -> dict[str, float]:
-        samples = [one for family in self.telemetry.deep_runs.collect() for one in family.samples]
-        return {one.labels["result"]: one.value for one in samples if one.name.endswith("_total") and one.value}
+        samples = [sample for family in self.telemetry.deep_runs.collect() for sample in family.samples]
+        return {
+            sample.labels["result"]: sample.value
+            for sample in samples
+            if sample.name.endswith("_total") and sample.value
+        }
 
     def dcgm(self, **files: str) -> None:
         """What the simulated dcgmi obeys."""
@@ -272,7 +276,7 @@ class TestWhen:
 
         assert min(seconds) >= 0
         assert max(seconds) <= 3000
-        assert len({int(one // 500) for one in seconds}) >= 4
+        assert len({int(second // 500) for second in seconds}) >= 4
 
     @pytest.mark.parametrize("interval", [0, INTERVAL], ids=["an interval of 0", "no dcgmi"])
     def test_never_where_it_is_switched_off_or_not_there(self, rig: Rig, interval: int) -> None:
@@ -431,12 +435,12 @@ class TestTheNodesEngine:
         services = rig.world.host.services
         services.start_in_container(4243, "nv-hostengine", Container("0::/kubepods.slice/pod1"))
         services.listen(4243, "127.0.0.1", 5555)
-        for beside_it in (False, True):
-            rig.configure(NodeSettings(dcgm_beside_exporter=beside_it))
+        for text_it in (False, True):
+            rig.configure(NodeSettings(dcgm_beside_exporter=text_it))
             rig.start().attempt()
 
             assert rig.asked == []
-            assert [one["cause"] for one in rig.result["unobserved"]] == ["DcgmEngineUnproven"]
+            assert [entry["cause"] for entry in rig.result["unobserved"]] == ["DcgmEngineUnproven"]
 
 
 class TestARun:
@@ -472,8 +476,8 @@ class TestARun:
         rig.dcgm(answer=answer(("memory", 1), FAULTY), code="205")
         rig.start().attempt()
 
-        _, told_it, given_back = rig.writes
-        assert set(told_it["metadata"]["annotations"]) == {SWEEP}
+        _, fields_it, given_back = rig.writes
+        assert set(fields_it["metadata"]["annotations"]) == {SWEEP}
         assert given_back["metadata"]["annotations"] == {RUN: None}
         assert (rig.result["status"], rig.result["severity"]) == ("fail", "ISOLATE")
         (row,) = rig.result["findings"]
@@ -518,7 +522,7 @@ class TestARun:
         before = rig.result
 
         assert rig.start().attempt() == 600
-        assert (rig.result["status"], [one["reason"] for one in rig.result["findings"]]) == (
+        assert (rig.result["status"], [entry["reason"] for entry in rig.result["findings"]]) == (
             "unknown",
             ["DcgmDiagSoftware"],
         )
@@ -638,13 +642,13 @@ def test_no_second_run_is_begun_beside_one_that_cannot_be_killed(rig: Rig) -> No
 
 class TestAResultThatNobodyCouldTake:
     def test_is_kept_and_told_by_the_next_agent(self, rig: Rig) -> None:
-        says = rig.world.host.root / "dcgm/answer"
-        os.mkfifo(says)
+        path = rig.world.host.root / "dcgm/answer"
+        os.mkfifo(path)
         tests = rig.start()
         worker = beside(tests)
         eventually(lambda: rig.asked)
         rig.world.api.refuse()
-        says.write_text(answer())
+        path.write_text(answer())
         kept = rig.world.folder / "state/sweep-result.json"
         eventually(kept.exists)
         tests.end()
@@ -652,7 +656,7 @@ class TestAResultThatNobodyCouldTake:
         assert rig.marks[RUN]
 
         rig.world.api.accept()
-        says.unlink()
+        path.unlink()
         rig.start().attempt()
         assert (rig.result["by"], rig.result["status"], rig.marks, kept.exists()) == ("agent", "pass", {}, False)
         assert rig.asked == ["2"]
@@ -782,8 +786,8 @@ class TestAKill:
     @pytest.mark.parametrize("done", [False, True], ids=["not done", "not answered"])
     @pytest.mark.parametrize("step", ["taking the node", "telling the result", "giving the node back"])
     def test_loses_no_verdict_and_leaves_no_mark(self, rig: Rig, step: str, done: bool) -> None:
-        says = rig.world.host.root / "dcgm/answer"
-        os.mkfifo(says)
+        path = rig.world.host.root / "dcgm/answer"
+        os.mkfifo(path)
         foreign = {"key": "team", "value": "a", "effect": "NoSchedule"}
         rig.world.cluster.edit({"spec": {"taints": [foreign]}})
         reached = rig.world.api.stop_at("PATCH", rig.name, done=done) if step == "taking the node" else None
@@ -792,7 +796,7 @@ class TestAKill:
             eventually(lambda: rig.asked)
             if step == "telling the result":
                 reached = rig.world.api.stop_at("PATCH", rig.name, done=done)
-            says.write_text(answer(("memory", 1), FAULTY))
+            path.write_text(answer(("memory", 1), FAULTY))
         if reached is None:
             eventually(lambda: rig.result["by"] == "agent")
             reached = rig.world.api.stop_at("PATCH", rig.name, done=done)
@@ -800,7 +804,7 @@ class TestAKill:
         process.kill()
         process.wait()
         rig.world.api.recover()
-        says.unlink()
+        path.unlink()
         rig.dcgm(answer=answer(("memory", 1), FAULTY))
 
         tests = rig.start()

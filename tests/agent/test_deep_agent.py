@@ -83,9 +83,9 @@ def test_what_level_2_finds_taints_the_node_before_the_taint_of_the_test_goes(ri
     finding = node.findings["DcgmDiagMemory"]
     assert (finding["subject"], finding["about"]["serial"]) == (f"gpu/{gpu.address}", gpu.serial)
     assert (node.severity, node.tainted, MAINTENANCE in node.taints) == ("ISOLATE", True, False)
-    told = versions(rig.world, lambda node: '"by":"agent"' in result_of(node))
-    assert told
-    assert all(UNHEALTHY in node.taints or MAINTENANCE in node.taints for node in told)
+    views = versions(rig.world, lambda node: '"by":"agent"' in result_of(node))
+    assert views
+    assert all(UNHEALTHY in node.taints or MAINTENANCE in node.taints for node in views)
     assert rig.asked == ["2"]
 
 
@@ -127,8 +127,8 @@ def test_an_xid_of_a_pod_that_calls_itself_a_test_counts_during_a_run(rig: Rig) 
 def standing(agent: Agent) -> dict[str, set[str]]:
     """The subjects of what stands in its memory, by reason."""
     found: dict[str, set[str]] = {}
-    for one in agent.state.memory.standing:
-        found.setdefault(one.finding.reason, set()).add(one.finding.subject)
+    for finding in agent.state.memory.standing:
+        found.setdefault(finding.finding.reason, set()).add(finding.finding.subject)
     return found
 
 

@@ -95,7 +95,7 @@ def cleared(world: World, *, found: bool) -> None:
 @pytest.mark.parametrize(
     ("step", "outage"),
     [*((step, False) for step in STEPS if step != "1 after"), ("1 after", True), ("2 before", True)],
-    ids=lambda one: one if isinstance(one, str) else "without an API server at first" if one else "",
+    ids=lambda text: text if isinstance(text, str) else "without an API server at first" if text else "",
 )
 def test_a_killed_agent_leaves_nothing_that_the_next_one_does_not_clear(world: World, step: str, outage: bool) -> None:
     if step == "in the test":
@@ -121,13 +121,13 @@ def test_a_killed_agent_leaves_nothing_that_the_next_one_does_not_clear(world: W
 
 def test_an_api_server_that_goes_in_the_test_and_comes_back_has_its_result(world: World) -> None:
     assert isinstance(world.cluster, RealCluster)
-    says = world.host.root / "dcgm/answer"
-    says.unlink()
-    os.mkfifo(says)
+    path = world.host.root / "dcgm/answer"
+    path.unlink()
+    os.mkfifo(path)
     process = level_2(world)
     eventually(lambda: begun(world))
     world.cluster.plane.stop_api()
-    hand_over(says, answer(("memory", 1), FAULTY))
+    hand_over(path, answer(("memory", 1), FAULTY))
     eventually((world.folder / "state/sweep-result.json").exists)
 
     world.cluster.plane.start_api()

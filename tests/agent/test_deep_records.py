@@ -20,8 +20,8 @@ Json = dict[str, Any]
 def record(*rows: Json, minutes_ago: float = 10, status: str = "pass", severity: str = "PASS", **more: Any) -> Json:
     at = (datetime.now(UTC) - timedelta(minutes=minutes_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
     checks = [{"check": "1-dcgm-diag-l2", "status": status, "severity": severity}]
-    told = {"schema": 1, "timestamp": at, "status": status, "severity": severity, "checks": checks}
-    return {**told, "findings": list(rows), **more}
+    fields = {"schema": 1, "timestamp": at, "status": status, "severity": severity, "checks": checks}
+    return {**fields, "findings": list(rows), **more}
 
 
 def failed_record(severity: str = "ISOLATE", **more: Any) -> Json:
@@ -29,16 +29,16 @@ def failed_record(severity: str = "ISOLATE", **more: Any) -> Json:
     return record(row, status="fail", severity=severity, **more)
 
 
-def tell(world: World, told: Json, kind: str = SWEEP) -> Json:
+def tell(world: World, fields: Json, kind: str = SWEEP) -> Json:
     """A deep run writes its record."""
-    world.cluster.edit({"metadata": {"annotations": {f"{P}/{kind}": json.dumps(told)}}})
-    return told
+    world.cluster.edit({"metadata": {"annotations": {f"{P}/{kind}": json.dumps(fields)}}})
+    return fields
 
 
-def is_taken(world: World, told: Json, kind: str = SWEEP) -> Json:
+def is_taken(world: World, fields: Json, kind: str = SWEEP) -> Json:
     """The agent's record names it; the finding in the record."""
     node = world.wait(
-        lambda node: node.record.get("taken", {}).get(kind) == told["timestamp"] and MEMORY in node.findings
+        lambda node: node.record.get("taken", {}).get(kind) == fields["timestamp"] and MEMORY in node.findings
     )
     return node.findings[MEMORY]
 
@@ -61,8 +61,8 @@ class TestARecordOfTheBashSuite:
         world.cluster.edit({"metadata": {"labels": {f"{P}/status": "agent-stopped", f"{P}/severity": "SKIP"}}})
         world.start()
         world.wait_for_status("pass")
-        told = world.wait_for_event("OldRecord")["message"]
-        assert told.startswith("quarantine-result of 2025-01-02T03:04:05Z says status FAIL, severity ISOLATE, ")
+        result = world.wait_for_event("OldRecord")["message"]
+        assert result.startswith("quarantine-result of 2025-01-02T03:04:05Z says status FAIL, severity ISOLATE, ")
 
         # Our own taint, later, is none of its.
         world.host.xid(3, 79, "GPU has fallen off the bus.")
@@ -119,9 +119,9 @@ class TestADeepRecord:
     def test_does_not_end_with_a_run_that_could_not_run(self, watched: World) -> None:
         is_taken(watched, tell(watched, failed_record()))
         busy = {"check": "1-dcgm-diag-l2", "cause": "DcgmBusy", "detail": "in use"}
-        told = tell(watched, record(minutes_ago=1, status="unknown", unobserved=[busy]))
+        fields = tell(watched, record(minutes_ago=1, status="unknown", unobserved=[busy]))
 
-        is_taken(watched, told)
+        is_taken(watched, fields)
         watched.wait_for_taint()
 
     def test_ends_with_the_reset_of_its_gpu(self, quick: World) -> None:
@@ -143,16 +143,16 @@ class TestADeepRecord:
 
     def test_is_taken_that_came_while_nobody_was_there(self, watched: World) -> None:
         assert watched.agent.terminate() == 0
-        told = tell(watched, failed_record(), QUARANTINE)
+        fields = tell(watched, failed_record(), QUARANTINE)
         watched.host.kernel_log.replay()
         watched.start()
 
-        is_taken(watched, told, QUARANTINE)
+        is_taken(watched, fields, QUARANTINE)
         watched.wait_for_taint()
 
     def test_is_remembered_by_the_node_when_the_memory_file_is_lost(self, watched: World) -> None:
-        told = tell(watched, failed_record())
-        is_taken(watched, told)
+        fields = tell(watched, failed_record())
+        is_taken(watched, fields)
         watched.wait_for_taint()
         versions = len(watched.stand_in.past())
         assert watched.agent.terminate() == 0
@@ -162,20 +162,20 @@ class TestADeepRecord:
         eventually(lambda: watched.agent.metric("looks_total") >= 1)
 
         eventually(lambda: watched.memory_file.exists() and MEMORY in watched.memory_file.read_text())
-        assert is_taken(watched, told)["count"] == 1
+        assert is_taken(watched, fields)["count"] == 1
         assert {(node.status, node.tainted) for node in watched.stand_in.past()[versions:]} <= {("fail", True)}
 
     @pytest.mark.parametrize("gesture", [by_command, by_label])
     def test_that_was_released_stays_away(self, quick: World, gesture: Any) -> None:
-        told = tell(quick, failed_record())
-        is_taken(quick, told)
+        fields = tell(quick, failed_record())
+        is_taken(quick, fields)
         quick.wait_for_taint()
         gesture(quick)
         node = quick.wait_for_status("pass")
-        assert (node.tainted, node.record["taken"]) == (False, {SWEEP: told["timestamp"]})
+        assert (node.tainted, node.record["taken"]) == (False, {SWEEP: fields["timestamp"]})
 
         quick.restart()
-        tell(quick, told)  # the same one, written again
+        tell(quick, fields)  # the same one, written again
         quick.agent.wait_for_looks(1)
         assert (quick.node().status, quick.node().findings) == ("pass", {})
         is_taken(quick, tell(quick, failed_record(minutes_ago=0)))
@@ -183,7 +183,7 @@ class TestADeepRecord:
     @pytest.mark.parametrize("done", [False, True], ids=["not told", "told, and not answered"])
     def test_is_neither_lost_nor_doubled_by_a_kill_between_taking_and_telling(self, watched: World, done: bool) -> None:
         reached = watched.api.stop_at("PATCH", f"/nodes/{watched.cluster.name}", done=done)
-        told = tell(watched, failed_record())
+        fields = tell(watched, failed_record())
         assert reached.wait(GIVE_UP_SECONDS)
         assert MEMORY in watched.memory_file.read_text()
         watched.agent.kill()
@@ -191,6 +191,6 @@ class TestADeepRecord:
         watched.host.kernel_log.replay()
         watched.start()
 
-        finding = is_taken(watched, told)
+        finding = is_taken(watched, fields)
         watched.wait_for_taint()
         assert finding["count"] == 1

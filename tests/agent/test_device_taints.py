@@ -30,7 +30,7 @@ def world(device_taints: ControlPlane, tmp_path: Path) -> Iterator[World]:
 
 
 def addresses(world: World) -> list[str]:
-    return [one.address for one in world.host.gpus]
+    return [gpu.address for gpu in world.host.gpus]
 
 
 def wait_for(world: World, word: str, *, tainted: bool) -> None:
@@ -101,7 +101,7 @@ def test_where_nobody_acts_on_rules_any_more_the_node_is_tainted_again(own_plane
         wait_for(world, "set", tainted=True)
         # Not at once: an API server that has just come back has not read its roles yet, and refuses for a moment.
         eventually(
-            lambda: any("serves no DeviceTaintRules" in one["message"] for one in world.events("DeviceTaintFailed"))
+            lambda: any("serves no DeviceTaintRules" in event["message"] for event in world.events("DeviceTaintFailed"))
         )
         own_plane.serve_device_taints(served=True)
         wait_for(world, "devices", tainted=False)
@@ -111,7 +111,7 @@ def test_where_nobody_acts_on_rules_any_more_the_node_is_tainted_again(own_plane
         world.restart()
         wait_for(world, "set", tainted=True)
         eventually(lambda: rules_of(own_plane, world.cluster.name) == {})
-        eventually(lambda: any("nobody acts on them" in one["message"] for one in world.cluster.events()))
+        eventually(lambda: any("nobody acts on them" in event["message"] for event in world.cluster.events()))
 
 
 def test_where_no_rules_are_served_the_node_is_tainted(make_world: MakeWorld) -> None:

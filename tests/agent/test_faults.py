@@ -38,7 +38,7 @@ class TestAHealthyNode:
         lease = eventually(watched.cluster.lease)
 
         assert (event["type"], event["involvedObject"]["name"]) == ("Normal", "gpu-node-1")
-        assert [one["reason"] for one in watched.cluster.events()] == ["GpuHealthPass"]
+        assert [entry["reason"] for entry in watched.cluster.events()] == ["GpuHealthPass"]
         assert lease["spec"]["holderIdentity"] == "gpu-node-1"
         assert [(owner["kind"], owner["uid"]) for owner in lease["metadata"]["ownerReferences"]] == [
             ("Node", watched.node().uid)
@@ -109,7 +109,7 @@ class TestAnXid79:
         assert node.labels["example.com/team"] == "vision"
         assert node.object["metadata"]["annotations"]["example.com/note"] == "kept"
         assert node.object["spec"]["unschedulable"] is True
-        assert "Ready" in [one["type"] for one in node.object["status"]["conditions"]]
+        assert "Ready" in [entry["type"] for entry in node.object["status"]["conditions"]]
 
     def test_is_told_again_when_somebody_takes_the_taint_or_the_label_away(self, watched: World) -> None:
         watched.host.xid(3, 79, "GPU has fallen off the bus.")
@@ -214,8 +214,8 @@ class TestTheKernelLog:
         log.write("NVRM: Xid (PCI:0000:75:00): 99999999999999999999, what is this")
         node = watched.wait(lambda node: node.tainted and len(node.record["findings"]) == 2)
 
-        assert {one["subject"] for one in node.record["findings"]} == {"gpu/0000:53:00.0", "gpu/0000:64:00.0"}
-        assert all(len(one["detail"]) <= 300 for one in node.record["findings"])
+        assert {entry["subject"] for entry in node.record["findings"]} == {"gpu/0000:53:00.0", "gpu/0000:64:00.0"}
+        assert all(len(entry["detail"]) <= 300 for entry in node.record["findings"])
         assert watched.agent.metric("kernel_log_unreadable_records_total") >= 4
         assert watched.agent.get("/healthz")[0] == 200
 

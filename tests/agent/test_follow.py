@@ -37,15 +37,15 @@ WALL = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[MemoryFile]:
-    one = MemoryFile(tmp_path / "state")
-    one.acquire()
-    yield one
-    one.unlock()
+    memory_file = MemoryFile(tmp_path / "state")
+    memory_file.acquire()
+    yield memory_file
+    memory_file.unlock()
 
 
 def counted(file: MemoryFile) -> int:
     memory = file.read()
-    return sum(one.count for one in memory.standing) if memory else 0
+    return sum(finding.count for finding in memory.standing) if memory else 0
 
 
 class TestTheFile:
@@ -112,7 +112,11 @@ class TestTheFile:
         for seq in range(before.cursor + 1, 6):
             self.xid(Ledger(again, None, Telemetry()), seq)
 
-        assert [one.count for one in again.memory.standing] == [one.count for one in state.memory.standing] == [5]
+        assert (
+            [finding.count for finding in again.memory.standing]
+            == [finding.count for finding in state.memory.standing]
+            == [5]
+        )
 
 
 @dataclass
@@ -155,7 +159,7 @@ class _Following:
         return self.metric("lost_") == records
 
     def has_counted(self, times: int) -> bool:
-        return [one.count for one in self.state.memory.standing] == [times]
+        return [finding.count for finding in self.state.memory.standing] == [times]
 
 
 class TestFollowing:
@@ -237,7 +241,7 @@ class TestARecordThatCannotBeTaken:
         eventually(lambda: following.state.memory.cursor == following.follower._cursor)
         following.follower.end()
 
-        assert {one.finding.subject for one in following.state.memory.standing} == {
+        assert {finding.finding.subject for finding in following.state.memory.standing} == {
             f"gpu/{node.gpus[number].address}" for number in (0, 2, 3)
         }
         assert {reason for reason, _ in following.reports.warnings} == {"KernelLogRecordSetAside"}
@@ -245,7 +249,9 @@ class TestARecordThatCannotBeTaken:
             "ValueError: poison" in message and "79, poison" in message for _, message in following.reports.warnings
         )
         blind = following.state.known.verdict().unobserved
-        assert {one.cause.cause.name for one in blind if one.check == "0-nvidia-smi"} >= {"KernelLogRecordSetAside"}
+        assert {cause.cause.cause.name for cause in blind if cause.check == "0-nvidia-smi"} >= {
+            "KernelLogRecordSetAside"
+        }
 
     def test_still_blinds_its_check_after_the_next_good_one(self, node: SimulatedNode, file: MemoryFile) -> None:
         following = self.following(node, file)
@@ -255,7 +261,7 @@ class TestARecordThatCannotBeTaken:
         eventually(lambda: len(following.state.memory.standing) == 4)
         following.follower.end()
 
-        causes = {one.cause.cause.name for one in following.state.known.verdict().unobserved}
+        causes = {cause.cause.cause.name for cause in following.state.known.verdict().unobserved}
         assert "KernelLogRecordSetAside" in causes
 
     def test_so_is_one_about_a_fault_that_no_rule_reads(self, node: SimulatedNode, file: MemoryFile) -> None:
@@ -269,13 +275,13 @@ class TestARecordThatCannotBeTaken:
 
         assert [reason for reason, _ in following.reports.warnings] == ["KernelLogRecordSetAside"]
         blind = following.state.known.verdict().unobserved
-        assert "KernelLogRecordSetAside" in {one.cause.cause.name for one in blind}
+        assert "KernelLogRecordSetAside" in {cause.cause.cause.name for cause in blind}
 
     def test_is_set_aside_too_where_it_is_the_memory_that_cannot_take_it(
         self, node: SimulatedNode, file: MemoryFile, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fails(memory: Memory, outcomes: list[Outcome], *rest: Any) -> Memory:
-            if any("poison" in one.detail for outcome in outcomes for one in outcome.sightings):
+            if any("poison" in sighting.detail for outcome in outcomes for sighting in outcome.sightings):
                 raise OverflowError("date value out of range")
             return after_kernel_log(memory, outcomes, *rest)
 

@@ -57,11 +57,11 @@ def test_its_end_is_told_as_that_of_any_program(
     assert program.wait() == code
     assert program.poll() == code
     folder = out.parent / "modules"
-    said = out.read_text()
-    assert f"a b c this {folder}\n" in said
-    assert "True 1\n" in said
-    assert ("why" in end) == ("why" in said)
-    assert ("OSError: how" in said) == ("raise" in end)
+    message = out.read_text()
+    assert f"a b c this {folder}\n" in message
+    assert "True 1\n" in message
+    assert ("why" in end) == ("why" in message)
+    assert ("OSError: how" in message) == ("raise" in end)
     program.terminate()  # it has ended: nothing is sent to whoever has its number now
 
 

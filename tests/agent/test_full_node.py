@@ -43,7 +43,7 @@ def object_filled(world: World) -> None:
 def fill_conditions(world: World, size: int) -> int:
     filler = {"type": "Filler", "status": "True", "reason": "Full", "message": "x" * size}
     path = f"{path_of(world)}/status"
-    conditions = [one for one in world.node().object["status"].get("conditions") or [] if one["type"] != "Filler"]
+    conditions = [entry for entry in world.node().object["status"].get("conditions") or [] if entry["type"] != "Filler"]
     body = {"status": {"conditions": [*conditions, filler]}}
     return plane_of(world).request("PATCH", path, body).status
 

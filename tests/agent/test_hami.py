@@ -15,8 +15,8 @@ LIBRARY = "libvgpu.so.v2.10.0"
 def hami_row(world: World, status: str) -> str:
     """What the record says of it once the Node has this status."""
     rows = {row["check"]: row["status"] for row in world.wait_for_status(status).record["checks"]}
-    said: str = rows["8-hami"]
-    return said
+    message: str = rows["8-hami"]
+    return message
 
 
 def test_a_library_that_is_a_folder_is_warned_of_until_the_file_is_there_again(make_world: MakeWorld) -> None:

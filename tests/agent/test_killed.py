@@ -86,4 +86,4 @@ def test_nothing_is_lost_and_nothing_doubled(tmp_path: Path) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:
         wrong = list(threads.map(lambda moment: killed_at(tmp_path, *moment), moments))
 
-    assert [one for one in wrong if one] == []
+    assert [text for text in wrong if text] == []

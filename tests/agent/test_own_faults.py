@@ -99,8 +99,8 @@ def test_an_answer_to_a_write_that_nobody_can_read_is_passed_over(planted: World
     # What cannot be read is written all the same, as far as it was begun.
     planted.wait(lambda node: node.status == "fail" and node.tainted)
     planted.wait_for_taint()
-    said = agent.wait_for_log("the Node can't be read; the newest verdict is kept")
-    assert said["error"] == f"nodes gpu-node-1: ValueError: over {planted_agent.POISON}"
+    fields = agent.wait_for_log("the Node can't be read; the newest verdict is kept")
+    assert fields["error"] == f"nodes gpu-node-1: ValueError: over {planted_agent.POISON}"
     assert agent.get("/healthz")[0] == 200
 
     planted.cluster.edit({"metadata": {"labels": {planted_agent.POISON: "gone"}}})

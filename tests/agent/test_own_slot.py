@@ -25,8 +25,8 @@ def test_looks_that_follow_each_other_ask_once_in_a_while_how_many_places_are_ta
         for _ in range(9):
             before = len(api.requests)
             slot.look_around(node)
-            paths = [urlsplit(one.path) for one in api.requests[before:]]
-            asked.append(any(BUDGET_NAMESPACE in one.path and one.query == "limit=1" for one in paths))
+            paths = [urlsplit(request.path) for request in api.requests[before:]]
+            asked.append(any(BUDGET_NAMESPACE in path.path and path.query == "limit=1" for path in paths))
             now[0] += LOOK_SECONDS
 
     assert asked == [True, False, False, False, False, False, True, False, False]

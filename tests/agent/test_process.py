@@ -78,18 +78,20 @@ class TestLoading:
         assert "pydantic" not in mapped
 
     def test_what_is_imported_after_an_agent_has_begun_is_whole(self) -> None:
-        said = subprocess.check_output([sys.executable, "-I", "-c", WHOLE_AGAIN], text=True)
+        message = subprocess.check_output([sys.executable, "-I", "-c", WHOLE_AGAIN], text=True)
 
-        assert "built-in function dumps" in said
-        assert "kubernetes.watch.watch.Watch" in said
+        assert "built-in function dumps" in message
+        assert "kubernetes.watch.watch.Watch" in message
 
-    @pytest.mark.parametrize(("proxy", "said"), [("", "None False"), ("http://127.0.0.1:9", "http://127.0.0.1:9 True")])
-    def test_a_proxy_of_the_environment_is_used_all_the_same(self, proxy: str, said: str) -> None:
+    @pytest.mark.parametrize(
+        ("proxy", "message"), [("", "None False"), ("http://127.0.0.1:9", "http://127.0.0.1:9 True")]
+    )
+    def test_a_proxy_of_the_environment_is_used_all_the_same(self, proxy: str, message: str) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         environment |= {"https_proxy": proxy} if proxy else {}
 
         program = [sys.executable, "-c", PROXY]
-        assert subprocess.check_output(program, text=True, env=environment).strip() == said
+        assert subprocess.check_output(program, text=True, env=environment).strip() == message
 
     def test_whoever_imports_the_agents_modules_has_the_libraries_whole(self) -> None:
         program = "import sys, agent.__main__, agent.program, pickle; print(pickle.dumps, *sys.modules)"
@@ -102,22 +104,22 @@ class TestLoading:
             UnusedModule("pickle").dumps({})
 
     def test_the_child_that_asks_nvml_leaves_out_what_pynvml_never_calls(self, world: World) -> None:
-        said = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-I", "-c", LOADED_BY_THE_CHILD, str(world.host.root), "root-only"],
             input=b"look\n",
             capture_output=True,
             check=True,
         )
-        loaded = set(said.stderr.decode().split())
+        loaded = set(process.stderr.decode().split())
 
-        assert len(json.loads(said.stdout)["gpus"]) == 8
+        assert len(json.loads(process.stdout)["gpus"]) == 8
         assert "pynvml" in loaded
         assert not {"ctypes.util", "subprocess", "tempfile", "typing"} & loaded
 
 
 class TestStarting:
     @pytest.mark.parametrize(
-        ("key", "value", "said"),
+        ("key", "value", "message"),
         [
             ("NODE_NAME", "", "NODE_NAME"),
             ("METRICS_PORT", "many", "METRICS_PORT = 'many': a whole number, 0 to 65535"),
@@ -126,12 +128,12 @@ class TestStarting:
         ],
     )
     def test_with_a_wrong_environment_names_it_and_ends_with_3(
-        self, world: World, key: str, value: str, said: str
+        self, world: World, key: str, value: str, message: str
     ) -> None:
         agent = world.start(**{key: value})
 
         assert agent.exit_code() == 3
-        assert said in agent.log.read_text()
+        assert message in agent.log.read_text()
         assert "Traceback" not in agent.log.read_text()
 
     def test_without_a_node_name_says_that_it_is_not_set(self, world: World) -> None:
@@ -244,7 +246,7 @@ class TestOnce:
         assert agent.exit_code() == 0
         node = world.node()
         assert (node.status, node.tainted, node.condition["status"]) == ("fail", True, "False")
-        assert {one["reason"] for one in world.cluster.events()} == {"Xid79", "GpuHealthFail"}
+        assert {event["reason"] for event in world.cluster.events()} == {"Xid79", "GpuHealthFail"}
         assert world.cluster.lease() is not None
 
     def test_a_dry_run_says_what_it_would_write_and_writes_nothing(self, world: World) -> None:
@@ -258,7 +260,7 @@ class TestOnce:
         assert not (world.folder / "state").exists()
         planned = agent.logged("dry run")[-1]
         assert "Xid79" in planned["events"]
-        assert [one["status"] for one in planned["conditions"]] == ["False"]
+        assert [entry["status"] for entry in planned["conditions"]] == ["False"]
         assert [taint["key"] for taint in planned["patch"]["spec"]["taints"]] == [
             "gpu-healthcheck.aws-samples.io/unhealthy"
         ]

@@ -57,7 +57,7 @@ def a_healthy_node_passes_and_its_lease_is_owned_by_it(plane: ControlPlane, worl
     statuses = {row["check"]: row["status"] for row in node.record["checks"]}
     looked_at = ("0-nvidia-smi", "2-efa-enumeration", "3-topology-check", "7-container-runtime")
     assert statuses == {**dict.fromkeys(looked_at, "pass"), "8-hami": "not-configured"}
-    assert [(one["kind"], one["uid"]) for one in lease["metadata"]["ownerReferences"]] == [("Node", node.uid)]
+    assert [(entry["kind"], entry["uid"]) for entry in lease["metadata"]["ownerReferences"]] == [("Node", node.uid)]
     assert len(eventually(lambda: world.events("GpuHealthPass"))) == 1
     table = plane.kubectl("get", "nodes", world.cluster.name, "-L", "gpu-healthcheck.aws-samples.io/status")
     assert "pass" in table.splitlines()[1]
@@ -83,8 +83,8 @@ def a_fault_is_seen_with_kubectl_and_ends_with_a_reboot(plane: ControlPlane, wor
     assert condition.split()[1] == "False"
     assert "Xid79" in condition
     assert "gpu-healthcheck.aws-samples.io/unhealthy=true:NoSchedule" in described
-    told = [line.split() for line in described.splitlines() if "gpu-healthcheck" in line]
-    assert ["Warning", "Xid79"] in [words[:2] for words in told]
+    textses = [line.split() for line in described.splitlines() if "gpu-healthcheck" in line]
+    assert ["Warning", "Xid79"] in [words[:2] for words in textses]
 
     assert world.agent.terminate() == 0
     world.host.reboot()
@@ -97,7 +97,7 @@ def a_release_by_kubectl_label_is_taken_and_its_place_given_back(plane: ControlP
     world.host.xid(3, 79, ERROR)
     node = world.wait_for_taint()
     (slot,) = cluster.slots()
-    assert [one["uid"] for one in slot["metadata"]["ownerReferences"]] == [node.uid]
+    assert [entry["uid"] for entry in slot["metadata"]["ownerReferences"]] == [node.uid]
 
     plane.kubectl("label", "node", world.cluster.name, f"{P}/status=pass", "--overwrite")
     node = world.wait(lambda node: node.status == "pass" and not node.tainted)
@@ -131,8 +131,8 @@ def no_word_of_the_future_hides_a_later_fault(plane: ControlPlane, world: World)
     word = {"by": "x", "reason": "x", "at": ahead, "findings": [{**row, "cursor": 10**15}, {**row, "cursor": None}]}
     checks = [{"check": "4-dcgm-diag-l4", "status": "pass", "severity": "PASS"}]
     passed = {"schema": 1, "timestamp": ahead, "started": ahead, "status": "pass", "severity": "PASS", "checks": checks}
-    told = {f"{P}/release": json.dumps(word), f"{P}/quarantine-result": json.dumps(passed)}
-    world.cluster.edit({"metadata": {"annotations": told}})
+    fields = {f"{P}/release": json.dumps(word), f"{P}/quarantine-result": json.dumps(passed)}
+    world.cluster.edit({"metadata": {"annotations": fields}})
     world.wait_for_status("pass")
 
     world.host.xid(3, 79, ERROR)
@@ -147,11 +147,11 @@ def a_time_that_cannot_be_held_is_refused_and_told(plane: ControlPlane, world: W
     world.wait_for_taint()
     word = {"by": "x", "reason": "x", "at": "0001-01-01T00:00:00+23:59", "findings": []}
     held = {"kind": "l2", "holder": "x", "until": "9999-12-31T23:59:59-23:59"}
-    told = {f"{P}/release": json.dumps(word), f"{P}/run": json.dumps(held)}
-    world.cluster.edit({"metadata": {"annotations": told}})
+    fields = {f"{P}/release": json.dumps(word), f"{P}/run": json.dumps(held)}
+    world.cluster.edit({"metadata": {"annotations": fields}})
 
-    wanted = {f"annotation {key}" for key in told}
-    eventually(lambda: wanted <= {one["message"].partition(":")[0] for one in world.events("BadAnnotation")})
+    wanted = {f"annotation {key}" for key in fields}
+    eventually(lambda: wanted <= {event["message"].partition(":")[0] for event in world.events("BadAnnotation")})
     world.restart().wait_for_looks()
     node = world.wait(lambda node: f"{P}/release" not in node.object["metadata"]["annotations"])
     assert (node.status, node.tainted) == ("fail", True)
@@ -185,7 +185,7 @@ def a_place_of_a_node_of_before_goes_with_it(plane: ControlPlane, world: World) 
     plane.create_node(world.cluster.name)
     node = world.wait(lambda node: node.uid != before.uid and node.tainted)
 
-    owners = [one["uid"] for slot in eventually(cluster.slots) for one in slot["metadata"]["ownerReferences"]]
+    owners = [entry["uid"] for slot in eventually(cluster.slots) for entry in slot["metadata"]["ownerReferences"]]
     assert owners == [node.uid]
 
 
@@ -292,8 +292,8 @@ def test_without_its_role_the_agent_names_the_permission_and_recovers(troubled: 
             eventually(lambda: world.agent.metric("forbidden{nodes}") == 1)
             assert world.agent.metric("verdict_pending") == 1
             refusal = f'User "{account}" cannot patch resource "nodes"'
-            said = world.agent.wait_for_log("the cluster forbids what the agent has to do", answer=refusal)
-            assert said["level"] == "error"
+            fields = world.agent.wait_for_log("the cluster forbids what the agent has to do", answer=refusal)
+            assert fields["level"] == "error"
             assert world.agent.get("/healthz")[0] == 200
         finally:
             troubled.kubectl("apply", "-f", str(MANIFESTS / "01-rbac-agent.yaml"))

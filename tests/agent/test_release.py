@@ -174,7 +174,7 @@ class TestARelease:
         node = failed.wait(lambda node: node.status == "unknown")
         assert (node.findings, node.tainted) == ({}, gpu_is_unobserved)
         if gpu_is_unobserved:
-            assert [one["reason"] for one in node.record["kept"]] == ["Xid79"]
+            assert [entry["reason"] for entry in node.record["kept"]] == ["Xid79"]
             failed.wait(lambda node: "the taint stays for Xid79" in node.condition["message"])
 
             gesture(failed)

@@ -41,7 +41,7 @@ def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> Non
     eventually(lambda: reporter.is_done)
     reporter.end()
 
-    assert [one["message"] for one in api.store.find_all(EVENTS, "default")[0]] == [GOOD.message]
+    assert [entry["message"] for entry in api.store.find_all(EVENTS, "default")[0]] == [GOOD.message]
     assert telemetry.registry.get_sample_value("gpu_healthcheck_set_aside_total", {"what": "event"}) == 1
     api.close()
 
@@ -66,7 +66,7 @@ def test_what_came_before_it_meanwhile_is_not_dropped_in_its_place(tmp_path: Pat
     eventually(lambda: reporter.is_done)
     reporter.end()
 
-    assert [one["message"] for one in api.store.find_all(EVENTS, "default")[0]] == [GOOD.message]
+    assert [entry["message"] for entry in api.store.find_all(EVENTS, "default")[0]] == [GOOD.message]
     assert released[0].is_set()
     assert written.is_set()
     api.close()
@@ -100,12 +100,12 @@ def test_events_are_bounded_by_reason_and_hour(tmp_path: Path, monkeypatch: pyte
             eventually(lambda: reporter.is_done)
 
     def messages(reason: str) -> list[str]:
-        return [one["message"] for one in api.store.find_all(EVENTS, "default")[0] if one["reason"] == reason]
+        return [entry["message"] for entry in api.store.find_all(EVENTS, "default")[0] if entry["reason"] == reason]
 
     change(500)
     for reason in ("BadAnnotation", "OldRecord"):
         assert len(messages(reason)) == MOST_PER_HOUR
-        assert sum("in the agent's log only" in one for one in messages(reason)) == 1
+        assert sum("in the agent's log only" in message for message in messages(reason)) == 1
 
     for number in range(16):
         eventually(reporter.queue(replace(GOOD, name=f"gpu-node-1.{number}")).is_set)

@@ -78,7 +78,7 @@ class TestAStandingVerdict:
         failed.host.xid(5, 79, ERROR)
         node = failed.wait(lambda node: len(node.record["findings"]) == 2)
 
-        counts = {one["subject"]: one["count"] for one in node.record["findings"]}
+        counts = {entry["subject"]: entry["count"] for entry in node.record["findings"]}
         assert counts == {
             f"gpu/{failed.host.gpus[3].address}": 3,
             f"gpu/{failed.host.gpus[5].address}": 1,
@@ -243,7 +243,7 @@ class TestTwoAgentsOnOneNode:
         eventually(lambda: second.metric("looks_total") >= 1)
         assert (first.metric("standby"), second.metric("standby")) == (0, 1)
         assert (second.get("/healthz")[0], second.get("/readyz")[0]) == (200, 200)
-        assert sum(second.metric(f"cluster_writes_total{{{one},ok}}") for one in ("nodes", "leases", "events")) == 0
+        assert sum(second.metric(f"cluster_writes_total{{{text},ok}}") for text in ("nodes", "leases", "events")) == 0
         assert watched.stand_in.writes("nodes") == written
 
         assert first.terminate() == 0

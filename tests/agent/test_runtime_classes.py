@@ -47,7 +47,7 @@ class Listing:
 
     @property
     def times(self) -> int:
-        return len([one for one in self.api.requests if "/runtimeclasses" in one.path])
+        return len([request for request in self.api.requests if "/runtimeclasses" in request.path])
 
     @property
     def forbidden(self) -> float | None:
@@ -89,7 +89,7 @@ def test_a_thousand_and_more_are_read_in_pages_and_the_rest_left_out(listing: Li
     for number in range(1100):
         listing.api.add_runtime_class(f"class-{number:04}", "runc")
     assert len(listing.on(GPU_NODE) or ()) == 1000
-    assert [one.path.partition("limit=")[2].partition("&")[0] for one in listing.api.requests] == ["500", "500"]
+    assert [request.path.partition("limit=")[2].partition("&")[0] for request in listing.api.requests] == ["500", "500"]
 
 
 def test_the_last_good_list_outlives_an_outage_and_is_asked_for_again_at_the_next_look(listing: Listing) -> None:
@@ -111,8 +111,8 @@ def test_without_the_permission_nothing_is_judged_and_it_is_said_once(listing: L
         for _ in range(3):
             assert listing.on(GPU_NODE) is None
             listing.now += 2 * LISTED_AGAIN_SECONDS
-    (said,) = [line for line in logs if line["log_level"] == "error"]
-    assert 'cannot list resource "runtimeclasses" in API group "node.k8s.io" at the cluster scope' in said["answer"]
+    (fields,) = [line for line in logs if line["log_level"] == "error"]
+    assert 'cannot list resource "runtimeclasses" in API group "node.k8s.io" at the cluster scope' in fields["answer"]
     assert listing.forbidden == 1
 
     listing.api.recover()
@@ -121,7 +121,7 @@ def test_without_the_permission_nothing_is_judged_and_it_is_said_once(listing: L
 
 def test_the_agent_lists_them_once_at_its_start(quick: World) -> None:
     def listed() -> list[str]:
-        return [one.path for one in quick.api.requests if "/runtimeclasses" in one.path]
+        return [request.path for request in quick.api.requests if "/runtimeclasses" in request.path]
 
     eventually(listed)
     looks = quick.agent.metric("looks_total")

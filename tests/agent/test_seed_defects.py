@@ -39,7 +39,7 @@ def test_3_an_agent_that_is_told_to_end_takes_no_taint_away(watched: World) -> N
     assert watched.agent.terminate() == 0
 
     assert watched.node().tainted
-    assert [one for one in watched.api.writes[writes:] if one.path.startswith("/api/v1/nodes")] == []
+    assert [write for write in watched.api.writes[writes:] if write.path.startswith("/api/v1/nodes")] == []
 
 
 def test_5_settings_are_read_again_without_a_restart(quick: World) -> None:
@@ -56,7 +56,7 @@ def test_8_the_hosts_proc_is_not_laid_over_the_containers() -> None:
     daemonset = yaml.safe_load((MANIFESTS / "04-daemonset-agent.yaml").read_text())
     (container,) = daemonset["spec"]["template"]["spec"]["containers"]
 
-    assert {one["mountPath"] for one in container["volumeMounts"]}.isdisjoint({"/proc", "/sys", "/"})
+    assert {entry["mountPath"] for entry in container["volumeMounts"]}.isdisjoint({"/proc", "/sys", "/"})
 
 
 def test_12_a_driver_that_hangs_stops_no_look(world: World) -> None:

@@ -102,7 +102,7 @@ def test_the_child_answers_what_would_be_read_here(config: Path, monkeypatch: py
     answered = [replace(read.read(), seen=None) for _ in ("the first", "another")]
     assert (read.own(), answered) == (expected.own, [written, written])
     assert expected.written.values.taint_severity is Severity.REBOOT
-    assert [one.key for one in expected.written.bad] == ["MONITOR_TTL", "DCGM_TIMEOUT", "REPAIR_SEVERITY"]
+    assert [bad_value.key for bad_value in expected.written.bad] == ["MONITOR_TTL", "DCGM_TIMEOUT", "REPAIR_SEVERITY"]
 
 
 def test_what_the_child_leaves_out_would_else_be_loaded() -> None:
@@ -132,10 +132,10 @@ def test_what_a_child_says_of_a_file_that_it_leaves_out_is_passed_on(
     assert f'"{config}/CHECK_INTERVAL" but it resolves outside of "{config}"' in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("said", "program"), FAILING.items(), ids=FAILING)
+@pytest.mark.parametrize(("message", "program"), FAILING.items(), ids=FAILING)
 def test_where_no_child_answers_at_the_start_the_agent_reads_by_itself(
     config: Path,
-    said: str,
+    message: str,
     program: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
     mocker: MockerFixture,
@@ -149,9 +149,9 @@ def test_where_no_child_answers_at_the_start_the_agent_reads_by_itself(
     loaded = Loaded(SettingsReader())
 
     assert loaded.interval() == 77
-    told = capsys.readouterr().err
-    assert told.startswith("gpu-healthcheck agent: its own process reads the settings: the child that reads")
-    assert said in told
+    text = capsys.readouterr().err
+    assert text.startswith("gpu-healthcheck agent: its own process reads the settings: the child that reads")
+    assert message in text
 
     # Later the settings in force stay: they are good ones, and nobody says that these are not.
     write(config, CHECK_INTERVAL="78", MONITOR_TTL="never")
@@ -159,7 +159,7 @@ def test_where_no_child_answers_at_the_start_the_agent_reads_by_itself(
     assert (loaded.state.settings.bad, loaded.reports.warnings) == ((), [])
     mocker.stopall()
     assert loaded.interval() == 77
-    assert [one.key for one in loaded.state.settings.bad] == ["MONITOR_TTL"]
+    assert [value.key for value in loaded.state.settings.bad] == ["MONITOR_TTL"]
     write(config, MONITOR_TTL="120")
     assert loaded.interval() == 78
 
@@ -206,7 +206,7 @@ def test_a_wrong_value_is_read_once_and_told_once(here: Here, config: Path, key:
 
     assert [loaded.interval() for _ in range(3)] == [77, 77, 77]
     assert here.asked == 3
-    assert [one.key for one in loaded.state.settings.bad] == [key]
+    assert [bad_value.key for bad_value in loaded.state.settings.bad] == [key]
     assert len(loaded.reports.warnings) == 1
 
 
@@ -220,7 +220,7 @@ def test_a_file_that_can_not_be_read_now_is_tried_again_at_each_look(
     broken = mocker.patch("pathlib.Path.read_text", side_effect=OSError(errno.EIO, "Input/output error"))
 
     assert [loaded.interval() for _ in range(3)] == [300, 300, 300]
-    assert [(one.key, one.passing) for one in loaded.state.settings.bad] == [("CHECK_INTERVAL", True)]
+    assert [(value.key, value.passing) for value in loaded.state.settings.bad] == [("CHECK_INTERVAL", True)]
     mocker.stop(broken)
     assert loaded.interval() == 77
     assert (here.asked, len(loaded.reports.warnings)) == (5, 1)

@@ -102,7 +102,7 @@ def test_a_cluster_that_is_away_is_exit_code_2(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hours", "interval", "said", "why"),
+    ("hours", "interval", "message", "why"),
     [
         (2, "21600", "pass 2h ago", ""),
         (19, "21600", "pass 19h ago, overdue", "offers no GPUs to pods"),
@@ -111,7 +111,7 @@ def test_a_cluster_that_is_away_is_exit_code_2(world: World) -> None:
     ],
 )
 def test_when_it_was_tested_deeply_and_whether_that_is_overdue(
-    watched: World, hours: float, interval: str, said: str, why: str
+    watched: World, hours: float, interval: str, message: str, why: str
 ) -> None:
     configure(watched, DCGM_L2_INTERVAL=interval)
     at = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
@@ -122,7 +122,7 @@ def test_when_it_was_tested_deeply_and_whether_that_is_overdue(
 
     assert (node["test_result"], node["tested_by"], node["overdue"]) == ("pass", "agent", why)
     table = run(watched).stdout
-    assert said in cells(table)
+    assert message in cells(table)
     assert ("overdue for a deep test: gpu-node-1: offers no GPUs to pods" in table) is bool(why)
 
 

@@ -47,35 +47,35 @@ def wall_clock(tmp_path: Path) -> WallClock:
 
 
 @pytest.fixture
-def said(tmp_path: Path, wall_clock: WallClock) -> Iterator[Path]:
-    said = tmp_path / "said"
-    with said.open("wb") as out:
+def path(tmp_path: Path, wall_clock: WallClock) -> Iterator[Path]:
+    path = tmp_path / "said"
+    with path.open("wb") as out:
         schedule = subprocess.Popen(
             [sys.executable, "-c", SCHEDULE, str(tmp_path)], stdout=out, env={"PATH": "", **wall_clock.environment}
         )
-    yield said
+    yield path
     schedule.kill()
     schedule.wait()
 
 
-def came(said: Path, job: str) -> list[int]:
+def came(path: Path, job: str) -> list[int]:
     """The wall clock's times at which it came."""
-    lines = said.read_text().split("\n")[:-1]
+    lines = path.read_text().split("\n")[:-1]
     return [int(line.split()[1]) for line in lines if line.startswith(job)]
 
 
-def came_at(said: Path, job: str, now: float) -> bool:
-    return len([at for at in came(said, job) if abs(at - now) < HOUR / 2]) >= 3
+def came_at(path: Path, job: str, now: float) -> bool:
+    return len([at for at in came(path, job) if abs(at - now) < HOUR / 2]) >= 3
 
 
 @pytest.mark.parametrize("seconds", [-HOUR, HOUR, -DAY, DAY])
-def test_every_job_goes_on(said: Path, wall_clock: WallClock, seconds: int) -> None:
-    eventually(lambda: all(came(said, job) for job in ("light", "beside", "deep")))
+def test_every_job_goes_on(path: Path, wall_clock: WallClock, seconds: int) -> None:
+    eventually(lambda: all(came(path, job) for job in ("light", "beside", "deep")))
     wall_clock.step(seconds)
     now = time.time() + seconds
 
     for job in ("light", "beside", "deep"):
-        eventually(partial(came_at, said, job, now), said.read_text)
+        eventually(partial(came_at, path, job, now), path.read_text)
 
 
 def test_what_stands_and_the_heartbeat_go_on(world: World, wall_clock: WallClock) -> None:

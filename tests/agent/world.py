@@ -89,16 +89,16 @@ class NodeView:
     @property
     def findings(self) -> dict[str, Json]:
         """By reason; none of the tests has the same one twice."""
-        return {one["reason"]: one for one in self.record.get("findings", [])}
+        return {entry["reason"]: entry for entry in self.record.get("findings", [])}
 
     @property
     def causes(self) -> set[str]:
-        return {one["cause"] for one in self.record.get("unobserved", [])}
+        return {entry["cause"] for entry in self.record.get("unobserved", [])}
 
     @property
     def condition(self) -> Json:
         conditions = self.object["status"].get("conditions") or []
-        return next((one for one in conditions if one["type"] == "GpuHealthy"), {})
+        return next((entry for entry in conditions if entry["type"] == "GpuHealthy"), {})
 
     @property
     def ours(self) -> tuple[Any, ...]:
@@ -155,7 +155,7 @@ class StandIn:
 
     def writes(self, part: str = "") -> list[str]:
         """What was written by requests, as `PATCH nodes/x`."""
-        made = [f"{one.method} {one.path.partition('?')[0]}" for one in self.api.writes]
+        made = [f"{request.method} {request.path.partition('?')[0]}" for request in self.api.writes]
         return [write for write in made if part in write]
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class RealCluster:
 
     def events(self) -> list[Json]:
         listed = self.plane.request("GET", "/api/v1/namespaces/default/events").body["items"]
-        return [one for one in listed if one["involvedObject"]["name"] == self.name]
+        return [entry for entry in listed if entry["involvedObject"]["name"] == self.name]
 
     def lease(self) -> Json | None:
         answer = self._lease("GET")
@@ -193,7 +193,7 @@ class RealCluster:
     def slots(self) -> list[Json]:
         """The places in the fleet budget that this node holds."""
         listed = self.plane.request("GET", BUDGET).body["items"]
-        return [one for one in listed if one["spec"]["holderIdentity"] == self.name]
+        return [entry for entry in listed if entry["spec"]["holderIdentity"] == self.name]
 
     def close(self) -> None:
         for slot in self.slots():
@@ -283,7 +283,7 @@ class AgentProcess:
         """The processes that ask NVML."""
         try:
             family = psutil.Process(self.process.pid).children()
-            return [one.pid for one in family if CHILD in one.cmdline()]
+            return [process.pid for process in family if CHILD in process.cmdline()]
         except psutil.NoSuchProcess:
             return []
 
@@ -433,7 +433,7 @@ class World:
         return eventually(partial(self.events, reason), lambda: (self.cluster.events(), self._logs()))[0]
 
     def events(self, reason: str) -> list[Json]:
-        return [one for one in self.cluster.events() if one["reason"] == reason]
+        return [event for event in self.cluster.events() if event["reason"] == reason]
 
     def _logs(self) -> str:
         return "\n".join(agent.log.read_text(errors="replace") for agent in self.agents)
@@ -446,9 +446,9 @@ def _end(agent: AgentProcess) -> None:
             agent.kill()
         return
     if agent.running:
-        code, said = agent.terminate(), agent.log.read_text()
+        code, message = agent.terminate(), agent.log.read_text()
         # Where a test broke off at once, it is ended before it hears signals; that must not hide why.
-        assert code == 0 or (code == -signal.SIGTERM and not said), said
+        assert code == 0 or (code == -signal.SIGTERM and not message), message
     else:
         assert agent.exit_code() in (0, 2, 3, -signal.SIGKILL), agent.log.read_text()
     if agent.exit_code() not in (2, 3):

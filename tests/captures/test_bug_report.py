@@ -90,7 +90,7 @@ NOW = ((4.0, LOADED), (100.5, OFF_BUS), (130.5, MMU), (131.5, MMU))
 def test_an_event_counts_once_however_often_it_is_told(sections: list[str]) -> None:
     read = Reading(report(*sections))
 
-    assert read.boots[-1] == [one for _, one in NOW]
+    assert read.boots[-1] == [name for _, name in NOW]
     assert sum(map(len, read.boots)) == len(NOW)
 
 
@@ -140,8 +140,8 @@ def test_now_is_the_date_of_the_report() -> None:
 
 
 def test_a_record_of_several_lines_is_one() -> None:
-    told = ((4.0, LOADED), (5.0, FALLEN))
-    read = Reading(report(scanned(b0=text("journal short", *told)), "dmesg:\n\n" + text("dmesg", *told)))
+    result = ((4.0, LOADED), (5.0, FALLEN))
+    read = Reading(report(scanned(b0=text("journal short", *result)), "dmesg:\n\n" + text("dmesg", *result)))
 
     assert read.boots == [[LOADED, FALLEN]]
 

@@ -84,7 +84,7 @@ class Reading:
 def test_a_form_tells_the_same_records_as_the_device(name: str) -> None:
     read = Reading(capture(FORMS[name], STORY))
 
-    assert read.texts == [one.text for one in TOLD]
+    assert read.texts == [record.text for record in TOLD]
 
 
 @pytest.mark.parametrize("name", sorted(set(FORMS) - WITHOUT_TIMES))
@@ -123,7 +123,7 @@ def test_a_capture_ends_when_its_last_line_was_written(name: str) -> None:
 def test_how_it_was_saved_changes_nothing(name: str, save: Callable[[bytes], bytes]) -> None:
     read = Reading(save(capture(FORMS[name], STORY)))
 
-    assert read.texts == [one.text for one in TOLD]
+    assert read.texts == [record.text for record in TOLD]
 
 
 texts = st.one_of(
@@ -315,17 +315,17 @@ def test_a_month_may_say_its_number(name: str, month: int) -> None:
 )
 def test_the_month_may_be_a_word_of_any_language(names: str, form: str) -> None:
     days = zip(names.split(), (30, 31, 1), (2026, 2026, 2027), strict=True)
-    told = [form.format(month=month, day=f"{day:2d}", year=year, text=OFF_BUS) for month, day, year in days]
-    read = Reading("\n".join(told).encode(), saved=datetime(2026, 12, 1, tzinfo=UTC))
+    messages = [form.format(month=month, day=f"{day:2d}", year=year, text=OFF_BUS) for month, day, year in days]
+    read = Reading("\n".join(messages).encode(), saved=datetime(2026, 12, 1, tzinfo=UTC))
 
-    assert [round(one.at / 86400) for one in read.records] == [0, 31, 32]
+    assert [round(record.at / 86400) for record in read.records] == [0, 31, 32]
 
 
 def test_months_that_come_too_late_to_be_right_leave_a_log_undated() -> None:
-    told = f"lis 20 10:00:00 host kernel: {MIG}\n" + f"gru  1 10:00:00 host kernel: {OFF_BUS}\n"
+    message = f"lis 20 10:00:00 host kernel: {MIG}\n" + f"gru  1 10:00:00 host kernel: {OFF_BUS}\n"
 
-    assert Reading(told.encode(), saved=datetime(2026, 12, 24, tzinfo=UTC)).reader.clock.dated is False
-    assert Reading(told.encode(), saved=datetime(2026, 12, 19, tzinfo=UTC)).reader.clock.dated is True
+    assert Reading(message.encode(), saved=datetime(2026, 12, 24, tzinfo=UTC)).reader.clock.dated is False
+    assert Reading(message.encode(), saved=datetime(2026, 12, 19, tzinfo=UTC)).reader.clock.dated is True
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_a_wall_clock_that_is_set_is_no_boot() -> None:
     read = Reading(later + capture(syslog, records((10.0, MIG), (20.0, SWITCH))))
 
     assert read.boots == [[OFF_BUS, MIG, SWITCH]]
-    assert [round(one.at) for one in read.records] == [0, 0, 10]
+    assert [round(record.at) for record in read.records] == [0, 0, 10]
 
 
 def test_files_are_read_as_one_story() -> None:
@@ -477,16 +477,16 @@ def test_files_are_read_as_one_story() -> None:
 
 
 def test_a_year_that_is_not_printed_follows_from_when_the_file_was_saved() -> None:
-    told = "Dec 31 23:59:50 host kernel: " + OFF_BUS + "\nJan  1 00:00:10 host kernel: " + MIG + "\n"
-    read = Reading(told.encode(), saved=datetime(2027, 1, 2, tzinfo=UTC))
+    message = "Dec 31 23:59:50 host kernel: " + OFF_BUS + "\nJan  1 00:00:10 host kernel: " + MIG + "\n"
+    read = Reading(message.encode(), saved=datetime(2027, 1, 2, tzinfo=UTC))
 
     assert [batch.now.wall for batch in read.batches][-1] == datetime(2027, 1, 1, 0, 0, 10, tzinfo=UTC)
-    assert [one.at for one in read.records] == [0.0, 20.0]
+    assert [record.at for record in read.records] == [0.0, 20.0]
 
 
 def test_a_leap_day_without_its_year_is_a_day() -> None:
-    told = "Feb 29 10:00:00 host kernel: " + OFF_BUS + "\n"
-    read = Reading(told.encode(), saved=datetime(2028, 3, 1, tzinfo=UTC))
+    message = "Feb 29 10:00:00 host kernel: " + OFF_BUS + "\n"
+    read = Reading(message.encode(), saved=datetime(2028, 3, 1, tzinfo=UTC))
 
     assert read.batches[-1].now.wall == datetime(2028, 2, 29, 10, tzinfo=UTC)
 
@@ -545,9 +545,9 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sentence_that_syslog_stamps_with_two_seconds_is_one_record() -> None:
     first, *rest = FALLEN.split("\n")
-    told = [f"Nov 20 08:00:01 host kernel: {first}", *(f"Nov 20 08:00:02 host kernel: {line}" for line in rest)]
+    messages = [f"Nov 20 08:00:01 host kernel: {first}", *(f"Nov 20 08:00:02 host kernel: {line}" for line in rest)]
     between = "Nov 20 08:00:01 host app[1]: hello"
-    read = Reading("\n".join([told[0], between, *told[1:]]).encode())
+    read = Reading("\n".join([messages[0], between, *messages[1:]]).encode())
 
     assert (read.texts, read.sources) == ([FALLEN], ["f0:1"])
 

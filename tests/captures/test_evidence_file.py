@@ -67,14 +67,14 @@ def look(expected: Expectation = EXPECTED, **more: Any) -> EvidenceCycle:
     return replace(EvidenceCycle(NODE, MACHINE, BOOT, NOW, CHECKS, expected, 60.0, evidence), **more)
 
 
-def text_of(tmp_path: Path, one: EvidenceCycle) -> dict[str, Any]:
-    evidence_file.write(tmp_path / "evidence.json", one)
+def text_of(tmp_path: Path, cycle: EvidenceCycle) -> dict[str, Any]:
+    evidence_file.write(tmp_path / "evidence.json", cycle)
     document: dict[str, Any] = json.loads((tmp_path / "evidence.json").read_text())
     return document
 
 
-def saved_and_read(tmp_path: Path, one: EvidenceCycle) -> EvidenceCycle:
-    evidence_file.write(tmp_path / "evidence.json", one)
+def saved_and_read(tmp_path: Path, cycle: EvidenceCycle) -> EvidenceCycle:
+    evidence_file.write(tmp_path / "evidence.json", cycle)
     return evidence_file.read((tmp_path / "evidence.json").read_bytes())
 
 
@@ -98,15 +98,15 @@ def test_the_same_look_is_judged_the_same(tmp_path: Path) -> None:
     saved = look()
     read = saved_and_read(tmp_path, saved)
 
-    judged, again = (judge(one.checks, one.evidence, one.expected) for one in (saved, read))
+    judged, again = (judge(cycle.checks, cycle.evidence, cycle.expected) for cycle in (saved, read))
     assert untimed(again) == untimed(judged)
 
 
 def without_kinds(value: Any) -> Any:
     if isinstance(value, list):
-        return [without_kinds(one) for one in value]
+        return [without_kinds(entry) for entry in value]
     if isinstance(value, dict):
-        return {key: without_kinds(one) for key, one in value.items() if key != "type"}
+        return {key: without_kinds(entry) for key, entry in value.items() if key != "type"}
     return value
 
 
@@ -133,8 +133,8 @@ ANSWERED: list[tuple[Probe[Any], Any]] = [
 def test_an_answer_comes_back_as_what_it_was(probe: Probe[Any], answer: Any, tmp_path: Path) -> None:
     """Of a file from before 0.3 too, which does not say what an answer is."""
     document = text_of(tmp_path, look(evidence=Evidence({probe: answer}, 1.0)))
-    for one in (document, without_kinds(document)):
-        assert evidence_file.read(json.dumps(one).encode()).evidence[probe] == answer
+    for entry in (document, without_kinds(document)):
+        assert evidence_file.read(json.dumps(entry).encode()).evidence[probe] == answer
 
 
 def test_an_expectation_without_bounds_comes_back(tmp_path: Path) -> None:
@@ -213,12 +213,12 @@ def test_where_it_can_t_be_written_is_known_before(name: str, why: str, tmp_path
     (tmp_path / "folder").mkdir()
     path = Path(name) if name == "-" else tmp_path / name
 
-    said = evidence_file.why_not(path)
-    if name.startswith("/sys") and not said:  # root on a /sys that is mounted for writing
+    message = evidence_file.why_not(path)
+    if name.startswith("/sys") and not message:  # root on a /sys that is mounted for writing
         with pytest.raises(EvidenceError, match="/sys"):
             evidence_file.write(path, look())
     else:
-        assert why in said
+        assert why in message
 
 
 def test_where_it_can_be_written_nothing_is_said(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def test_any_bytes_give_a_record(content: bytes, reader: type[KernelLogReader | 
     record = records.render(decide(memory, replay.outcomes()), memory, Identity("host"), SAVED)
 
     assert len(records.dump(record).encode()) <= records.LONGEST
-    assert sum(one.count or 0 for one in record.findings or ()) <= content.count(b"NVRM") + content.count(b"SXid")
+    assert sum(finding.count or 0 for finding in record.findings or ()) <= content.count(b"NVRM") + content.count(
+        b"SXid"
+    )
 
 
 def test_the_worst_line_is_the_source_and_the_first_of_its_kind() -> None:

@@ -90,12 +90,12 @@ def test_every_recovery_action_is_read_from_its_line(action: RecoveryAction) -> 
 
 
 def test_every_table_is_among_those_that_an_agent_reads_at_its_start() -> None:
-    modules = [import_module(f"healthcheck.catalog.{one.name}") for one in iter_modules(catalog.__path__)]
+    modules = [import_module(f"healthcheck.catalog.{pair.name}") for pair in iter_modules(catalog.__path__)]
     read_later = {
-        one
+        var
         for module in modules
-        for one in vars(module).values()
-        if hasattr(one, "cache_info") and not signature(one).parameters
+        for var in vars(module).values()
+        if hasattr(var, "cache_info") and not signature(var).parameters
     }
 
     assert read_later == set(TABLES)

@@ -28,12 +28,12 @@ FATAL_LINK = "NVLink: fatal error detected on link 14({})"
 
 def registers(*values: int) -> str:
     padded = [*values, *[0] * (7 - len(values))]
-    return FATAL_LINK.format(", ".join(f"{one:#x}" for one in padded))
+    return FATAL_LINK.format(", ".join(f"{number:#x}" for number in padded))
 
 
 def line(unit: str, *words: int, grade: str = "Fatal", link: str = "01") -> str:
-    told = " ".join(f"0x{word:08x}" for word in words)
-    return f"{unit}  {grade}   XC0 i0 Link {link} ({told})"
+    message = " ".join(f"0x{word:08x}" for word in words)
+    return f"{unit}  {grade}   XC0 i0 Link {link} ({message})"
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,13 @@ def test_the_two_layouts_never_claim_one_word_for_two_units(intr_info: int, stat
 @given(st.sampled_from(nvlink5_table()), st.sampled_from([0, 1]), st.integers(0, 0xFFFFFFFF))
 def test_a_word_of_one_layout_is_never_another_unit_in_the_other(row: Nvlink5Row, layout: int, noise: int) -> None:
     intr_info, _ = words_of(row, layout, noise)
-    other = [one for one in nvlink5_table() if one.code == row.code and (1 - layout) in one.layouts_of(intr_info)]
+    other = [
+        nvlink5_row
+        for nvlink5_row in nvlink5_table()
+        if nvlink5_row.code == row.code and (1 - layout) in nvlink5_row.layouts_of(intr_info)
+    ]
 
-    assert {one.units for one in other} <= {row.units, ("MSE Degraded",) * 2, ("MSE_WATCHDOG",) * 2}
+    assert {nvlink5_row.units for nvlink5_row in other} <= {row.units, ("MSE Degraded",) * 2, ("MSE_WATCHDOG",) * 2}
 
 
 @pytest.mark.parametrize(

@@ -108,5 +108,5 @@ def test_the_packaged_table_says_what_ec2_says(instance_type: str, gpus: int, ef
 
 
 def test_a_type_by_roce_has_no_provider_of_efa() -> None:
-    providers = {name: one.provider for name, one in packaged_profiles().items() if name.startswith("p6e-")}
+    providers = {name: profile.provider for name, profile in packaged_profiles().items() if name.startswith("p6e-")}
     assert providers == {"p6e-gb200.36xlarge": "efa", "p6e-gb300r.36xlarge": "", "p6e-gb300.36xlarge": "efa"}

@@ -18,7 +18,11 @@ PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 
 
 def span(*numbers: int | tuple[int, int]) -> list[int]:
-    return [code for one in numbers for code in ([one] if isinstance(one, int) else range(one[0], one[1] + 1))]
+    return [
+        code
+        for number in numbers
+        for code in ([number] if isinstance(number, int) else range(number[0], number[1] + 1))
+    ]
 
 
 # NVIDIA's immediate action, and the codes that have it.

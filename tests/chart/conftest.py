@@ -37,9 +37,9 @@ def helm(request: pytest.FixtureRequest) -> Helm:
 
 def objects_of(text: str) -> Iterator[dict[str, Any]]:
     """A List is what stands in it."""
-    for one in yaml.safe_load_all(text):
-        if one is not None:
-            yield from one["items"] if one["kind"] == "List" else [one]
+    for entry in yaml.safe_load_all(text):
+        if entry is not None:
+            yield from entry["items"] if entry["kind"] == "List" else [entry]
 
 
 def rendered(helm: Helm, *words: str) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ SAME_AS: Mapping[str, tuple[str, ...]] = {
 
 def without_helms_own(objects: list[dict[str, Any]]) -> dict[str, Any]:
     """By path, as kubectl would apply it."""
-    return flat([one for one in objects if (one["kind"], one["metadata"]["name"]) != HELMS_OWN])
+    return flat([entry for entry in objects if (entry["kind"], entry["metadata"]["name"]) != HELMS_OWN])
 
 
 def kustomized(folder: str) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def kustomized(folder: str) -> list[dict[str, Any]]:
 
 
 def manifests() -> list[dict[str, Any]]:
-    return [one for file in sorted(MANIFESTS.glob("*.yaml")) for one in objects_of(file.read_text())]
+    return [entry for file in sorted(MANIFESTS.glob("*.yaml")) for entry in objects_of(file.read_text())]
 
 
 def test_the_chart_as_it_is_makes_the_manifests_objects(helm: Helm) -> None:
@@ -55,7 +55,7 @@ def test_the_chart_as_it_is_makes_the_manifests_objects(helm: Helm) -> None:
 
 @pytest.mark.parametrize("overlay", SAME_AS)
 def test_with_its_values_set_it_makes_the_overlays_objects(helm: Helm, overlay: str, tmp_path: Path) -> None:
-    made = flat(rendered(helm, *(f"--set={one}" for one in SAME_AS[overlay])))
+    made = flat(rendered(helm, *(f"--set={text}" for text in SAME_AS[overlay])))
 
     assert made == without_helms_own(kustomized(folder_of(overlay, tmp_path)))
 
@@ -64,7 +64,7 @@ def test_with_its_values_set_it_makes_the_overlays_objects(helm: Helm, overlay: 
 def test_with_its_values_set_it_makes_an_overlays_objects_too(helm: Helm, overlay: str) -> None:
     """Kustomize changes none of them, but how their texts are broken into lines."""
     names = yaml.safe_load((OVERLAYS / overlay / "kustomization.yaml").read_text())["resources"]
-    added = [one for name in names for one in objects_of((OVERLAYS / overlay / name).read_text())]
+    added = [entry for name in names for entry in objects_of((OVERLAYS / overlay / name).read_text())]
     keys = LABELLED.values() if overlay == "monitoring" else (ADDED[overlay],)
     made = rendered(helm, *(f"--set={key}.enabled=true" for key in keys))
 
@@ -92,22 +92,24 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
     }
     file = tmp_path / "values.yaml"
     file.write_text(json.dumps(values))
-    made = {(one["kind"], one["metadata"]["name"]): one for one in rendered(helm, f"--values={file}")}
+    made = {(entry["kind"], entry["metadata"]["name"]): entry for entry in rendered(helm, f"--values={file}")}
 
     image = f"r.example.com:5000/a/gpu-healthcheck@{DIGEST}"
     data = made["ConfigMap", "gpu-healthcheck-config"]["data"]
     pod = made["DaemonSet", "gpu-healthcheck-agent"]["spec"]["template"]["spec"]
     jobs = [
-        one["spec"]["jobTemplate"]["spec"]["template"]["spec"] for (kind, _), one in made.items() if kind == "CronJob"
+        entry["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        for (kind, _), entry in made.items()
+        if kind == "CronJob"
     ]
     named = made["ValidatingAdmissionPolicy", "gpu-healthcheck-sweeper-jobs"]["spec"]["variables"][0]
     assert json.loads(named["expression"]) == image
-    assert {one["containers"][0]["image"] for one in (pod, *jobs)} == {image}
-    assert [one["imagePullSecrets"] for one in (pod, *jobs)] == [[{"name": "registry"}]] * 4
+    assert {job["containers"][0]["image"] for job in (pod, *jobs)} == {image}
+    assert [job["imagePullSecrets"] for job in (pod, *jobs)] == [[{"name": "registry"}]] * 4
     assert (pod["nodeSelector"], pod.get("tolerations")) == ({"a": "b"}, None)
     assert pod["containers"][0]["resources"] == {"limits": {}, "requests": {"cpu": "50m", "memory": "96Mi"}}
-    told = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
-    assert (told["METRICS_PORT"], told["LOG_LEVEL"], len(told)) == ("9000", "debug", 4)
+    fields = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+    assert (fields["METRICS_PORT"], fields["LOG_LEVEL"], len(fields)) == ("9000", "debug", 4)
     assert pod["containers"][0]["ports"][0]["containerPort"] == 9000
     assert (data["MONITOR_TTL"], data["STRICT_PSHC"]) == ("31536000", "1")
     assert (data["severity-overrides"], data["instance-profiles.conf"]) == (
@@ -118,7 +120,7 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("words", "namespace", "said"),
+    ("words", "namespace", "message"),
     [
         ((), "default", "the namespace of the release is gpu-healthcheck, not default"),
         (("--set=slim.enabled=true", f"--set=image.digest={DIGEST}"), "gpu-healthcheck", "needs slim.digest"),
@@ -130,12 +132,12 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
     ],
 )
 def test_what_cannot_be_right_is_refused_in_words(
-    helm: Helm, words: tuple[str, ...], namespace: str, said: str
+    helm: Helm, words: tuple[str, ...], namespace: str, message: str
 ) -> None:
     done = helm("template", "gpu-healthcheck", str(CHART), *words, namespace=namespace)
 
     assert done.returncode != 0
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_helm_finds_nothing_to_mend(helm: Helm) -> None:

@@ -16,7 +16,7 @@ ELSEWHERE = f"registry.example.com:5000/a/gpu-healthcheck@sha256:{'0' * 64}"
 
 
 def plain() -> list[dict[str, Any]]:
-    return [one for file in sorted(MANIFESTS.glob("*.yaml")) for one in yaml.safe_load_all(file.read_text())]
+    return [entry for file in sorted(MANIFESTS.glob("*.yaml")) for entry in yaml.safe_load_all(file.read_text())]
 
 
 def test_it_has_the_manifests_objects_with_the_image_in_every_place() -> None:
@@ -32,7 +32,7 @@ def test_it_has_the_manifests_objects_with_the_image_in_every_place() -> None:
 
 
 def test_namespaces_come_first_then_policies() -> None:
-    kinds = [one["kind"] for one in yaml.safe_load_all(install_yaml(IMAGE))]
+    kinds = [entry["kind"] for entry in yaml.safe_load_all(install_yaml(IMAGE))]
     turns = [2 - (kind == "Namespace") - kind.startswith(("Namespace", "ValidatingAdmissionPolicy")) for kind in kinds]
 
     assert turns == sorted(turns)

@@ -51,7 +51,9 @@ class Release:
         return self.plane.request("GET", path).body
 
     def names(self, kinds: str) -> list[str]:
-        return [one for one in self.plane.kubectl("get", kinds, "-A", "-o", "name").split() if "gpu-healthcheck" in one]
+        return [
+            word for word in self.plane.kubectl("get", kinds, "-A", "-o", "name").split() if "gpu-healthcheck" in word
+        ]
 
 
 @pytest.mark.cluster
@@ -67,22 +69,24 @@ def test_a_release_is_installed_upgraded_rolled_back_and_taken_away(helm: Helm) 
 
 
 def it_is_installed_with_its_policies_before_its_pods(release: Release) -> None:
-    said = release.done("install", "gpu-healthcheck", str(CHART), "--create-namespace")
-    asked = [one for one in release.plane.audit() if one["verb"] == "create" and one["responseStatus"]["code"] == 201]
-    asked.sort(key=lambda one: str(one["requestReceivedTimestamp"]))
-    made = [str(one["objectRef"]["resource"]) for one in asked]
+    message = release.done("install", "gpu-healthcheck", str(CHART), "--create-namespace")
+    asked = [
+        entry for entry in release.plane.audit() if entry["verb"] == "create" and entry["responseStatus"]["code"] == 201
+    ]
+    asked.sort(key=lambda entry: str(entry["requestReceivedTimestamp"]))
+    made = [str(entry["objectRef"]["resource"]) for entry in asked]
 
     last = max(at for at, resource in enumerate(made) if resource.startswith("validatingadmissionpolic"))
     assert last < min(made.index("daemonsets"), made.index("cronjobs"))
-    assert "pod-security.kubernetes.io/enforce=privileged" in said
+    assert "pod-security.kubernetes.io/enforce=privileged" in message
 
 
 def verify_says_what_is_lacking(release: Release) -> None:
     """With the account of the pod that `helm test` makes, and no right but its own."""
     hook = release.helm("template", "gpu-healthcheck", str(CHART), "--show-only=templates/tests/verify.yaml").stdout
     objects = list(yaml.safe_load_all(hook))
-    (words,) = (one["spec"]["containers"][0]["command"] for one in objects if one["kind"] == "Pod")
-    rights = yaml.safe_dump_all(one for one in objects if one["kind"] != "Pod")
+    (words,) = (entry["spec"]["containers"][0]["command"] for entry in objects if entry["kind"] == "Pod")
+    rights = yaml.safe_dump_all(entry for entry in objects if entry["kind"] != "Pod")
     release.plane.kubectl("apply", "-f", "-", input=rights)
     mine = release.plane.account_kubeconfig("gpu-healthcheck-verify")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -101,12 +105,12 @@ def verify_says_what_is_lacking(release: Release) -> None:
 def a_test_is_told_in_two_hooks_and_its_rights_go(release: Release) -> None:
     """Its pod is played: there is no kubelet here."""
     for _ in range(2):
-        with ThreadPoolExecutor(1) as beside:
-            said = beside.submit(release.done, "test", "gpu-healthcheck")
+        with ThreadPoolExecutor(1) as executor:
+            future = executor.submit(release.done, "test", "gpu-healthcheck")
             eventually(lambda: waits(release.plane.request("GET", VERIFY)))
             assert len(verifies(release)) == 4
             release.plane.request("PATCH", f"{VERIFY}/status", {"status": {"phase": "Succeeded"}})
-        assert re.findall("TEST SUITE: *(.*)", said.result()) == [
+        assert re.findall("TEST SUITE: *(.*)", future.result()) == [
             "gpu-healthcheck-verify",
             "gpu-healthcheck-verify-rights",
         ]
@@ -118,7 +122,7 @@ def waits(pod: Answer) -> bool:
 
 
 def verifies(release: Release) -> list[str]:
-    return [one for one in release.names(RIGHTS) if one.endswith("/gpu-healthcheck-verify")]
+    return [name for name in release.names(RIGHTS) if name.endswith("/gpu-healthcheck-verify")]
 
 
 def said_by_verify(kubeconfig: Path, code: int, words: Sequence[str] = ("gpu-healthcheck", "verify")) -> str:
@@ -147,8 +151,8 @@ def named_image(release: Release) -> str:
 def a_namespace_that_allows_no_agent_is_refused(release: Release) -> None:
     release.plane.kubectl("label", "namespace", "gpu-healthcheck", "pod-security.kubernetes.io/enforce=baseline")
 
-    said = release.refused("upgrade", "gpu-healthcheck", str(CHART))
-    assert "pod-security.kubernetes.io/enforce=privileged --overwrite" in said
+    message = release.refused("upgrade", "gpu-healthcheck", str(CHART))
+    assert "pod-security.kubernetes.io/enforce=privileged --overwrite" in message
 
 
 def nothing_stays_of_it(release: Release) -> None:

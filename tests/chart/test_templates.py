@@ -138,13 +138,13 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 def tried(name: str) -> Iterator[object]:
     """Values around every edge that a setting may have."""
-    one = SCHEMA["properties"]["settings"]["properties"][name]
-    if one.get("type") == "integer":
-        edges = (one["minimum"], one["maximum"], 1, 500)
+    entry = SCHEMA["properties"]["settings"]["properties"][name]
+    if entry.get("type") == "integer":
+        edges = (entry["minimum"], entry["maximum"], 1, 500)
         yield from {edge + step for edge in edges for step in (-1, 0, 1)}
-    elif one.get("type") == "boolean":
+    elif entry.get("type") == "boolean":
         yield from (True, False, "perhaps")
-    elif "enum" in one:
+    elif "enum" in entry:
         yield from ("PASS", "MONITOR", "RESET", "REBOOT", "ISOLATE", "reset", "")
     else:
         yield from ([], {}, *WORDS[name])
@@ -173,7 +173,7 @@ def test_every_image_and_its_name_in_the_policy_follow_the_values() -> None:
 
 def test_every_pod_of_ours_has_the_values_of_a_pod() -> None:
     """A program that is added to the manifests gets its own."""
-    programs = {one for one in templates.sources() if one[0] in ("DaemonSet", "CronJob", "Job", "Deployment")}
+    programs = {source for source in templates.sources() if source[0] in ("DaemonSet", "CronJob", "Job", "Deployment")}
 
     assert programs == set(keys.PODS)
 
@@ -194,9 +194,11 @@ def test_policies_stand_before_the_pods_that_they_hold() -> None:
 
 
 def test_argo_cd_makes_the_policies_first_too() -> None:
-    policies = [one.content["metadata"] for key, one in templates.sources().items() if key[0].startswith("Validating")]
+    policies = [
+        document.content["metadata"] for key, document in templates.sources().items() if key[0].startswith("Validating")
+    ]
 
-    assert {one["annotations"]["argocd.argoproj.io/sync-wave"] for one in policies} == {"-1"}
+    assert {policy["annotations"]["argocd.argoproj.io/sync-wave"] for policy in policies} == {"-1"}
 
 
 MANIFEST = """\
@@ -234,7 +236,7 @@ def test_a_value_is_replaced_and_all_around_it_stays(path: tuple[str | int, ...]
 
 
 def test_documents_are_taken_apart_where_they_begin() -> None:
-    assert [one.identity for one in documents(f"---\n{MANIFEST}---\n# nothing\n---\n{MANIFEST}")] == [
+    assert [document.identity for document in documents(f"---\n{MANIFEST}---\n# nothing\n---\n{MANIFEST}")] == [
         ("Thing", "a")
     ] * 2
 

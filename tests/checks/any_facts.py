@@ -328,40 +328,51 @@ def evidence(draw: st.DrawFn) -> Evidence:
 def any_facts_are_judged(seen: Evidence, expected: Expectation) -> None:
     """Every check says something about anything, the same each time, and in words of its own."""
     for check in LEVEL_CHECKS:
-        said = list(check.judge(seen, expected))
-        assert list(check.judge(seen, expected)) == said
-        is_in_order(check, said)
+        findings = list(check.judge(seen, expected))
+        assert list(check.judge(seen, expected)) == findings
+        is_in_order(check, findings)
 
 
-def is_in_order(check: Check, said: list[Judgement]) -> None:
+def is_in_order(check: Check, findings: list[Judgement]) -> None:
     # For a person there is one line: what was seen, or why there is nothing to see.
-    assert sum(isinstance(one, Observation | NotConfigured) for one in said) <= 1, (check.name, said)
+    assert sum(isinstance(judgement, Observation | NotConfigured) for judgement in findings) <= 1, (
+        check.name,
+        findings,
+    )
     # What stands is kept by reason and subject.
     found = [
-        (one.reason, one.subject) for one in said if isinstance(one, Finding) and one.subject.startswith("runtime/")
+        (finding.reason, finding.subject)
+        for finding in findings
+        if isinstance(finding, Finding) and finding.subject.startswith("runtime/")
     ]
-    assert len(found) == len(set(found)), (check.name, said)
+    assert len(found) == len(set(found)), (check.name, findings)
     reasons = {reason.name: reason for reason in check.reasons}
-    for one in said:
-        if isinstance(one, Finding):
-            reason = reasons[one.reason]
+    for judgement in findings:
+        if isinstance(judgement, Finding):
+            reason = reasons[judgement.reason]
             allowed = {reason.severity}
-            if one.reason == recovery_action.WANTED.name:  # what the driver wants has a table of its own
+            if judgement.reason == recovery_action.WANTED.name:  # what the driver wants has a table of its own
                 allowed = {Severity.MONITOR, Severity.RESET, Severity.REBOOT}
-            assert one.severity in allowed, one
-            assert one.flickers == reason.flickers, one
-        if isinstance(one, Finding | Unobserved | TooEarly):
-            assert _is_subject(one.subject) or (one.subject == "" and not isinstance(one, Finding)), one
-        for text in _texts(one):
-            assert len(text) <= LONGEST_DETAIL, one
-            assert text.isprintable(), one
+            assert judgement.severity in allowed, judgement
+            assert judgement.flickers == reason.flickers, judgement
+        if isinstance(judgement, Finding | Unobserved | TooEarly):
+            assert _is_subject(judgement.subject) or (judgement.subject == "" and not isinstance(judgement, Finding)), (
+                judgement
+            )
+        for text in _texts(judgement):
+            assert len(text) <= LONGEST_DETAIL, judgement
+            assert text.isprintable(), judgement
 
 
 def _is_subject(subject: str) -> bool:
     return subject in WITHOUT_A_NAME or any(subject.startswith(kind) and subject != kind for kind in KINDS)
 
 
-def _texts(one: Judgement) -> tuple[str, ...]:
-    if isinstance(one, Passed):
+def _texts(judgement: Judgement) -> tuple[str, ...]:
+    if isinstance(judgement, Passed):
         return ()
-    return (one.what, one.expected, one.source) if isinstance(one, Observation) else (one.detail,)
+    return (
+        (judgement.what, judgement.expected, judgement.source)
+        if isinstance(judgement, Observation)
+        else (judgement.detail,)
+    )

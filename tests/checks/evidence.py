@@ -48,12 +48,12 @@ def says_later(
 
 def finds(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
     """What it says without the line for a person."""
-    return [one for one in says(check, expected, seen) if not isinstance(one, Observation)]
+    return [judgement for judgement in says(check, expected, seen) if not isinstance(judgement, Observation)]
 
 
 def tells(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Observation]:
     """The line for a person alone."""
-    return [one for one in says(check, expected, seen) if isinstance(one, Observation)]
+    return [observation for observation in says(check, expected, seen) if isinstance(observation, Observation)]
 
 
 def gpu_function(address: str, driver: str = "nvidia", **more: Any) -> PciFunction:
@@ -137,4 +137,4 @@ def efa_functions(count: int, driver: str = "efa") -> tuple[PciFunction, ...]:
 
 def untimed(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Without how long each judge took."""
-    return [replace(one, seconds=0.0) for one in outcomes]
+    return [replace(outcome, seconds=0.0) for outcome in outcomes]

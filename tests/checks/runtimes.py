@@ -46,7 +46,7 @@ def configuration(*handlers: Handler, **more: Any) -> RuntimeConfiguration:
 
 def runtime(*handlers: Handler, **more: Any) -> ContainerRuntime:
     """With those handlers; `more` changes what is around it, or its configuration."""
-    around = {key: more.pop(key) for key in [*more] if key in _AROUND}
+    fields = {key: more.pop(key) for key in [*more] if key in _AROUND}
     base = ContainerRuntime(
         configuration(*handlers, **more),
         socket=SOCKET,
@@ -57,20 +57,20 @@ def runtime(*handlers: Handler, **more: Any) -> ContainerRuntime:
         architecture="x86_64",
         for_gpus=True,
     )
-    return replace(base, **around)
+    return replace(base, **fields)
 
 
-def judge(check: Check, around: ContainerRuntime, expected: Expectation = P5) -> list[Judgement]:
-    return finds(check, expected, {CONTAINER_RUNTIME: around})
+def judge(check: Check, runtime: ContainerRuntime, expected: Expectation = P5) -> list[Judgement]:
+    return finds(check, expected, {CONTAINER_RUNTIME: runtime})
 
 
-def seen(check: Check, around: ContainerRuntime, expected: Expectation = P5) -> list[Observation]:
-    return tells(check, expected, {CONTAINER_RUNTIME: around})
+def seen(check: Check, runtime: ContainerRuntime, expected: Expectation = P5) -> list[Observation]:
+    return tells(check, expected, {CONTAINER_RUNTIME: runtime})
 
 
 def finding(reason: str, detail: str, kind: str = "containerd") -> Finding:
     return Finding(reason, Severity.MONITOR, f"runtime/{kind}", detail, flickers=True)
 
 
-def reasons(said: list[Judgement]) -> list[str]:
-    return [one.reason for one in said if isinstance(one, Finding)]
+def reasons(findings: list[Judgement]) -> list[str]:
+    return [finding.reason for finding in findings if isinstance(finding, Finding)]

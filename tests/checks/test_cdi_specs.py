@@ -53,8 +53,8 @@ def test_a_specification_that_names_what_exists_is_well() -> None:
 )
 def test_only_what_somebody_reads_is_judged(more: dict[str, Any], judged: bool) -> None:
     nobody = [NotConfigured("no CDI specification of NVIDIA's that anything reads")]
-    said = judge(CHECK, around(STALE, **more))
-    assert (said, reasons(said)) == (said if judged else nobody, ["CdiSpecStale"] if judged else [])
+    findings = judge(CHECK, around(STALE, **more))
+    assert (findings, reasons(findings)) == (findings if judged else nobody, ["CdiSpecStale"] if judged else [])
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,16 @@ def test_the_device_plugins_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ({"live": Live("containerd", "1.7.27", not_ready="x")}, "first do what RuntimeNotReady says"),
         ({"disabled_in": SPEC.path}, "first correct what RuntimeCriDisabled found"),
     ],
 )
-def test_its_pod_is_not_deleted_where_none_would_take_its_place(more: dict[str, Any], told: str) -> None:
+def test_its_pod_is_not_deleted_where_none_would_take_its_place(more: dict[str, Any], message: str) -> None:
     spec = replace(STALE, path=PLUGINS, kind="k8s.device-plugin.nvidia.com/gpu")
     [found] = judge(CHECK, runtime(NVIDIA, cdi=True, cdi_specs=(spec,), **more))
-    assert told in str(found)
+    assert message in str(found)
     assert "delete" not in str(found)
 
 

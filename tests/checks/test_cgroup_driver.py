@@ -26,15 +26,15 @@ SYSTEMD, CGROUPFS, SILENT = (Kubelet("kubelet", 902, systemd_cgroup=one) for one
     ],
 )
 def test_nvidias_handler_has_to_have_the_kubelets(handlers: bool | None, kubelet: Kubelet | None, well: bool) -> None:
-    around = runtime(replace(NVIDIA, systemd_cgroup=handlers), kubelet=kubelet)
-    said, kubelets = ("true", "cgroupfs") if handlers else ("false or not set", "systemd")
-    told = [
+    observed = runtime(replace(NVIDIA, systemd_cgroup=handlers), kubelet=kubelet)
+    message, kubelets = ("true", "cgroupfs") if handlers else ("false or not set", "systemd")
+    findings = [
         finding(
             "CgroupDriverMismatch",
-            f"{FILE}, line 12: SystemdCgroup of nvidia is {said}, the kubelet's driver is {kubelets}; {MEND}",
+            f"{FILE}, line 12: SystemdCgroup of nvidia is {message}, the kubelet's driver is {kubelets}; {MEND}",
         )
     ]
-    assert judge(CHECK, around) == ([] if well else told)
+    assert judge(CHECK, observed) == ([] if well else findings)
 
 
 @pytest.mark.parametrize(("name", "well"), [("runc", False), ("kata", True)])
@@ -59,15 +59,15 @@ def test_where_the_default_handler_has_no_options_containerd_2_answers_with_anot
 @pytest.mark.parametrize("kind", [CRIO, DOCKER])
 @pytest.mark.parametrize(("whole", "well"), [(True, True), (False, False), (None, True)])
 def test_a_driver_for_all_handlers_counts_for_all(kind: str, whole: bool | None, well: bool) -> None:
-    around = runtime(NVIDIA, kind=kind, systemd_cgroup=whole)
-    told = [
+    observed = runtime(NVIDIA, kind=kind, systemd_cgroup=whole)
+    findings = [
         finding(
             "CgroupDriverMismatch",
             f"{FILE}: the cgroup driver is cgroupfs, the kubelet's systemd; {MEND}",
             kind.lower(),
         )
     ]
-    assert judge(CHECK, around) == ([] if well else told)
+    assert judge(CHECK, observed) == ([] if well else findings)
 
 
 @pytest.mark.parametrize(("kind", "well"), [("io.containerd.runtime.v1.linux", False), ("io.containerd.kata.v2", True)])

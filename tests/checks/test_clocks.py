@@ -37,9 +37,9 @@ def held(reason: str, bit: int) -> Finding:
     return Finding(reason, Severity.MONITOR, SUBJECT, detail, about, flickers=True)
 
 
-@pytest.mark.parametrize("beside", [0, *NO_FAULT, sum(NO_FAULT)])
+@pytest.mark.parametrize("number", [0, *NO_FAULT, sum(NO_FAULT)])
 @pytest.mark.parametrize(
-    ("bits", "told"),
+    ("bits", "entries"),
     [
         (0x8, [HARDWARE]),
         (0x40, [THERMAL]),
@@ -51,9 +51,9 @@ def held(reason: str, bit: int) -> Finding:
     ],
 )
 def test_each_bit_is_its_own_fault_and_the_general_one_only_alone(
-    bits: int, beside: int, told: list[tuple[str, int]]
+    bits: int, number: int, entries: list[tuple[str, int]]
 ) -> None:
-    assert judge(healthy(2), healthy(3, clock_reasons=bits | beside)) == [held(*one) for one in told]
+    assert judge(healthy(2), healthy(3, clock_reasons=bits | number)) == [held(*pair) for pair in entries]
 
 
 @pytest.mark.parametrize("bits", [0, None, *NO_FAULT, sum(NO_FAULT)])
@@ -76,7 +76,7 @@ def test_a_person_is_told_how_many_are_held_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "is_told"),
+    ("run", "is_flag"),
     [
         (DeepDiagnostic("l2", -10.0), False),
         (DeepDiagnostic("sweep", -100.0, -60.0), False),
@@ -86,11 +86,11 @@ def test_a_person_is_told_how_many_are_held_down() -> None:
     ],
 )
 def test_what_a_deep_test_does_to_the_clocks_is_neither_found_nor_shown_gone(
-    run: DeepDiagnostic | None, is_told: bool
+    run: DeepDiagnostic | None, is_flag: bool
 ) -> None:
     """The look is at 0 s."""
     look = {NVML: driver_says(healthy(2), healthy(3, clock_reasons=0x48))}
-    said = finds(CHECK, replace(P5, deep_run=run), look)
+    findings = finds(CHECK, replace(P5, deep_run=run), look)
 
     untold = TooEarly("a deep test loads the GPU", SUBJECT, ("ClocksThermalSlowdown",))
-    assert said == ([held(*THERMAL)] if is_told else [untold])
+    assert findings == ([held(*THERMAL)] if is_flag else [untold])

@@ -34,7 +34,7 @@ OF_THE_FILES = [check for check in GROUP if check.name not in ("container-runtim
 
 
 @pytest.mark.parametrize(
-    ("problem", "told"),
+    ("problem", "message"),
     [
         (BROKEN, f"{FILE}, line 3, column 7: Expected ']'; {MEND}"),
         (ConfigurationProblem(FILE, "a", 3), f"{FILE}, line 3: a; {MEND}"),
@@ -44,8 +44,8 @@ OF_THE_FILES = [check for check in GROUP if check.name not in ("container-runtim
         ),
     ],
 )
-def test_a_file_that_it_cannot_take_is_found_with_its_place(problem: ConfigurationProblem, told: str) -> None:
-    assert judge(CHECK, runtime(problem=problem)) == [finding("RuntimeConfigMalformed", told)]
+def test_a_file_that_it_cannot_take_is_found_with_its_place(problem: ConfigurationProblem, message: str) -> None:
+    assert judge(CHECK, runtime(problem=problem)) == [finding("RuntimeConfigMalformed", message)]
 
 
 def test_a_file_that_we_cannot_read_is_no_fault() -> None:
@@ -66,9 +66,9 @@ def test_what_a_malformed_file_would_have_said_cannot_be_told(check: Check) -> N
 def test_where_the_file_is_made_from_a_template_that_one_is_named() -> None:
     template = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl"
 
-    told = judge(CHECK, runtime(problem=BROKEN, template=template, distribution=K3S, unit="k3s-agent.service"))
+    findings = judge(CHECK, runtime(problem=BROKEN, template=template, distribution=K3S, unit="k3s-agent.service"))
 
-    assert told == [
+    assert findings == [
         finding(
             "RuntimeConfigMalformed",
             f"{FILE}, line 3, column 7: Expected ']'; correct {template}, from which {FILE} is made at each start, then"
@@ -95,7 +95,7 @@ def test_a_handler_in_a_table_that_is_not_read_is_found_with_its_line() -> None:
     ("version", "reader"), [("2.1.4", "containerd 2.1"), ("", "containerd 2.1 (assumed from version 2)")]
 )
 @pytest.mark.parametrize(
-    ("beside", "read_from", "why"),
+    ("text", "read_from", "why"),
     [
         (FILE, "2.3", f'beside plugins."{NEW}" of {FILE} (2.3 and later do)'),
         (FILE, "", f'beside plugins."{NEW}" of {FILE}'),
@@ -103,10 +103,10 @@ def test_a_handler_in_a_table_that_is_not_read_is_found_with_its_line() -> None:
     ],
 )
 def test_in_a_table_of_its_own_version_the_other_files_are_why_it_is_not_read(
-    version: str, reader: str, beside: str, read_from: str, why: str
+    version: str, reader: str, text: str, read_from: str, why: str
 ) -> None:
     nvidia = replace(NVIDIA, file=DROP_IN, line=4)
-    place = Misplaced(DROP_IN, 2, OLD, NEW, (nvidia,), 3, beside, read_from)
+    place = Misplaced(DROP_IN, 2, OLD, NEW, (nvidia,), 3, text, read_from)
     assert judge(CHECK, runtime(RUNC, misplaced=(place,), version=version, generation="2.1")) == [
         finding(
             "RuntimeConfigMisplaced",
@@ -141,8 +141,8 @@ def test_where_nothing_tells_of_gpus_it_is_judged_as_with_some(check: Check) -> 
 
 
 def test_that_nothing_tells_of_gpus_is_said() -> None:
-    (told,) = seen(CHECK, runtime(NVIDIA, for_gpus=None))
-    assert told.what.endswith("; without /sys nothing tells of GPUs, so it is judged as with some")
+    (observation,) = seen(CHECK, runtime(NVIDIA, for_gpus=None))
+    assert observation.what.endswith("; without /sys nothing tells of GPUs, so it is judged as with some")
 
 
 @pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
@@ -157,9 +157,9 @@ def test_a_containerd_that_nobody_found_could_not_be_looked_at_where_gpus_are(
     check: Check, for_gpus: bool | None
 ) -> None:
     lost = ContainerRuntime(None, "at /run/foo/containerd.sock", for_gpus=for_gpus, not_found=True)
-    (told,) = judge(check, lost)
-    assert isinstance(told, Unobserved if for_gpus else NotConfigured)
-    assert for_gpus is False or told.detail == "at /run/foo/containerd.sock"
+    (judgement,) = judge(check, lost)
+    assert isinstance(judgement, Unobserved if for_gpus else NotConfigured)
+    assert for_gpus is False or judgement.detail == "at /run/foo/containerd.sock"
 
 
 # What it tells a person.
@@ -170,7 +170,7 @@ TWO_FILES = (ReadFile(FILE, STARTED), ReadFile(DROP_IN, STARTED))
 
 
 @pytest.mark.parametrize(
-    ("around", "what"),
+    ("observed", "what"),
     [
         (runtime(RUNC, NVIDIA), f"{AT}, {FILE}: runc (default), nvidia"),
         (runtime(NVIDIA, files=TWO_FILES, default="nvidia"), f"{AT}, {FILE}, {DROP_IN}: nvidia (default)"),
@@ -194,17 +194,17 @@ TWO_FILES = (ReadFile(FILE, STARTED), ReadFile(DROP_IN, STARTED))
         ),
     ],
 )
-def test_it_tells_the_runtime_the_files_and_the_handlers(around: ContainerRuntime, what: str) -> None:
-    assert seen(CHECK, around) == [Observation(what, "", "--container-runtime-endpoint of kubelet")]
+def test_it_tells_the_runtime_the_files_and_the_handlers(observed: ContainerRuntime, what: str) -> None:
+    assert seen(CHECK, observed) == [Observation(what, "", "--container-runtime-endpoint of kubelet")]
 
 
 @pytest.mark.parametrize(
-    ("around", "source"),
+    ("fields", "source"),
     [
         ({"assumed": True, "known_from": "the place of k3s"}, "assumed: the place of k3s"),
         ({"assumed": True, "known_from": "assumed, since no kubelet"}, "assumed, since no kubelet"),
         ({"known_from": "default of kubelet"}, "default of kubelet"),
     ],
 )
-def test_what_is_only_likely_is_said_to_be(around: dict[str, Any], source: str) -> None:
-    assert seen(CHECK, runtime(NVIDIA, **around))[0].source == source
+def test_what_is_only_likely_is_said_to_be(fields: dict[str, Any], source: str) -> None:
+    assert seen(CHECK, runtime(NVIDIA, **fields))[0].source == source

@@ -74,20 +74,20 @@ def answer(document: Any, code: int | None = None, level: int | None = None) -> 
     return read_answer(printed(document), b"", code, level)
 
 
-def said(one: DiagAnswer, policy: Policy = POLICY, gpus: Sequence[nvml.Gpu] = ()) -> list[Judgement]:
-    return list(judge_answer(one, tuple(gpus), policy))
+def said(answer: DiagAnswer, policy: Policy = POLICY, gpus: Sequence[nvml.Gpu] = ()) -> list[Judgement]:
+    return list(judge_answer(answer, tuple(gpus), policy))
 
 
-def findings(one: DiagAnswer, policy: Policy = POLICY) -> dict[tuple[str, str], Severity]:
-    return {(f.reason, f.subject): f.severity for f in said(one, policy) if isinstance(f, Finding)}
+def findings(answer: DiagAnswer, policy: Policy = POLICY) -> dict[tuple[str, str], Severity]:
+    return {(f.reason, f.subject): f.severity for f in said(answer, policy) if isinstance(f, Finding)}
 
 
-def causes(one: DiagAnswer) -> list[str]:
-    return [word.cause.name for word in said(one) if isinstance(word, Unobserved)]
+def causes(answer: DiagAnswer) -> list[str]:
+    return [word.cause.name for word in said(answer) if isinstance(word, Unobserved)]
 
 
-def passed(one: DiagAnswer) -> set[tuple[str, str]]:
-    return {(word.reason, word.subject) for word in said(one) if isinstance(word, Passed)}
+def passed(answer: DiagAnswer) -> set[tuple[str, str]]:
+    return {(word.reason, word.subject) for word in said(answer) if isinstance(word, Passed)}
 
 
 def with_error(error: dict[str, Any], status: str = "Fail", test: str = "memory") -> DiagAnswer:
@@ -99,40 +99,42 @@ def with_error(error: dict[str, Any], status: str = "Fail", test: str = "memory"
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_test_that_failed_is_a_finding_of_its_gpu(shape: str) -> None:
-    one = answer(SHAPES[shape](FAILED), 205)
+    diag_answer = answer(SHAPES[shape](FAILED), 205)
 
-    assert findings(one) == {("DcgmDiagMemory", "gpu/1"): ISOLATE}
-    (finding,) = [word for word in said(one) if isinstance(word, Finding)]
+    assert findings(diag_answer) == {("DcgmDiagMemory", "gpu/1"): ISOLATE}
+    (finding,) = [word for word in said(diag_answer) if isinstance(word, Finding)]
     assert finding.detail.endswith("FAULTY_MEMORY: Found 3 faulty memory elements on GPU 1")
     assert (finding.rule, finding.about["index"]) == ("dcgm_errors.csv:52", "1")
-    assert causes(one) == []
-    assert ("DcgmDiagMemory", "gpu/0") in passed(one)
-    assert ("DcgmDiagMemory", "gpu/1") not in passed(one)
+    assert causes(diag_answer) == []
+    assert ("DcgmDiagMemory", "gpu/0") in passed(diag_answer)
+    assert ("DcgmDiagMemory", "gpu/1") not in passed(diag_answer)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_tests_passed(shape: str) -> None:
-    one = answer(SHAPES[shape](WELL), 0, 2)
+    diag_answer = answer(SHAPES[shape](WELL), 0, 2)
     software = "" if shape < "4" else "gpu/0"
 
-    assert (findings(one), causes(one)) == ({}, [])
-    assert {("DcgmDiagMemory", "gpu/0"), ("DcgmDiagPcie", "gpu/1"), ("DcgmDiagSoftware", software)} <= passed(one)
+    assert (findings(diag_answer), causes(diag_answer)) == ({}, [])
+    assert {("DcgmDiagMemory", "gpu/0"), ("DcgmDiagPcie", "gpu/1"), ("DcgmDiagSoftware", software)} <= passed(
+        diag_answer
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_persistence_mode_off_is_watched_and_isolates_nothing(shape: str) -> None:
     """Two real captures: exit code 226, and the hardware is well."""
-    one = answer(SHAPES[shape](Story(errors={("software", 0): [NOT_PERSISTENT]})), 226)
+    diag_answer = answer(SHAPES[shape](Story(errors={("software", 0): [NOT_PERSISTENT]})), 226)
 
-    assert (findings(one), causes(one)) == ({("DcgmDiagSoftware", "gpu/0"): MONITOR}, [])
+    assert (findings(diag_answer), causes(diag_answer)) == ({("DcgmDiagSoftware", "gpu/0"): MONITOR}, [])
 
 
 def test_the_worst_error_of_a_test_wins_and_all_are_told() -> None:
     errors = [Said("slow", 62, 1, 4), FAULTY, *(Said(f"other {n}", 61, 8, 1) for n in range(9))]
-    one = answer(dcgm_4(Story(errors={("memory", 0): errors, ("pcie", 0): [Said("narrow", 46, 13, 5)]})))
+    diag_answer = answer(dcgm_4(Story(errors={("memory", 0): errors, ("pcie", 0): [Said("narrow", 46, 13, 5)]})))
 
-    assert findings(one) == {("DcgmDiagMemory", "gpu/0"): ISOLATE, ("DcgmDiagPcie", "gpu/0"): RESET}
-    (finding,) = [word for word in said(one) if isinstance(word, Finding) and word.reason == "DcgmDiagMemory"]
+    assert findings(diag_answer) == {("DcgmDiagMemory", "gpu/0"): ISOLATE, ("DcgmDiagPcie", "gpu/0"): RESET}
+    (finding,) = [word for word in said(diag_answer) if isinstance(word, Finding) and word.reason == "DcgmDiagMemory"]
     assert finding.detail.startswith("error 52 FAULTY_MEMORY: ")
     assert "also error 62 MEMORY_BANDWIDTH, error 61 ECC_PENDING" in finding.detail
     assert finding.detail.endswith(" and 4 more")
@@ -142,16 +144,16 @@ def test_the_worst_error_of_a_test_wins_and_all_are_told() -> None:
 @pytest.mark.parametrize("status", ["Fail", "Warn"])
 def test_every_error_of_a_failed_test_is_what_its_table_says(error_id: int, status: str) -> None:
     row = dcgm_table()[error_id]
-    one = with_error({"warning": "words", "error_id": error_id}, status)
+    answer = with_error({"warning": "words", "error_id": error_id}, status)
 
     if row.could_not_run:
-        assert (findings(one), len(causes(one))) == ({}, 1)
+        assert (findings(answer), len(causes(answer))) == ({}, 1)
     else:
         # 0 is no id: a failed test of memory is RESET by itself then.
         severity = rule_dcgm(error_id, None, POLICY).severity if error_id else RESET
-        assert findings(one) == {("DcgmDiagMemory", "gpu/1"): severity}
-        assert causes(one) == []
-    assert ("DcgmDiagMemory", "gpu/1") not in passed(one)
+        assert findings(answer) == {("DcgmDiagMemory", "gpu/1"): severity}
+        assert causes(answer) == []
+    assert ("DcgmDiagMemory", "gpu/1") not in passed(answer)
 
 
 @pytest.mark.parametrize("error_id", [None, *sorted(dcgm_table())])
@@ -160,12 +162,12 @@ def test_an_error_beside_a_test_that_passed_is_no_fault(error_id: int | None, sh
     """DCGM issue 284: memory that could not be had, and a pass all the same; the exit code says 226."""
     said = Said("Couldn't allocate at least 75.0% of GPU memory on GPU 1", -1 if error_id is None else error_id)
     document = SHAPES[shape](Story(errors={("memory", 1): [said]}))
-    one = answer(json.loads(json.dumps(document).replace('"Fail"', '"Pass"')), 226, 2)
+    diag_answer = answer(json.loads(json.dumps(document).replace('"Fail"', '"Pass"')), 226, 2)
 
-    assert (findings(one), causes(one), needs_repeat(one, POLICY)) == ({}, [], ())
+    assert (findings(diag_answer), causes(diag_answer), needs_repeat(diag_answer, POLICY)) == ({}, [], ())
     # It shows no earlier fault gone.
-    assert ("DcgmDiagMemory", "gpu/1") not in passed(one)
-    assert ("DcgmDiagMemory", "gpu/0") in passed(one)
+    assert ("DcgmDiagMemory", "gpu/1") not in passed(diag_answer)
+    assert ("DcgmDiagMemory", "gpu/0") in passed(diag_answer)
 
 
 def test_a_summary_that_fails_by_what_a_passed_device_said_is_no_fault() -> None:
@@ -186,18 +188,18 @@ NOT_HAD = "Couldn't allocate at least 75.0% of GPU memory on GPU 1"
 def test_what_a_gpu_in_use_brings_about_is_no_fault(shape: str, where: str) -> None:
     errors = {("memory", 1): [Said(NOT_HAD, 56, 10, 4)]}
     errors[where, 1] = [*errors.get((where, 1), []), Said(BUSY, 65, 4, 4)]
-    one = answer(SHAPES[shape](Story(errors=errors)), 226, 2)
+    diag_answer = answer(SHAPES[shape](Story(errors=errors)), 226, 2)
 
-    assert (findings(one), set(causes(one))) == ({}, {"DcgmInUse"})
+    assert (findings(diag_answer), set(causes(diag_answer))) == ({}, {"DcgmInUse"})
 
 
 @pytest.mark.parametrize("shape", [dcgm_4, dcgm_4_5])
 def test_work_of_others_on_a_gpu_is_a_use_of_it(shape: Callable[[Story], dict[str, Any]]) -> None:
     graphics = Said("NVVS has detected processes with graphics contexts open", 25, 3, 6)
     errors = {("software", 1): [graphics], ("memory", 1): [Said(NOT_HAD, 56, 10, 4)]}
-    one = answer(shape(Story(errors=errors)), 226, 2)
+    diag_answer = answer(shape(Story(errors=errors)), 226, 2)
 
-    assert (findings(one), causes(one)) == ({("DcgmDiagSoftware", "gpu/1"): MONITOR}, ["DcgmInUse"])
+    assert (findings(diag_answer), causes(diag_answer)) == ({("DcgmDiagSoftware", "gpu/1"): MONITOR}, ["DcgmInUse"])
 
 
 @pytest.mark.parametrize(
@@ -214,13 +216,13 @@ def test_a_failure_without_a_warning_says_why_in_its_info(
 ) -> None:
     result = {"gpu_ids": "1", "status": "Fail", "info": info}
     tests = [{"name": "GPU Memory", "results": [result]}, {"name": "PCIe", "results": [result | {"status": "Pass"}]}]
-    one = answer({"DCGM GPU Diagnostic": {"test_categories": [{"category": "Hardware", "tests": tests}]}}, 226)
+    diag_answer = answer({"DCGM GPU Diagnostic": {"test_categories": [{"category": "Hardware", "tests": tests}]}}, 226)
 
-    assert (findings(one), causes(one)) == (found, why)
+    assert (findings(diag_answer), causes(diag_answer)) == (found, why)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "uncorrectable ECC error encountered",
         "uncorrectable NVLink error detected during the execution",
@@ -229,32 +231,32 @@ def test_a_failure_without_a_warning_says_why_in_its_info(
     ],
 )
 @pytest.mark.parametrize("shape", [dcgm_4, dcgm_4_5])
-def test_a_gpu_in_use_excuses_no_words_of_its_hardware(shape: Callable[[Story], dict[str, Any]], said: str) -> None:
-    text = f"API call cuCtxSynchronize failed for GPU 1: '{said}'"
+def test_a_gpu_in_use_excuses_no_words_of_its_hardware(shape: Callable[[Story], dict[str, Any]], message: str) -> None:
+    text = f"API call cuCtxSynchronize failed for GPU 1: '{message}'"
     graphics = Said("NVVS has detected processes with graphics contexts open", 25, 3, 6)
     errors = {("software", 1): [graphics], ("memory", 1): [Said(text, 65, 6, 4)]}
-    one = answer(shape(Story(errors=errors)), 226, 2)
+    diag_answer = answer(shape(Story(errors=errors)), 226, 2)
 
-    assert findings(one)["DcgmDiagMemory", "gpu/1"] == RESET
-    assert causes(one) == []
+    assert findings(diag_answer)["DcgmDiagMemory", "gpu/1"] == RESET
+    assert causes(diag_answer) == []
 
 
 def test_a_test_of_the_cpu_that_was_skipped_leaves_no_gpu_untested() -> None:
     """As on a Grace without the package of that test."""
     document = dcgm_4(WELL)
     category = document["DCGM Diagnostic"]["test_categories"][0]
-    skipped = [{"entity_group": "CPU", "entity_group_id": 7, "entity_id": one, "status": "Skip"} for one in (0, 1)]
+    skipped = [{"entity_group": "CPU", "entity_group_id": 7, "entity_id": text, "status": "Skip"} for text in (0, 1)]
     category["tests"].append({"name": "cpu_eud", "results": skipped})
-    one = answer(document, 0, 2)
+    text = answer(document, 0, 2)
 
-    assert (findings(one), causes(one)) == ({}, [])
+    assert (findings(text), causes(text)) == ({}, [])
 
 
 def test_a_gpu_in_use_excuses_no_other_gpu_and_no_error_of_its_own() -> None:
     errors = {("memory", 0): [Said(NOT_HAD, 56, 10, 4)], ("pcie", 1): [Said(BUSY, 65, 4, 4)], ("memory", 1): [FAULTY]}
-    one = answer(dcgm_4(Story(errors=errors)), 205, 2)
+    diag_answer = answer(dcgm_4(Story(errors=errors)), 205, 2)
 
-    assert findings(one) == {("DcgmDiagMemory", "gpu/0"): RESET, ("DcgmDiagMemory", "gpu/1"): ISOLATE}
+    assert findings(diag_answer) == {("DcgmDiagMemory", "gpu/0"): RESET, ("DcgmDiagMemory", "gpu/1"): ISOLATE}
 
 
 @pytest.mark.parametrize(
@@ -268,9 +270,9 @@ def test_a_gpu_in_use_excuses_no_other_gpu_and_no_error_of_its_own() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_failed_test_of_memory_that_says_the_gpu_is_in_use_is_no_fault(shape: str, text: str) -> None:
     error_id = 51 if "CUDA API" in text else 56
-    one = answer(SHAPES[shape](Story(errors={("memory", 1): [Said(text, error_id, 10, 4)]})), 226, 2)
+    diag_answer = answer(SHAPES[shape](Story(errors={("memory", 1): [Said(text, error_id, 10, 4)]})), 226, 2)
 
-    assert (findings(one), causes(one)) == ({}, ["DcgmInUse"])
+    assert (findings(diag_answer), causes(diag_answer)) == ({}, ["DcgmInUse"])
 
 
 @pytest.mark.parametrize(
@@ -281,15 +283,15 @@ def test_a_failed_test_of_memory_that_says_the_gpu_is_in_use_is_no_fault(shape: 
 def test_a_failed_test_of_memory_without_an_id_is_a_reset_by_itself(
     shape: Callable[[Story], dict[str, Any]], text: str, test: str, severity: Severity
 ) -> None:
-    one = answer(shape(Story(tests=("software", "memory", "pcie", test), errors={(test, 1): [Said(text, -1)]})))
+    diag_answer = answer(shape(Story(tests=("software", "memory", "pcie", test), errors={(test, 1): [Said(text, -1)]})))
 
-    assert findings(one) == {(reason_name(test), "gpu/1"): severity}
+    assert findings(diag_answer) == {(reason_name(test), "gpu/1"): severity}
 
 
 def test_a_cluster_s_own_severity_stands_where_a_test_of_memory_names_no_id() -> None:
-    one = answer(dcgm_2(Story(errors={("memory", 1): [Said("Persistence mode for GPU 1 is disabled.", -1)]})))
+    diag_answer = answer(dcgm_2(Story(errors={("memory", 1): [Said("Persistence mode for GPU 1 is disabled.", -1)]})))
 
-    assert findings(one, Policy({"Dcgm29": MONITOR})) == {("DcgmDiagMemory", "gpu/1"): MONITOR}
+    assert findings(diag_answer, Policy({"Dcgm29": MONITOR})) == {("DcgmDiagMemory", "gpu/1"): MONITOR}
 
 
 def test_a_severity_of_the_output_counts_for_what_the_table_does_not_know() -> None:
@@ -302,9 +304,9 @@ def test_a_severity_of_the_output_counts_for_what_the_table_does_not_know() -> N
 
 def test_an_id_without_a_severity_is_looked_up() -> None:
     """DCGM 3.2: its own severities called persistence mode ISOLATE, and are not in the output."""
-    one = answer(dcgm_3_2(Story(errors={("software", 0): [NOT_PERSISTENT], ("memory", 1): [FAULTY]})), 205)
+    diag_answer = answer(dcgm_3_2(Story(errors={("software", 0): [NOT_PERSISTENT], ("memory", 1): [FAULTY]})), 205)
 
-    assert findings(one) == {("DcgmDiagSoftware", "gpu/0"): MONITOR, ("DcgmDiagMemory", "gpu/1"): ISOLATE}
+    assert findings(diag_answer) == {("DcgmDiagSoftware", "gpu/0"): MONITOR, ("DcgmDiagMemory", "gpu/1"): ISOLATE}
 
 
 def test_an_id_without_a_severity_is_of_one_of_the_errors_in_its_text() -> None:
@@ -338,9 +340,9 @@ def test_an_id_without_a_severity_is_of_one_of_the_errors_in_its_text() -> None:
     ],
 )
 def test_before_there_were_ids_the_words_tell(text: str, severity: Severity) -> None:
-    one = answer(dcgm_2(Story(errors={("memory", 1): [Said(text, -1)]})))
+    diag_answer = answer(dcgm_2(Story(errors={("memory", 1): [Said(text, -1)]})))
 
-    assert findings(one) == {("DcgmDiagMemory", "gpu/1"): severity}
+    assert findings(diag_answer) == {("DcgmDiagMemory", "gpu/1"): severity}
 
 
 @pytest.mark.parametrize(
@@ -380,9 +382,9 @@ def test_a_text_names_these_errors(text: str, ids: set[int]) -> None:
     ],
 )
 def test_a_test_that_could_not_run_is_no_fault(error_id: int | None, text: str, cause: str) -> None:
-    one = with_error({"warning": text, "error_id": error_id, "error_severity": 4})
+    answer = with_error({"warning": text, "error_id": error_id, "error_severity": 4})
 
-    assert (findings(one), causes(one)) == ({}, [cause])
+    assert (findings(answer), causes(answer)) == ({}, [cause])
 
 
 @pytest.mark.parametrize(
@@ -395,9 +397,9 @@ def test_a_test_that_could_not_run_is_no_fault(error_id: int | None, text: str, 
     ],
 )
 def test_words_never_excuse_an_error_that_says_what_it_is(error_id: int, text: str) -> None:
-    one = with_error({"warning": text, "error_id": error_id})
+    answer = with_error({"warning": text, "error_id": error_id})
 
-    assert (list(findings(one)), causes(one)) == ([("DcgmDiagMemory", "gpu/1")], [])
+    assert (list(findings(answer)), causes(answer)) == ([("DcgmDiagMemory", "gpu/1")], [])
 
 
 @pytest.mark.parametrize(
@@ -413,10 +415,10 @@ def test_a_failure_that_names_no_error_is_watched_but_of_memory(category: int, r
 def test_a_result_that_no_version_gives_is_neither_fault_nor_pass() -> None:
     document = dcgm_4(WELL)
     document["DCGM Diagnostic"]["test_categories"][1]["tests"][0]["results"][1]["status"] = "Perhaps"
-    one = answer(document, 0)
+    diag_answer = answer(document, 0)
 
-    assert (findings(one), causes(one)) == ({}, ["DcgmNonsense"])
-    assert ("DcgmDiagMemory", "gpu/1") not in passed(one)
+    assert (findings(diag_answer), causes(diag_answer)) == ({}, ["DcgmNonsense"])
+    assert ("DcgmDiagMemory", "gpu/1") not in passed(diag_answer)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -425,15 +427,15 @@ def test_skipped_everywhere_is_no_pass(shape: str) -> None:
     skipped = [(test, gpu) for test in ("memory", "pcie") for gpu in range(2)]
 
     assert causes(answer(SHAPES[shape](Story(skipped=skipped)), 0)) == ["DcgmAllSkipped"]
-    one_gpu = answer(SHAPES[shape](Story(skipped=[("memory", 1), ("pcie", 1)])), 0)
-    assert [word.subject for word in said(one_gpu) if isinstance(word, Unobserved)] == ["gpu/1"]
+    answer_gpu = answer(SHAPES[shape](Story(skipped=[("memory", 1), ("pcie", 1)])), 0)
+    assert [word.subject for word in said(answer_gpu) if isinstance(word, Unobserved)] == ["gpu/1"]
 
 
 def test_one_test_that_is_skipped_beside_another_that_ran_leaves_nobody_blind() -> None:
-    one = answer(dcgm_4(Story(skipped=[("memory", 0), ("memory", 1)])), 0)
+    diag_answer = answer(dcgm_4(Story(skipped=[("memory", 0), ("memory", 1)])), 0)
 
-    assert (findings(one), causes(one)) == ({}, [])
-    assert not {reason for reason, _ in passed(one)} & {"DcgmDiagMemory"}
+    assert (findings(diag_answer), causes(diag_answer)) == ({}, [])
+    assert not {reason for reason, _ in passed(diag_answer)} & {"DcgmDiagMemory"}
 
 
 def test_a_skip_that_says_why_it_skipped_is_a_skip_and_one_that_was_aborted_is_not() -> None:
@@ -489,8 +491,8 @@ def test_a_run_that_lacks_the_tests_of_its_level_is_no_pass() -> None:
     ],
 )
 def test_an_exit_code_that_is_no_result_says_why_and_nothing_passed(code: int, cause: str) -> None:
-    for one in (read_answer(b"", b"words", code, 2), answer(dcgm_4(WELL), code, 2)):
-        assert (findings(one), causes(one), passed(one)) == ({}, [cause], set())
+    for diag_answer in (read_answer(b"", b"words", code, 2), answer(dcgm_4(WELL), code, 2)):
+        assert (findings(diag_answer), causes(diag_answer), passed(diag_answer)) == ({}, [cause], set())
 
 
 @pytest.mark.parametrize("code", [205, 226])
@@ -500,9 +502,9 @@ def test_an_exit_code_of_a_failure_that_no_result_shows_is_no_pass(code: int) ->
 
 
 def test_what_failed_counts_whatever_ended_the_run() -> None:
-    one = answer(dcgm_4(FAILED), 203, 2)
+    diag_answer = answer(dcgm_4(FAILED), 203, 2)
 
-    assert (findings(one), causes(one)) == ({("DcgmDiagMemory", "gpu/1"): ISOLATE}, ["DcgmKilled"])
+    assert (findings(diag_answer), causes(diag_answer)) == ({("DcgmDiagMemory", "gpu/1"): ISOLATE}, ["DcgmKilled"])
 
 
 @pytest.mark.parametrize(
@@ -530,9 +532,9 @@ def test_what_failed_counts_whatever_ended_the_run() -> None:
     ],
 )
 def test_a_runtime_error_says_why_there_is_no_result(text: str, code: int | None, cause: str) -> None:
-    one = read_answer(runtime_error(text), b"", code)
+    answer = read_answer(runtime_error(text), b"", code)
 
-    assert (findings(one), causes(one)) == ({}, [cause])
+    assert (findings(answer), causes(answer)) == ({}, [cause])
 
 
 @pytest.mark.parametrize(
@@ -561,7 +563,7 @@ def test_beside_nvml_a_gpu_has_its_address() -> None:
     by_number = said(answer(SHAPES["2.4"](FAILED), 205), gpus=gpus)
 
     found = [
-        [(one.subject, one.about["uuid"]) for one in judged if isinstance(one, Finding)]
+        [(finding.subject, finding.about["uuid"]) for finding in judged if isinstance(finding, Finding)]
         for judged in (other_order, by_number)
     ]
     assert found == [[(gpus[0].subject, gpus[0].uuid)], [(gpus[1].subject, gpus[1].uuid)]]
@@ -570,8 +572,12 @@ def test_beside_nvml_a_gpu_has_its_address() -> None:
 def test_a_gpu_that_nvml_lists_and_dcgm_left_out_was_not_tested() -> None:
     gpus = [replace(healthy(index), serial="") for index in range(3)]
 
-    left_out = [one for one in said(answer(dcgm_4(WELL), 0, 2), gpus=gpus) if isinstance(one, Unobserved)]
-    assert [(one.cause.name, one.subject) for one in left_out] == [("DcgmGpuLeftOut", gpus[2].subject)]
+    left_out = [
+        unobserved for unobserved in said(answer(dcgm_4(WELL), 0, 2), gpus=gpus) if isinstance(unobserved, Unobserved)
+    ]
+    assert [(unobserved.cause.name, unobserved.subject) for unobserved in left_out] == [
+        ("DcgmGpuLeftOut", gpus[2].subject)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -596,7 +602,7 @@ def test_a_cluster_has_its_own_severities() -> None:
     assert findings(answer(dcgm_4(FAILED)), Policy({"Dcgm52": PASS})) == {}
     expected = Expectation(policy=Policy({"DcgmDiagMemory": MONITOR}))
     (outcome,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: DcgmReading(answer(dcgm_4(FAILED)))}), expected)
-    assert [(one.severity, one.rule) for one in outcome.findings] == [(MONITOR, "severity-overrides")]
+    assert [(finding.severity, finding.rule) for finding in outcome.findings] == [(MONITOR, "severity-overrides")]
 
 
 @pytest.mark.parametrize(
@@ -635,9 +641,9 @@ def test_only_what_healthy_gpus_report_too_is_repeated(errors: list[Said], tests
 
 
 def test_a_test_that_is_known_to_be_wrong_is_repeated_whatever_it_says() -> None:
-    one = DiagAnswer(results=(DiagResult("nvbandwidth", "fail", "gpu", 0, (DiagError("MCUTIL > 10%", 44, 16, 4),)),))
+    answer = DiagAnswer(results=(DiagResult("nvbandwidth", "fail", "gpu", 0, (DiagError("MCUTIL > 10%", 44, 16, 4),)),))
 
-    assert needs_repeat(one, POLICY) == ("nvbandwidth",)
+    assert needs_repeat(answer, POLICY) == ("nvbandwidth",)
 
 
 def test_the_second_run_is_the_one_that_counts_where_it_came_to_a_result() -> None:
@@ -658,9 +664,9 @@ def test_the_second_run_is_the_one_that_counts_where_it_came_to_a_result() -> No
 # Through the check, and what it makes of the memory.
 
 
-def outcome(one: DiagAnswer, level: int = 2) -> Outcome:
+def outcome(answer: DiagAnswer, level: int = 2) -> Outcome:
     check, run = (LEVEL_2, LEVEL_2_RUN) if level == 2 else (LEVEL_4, LEVEL_4_RUN)
-    return judge((check,), Evidence({run: DcgmReading(one)}), Expectation())[0]
+    return judge((check,), Evidence({run: DcgmReading(answer)}), Expectation())[0]
 
 
 def found(*stories: tuple[Story, int]) -> Memory:
@@ -673,14 +679,17 @@ def found(*stories: tuple[Story, int]) -> Memory:
 
 
 def standing(memory: Memory) -> list[tuple[str, str, Severity, int]]:
-    return [(one.finding.reason, one.finding.subject, one.finding.severity, one.count) for one in memory.standing]
+    return [
+        (finding.finding.reason, finding.finding.subject, finding.finding.severity, finding.count)
+        for finding in memory.standing
+    ]
 
 
 def test_a_deep_finding_is_an_event_with_its_own_exit() -> None:
-    (one,) = found((FAILED, 2)).standing
+    (finding,) = found((FAILED, 2)).standing
 
-    assert (one.nature, one.check) == (Nature.EVENT, "dcgm-diag-l2")
-    assert "a later level 2 in which the same test passes" in exit_words(one)
+    assert (finding.nature, finding.check) == (Nature.EVENT, "dcgm-diag-l2")
+    assert "a later level 2 in which the same test passes" in exit_words(finding)
     (of_level_4,) = found((FAILED, 4)).standing
     assert "level 2" not in exit_words(of_level_4)
 
@@ -757,20 +766,20 @@ def test_a_light_look_never_runs_a_deep_check() -> None:
 
 def test_a_look_that_is_no_deep_one_could_not_look() -> None:
     evidence = look(Host(root=Any), [LEVEL_2])  # type: ignore[arg-type]
-    (one,) = judge((LEVEL_2,), evidence, Expectation())
+    (outcome,) = judge((LEVEL_2,), evidence, Expectation())
 
-    assert [cause.cause.name for cause in one.unobserved] == ["ProbeFailed"]
+    assert [cause.cause.name for cause in outcome.unobserved] == ["ProbeFailed"]
 
 
 def test_without_dcgmi_the_check_does_not_belong_to_the_node() -> None:
-    (one,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: DcgmReading(absent="not here")}), Expectation())
+    (outcome,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: DcgmReading(absent="not here")}), Expectation())
 
-    assert (one.configured, one.seen) == (False, (Observation("not here"),))
+    assert (outcome.configured, outcome.seen) == (False, (Observation("not here"),))
 
 
 def test_every_cause_is_named_as_causes_are() -> None:
-    assert all(one.cause.name.startswith("Dcgm") and one.meaning for one in dcgm_returns())
-    assert len({one.number for one in dcgm_returns()}) == len(dcgm_returns())
+    assert all(dcgm_return.cause.name.startswith("Dcgm") and dcgm_return.meaning for dcgm_return in dcgm_returns())
+    assert len({dcgm_return.number for dcgm_return in dcgm_returns()}) == len(dcgm_returns())
 
 
 _errors = st.builds(
@@ -791,16 +800,16 @@ _results = st.builds(
 
 @given(st.lists(_results, max_size=8), st.none() | st.integers(-64, 255), st.sampled_from([None, 2, 4]))
 def test_any_answer_is_judged(results: list[DiagResult], code: int | None, level: int | None) -> None:
-    one = DiagAnswer(code, level, 1, tuple(results))
+    answer = DiagAnswer(code, level, 1, tuple(results))
 
-    judged = said(one)
+    judged = said(answer)
 
     assert sum(isinstance(word, Observation) for word in judged) == bool(results)
     keys = [(word.reason, word.subject) for word in judged if isinstance(word, Finding)]
     assert len(keys) == len(set(keys))
-    assert not set(keys) & passed(one)
+    assert not set(keys) & passed(answer)
     assert all(len(word.detail) <= 700 for word in judged if isinstance(word, Finding | Unobserved))
     # Nobody is said to be well of whom nothing was seen.
-    ran = [row for row in rows_of(one) if row.status in ("pass", "fail")]
-    assert ran or causes(one) or keys
-    assert set(needs_repeat(one, POLICY)) <= {row.test for row in results}
+    ran = [row for row in rows_of(answer) if row.status in ("pass", "fail")]
+    assert ran or causes(answer) or keys
+    assert set(needs_repeat(answer, POLICY)) <= {row.test for row in results}

@@ -20,9 +20,9 @@ def test_a_default_that_nobody_defines_is_found() -> None:
 
 
 def test_the_file_is_named_that_says_it() -> None:
-    told = f"{DROP_IN}: the default is 'nvidia'; defined are runc; {MEND.replace(FILE, DROP_IN)}"
-    around = runtime(RUNC, default="nvidia", default_in=DROP_IN)
-    assert judge(CHECK, around) == [finding("DefaultRuntimeUndefined", told)]
+    message = f"{DROP_IN}: the default is 'nvidia'; defined are runc; {MEND.replace(FILE, DROP_IN)}"
+    observed = runtime(RUNC, default="nvidia", default_in=DROP_IN)
+    assert judge(CHECK, observed) == [finding("DefaultRuntimeUndefined", message)]
 
 
 @pytest.mark.parametrize("default", ["runc", "nvidia"])

@@ -33,10 +33,10 @@ GPUS = (healthy(0), healthy(1))
 def files(*without: str, folder: str = HOST, **other: tuple[int, int] | None) -> tuple[DeviceFile, ...]:
     """Those of two GPUs, `other` with another number or, None, no device."""
     numbers = {name: other.get(name.replace("-", "_"), number) for name, number in NUMBERS.items()}
-    told = {name: number for name, number in numbers.items() if name not in without}
+    fields = {name: number for name, number in numbers.items() if name not in without}
     return tuple(
         DeviceFile(folder, name, number is not None, *(number if number is not None else (0, 0)))
-        for name, number in told.items()
+        for name, number in fields.items()
     )
 
 
@@ -169,9 +169,9 @@ def test_while_the_driver_comes_up_they_are_still_being_made() -> None:
 def test_many_that_are_wrong_are_counted() -> None:
     some = [DeviceFile(HOST, f"nvidia-caps/nvidia-cap{number}", True, 1, number) for number in range(9)]
 
-    (said,) = judge(around(*files(), *some))
-    assert isinstance(said, Finding)
-    assert said.detail.endswith("; and 5 more")
+    (judgement,) = judge(around(*files(), *some))
+    assert isinstance(judgement, Finding)
+    assert judgement.detail.endswith("; and 5 more")
 
 
 def test_without_the_list_of_majors_only_what_has_a_fixed_one_is_judged() -> None:

@@ -106,10 +106,10 @@ def mismatched(seconds: float | None) -> DriverReading:
 def test_a_library_that_nvml_refuses_for_180_s_is_a_fault_in_place_of_the_warning(
     seconds: float | None, confirmed: bool
 ) -> None:
-    told = f"kernel module {MODULE}, library {OTHER}"
-    fault = Finding("DriverLibraryMismatch", Severity.RESET, "driver", told)
+    message = f"kernel module {MODULE}, library {OTHER}"
+    fault = Finding("DriverLibraryMismatch", Severity.RESET, "driver", message)
 
-    assert judge(versions(mismatched(seconds), MODULE, OTHER))[1] == (fault if confirmed else mismatch(told))
+    assert judge(versions(mismatched(seconds), MODULE, OTHER))[1] == (fault if confirmed else mismatch(message))
 
 
 @pytest.mark.parametrize("libraries", [(MODULE,), (OTHER, MODULE), ()])
@@ -141,7 +141,7 @@ def test_every_reason_that_it_can_give_is_declared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "told"),
+    ("labels", "message"),
     [
         ({}, ""),
         ({"nvidia.com/gpu.deploy.driver": "true", "nvidia.com/mig.config.state": "success"}, ""),
@@ -159,5 +159,5 @@ def test_every_reason_that_it_can_give_is_declared() -> None:
         ({"team/gpu.deploy.driver": "paused-x"}, ""),
     ],
 )
-def test_the_nodes_labels_say_who_is_at_work_on_the_driver(labels: dict[str, str], told: str) -> None:
-    assert being_changed(labels) == told
+def test_the_nodes_labels_say_who_is_at_work_on_the_driver(labels: dict[str, str], message: str) -> None:
+    assert being_changed(labels) == message

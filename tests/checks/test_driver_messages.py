@@ -117,7 +117,7 @@ FAULTS += [
 
 def read(*texts: str) -> list[KernelEvent]:
     ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
-    return [one for one in says(CHECK, Expectation(), {RING: ring}) if isinstance(one, KernelEvent)]
+    return [event for event in says(CHECK, Expectation(), {RING: ring}) if isinstance(event, KernelEvent)]
 
 
 @pytest.mark.parametrize(("text", "reason", "severity", "subject"), FAULTS)
@@ -181,7 +181,7 @@ def test_another_line_of_the_driver_says_nothing_here(text: str) -> None:
     ],
 )
 def test_a_line_that_a_pager_cut_at_its_end_is_read(text: str, letters: int, reason: str, mark: str) -> None:
-    assert [one.reason for one in read(text[:-letters] + mark)] == [reason]
+    assert [event.reason for event in read(text[:-letters] + mark)] == [reason]
 
 
 def test_functions_that_another_driver_has_were_not_probed_and_are_no_fault() -> None:
@@ -191,8 +191,8 @@ def test_functions_that_another_driver_has_were_not_probed_and_are_no_fault() ->
         "NVRM: None of the NVIDIA devices were initialized.",
     )
     assert read(not_called, none) == []
-    assert [one.seq for one in read(not_called, failed, none)] == [1, 2]
-    assert [one.seq for one in read(not_called, "NVRM: a", "NVRM: b", "NVRM: c", none)] == [4]
+    assert [event.seq for event in read(not_called, failed, none)] == [1, 2]
+    assert [event.seq for event in read(not_called, "NVRM: a", "NVRM: b", "NVRM: c", none)] == [4]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_line_that_is_read_or_speaks_of_no_fault_is_not_unread(text: str) -> N
 
 def unread_of(*texts: str) -> list[int]:
     ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
-    return [one.seq for one in unread(ring, judge((CHECK, XID), Evidence({RING: ring}), Expectation()))]
+    return [record.seq for record in unread(ring, judge((CHECK, XID), Evidence({RING: ring}), Expectation()))]
 
 
 def test_a_driver_that_was_loaded_is_seen_and_no_fault() -> None:
@@ -250,7 +250,7 @@ def test_a_gpu_that_is_named_is_seen_with_its_uuid(address: str) -> None:
 def test_every_line_of_a_ring_is_judged_for_itself() -> None:
     seen = read(FAULTS[0][0], "nvidia 0000:18:00.0: x", FAULTS[6][0], FAULTS[8][0])
 
-    assert [(one.reason, one.seq) for one in seen] == [
+    assert [(event.reason, event.seq) for event in seen] == [
         ("GpuFellOffBus", 0),
         ("GpuInitFailed", 2),
         ("GpuInitFailed", 3),

@@ -46,11 +46,11 @@ def found(**more: Any) -> list[Judgement]:
     """What is said of the third of eight GPUs, with that difference, beside what was seen."""
     gpus = [*every()]
     gpus[3] = healthy(3, **more)
-    return [one for one in judge(*gpus) if not isinstance(one, Observation)]
+    return [judgement for judgement in judge(*gpus) if not isinstance(judgement, Observation)]
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "findings"),
     [
         ({"ecc": EccCounts(0, 0, 0, 0)}, []),
         ({"ecc": EccCounts(0, 1, 0, 1)}, [UNCORRECTED]),
@@ -64,8 +64,8 @@ def found(**more: Any) -> list[Judgement]:
         ({"sram_threshold_exceeded": None}, [UNTOLD]),
     ],
 )
-def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], said: list[Judgement]) -> None:
-    assert found(**more) == said
+def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], findings: list[Judgement]) -> None:
+    assert found(**more) == findings
 
 
 @pytest.mark.parametrize(
@@ -76,25 +76,27 @@ def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], said: lis
     ],
 )
 def test_a_reading_that_failed_hides_nothing_of_the_other(reading: str, name: str, other: dict[str, Any]) -> None:
-    said = found(**{reading: None}, errors={reading: 999}, **other)
+    findings = found(**{reading: None}, errors={reading: 999}, **other)
 
-    assert said == [
+    assert findings == [
         SRAM if reading == "ecc" else UNCORRECTED,
         Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
     ]
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
-    said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
+    findings = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(one) for one in said[1:]] == [Observation]
+    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(judgement) for judgement in findings[1:]] == [Observation]
 
 
 def test_the_counts_of_a_gpus_life_are_shown() -> None:
-    said = judge(healthy(0, ecc=EccCounts(7, 2, 120, 3)), healthy(1, ecc=EccCounts(1, 0, 4, 5)), healthy(2, ecc=None))
+    findings = judge(
+        healthy(0, ecc=EccCounts(7, 2, 120, 3)), healthy(1, ecc=EccCounts(1, 0, 4, 5)), healthy(2, ecc=None)
+    )
 
-    assert said[1:] == [
+    assert findings[1:] == [
         Observation(
             "2 uncorrected ECC errors since the driver was loaded (ever: 8, corrected: 124), "
             "0 GPUs over the SRAM threshold",
@@ -128,7 +130,7 @@ def test_gpus_without_ecc_have_nothing_to_look_at() -> None:
 def test_readings_that_all_failed_are_not_gpus_without_ecc() -> None:
     failed = {"ecc": None, "sram_threshold_exceeded": None, "errors": {"ecc": 999, "sram_threshold_exceeded": 999}}
 
-    assert {type(one) for one in judge(*every(**failed))} == {Unobserved}
+    assert {type(judgement) for judgement in judge(*every(**failed))} == {Unobserved}
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:

@@ -17,9 +17,9 @@ ONE_EFA = replace(P5, profile=replace(P5.profile, efa=1)) if P5.profile else P5
 
 def judge(on_pci: int | tuple[PciFunction, ...], seen: Rdma, expected: Expectation = P5) -> list[Judgement]:
     efa = efa_functions(on_pci) if isinstance(on_pci, int) else on_pci
-    said = says(CHECK, expected, {FUNCTIONS: (*functions("0000:53:00.0"), *efa), RDMA: seen})
-    assert sum(isinstance(word, Observation | NotConfigured) for word in said) == 1
-    return [word for word in said if not isinstance(word, Observation)]
+    findings = says(CHECK, expected, {FUNCTIONS: (*functions("0000:53:00.0"), *efa), RDMA: seen})
+    assert sum(isinstance(word, Observation | NotConfigured) for word in findings) == 1
+    return [word for word in findings if not isinstance(word, Observation)]
 
 
 def had(expected: Expectation, once: int | None, allocatable: int | None = None) -> Expectation:
@@ -44,7 +44,7 @@ ALL_DARK = low(
 
 
 @pytest.mark.parametrize(
-    ("on_pci", "seen", "expected", "said"),
+    ("on_pci", "seen", "expected", "findings"),
     [
         (32, rdma(32), P5, []),
         (32, rdma(32), UNKNOWN_TYPE, []),
@@ -69,13 +69,13 @@ ALL_DARK = low(
     ],
 )
 def test_what_is_there_against_what_the_type_can_have(
-    on_pci: int, seen: Rdma, expected: Expectation, said: list[Judgement]
+    on_pci: int, seen: Rdma, expected: Expectation, findings: list[Judgement]
 ) -> None:
-    assert judge(on_pci, seen, expected) == said
+    assert judge(on_pci, seen, expected) == findings
 
 
 @pytest.mark.parametrize(
-    ("count", "expected", "said"),
+    ("count", "expected", "findings"),
     [
         (32, had(P5, 32), []),
         (31, had(P5, 32), low("31 EFA devices, this machine had 32")),
@@ -98,12 +98,12 @@ def test_what_is_there_against_what_the_type_can_have(
         (0, had(P5, None, 0), NONE_HERE),
     ],
 )
-def test_what_is_there_against_what_was_there(count: int, expected: Expectation, said: list[Judgement]) -> None:
-    assert judge(count, rdma(count), expected) == said
+def test_what_is_there_against_what_was_there(count: int, expected: Expectation, findings: list[Judgement]) -> None:
+    assert judge(count, rdma(count), expected) == findings
 
 
 def test_functions_of_a_virtual_machine_need_no_rdma_device_and_are_not_gone() -> None:
-    handed_on = (*efa_functions(30), *(replace(one, driver="vfio-pci") for one in efa_functions(32)[30:]))
+    handed_on = (*efa_functions(30), *(replace(function, driver="vfio-pci") for function in efa_functions(32)[30:]))
 
     assert judge(handed_on, rdma(30), had(P5, 32)) == []
 

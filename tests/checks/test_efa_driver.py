@@ -54,12 +54,12 @@ def test_a_device_that_is_dark_with_the_driver_loaded_is_for_the_count_to_say() 
     assert findings(judge(efa_functions(32), rdma(31))) == []
 
 
-@pytest.mark.parametrize(("closed", "told"), [(1, "1 of 32"), (32, "32 of 32")])
-def test_a_device_that_nobody_can_open_is_a_finding(closed: int, told: str) -> None:
+@pytest.mark.parametrize(("closed", "message"), [(1, "1 of 32"), (32, "32 of 32")])
+def test_a_device_that_nobody_can_open_is_a_finding(closed: int, message: str) -> None:
     devices = tuple(efa_device(index, **({"uverbs": ""} if index < closed else {})) for index in range(32))
 
     assert findings(judge(efa_functions(32), Rdma(devices, efa_driver_loaded=True))) == [
-        found("EfaVerbsMissing", f"{told} EFA devices have no uverbs device")
+        found("EfaVerbsMissing", f"{message} EFA devices have no uverbs device")
     ]
 
 

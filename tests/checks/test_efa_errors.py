@@ -37,9 +37,9 @@ def node(*devices: RdmaDevice) -> Rdma:
 
 
 def judge(before: RdmaDevice, now: RdmaDevice, seconds: float = SECONDS) -> list[Judgement]:
-    said = says_later(CHECK, seconds, {RDMA: node(before)}, {RDMA: node(now)})
-    assert sum(isinstance(word, Observation) for word in said) == 1
-    return [word for word in said if not isinstance(word, Observation)]
+    findings = says_later(CHECK, seconds, {RDMA: node(before)}, {RDMA: node(now)})
+    assert sum(isinstance(word, Observation) for word in findings) == 1
+    return [word for word in findings if not isinstance(word, Observation)]
 
 
 def found(detail: str) -> Finding:
@@ -99,9 +99,9 @@ def test_a_counter_that_fell_began_anew(name: str) -> None:
 
 
 def test_a_device_that_is_new_has_no_rate() -> None:
-    said = says_later(CHECK, SECONDS, {RDMA: node()}, {RDMA: node(counting(rx_drops=10**9))})
+    findings = says_later(CHECK, SECONDS, {RDMA: node()}, {RDMA: node(counting(rx_drops=10**9))})
 
-    assert said[0] == TooEarly("its counters were not read in the look before", "efa/rdmap21s0")
+    assert findings[0] == TooEarly("its counters were not read in the look before", "efa/rdmap21s0")
 
 
 def test_counters_that_the_driver_does_not_have_are_absent() -> None:
@@ -127,9 +127,9 @@ def test_a_device_that_refuses_could_not_be_looked_at_alone() -> None:
 
 
 def test_a_person_reads_how_many_are_bad() -> None:
-    said = says_later(CHECK, SECONDS, {RDMA: node(counting())}, {RDMA: node(counting(rx_drops=10**9))})
+    findings = says_later(CHECK, SECONDS, {RDMA: node(counting())}, {RDMA: node(counting(rx_drops=10**9))})
 
-    assert said[-1] == Observation(
+    assert findings[-1] == Observation(
         "errors above the threshold on 1 of 3 EFA devices", "none", "EKS node monitoring agent"
     )
 

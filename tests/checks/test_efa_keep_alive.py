@@ -19,13 +19,15 @@ UNTOLD = "no device was heard often enough to tell"
 def counting(*counts: int | None) -> Rdma:
     """One device per count; None: it does not count."""
     counters: list[dict[str, int]] = [{} if count is None else {KEEP_ALIVES: count} for count in counts]
-    return Rdma(tuple(efa_device(index, counters=one) for index, one in enumerate(counters)), efa_driver_loaded=True)
+    return Rdma(
+        tuple(efa_device(index, counters=entry) for index, entry in enumerate(counters)), efa_driver_loaded=True
+    )
 
 
 def judge(before: Rdma, now: Rdma) -> list[Judgement]:
-    said = says_later(CHECK, 300.0, {RDMA: before}, {RDMA: now})
-    assert sum(isinstance(word, Observation) for word in said) == 1
-    return [word for word in said if not isinstance(word, Observation)]
+    findings = says_later(CHECK, 300.0, {RDMA: before}, {RDMA: now})
+    assert sum(isinstance(word, Observation) for word in findings) == 1
+    return [word for word in findings if not isinstance(word, Observation)]
 
 
 def stalled(*names: str) -> list[Finding]:
@@ -37,7 +39,7 @@ def too_early(*names: str, why: str = UNTOLD) -> list[TooEarly]:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("before", "now", "findings"),
     [
         ((10, 20), (13, 23), []),
         ((10, 20), (11, 20 + ENOUGH), []),
@@ -63,9 +65,9 @@ def too_early(*names: str, why: str = UNTOLD) -> list[TooEarly]:
     ],
 )
 def test_a_silent_device_against_its_neighbours(
-    before: tuple[int | None, ...], now: tuple[int | None, ...], said: list[Judgement]
+    before: tuple[int | None, ...], now: tuple[int | None, ...], findings: list[Judgement]
 ) -> None:
-    assert judge(counting(*before), counting(*now)) == said
+    assert judge(counting(*before), counting(*now)) == findings
 
 
 def test_a_first_reading_is_too_early() -> None:
@@ -76,9 +78,9 @@ def test_a_first_reading_is_too_early() -> None:
 
 
 def test_a_person_reads_how_many_are_alive() -> None:
-    said = says_later(CHECK, 300.0, {RDMA: counting(1, 1, 1)}, {RDMA: counting(1, 9, 9)})
+    findings = says_later(CHECK, 300.0, {RDMA: counting(1, 1, 1)}, {RDMA: counting(1, 9, 9)})
 
-    assert said[-1] == Observation("keep-alives from 2 of 3 EFA devices", "all", "the machine's other devices")
+    assert findings[-1] == Observation("keep-alives from 2 of 3 EFA devices", "all", "the machine's other devices")
 
 
 @pytest.mark.parametrize(

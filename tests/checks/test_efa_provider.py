@@ -25,8 +25,8 @@ def judge(look: LibfabricReading) -> list[Judgement]:
     return says(CHECK, P5, {LIBFABRIC: look})
 
 
-def listing(*listed: str, code: int = 0, version: str = "203.0", says: str = "") -> LibfabricReading:
-    return LibfabricReading(Listing(DEVICES, code, listed, version, says))
+def listing(*listed: str, code: int = 0, version: str = "203.0", message: str = "") -> LibfabricReading:
+    return LibfabricReading(Listing(DEVICES, code, listed, version, message))
 
 
 def found(detail: str) -> Finding:
@@ -55,10 +55,10 @@ def test_devices_that_are_not_listed_are_named(missing: int, named: str) -> None
 
 
 def test_no_provider_is_a_finding_with_what_fi_info_says() -> None:
-    says = "fi_getinfo: -61 (No data available)"
+    message = "fi_getinfo: -61 (No data available)"
 
-    assert judge(listing(code=61, version="", says=says)) == [
-        found(f"fi_info -p efa lists none of 32 EFA devices (exit code 61): {says}"),
+    assert judge(listing(code=61, version="", message=message)) == [
+        found(f"fi_info -p efa lists none of 32 EFA devices (exit code 61): {message}"),
         Observation("provider efa lists 0 EFA devices", "32", "/sys"),
     ]
 

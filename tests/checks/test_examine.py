@@ -45,9 +45,9 @@ def counted(name: str, facts: Any = 8) -> tuple[Probe[Any], list[Host]]:
     return Probe(name, read, object), asked
 
 
-def check(name: str, *needs: Probe[Any], says: Callable[[Evidence], Any] = lambda _: []) -> Check:
+def check(name: str, *needs: Probe[Any], report: Callable[[Evidence], Any] = lambda _: []) -> Check:
     def judge_it(seen: Evidence, _: Any) -> Iterator[Judgement]:
-        yield from says(seen)
+        yield from report(seen)
 
     return Check(name, "0-nvidia-smi", needs, judge_it, ())
 
@@ -57,7 +57,7 @@ def test_a_probe_that_two_checks_need_is_read_once() -> None:
 
     evidence = look(HOST, [check("a", shared), check("b", shared)])
 
-    assert [one.root for one in asked] == [HOST.root]
+    assert [host.root for host in asked] == [HOST.root]
     assert evidence[shared] == 8
 
 
@@ -68,13 +68,13 @@ def test_what_two_probes_need_is_read_once_in_each_look() -> None:
         reads.append(root)
         return len(reads)
 
-    one, other = (Probe(name, lambda host: host.once(scan), int) for name in ("one", "other"))
-    checks = [Check("x", "g", (one, other), lambda _, __: iter(()), ())]
+    probe, other = (Probe(name, lambda host: host.once(scan), int) for name in ("one", "other"))
+    checks = [Check("x", "g", (probe, other), lambda _, __: iter(()), ())]
     host = Host(Path("/node"))
 
     looks = [look(host, checks) for _ in range(2)]
 
-    assert [(evidence[one], evidence[other]) for evidence in looks] == [(1, 1), (2, 2)]
+    assert [(evidence[probe], evidence[other]) for evidence in looks] == [(1, 1), (2, 2)]
     assert reads == [Path("/node")] * 2
 
 
@@ -112,9 +112,11 @@ def test_a_judge_that_fails_is_blind_alone_and_what_it_had_said_stays(error: Exc
         yield fault()
         raise error
 
-    outcomes = judge([check("a", says=says), check("b", says=lambda _: [fault("Xid48")])], Evidence({}), Expectation())
+    outcomes = judge(
+        [check("a", report=says), check("b", report=lambda _: [fault("Xid48")])], Evidence({}), Expectation()
+    )
 
-    assert [[one.reason for one in outcome.findings] for outcome in outcomes] == [["Xid79"], ["Xid48"]]
+    assert [[finding.reason for finding in outcome.findings] for outcome in outcomes] == [["Xid79"], ["Xid48"]]
     ((blind,), ()) = (outcome.unobserved for outcome in outcomes)
     assert blind.cause == CHECK_FAILED
     assert blind.detail.startswith(f"a: {type(error).__name__}: ")
@@ -126,7 +128,7 @@ def test_the_words_of_a_failure_are_short_and_steer_nothing() -> None:
         raise ValueError("\x1b[2J\ud800" + "x" * 5000)
         yield
 
-    (outcome,) = judge([check("a", says=says)], Evidence({}), Expectation())
+    (outcome,) = judge([check("a", report=says)], Evidence({}), Expectation())
 
     (blind,) = outcome.unobserved
     assert blind.detail.isprintable()
@@ -136,7 +138,7 @@ def test_the_words_of_a_failure_are_short_and_steer_nothing() -> None:
 def test_a_judge_is_not_called_without_its_evidence() -> None:
     probe, _ = counted("nvml")
 
-    (outcome,) = judge([check("a", probe, says=lambda seen: [seen[probe]])], Evidence({}), Expectation())
+    (outcome,) = judge([check("a", probe, report=lambda seen: [seen[probe]])], Evidence({}), Expectation())
 
     assert outcome.unobserved == (Unobserved(UnobservedCause.named("NotLooked"), "nvml was not read"),)
 
@@ -144,14 +146,14 @@ def test_a_judge_is_not_called_without_its_evidence() -> None:
 def test_a_judge_may_say_several_things_at_once() -> None:
     words = [fault(), BLIND, fault("GpuLost")]
 
-    (outcome,) = untimed(judge([check("a", says=lambda _: words)], Evidence({}), Expectation()))
+    (outcome,) = untimed(judge([check("a", report=lambda _: words)], Evidence({}), Expectation()))
 
     assert outcome == Outcome("a", "0-nvidia-smi", (fault(), fault("GpuLost")), unobserved=(BLIND,))
     assert outcome.observed is False
 
 
 def test_what_does_not_belong_to_the_node_is_not_configured() -> None:
-    (outcome,) = judge([check("a", says=lambda _: [NotConfigured("no EFA device")])], Evidence({}), Expectation())
+    (outcome,) = judge([check("a", report=lambda _: [NotConfigured("no EFA device")])], Evidence({}), Expectation())
 
     assert (outcome.configured, outcome.observed, outcome.findings) == (False, True, ())
     assert outcome.seen == (Observation("no EFA device"),)
@@ -162,18 +164,18 @@ def test_a_cluster_gives_a_reason_its_own_severity(severity: Severity) -> None:
     policy = Policy({"GpuCountLow": severity})
     low = fault("GpuCountLow", Severity.REBOOT, "node")
 
-    (outcome,) = judge([check("a", says=lambda _: [low])], Evidence({}), Expectation(policy=policy))
+    (outcome,) = judge([check("a", report=lambda _: [low])], Evidence({}), Expectation(policy=policy))
 
-    assert [one.severity for one in outcome.findings] == [severity]
+    assert [finding.severity for finding in outcome.findings] == [severity]
 
 
 def test_a_reason_that_a_cluster_passes_over_is_no_finding() -> None:
     policy = Policy({"GpuCountLow": Severity.PASS})
     low = fault("GpuCountLow", Severity.REBOOT, "node")
 
-    (outcome,) = judge([check("a", says=lambda _: [low, fault()])], Evidence({}), Expectation(policy=policy))
+    (outcome,) = judge([check("a", report=lambda _: [low, fault()])], Evidence({}), Expectation(policy=policy))
 
-    assert [one.reason for one in outcome.findings] == ["Xid79"]
+    assert [finding.reason for finding in outcome.findings] == ["Xid79"]
 
 
 def test_it_is_known_how_long_each_source_and_each_check_took() -> None:
@@ -188,7 +190,7 @@ def test_it_is_known_how_long_each_source_and_each_check_took() -> None:
         return []
 
     asked, quick = Probe("asked", slow, int), counted("quick")[0]
-    checks = [check("thinks", asked, says=slowly), check("knows", quick)]
+    checks = [check("thinks", asked, report=slowly), check("knows", quick)]
     evidence = look(HOST, checks)
     thinks, _ = judge(checks, evidence, Expectation())
 
@@ -210,5 +212,5 @@ def test_a_look_knows_the_look_before_and_none_before_that() -> None:
 
 
 def test_a_cause_is_logged_and_shown_by_its_name_alone() -> None:
-    told = str(Unobserved(CHECK_FAILED, "ecc: poison"))
-    assert told == "Unobserved(cause=UnobservedCause(name='CheckFailed'), detail='ecc: poison', subject='')"
+    message = str(Unobserved(CHECK_FAILED, "ecc: poison"))
+    assert message == "Unobserved(cause=UnobservedCause(name='CheckFailed'), detail='ecc: poison', subject='')"

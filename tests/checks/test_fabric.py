@@ -83,9 +83,9 @@ def test_registration_may_take_its_time_from_the_managers_start_on(age: float, f
 @pytest.mark.parametrize("services", [NO_MANAGER, up(None), Services(of_host=False)])
 @pytest.mark.parametrize(("age", "found"), [(179.9, False), (180.0, True)])
 def test_where_no_managers_start_is_known_it_is_the_drivers(services: Services, age: float, found: bool) -> None:
-    said = judge(Fabric(1, 0), replace(P5, driver_age_seconds=age), services)
+    findings = judge(Fabric(1, 0), replace(P5, driver_age_seconds=age), services)
 
-    assert isinstance(said[0], Finding if found else Unobserved)
+    assert isinstance(findings[0], Finding if found else Unobserved)
 
 
 @pytest.mark.parametrize("fabric", [Fabric(1, 0), Fabric(2, 0), Fabric(3, 27), Fabric(3, 0, health_mask=0x01)])
@@ -97,29 +97,29 @@ def test_a_gpu_in_mig_mode_takes_no_part_in_a_fabric(fabric: Fabric) -> None:
 
 
 def test_a_gpu_that_our_own_look_may_have_initialised_is_not_found_on_its_way() -> None:
-    told = "fabric state 2 (in progress), and with persistence mode off each first use registers anew"
+    message = "fabric state 2 (in progress), and with persistence mode off each first use registers anew"
 
-    assert judge(Fabric(2, 0), persistence=False) == [TooEarly(told, SUBJECT), ONE_MISSING]
+    assert judge(Fabric(2, 0), persistence=False) == [TooEarly(message, SUBJECT), ONE_MISSING]
     assert isinstance(judge(Fabric(1, 0), persistence=False)[0], Finding)
 
 
 def test_a_node_of_a_rack_is_registered_without_a_manager_of_its_own() -> None:
-    said = judge(Fabric(2, 0), GB200, NO_MANAGER)
+    findings = judge(Fabric(2, 0), GB200, NO_MANAGER)
 
-    assert said[0] == finding("FabricNotReady", Severity.RESET, "fabric state 2 (in progress)")
+    assert findings[0] == finding("FabricNotReady", Severity.RESET, "fabric state 2 (in progress)")
 
 
 def test_one_gpu_of_a_board_need_not_be_registered() -> None:
-    said = look_judged(driver_says(healthy(0, fabric=Fabric(2, 0))), P5_SMALL, NO_MANAGER)
+    findings = look_judged(driver_says(healthy(0, fabric=Fabric(2, 0))), P5_SMALL, NO_MANAGER)
 
-    assert said == [Observation("0 of 1 GPU registered with the NVLink fabric", "not required")]
+    assert findings == [Observation("0 of 1 GPU registered with the NVLink fabric", "not required")]
 
 
 @pytest.mark.parametrize(("services", "found"), [(up(3600.0), True), (NO_MANAGER, False)])
 def test_on_a_type_that_nobody_knows_the_manager_tells(services: Services, found: bool) -> None:
-    said = judge(Fabric(1, 0), UNKNOWN_TYPE, services)
+    findings = judge(Fabric(1, 0), UNKNOWN_TYPE, services)
 
-    assert [type(one) for one in said] == ([Finding, Observation] if found else [Observation])
+    assert [type(judgement) for judgement in findings] == ([Finding, Observation] if found else [Observation])
 
 
 @pytest.mark.parametrize("fabric", [None, Fabric(0, 0), Fabric(0, 3), Fabric(0, 23, 0, "", 0x1A9, 2)])
@@ -132,9 +132,9 @@ def test_a_gpu_that_has_no_fabric_is_none_that_fails(fabric: Fabric | None) -> N
 @pytest.mark.parametrize("fabric", [None, Fabric(0, 3)])
 @pytest.mark.parametrize("expected", [P5, G6, UNKNOWN_TYPE])
 def test_gpus_before_hopper_and_on_cards_have_nothing_to_look_at(fabric: Fabric | None, expected: Expectation) -> None:
-    said = look_judged(driver_says(*every(fabric=fabric)), expected)
+    findings = look_judged(driver_says(*every(fabric=fabric)), expected)
 
-    assert said == [NotConfigured("NVML knows of no NVLink fabric here")]
+    assert findings == [NotConfigured("NVML knows of no NVLink fabric here")]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_gpus_before_hopper_and_on_cards_have_nothing_to_look_at(fabric: Fabric 
 )
 @pytest.mark.parametrize("expected", [P5, P5_SMALL, UNKNOWN_TYPE])
 def test_a_registration_that_failed_is_found_on_any_type(expected: Expectation, status: int, detail: str) -> None:
-    said = judge(Fabric(3, status), expected, NO_MANAGER)
+    findings = judge(Fabric(3, status), expected, NO_MANAGER)
 
-    assert [one for one in said if isinstance(one, Finding)] == [finding("FabricError", Severity.RESET, detail)]
+    assert [one for one in findings if isinstance(one, Finding)] == [finding("FabricError", Severity.RESET, detail)]
 
 
 def test_a_status_counts_only_once_the_registration_has_ended() -> None:
@@ -215,15 +215,15 @@ def test_a_reading_that_failed_is_could_not_look_on_that_gpu(error: int) -> None
 
 
 def test_readings_that_all_failed_do_not_say_that_there_is_no_fabric() -> None:
-    said = look_judged(driver_says(*every(fabric=None, errors={"fabric": 999})))
+    findings = look_judged(driver_says(*every(fabric=None, errors={"fabric": 999})))
 
-    assert {type(one) for one in said} == {Unobserved}
+    assert {type(judgement) for judgement in findings} == {Unobserved}
 
 
 def test_a_gpu_without_a_handle_could_not_be_asked() -> None:
-    said = look_judged(driver_says(*every()[:7], Gpu(7, 15)))
+    findings = look_judged(driver_says(*every()[:7], Gpu(7, 15)))
 
-    assert said[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), "gpu/index-7: NVML error 15")
+    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), "gpu/index-7: NVML error 15")
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:

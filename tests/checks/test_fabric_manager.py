@@ -62,7 +62,7 @@ def judge(
 
 
 def findings(said: list[Judgement]) -> list[Finding]:
-    return [one for one in said if isinstance(one, Finding)]
+    return [finding for finding in said if isinstance(finding, Finding)]
 
 
 IN_PODS = Uncounted(FABRIC_MANAGER, 3, "in containers")
@@ -70,19 +70,21 @@ PRIVILEGED = Uncounted(FABRIC_MANAGER, 1, "in privileged containers, none of the
 
 
 def test_one_in_a_users_pod_does_not_stand_in_for_it_and_is_told() -> None:
-    said = "3 called nv-fabricmanager in containers"
+    message = "3 called nv-fabricmanager in containers"
     (finding, seen) = judge(start=None, uncounted=(IN_PODS,))
 
-    assert finding == replace(NOT_RUNNING, detail=f"no process nv-fabricmanager; {said}, which the node does not run")
+    assert finding == replace(
+        NOT_RUNNING, detail=f"no process nv-fabricmanager; {message}, which the node does not run"
+    )
     assert isinstance(seen, Observation)
-    assert seen.what == f"not running; not counted: {said}"
+    assert seen.what == f"not running; not counted: {message}"
     assert findings(judge(*RUNNING, uncounted=(IN_PODS,))) == []
 
 
 def test_whether_one_in_another_privileged_container_is_it_nobody_knows() -> None:
     said = judge(start=None, uncounted=(IN_PODS, PRIVILEGED))
 
-    assert (findings(said), [one.cause.name for one in said if isinstance(one, Unobserved)]) == (
+    assert (findings(said), [unobserved.cause.name for unobserved in said if isinstance(unobserved, Unobserved)]) == (
         [],
         ["ServiceUncertain"],
     )
@@ -108,9 +110,9 @@ def test_every_type_with_switches_of_its_own_needs_it(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["p5.4xlarge", "p3dn.24xlarge", "p6e-gb200.36xlarge", "g6.48xlarge"])
 @pytest.mark.parametrize("running", [RUNNING, ()])
 def test_a_type_without_needs_none(kind: str, running: tuple[Service, ...]) -> None:
-    said = judge(*running, expected=replace(G6, instance_type=kind), pci=(*functions(*ADDRESSES), SWITCH))
+    findings = judge(*running, expected=replace(G6, instance_type=kind), pci=(*functions(*ADDRESSES), SWITCH))
 
-    assert said == [NotConfigured("no fabric manager is needed on this node")]
+    assert findings == [NotConfigured("no fabric manager is needed on this node")]
 
 
 def test_a_type_that_nobody_knows_needs_it_where_it_drives_switches() -> None:
@@ -119,20 +121,20 @@ def test_a_type_that_nobody_knows_needs_it_where_it_drives_switches() -> None:
 
 @pytest.mark.parametrize("more", [(), (replace(SWITCH, driver="vfio-pci"),), (replace(SWITCH, pci_class=0x060400),)])
 def test_a_type_that_nobody_knows_needs_none_where_it_drives_none(more: tuple[PciFunction, ...]) -> None:
-    said = judge(expected=UNKNOWN_TYPE, pci=(*functions(*ADDRESSES), *more))
+    findings = judge(expected=UNKNOWN_TYPE, pci=(*functions(*ADDRESSES), *more))
 
-    assert said == [NotConfigured("no fabric manager is needed on this node")]
+    assert findings == [NotConfigured("no fabric manager is needed on this node")]
 
 
 @pytest.mark.parametrize(("age", "found"), [(0.0, False), (119.9, False), (120.0, True)])
 def test_it_may_take_its_time_after_the_driver(age: float, found: bool) -> None:
-    said = judge(expected=replace(P5, driver_age_seconds=age))
+    findings = judge(expected=replace(P5, driver_age_seconds=age))
 
     blind = Unobserved(
         UnobservedCause.named("DriverJustLoaded"),
         "no fabric manager runs yet; judged 120 s after the driver was loaded",
     )
-    assert said[:-1] == [NOT_RUNNING if found else blind]
+    assert findings[:-1] == [NOT_RUNNING if found else blind]
     assert DRIVER_GRACE.seconds == 120
 
 

@@ -13,22 +13,22 @@ from tests.checks.evidence import ADDRESSES, P5, functions, says
 UNIT = "gdrcopy.service"
 
 
-def judge(around: GdrCopy, *gpus: PciFunction) -> list[Judgement]:
-    return says(CHECK, P5, {GDRCOPY: around, FUNCTIONS: gpus or functions(*ADDRESSES)})
+def judge(copy: GdrCopy, *gpus: PciFunction) -> list[Judgement]:
+    return says(CHECK, P5, {GDRCOPY: copy, FUNCTIONS: gpus or functions(*ADDRESSES)})
 
 
 @pytest.mark.parametrize(
-    ("around", "lacks"),
+    ("copy", "lacks"),
     [
         (GdrCopy(UNIT, loaded=False, device=False), "the module gdrdrv is not loaded"),
         (GdrCopy(UNIT, loaded=False, device=True), "the module gdrdrv is not loaded"),
         (GdrCopy(UNIT, loaded=True, device=False), "gdrdrv is loaded, and /dev/gdrdrv is missing"),
     ],
 )
-def test_set_up_and_not_there_it_is_found(around: GdrCopy, lacks: str) -> None:
+def test_set_up_and_not_there_it_is_found(copy: GdrCopy, lacks: str) -> None:
     detail = f"{lacks}; gdrcopy.service sets it up"
 
-    assert judge(around) == [
+    assert judge(copy) == [
         Finding("GdrcopyNotReady", Severity.MONITOR, "node", detail, flickers=True),
         Observation(lacks, "loaded, with its device", UNIT),
     ]
@@ -47,6 +47,6 @@ def test_where_nothing_sets_it_up_nothing_is_expected(loaded: bool, device: bool
 
 
 def test_before_the_driver_has_a_gpu_it_can_not_be_loaded() -> None:
-    around = GdrCopy(UNIT, loaded=False, device=False)
+    copy = GdrCopy(UNIT, loaded=False, device=False)
 
-    assert judge(around, *functions(*ADDRESSES, driver="")) == [NotConfigured("the NVIDIA driver has no GPU")]
+    assert judge(copy, *functions(*ADDRESSES, driver="")) == [NotConfigured("the NVIDIA driver has no GPU")]

@@ -45,8 +45,8 @@ def judge(look: DriverReading, pci: tuple[PciFunction, ...], expected: Expectati
     return finds(CHECK, expected, {NVML: look, FUNCTIONS: pci})
 
 
-def low(listed: int, pci: int, told: str = ", p5.48xlarge has 8") -> Finding:
-    return Finding("GpuCountLow", Severity.REBOOT, "node", f"NVML lists {listed}, PCI {pci}{told}", flickers=True)
+def low(listed: int, pci: int, message: str = ", p5.48xlarge has 8") -> Finding:
+    return Finding("GpuCountLow", Severity.REBOOT, "node", f"NVML lists {listed}, PCI {pci}{message}", flickers=True)
 
 
 def lost(address: str, index: int) -> Finding:
@@ -68,7 +68,7 @@ def test_a_lost_gpu_is_found_at_its_own_address(index: int) -> None:
 
 
 def test_several_lost_gpus_are_found_in_the_order_of_the_bus() -> None:
-    gpus = [Gpu(one.index, LOST) if one.index in (1, 4, 7) else one for one in ALL]
+    gpus = [Gpu(gpu.index, LOST) if gpu.index in (1, 4, 7) else gpu for gpu in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [lost(ADDRESSES[index], index) for index in (1, 4, 7)]
 
@@ -82,7 +82,7 @@ def test_a_function_that_is_not_the_drivers_is_not_taken_for_the_lost_gpu(driver
 
 
 def test_a_lost_gpu_that_pci_no_longer_shows_is_named_by_its_index() -> None:
-    gpus = [Gpu(3, LOST) if one.index == 3 else one for one in ALL]
+    gpus = [Gpu(3, LOST) if gpu.index == 3 else gpu for gpu in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES[:3], *ADDRESSES[4:])) == [
         Finding("GpuLost", Severity.REBOOT, "gpu/index-3", "NVML error 15", {"index": "3"}, flickers=True)
@@ -90,7 +90,7 @@ def test_a_lost_gpu_that_pci_no_longer_shows_is_named_by_its_index() -> None:
 
 
 def test_a_gpu_lost_in_the_middle_of_a_look_keeps_all_its_names() -> None:
-    gpus = [replace(one, error=LOST) if one.index == 2 else one for one in ALL]
+    gpus = [replace(gpu, error=LOST) if gpu.index == 2 else gpu for gpu in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
         Finding(
@@ -105,7 +105,7 @@ def test_a_gpu_lost_in_the_middle_of_a_look_keeps_all_its_names() -> None:
 
 
 def test_a_gpu_that_requires_a_reset_says_so() -> None:
-    gpus = [Gpu(5, RESET_REQUIRED) if one.index == 5 else one for one in ALL]
+    gpus = [Gpu(5, RESET_REQUIRED) if gpu.index == 5 else gpu for gpu in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
         Finding(
@@ -119,7 +119,7 @@ def test_a_gpu_that_requires_a_reset_says_so() -> None:
     [(8, "GpuPowerInsufficient", Severity.ISOLATE), (11, "GpuIrqIssue", Severity.REBOOT)],
 )
 def test_a_handle_that_answers_a_fault_of_the_hardware_says_so(error: int, reason: str, severity: Severity) -> None:
-    gpus = [Gpu(5, error) if one.index == 5 else one for one in ALL]
+    gpus = [Gpu(5, error) if gpu.index == 5 else gpu for gpu in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
         Finding(reason, severity, f"gpu/{ADDRESSES[5]}", f"NVML error {error}", {"index": "5"})
@@ -127,14 +127,14 @@ def test_a_handle_that_answers_a_fault_of_the_hardware_says_so(error: int, reaso
 
 
 def test_a_corrupted_inforom_is_another_checks_to_tell_and_its_gpu_is_counted() -> None:
-    gpus = [Gpu(5, 14) if one.index == 5 else one for one in ALL]
+    gpus = [Gpu(5, 14) if gpu.index == 5 else gpu for gpu in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == []
 
 
 def test_a_handle_with_an_unknown_error_is_a_gpu_that_did_not_start_and_a_reading_with_one_is_not() -> None:
-    no_handle = [Gpu(5, 999) if one.index == 5 else one for one in ALL]
-    no_serial = [replace(one, error=999) if one.index == 5 else one for one in ALL]
+    no_handle = [Gpu(5, 999) if gpu.index == 5 else gpu for gpu in ALL]
+    no_serial = [replace(gpu, error=999) if gpu.index == 5 else gpu for gpu in ALL]
     subject = f"gpu/{ADDRESSES[5]}"
 
     assert judge(driver_says(*no_handle), functions(*ADDRESSES)) == [
@@ -148,7 +148,7 @@ def test_a_handle_with_an_unknown_error_is_a_gpu_that_did_not_start_and_a_readin
 @pytest.mark.parametrize("error", [1, 2, 4, 6, 9, 10, 12, 17, 18, 19, 27])
 def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int) -> None:
     subject = f"gpu/{ADDRESSES[5]}"
-    gpus = [Gpu(5, error) if one.index == 5 else one for one in ALL]
+    gpus = [Gpu(5, error) if gpu.index == 5 else gpu for gpu in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
         Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{subject}: NVML error {error}", subject)
@@ -156,7 +156,7 @@ def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int
 
 
 @pytest.mark.parametrize(
-    ("listed", "on_pci", "expected", "said"),
+    ("listed", "on_pci", "expected", "findings"),
     [
         (7, 8, P5, [low(7, 8)]),
         (7, 7, P5, [low(7, 7)]),
@@ -171,9 +171,9 @@ def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int
     ],
 )
 def test_fewer_than_pci_or_the_profile_promise_is_low(
-    listed: int, on_pci: int, expected: Expectation, said: list[Judgement]
+    listed: int, on_pci: int, expected: Expectation, findings: list[Judgement]
 ) -> None:
-    assert judge(driver_says(*ALL[:listed]), functions(*ADDRESSES[:on_pci]), expected) == said
+    assert judge(driver_says(*ALL[:listed]), functions(*ADDRESSES[:on_pci]), expected) == findings
 
 
 def once_had(gpus: int, expected: Expectation = UNKNOWN_TYPE) -> Expectation:
@@ -185,7 +185,7 @@ def missed(listed: int, pci: int, once: int = 8) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("listed", "on_pci", "expected", "said"),
+    ("listed", "on_pci", "expected", "findings"),
     [
         (7, 7, once_had(8), [missed(7, 7)]),
         (0, 0, once_had(8), [missed(0, 0)]),
@@ -200,9 +200,9 @@ def missed(listed: int, pci: int, once: int = 8) -> Finding:
     ],
 )
 def test_without_a_profile_it_is_what_the_machine_once_had(
-    listed: int, on_pci: int, expected: Expectation, said: list[Judgement]
+    listed: int, on_pci: int, expected: Expectation, findings: list[Judgement]
 ) -> None:
-    assert judge(driver_says(*ALL[:listed]), functions(*ADDRESSES[:on_pci]), expected) == said
+    assert judge(driver_says(*ALL[:listed]), functions(*ADDRESSES[:on_pci]), expected) == findings
 
 
 def test_of_what_the_machine_once_had_gpus_of_another_driver_or_none_are_not_missing() -> None:
@@ -283,14 +283,14 @@ def test_switches_audio_and_virtual_functions_are_no_gpus() -> None:
 
 @pytest.mark.parametrize(("age", "judged"), [(0.0, False), (119.9, False), (120.0, True), (float("inf"), True)])
 def test_counts_are_judged_two_minutes_after_the_driver_was_loaded(age: float, judged: bool) -> None:
-    said = judge(driver_says(*ALL[:7]), functions(*ADDRESSES), replace(P5, driver_age_seconds=age))
+    findings = judge(driver_says(*ALL[:7]), functions(*ADDRESSES), replace(P5, driver_age_seconds=age))
 
     early = Unobserved(
         UnobservedCause.named("DriverJustLoaded"),
         "NVML lists 7, PCI 8, p5.48xlarge has 8; judged 120 s after the driver was loaded",
         "node",
     )
-    assert said == [low(7, 8) if judged else early]
+    assert findings == [low(7, 8) if judged else early]
 
 
 def test_a_young_driver_hides_no_lost_gpu() -> None:

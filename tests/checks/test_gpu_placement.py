@@ -26,12 +26,12 @@ def judge(now: Mapping[str, GpuPosition], first: Mapping[str, GpuPosition]) -> l
     return says(CHECK, replace(P5, first=EarlierHardware(places=first)), {FUNCTIONS: functions(now)})
 
 
-def seen(told: str) -> Observation:
-    return Observation(f"GPUs by NUMA node: {told}", "each where it was at the first look", "this machine's memory")
+def seen(message: str) -> Observation:
+    return Observation(f"GPUs by NUMA node: {message}", "each where it was at the first look", "this machine's memory")
 
 
 @pytest.mark.parametrize(
-    ("place", "told", "nodes"),
+    ("place", "message", "nodes"),
     [
         (GpuPosition(0, SWITCHES[7]), f"on NUMA node 0 below {SWITCHES[7]}", "4 on 0, 4 on 1"),
         (GpuPosition(1, SWITCHES[3]), f"on NUMA node 1 below {SWITCHES[3]}", "3 on 0, 5 on 1"),
@@ -39,8 +39,8 @@ def seen(told: str) -> Observation:
         (GpuPosition(0, ""), "on NUMA node 0 below the root", "4 on 0, 4 on 1"),
     ],
 )
-def test_a_gpu_at_another_place_is_found_with_both(place: GpuPosition, told: str, nodes: str) -> None:
-    detail = f"{told}, first met on NUMA node 0 below {SWITCHES[3]}"
+def test_a_gpu_at_another_place_is_found_with_both(place: GpuPosition, message: str, nodes: str) -> None:
+    detail = f"{message}, first met on NUMA node 0 below {SWITCHES[3]}"
 
     assert judge({**FIRST, ADDRESSES[3]: place}, FIRST) == [
         Finding("GpuMoved", Severity.MONITOR, f"gpu/{ADDRESSES[3]}", detail, flickers=True),

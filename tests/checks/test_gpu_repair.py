@@ -34,7 +34,7 @@ def with_third(**more: Any) -> list[Gpu]:
 
 
 @pytest.mark.parametrize(
-    ("repair", "said", "waiting"),
+    ("repair", "findings", "waiting"),
     [
         (PendingRepair(channel_pending=False, tpc_pending=False), [], 0),
         (PendingRepair(channel_pending=True, tpc_pending=False), [CHANNEL], 1),
@@ -44,28 +44,28 @@ def with_third(**more: Any) -> list[Gpu]:
     ],
 )
 def test_what_a_gpu_shows_and_what_is_said_of_it(
-    repair: PendingRepair | None, said: list[Judgement], waiting: int
+    repair: PendingRepair | None, findings: list[Judgement], waiting: int
 ) -> None:
     assert judge(*with_third(repair=repair)) == [
-        *said,
+        *findings,
         Observation(f"{waiting} repair{'' if waiting == 1 else 's'} waiting for a reset", "none", "nvml.h"),
     ]
 
 
 def test_repairs_that_could_not_be_read_are_neither_there_nor_gone() -> None:
-    said = judge(*with_third(repair=None, errors={"repair": 999}))
+    findings = judge(*with_third(repair=None, errors={"repair": 999}))
 
-    assert said[0] == Unobserved(
+    assert findings[0] == Unobserved(
         UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: repair: NVML error 999", SUBJECT
     )
-    assert [type(one) for one in said[1:]] == [Observation]
+    assert [type(judgement) for judgement in findings[1:]] == [Observation]
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
-    said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
+    findings = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(one) for one in said[1:]] == [Observation]
+    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(judgement) for judgement in findings[1:]] == [Observation]
 
 
 def test_gpus_that_tell_of_no_repairs_have_nothing_to_look_at() -> None:

@@ -44,11 +44,15 @@ EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
 
 def sightings(*texts: str) -> list[KernelEvent]:
     ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
-    return [one for outcome in judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation()) for one in outcome.sightings]
+    return [
+        sighting
+        for outcome in judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation())
+        for sighting in outcome.sightings
+    ]
 
 
 def faults(*texts: str) -> list[str]:
-    return [one.reason for one in sightings(*texts) if one.finding]
+    return [sighting.reason for sighting in sightings(*texts) if sighting.finding]
 
 
 @given(xid_lines())
@@ -66,7 +70,7 @@ def test_an_xid_is_read_in_every_form(line: Line) -> None:
 def test_every_row_of_the_xid_table_is_read_in_any_form(code: int, data: st.DataObject) -> None:
     line = data.draw(xid_lines(st.just(code)))
 
-    assert [(one.reason, one.subject) for one in sightings(line.text)] == [(f"Xid{code}", line.subject)]
+    assert [(sighting.reason, sighting.subject) for sighting in sightings(line.text)] == [(f"Xid{code}", line.subject)]
 
 
 @given(sxid_lines())
@@ -115,7 +119,7 @@ def test_a_line_that_is_read_begins_as_the_follower_asks_for(text: str) -> None:
 @given(fault_lines())
 def test_a_raw_record_says_what_its_text_says(text: str) -> None:
     """The device escapes what is not printable, the newline among it."""
-    written = "".join(one if " " <= one <= "~" and one != "\\" else _escaped(one) for one in text)
+    written = "".join(name if " " <= name <= "~" and name != "\\" else _escaped(name) for name in text)
     parsed = parse_record(f"4,7,7000000,-;{written}".encode())
 
     assert parsed is not None
@@ -132,9 +136,9 @@ def test_a_raw_record_says_what_its_text_says(text: str) -> None:
 def test_any_text_at_all_is_judged(texts: list[str]) -> None:
     seen = sightings(*texts)
 
-    assert all(len(one.detail) <= 200 for one in seen)
+    assert all(len(event.detail) <= 200 for event in seen)
     assert len(seen) <= len(texts)
 
 
-def _escaped(one: str) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in one.encode())
+def _escaped(text: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in text.encode())

@@ -38,19 +38,19 @@ def with_plugin(**different: object) -> Hami:
     return replace(HERE, plugin=replace(PLUGIN, **different))
 
 
-def found(around: Hami) -> list[tuple[str, str]]:
-    said = finds(CHECK, P5, {HAMI: around, FUNCTIONS: functions(*ADDRESSES)})
-    return [(one.reason, one.detail) for one in said if isinstance(one, Finding)]
+def found(hami: Hami) -> list[tuple[str, str]]:
+    findings = finds(CHECK, P5, {HAMI: hami, FUNCTIONS: functions(*ADDRESSES)})
+    return [(finding.reason, finding.detail) for finding in findings if isinstance(finding, Finding)]
 
 
-def too_early(around: Hami) -> set[str]:
+def too_early(hami: Hami) -> set[str]:
     """The faults that it leaves open."""
-    said = finds(CHECK, P5, {HAMI: around, FUNCTIONS: functions(*ADDRESSES)})
-    return {reason for one in said if isinstance(one, TooEarly) for reason in one.reasons}
+    findings = finds(CHECK, P5, {HAMI: hami, FUNCTIONS: functions(*ADDRESSES)})
+    return {reason for judgement in findings if isinstance(judgement, TooEarly) for reason in judgement.reasons}
 
 
 @pytest.mark.parametrize(
-    ("around", "fault"),
+    ("hami", "fault"),
     [
         (
             with_plugin(libraries=()),
@@ -120,12 +120,12 @@ def too_early(around: Hami) -> set[str]:
         ),
     ],
 )
-def test_what_does_not_work_is_found(around: Hami, fault: tuple[str, str]) -> None:
-    assert found(around) == [fault]
+def test_what_does_not_work_is_found(hami: Hami, fault: tuple[str, str]) -> None:
+    assert found(hami) == [fault]
 
 
 @pytest.mark.parametrize(
-    "around",
+    "hami",
     [
         HERE,
         with_plugin(brings=("libvgpu.so",), libraries=(replace(LIBRARY, name="libvgpu.so"),)),
@@ -142,8 +142,8 @@ def test_what_does_not_work_is_found(around: Hami, fault: tuple[str, str]) -> No
         replace(HERE, mig_lock_seconds=599.0),
     ],
 )
-def test_what_is_in_order_is_no_finding(around: Hami) -> None:
-    assert found(around) == []
+def test_what_is_in_order_is_no_finding(hami: Hami) -> None:
+    assert found(hami) == []
 
 
 def test_a_pod_that_has_just_started_is_left_in_peace() -> None:
@@ -157,41 +157,41 @@ def test_a_pod_that_has_just_started_is_left_in_peace() -> None:
     ("up", "delay", "counts"), [(599.0, 300.0, False), (600.0, 300.0, True), (3600.0, 3600.0, False)]
 )
 def test_what_its_monitor_may_still_remove_is_no_leftover(up: float, delay: float, counts: bool) -> None:
-    around = replace(HERE, up_seconds=up, resync_seconds=delay, leftovers=StaleFolders(VGPU, LEFT))
+    hami = replace(HERE, up_seconds=up, resync_seconds=delay, leftovers=StaleFolders(VGPU, LEFT))
 
-    assert bool(found(around)) is counts
-    assert ("HamiLeftovers" in too_early(around)) is not counts
+    assert bool(found(hami)) is counts
+    assert ("HamiLeftovers" in too_early(hami)) is not counts
 
 
 @pytest.mark.parametrize(
-    ("around", "open_faults"),
+    ("hami", "open_faults"),
     [
         (replace(HERE, listening=None), {"HamiPluginNotServing"}),
         (replace(HERE, leftovers=None), {"HamiLeftovers"}),
         (replace(HERE, plugin=None), {"HamiLibraryNotInstalled", "HamiPreloadWrong"}),
     ],
 )
-def test_what_can_not_be_told_stays_as_it_was(around: Hami, open_faults: set[str]) -> None:
-    assert too_early(around) == open_faults
+def test_what_can_not_be_told_stays_as_it_was(hami: Hami, open_faults: set[str]) -> None:
+    assert too_early(hami) == open_faults
 
 
 @pytest.mark.parametrize(
-    ("around", "driver", "why"),
+    ("hami", "driver", "why"),
     [
         (Hami(), "nvidia", "HAMi does not run on this node"),
         (replace(HERE, listening=()), "", "the NVIDIA driver has no GPU"),
     ],
 )
-def test_elsewhere_it_is_nobodys_business(around: Hami, driver: str, why: str) -> None:
-    said = says(CHECK, P5, {HAMI: around, FUNCTIONS: functions(*ADDRESSES, driver=driver)})
+def test_elsewhere_it_is_nobodys_business(hami: Hami, driver: str, why: str) -> None:
+    findings = says(CHECK, P5, {HAMI: hami, FUNCTIONS: functions(*ADDRESSES, driver=driver)})
 
-    assert said == [NotConfigured(why)]
+    assert findings == [NotConfigured(why)]
 
 
 def test_a_person_is_told_what_it_has() -> None:
-    said = says(CHECK, P5, {HAMI: HERE, FUNCTIONS: functions(*ADDRESSES)})
+    findings = says(CHECK, P5, {HAMI: HERE, FUNCTIONS: functions(*ADDRESSES)})
 
-    told = Observation(
+    observation = Observation(
         f"{VGPU}: libvgpu.so.v2.8.0; listens on nvidia-gpu.sock", "its library, ld.so.preload and a plugin's socket"
     )
-    assert said == [told]
+    assert findings == [observation]

@@ -49,10 +49,10 @@ def test_checks_are_named_by_number_group_or_name_and_keep_their_order(words: li
     ],
 )
 def test_another_word_is_named_with_what_may_be_meant_and_what_is_allowed(word: str, near: str) -> None:
-    said = f"no check {word[:40]!r}{f' (did you mean {near}?)' if near else ''}; allowed are "
-    with pytest.raises(ValueError, match=re.escape(f"{said}0, 2, 3, 7, 8, 0-nvidia-smi,")):
+    message = f"no check {word[:40]!r}{f' (did you mean {near}?)' if near else ''}; allowed are "
+    with pytest.raises(ValueError, match=re.escape(f"{message}0, 2, 3, 7, 8, 0-nvidia-smi,")):
         select_checks([word])
-    with pytest.raises(ValueError, match=re.escape(f"{said}0, 1, 2, 3, 4,")):
+    with pytest.raises(ValueError, match=re.escape(f"{message}0, 1, 2, 3, 4,")):
         checks_named(word)
 
 
@@ -75,8 +75,8 @@ def test_a_deep_check_is_named_and_is_no_light_one(word: str) -> None:
     (check,) = checks_named(word)
     assert check in DEEP_CHECKS
 
-    said = f"{word} is no light check: it needs the GPUs for itself; allowed are 0, 2, 3, 7, 8, 0-nvidia-smi,"
-    with pytest.raises(ValueError, match=re.escape(said)):
+    message = f"{word} is no light check: it needs the GPUs for itself; allowed are 0, 2, 3, 7, 8, 0-nvidia-smi,"
+    with pytest.raises(ValueError, match=re.escape(message)):
         select_checks(["0", word, "2"])
 
 

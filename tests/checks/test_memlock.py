@@ -17,10 +17,10 @@ def judge(own: ProcessLimits | None, efa: int = 32) -> list[Judgement]:
     return says(CHECK, P5, {RDMA: rdma(efa), LIMITS: own})
 
 
-@pytest.mark.parametrize(("limit", "told"), [(16 * GIB, "16,384 MiB"), (64 * GIB, "65,536 MiB")])
-def test_enough_is_no_finding(limit: int, told: str) -> None:
+@pytest.mark.parametrize(("limit", "message"), [(16 * GIB, "16,384 MiB"), (64 * GIB, "65,536 MiB")])
+def test_enough_is_no_finding(limit: int, message: str) -> None:
     assert judge(ProcessLimits(limit)) == [
-        Observation(f"a pod may lock {told} of memory", "no limit", "EFA's installer")
+        Observation(f"a pod may lock {message} of memory", "no limit", "EFA's installer")
     ]
 
 
@@ -31,12 +31,12 @@ def test_no_limit_is_as_it_should_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("limit", "message"),
     [(16 * GIB - 1, "16,383 MiB"), (8 * GIB, "8,192 MiB"), (8 << 20, "8 MiB"), (0, "0 KiB"), (65536, "64 KiB")],
 )
-def test_less_is_a_finding(limit: int, told: str) -> None:
+def test_less_is_a_finding(limit: int, message: str) -> None:
     assert judge(ProcessLimits(limit))[0] == Finding(
-        "MemlockLow", Severity.MONITOR, "node", f"a pod may lock {told} of memory"
+        "MemlockLow", Severity.MONITOR, "node", f"a pod may lock {message} of memory"
     )
 
 

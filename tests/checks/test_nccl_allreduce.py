@@ -47,10 +47,12 @@ def test_less_is_slow(instance_type: str) -> None:
 
 @pytest.mark.parametrize(("bandwidth", "is_slow"), [(182.3, True), (182.5, False), (230.77, False)])
 def test_each_type_has_a_figure_of_its_own(bandwidth: float, is_slow: bool) -> None:
-    *found, told = judge(reduced(bandwidth), P4D)
+    *found, judgement = judge(reduced(bandwidth), P4D)
 
-    assert [one.reason for one in found if isinstance(one, Finding)] == ["NcclSlow"] * is_slow
-    assert told == Observation(f"{bandwidth:.1f} GB/s bus bandwidth over 8 GPUs", "at least 182 GB/s", "all_reduce.csv")
+    assert [finding.reason for finding in found if isinstance(finding, Finding)] == ["NcclSlow"] * is_slow
+    assert judgement == Observation(
+        f"{bandwidth:.1f} GB/s bus bandwidth over 8 GPUs", "at least 182 GB/s", "all_reduce.csv"
+    )
 
 
 @pytest.mark.parametrize("expected", [P5, P4D, UNKNOWN_TYPE])
@@ -68,9 +70,9 @@ def test_what_the_cluster_asks_for_outranks_the_figure_of_the_type(expected: Exp
     ("expected", "gpus"), [(UNKNOWN_TYPE, 8), (Expectation(None, "p6-b200.48xlarge"), 8), (P5, 7), (P4D, 7)]
 )
 def test_without_a_figure_for_these_gpus_the_speed_is_shown_and_not_judged(expected: Expectation, gpus: int) -> None:
-    told = Observation(f"1.0 GB/s bus bandwidth over {gpus} GPUs", "no figure for this type and number of GPUs")
+    observation = Observation(f"1.0 GB/s bus bandwidth over {gpus} GPUs", "no figure for this type and number of GPUs")
 
-    assert judge(reduced(1.0, gpus=gpus), expected) == [told]
+    assert judge(reduced(1.0, gpus=gpus), expected) == [observation]
 
 
 def test_wrong_values_are_a_fault_at_any_speed_and_on_any_type() -> None:
@@ -78,13 +80,17 @@ def test_wrong_values_are_a_fault_at_any_speed_and_on_any_type() -> None:
 
     assert judge(reduced(480.0, wrong=1)) == [wrong, shown("480.0")]
     assert judge(reduced(480.0, wrong=1), UNKNOWN_TYPE)[0] == wrong
-    assert [type(one).__name__ for one in judge(reduced(100.0, wrong=2))] == ["Finding", "Finding", "Observation"]
+    assert [type(judgement).__name__ for judgement in judge(reduced(100.0, wrong=2))] == [
+        "Finding",
+        "Finding",
+        "Observation",
+    ]
 
 
 def test_an_error_of_the_hardware_is_a_fault() -> None:
-    says = "uncorrectable NVLink error detected during the execution"
+    message = "uncorrectable NVLink error detected during the execution"
 
-    assert judge(AllReduceReading(Failed(says))) == [Finding("NcclFailed", Severity.RESET, "node", says)]
+    assert judge(AllReduceReading(Failed(message))) == [Finding("NcclFailed", Severity.RESET, "node", message)]
 
 
 def test_what_could_not_run_or_does_not_belong_here_is_no_fault() -> None:

@@ -66,7 +66,11 @@ def healthy(instance_type: str) -> Healthy:
         evidence = look(Host(node.root, driver.look), CHECKS)
         line = driver._child.ask("look", 60.0)
         driver.end()
-    places = {one.address: GpuPosition(one.numa_node, one.switch) for one in evidence[FUNCTIONS] if one.is_gpu}
+    places = {
+        function.address: GpuPosition(function.numa_node, function.switch)
+        for function in evidence[FUNCTIONS]
+        if function.is_gpu
+    }
     efa = len(evidence[RDMA].efa)
     return Healthy(
         line,
@@ -89,9 +93,9 @@ def judged(instance_type: str, losses: Sequence[Loss], after: float | None) -> t
     return judge(CHECKS, Evidence(seen, 1000.0 + (after or 0.0), before), node.expected)
 
 
-def without(told: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
+def without(fields: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
     """The child's answer had these calls failed."""
-    gpus = told["gpus"]
+    gpus = fields["gpus"]
     for index, reading, code in losses:
         gpu, other = gpus[index % len(gpus)], gpus[(index + 1) % len(gpus)]
         if reading == "p2p":
@@ -106,8 +110,8 @@ def without(told: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
             for later in [*nvml_readings.READINGS][[*nvml_readings.READINGS].index(reading) :]:
                 gpu.pop(later, None)
     silent = {gpu["index"] for gpu in gpus if gpu["error"] or "p2p" in gpu["errors"]}
-    told["p2p"] = [pair for pair in told["p2p"] if not silent & set(pair[:2])]
-    return told
+    fields["p2p"] = [pair for pair in fields["p2p"] if not silent & set(pair[:2])]
+    return fields
 
 
 def losses(codes: Sequence[int]) -> st.SearchStrategy[list[Loss]]:
@@ -117,7 +121,7 @@ def losses(codes: Sequence[int]) -> st.SearchStrategy[list[Loss]]:
 
 
 def findings(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    return (one.reason for outcome in outcomes for one in outcome.findings)
+    return (finding.reason for outcome in outcomes for finding in outcome.findings)
 
 
 def unobserved(outcomes: Sequence[Outcome]) -> set[str]:
@@ -173,18 +177,18 @@ def test_an_error_that_is_not_the_hardwares_is_no_fault(
 def test_an_error_that_is_not_the_hardwares_leaves_somebody_blind(instance_type: str) -> None:
     lost = [(0, reading, code) for reading in READINGS for code in NOT_OF_THE_HARDWARE]
 
-    blind = {one: bool(unobserved(judged(instance_type, [one], None))) for one in lost}
+    blind = {pair: bool(unobserved(judged(instance_type, [pair], None))) for pair in lost}
 
-    assert [one for one in lost if blind[one] != is_missed(instance_type, one)] == []
+    assert [pair for pair in lost if blind[pair] != is_missed(instance_type, pair)] == []
 
 
 @pytest.mark.parametrize("instance_type", KINDS)
 def test_an_error_of_the_hardware_is_the_gpus_one_fault(instance_type: str) -> None:
     lost = [(0, reading, code) for reading in nvml_readings.READINGS for code in OF_THE_HARDWARE]
 
-    found = {one: [*findings(judged(instance_type, [one], 10.0))] for one in lost}
+    found = {pair: [*findings(judged(instance_type, [pair], 10.0))] for pair in lost}
 
-    assert found == {one: [OF_THE_HARDWARE[one[2]]] for one in lost}
+    assert found == {pair: [OF_THE_HARDWARE[pair[2]]] for pair in lost}
 
 
 @pytest.mark.parametrize("code", OF_THE_HARDWARE)

@@ -87,10 +87,12 @@ def test_cdi_needs_to_be_on_and_a_specification(cdi: bool, specs: tuple[object, 
 
 
 def test_on_gke_there_is_none_by_design() -> None:
-    around = runtime(RUNC, distribution=GKE)
+    observed = runtime(RUNC, distribution=GKE)
 
-    assert judge(CHECK, around) == []
-    assert seen(CHECK, around) == [Observation("no handler of NVIDIA's by design: the device plugin mounts the driver")]
+    assert judge(CHECK, observed) == []
+    assert seen(CHECK, observed) == [
+        Observation("no handler of NVIDIA's by design: the device plugin mounts the driver")
+    ]
 
 
 def test_one_in_a_table_that_is_not_read_is_told_as_that() -> None:
@@ -117,9 +119,9 @@ def test_one_in_a_drop_in_that_nobody_imports_is_told_with_its_place() -> None:
     ("version", "reader"), [("1.7.27", "containerd 1.7"), ("", "containerd 1.7 (assumed from version 2)")]
 )
 def test_one_whose_table_a_later_file_replaces_is_told_with_that_file(version: str, reader: str) -> None:
-    around = runtime(RUNC, replaced=(RUNC, NVIDIA), replaced_by=DROP_IN, version=version, generation="1.7")
+    observed = runtime(RUNC, replaced=(RUNC, NVIDIA), replaced_by=DROP_IN, version=version, generation="1.7")
 
-    assert judge(CHECK, around) == [
+    assert judge(CHECK, observed) == [
         finding(
             "NvidiaRuntimeMissing",
             f"{FILE}, line 12 has it, and {DROP_IN}, read after it, replaces the CRI plugin's whole table in {reader}:"
@@ -132,11 +134,11 @@ def test_one_where_crio_does_not_look_is_told_with_its_place() -> None:
     file = "/etc/crio/conf.d/99-nvidia.toml"
     unread = (replace(NVIDIA, file=file, line=6),)
 
-    [told] = judge(CHECK, runtime(kind=CRIO, unread_handlers=unread))
+    [judgement] = judge(CHECK, runtime(kind=CRIO, unread_handlers=unread))
 
-    assert isinstance(told, Finding)
+    assert isinstance(judgement, Finding)
     move = "move it to /etc/crio/crio.conf.d"
-    assert (told.reason, told.detail) == (
+    assert (judgement.reason, judgement.detail) == (
         "NvidiaRuntimeMissing",
         f"{file}, line 6 has it, where CRI-O does not look: {move}",
     )
@@ -169,12 +171,12 @@ def test_one_that_is_defined_and_not_loaded_is_told_as_that() -> None:
 OTHER = RuntimeConfiguration("/etc/other.toml", schema=2, handlers=(replace(NVIDIA, file="/etc/other.toml", line=4),))
 
 
-@pytest.mark.parametrize(("kind", "who"), [("containerd", "another containerd"), (DOCKER, "Docker"), (CRIO, "CRI-O")])
-def test_a_handler_in_another_runtimes_file_is_told_with_both_files(kind: str, who: str) -> None:
+@pytest.mark.parametrize(("kind", "owner"), [("containerd", "another containerd"), (DOCKER, "Docker"), (CRIO, "CRI-O")])
+def test_a_handler_in_another_runtimes_file_is_told_with_both_files(kind: str, owner: str) -> None:
     assert judge(CHECK, runtime(RUNC, others=(replace(OTHER, kind=kind),))) == [
         finding(
             "NvidiaRuntimeElsewhere",
-            f"/etc/other.toml, line 4 has it, which {who} reads; the kubelet's containerd reads {FILE}: {GIVE}",
+            f"/etc/other.toml, line 4 has it, which {owner} reads; the kubelet's containerd reads {FILE}: {GIVE}",
         )
     ]
 

@@ -53,8 +53,8 @@ def test_a_path_that_is_not_there_is_named() -> None:
 
 def test_a_file_that_it_cannot_read_is_the_only_finding() -> None:
     broken = Toolkit(FILE, "odd", missing=("/x",), problem=ConfigurationProblem(FILE, "Expected ']'", 3, 7))
-    told = f"{FILE}, line 3, column 7: Expected ']'; correct it, nothing needs a restart"
-    assert judge(CHECK, runtime(NVIDIA, toolkit=broken)) == [finding("ToolkitConfigMalformed", told)]
+    message = f"{FILE}, line 3, column 7: Expected ']'; correct it, nothing needs a restart"
+    assert judge(CHECK, runtime(NVIDIA, toolkit=broken)) == [finding("ToolkitConfigMalformed", message)]
 
 
 def test_a_file_that_we_cannot_read_is_no_fault() -> None:
@@ -75,7 +75,7 @@ def test_where_nobody_reads_it_it_is_nobodys_business() -> None:
 
 
 @pytest.mark.parametrize(
-    ("toolkit", "told"),
+    ("toolkit", "message"),
     [
         (WELL, f"{FILE}: mode auto, driver root /"),
         (Toolkit(FILE), f"{FILE}: mode auto"),
@@ -86,5 +86,5 @@ def test_where_nobody_reads_it_it_is_nobodys_business() -> None:
         (Toolkit(FILE, problem=ConfigurationProblem(FILE, "x")), f"{FILE}: unreadable"),
     ],
 )
-def test_it_tells_the_mode_and_the_switches(toolkit: Toolkit, told: str) -> None:
-    assert seen(CHECK, runtime(NVIDIA, toolkit=toolkit))[0].what == told
+def test_it_tells_the_mode_and_the_switches(toolkit: Toolkit, message: str) -> None:
+    assert seen(CHECK, runtime(NVIDIA, toolkit=toolkit))[0].what == message

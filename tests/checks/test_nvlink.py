@@ -31,11 +31,11 @@ def judge(expected: Expectation, *gpus: Gpu) -> list[Judgement]:
 
 
 def findings(expected: Expectation, *gpus: Gpu) -> list[Judgement]:
-    return [one for one in judge(expected, *gpus) if isinstance(one, (Finding, Unobserved))]
+    return [finding for finding in judge(expected, *gpus) if isinstance(finding, (Finding, Unobserved))]
 
 
-def seen(told: str) -> Observation:
-    return Observation(told, "18 of version 4.0 per GPU", "p5.48xlarge in fabrics.csv")
+def seen(message: str) -> Observation:
+    return Observation(message, "18 of version 4.0 per GPU", "p5.48xlarge in fabrics.csv")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_driver_that_knows_no_nvlink_is_shown_beside_what_the_type_has() -> No
     assert judge(P5, *every(nvlinks=None)) == [seen("0 of 0 NVLinks active")]
 
 
-@pytest.mark.parametrize("expected", [G6, UNKNOWN_TYPE, WITHOUT_NVLINK], ids=lambda one: one.instance_type)
+@pytest.mark.parametrize("expected", [G6, UNKNOWN_TYPE, WITHOUT_NVLINK], ids=lambda entry: entry.instance_type)
 def test_without_nvlink_in_the_profile_nothing_is_a_fault(expected: Expectation) -> None:
     """Inactive links are how a PCIe card without a bridge looks."""
     assert judge(expected, healthy_gpu(3, nvlinks=links(12, down=tuple(range(12))))) == [
@@ -90,9 +90,9 @@ def test_without_nvlink_in_the_profile_nothing_is_a_fault(expected: Expectation)
 
 
 def test_a_type_with_nvlink_that_is_in_no_table_has_links_that_must_be_active() -> None:
-    said = judge(NEW_TYPE, healthy_gpu(3, nvlinks=links(2, down=(1,), version=1)))
+    findings = judge(NEW_TYPE, healthy_gpu(3, nvlinks=links(2, down=(1,), version=1)))
 
-    assert said == [
+    assert findings == [
         Finding("NvLinkDown", Severity.RESET, SUBJECT, "1 of 2 NVLinks (1) inactive", ABOUT, flickers=True),
         Observation("1 of 2 NVLinks active"),
     ]
@@ -102,7 +102,7 @@ def test_a_type_with_nvlink_that_is_in_no_table_has_links_that_must_be_active() 
 def test_each_type_has_its_own_links(count: int, found: list[str]) -> None:
     said = findings(P3DN, healthy_gpu(3, nvlinks=links(count, version=2)))
 
-    assert [one.reason for one in said if isinstance(one, Finding)] == found
+    assert [finding.reason for finding in said if isinstance(finding, Finding)] == found
 
 
 def test_a_gpu_in_mig_mode_may_have_its_links_off() -> None:
@@ -124,12 +124,12 @@ def test_a_healthy_gpu_needs_no_grace() -> None:
     assert findings(replace(P5, driver_age_seconds=1.0), *every()) == []
 
 
-@pytest.mark.parametrize(("reading", "told"), [("nvlinks", "nvlinks"), ("mig_mode", "mig mode")])
-def test_what_could_not_be_read_is_neither_up_nor_down(reading: str, told: str) -> None:
+@pytest.mark.parametrize(("reading", "message"), [("nvlinks", "nvlinks"), ("mig_mode", "mig mode")])
+def test_what_could_not_be_read_is_neither_up_nor_down(reading: str, message: str) -> None:
     broken = healthy_gpu(3, nvlinks=links(down=(5,)), errors={reading: 999})
 
     assert findings(P5, broken) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {told}: NVML error 999", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {message}: NVML error 999", SUBJECT)
     ]
 
 

@@ -27,7 +27,7 @@ SUBJECT = f"gpu/{ADDRESSES[3]}"
 def counts(link: int = 14, **counters: int) -> Gpu:
     """GPU 3 with these counters on one link, and zeroes of the same name on the others."""
     zeroes = dict.fromkeys(counters, 0)
-    links = (NvLink(one, True, 6, counters if one == link else zeroes) for one in range(18))
+    links = (NvLink(number, True, 6, counters if number == link else zeroes) for number in range(18))
     return healthy(3, nvlinks=tuple(links))
 
 
@@ -35,12 +35,12 @@ def judge(now: Gpu, before: Gpu | DriverReading | None, seconds: float = 300.0) 
     """What is said of one look after another, without the summary."""
     earlier = driver_says(before) if isinstance(before, Gpu) else before
     first = None if earlier is None else Evidence({NVML: earlier}, at=1000.0)
-    said = CHECK.judge(Evidence({NVML: driver_says(now)}, 1000.0 + seconds, first), P5)
-    return [one for one in said if not isinstance(one, Observation)]
+    findings = CHECK.judge(Evidence({NVML: driver_says(now)}, 1000.0 + seconds, first), P5)
+    return [judgement for judgement in findings if not isinstance(judgement, Observation)]
 
 
-def finding(told: str) -> Finding:
-    detail = f"NVLinks with too many errors: {told}"
+def finding(message: str) -> Finding:
+    detail = f"NVLinks with too many errors: {message}"
     return Finding("NvLinkErrorRate", Severity.MONITOR, SUBJECT, detail, ABOUT, flickers=True)
 
 
@@ -63,15 +63,16 @@ def finding(told: str) -> Finding:
 def test_the_rate_on_a_link_decides_and_never_the_count(
     counter: str, more: int, seconds: float, too_many: bool
 ) -> None:
-    said = judge(counts(**{counter: 70_000 + more}), counts(**{counter: 70_000}), seconds)
+    findings = judge(counts(**{counter: 70_000 + more}), counts(**{counter: 70_000}), seconds)
 
-    assert said == ([finding(f"{counter.replace('_', ' ')} on 14")] if too_many else [])
+    assert findings == ([finding(f"{counter.replace('_', ' ')} on 14")] if too_many else [])
 
 
 def test_one_finding_names_all_links_and_counters_of_a_gpu() -> None:
     before = counts(replays=0, recoveries=0)
     noisy = [
-        NvLink(one, True, 6, {"replays": 50 * (one in (3, 14)), "recoveries": 50 * (one == 5)}) for one in range(18)
+        NvLink(number, True, 6, {"replays": 50 * (number in (3, 14)), "recoveries": 50 * (number == 5)})
+        for number in range(18)
     ]
 
     assert judge(healthy(3, nvlinks=tuple(noisy)), before) == [finding("replays on 3, 14; recoveries on 5")]
@@ -94,9 +95,9 @@ def test_a_counter_that_nobody_has_a_limit_for_is_not_judged() -> None:
     ids=["another address", "another GPU", "no links", "other counters", "counts anew"],
 )
 def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
-    told = TooEarly("its counters were not read in the look before, or began anew", SUBJECT)
+    early = TooEarly("its counters were not read in the look before, or began anew", SUBJECT)
 
-    assert judge(counts(replays=1000), before) == [told]
+    assert judge(counts(replays=1000), before) == [early]
 
 
 @pytest.mark.parametrize(
@@ -114,15 +115,15 @@ def test_a_gpu_that_counts_nothing_has_no_fault(links: tuple[NvLink, ...] | None
 
 
 @pytest.mark.parametrize(
-    ("gpu_now", "told"),
+    ("gpu_now", "message"),
     [
         (healthy(3, nvlinks=None, errors={"nvlinks": 999}), "NVLinks: NVML error 999"),
         (healthy(3, nvlinks=counts().nvlinks, errors={"nvlink_counters": 999}), "NVLink counters: NVML error 999"),
     ],
 )
-def test_links_that_could_not_be_read_have_no_rate(gpu_now: Gpu, told: str) -> None:
+def test_links_that_could_not_be_read_have_no_rate(gpu_now: Gpu, message: str) -> None:
     assert judge(gpu_now, counts(replays=0)) == [
-        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {told}", SUBJECT)
+        Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: {message}", SUBJECT)
     ]
 
 

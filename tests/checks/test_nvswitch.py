@@ -63,7 +63,7 @@ def test_where_none_is_to_be_seen_nothing_is_looked_for(expected: Expectation) -
 
 @pytest.mark.parametrize("driver", ["vfio-pci", ""])
 def test_one_with_another_driver_or_none_is_there(driver: str) -> None:
-    assert [type(one) for one in judge(P5, *switches(4, driver))] == [Observation]
+    assert [type(judgement) for judgement in judge(P5, *switches(4, driver))] == [Observation]
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_one_with_another_driver_or_none_is_there(driver: str) -> None:
     ],
 )
 def test_another_bridge_is_no_nvswitch(function: PciFunction) -> None:
-    assert [type(one) for one in judge(P5, *switches(3), function)] == [Finding, Observation]
+    assert [type(judgement) for judgement in judge(P5, *switches(3), function)] == [Finding, Observation]

@@ -23,7 +23,9 @@ NOT_SUPPORTED = 5
 
 
 def pairs(broken: Collection[tuple[int, int]], status: int, of: Collection[tuple[int, int]]) -> tuple[P2p, ...]:
-    return tuple(P2p(ADDRESSES[one], ADDRESSES[other], 0, status if (one, other) in broken else 0) for one, other in of)
+    return tuple(
+        P2p(ADDRESSES[number], ADDRESSES[other], 0, status if (number, other) in broken else 0) for number, other in of
+    )
 
 
 def judge(
@@ -37,18 +39,20 @@ def judge(
     return says(CHECK, expected, {NVML: DriverReading(answer)})
 
 
-def found(said: list[Judgement]) -> dict[int, str]:
+def found(findings: list[Judgement]) -> dict[int, str]:
     """The details by the index of the GPU."""
-    return {ADDRESSES.index(one.subject[4:]): one.detail for one in said if isinstance(one, Finding)}
+    return {
+        ADDRESSES.index(finding.subject[4:]): finding.detail for finding in findings if isinstance(finding, Finding)
+    }
 
 
 def test_the_one_gpu_that_reaches_no_other_is_the_one_at_fault() -> None:
-    said = judge([pair for pair in EVERY_PAIR if 3 in pair])
+    findings = judge([pair for pair in EVERY_PAIR if 3 in pair])
 
     about = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
-    told = "no P2P over NVLink with all others (status 5)"
-    assert said == [
-        Finding("P2pBroken", Severity.RESET, f"gpu/{ADDRESSES[3]}", told, about, flickers=True),
+    message = "no P2P over NVLink with all others (status 5)"
+    assert findings == [
+        Finding("P2pBroken", Severity.RESET, f"gpu/{ADDRESSES[3]}", message, about, flickers=True),
         Observation(
             "21 of 28 pairs of GPUs joined by NVLink, 28 can read each other",
             "all by NVLink",
@@ -65,9 +69,9 @@ def test_a_single_broken_pair_is_found_on_both_its_gpus() -> None:
 
 
 def test_two_bad_gpus_are_both_found_and_the_others_are_not() -> None:
-    said = found(judge([pair for pair in EVERY_PAIR if 3 in pair or 5 in pair]))
+    fields = found(judge([pair for pair in EVERY_PAIR if 3 in pair or 5 in pair]))
 
-    assert said == dict.fromkeys((3, 5), "no P2P over NVLink with all others (status 5)")
+    assert fields == dict.fromkeys((3, 5), "no P2P over NVLink with all others (status 5)")
 
 
 def test_a_node_without_any_is_one_finding_per_gpu_not_one_per_pair() -> None:
@@ -84,7 +88,7 @@ def test_ok_disabled_on_purpose_and_unknown_are_no_fault(status: int) -> None:
     assert found(judge(EVERY_PAIR, status=status)) == {}
 
 
-@pytest.mark.parametrize("expected", [P3DN, G6_48, WITHOUT_NVLINK, UNKNOWN_TYPE], ids=lambda one: one.instance_type)
+@pytest.mark.parametrize("expected", [P3DN, G6_48, WITHOUT_NVLINK, UNKNOWN_TYPE], ids=lambda entry: entry.instance_type)
 def test_where_switches_do_not_join_all_gpus_pairs_are_shown_and_not_judged(expected: Expectation) -> None:
     """Of p3dn's eight GPUs each is joined to four others only."""
     assert judge([pair for pair in EVERY_PAIR if 3 in pair], expected) == [
@@ -98,17 +102,17 @@ def test_a_node_without_pairs_has_nothing_to_look_at() -> None:
 
 def test_a_lost_gpu_breaks_no_pair() -> None:
     gpus = (*every()[:7], gpu(7, ADDRESSES[7], error=15))
-    said = judge([], gpus=gpus, of=list(combinations(range(7), 2)))
+    findings = judge([], gpus=gpus, of=list(combinations(range(7), 2)))
 
-    assert found(said) == {}
-    assert [type(one) for one in said] == [Unobserved, Observation]
+    assert found(findings) == {}
+    assert [type(judgement) for judgement in findings] == [Unobserved, Observation]
 
 
 def test_a_pair_that_could_not_be_asked_leaves_the_others_judged() -> None:
     silent = tuple(healthy(index, errors={"p2p": 999} if index in (0, 1) else {}) for index in range(8))
-    said = judge([(2, 5)], gpus=silent, of=EVERY_PAIR[1:])
+    findings = judge([(2, 5)], gpus=silent, of=EVERY_PAIR[1:])
 
-    assert [one for one in said if isinstance(one, Unobserved)] == [
+    assert [unobserved for unobserved in findings if isinstance(unobserved, Unobserved)] == [
         Unobserved(
             UnobservedCause.named("GpuNotAnswering"),
             f"gpu/{ADDRESSES[index]}: P2P status: NVML error 999",
@@ -116,16 +120,16 @@ def test_a_pair_that_could_not_be_asked_leaves_the_others_judged() -> None:
         )
         for index in (0, 1)
     ]
-    assert set(found(said)) == {2, 5}
+    assert set(found(findings)) == {2, 5}
 
 
 @pytest.mark.parametrize(("age", "judged"), [(0.0, False), (179.9, False), (180.0, True)])
 def test_pairs_are_judged_once_the_fabric_had_time_to_come_up(age: float, judged: bool) -> None:
-    said = judge(EVERY_PAIR, replace(P5, driver_age_seconds=age))
+    findings = judge(EVERY_PAIR, replace(P5, driver_age_seconds=age))
 
     waits = "28 of 28 pairs of GPUs without P2P over NVLink; judged 180 s after the driver was loaded"
-    assert bool(found(said)) == judged
-    assert [one for one in said if isinstance(one, Unobserved)] == (
+    assert bool(found(findings)) == judged
+    assert [unobserved for unobserved in findings if isinstance(unobserved, Unobserved)] == (
         [] if judged else [Unobserved(UnobservedCause.named("DriverJustLoaded"), waits)]
     )
 

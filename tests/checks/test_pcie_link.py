@@ -26,8 +26,8 @@ def judge(*gpus: Gpu) -> list[Judgement]:
     return says(CHECK, P5, {NVML: driver_says(*gpus)})
 
 
-def seen(told: str) -> Observation:
-    return Observation(told, "all", "NVML's maximum of GPU and slot")
+def seen(message: str) -> Observation:
+    return Observation(message, "all", "NVML's maximum of GPU and slot")
 
 
 @pytest.mark.parametrize(("width", "most"), [(8, 16), (4, 16), (1, 16), (12, 16), (4, 8), (16, 32)])
@@ -47,9 +47,9 @@ def test_a_link_with_fewer_lanes_than_it_could_have_is_found(width: int, most: i
 def test_a_narrow_link_counts_at_its_highest_generation_or_in_use(
     generation: int | None, most: int | None, processes: int | None
 ) -> None:
-    said = judge(healthy(3, pcie=PcieLink(8, 16, generation, most), processes=processes))
+    findings = judge(healthy(3, pcie=PcieLink(8, 16, generation, most), processes=processes))
 
-    assert [one.reason for one in said if isinstance(one, Finding)] == ["PcieWidthLow"]
+    assert [finding.reason for finding in findings if isinstance(finding, Finding)] == ["PcieWidthLow"]
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_narrow_link_counts_at_its_highest_generation_or_in_use(
 def test_a_narrow_link_of_a_gpu_that_may_be_idle_is_neither_full_nor_low(
     generation: int | None, most: int | None, processes: int | None
 ) -> None:
-    told = f"{SUBJECT}: x8, GPU and slot can do x16; an idle GPU may lower its width"
+    message = f"{SUBJECT}: x8, GPU and slot can do x16; an idle GPU may lower its width"
 
     assert judge(healthy(2), healthy(3, pcie=PcieLink(8, 16, generation, most), processes=processes)) == [
-        TooEarly(told, SUBJECT, ("PcieWidthLow",)),
+        TooEarly(message, SUBJECT, ("PcieWidthLow",)),
         seen("full width on 1 of 2 GPUs"),
     ]
 
@@ -103,9 +103,9 @@ def test_a_lost_gpu_says_nothing_of_its_link() -> None:
 
 
 def test_no_instance_type_is_needed() -> None:
-    said = says(CHECK, UNKNOWN_TYPE, {NVML: driver_says(healthy(3, pcie=PcieLink(8, 16, 5, 5)))})
+    findings = says(CHECK, UNKNOWN_TYPE, {NVML: driver_says(healthy(3, pcie=PcieLink(8, 16, 5, 5)))})
 
-    assert [one.reason for one in said if isinstance(one, Finding)] == ["PcieWidthLow"]
+    assert [finding.reason for finding in findings if isinstance(finding, Finding)] == ["PcieWidthLow"]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:

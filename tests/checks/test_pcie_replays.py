@@ -28,8 +28,8 @@ def judge(now: Gpu, before: Gpu | DriverReading | None, seconds: float = 300.0) 
     """What is said of one look after another, without the summary."""
     earlier = driver_says(before) if isinstance(before, Gpu) else before
     first = None if earlier is None else Evidence({NVML: earlier}, at=1000.0)
-    said = CHECK.judge(Evidence({NVML: driver_says(now)}, 1000.0 + seconds, first), P5)
-    return [one for one in said if not isinstance(one, Observation)]
+    findings = CHECK.judge(Evidence({NVML: driver_says(now)}, 1000.0 + seconds, first), P5)
+    return [judgement for judgement in findings if not isinstance(judgement, Observation)]
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def judge(now: Gpu, before: Gpu | DriverReading | None, seconds: float = 300.0) 
     ],
 )
 def test_the_rate_decides_and_never_the_count(before: int, now: int, seconds: float, too_many: bool) -> None:
-    said = judge(healthy(3, pcie_replays=now), healthy(3, pcie_replays=before), seconds)
+    findings = judge(healthy(3, pcie_replays=now), healthy(3, pcie_replays=before), seconds)
 
     detail = "more than 62 replays a minute on its PCIe link"
     finding = Finding("PcieReplayRate", Severity.MONITOR, SUBJECT, detail, ABOUT, flickers=True)
-    assert said == ([finding] if too_many else [])
+    assert findings == ([finding] if too_many else [])
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_the_rate_decides_and_never_the_count(before: int, now: int, seconds: fl
     ids=["another address", "another GPU", "no count", "counts anew"],
 )
 def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
-    told = TooEarly("its counter was not read in the look before, or began anew", SUBJECT)
+    early = TooEarly("its counter was not read in the look before, or began anew", SUBJECT)
 
-    assert judge(healthy(3, pcie_replays=10_000), before) == [told]
+    assert judge(healthy(3, pcie_replays=10_000), before) == [early]
 
 
 @pytest.mark.parametrize(

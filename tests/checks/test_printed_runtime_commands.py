@@ -204,7 +204,9 @@ class Node:
             why_not_live="" if known else str(live),
             started=self.containerd.started,
             kubelet=Kubelet("kubelet", 1, systemd_cgroup=True),
-            programs=tuple(programs.find(self.containerd.root, one.binary) for one in used.handlers if one.binary),
+            programs=tuple(
+                programs.find(self.containerd.root, handler.binary) for handler in used.handlers if handler.binary
+            ),
             for_gpus=True,
         )
 
@@ -232,23 +234,25 @@ def node(
         yield Node(containerd, Release(*RELEASES_OWN[request.param]))
 
 
-def findings(around: ContainerRuntime) -> list[Finding]:
-    told = (one for check in GROUP for one in finds(check, EXPECTED, {CONTAINER_RUNTIME: around}))
-    return [one for one in told if isinstance(one, Finding)]
+def findings(runtime: ContainerRuntime) -> list[Finding]:
+    told = (find for check in GROUP for find in finds(check, EXPECTED, {CONTAINER_RUNTIME: runtime}))
+    return [finding for finding in told if isinstance(finding, Finding)]
 
 
 def printed(found: list[Finding]) -> list[str]:
-    return list(dict.fromkeys(command for one in found for command in _COMMAND.findall(one.detail)))
+    return list(dict.fromkeys(command for finding in found for command in _COMMAND.findall(finding.detail)))
 
 
 def first_words(command: str) -> str:
     return " ".join(command.split()[:2])
 
 
-def ways(around: ContainerRuntime) -> set[str]:
+def ways(runtime: ContainerRuntime) -> set[str]:
     """In which a pod gets a GPU now, beside that it can be started at all."""
-    running = around.running_handlers
-    return {one for one in running if gpu_runtime.is_nvidias(one, running[one])} if around.live is not None else set()
+    running = runtime.running_handlers
+    return (
+        {text for text in running if gpu_runtime.is_nvidias(text, running[text])} if runtime.live is not None else set()
+    )
 
 
 OWN_WAYS = {
@@ -267,7 +271,7 @@ def test_no_distributions_own_command_makes_a_node_worse(distribution: str, node
     before = replace(node.facts(), distribution=distribution)
     commands = printed(findings(before))
 
-    assert tuple(sorted({first_words(one) for one in commands})) == OWN_WAYS[distribution]
+    assert tuple(sorted({first_words(text) for text in commands})) == OWN_WAYS[distribution]
     for command in commands:
         node.be(state)
         done = node.containerd.run(command)
@@ -286,8 +290,8 @@ def test_no_printed_command_makes_a_node_worse(name: str, node: Node) -> None:
     found = findings(before)
     commands = printed(found)
 
-    assert {one.reason for one in found} == state.reasons
-    assert tuple(sorted({first_words(one) for one in commands})) == state.commands
+    assert {finding.reason for finding in found} == state.reasons
+    assert tuple(sorted({first_words(text) for text in commands})) == state.commands
     for command in commands:
         if command != commands[0]:
             node.be(state)
@@ -297,4 +301,4 @@ def test_no_printed_command_makes_a_node_worse(name: str, node: Node) -> None:
         assert node.containerd.is_up, command
         assert after.live is not None or before.live is None, (command, after.why_not_live)
         assert ways(before) <= ways(after), command
-        assert {one.reason for one in findings(after)} < state.reasons, command
+        assert {finding.reason for finding in findings(after)} < state.reasons, command

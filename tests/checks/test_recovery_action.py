@@ -34,7 +34,7 @@ def judge(*gpus: Gpu, driver: str = "610.43.02") -> list[Judgement]:
 
 
 def look_judged(look: DriverReading) -> list[Judgement]:
-    return [one for one in says(CHECK, P5, {NVML: look}) if not isinstance(one, Observation)]
+    return [judgement for judgement in says(CHECK, P5, {NVML: look}) if not isinstance(judgement, Observation)]
 
 
 @pytest.mark.parametrize(("action", "severity", "detail"), WANTED)
@@ -64,10 +64,10 @@ def test_an_imex_domain_to_recover_is_one_finding_of_the_node(driver: str) -> No
     ],
 )
 def test_the_same_number_of_an_older_driver_is_a_finding_of_its_gpu(driver: str, severity: Severity, name: str) -> None:
-    (said,) = judge(wants(3, 5), driver=driver)
+    (judgement,) = judge(wants(3, 5), driver=driver)
 
-    assert isinstance(said, Finding)
-    assert (said.reason, said.severity, said.subject, said.detail) == (
+    assert isinstance(judgement, Finding)
+    assert (judgement.reason, judgement.severity, judgement.subject, judgement.detail) == (
         "GpuRecoveryAction",
         severity,
         f"gpu/{ADDRESSES[3]}",
@@ -76,9 +76,9 @@ def test_the_same_number_of_an_older_driver_is_a_finding_of_its_gpu(driver: str,
 
 
 def test_a_reset_beside_an_imex_domain_is_found_on_its_own_gpu() -> None:
-    said = judge(wants(1, 5), wants(2, 1))
+    findings = judge(wants(1, 5), wants(2, 1))
 
-    assert [(one.reason, one.subject) for one in said if isinstance(one, Finding)] == [
+    assert [(finding.reason, finding.subject) for finding in findings if isinstance(finding, Finding)] == [
         ("GpuRecoveryAction", f"gpu/{ADDRESSES[2]}"),
         ("ImexRecoveryRequired", "node"),
     ]
@@ -90,9 +90,9 @@ def test_no_action_or_a_driver_that_knows_none_is_no_finding(action: int | None)
 
 
 def test_several_gpus_are_several_findings() -> None:
-    said = judge(wants(1, 1), wants(5, 2))
+    findings = judge(wants(1, 1), wants(5, 2))
 
-    assert [(one.subject, one.severity) for one in said if isinstance(one, Finding)] == [
+    assert [(finding.subject, finding.severity) for finding in findings if isinstance(finding, Finding)] == [
         (f"gpu/{ADDRESSES[1]}", Severity.RESET),
         (f"gpu/{ADDRESSES[5]}", Severity.REBOOT),
     ]
@@ -115,9 +115,9 @@ def test_a_gpu_without_a_handle_could_not_be_asked_and_may_be_any(error: int) ->
 
 
 def test_an_action_counts_whatever_else_failed_on_the_gpu() -> None:
-    said = judge(replace(wants(3, 1), error=999))
+    findings = judge(replace(wants(3, 1), error=999))
 
-    assert [type(one) for one in said] == [Finding]
+    assert [type(judgement) for judgement in findings] == [Finding]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:

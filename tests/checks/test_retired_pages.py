@@ -34,11 +34,11 @@ def found(most: int = 60, **more: Any) -> list[Judgement]:
     """What is said of the third of eight GPUs, with that difference, beside what was seen."""
     gpus = [*every(retired_pages=NONE)]
     gpus[3] = healthy(3, **more)
-    return [one for one in judge(*gpus, most=most) if not isinstance(one, Observation)]
+    return [judgement for judgement in judge(*gpus, most=most) if not isinstance(judgement, Observation)]
 
 
 @pytest.mark.parametrize(
-    ("pages", "said"),
+    ("pages", "findings"),
     [
         (NONE, []),
         (RetiredPages(60, 0, pending=False), []),
@@ -52,13 +52,13 @@ def found(most: int = 60, **more: Any) -> list[Judgement]:
         (None, []),
     ],
 )
-def test_what_a_gpu_shows_and_what_is_said_of_it(pages: RetiredPages | None, said: list[Judgement]) -> None:
-    assert found(retired_pages=pages) == said
+def test_what_a_gpu_shows_and_what_is_said_of_it(pages: RetiredPages | None, findings: list[Judgement]) -> None:
+    assert found(retired_pages=pages) == findings
 
 
-@pytest.mark.parametrize(("most", "said"), [(4, []), (3, [over(4, 0, most=3)]), (4096, [])])
-def test_a_cluster_sets_how_many_are_too_many(most: int, said: list[Judgement]) -> None:
-    assert found(most, retired_pages=RetiredPages(4, 0, pending=False)) == said
+@pytest.mark.parametrize(("most", "findings"), [(4, []), (3, [over(4, 0, most=3)]), (4096, [])])
+def test_a_cluster_sets_how_many_are_too_many(most: int, findings: list[Judgement]) -> None:
+    assert found(most, retired_pages=RetiredPages(4, 0, pending=False)) == findings
 
 
 def test_pages_that_could_not_be_read_are_neither_few_nor_many() -> None:
@@ -68,10 +68,10 @@ def test_pages_that_could_not_be_read_are_neither_few_nor_many() -> None:
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
-    said = judge(healthy(0, retired_pages=NONE), gpu(3, ADDRESSES[3], error=15))
+    findings = judge(healthy(0, retired_pages=NONE), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(one) for one in said[1:]] == [Observation]
+    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(judgement) for judgement in findings[1:]] == [Observation]
 
 
 def test_the_most_of_any_gpu_is_shown() -> None:

@@ -48,11 +48,11 @@ def found(**more: Any) -> list[Judgement]:
     """What is said of the third of eight GPUs, with that difference, beside what was seen."""
     gpus = [*every()]
     gpus[3] = healthy(3, **more)
-    return [one for one in judge(*gpus) if not isinstance(one, Observation)]
+    return [judgement for judgement in judge(*gpus) if not isinstance(judgement, Observation)]
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "findings"),
     [
         ({"row_remap": RowRemap(0, 0, pending=False, failed=False)}, []),
         ({"row_remap": RowRemap(9, 500, pending=False, failed=False)}, []),
@@ -70,8 +70,8 @@ def found(**more: Any) -> list[Judgement]:
         ),
     ],
 )
-def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], said: list[Judgement]) -> None:
-    assert found(**more) == said
+def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], findings: list[Judgement]) -> None:
+    assert found(**more) == findings
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_a_reading_that_failed_hides_nothing_of_the_other(
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
-    said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
+    findings = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
-    assert [type(one) for one in said[1:]] == [Observation]
+    assert findings[0] == Unobserved(UnobservedCause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(judgement) for judgement in findings[1:]] == [Observation]
 
 
 def test_what_was_replaced_is_shown() -> None:
-    said = judge(
+    findings = judge(
         healthy(0, row_remap=RowRemap(1, 2, pending=False, failed=False), exhausted_banks=3),
         healthy(1, row_remap=RowRemap(10, 20, pending=False, failed=False)),
         healthy(2, row_remap=None, exhausted_banks=None),
@@ -111,7 +111,7 @@ def test_what_was_replaced_is_shown() -> None:
 
     remaps = "remaps failed on 0 and pending on 0 GPUs, done for 22 uncorrectable and 11 correctable errors"
     what = f"{remaps}, 3 banks without a spare row"
-    assert said[-1] == Observation(what, EXPECTED, "nvml.h")
+    assert findings[-1] == Observation(what, EXPECTED, "nvml.h")
 
 
 @pytest.mark.parametrize(
@@ -137,17 +137,21 @@ def test_gpus_that_remap_no_rows_have_nothing_to_look_at() -> None:
 def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
     fault = RowRemap(0, 9, pending=True, failed=True)
     memory = _after(remembers(), healthy(3, row_remap=fault, exhausted_banks=1))
-    assert [one.finding.reason for one in memory.standing] == ["RowRemapFailed", "RowRemapPending", "RowBanksExhausted"]
+    assert [finding.finding.reason for finding in memory.standing] == [
+        "RowRemapFailed",
+        "RowRemapPending",
+        "RowBanksExhausted",
+    ]
 
     memory = _after(memory, healthy(3, row_remap=None, exhausted_banks=None))
-    assert [one.finding.reason for one in memory.standing] == ["RowRemapFailed", "RowBanksExhausted"]
+    assert [finding.finding.reason for finding in memory.standing] == ["RowRemapFailed", "RowBanksExhausted"]
 
     assert _after(memory, healthy(3)).standing == ()
 
 
-def _after(memory: Memory, one: Gpu) -> Memory:
+def _after(memory: Memory, gpu: Gpu) -> Memory:
     """The memory after a look at that GPU."""
-    return after_look(memory, JudgedCycle(examine.judge([CHECK], Evidence({NVML: driver_says(one)}), P5)), NOW)
+    return after_look(memory, JudgedCycle(examine.judge([CHECK], Evidence({NVML: driver_says(gpu)}), P5)), NOW)
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:

@@ -31,7 +31,7 @@ ONE_THERE = (RuntimeBinary(PROGRAM, PROGRAM, True), RuntimeBinary(OFFERED.binary
 
 
 @pytest.mark.parametrize(
-    ("program", "reason", "told"),
+    ("program", "reason", "message"),
     [
         (
             RuntimeBinary(PROGRAM),
@@ -50,9 +50,11 @@ ONE_THERE = (RuntimeBinary(PROGRAM, PROGRAM, True), RuntimeBinary(OFFERED.binary
         ),
     ],
 )
-def test_a_program_that_cannot_be_run_is_found_by_what_keeps_it(program: RuntimeBinary, reason: str, told: str) -> None:
-    around = runtime(RUNC, NVIDIA, programs=(program,))
-    assert judge(CHECK, around) == [finding(reason, f"{STARTS}, {told}")]
+def test_a_program_that_cannot_be_run_is_found_by_what_keeps_it(
+    program: RuntimeBinary, reason: str, message: str
+) -> None:
+    observed = runtime(RUNC, NVIDIA, programs=(program,))
+    assert judge(CHECK, observed) == [finding(reason, f"{STARTS}, {message}")]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +82,10 @@ def test_a_bare_name_is_looked_for_where_programs_lie() -> None:
 )
 def test_a_handler_that_is_only_offered_is_judged_when_it_is_used(more: dict[str, Any], well: bool) -> None:
     """MicroK8s defines one on every node before there is a program for it."""
-    names = [one.detail for one in judge(CHECK, runtime(NVIDIA, OFFERED, **more)) if isinstance(one, Finding)]
-    assert any("nvidia-container-runtime starts" in one for one in names) is not well
+    names = [
+        finding.detail for finding in judge(CHECK, runtime(NVIDIA, OFFERED, **more)) if isinstance(finding, Finding)
+    ]
+    assert any("nvidia-container-runtime starts" in name for name in names) is not well
 
 
 @pytest.mark.parametrize("handler", [RUNC, replace(RUNC, name="kata", binary="/not/there")])
@@ -92,10 +96,10 @@ def test_the_programs_of_others_are_nobodys_business(handler: Any) -> None:
 def test_a_handler_without_a_program_starts_runc() -> None:
     bare = replace(NVIDIA, binary="")
 
-    told = (
+    message = (
         f"{FILE}, line 12: nvidia has no BinaryName, so it starts runc; name NVIDIA's program there, {PROGRAM}: {MEND}"
     )
-    assert judge(CHECK, runtime(bare)) == [finding("RuntimeBinaryMissing", told)]
+    assert judge(CHECK, runtime(bare)) == [finding("RuntimeBinaryMissing", message)]
     assert judge(CHECK, runtime(bare, cdi=True, cdi_specs=(SPEC,))) == []
     # CRI-O looks for a program of the handler's own name.
     assert judge(CHECK, runtime(bare, kind=CRIO)) == []
@@ -120,6 +124,6 @@ def test_it_tells_where_they_lie() -> None:
 
 
 def test_a_program_that_a_captured_tree_cannot_have_is_not_missed() -> None:
-    around = runtime(NVIDIA, programs=())
-    assert judge(CHECK, around) == []
-    assert seen(CHECK, around)[0].what == "a tree without the programs that it names"
+    observed = runtime(NVIDIA, programs=())
+    assert judge(CHECK, observed) == []
+    assert seen(CHECK, observed)[0].what == "a tree without the programs that it names"

@@ -28,8 +28,8 @@ from tests.checks.runtimes import (
 )
 
 
-def judged(around: ContainerRuntime, *classes: PodRuntimeClass) -> list[Judgement]:
-    return judge(CHECK, around, replace(P5, runtime_classes=classes))
+def judged(runtime: ContainerRuntime, *classes: PodRuntimeClass) -> list[Judgement]:
+    return judge(CHECK, runtime, replace(P5, runtime_classes=classes))
 
 
 def named(handler: str, *, for_this_node: bool = False) -> PodRuntimeClass:
@@ -41,15 +41,17 @@ GIVE = give_handler(runtime(RUNC), configuration(RUNC))
 
 
 def test_the_usual_handler_is_expected_wherever_gpus_are_given() -> None:
-    told = "RuntimeClass class-nvidia names the handler nvidia; containerd here has runc, nvidia-container-runtime"
-    assert judged(runtime(RUNC, AKS), named("nvidia")) == [finding("RuntimeClassHandlerUndefined", f"{told}: {GIVE}")]
+    message = "RuntimeClass class-nvidia names the handler nvidia; containerd here has runc, nvidia-container-runtime"
+    assert judged(runtime(RUNC, AKS), named("nvidia")) == [
+        finding("RuntimeClassHandlerUndefined", f"{message}: {GIVE}")
+    ]
     assert reasons(judged(runtime(RUNC, **CDI), named("nvidia"))) == ["RuntimeClassHandlerUndefined"]
 
 
-@pytest.mark.parametrize("around", [runtime(RUNC, NVIDIA), runtime(RUNC), runtime(RUNC, AKS, distribution=GKE)])
-def test_where_it_is_defined_or_nothing_gives_gpus_it_is_not(around: ContainerRuntime) -> None:
+@pytest.mark.parametrize("observed", [runtime(RUNC, NVIDIA), runtime(RUNC), runtime(RUNC, AKS, distribution=GKE)])
+def test_where_it_is_defined_or_nothing_gives_gpus_it_is_not(observed: ContainerRuntime) -> None:
     """`nvidia-runtime` tells the node without any way for a GPU."""
-    assert reasons(judged(around, named("nvidia"))) == []
+    assert reasons(judged(observed, named("nvidia"))) == []
 
 
 @pytest.mark.parametrize("handler", ["nvidia-cdi", "nvidia-legacy", "nvidia-experimental", "kata-qemu-nvidia-gpu"])
@@ -70,9 +72,9 @@ def test_classes_of_others_are_nobodys_business(handler: str) -> None:
     ("defined", "asked"), [("Nvidia", "nvidia"), ("NVIDIA", "nvidia"), ("nvidia-CDI", "nvidia-cdi")]
 )
 def test_a_handler_in_other_letters_is_always_found(defined: str, asked: str) -> None:
-    told = f"RuntimeClass class-{asked} names the handler {asked}, {FILE} has it as {defined}: letters count; {MEND}"
+    message = f"RuntimeClass class-{asked} names the handler {asked}, {FILE} has it as {defined}: letters count; {MEND}"
     assert judged(runtime(RUNC, replace(NVIDIA, name=defined)), named(asked)) == [
-        finding("RuntimeClassHandlerUndefined", told)
+        finding("RuntimeClassHandlerUndefined", message)
     ]
 
 

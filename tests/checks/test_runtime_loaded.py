@@ -50,8 +50,8 @@ def test_where_no_runtime_is_to_be_seen_there_is_none_to_have_loaded_anything() 
 def test_where_no_clock_tells_whether_it_is_older_than_its_files_nothing_is_told() -> None:
     untold = NotConfigured("nothing here tells whether containerd was started before its files were written")
     newer = (ReadFile(FILE, STARTED + 3600),)
-    around = runtime(NVIDIA, files=newer, why_not_live=cri.NOT_HERE, started=None, since_boot=10.0)
-    assert judge(CHECK, around) == [untold]
+    observed = runtime(NVIDIA, files=newer, why_not_live=cri.NOT_HERE, started=None, since_boot=10.0)
+    assert judge(CHECK, observed) == [untold]
 
 
 def test_a_newer_file_that_says_what_already_runs_is_no_fault() -> None:
@@ -65,7 +65,7 @@ def test_where_this_version_does_not_say_the_times_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("live", "told"),
+    ("live", "message"),
     [
         (
             replace(LIVE, handlers=("runc",)),
@@ -83,15 +83,17 @@ def test_where_this_version_does_not_say_the_times_count() -> None:
         (replace(LIVE, cdi=True), f"{FILE}: CDI is off, and in the running containerd on"),
     ],
 )
-def test_files_that_say_something_else_than_what_runs_were_not_loaded(live: Live, told: str) -> None:
+def test_files_that_say_something_else_than_what_runs_were_not_loaded(live: Live, message: str) -> None:
     """Though no file is newer than the process."""
-    assert judge(CHECK, runtime(RUNC, NVIDIA, live=live)) == [finding("RuntimeConfigNotLoaded", f"{told}; {RESTART}")]
+    assert judge(CHECK, runtime(RUNC, NVIDIA, live=live)) == [
+        finding("RuntimeConfigNotLoaded", f"{message}; {RESTART}")
+    ]
 
 
 def test_of_another_default_the_file_is_named_that_says_it() -> None:
-    around = runtime(RUNC, NVIDIA, default_in=DROP_IN, live=replace(LIVE, default="nvidia"))
-    told = f"{DROP_IN}: the default is runc, and in the running containerd nvidia; {RESTART}"
-    assert judge(CHECK, around) == [finding("RuntimeConfigNotLoaded", told)]
+    observed = runtime(RUNC, NVIDIA, default_in=DROP_IN, live=replace(LIVE, default="nvidia"))
+    message = f"{DROP_IN}: the default is runc, and in the running containerd nvidia; {RESTART}"
+    assert judge(CHECK, observed) == [finding("RuntimeConfigNotLoaded", message)]
 
 
 @pytest.mark.parametrize(
@@ -182,13 +184,13 @@ def test_no_restart_is_advised_with_files_that_would_not_serve_the_kubelet(fault
 
 def test_no_restart_takes_away_the_only_way_to_a_gpu() -> None:
     with_cdi = replace(LIVE, handlers=("runc",), binaries=(), cdi=True)
-    [told] = judge(CHECK, runtime(RUNC, cdi_specs=(SPEC,), live=with_cdi))
-    assert "first give CDI back to its files" in str(told)
+    [judgement] = judge(CHECK, runtime(RUNC, cdi_specs=(SPEC,), live=with_cdi))
+    assert "first give CDI back to its files" in str(judgement)
 
-    [told] = judge(CHECK, runtime(RUNC, NVIDIA, cdi_specs=(SPEC,), live=replace(LIVE, cdi=True)))
-    assert RESTART in str(told)
+    [judgement] = judge(CHECK, runtime(RUNC, NVIDIA, cdi_specs=(SPEC,), live=replace(LIVE, cdi=True)))
+    assert RESTART in str(judgement)
 
 
 def test_one_that_is_not_ready_is_not_restarted_with_files_that_nobody_could_read() -> None:
-    [told, _] = judge(CHECK, runtime(problem=UNREADABLE, live=Live("containerd", "1.7.27", not_ready="x")))
-    assert f"first see that it can load {FILE}" in str(told)
+    [judgement, _] = judge(CHECK, runtime(problem=UNREADABLE, live=Live("containerd", "1.7.27", not_ready="x")))
+    assert f"first see that it can load {FILE}" in str(judgement)

@@ -66,15 +66,15 @@ EITHER = f"with the GPU operator {STANDARD}; with the toolkit on the host {CONFI
 
 @pytest.mark.parametrize("distribution", ["", KUBEADM, AKS])
 @pytest.mark.parametrize(
-    ("toolkit", "told"),
+    ("toolkit", "message"),
     [
         (OPERATORS, STANDARD),
         (HOSTS, EITHER),
         ("", EITHER),
     ],
 )
-def test_in_the_standard_place_by_the_toolkit_that_the_node_has(distribution: str, toolkit: str, told: str) -> None:
-    assert give(around(distribution=distribution, of=toolkit)) == told
+def test_in_the_standard_place_by_the_toolkit_that_the_node_has(distribution: str, toolkit: str, message: str) -> None:
+    assert give(around(distribution=distribution, of=toolkit)) == message
 
 
 def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too() -> None:
@@ -145,8 +145,8 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
     ],
 )
 def test_each_distribution_has_its_own(runtime: ContainerRuntime, parts: list[str]) -> None:
-    told = give(runtime)
-    assert [part for part in parts if part not in told] == []
+    message = give(runtime)
+    assert [part for part in parts if part not in message] == []
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, comman
 
 
 @pytest.mark.parametrize(
-    ("runtime", "file", "told"),
+    ("runtime", "file", "message"),
     [
         (around(), FILE, f"correct {FILE}"),
         (
@@ -178,9 +178,9 @@ def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, comman
         (around(distribution=BOTTLEROCKET), FILE, "its files can't be changed: `apiclient set`"),
     ],
 )
-def test_a_file_is_corrected_where_it_stays(runtime: ContainerRuntime, file: str, told: str) -> None:
+def test_a_file_is_corrected_where_it_stays(runtime: ContainerRuntime, file: str, message: str) -> None:
     assert runtime.used is not None
-    assert runtime_mending.correct(runtime, runtime.used, file).startswith(told)
+    assert runtime_mending.correct(runtime, runtime.used, file).startswith(message)
 
 
 @pytest.mark.parametrize("path", ["/a b", "/$(reboot)", "/a'b", "/a,b{c}", "/`x`"])

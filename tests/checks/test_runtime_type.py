@@ -37,8 +37,8 @@ def test_a_type_that_containerd_2_dropped_is_found_there(old: str, version: str,
 @pytest.mark.parametrize("well", [True, False])
 def test_of_the_others_only_the_default_one_counts(well: bool) -> None:
     other = replace(RUNC, name="old", runtime_type=OLD[1])
-    around = runtime(RUNC, NVIDIA, other, version="2.1.4", default="runc" if well else "old")
-    assert reasons(judge(CHECK, around)) == ([] if well else ["RuntimeTypeRemoved"])
+    observed = runtime(RUNC, NVIDIA, other, version="2.1.4", default="runc" if well else "old")
+    assert reasons(judge(CHECK, observed)) == ([] if well else ["RuntimeTypeRemoved"])
 
 
 @pytest.mark.parametrize(

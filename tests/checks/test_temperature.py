@@ -45,7 +45,7 @@ def test_at_its_own_limit_a_gpu_is_too_hot_and_the_detail_does_not_move_with_it(
 
 
 def test_a_gpu_without_a_handle_hides_no_other_where_pci_tells_its_place() -> None:
-    seen = {NVML: driver_says(*(Gpu(3, 15) if one.index == 3 else one for one in every()))}
+    seen = {NVML: driver_says(*(Gpu(3, 15) if gpu.index == 3 else gpu for gpu in every()))}
 
     assert finds(CHECK, P5, seen) == [
         Unobserved(UnobservedCause.named("GpuNotAnswering"), "gpu/index-3: NVML error 15")
@@ -83,9 +83,9 @@ def test_below_its_limit_or_without_one_in_earnest_there_is_no_finding(temperatu
 
 
 def test_a_limit_just_in_earnest_is_one() -> None:
-    said = judge(healthy(3, temperature=Temperature(LOWEST_LIMIT_CELSIUS, LOWEST_LIMIT_CELSIUS)))
+    findings = judge(healthy(3, temperature=Temperature(LOWEST_LIMIT_CELSIUS, LOWEST_LIMIT_CELSIUS)))
 
-    assert said == [too_hot(f"at or above {LOWEST_LIMIT_CELSIUS} °C, where it slows itself down")]
+    assert findings == [too_hot(f"at or above {LOWEST_LIMIT_CELSIUS} °C, where it slows itself down")]
 
 
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
@@ -107,7 +107,7 @@ def test_a_temperature_that_could_not_be_read_could_not_look_there(error: int) -
     ],
 )
 def test_a_person_is_told_the_temperatures_and_the_limits(temperatures: list[Temperature], line: Observation) -> None:
-    gpus = [healthy(index, temperature=one) for index, one in enumerate(temperatures)]
+    gpus = [healthy(index, temperature=temperature) for index, temperature in enumerate(temperatures)]
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [line]
 

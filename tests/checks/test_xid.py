@@ -19,8 +19,8 @@ def ring(*texts: str) -> tuple[Record, ...]:
 
 def found(expected: Expectation, *texts: str) -> list[tuple[str, Severity, str]]:
     said = says(CHECK, expected, {RING: ring(*texts)})
-    findings = [one.finding for one in said if isinstance(one, KernelEvent) and one.finding]
-    return [(one.reason, one.severity, one.subject) for one in findings]
+    findings = [event.finding for event in said if isinstance(event, KernelEvent) and event.finding]
+    return [(finding.reason, finding.severity, finding.subject) for finding in findings]
 
 
 def test_an_empty_ring_is_no_finding() -> None:
@@ -84,5 +84,9 @@ def test_only_what_a_test_brings_about_by_itself_is_put_down_to_it(
     # Where the cluster has made the code a fault, so that one that NVIDIA ignores is told apart too.
     expected = Expectation(policy=Policy({f"Xid{code}": Severity.RESET}), deep_run=run)
 
-    (told,) = [one for one in says(CHECK, expected, {RING: (record,)}) if isinstance(one, KernelEvent)]
-    assert (told.finding is not None, told.of_a_test) == (counts, not counts)
+    (event,) = [
+        kernel_event
+        for kernel_event in says(CHECK, expected, {RING: (record,)})
+        if isinstance(kernel_event, KernelEvent)
+    ]
+    assert (event.finding is not None, event.of_a_test) == (counts, not counts)

@@ -283,10 +283,10 @@ def test_the_check_finds_every_xid_of_a_ring_and_nothing_else() -> None:
         )
     )
 
-    read = [one for one in CHECK.judge(Evidence({RING: ring}), Expectation()) if isinstance(one, KernelEvent)]
+    read = [event for event in CHECK.judge(Evidence({RING: ring}), Expectation()) if isinstance(event, KernelEvent)]
 
-    assert [(one.reason, one.seq) for one in read] == [("Xid79", 1), ("Xid43", 2), ("Xid48", 3)]
-    assert [one.finding.reason for one in read if one.finding] == ["Xid79", "Xid48"]
+    assert [(event.reason, event.seq) for event in read] == [("Xid79", 1), ("Xid43", 2), ("Xid48", 3)]
+    assert [event.finding.reason for event in read if event.finding] == ["Xid79", "Xid48"]
 
 
 def test_the_raw_record_of_a_multi_line_message_is_read_as_one() -> None:
@@ -311,14 +311,14 @@ def test_words_like_the_drivers_in_a_processs_name_decide_nothing(
     code: int, name: str, words: str, severity: Severity | None
 ) -> None:
     plain, named = (
-        read(f"NVRM: Xid (PCI:0000:05:00): {code}, pid=4, name={one}, {words}") for one in ("python3", name)
+        read(f"NVRM: Xid (PCI:0000:05:00): {code}, pid=4, name={text}, {words}") for text in ("python3", name)
     )
 
     assert (plain.severity if plain else None, named.severity if named else None) == (severity, severity)
 
 
 @pytest.mark.parametrize(
-    ("before", "is_one"),
+    ("before", "is_flag"),
     [
         ("NVRM: GPU0 _deviceTeardown: Disable of Cuda limit activation failed", True),
         ("NVRM: osInitNvMapping: *** Cannot attach gpu", True),
@@ -329,7 +329,7 @@ def test_words_like_the_drivers_in_a_processs_name_decide_nothing(
         ("audit: name=", False),
     ],
 )
-def test_an_xid_behind_a_message_of_the_driver_s_without_a_newline_is_one(before: str, is_one: bool) -> None:
+def test_an_xid_behind_a_message_of_the_driver_s_without_a_newline_is_one(before: str, is_flag: bool) -> None:
     finding = read(f"{before}NVRM: Xid (PCI:0000:01:00): 119, pid=1, name=python, Timeout after 45s of waiting")
 
-    assert (finding.reason if finding else None) == ("Xid119" if is_one else None)
+    assert (finding.reason if finding else None) == ("Xid119" if is_flag else None)

@@ -101,8 +101,8 @@ class Hospital:
         self.plane.create_node(name, **marks)
         self.names.append(name)
         self.logs.serve(name)
-        told = {"recommendation": recommendation, "reasons": ["as the test was told"], "findings": list(findings)}
-        (self.folder / f"{name}.json").write_text(json.dumps(told))
+        fields = {"recommendation": recommendation, "reasons": ["as the test was told"], "findings": list(findings)}
+        (self.folder / f"{name}.json").write_text(json.dumps(fields))
         return name
 
     def hold(self, name: str) -> None:
@@ -200,7 +200,7 @@ class Hospital:
 
     def has_ended(self, name: str) -> bool:
         answer = self.plane.request("GET", f"{BATCH}/jobs/{job_name(name)}")
-        return any(one["type"] in ("Complete", "Failed") for one in answer.body["status"].get("conditions") or ())
+        return any(entry["type"] in ("Complete", "Failed") for entry in answer.body["status"].get("conditions") or ())
 
     def pods(self) -> set[str]:
         return {pod["metadata"]["name"] for pod in self.plane.request("GET", DEFAULT_PODS).body["items"]}

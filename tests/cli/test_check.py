@@ -79,7 +79,7 @@ def test_level_2_runs_here_and_now(world: World, word: str) -> None:
 def test_level_2_beside_light_checks_makes_one_record(world: World) -> None:
     record = world.record("1", "nvidia-smi", "topology")
 
-    assert [one["check"] for one in record["checks"]] == ["0-nvidia-smi", "3-topology-check", "1-dcgm-diag-l2"]
+    assert [entry["check"] for entry in record["checks"]] == ["0-nvidia-smi", "3-topology-check", "1-dcgm-diag-l2"]
 
 
 def test_what_level_2_finds_is_named_by_the_gpus_address_and_judged_again_from_its_evidence(world: World) -> None:
@@ -91,11 +91,11 @@ def test_what_level_2_finds_is_named_by_the_gpus_address_and_judged_again_from_i
     record = json.loads(done.stdout)
 
     assert (done.returncode, record["status"]) == (1, "fail")
-    assert [one["reason"] for one in record["findings"]] == ["DcgmDiagMemory"]
+    assert [entry["reason"] for entry in record["findings"]] == ["DcgmDiagMemory"]
     assert record["findings"][0]["subject"] == f"gpu/{world.host.gpus[3].address}"
     again = typed(["replay", "--json", str(path)], world.environment)
     assert again.returncode == 1
-    assert [one["reason"] for one in json.loads(again.stdout)["findings"]] == ["DcgmDiagMemory"]
+    assert [load["reason"] for load in json.loads(again.stdout)["findings"]] == ["DcgmDiagMemory"]
 
 
 def test_without_dcgmi_it_could_not_look(world: World) -> None:
@@ -104,7 +104,7 @@ def test_without_dcgmi_it_could_not_look(world: World) -> None:
     record = json.loads(done.stdout)
 
     assert (done.returncode, record["status"]) == (2, "unknown")
-    assert [one["cause"] for one in record["unobserved"]] == ["DcgmNotInstalled"]
+    assert [entry["cause"] for entry in record["unobserved"]] == ["DcgmNotInstalled"]
 
 
 def test_where_a_pod_holds_gpus_nothing_is_tested_unless_it_is_forced(world: World) -> None:
@@ -141,26 +141,26 @@ def test_on_a_terminal_it_asks(world: World, answer: str, code: int, levels: lis
             world.command("1"), env=world.environment, stdin=theirs, stdout=theirs, stderr=theirs
         )
         os.close(theirs)
-        said = _until(ours, b"Test all the same? [y/N]")
+        raw = _until(ours, b"Test all the same? [y/N]")
         os.write(ours, f"{answer}\n".encode())
-        said += _until(ours, b"")
+        raw += _until(ours, b"")
         assert process.wait(GIVE_UP_SECONDS) == code
     os.close(ours)
 
-    assert HELD.encode() in said
+    assert HELD.encode() in raw
     assert world.levels == levels
 
 
 def _until(terminal: int, words: bytes) -> bytes:
     """What the terminal shows up to these words; to its end where there are none."""
-    said = b""
-    while not (words and words in said):
-        assert select.select([terminal], [], [], GIVE_UP_SECONDS)[0], said
+    raw = b""
+    while not (words and words in raw):
+        assert select.select([terminal], [], [], GIVE_UP_SECONDS)[0], raw
         try:
-            said += os.read(terminal, 65536)
+            raw += os.read(terminal, 65536)
         except OSError:  # the other end was closed
             break
-    return said
+    return raw
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -176,7 +176,7 @@ def test_a_signal_ends_the_test_and_all_that_it_started(world: World, number: si
 
     assert process.returncode == 130
     record = json.loads(out)
-    assert (record["status"], [one["cause"] for one in record["unobserved"]]) == ("unknown", ["DcgmStopped"])
+    assert (record["status"], [entry["cause"] for entry in record["unobserved"]]) == ("unknown", ["DcgmStopped"])
     assert eventually(lambda: _is_gone(pid))
 
 
@@ -197,23 +197,23 @@ def refused(*words: str) -> str:
 
 @pytest.mark.parametrize("word", ["4", "4-dcgm-diag-l4", "dcgm-l4", "5", "nccl-allreduce", "6", "efa-loopback"])
 def test_what_needs_the_whole_node_names_the_command_that_runs_it(word: str) -> None:
-    said = refused("0", word)
+    message = refused("0", word)
 
-    assert "gpu-healthcheck quarantine NODE" in said
-    assert "quarantine-run" in said
-    assert "here can be checked 0, 1, 2, 3, 7, 8" in said
+    assert "gpu-healthcheck quarantine NODE" in message
+    assert "quarantine-run" in message
+    assert "here can be checked 0, 1, 2, 3, 7, 8" in message
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("9",), "no check '9'; allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 0-nvidia-smi, 1-dcgm-diag-l2"),
         (("1", "--root", "/"), "--root /: 1-dcgm-diag-l2 tests the GPUs of this machine alone"),
         (("0", "--root", "/nowhere"), "--root /nowhere: no such directory"),
     ],
 )
-def test_what_can_not_be_checked_is_refused_with_what_can(words: tuple[str, ...], said: str) -> None:
-    assert said in refused(*words)
+def test_what_can_not_be_checked_is_refused_with_what_can(words: tuple[str, ...], message: str) -> None:
+    assert message in refused(*words)
 
 
 def test_a_host_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_who_is_not_root_is_told_that_it_may_matter(world: World) -> None:
 
 def test_where_there_is_no_hami_its_group_is_no_part_of_the_verdict(world: World) -> None:
     done = world.run("--json")
-    groups = {one["check"]: one["status"] for one in json.loads(done.stdout)["checks"]}
+    groups = {load["check"]: load["status"] for load in json.loads(done.stdout)["checks"]}
 
     assert done.stderr == ""
     assert groups.pop("8-hami") == "not-configured"

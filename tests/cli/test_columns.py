@@ -8,7 +8,7 @@ from cli.columns import folded, text
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ([], ""),
         ([("a", "b"), ("long", "c")], "a     b\nlong  c\n"),
@@ -17,15 +17,15 @@ from cli.columns import folded, text
         ([("one\ntwo\x1b[2J", "b")], "one\\ntwo\\x1b[2J  b\n"),
     ],
 )
-def test_cells_stand_below_each_other_and_steer_nothing(rows: list[tuple[str, ...]], said: str) -> None:
-    assert text(rows) == said
+def test_cells_stand_below_each_other_and_steer_nothing(rows: list[tuple[str, ...]], message: str) -> None:
+    assert text(rows) == message
 
 
 def test_the_long_words_of_one_row_are_not_paid_for_by_all() -> None:
-    told = text([("x" * 16_000, "end"), *(("a", "b"),) * 1000])
+    message = text([("x" * 16_000, "end"), *(("a", "b"),) * 1000])
 
-    assert told.startswith("x" * 16_000 + "  end\n")
-    assert len(told) < 150_000
+    assert message.startswith("x" * 16_000 + "  end\n")
+    assert len(message) < 150_000
 
 
 def test_a_last_cell_that_is_too_long_goes_on_below_itself() -> None:

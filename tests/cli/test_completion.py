@@ -29,12 +29,12 @@ def offered(capsys: pytest.CaptureFixture[str], *words: str, **variables: str) -
     environment = {"HOME": "/nowhere", "PATH": os.environ["PATH"], **variables}
     with mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(commands, "end_with_whoever_reads"):
         commands.complete(list(words))
-    *told, directive = capsys.readouterr().out.splitlines()
-    return [line.partition("\t")[0] for line in told], directive
+    *messages, directive = capsys.readouterr().out.splitlines()
+    return [line.partition("\t")[0] for line in messages], directive
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "messages"),
     [
         (("rel",), ["release"]),
         (("status", "-o", ""), ["table", "wide", "json", "yaml", "name", "html"]),
@@ -47,8 +47,8 @@ def offered(capsys: pytest.CaptureFixture[str], *words: str, **variables: str) -
         (("completion", ""), list(Shell)),
     ],
 )
-def test_words_of_ours(words: tuple[str, ...], told: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert offered(capsys, *words) == (told, ":4")
+def test_words_of_ours(words: tuple[str, ...], messages: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert offered(capsys, *words) == (messages, ":4")
 
 
 def test_commands_are_told_with_what_they_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_where_we_know_none_the_shell_offers_files(words: tuple[str, ...], capsy
 def test_what_is_said_of_a_word_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     words, _ = offered(capsys, "status", "--")
 
-    assert [one for one in words if not one.startswith("--")] == []
+    assert [word for word in words if not word.startswith("--")] == []
 
 
 @pytest.fixture
@@ -129,12 +129,12 @@ def test_a_program_that_a_kubeconfig_runs_keeps_no_shell_waiting(tmp_path: Path,
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-@pytest.mark.parametrize("shell", [one for one in Shell if one is not Shell.KUBECTL])
+@pytest.mark.parametrize("shell", [text for text in Shell if text is not Shell.KUBECTL])
 def test_a_shell_is_told_how_to_ask(shell: str) -> None:
-    told = typed(["completion", shell], {}).stdout.decode()
+    message = typed(["completion", shell], {}).stdout.decode()
 
-    assert "gpu-healthcheck" in told
-    assert f"_GPU_HEALTHCHECK_COMPLETE=complete_{shell}" in told
+    assert "gpu-healthcheck" in message
+    assert f"_GPU_HEALTHCHECK_COMPLETE=complete_{shell}" in message
 
 
 def test_bash_completes_with_what_it_was_told() -> None:
@@ -150,9 +150,9 @@ def test_the_script_for_kubectl_is_one_of_a_shell() -> None:
 
 
 def test_kubectl_runs_the_file_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[list[str]] = []
+    textses: list[list[str]] = []
     monkeypatch.setattr("sys.argv", ["kubectl_complete-gpu_healthcheck", "release", ""])
-    monkeypatch.setattr(commands, "complete", told.append)
+    monkeypatch.setattr(commands, "complete", textses.append)
     started.main_for_kubectl()
 
-    assert told == [["release", ""]]
+    assert textses == [["release", ""]]

@@ -126,7 +126,7 @@ def test_an_option_that_nobody_knows_is_3(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("status", "--output", "xml"), "xml"),
         (("release",), "NODE"),
@@ -139,10 +139,10 @@ def test_an_option_that_nobody_knows_is_3(words: tuple[str, ...]) -> None:
     ],
 )
 def test_wrong_use_is_3(
-    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _end_of(words, monkeypatch) == 3
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def _end_of(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> object:

@@ -33,13 +33,13 @@ def found(reason: str, severity: str, subject: str = "gpu/0000:18:00.0", **more:
 
 def node(name: str, status: str, severity: str = "PASS", **record: Any) -> NodeState:
     labels = {f"{P}/status": status, f"{P}/severity": severity, INSTANCE_TYPE: "p5.48xlarge"} if status else {}
-    said = {"schema": 1, "status": status, "severity": severity, **record}
-    return NodeState(name, labels=labels, annotations={f"{P}/results": json.dumps(said)} if status else {})
+    fields = {"schema": 1, "status": status, "severity": severity, **record}
+    return NodeState(name, labels=labels, annotations={f"{P}/results": json.dumps(fields)} if status else {})
 
 
-def row(one: NodeState, *, heard: float | None = 30) -> FleetRow:
+def row(state: NodeState, *, heard: float | None = 30) -> FleetRow:
     beat = None if heard is None else Heartbeat(NOW - timedelta(seconds=heard), 900)
-    return row_of_node(one, beat, timedelta(0), NOW)
+    return row_of_node(state, beat, timedelta(0), NOW)
 
 
 def page(*rows: FleetRow) -> str:
@@ -51,7 +51,7 @@ def facts(*rows: FleetRow) -> list[list[str]]:
     table = page(*rows).partition('<table id="facts">')[2]
     lines = re.findall(r'<tr id="n\d+">(.*?)</tr>', table)
     return [
-        [" ".join("".join(parsed(one).words).split()) for one in re.split(r"</t[hd]>", line)[:-1]] for line in lines
+        [" ".join("".join(parsed(word).words).split()) for word in re.split(r"</t[hd]>", line)[:-1]] for line in lines
     ]
 
 
@@ -60,9 +60,9 @@ def titles(*rows: FleetRow) -> list[str]:
 
 
 def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
-    one = row(node("a", "fail", "REBOOT", findings=[found("Xid79", "REBOOT")], taint="withheld"))
+    fleet_row = row(node("a", "fail", "REBOOT", findings=[found("Xid79", "REBOOT")], taint="withheld"))
 
-    assert facts(one) == [
+    assert facts(fleet_row) == [
         [
             "ap5.48xlarge",
             "fail",
@@ -74,11 +74,11 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
             "Drain and reboot the node.gpu-healthcheck quarantine a",
         ]
     ]
-    assert titles(one) == ["a: fail, REBOOT, Xid79, withheld"]
+    assert titles(fleet_row) == ["a: fail, REBOOT, Xid79, withheld"]
 
 
 @pytest.mark.parametrize(
-    ("one", "heard", "said", "next_step"),
+    ("state", "heard", "message", "next_step"),
     [
         (node("a", "pass"), 30, "a: pass", ""),
         (node("a", "pass"), 7200, "a: pass, its agent is silent", "Find out why its agent is silent."),
@@ -103,12 +103,12 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
         ),
     ],
 )
-def test_a_square_says_what_its_node_says(one: NodeState, heard: float | None, said: str, next_step: str) -> None:
-    told = row(one, heard=heard)
+def test_a_square_says_what_its_node_says(state: NodeState, heard: float | None, message: str, next_step: str) -> None:
+    fleet_row = row(state, heard=heard)
 
-    assert titles(told) == [said]
-    assert facts(told)[0][-1].startswith(next_step)
-    assert bool(facts(told)[0][-1]) is bool(next_step)
+    assert titles(fleet_row) == [message]
+    assert facts(fleet_row)[0][-1].startswith(next_step)
+    assert bool(facts(fleet_row)[0][-1]) is bool(next_step)
 
 
 def test_an_agent_whose_heartbeat_is_gone_is_silent_where_heartbeats_can_be_seen() -> None:
@@ -129,20 +129,20 @@ def test_an_agent_whose_heartbeat_is_gone_is_silent_where_heartbeats_can_be_seen
 def test_what_a_quarantine_run_recommends_counts_until_something_comes_after_it(
     recommended: str, ended: datetime, machine: str, step: str
 ) -> None:
-    one = node("a", "fail", "RESET", findings=[found("EccUncorrected", "RESET")])
+    state = node("a", "fail", "RESET", findings=[found("EccUncorrected", "RESET")])
     run = {"schema": 1, "timestamp": timestamp(ended), "recommendation": recommended, "machine": machine}
-    annotations = {**one.annotations, f"{P}/quarantine-result": json.dumps(run)}
-    told = row(NodeState("a", machine="m", labels=one.labels, annotations=annotations))
+    annotations = {**state.annotations, f"{P}/quarantine-result": json.dumps(run)}
+    fleet_row = row(NodeState("a", machine="m", labels=state.labels, annotations=annotations))
 
-    assert facts(told)[0][-1].startswith(step)
+    assert facts(fleet_row)[0][-1].startswith(step)
 
 
 def test_a_node_that_is_tested_now_is_left_to_its_test() -> None:
-    one = node("a", "fail", "RESET", findings=[found("EccUncorrected", "RESET")])
+    state = node("a", "fail", "RESET", findings=[found("EccUncorrected", "RESET")])
     run = {"kind": "quarantine", "holder": "x", "until": timestamp(NOW + timedelta(hours=1))}
-    told = row(NodeState("a", labels=one.labels, annotations={**one.annotations, RUN: json.dumps(run)}))
+    fleet_row = row(NodeState("a", labels=state.labels, annotations={**state.annotations, RUN: json.dumps(run)}))
 
-    assert facts(told)[0][-1] == "A deep run (quarantine) uses it until 2026-11-21T13:00:00Z."
+    assert facts(fleet_row)[0][-1] == "A deep run (quarantine) uses it until 2026-11-21T13:00:00Z."
 
 
 def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled() -> None:
@@ -155,8 +155,8 @@ def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled()
     ]
     words = " ".join("".join(parsed(page(*rows)).words).split())
 
-    for said in ("4 GPU nodes", "1 fail: REBOOT", "1 fail: RESET", "1 striped: the agent is silent"):
-        assert said.replace(" ", "") in words.replace(" ", "")
+    for message in ("4 GPU nodes", "1 fail: REBOOT", "1 fail: RESET", "1 striped: the agent is silent"):
+        assert message.replace(" ", "") in words.replace(" ", "")
     reasons = words.partition("Where")[2].partition("Facts")[0]
     assert reasons.strip() == "Xid79REBOOT1a NvLinkDownRESET2a, b DriverBeingChangedcould not look1c"
     assert facts(*rows)[0][3] == "Xid79 gpu/0000:18:00.0NvLinkDown gpu/0000:18:00.0 and 1 more"
@@ -165,24 +165,26 @@ def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled()
 def test_a_node_without_a_record_has_the_reason_of_its_condition() -> None:
     condition = {"type": "GpuHealthy", "reason": "Xid79", "lastTransitionTime": timestamp(EARLIER)}
     labels = {f"{P}/status": "fail", f"{P}/severity": "REBOOT"}
-    one = row(NodeState("a", labels=labels, conditions=[condition], taints=[OUR_TAINT]))
+    fleet_row = row(NodeState("a", labels=labels, conditions=[condition], taints=[OUR_TAINT]))
 
-    assert facts(one)[0][1:6] == ["fail", "REBOOT", "Xid79", "2026-11-21 09:00:00", "yes"]
+    assert facts(fleet_row)[0][1:6] == ["fail", "REBOOT", "Xid79", "2026-11-21 09:00:00", "yes"]
 
 
 def strange(words: str) -> FleetRow:
     """Words of a stranger wherever a Node has some."""
     record = {"findings": [found(words, "REBOOT", words)], "unobserved": [{"check": words, "cause": words}]}
-    one = node(words, "fail", "REBOOT", **record, taint=words, released={"by": words, "reason": words})
+    state = node(words, "fail", "REBOOT", **record, taint=words, released={"by": words, "reason": words})
     condition = {"type": "GpuHealthy", "reason": words, "message": words, "lastTransitionTime": words}
-    labels = {**one.labels, INSTANCE_TYPE: words}
-    return row(NodeState(words, labels=labels, annotations=one.annotations, conditions=[condition], provider_id=words))
+    labels = {**state.labels, INSTANCE_TYPE: words}
+    return row(
+        NodeState(words, labels=labels, annotations=state.annotations, conditions=[condition], provider_id=words)
+    )
 
 
-def live(told: Tags) -> list[str]:
+def live(tags: Tags) -> list[str]:
     """Elements and attributes that do something, but for links to a place on the page."""
-    acting = [tag for tag in told.tags if tag in LIVE and tag != "a"]
-    named = [(name, value or "") for name, value in told.attributes]
+    acting = [tag for tag in tags.tags if tag in LIVE and tag != "a"]
+    named = [(name, value or "") for name, value in tags.attributes]
     acting += [name for name, _ in named if name.startswith("on") or name in ("src", "style", "action", "srcset")]
     places = re.compile(r"#(n\d+|table)\Z")
     return acting + [value for name, value in named if name == "href" and not places.match(value)]
@@ -192,12 +194,12 @@ def live(told: Tags) -> list[str]:
 def test_no_word_of_a_node_is_markup_or_steers_the_text(words: str) -> None:
     calm = strange("word")
     fleet = Fleet(FleetBudget(None, None, None), [strange(words)], [words])
-    told = parsed(text := fleet_page.text(fleet, NOW))
+    tags = parsed(text := fleet_page.text(fleet, NOW))
 
-    assert (live(told), text.isascii()) == ([], True)
-    assert told.tags == parsed(fleet_page.text(Fleet(fleet.budget, [calm], ["word"]), NOW)).tags
-    shown = [one for one in (*told.words, *(value or "" for _, value in told.attributes)) if one.strip()]
-    assert [one for one in shown if not one.replace("\n", "").isprintable()] == []
+    assert (live(tags), text.isascii()) == ([], True)
+    assert tags.tags == parsed(fleet_page.text(Fleet(fleet.budget, [calm], ["word"]), NOW)).tags
+    shown = [word for word in (*tags.words, *(value or "" for _, value in tags.attributes)) if word.strip()]
+    assert [name for name in shown if not name.replace("\n", "").isprintable()] == []
 
 
 def test_however_much_a_node_says_its_row_stays_short() -> None:
@@ -230,10 +232,10 @@ def test_the_page_needs_nothing_but_itself() -> None:
 
 
 def test_the_command_writes_it_worst_first(tmp_path: Path) -> None:
-    said = {"a": ("pass", "PASS"), "b": ("warn", "MONITOR"), "c": ("fail", "RESET"), "d": ("fail", "ISOLATE")}
-    with ApiStandIn(*said, "e") as api:
+    fields = {"a": ("pass", "PASS"), "b": ("warn", "MONITOR"), "c": ("fail", "RESET"), "d": ("fail", "ISOLATE")}
+    with ApiStandIn(*fields, "e") as api:
         kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
-        for name, (status, severity) in said.items():
+        for name, (status, severity) in fields.items():
             api.edit_node(name, {"metadata": {"labels": {f"{P}/status": status, f"{P}/severity": severity}}})
         done = run_here(kubeconfig, "status", "-o", "html")
 

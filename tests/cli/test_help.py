@@ -40,10 +40,10 @@ def helped(*words: str) -> str:
 
 @pytest.mark.parametrize("name", [*COMMANDS, *PROGRAMS])
 def test_no_type_of_pythons_and_no_frame_stands_in_a_help(name: str) -> None:
-    told = helped(name)
+    message = helped(name)
 
-    assert re.findall(r"<|>|\[\[|\{|…\]|─|range", told) == []
-    assert max(map(len, told.splitlines())) <= 80
+    assert re.findall(r"<|>|\[\[|\{|…\]|─|range", message) == []
+    assert max(map(len, message.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", COMMANDS)

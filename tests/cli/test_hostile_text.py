@@ -59,11 +59,11 @@ def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
     written = {"results": record, "quarantine-result": record, "sweep-result": blind}
     annotations = {f"{P}/{key}": json.dumps(value) for key, value in written.items()}
     metadata = {"labels": {f"{P}/status": "fail", "nvidia.com/gpu.present": "true"}, "annotations": annotations}
-    said = "".join(one for one in ALL if not "\ud800" <= one <= "\udfff")
-    annotations[f"{P}/cordoned-by"] = said
+    message = "".join(text for text in ALL if not "\ud800" <= text <= "\udfff")
+    annotations[f"{P}/cordoned-by"] = message
     installed.create_node(NAME)
     patch(installed, f"{NODE}?fieldManager=gpu-healthcheck", {"metadata": metadata, "spec": {"unschedulable": True}})
-    condition = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": said}
+    condition = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": message}
     patch(installed, f"{NODE}/status", {"status": {"conditions": [condition]}})
     yield installed
     installed.request("DELETE", NODE)
@@ -106,16 +106,16 @@ def test_on_a_terminal_nothing_of_it_steers(plane: ControlPlane, tmp_path: Path,
 def on_a_terminal(words: list[str], variables: dict[str, str]) -> str:
     """All that a command sends to its terminal; one that goes on is ended once it has shown something."""
     ours, theirs = pty.openpty()
-    said = b""
+    raw = b""
     with subprocess.Popen([sys.executable, "-m", "cli", *words], env=variables, stdout=theirs, stderr=theirs) as shown:
         os.close(theirs)
         with suppress(OSError):  # the other end is closed
             while chunk := os.read(ours, 1 << 16):
-                said += chunk
-                if "--watch" in words and b"places for tainted nodes" in said:
+                raw += chunk
+                if "--watch" in words and b"places for tainted nodes" in raw:
                     shown.terminate()
     os.close(ours)
-    return said.decode()
+    return raw.decode()
 
 
 def test_the_result_of_a_quarantine_is_shown_as_it_is(hospital: Hospital) -> None:

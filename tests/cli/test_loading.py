@@ -75,9 +75,9 @@ def test_a_help_loads_nothing_of_what_the_command_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_says_of_each_what_its_function_says(name: str) -> None:
-    said = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output.split())
+    message = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output.split())
 
-    assert f"{name} {inspect.getdoc(getattr(import_module(f'cli.{name}'), name))}".split(chr(10))[0] in said
+    assert f"{name} {inspect.getdoc(getattr(import_module(f'cli.{name}'), name))}".split(chr(10))[0] in message
 
 
 def test_a_name_that_is_nearly_one_is_answered_with_it() -> None:

@@ -45,7 +45,7 @@ class Node:
 
     def findings(self) -> list[str]:
         record: dict[str, Any] = json.loads(self.run("check", "0", "--json").stdout)
-        return sorted(one["reason"] for one in record["findings"])
+        return sorted(entry["reason"] for entry in record["findings"])
 
     def release(self, *words: str) -> tuple[int, str]:
         done = self.run("release", "--local", "--reason", "GPUs reset", *words)
@@ -146,7 +146,7 @@ def test_the_release_of_another_machine_is_not_this_one_s(node: Node) -> None:
     node.release()
     file = MemoryFile(node.state)
     assert file.acknowledged("another") == ()
-    assert [one.reason for one in file.acknowledged("")] == ["Xid79"]
+    assert [acknowledgement.reason for acknowledgement in file.acknowledged("")] == ["Xid79"]
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {

@@ -29,7 +29,7 @@ def test_a_separator_of_lines_inside_a_line_does_not_cut_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (
             '{"event": "test: ended", "level": "info", "timestamp": "t", "test": "x", "found": [], "seen": ["a", "b"]}',
@@ -47,5 +47,5 @@ def test_a_separator_of_lines_inside_a_line_does_not_cut_it() -> None:
         ("x" * 10_000, "x" * 499 + "…"),
     ],
 )
-def test_a_line_in_words(line: str, said: str) -> None:
-    assert words(line) == said
+def test_a_line_in_words(line: str, message: str) -> None:
+    assert words(line) == message

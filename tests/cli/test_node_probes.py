@@ -128,10 +128,10 @@ def test_whatever_ends_the_command_its_pod_goes_too(world: World, number: signal
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
         eventually(world.pods)
         process.send_signal(number)
-        _, said = process.communicate()
+        _, message = process.communicate()
 
     assert (process.returncode, world.pods()) == (130, [])
-    assert said.splitlines()[-1] == "gpu-healthcheck diagnose: interrupted"
+    assert message.splitlines()[-1] == "gpu-healthcheck diagnose: interrupted"
 
 
 def test_a_second_signal_waits_for_no_kubelet(plane: ControlPlane) -> None:
@@ -175,17 +175,17 @@ def test_who_lacks_the_rights_is_told_which(world: World, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("--probe-nodes", NODE), 0, "name one with --probe-image"),
         (("--probe-nodes", "gone"), 3, "--probe-nodes: there is no node/gone"),
         (("--probe-nodes", "all-suspects"), 0, "no node is suspect of which no agent has told"),
     ],
 )
-def test_what_can_not_be_probed_is_said(world: World, words: tuple[str, ...], code: int, said: str) -> None:
+def test_what_can_not_be_probed_is_said(world: World, words: tuple[str, ...], code: int, message: str) -> None:
     done = run(world.plane.kubeconfig, "diagnose", "node", NODE, *words)
 
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert world.pods() == []
 
 

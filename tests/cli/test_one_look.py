@@ -50,16 +50,16 @@ def look(*checks: Check, evidence: Evidence | None = None, expected: Expectation
     return EvidenceCycle(NODE, MACHINE, BOOT, NOW, checks, expected, 60.0, evidence or Evidence({}))
 
 
-def lines(capsys: pytest.CaptureFixture[str], one: EvidenceCycle, *, verbose: bool = False) -> list[str]:
-    show(judged(one), None, verbose=verbose)
+def lines(capsys: pytest.CaptureFixture[str], cycle: EvidenceCycle, *, verbose: bool = False) -> list[str]:
+    show(judged(cycle), None, verbose=verbose)
     return capsys.readouterr().out.splitlines()
 
 
 def test_a_line_per_check_says_what_was_seen_what_was_expected_and_by_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    told = lines(capsys, look(check("nvlink", SEEN), check("pcie-link", Observation("16 lanes each", "", "NVML"))))
+    messages = lines(capsys, look(check("nvlink", SEEN), check("pcie-link", Observation("16 lanes each", "", "NVML"))))
 
     expected = "expected 18 per GPU (p5.48xlarge in instance-profiles.conf)"
-    assert told == [
+    assert messages == [
         f"3 nvlink     pass  8 GPUs, 143 of 144 NVLinks active; {expected}",
         "3 pcie-link  pass  16 lanes each (NVML)",
         "",
@@ -68,46 +68,46 @@ def test_a_line_per_check_says_what_was_seen_what_was_expected_and_by_whom(capsy
 
 
 def test_what_is_wrong_stands_under_it(capsys: pytest.CaptureFixture[str]) -> None:
-    told = lines(capsys, look(check("nvlink", INACTIVE, SEEN, BLIND), check("driver", BLIND)))
+    messages = lines(capsys, look(check("nvlink", INACTIVE, SEEN, BLIND), check("driver", BLIND)))
 
-    assert [line.split()[:3] for line in told[:1]] == [["3", "nvlink", "fail"]]
-    assert [line.strip() for line in told[1:3]] == [
+    assert [line.split()[:3] for line in messages[:1]] == [["3", "nvlink", "fail"]]
+    assert [line.strip() for line in messages[1:3]] == [
         "NvLinkInactive RESET on gpu/0000:53:00.0: link 7 is inactive",
         "DriverNotLoaded: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)",
     ]
-    assert told[3].split(maxsplit=3) == ["3", "driver", "unknown", "DriverNotLoaded: as above"]
+    assert messages[3].split(maxsplit=3) == ["3", "driver", "unknown", "DriverNotLoaded: as above"]
 
 
 def test_without_anything_seen_the_first_thing_wrong_stands_beside_the_check(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = lines(capsys, look(check("nvlink", INACTIVE)))
+    messages = lines(capsys, look(check("nvlink", INACTIVE)))
 
-    assert told[0] == "3 nvlink  fail  NvLinkInactive RESET on gpu/0000:53:00.0: link 7 is inactive"
+    assert messages[0] == "3 nvlink  fail  NvLinkInactive RESET on gpu/0000:53:00.0: link 7 is inactive"
 
 
 def test_what_does_not_belong_to_the_node_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    told = lines(capsys, look(check("imex", NotConfigured("no GB200: no IMEX"))))
+    messages = lines(capsys, look(check("imex", NotConfigured("no GB200: no IMEX"))))
 
-    assert told[0] == "3 imex  not-configured  no GB200: no IMEX"
+    assert messages[0] == "3 imex  not-configured  no GB200: no IMEX"
 
 
 def test_what_needs_a_second_look_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     early = (TooEarly("a rate needs two readings"), TooEarly("it began anew", "gpu/1"))
-    told = lines(capsys, look(check("pcie-replays", Observation("8 GPUs", "few"), *early)))
+    messages = lines(capsys, look(check("pcie-replays", Observation("8 GPUs", "few"), *early)))
 
-    assert told[0].split("  ")[-1] == "8 GPUs; expected few; a rate needs two readings; gpu/1: it began anew"
+    assert messages[0].split("  ")[-1] == "8 GPUs; expected few; a rate needs two readings; gpu/1: it began anew"
 
 
 def test_a_cause_that_was_told_above_stands_at_the_end_of_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    told = lines(capsys, look(check("gpu-count", BLIND), check("nvlink", SEEN, INACTIVE, BLIND)))
+    messages = lines(capsys, look(check("gpu-count", BLIND), check("nvlink", SEEN, INACTIVE, BLIND)))
 
-    assert told[1].endswith("(p5.48xlarge in instance-profiles.conf); DriverNotLoaded: as above")
-    assert told[2].strip().startswith("NvLinkInactive RESET")
+    assert messages[1].endswith("(p5.48xlarge in instance-profiles.conf); DriverNotLoaded: as above")
+    assert messages[2].strip().startswith("NvLinkInactive RESET")
 
 
 @pytest.mark.parametrize(
-    ("reasons", "said"),
+    ("reasons", "message"),
     [
         ((), "no Xid in the kernel log"),
         (("Xid79",), "1 Xid in the kernel log: Xid79"),
@@ -115,16 +115,16 @@ def test_a_cause_that_was_told_above_stands_at_the_end_of_a_line(capsys: pytest.
     ],
 )
 def test_an_event_check_says_what_it_met_in_the_log(
-    reasons: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    reasons: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     met = [KernelEvent(reason, "gpu/0", seq, 1.0) for seq, reason in enumerate(reasons)]
     events = replace(check("xid", *met), reasons=(Reason("Xid", Severity.MONITOR, "", ""),), nature=Nature.EVENT)
 
-    assert lines(capsys, look(events))[0].split("  ")[-1] == said
+    assert lines(capsys, look(events))[0].split("  ")[-1] == message
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "message"),
     [
         ((), "no fault message in the kernel log"),
         (("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20",), "no fault message in the kernel log"),
@@ -135,20 +135,20 @@ def test_an_event_check_says_what_it_met_in_the_log(
     ],
 )
 def test_of_the_drivers_messages_those_of_a_fault_are_counted(
-    texts: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    texts: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = Evidence({RING: tuple(Record(seq, 1.0, 0, text) for seq, text in enumerate(texts))})
 
-    told = lines(capsys, look(driver_messages.CHECK, evidence=log))
-    assert told[0].rpartition("  ")[2] == said
+    messages = lines(capsys, look(driver_messages.CHECK, evidence=log))
+    assert messages[0].rpartition("  ")[2] == message
 
 
 def test_a_reason_that_the_cluster_passes_over_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     expected = Expectation(policy=Policy({"NvLinkInactive": Severity.PASS}))
-    told = lines(capsys, look(check("nvlink", SEEN, INACTIVE), expected=expected))
+    messages = lines(capsys, look(check("nvlink", SEEN, INACTIVE), expected=expected))
 
-    assert len(told) == 3
-    assert told[-1] == f"{NODE} (unknown instance type: no expectation): pass, severity PASS"
+    assert len(messages) == 3
+    assert messages[-1] == f"{NODE} (unknown instance type: no expectation): pass, severity PASS"
 
 
 @pytest.mark.parametrize(("width", "broken"), [(80, True), (120, False), (200, False)])
@@ -159,23 +159,25 @@ def test_a_terminal_breaks_a_line_under_its_own_column(
         return Screen(width=width, force_terminal=True, color_system=None, legacy_windows=False)
 
     monkeypatch.setattr(one_look, "Screen", terminal)
-    told = [line.rstrip() for line in lines(capsys, look(check("nvlink", SEEN), check("imex", NotConfigured("none"))))]
+    messages = [
+        line.rstrip() for line in lines(capsys, look(check("nvlink", SEEN), check("imex", NotConfigured("none"))))
+    ]
 
-    assert max(len(line) for line in told) <= width
-    column = told[0].index("what")
-    assert (told[1][column:].startswith("8 GPUs"), len(told) > 5) == (True, broken)
-    assert all(line[:column].strip() == "" for line in told[2:-3])
+    assert max(len(line) for line in messages) <= width
+    column = messages[0].index("what")
+    assert (messages[1][column:].startswith("8 GPUs"), len(messages) > 5) == (True, broken)
+    assert all(line[:column].strip() == "" for line in messages[2:-3])
 
 
 def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixture[str]) -> None:
     """A file of evidence may come from anybody."""
     wild = "\x1b[2J\r\n[red]\u202e"
     odd = Finding("Odd", Severity.MONITOR, wild, wild)
-    said = (Observation(wild, wild, wild), odd, Unobserved(UnobservedCause.named(wild), wild), TooEarly(wild))
+    result = (Observation(wild, wild, wild), odd, Unobserved(UnobservedCause.named(wild), wild), TooEarly(wild))
     evidence = Evidence(
         {LINKS: (wild,), Probe("other", lambda _: 0, int): Unobserved(UnobservedCause.named("Odd"), wild)}
     )
-    show(judged(look(check("odd", *said), evidence=evidence)), None, verbose=True)
+    show(judged(look(check("odd", *result), evidence=evidence)), None, verbose=True)
     out = capsys.readouterr().out
 
     assert re.findall(r"[^\n -~]", out) == []
@@ -185,10 +187,10 @@ def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixt
 def test_verbose_tells_of_a_container_runtime_what_is_not_as_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     used = RuntimeConfiguration("/etc/config.toml", files=(ReadFile("/etc/config.toml", 1_750_000_000.0),))
     evidence = Evidence({CONTAINER_RUNTIME: ContainerRuntime(used, how=("kubelet",), started=float("inf"))})
-    told = " ".join(lines(capsys, look(check("nvlink", SEEN), evidence=evidence), verbose=True)).split("0.000 s")[1]
+    message = " ".join(lines(capsys, look(check("nvlink", SEEN), evidence=evidence), verbose=True)).split("0.000 s")[1]
 
-    assert "".join(told.split()) == (
-        "ContainerRuntime(used=Configuration(path='/etc/config.toml',"
+    assert "".join(message.split()) == (
+        "ContainerRuntime(used=RuntimeConfiguration(path='/etc/config.toml',"
         "files=(ReadFile(path='/etc/config.toml',written='2025-06-1515:06:40+00:00'),)),"
         "how=('kubelet',),started='infs')"
     )
@@ -198,10 +200,10 @@ def test_verbose_shows_the_facts_and_what_was_cut_is_counted(capsys: pytest.Capt
     records = tuple(Record(seq, 1.0, 0, "x" * 900) for seq in range(5000))
     silent = Probe("nvml", lambda _: 0, int)
     evidence = Evidence({LINKS: ("up", "down"), silent: BLIND, RING: records}, seconds={"links": 0.0123})
-    told = lines(capsys, look(check("nvlink", SEEN), evidence=evidence), verbose=True)
+    messages = lines(capsys, look(check("nvlink", SEEN), evidence=evidence), verbose=True)
 
-    assert told[told.index("links, 0.012 s") + 1] == "('up', 'down')"
-    assert "DriverNotLoaded: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)" in told
-    assert any("4936" in line for line in told)
-    assert any("+800" in line for line in told)
-    assert len(told) < 300
+    assert messages[messages.index("links, 0.012 s") + 1] == "('up', 'down')"
+    assert "DriverNotLoaded: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)" in messages
+    assert any("4936" in line for line in messages)
+    assert any("+800" in line for line in messages)
+    assert len(messages) < 300

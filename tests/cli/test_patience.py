@@ -48,7 +48,7 @@ class _Passing(threading.Event):
         return False
 
 
-@pytest.mark.parametrize("wait", [lambda one, look: one.ask(look), lambda one, look: one.until(look, 60.0)])
+@pytest.mark.parametrize("wait", [lambda entry, look: entry.ask(look), lambda entry, look: entry.until(look, 60.0)])
 def test_a_person_waits_no_longer_than_a_moment_for_a_busy_server(
     wait: Callable[[CommandRetries, Callable[[], str]], str],
 ) -> None:

@@ -37,37 +37,37 @@ def test_status_shows_how_much_the_cards_of_each_node_are_used(kubeconfig: Path)
     assert b"Used" in table.stdout
     assert b"75 %" in table.stdout
     (node,) = json.loads(document.stdout)["nodes"]
-    assert (node["utilization_percent"], [one["percent"] for one in node["utilization"]]) == (75, [100, 50])
+    assert (node["utilization_percent"], [entry["percent"] for entry in node["utilization"]]) == (75, [100, 50])
 
 
 def test_without_it_the_table_has_no_column_for_it(kubeconfig: Path) -> None:
-    told = run(kubeconfig, "status", "--allocation")
-    assert (told.returncode, b"Used" in told.stdout) == (0, False)
+    process = run(kubeconfig, "status", "--allocation")
+    assert (process.returncode, b"Used" in process.stdout) == (0, False)
 
 
 def test_status_shows_the_rest_where_it_does_not_answer_and_says_so(kubeconfig: Path) -> None:
     with PrometheusStandIn() as world:
-        told = run(kubeconfig, "status", "--allocation", "--prometheus", world.url)
-    assert (told.returncode, b"gpu-node-1" in told.stdout, b"Used" in told.stdout) == (2, True, False)
-    assert told.stderr.decode() == (
+        process = run(kubeconfig, "status", "--allocation", "--prometheus", world.url)
+    assert (process.returncode, b"gpu-node-1" in process.stdout, b"Used" in process.stdout) == (2, True, False)
+    assert process.stderr.decode() == (
         f"gpu-healthcheck status: {world.url} has no series {SERIES}: does it ask the DCGM exporter?\n"
     )
 
 
 def test_diagnose_asks_for_the_use_of_cards_and_for_idle_ones_and_tells_what_hides_them(kubeconfig: Path) -> None:
     with PrometheusStandIn({THERE: [series(8)]}) as world:
-        told = json.loads(run(kubeconfig, "diagnose", "--json", "--prometheus", world.url).stdout)
+        result = json.loads(run(kubeconfig, "diagnose", "--json", "--prometheus", world.url).stdout)
     assert world.asked == [THERE, NOW, IDLE]
-    assert [one["kind"] for one in told["unobserved"] if one["hides"] == "GpusHeldIdle"] == []
+    assert [entry["kind"] for entry in result["unobserved"] if entry["hides"] == "GpusHeldIdle"] == []
     gone = run(kubeconfig, "diagnose", "--json", "--prometheus", world.url)
-    (one,) = [one for one in json.loads(gone.stdout)["unobserved"] if one["kind"] == "GPU utilization"]
-    assert one["hides"] == "GpusHeldIdle"
-    assert one["why"].startswith(f"{world.url} does not answer as a Prometheus: ")
+    (entry,) = [load for load in json.loads(gone.stdout)["unobserved"] if load["kind"] == "GPU utilization"]
+    assert entry["hides"] == "GpusHeldIdle"
+    assert entry["why"].startswith(f"{world.url} does not answer as a Prometheus: ")
     assert gone.returncode in (1, 2)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "raw"),
     [
         (("status", "--allocation", "--prometheus", "host:9090"), b"has to begin with http"),
         (("status", "--prometheus", "http://host:9090"), b"goes with --allocation"),
@@ -75,6 +75,6 @@ def test_diagnose_asks_for_the_use_of_cards_and_for_idle_ones_and_tells_what_hid
         (("diagnose", "--prometheus", "http://host", "--from", "state.json"), b"--prometheus tells of now"),
     ],
 )
-def test_wrong_use(kubeconfig: Path, words: tuple[str, ...], says: bytes) -> None:
-    told = run(kubeconfig, *words)
-    assert (told.returncode, says in told.stderr) == (3, True)
+def test_wrong_use(kubeconfig: Path, words: tuple[str, ...], raw: bytes) -> None:
+    process = run(kubeconfig, *words)
+    assert (process.returncode, raw in process.stderr) == (3, True)

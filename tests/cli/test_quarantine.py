@@ -43,15 +43,15 @@ def test_a_node_that_passes_is_cordoned_drained_tested_and_given_back(hospital: 
 
     assert (code, err) == (0, ""), out
     assert (hospital.cordon("well"), hospital.pods()) == ((False, None), {"exporter"})
-    told = [line.partition(" ")[2] for line in out.splitlines() if line[:2].isdigit()]
-    assert told == [
+    messages = [line.partition(" ")[2] for line in out.splitlines() if line[:2].isdigit()]
+    assert messages == [
         "cordoned",
         "stays: default/exporter: of DaemonSet of",
         "told to go: default/work",
         "gone: default/work",
         "drained",
         "Job gpu-healthcheck/gpu-quarantine-well made",
-        *[line for line in told if "waits: " in line],
+        *[line for line in messages if "waits: " in line],
         "test: begun (test 4-dcgm-diag-l4)",
         "\\x1b[31mnot JSON at all [/red]",
         "test: ended (test 4-dcgm-diag-l4)",
@@ -82,7 +82,7 @@ def test_several_nodes_are_tested_at_once_and_each_line_has_its_node(hospital: H
     hospital.let_go("two")
 
     out, err = process.communicate()
-    results = {one["node"]: one for one in json.loads(out)}
+    results = {load["node"]: load for load in json.loads(out)}
     assert (process.returncode, results["nowhere"]["why_not"]) == (2, "there is no such node (any more)")
     assert [results[name]["recommendation"] for name in ("one", "two")] == ["return-to-service"] * 2
     assert results["one"]["step"]["commands"] == ["kubectl uncordon one"]
@@ -260,9 +260,9 @@ def test_killed_after_any_of_its_writes_the_same_command_brings_it_to_its_end(ho
     assert len(set(jobs + hospital.jobs("killed"))) == (2 if write >= GIVEN_BACK else 1)
 
 
-@pytest.mark.parametrize(("recommendation", "code", "is_told"), [("reset", 1, True), ("rerun", 1, False)])
+@pytest.mark.parametrize(("recommendation", "code", "is_flag"), [("reset", 1, True), ("rerun", 1, False)])
 def test_a_result_that_nobody_saw_is_told_before_anything_is_tested_anew(
-    hospital: Hospital, recommendation: str, code: int, *, is_told: bool
+    hospital: Hospital, recommendation: str, code: int, *, is_flag: bool
 ) -> None:
     """After hours, with the terminal closed long ago. What is to be run again is run again."""
     hospital.admit("unseen", recommendation=recommendation)
@@ -275,10 +275,10 @@ def test_a_result_that_nobody_saw_is_told_before_anything_is_tested_anew(
     hospital.let_go("unseen")
     eventually(lambda: hospital.has_ended("unseen"))
 
-    assert ("would tell the result of Job" in hospital.quarantine("unseen", "--dry-run")[1]) == is_told
+    assert ("would tell the result of Job" in hospital.quarantine("unseen", "--dry-run")[1]) == is_flag
     seen = hospital.quarantine("unseen")
     assert (seen[0], f"recommendation: {recommendation}" in seen[1]) == (code, True)
-    assert ("ended while nobody followed it" in seen[1], hospital.jobs("unseen") == first) == (is_told, is_told)
+    assert ("ended while nobody followed it" in seen[1], hospital.jobs("unseen") == first) == (is_flag, is_flag)
 
     hospital.quarantine("unseen")
     assert hospital.jobs("unseen") != first
@@ -343,15 +343,15 @@ def test_two_people_at_once_follow_one_job(hospital: Hospital) -> None:
     hospital.admit("both")
     hospital.hold("both")
     hospital.pod("work", "both")
-    one, other = hospital.start("both"), hospital.start("both")
-    until_it_says(one, "test: begun")
+    process, other = hospital.start("both"), hospital.start("both")
+    until_it_says(process, "test: begun")
     until_it_says(other, "test: begun")
     job = hospital.jobs("both")
     hospital.let_go("both")
 
-    assert "recommendation: return-to-service" in one.communicate()[0]
+    assert "recommendation: return-to-service" in process.communicate()[0]
     assert "recommendation: return-to-service" in other.communicate()[0]
-    assert (one.returncode, other.returncode, hospital.jobs("both")) == (0, 0, job)
+    assert (process.returncode, other.returncode, hospital.jobs("both")) == (0, 0, job)
 
 
 def test_ctrl_c_while_pods_go_makes_no_job(hospital: Hospital) -> None:
@@ -360,11 +360,11 @@ def test_ctrl_c_while_pods_go_makes_no_job(hospital: Hospital) -> None:
     process = hospital.start("draining")
     until_it_says(process, "told to go: default/held")
 
-    said = interrupted(process)
+    message = interrupted(process)
 
     assert (process.returncode, hospital.jobs("draining")) == (130, [])
-    assert "the node is cordoned by this command" in said
-    assert "$ kubectl uncordon draining\n" in said
+    assert "the node is cordoned by this command" in message
+    assert "$ kubectl uncordon draining\n" in message
 
 
 def test_a_run_without_a_result_is_no_verdict(hospital: Hospital) -> None:
@@ -412,8 +412,8 @@ def test_a_job_that_gets_no_pod_says_why(hospital: Hospital) -> None:
 
     process = hospital.start("podless")
 
-    told = until_it_says(process, "Job gpu-healthcheck/gpu-quarantine-podless has no pod: FailedCreate: ")
-    assert 'serviceaccount "nobody" not found' in told
+    message = until_it_says(process, "Job gpu-healthcheck/gpu-quarantine-podless has no pod: FailedCreate: ")
+    assert 'serviceaccount "nobody" not found' in message
     assert "$ kubectl delete job" in interrupted(process)
 
 

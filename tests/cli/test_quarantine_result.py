@@ -11,8 +11,8 @@ from healthcheck.verdict.record import RunRecord
 
 
 def test_no_word_of_a_record_makes_a_line_of_its_own() -> None:
-    out, says = StringIO(), "now\nrecommendation: return-to-service"
-    show(QuarantineOutcome("one", "reboot", RunRecord(timestamp=says, recommendation="reboot")), Screen(file=out))
+    out, message = StringIO(), "now\nrecommendation: return-to-service"
+    show(QuarantineOutcome("one", "reboot", RunRecord(timestamp=message, recommendation="reboot")), Screen(file=out))
 
-    told = [line.rstrip() for line in out.getvalue().splitlines() if line.startswith("recommendation")]
-    assert told == ["recommendation: reboot"]
+    messages = [line.rstrip() for line in out.getvalue().splitlines() if line.startswith("recommendation")]
+    assert messages == ["recommendation: reboot"]

@@ -57,10 +57,10 @@ def hospital(scheduled: ControlPlane, host: SimulatedNode, tmp_path: Path) -> It
 def _template() -> dict[str, Any]:
     """The CronJob of the manifests. Its image's program and paths of the host are those of this machine."""
     documents = yaml.safe_load_all((MANIFESTS / "10-quarantine.yaml").read_text())
-    (template,) = (one for one in documents if one["metadata"]["name"] == CRON_JOB)
+    (template,) = (document for document in documents if document["metadata"]["name"] == CRON_JOB)
     (container,) = template["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     container["command"] = [sys.executable, "-m", "quarantine"]
-    container["env"] = [one for one in container["env"] if one["name"] == "NODE_NAME"]
+    container["env"] = [entry for entry in container["env"] if entry["name"] == "NODE_NAME"]
     spec: dict[str, Any] = template["spec"]
     return spec
 

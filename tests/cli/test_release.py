@@ -187,13 +187,13 @@ def test_by_labels_all_is_shown_and_a_person_is_asked(
 ) -> None:
     done = select(kubeconfig, "rack=7", *words, answers=answers)
 
-    assert (done.returncode, [one.path.partition("?")[0] for one in rack.writes]) == (code, written), done.stderr
+    assert (done.returncode, [write.path.partition("?")[0] for write in rack.writes]) == (code, written), done.stderr
     assert done.stdout.startswith("n: would release\n  REBOOT   Xid79 on gpu/0000:53:00.0 ")
     assert ("Release 1 of 2 nodes? [y/N]: " in done.stdout) is (not words)
 
 
 @pytest.mark.parametrize(
-    ("selector", "code", "said"),
+    ("selector", "code", "message"),
     [
         ("rack=9", 2, "-l 'rack=9': no node has such labels"),
         ("rack=7,rack!=7", 2, "no node has such labels"),
@@ -201,26 +201,26 @@ def test_by_labels_all_is_shown_and_a_person_is_asked(
     ],
 )
 def test_labels_that_choose_nothing_to_release(
-    rack: ApiStandIn, kubeconfig: Path, selector: str, code: int, said: str
+    rack: ApiStandIn, kubeconfig: Path, selector: str, code: int, message: str
 ) -> None:
     rack.edit_node("well", {"metadata": {"labels": {"kubernetes.io/hostname": "well"}}})
     done = select(kubeconfig, selector, "--yes")
 
     assert (done.returncode, rack.writes) == (code, [])
-    assert said in done.stderr
+    assert message in done.stderr
     assert code or done.stdout == "1 node, and none has anything to release\n"
 
 
 def test_all_nodes_are_asked_by_one_connection(rack: ApiStandIn, kubeconfig: Path) -> None:
     done = select(kubeconfig, "rack in (7,8)", "--yes")
 
-    written = [one.path.partition("?")[0] for one in rack.writes]
+    written = [write.path.partition("?")[0] for write in rack.writes]
     assert (done.returncode, written) == (0, ["/api/v1/nodes/away", "/api/v1/nodes/n"]), done.stderr
     assert rack.connections == 1
 
 
 def test_what_nobody_was_shown_is_not_released(rack: ApiStandIn, kubeconfig: Path) -> None:
     access = Access(str(kubeconfig))
-    wish = ReleaseOptions("me", "x", keep_cordoned=False, dry_run=False, wait_seconds=0.0, shown=frozenset())
+    options = ReleaseOptions("me", "x", keep_cordoned=False, dry_run=False, wait_seconds=0.0, shown=frozenset())
 
-    assert (release_nodes(["n"], wish, access), rack.writes) == (2, [])
+    assert (release_nodes(["n"], options, access), rack.writes) == (2, [])

@@ -111,7 +111,7 @@ def test_watched_a_program_gets_one_document_after_the_other(
     monkeypatch.setattr("time.sleep", sleep)
     documents = read(told(kubeconfig, "-w", "-o", form))  # type: ignore[operator]
 
-    assert [[row["node"] for row in one["nodes"]] for one in documents] == [[*NODES], [*NODES]]
+    assert [[row["node"] for row in document["nodes"]] for document in documents] == [[*NODES], [*NODES]]
 
 
 def test_a_timeout_that_is_none_is_wrong_use(kubeconfig: Path) -> None:

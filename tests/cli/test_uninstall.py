@@ -47,8 +47,8 @@ def kubeconfig(api: ApiStandIn, tmp_path: Path) -> Path:
 def ours_on(node: Json) -> list[str]:
     """Whatever of ours stands on a Node, by name."""
     metadata, spec = node["metadata"], node["spec"]
-    keys = [*metadata.get("labels", {}), *metadata["annotations"], *(one["key"] for one in spec.get("taints", []))]
-    conditions = [one["type"] for one in node["status"]["conditions"] if one["type"] == "GpuHealthy"]
+    keys = [*metadata.get("labels", {}), *metadata["annotations"], *(entry["key"] for entry in spec.get("taints", []))]
+    conditions = [entry["type"] for entry in node["status"]["conditions"] if entry["type"] == "GpuHealthy"]
     return [key for key in keys if key.startswith(P)] + conditions
 
 
@@ -76,8 +76,8 @@ def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: 
         node = api.node(name)
         assert (ours_on(node), node["spec"]["taints"]) == ([], [SPOT])
         assert (node["metadata"]["labels"]["team"], node["metadata"]["annotations"]) == ("vision", {"note": "x"})
-        assert [one["type"] for one in node["status"]["conditions"]] == ["Ready"]
-    assert [(one.method, one.path.partition("?")[0]) for one in api.writes] == [
+        assert [entry["type"] for entry in node["status"]["conditions"]] == ["Ready"]
+    assert [(write.method, write.path.partition("?")[0]) for write in api.writes] == [
         ("PATCH", f"/api/v1/nodes/{part}") for part in ("failed", "failed/status", "well", "well/status")
     ]
     assert done.stdout.splitlines()[-4:] == [
@@ -201,7 +201,7 @@ def test_a_lost_race_is_computed_again_on_what_stands_then(api: ApiStandIn, kube
     assert take_off(Raced(partial(client, kubeconfig)), "failed", Screen(quiet=True))
 
     assert (ours_on(api.node("failed")), api.node("failed")["spec"]["taints"]) == ([], [SPOT, new])
-    assert [one.status for one in api.writes] == [409, 200, 200]
+    assert [write.status for write in api.writes] == [409, 200, 200]
 
 
 def test_a_node_that_went_away_meanwhile_needs_nothing(api: ApiStandIn, kubeconfig: Path) -> None:

@@ -40,8 +40,8 @@ def wanted(amounts: Mapping[str, str], **spec: Any) -> Object:
 
 def told(*objects: Object, ask: Any = None, **manifest: Any) -> WouldFit:
     raw = manifest.pop("raw", None) or wanted(manifest.pop("amounts"), **manifest)
-    (one,) = answers(snapshot(*objects), [raw], ask)
-    return one
+    (answer,) = answers(snapshot(*objects), [raw], ask)
+    return answer
 
 
 FAULTY = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
@@ -91,7 +91,7 @@ def test_each_node_answers_for_a_pod_that_nobody_has_made(
     state: list[Object], manifest: dict[str, Any], fits: dict[str, bool], added: tuple[str, ...]
 ) -> None:
     answer = told(*state, **manifest)
-    assert {one.node: one.fits for one in answer.nodes if one.node in fits} == fits
+    assert {node.node: node.fits for node in answer.nodes if node.node in fits} == fits
     assert answer.added == added
     assert answer.fits is any(fits.values())
 
@@ -183,7 +183,7 @@ FILES = [
 @pytest.mark.parametrize(("text", "pods"), FILES)
 def test_pods_are_found_in_what_makes_them(text: str, pods: list[tuple[str, str]]) -> None:
     found = pods_in(text, "ops")
-    assert [(one["metadata"]["namespace"], one["metadata"]["name"]) for one in found] == pods
+    assert [(entry["metadata"]["namespace"], entry["metadata"]["name"]) for entry in found] == pods
 
 
 @pytest.mark.parametrize("text", ["", "kind: Service", "[", "kind: Pod\n  x: {", "a: " + "[" * 5000, *HOSTILE])
@@ -237,5 +237,5 @@ def test_without_pods_nobody_knows_what_is_free(tmp_path: Path) -> None:
 
 
 def test_a_document_holds_what_the_page_says() -> None:
-    (one,) = document([told(*HAMI, shared("a", card(0)), amounts=ONE)])
-    assert (one["fits"], one["added"], one["admission"]) == (True, ["scheduler hami-scheduler"], "by rules")
+    (entry,) = document([told(*HAMI, shared("a", card(0)), amounts=ONE)])
+    assert (entry["fits"], entry["added"], entry["admission"]) == (True, ["scheduler hami-scheduler"], "by rules")

@@ -65,7 +65,9 @@ def options() -> Iterator[tuple[str, Any]]:
     for name in commands.list_commands(None):
         command = commands.commands[name]
         if not command.hidden:
-            yield from ((name, one) for one in command.params if one.param_type_name == "option" and not one.is_flag)
+            yield from (
+                (name, param) for param in command.params if param.param_type_name == "option" and not param.is_flag
+            )
 
 
 CASES = [
@@ -86,24 +88,24 @@ def said_to(*words: str) -> tuple[int, str]:
     return done.returncode, done.stderr.decode().splitlines()[-1]
 
 
-@pytest.mark.parametrize(("command", "option", "value", "said"), CASES)
+@pytest.mark.parametrize(("command", "option", "value", "message"), CASES)
 def test_a_wrong_word_is_answered_with_what_is_allowed(
-    command: str, option: str, value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, option: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, line = said_to(command, *ARGUMENTS.get(command, ()), option, value)
 
     assert code == 3
     assert line.startswith(f"Error: Invalid value for '{option}'")
-    assert said in line
+    assert message in line
     assert not any(word in line for word in ("Value error", "Input should"))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["release", "quarantine"])
 def test_a_wait_of_no_length_is_none(command: str) -> None:
-    said = said_to(command, *ARGUMENTS[command], "--timeout", "0")
-    assert said == (3, "Error: Invalid value for '--timeout': more than 0 is needed")
+    result = said_to(command, *ARGUMENTS[command], "--timeout", "0")
+    assert result == (3, "Error: Invalid value for '--timeout': more than 0 is needed")
 
 
 @pytest.mark.parametrize("word", ["nonsense", ""])
@@ -120,7 +122,7 @@ def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("status", "--prometheus", "http://a:1"), "--prometheus goes with --allocation"),
         (("status", "-o", "html", "-w"), "without --watch and --allocation"),
@@ -141,9 +143,9 @@ def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
         (("nonsense",), "No such command 'nonsense'"),
     ],
 )
-def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str) -> None:
+def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: str) -> None:
     code, line = said_to(*words)
-    assert (code, said in line) == (3, True), line
+    assert (code, message in line) == (3, True), line
 
 
 @pytest.mark.parametrize("command", [("replay", "/nowhere"), ("diagnose", "--from", "/nowhere")])
@@ -158,12 +160,12 @@ FOLDER = "the path of a folder from the root, beginning with /"
 
 
 @pytest.mark.parametrize(
-    ("settings", "key", "value", "said"),
+    ("settings", "key", "value", "message"),
     [
         *((one, "LOG_LEVEL", "loud", LEVELS) for one in (AgentSettings, SweeperSettings, QuarantineSettings)),
         *((one, "NODE_NAME", "", NAME) for one in (AgentSettings, NodeTestSettings, QuarantineSettings)),
         (AgentSettings, "NODE_NAME", "n" * 254, NAME),
-        *((AgentSettings, "METRICS_PORT", one, PORT) for one in ("many", "", "-1", "65536", "1e3", "٣", "9" * 20)),
+        *((AgentSettings, "METRICS_PORT", text, PORT) for text in ("many", "", "-1", "65536", "1e3", "٣", "9" * 20)),
         *((AgentSettings, key, "", FOLDER) for key in ("HOST_ROOT", "CONFIG_DIR", "STATE_DIR")),
         *((one, "HOST_ROOT", "host", FOLDER) for one in (NodeTestSettings, QuarantineSettings)),
         (QuarantineSettings, "REPORT_DIR", ".", FOLDER),
@@ -173,7 +175,7 @@ def test_a_wrong_variable_of_a_program_is_answered_likewise(
     settings: type[Struct],
     key: str,
     value: str,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -183,4 +185,4 @@ def test_a_wrong_variable_of_a_program_is_answered_likewise(
         read_variables(settings)
 
     assert complain_of_environment("agent", wrong.value) == 3
-    assert capsys.readouterr().err == f"gpu-healthcheck agent: {key} = {value!r}: {said}\n"
+    assert capsys.readouterr().err == f"gpu-healthcheck agent: {key} = {value!r}: {message}\n"

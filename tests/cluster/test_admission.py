@@ -271,7 +271,7 @@ OTHER_REPAIRS: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 def appended(conditions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A JSON patch: unlike the strategic one it can make two of a type."""
-    return [{"op": "add", "path": "/status/conditions/-", "value": one} for one in conditions]
+    return [{"op": "add", "path": "/status/conditions/-", "value": condition} for condition in conditions]
 
 
 REFUSED_NODE_WRITES = [
@@ -524,12 +524,12 @@ def test_an_agent_takes_a_release_away_with_its_new_record_and_cannot_change_it(
     assert cluster.plane.request("PATCH", path_of(MAIN, OWN), metadata(annotations={release: "{}"})).status == 200
 
     changed = cluster.patch(path_of(resource, OWN), metadata(annotations={release: '{"by":"me"}'}))
-    beside = cluster.patch(path_of(resource, OWN), metadata(labels={f"{P}/status": "fail"}))
+    answer = cluster.patch(path_of(resource, OWN), metadata(labels={f"{P}/status": "fail"}))
     taken = cluster.patch(path_of(resource, OWN), metadata(annotations={release: None, f"{P}/results": "{}"}))
     again = cluster.patch(path_of(resource, OWN), metadata(annotations={release: "{}"}))
 
     assert (changed.status, RELEASED in changed.message) == (403, True), changed.message
-    assert (beside.status, taken.status, again.status) == (200, 200, 403), (beside.message, taken.message)
+    assert (answer.status, taken.status, again.status) == (200, 200, 403), (answer.message, taken.message)
     assert release not in taken.body["metadata"]["annotations"]
 
 
@@ -553,14 +553,18 @@ def test_an_agent_sets_its_condition_and_leaves_the_others(cluster: Cluster) -> 
 def test_an_agent_sets_all_its_conditions_at_once_and_takes_those_for_repairers_away(cluster: Cluster) -> None:
     repairs = [READY | {"type": kind} for kind in REPAIR_CONDITIONS]
 
-    told = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT, *repairs]}})
+    answer = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT, *repairs]}})
     changed = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [READY | {"status": "True"}]}})
     agent = cluster.agent()
     left = agent.remove_conditions(OWN, REPAIR_CONDITIONS)
 
-    assert [told.status, changed.status] == [200, 200], (told.message, changed.message)
-    assert {one["type"] for one in told.body["status"]["conditions"]} == {"Ready", "GpuHealthy", *REPAIR_CONDITIONS}
-    assert {one["type"] for one in left.conditions} == {"Ready", "GpuHealthy"}
+    assert [answer.status, changed.status] == [200, 200], (answer.message, changed.message)
+    assert {entry["type"] for entry in answer.body["status"]["conditions"]} == {
+        "Ready",
+        "GpuHealthy",
+        *REPAIR_CONDITIONS,
+    }
+    assert {condition["type"] for condition in left.conditions} == {"Ready", "GpuHealthy"}
 
 
 @pytest.mark.parametrize("words", [{"message": "Monitoring is active"}, {"message": ""}], ids=["theirs", "none"])
@@ -572,10 +576,10 @@ def test_an_agent_may_not_change_a_condition_that_another_program_wrote(
 
     over = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [READY]}})
     away = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [READY | {"$patch": "delete"}]}})
-    beside = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT]}})
+    answer = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT]}})
 
     assert [THEIR_CONDITION in one.message for one in (over, away)] == [True, True], (over.message, away.message)
-    assert (over.status, away.status, beside.status) == (403, 403, 200), beside.message
+    assert (over.status, away.status, answer.status) == (403, 403, 200), answer.message
 
 
 def test_the_policy_can_afford_a_node_as_crowded_as_they_get(cluster: Cluster) -> None:
@@ -593,9 +597,9 @@ def test_the_policy_can_afford_a_node_as_crowded_as_they_get(cluster: Cluster) -
     own = {"metadata": {"labels": {f"{P}/status": "fail"}}, "spec": {"taints": [*taints, UNHEALTHY]}}
     marked = cluster.ask("PATCH", path_of(MAIN, OWN), own)
     condition = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": "x" * 1024}
-    told = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [condition]}})
+    answer = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [condition]}})
 
-    assert [marked.status, told.status] == [200, 200], (marked.message, told.message)
+    assert [marked.status, answer.status] == [200, 200], (marked.message, answer.message)
 
 
 def test_the_policy_can_afford_a_node_that_others_have_filled(cluster: Cluster) -> None:
@@ -609,9 +613,9 @@ def test_the_policy_can_afford_a_node_that_others_have_filled(cluster: Cluster) 
 
     own = metadata(labels={f"{P}/status": "fail"}) | spec(taints=[SPOT, STARTUP, UNHEALTHY])
     marked = cluster.ask("PATCH", path_of(MAIN, OWN), own)
-    told = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT]}})
+    answer = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT]}})
 
-    assert [marked.status, told.status] == [200, 200], (marked.message, told.message)
+    assert [marked.status, answer.status] == [200, 200], (marked.message, answer.message)
 
 
 def test_an_agent_makes_and_renews_its_own_heartbeat(cluster: Cluster) -> None:
@@ -687,8 +691,8 @@ def test_an_agent_counts_the_slots_and_finds_its_own(cluster: Cluster) -> None:
     agent = cluster.agent()
 
     assert agent.count_slots() == 4
-    assert [one.name for one in agent.list_slots(OWN)] == ["slot-0", "slot-3"]
-    assert [one.holder for one in agent.list_slots()] == [OWN, OTHER, OTHER, OWN]
+    assert [slot.name for slot in agent.list_slots(OWN)] == ["slot-0", "slot-3"]
+    assert [slot.holder for slot in agent.list_slots()] == [OWN, OTHER, OTHER, OWN]
 
 
 def test_an_agent_of_the_version_before_takes_a_place_while_it_is_replaced(cluster: Cluster) -> None:
@@ -706,10 +710,10 @@ def test_a_place_that_another_labels_as_an_agents_own_is_not_its_own(cluster: Cl
 
 @pytest.mark.parametrize("events", [EVENTS])
 def test_an_agent_tells_an_event_about_its_node_and_counts_it_up(cluster: Cluster, events: str) -> None:
-    told = cluster.ask("POST", events, event(DIGEST, OWN))
+    answer = cluster.ask("POST", events, event(DIGEST, OWN))
     counted = cluster.ask("PATCH", f"{events}/{OWN}.{DIGEST}", {"count": 2})
 
-    assert [told.status, counted.status] == [201, 200], (told.message, counted.message)
+    assert [answer.status, counted.status] == [201, 200], (answer.message, counted.message)
 
 
 @dataclass(frozen=True)

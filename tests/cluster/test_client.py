@@ -36,14 +36,16 @@ def cluster(api: ApiStandIn, tmp_path: Path) -> Cluster:
     return Cluster(lambda: connect(Access(kubeconfig)))
 
 
-@pytest.mark.parametrize(("kind", "status"), [(kind, one) for kind, statuses in KINDS.items() for one in statuses])
+@pytest.mark.parametrize(
+    ("kind", "status"), [(kind, number) for kind, statuses in KINDS.items() for number in statuses]
+)
 def test_each_answer_is_of_one_kind_and_the_next_question_is_answered(
     api: ApiStandIn, cluster: Cluster, kind: str, status: int
 ) -> None:
     api.fail_with(status)
-    with pytest.raises(ClusterError, match=rf": {status}: ") as said:
+    with pytest.raises(ClusterError, match=rf": {status}: ") as exception_info:
         cluster.patch_node(NODE, {"metadata": {"labels": {"a": "b"}}})
-    assert type(said.value) is getattr(errors, kind)
+    assert type(exception_info.value) is getattr(errors, kind)
 
     api.recover()
     assert cluster.read_node(NODE).name == NODE
@@ -52,9 +54,9 @@ def test_each_answer_is_of_one_kind_and_the_next_question_is_answered(
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_the_patience_that_the_server_asked_for_is_told(api: ApiStandIn, cluster: Cluster, status: int) -> None:
     api.fail_with(status, 7)
-    with pytest.raises(Unavailable) as said:
+    with pytest.raises(Unavailable) as exception_info:
         cluster.read_node(NODE)
-    assert said.value.retry_after_seconds == 7
+    assert exception_info.value.retry_after_seconds == 7
 
 
 def test_a_server_that_takes_no_connection_is_away(api: ApiStandIn, cluster: Cluster) -> None:

@@ -130,7 +130,7 @@ def test_a_rule_has_no_field_manager_but_ours(plane: ControlPlane) -> None:
 def test_a_token_makes_164_rules_and_not_one_more(plane: ControlPlane) -> None:
     token, rules = plane.agent_token(OWN), plane.device_taint_rules
     devices = [f"{kind}{number}" for kind in ("gpu-", "gpu-0", "gpu-0-mig-1g-", "x") for number in range(110)]
-    called = [(rule(plane, device=one), f"gpu-healthcheck.{OWN}.{one}") for one in devices]
+    called = [(rule(plane, device=device), f"gpu-healthcheck.{OWN}.{device}") for device in devices]
     called += [(rule(plane), f"gpu-healthcheck.{OWN}.{number}") for number in range(110)]
     made = [
         name
@@ -139,12 +139,12 @@ def test_a_token_makes_164_rules_and_not_one_more(plane: ControlPlane) -> None:
     ]
 
     whole, numbers = [f"gpu-{number}" for number in range(100)], map(str, range(64))
-    assert made == [f"gpu-healthcheck.{OWN}.{one}" for one in (*whole, *numbers)]
+    assert made == [f"gpu-healthcheck.{OWN}.{text}" for text in (*whole, *numbers)]
     # Neither can one of them be made a rule for more than a device.
     numbered = f"{rules}/gpu-healthcheck.{OWN}.63"
     for change in ({"device": None}, {"device": None, "pool": None}, {"pool": OTHER}):
         assert plane.request("PATCH", numbered, {"spec": {"deviceSelector": change}}, token=token).status == 403
-    assert {plane.request("DELETE", f"{rules}/{one}", token=token).status for one in made} == {200}
+    assert {plane.request("DELETE", f"{rules}/{text}", token=token).status for text in made} == {200}
 
 
 def test_what_an_older_agent_made_may_be_changed_and_taken_away(plane: ControlPlane) -> None:
@@ -169,12 +169,12 @@ def test_the_products_own_requests_pass(plane: ControlPlane) -> None:
     publish(plane, OWN, ["0000:53:00.0"])
     publish(plane, OTHER, ["0000:53:00.0"])
 
-    assert [(one.name, one.address) for one in taints.list_devices(OWN)] == [("gpu-0", "0000:53:00.0")]
+    assert [(device.name, device.address) for device in taints.list_devices(OWN)] == [("gpu-0", "0000:53:00.0")]
     assert taints.list_rules(OWN) == ()
     taints.create_rule(MissingRule(NAME, "gpu-0", "RESET"), node)
 
     def noted() -> bool:
-        return all(one.is_heeded_now for one in taints.list_rules(OWN))
+        return all(rule.is_heeded_now for rule in taints.list_rules(OWN))
 
     eventually(noted)
     (made,) = taints.list_rules(OWN)
@@ -187,7 +187,7 @@ def test_the_products_own_requests_pass(plane: ControlPlane) -> None:
     assert not taints.delete_rule(made), "it was changed since it was read"
     (made,) = taints.list_rules(OWN)
     assert (made.is_ours, made.tier, made.node_uid) == (True, "REBOOT", node.uid)
-    assert [one.name for one in taints.list_all_rules()] == [NAME]
+    assert [rule.name for rule in taints.list_all_rules()] == [NAME]
 
     # A Node that goes takes its rules along.
     plane.request("DELETE", f"/api/v1/nodes/{OWN}")

@@ -43,7 +43,7 @@ def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
     for path in (f"/api/v1/nodes/{OWN}", f"{BEATS}/{OWN}", SLOTS, EVENTS):
         installed.request("DELETE", path)
     pods = installed.request("GET", "/api/v1/namespaces/gpu-healthcheck/pods").body["items"]
-    for name in (one["metadata"]["name"] for one in pods if one["spec"].get("nodeName") == OWN):
+    for name in (pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName") == OWN):
         installed.request("DELETE", f"/api/v1/namespaces/gpu-healthcheck/pods/{name}?gracePeriodSeconds=0")
 
 
@@ -61,7 +61,7 @@ def token_of(plane: ControlPlane, suffix: str) -> str:
 def managers(plane: ControlPlane, path: str = NODE) -> set[str]:
     """Return the field managers but the controller manager, which may write a new Node at any time."""
     entries = plane.request("GET", path).body["metadata"].get("managedFields", [])
-    return {one["manager"] for one in entries} - {"kube-controller-manager"}
+    return {entry["manager"] for entry in entries} - {"kube-controller-manager"}
 
 
 def fields(manager: str, label: str = "nothing") -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_of_its_own_name_there_are_few_entries(plane: ControlPlane) -> None:
     for value in ("fail", "pass"):
         assert plane.request("PATCH", NODE, {"metadata": {"labels": {f"{P}/status": value}}}, token=token).status == 200
     entries = plane.request("GET", NODE).body["metadata"]["managedFields"]
-    assert len([one for one in entries if one["manager"] == "gpu-healthcheck"]) <= 3, entries
+    assert len([entry for entry in entries if entry["manager"] == "gpu-healthcheck"]) <= 3, entries
 
 
 def test_an_agent_goes_on_on_a_node_with_a_crowd_of_managers_from_before(plane: ControlPlane) -> None:
@@ -145,9 +145,9 @@ def conditions(name: str) -> dict[str, Any]:
 
 def test_so_it_is_with_what_else_an_agent_writes(plane: ControlPlane) -> None:
     token, owner = token_of(plane, ""), [node_owner(OWN, plane.request("GET", NODE).body["metadata"]["uid"])]
-    beat, told = lease(OWN, OWN, ownerReferences=owner), event("0123456789ab", OWN)
+    beat, values = lease(OWN, OWN, ownerReferences=owner), event("0123456789ab", OWN)
     place = slot("slot-9", OWN, ownerReferences=owner)
-    for path, body in ((BEATS, beat), (SLOTS, place), (EVENTS, told)):
+    for path, body in ((BEATS, beat), (SLOTS, place), (EVENTS, values)):
         for name in FOREIGN:
             assert_refused(plane.request("POST", f"{path}?fieldManager={name}", body, token=token), WRITES_AS)
         noted = fields("evil") | {"apiVersion": body["apiVersion"]}

@@ -37,12 +37,14 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(path: Path, *contexts: str, current: str | None = "") -> str:
     """A kubeconfig with a cluster and a user for each context. `current`: the first where nothing is said."""
-    told = contexts[0] if current == "" and contexts else current
+    message = contexts[0] if current == "" and contexts else current
     document = {
-        "current-context": told or "",
-        "clusters": [{"name": one, "cluster": {"server": f"https://{one}:1"}} for one in contexts],
-        "users": [{"name": f"{one}-user", "user": {"token": one}} for one in contexts],
-        "contexts": [{"name": one, "context": {"cluster": one, "user": f"{one}-user"}} for one in contexts],
+        "current-context": message or "",
+        "clusters": [{"name": context, "cluster": {"server": f"https://{context}:1"}} for context in contexts],
+        "users": [{"name": f"{context}-user", "user": {"token": context}} for context in contexts],
+        "contexts": [
+            {"name": context, "context": {"cluster": context, "user": f"{context}-user"}} for context in contexts
+        ],
     }
     path.write_text(yaml.safe_dump(document))
     return str(path)
@@ -140,7 +142,7 @@ class TestOutside:
             choose(NOTHING_SAID)
 
     @pytest.mark.parametrize(
-        ("content", "said"),
+        ("content", "message"),
         [
             ("[]", "kubeconfig {}: it is no kubeconfig"),
             ("[", "kubeconfig {}: while parsing a flow node"),
@@ -153,7 +155,7 @@ class TestOutside:
         ],
     )
     def test_what_can_not_be_used_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, message: str
     ) -> None:
         path = tmp_path / "config"
         path.write_text(content)
@@ -161,15 +163,15 @@ class TestOutside:
 
         with pytest.raises(ClusterError) as caught:
             connect(NOTHING_SAID)
-        assert str(caught.value).startswith(f"no cluster to talk to: {said.format(path)}")
+        assert str(caught.value).startswith(f"no cluster to talk to: {message.format(path)}")
         assert "\n" not in str(caught.value)
 
     def test_without_any_it_says_where_it_looked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        said = "and this is no pod: give --kubeconfig, or set KUBECONFIG"
-        with pytest.raises(KubeconfigError, match=f"^no file ~/.kube/config, {said}$"):
+        message = "and this is no pod: give --kubeconfig, or set KUBECONFIG"
+        with pytest.raises(KubeconfigError, match=f"^no file ~/.kube/config, {message}$"):
             choose(NOTHING_SAID)
         monkeypatch.setenv("KUBECONFIG", "/nowhere:/elsewhere")
-        with pytest.raises(KubeconfigError, match=f"^no file /nowhere, /elsewhere, {said}$"):
+        with pytest.raises(KubeconfigError, match=f"^no file /nowhere, /elsewhere, {message}$"):
             choose(None)
 
     def test_a_user_without_a_home_is_told_so_too(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def kubeconfig(proxy: LyingProxy, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "call"),
-    [*((Cluster, one) for one in CALLS.values()), *((DeviceTaints, one) for one in DEVICE_CALLS.values())],
+    [*((Cluster, report) for report in CALLS.values()), *((DeviceTaints, report) for report in DEVICE_CALLS.values())],
     ids=[*CALLS, *DEVICE_CALLS],
 )
 def test_any_shape_is_a_cluster_error_or_an_answer(

@@ -30,7 +30,9 @@ def documents(kind: str) -> list[dict[str, Any]]:
 
 
 def test_the_policies_that_verify_asks_for_are_those_of_the_manifests() -> None:
-    assert sorted(POLICIES) == sorted(one["metadata"]["name"] for one in documents("ValidatingAdmissionPolicy"))
+    assert sorted(POLICIES) == sorted(
+        document["metadata"]["name"] for document in documents("ValidatingAdmissionPolicy")
+    )
 
 
 @pytest.mark.cluster
@@ -207,7 +209,7 @@ def test_the_generated_part_of_the_config_map_is_fresh() -> None:
 
 
 def spec_of(kind: str, name: str) -> dict[str, Any]:
-    (found,) = (one for one in documents(kind) if one["metadata"]["name"] == name)
+    (found,) = (document for document in documents(kind) if document["metadata"]["name"] == name)
     spec: dict[str, Any] = found["spec"]
     return spec
 
@@ -221,9 +223,9 @@ def test_the_sweepers_pods_stay_off_every_node_that_has_an_agent() -> None:
     (nowhere,) = sweeper["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
 
     assert [term["matchExpressions"] for term in anywhere] == [
-        [{**one, "operator": "In"}] for one in nowhere["matchExpressions"]
+        [{**entry, "operator": "In"}] for entry in nowhere["matchExpressions"]
     ]
-    assert {one["operator"] for one in nowhere["matchExpressions"]} == {"NotIn"}
+    assert {entry["operator"] for entry in nowhere["matchExpressions"]} == {"NotIn"}
 
 
 @pytest.mark.parametrize("name", ["gpu-healthcheck-sweep-node", "gpu-healthcheck-quarantine-node"])
@@ -241,7 +243,7 @@ def test_the_port_of_the_manifest_is_the_one_that_the_agent_takes() -> None:
     (container,) = agent["spec"]["template"]["spec"]["containers"]
     port = settings_of(AgentSettings)["METRICS_PORT"].default
 
-    assert [one["containerPort"] for one in container["ports"]] == [port]
+    assert [entry["containerPort"] for entry in container["ports"]] == [port]
     assert port == agent_pod.METRICS_PORT
     for page in ("README.md", "docs/metrics.md"):
         assert str(port) in (ROOT / page).read_text()

@@ -64,8 +64,8 @@ def test_status_shows_every_node_and_names_what_it_passes_over(plane: ControlPla
     assert (rows[WELL]["silent"], [rows[name]["heartbeat_age_seconds"] for name in SAID]) == (True, [None] * len(SAID))
     assert [row["tested_at"] for row in rows.values()] == [""] * len(rows)
     for name, why in SAID.items():
-        (said,) = [one for one in fleet["passed_over"] if one.startswith(f"leases gpu-healthcheck/{name}: ")]
-        assert why in said
+        (result,) = [entry for entry in fleet["passed_over"] if entry.startswith(f"leases gpu-healthcheck/{name}: ")]
+        assert why in result
 
 
 def test_the_table_of_status_says_the_same(plane: ControlPlane) -> None:

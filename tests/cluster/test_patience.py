@@ -50,11 +50,11 @@ def patience(waits: Waits, seconds: float = math.inf, say: Callable[[BaseExcepti
 
 
 def test_what_another_try_may_end_is_asked_again_and_said() -> None:
-    waits, said = Waits(), list[BaseException]()
+    waits, exceptions = Waits(), list[BaseException]()
     answers = Answers([AWAY, Conflict("faster"), "yes"])
 
-    assert patience(waits, say=said.append).ask(answers) == "yes"
-    assert ([type(error) for error in said], len(waits.seconds)) == ([Unavailable, Conflict], 2)
+    assert patience(waits, say=exceptions.append).ask(answers) == "yes"
+    assert ([type(error) for error in exceptions], len(waits.seconds)) == ([Unavailable, Conflict], 2)
     assert all(0 <= seconds <= 0.2 for seconds in waits.seconds)
 
 

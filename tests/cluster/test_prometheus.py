@@ -79,14 +79,14 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize(("instead", "says"), ODD.values(), ids=ODD)
-def test_any_other_answer_is_told_in_one_printable_sentence(instead: Any, says: str) -> None:
-    with PrometheusStandIn(instead=instead) as world, pytest.raises(PrometheusError) as told:
+@pytest.mark.parametrize(("instead", "message"), ODD.values(), ids=ODD)
+def test_any_other_answer_is_told_in_one_printable_sentence(instead: Any, message: str) -> None:
+    with PrometheusStandIn(instead=instead) as world, pytest.raises(PrometheusError) as exception_info:
         instant(world.url, "up")
-    assert str(told.value).startswith(world.url)
-    assert says in str(told.value)
-    assert str(told.value).isprintable()
-    assert len(str(told.value)) < 600
+    assert str(exception_info.value).startswith(world.url)
+    assert message in str(exception_info.value)
+    assert str(exception_info.value).isprintable()
+    assert len(str(exception_info.value)) < 600
 
 
 def never(answers: Any) -> None:
@@ -131,6 +131,6 @@ def test_an_address_is_taken_with_or_without_a_slash_at_its_end() -> None:
     ],
 )
 def test_what_is_no_address_is_refused_without_repeating_it(url: str) -> None:
-    with pytest.raises(AddressError) as told:
+    with pytest.raises(AddressError) as exception_info:
         checked(url)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(exception_info.value)

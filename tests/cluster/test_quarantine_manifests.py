@@ -68,7 +68,7 @@ def test_a_job_asks_for_no_gpu_and_for_cpus_that_nothing_throttles() -> None:
 
 
 def test_a_job_reaches_a_node_that_hyperpod_keeps_work_from() -> None:
-    tolerated = {one["key"] for one in template()["spec"]["template"]["spec"]["tolerations"]}
+    tolerated = {entry["key"] for entry in template()["spec"]["template"]["spec"]["tolerations"]}
     assert {"sagemaker.amazonaws.com/node-health-status", "node.kubernetes.io/unschedulable"} < tolerated
 
 

@@ -40,7 +40,7 @@ DRY = "?dryRun=All"
 def sweep_job(namespace: str = "gpu-healthcheck") -> Job:
     """As the sweeper makes it from the template that we ship."""
     documents = yaml.safe_load_all((MANIFESTS / "07-sweeper.yaml").read_text())
-    (cron_job,) = (one for one in documents if one["metadata"]["name"] == "gpu-healthcheck-sweep-node")
+    (cron_job,) = (document for document in documents if document["metadata"]["name"] == "gpu-healthcheck-sweep-node")
     node = Candidate("n", "uid-1", "p5", {"nvidia.com/gpu": 8}, None, None, "", under_run=False, overdue=False)
     return job_for(cron_job["spec"]["jobTemplate"], node, JobSettings(namespace, 60), datetime.now(UTC))
 

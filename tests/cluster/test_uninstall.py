@@ -84,10 +84,10 @@ def node(plane: ControlPlane, name: str) -> Any:
     return plane.request("GET", f"{NODES}/{name}").body
 
 
-def is_clean(one: Json) -> bool:
+def is_clean(entry: Json) -> bool:
     """Whether nothing of ours is anywhere in that Node, but for who once wrote its fields."""
-    one["metadata"].pop("managedFields")
-    return not any(word in json.dumps(one) for word in (P, "GpuHealthy", REBOOT_REQUIRED, REPLACEMENT_REQUIRED))
+    entry["metadata"].pop("managedFields")
+    return not any(word in json.dumps(entry) for word in (P, "GpuHealthy", REBOOT_REQUIRED, REPLACEMENT_REQUIRED))
 
 
 def uninstall(plane: ControlPlane, *words: str) -> Any:
@@ -104,20 +104,20 @@ def test_all_of_ours_goes_off_and_what_others_set_stays(plane: ControlPlane) -> 
 
     assert (done.returncode, done.stderr) == (0, "")
     nodes = {name: node(plane, name) for name in NAMES}
-    assert {name: one["spec"].get("unschedulable", False) for name, one in nodes.items()} == {
+    assert {name: entry["spec"].get("unschedulable", False) for name, entry in nodes.items()} == {
         FAILED: False,
         SCRIPTS: False,
         PERSONS: True,
     }
-    for one in nodes.values():
-        assert SPOT in one["spec"]["taints"]
-        assert one["metadata"]["labels"]["example.com/team"] == "vision"
-        assert one["metadata"]["annotations"]["example.com/note"] == "kept"
-        assert {condition["type"] for condition in one["status"]["conditions"]} <= {"Ready", HARDWARE_READY}
-        assert is_clean(one)
+    for entry in nodes.values():
+        assert SPOT in entry["spec"]["taints"]
+        assert entry["metadata"]["labels"]["example.com/team"] == "vision"
+        assert entry["metadata"]["annotations"]["example.com/note"] == "kept"
+        assert {condition["type"] for condition in entry["status"]["conditions"]} <= {"Ready", HARDWARE_READY}
+        assert is_clean(entry)
     assert f"{FAILED}: " in done.stdout
     assert "conditions GpuHealthy, GpuRebootRequired, GpuReplacementRequired\n" in done.stdout
-    kept = {one["type"] for one in nodes[FAILED]["status"]["conditions"]}
+    kept = {entry["type"] for entry in nodes[FAILED]["status"]["conditions"]}
     assert kept == {"Ready", HARDWARE_READY}  # in another's words
     assert f"  is uncordoned: gpu-quarantine-{FAILED} had cordoned it\n" in done.stdout
 
@@ -133,8 +133,8 @@ def test_a_crowd_of_field_managers_is_cleared_and_the_usual_ones_stay(plane: Con
     before = {name: len(node(plane, name)["metadata"]["managedFields"]) for name in (FAILED, SCRIPTS)}
     assert before[FAILED] > MOST_FIELD_MANAGERS > before[SCRIPTS] > 20
     crowded = Cluster(lambda: client(plane.kubeconfig)).list_nodes()
-    (told,) = crowd_answers(crowded)
-    assert (told.holds, FAILED in told.said, SCRIPTS in told.said) == (False, True, False)
+    (verification,) = crowd_answers(crowded)
+    assert (verification.holds, FAILED in verification.said, SCRIPTS in verification.said) == (False, True, False)
 
     done = uninstall(plane, "--yes")
 
@@ -196,9 +196,9 @@ def test_a_cordon_that_nobody_is_noted_for_stays(plane: ControlPlane, again: boo
     assert P not in json.dumps(after["metadata"].get("annotations", {}))
 
 
-def owners(one: Json, *path: str) -> list[str]:
+def owners(fields: Json, *path: str) -> list[str]:
     """Who is noted for that field."""
-    return [entry["manager"] for entry in one["metadata"].get("managedFields", []) if _has(entry["fieldsV1"], path)]
+    return [entry["manager"] for entry in fields["metadata"].get("managedFields", []) if _has(entry["fieldsV1"], path)]
 
 
 def _has(fields: Any, path: tuple[str, ...]) -> bool:
@@ -217,8 +217,8 @@ def test_our_writes_leave_the_owners_of_what_they_leave_as_it_is(plane: ControlP
     assert taken is not None
     cluster.patch_node(FAILED, taken)
     verdict, memory = decide(Memory(), [Outcome("xid", "0-nvidia-smi")]), Memory()
-    told = render(verdict, memory, Identity(FAILED), now)
-    change_of_ours = plan(verdict, told, cluster.read_node(FAILED), Rules(), now)
+    record = render(verdict, memory, Identity(FAILED), now)
+    change_of_ours = plan(verdict, record, cluster.read_node(FAILED), Rules(), now)
     assert change_of_ours.patch is not None
     cluster.patch_node(FAILED, change_of_ours.patch)
     after = node(plane, FAILED)
@@ -253,17 +253,20 @@ def test_nothing_is_done_while_the_manifests_programs_are_there(installed: Contr
 def test_the_two_lines_delete_all_that_the_manifests_make(installed: ControlPlane) -> None:
     def deleted(line: str) -> set[tuple[str, str]]:
         printed = installed.kubectl(*line.split()[1:], "--dry-run=server", "-o", "name")
-        return {(kind.partition(".")[0], name) for kind, _, name in (one.partition("/") for one in printed.split())}
+        return {(kind.partition(".")[0], name) for kind, _, name in (word.partition("/") for word in printed.split())}
 
     gone = deleted(STOP) | deleted(DELETE_REST)
     documents = [
-        one for file in sorted(Path(MANIFESTS).glob("*.yaml")) for one in yaml.safe_load_all(file.read_text()) if one
+        entry
+        for file in sorted(Path(MANIFESTS).glob("*.yaml"))
+        for entry in yaml.safe_load_all(file.read_text())
+        if entry
     ]
     left = [
-        (one["kind"].lower(), one["metadata"]["name"])
-        for one in documents
-        if ("namespace", one["metadata"].get("namespace", "")) not in gone
-        and (one["kind"].lower(), one["metadata"]["name"]) not in gone
+        (document["kind"].lower(), document["metadata"]["name"])
+        for document in documents
+        if ("namespace", document["metadata"].get("namespace", "")) not in gone
+        and (document["kind"].lower(), document["metadata"]["name"]) not in gone
     ]
     assert (len(documents) > 20, left) == (True, [])
     assert ("role", "gpu-healthcheck-agent") in gone

@@ -39,8 +39,8 @@ def with_record(key: str = SWEEP_RESULT, hours_ago: float = 2, **record: Any) ->
     return replace(NODE, annotations={key: json.dumps({"timestamp": at(hours_ago), "status": "pass", **record})})
 
 
-def level_4(hours_ago: float, said: str = "pass", **more: Any) -> NodeState:
-    return with_record(QUARANTINE_RESULT, hours_ago, checks=[{"check": "4-dcgm-diag-l4", "status": said}], **more)
+def level_4(hours_ago: float, message: str = "pass", **more: Any) -> NodeState:
+    return with_record(QUARANTINE_RESULT, hours_ago, checks=[{"check": "4-dcgm-diag-l4", "status": message}], **more)
 
 
 KEPT = {"timestamp": at(5), "status": "fail", "by": "agent"}

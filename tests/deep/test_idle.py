@@ -12,7 +12,7 @@ PODS = [(f"team/train-{number}", "nvidia.com/gpu", 2) for number in range(5)]
 
 
 def look(*processes: int | None) -> Evidence:
-    gpus = tuple(Gpu(index, address=f"0000:0{index}:00.0", processes=one) for index, one in enumerate(processes))
+    gpus = tuple(Gpu(index, address=f"0000:0{index}:00.0", processes=number) for index, number in enumerate(processes))
     return Evidence({NVML: DriverReading(Gpus("570", "lib", gpus))})
 
 

@@ -32,7 +32,7 @@ class Node:
 
     def look(self) -> tuple[dict[str, str], set[str]]:
         outcome = look_deeply(self.dcgm, Expectation())
-        return found(outcome), {one.cause.name for one in outcome.unobserved}
+        return found(outcome), {unobserved.cause.name for unobserved in outcome.unobserved}
 
     @property
     def asked(self) -> list[str]:
@@ -41,7 +41,7 @@ class Node:
 
 
 def found(outcome: Outcome) -> dict[str, str]:
-    return {one.reason: one.severity.name for one in outcome.findings}
+    return {finding.reason: finding.severity.name for finding in outcome.findings}
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_doubt_that_nobody_could_settle_is_no_fault_and_no_pass_and_the_sure_o
 
     outcome = look_deeply(node.dcgm, Expectation())
     assert found(outcome) == {"DcgmDiagMemory": "ISOLATE"}
-    assert not [one for one in outcome.passed if one.reason == "DcgmDiagPcie"]
+    assert not [result for result in outcome.passed if result.reason == "DcgmDiagPcie"]
     assert node.asked == ["2", "pcie"]
 
 

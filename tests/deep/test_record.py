@@ -47,8 +47,8 @@ def row(reason: str = MEMORY, severity: str = "RESET", subject: str = GPU, **mor
 
 def run(*rows: Any, minutes: float = 0, **more: Any) -> str:
     """A record as a deep run that ended then wrote it."""
-    known = [one["severity"] for one in rows if isinstance(one, dict) and one.get("severity") in Severity.__members__]
-    worst = max((Severity[one] for one in known), default=PASS)
+    known = [row["severity"] for row in rows if isinstance(row, dict) and row.get("severity") in Severity.__members__]
+    worst = max((Severity[entry] for entry in known), default=PASS)
     status = "fail" if worst >= RESET else "warn" if worst else "pass"
     record = {"schema": 1, "timestamp": moment(minutes), "status": status, "severity": worst.name, "findings": rows}
     checks = [{"check": "1-dcgm-diag-l2", "status": status, "severity": worst.name}]
@@ -59,13 +59,13 @@ def after(memory: Memory, now: Now = NOW, escalate_after: int = 0, **annotations
     """The memory once these records stood on the Node."""
     keys = {"sweep": SWEEP_RESULT, "quarantine": QUARANTINE_RESULT}
     state = node(annotations={keys[kind]: text for kind, text in annotations.items()})
-    for one in untaken(state, memory.taken):
-        memory = after_deep_record(memory, one, now, escalate_after)
+    for record in untaken(state, memory.taken):
+        memory = after_deep_record(memory, record, now, escalate_after)
     return memory
 
 
 def reasons(memory: Memory) -> set[tuple[str, str]]:
-    return {one.key for one in memory.standing}
+    return {finding.key for finding in memory.standing}
 
 
 def knows(*standing: Any, **more: Any) -> Memory:
@@ -76,16 +76,16 @@ class TestTaking:
     def test_makes_the_findings_events_of_our_own(self) -> None:
         memory = after(knows(), at(5), sweep=run(row(last_seen=moment(-1)), minutes=0))
 
-        (one,) = memory.standing
-        assert (one.check, one.nature, one.boot_id, one.last_at) == (
+        (finding,) = memory.standing
+        assert (finding.check, finding.nature, finding.boot_id, finding.last_at) == (
             "dcgm-diag-l2",
             Nature.EVENT,
             BOOT,
             NOW.monotonic - 60,
         )
-        assert (one.finding.severity, one.finding.subject, one.finding.about) == (RESET, GPU, ABOUT)
-        assert (one.finding.detail, one.finding.source) == ("bits flipped", "sweep-result")
-        assert "a later level 2 in which the same test passes" in exit_words(one)
+        assert (finding.finding.severity, finding.finding.subject, finding.finding.about) == (RESET, GPU, ABOUT)
+        assert (finding.finding.detail, finding.finding.source) == ("bits flipped", "sweep-result")
+        assert "a later level 2 in which the same test passes" in exit_words(finding)
         assert memory.taken == {"sweep-result": moment()}
 
     @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ class TestTaking:
         ],
     )
     def test_names_a_gpu_by_its_address(self, subject: str, about: dict[str, Any], wanted: str) -> None:
-        (one,) = after(knows(), sweep=run(row(subject=subject, about=about))).standing
+        (finding,) = after(knows(), sweep=run(row(subject=subject, about=about))).standing
 
-        assert one.finding.subject == wanted
-        assert (one.finding.about == ABOUT) is wanted.startswith(GPU)
+        assert finding.finding.subject == wanted
+        assert (finding.finding.about == ABOUT) is wanted.startswith(GPU)
 
     def test_takes_no_index_that_two_gpus_had(self) -> None:
         twice = remembers(gpus={ADDRESS: ABOUT, "0000:64:00.0": OTHER | {"index": "3"}})
@@ -168,19 +168,19 @@ class TestTaking:
 
     def test_bounds_what_somebody_wrote(self) -> None:
         long = "x" * 5000
-        (one,) = after(knows(), sweep=run(row(subject=f"gpu/{long}", detail=long, about={"uuid": long}))).standing
+        (finding,) = after(knows(), sweep=run(row(subject=f"gpu/{long}", detail=long, about={"uuid": long}))).standing
 
-        assert max(len(one.finding.subject), len(one.finding.detail), len(one.finding.about["uuid"])) <= 500
+        assert max(len(finding.finding.subject), len(finding.finding.detail), len(finding.finding.about["uuid"])) <= 500
 
     def test_takes_no_finding_for_worse_than_its_own_run_says(self) -> None:
-        (one,) = after(knows(), sweep=run(row(severity="ISOLATE"), severity="MONITOR")).standing
+        (finding,) = after(knows(), sweep=run(row(severity="ISOLATE"), severity="MONITOR")).standing
 
-        assert one.finding.severity is MONITOR
+        assert finding.finding.severity is MONITOR
 
     def test_puts_nothing_into_the_future(self) -> None:
-        (one,) = after(knows(), sweep=run(row(), minutes=9000)).standing
+        (finding,) = after(knows(), sweep=run(row(), minutes=9000)).standing
 
-        assert (one.last_seen, one.last_at) == (WALL, NOW.monotonic)
+        assert (finding.last_seen, finding.last_at) == (WALL, NOW.monotonic)
 
     def test_leaves_what_a_look_shows_to_the_looks(self) -> None:
         lost = stands(fault("GpuLost", REBOOT), Nature.LEVEL, check="gpu-count")
@@ -189,10 +189,10 @@ class TestTaking:
 
     def test_counts_a_fault_that_the_next_run_finds_again(self) -> None:
         memory = after(knows(), sweep=run(row()))
-        (one,) = after(memory, at(60), sweep=run(row(detail="again"), minutes=60)).standing
+        (finding,) = after(memory, at(60), sweep=run(row(detail="again"), minutes=60)).standing
 
-        assert (one.count, one.first_seen, one.last_seen) == (2, WALL, WALL + timedelta(minutes=60))
-        assert one.finding.detail == "again"
+        assert (finding.count, finding.first_seen, finding.last_seen) == (2, WALL, WALL + timedelta(minutes=60))
+        assert finding.finding.detail == "again"
 
 
 class TestTheMerge:
@@ -205,7 +205,7 @@ class TestTheMerge:
         # Whoever has nothing but the Node, and the agent, whose own record there is older.
         assert other_severities(state, ()) == ([RESET], ())
         assert other_severities(node(annotations=deep), (), memory.taken) == ([RESET], ())
-        assert [one.reason for one in faults_on(state)] == [MEMORY, PCIE]
+        assert [fault.reason for fault in faults_on(state)] == [MEMORY, PCIE]
 
     def test_counts_a_newer_record_of_the_same_kind(self) -> None:
         state = node(annotations={SWEEP_RESULT: run(row(), minutes=60)})
@@ -284,7 +284,7 @@ class TestItsExits:
 
         assert exits.gpus_answered(memory, [_gpu(), *_others()], 1.0, NOW).standing == ()
         fewer = exits.gpus_answered(memory, [_gpu()], 1.0, NOW)
-        assert [one.finding.subject for one in fewer.standing] == ["gpu/GPU-8"]
+        assert [finding.finding.subject for finding in fewer.standing] == ["gpu/GPU-8"]
 
     @pytest.mark.parametrize(("severity", "stays"), [("MONITOR", 0), ("RESET", 0), ("REBOOT", 0), ("ISOLATE", 1)])
     def test_a_reboot(self, severity: str, stays: int) -> None:
@@ -355,7 +355,7 @@ class TestARelease:
         state = _told(memory, text)
 
         word = release_of(state, "mia", "swapped", WALL)
-        assert [(one.reason, one.subject) for one in word.findings] == [(MEMORY, GPU)]
+        assert [(finding.reason, finding.subject) for finding in word.findings] == [(MEMORY, GPU)]
         assert read_release(state, gestures=True) == (None, ())
 
 
@@ -417,8 +417,8 @@ class TestWritingOne:
         found = fault(PCIE, RESET, "gpu/3", about={"serial": "1650003"}, detail="slow")
         outcome = self.outcome(found, passed=(Passed(MEMORY, "gpu/3"),))
 
-        (one,) = after(memory, at(5), sweep=self.written(outcome)).standing
-        assert (one.key, one.finding.detail, one.count) == ((PCIE, GPU), "slow", 2)
+        (finding,) = after(memory, at(5), sweep=self.written(outcome)).standing
+        assert (finding.key, finding.finding.detail, finding.count) == ((PCIE, GPU), "slow", 2)
 
     @pytest.mark.parametrize(
         ("severities", "blind", "status"),

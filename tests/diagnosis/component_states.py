@@ -43,7 +43,7 @@ TOLERATES_GPU = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSch
 
 def gpu_node(name: str, gpus: int | None = 8, /, **changes: Any) -> Object:
     """As the operator has labelled it."""
-    labels = {f"nvidia.com/gpu.deploy.{one}": "true" for one in _DEPLOY.values()}
+    labels = {f"nvidia.com/gpu.deploy.{text}": "true" for text in _DEPLOY.values()}
     labels |= {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.present": "true"}
     labels |= {"nvidia.com/gpu.count": str(gpus or 0), "nvidia.com/gpu.replicas": "1"} if gpus else {}
     labels |= {"nvidia.com/mig.strategy": "single", "feature.node.kubernetes.io/pci-10de.present": "true"}
@@ -52,7 +52,7 @@ def gpu_node(name: str, gpus: int | None = 8, /, **changes: Any) -> Object:
 
 def operator(*nodes: Object, without: Sequence[str] = (), only: Sequence[str] = OPERANDS) -> list[Object]:
     """The operator with its operands, each ready on all the nodes."""
-    operands = [one for one in only if one not in without]
+    operands = [text for text in only if text not in without]
     deployment = obj(
         "Deployment",
         "gpu-operator",
@@ -73,8 +73,8 @@ def operator(*nodes: Object, without: Sequence[str] = (), only: Sequence[str] = 
         spec={"toolkit": {"enabled": True}, "operator": {"runtimeClass": "nvidia"}},
         status={"state": "ready"},
     )
-    daemons = [daemon(one, wanted=len(nodes)) for one in operands]
-    pods = [operand(one, place["metadata"]["name"]) for one in operands for place in nodes]
+    daemons = [daemon(text, wanted=len(nodes)) for text in operands]
+    pods = [operand(text, place["metadata"]["name"]) for text in operands for place in nodes]
     return [deployment, policy, obj("RuntimeClass", "nvidia", handler="nvidia"), *nodes, *daemons, *pods]
 
 
@@ -86,7 +86,7 @@ def daemon(name: str, /, *, wanted: int = 1, ready: int | None = None, **changes
         "nodeSelector": selector,
         "tolerations": changes.get("tolerations", [TOLERATES_GPU]),
         "containers": [{"name": f"{name}-ctr", "image": changes.get("image", _IMAGES.get(name, "example/x:1"))}],
-        "initContainers": [{"name": one, "image": _IMAGES[VALIDATOR]} for one in _INIT.get(name, ())],
+        "initContainers": [{"name": text, "image": _IMAGES[VALIDATOR]} for text in _INIT.get(name, ())],
     }
     return obj(
         "DaemonSet",
@@ -108,12 +108,12 @@ def daemon(name: str, /, *, wanted: int = 1, ready: int | None = None, **changes
 
 def operand(name: str, on: str, /, **changes: Any) -> Object:
     """A pod of such a DaemonSet; `stands_at` an init container, or with other `states`."""
-    init = [{"name": one, "image": _IMAGES[VALIDATOR]} for one in _INIT.get(name, ())]
+    init = [{"name": text, "image": _IMAGES[VALIDATOR]} for text in _INIT.get(name, ())]
     stands_at, age = changes.pop("stands_at", ""), changes.get("age", 600)
     main = container(f"{name}-ctr", image=changes.pop("image", _IMAGES.get(name, "example/x:1")))
-    status: Object = {"initContainerStatuses": [_done(one["name"], age) for one in init]}
+    status: Object = {"initContainerStatuses": [_done(entry["name"], age) for entry in init]}
     if stands_at:
-        status = {"initContainerStatuses": [_before(one["name"], stands_at, age) for one in init]}
+        status = {"initContainerStatuses": [_before(entry["name"], stands_at, age) for entry in init]}
         changes |= {"phase": "Pending", "states": [_not_begun(main["name"])]}
     elif "states" in changes:
         changes.setdefault("phase", "Running")

@@ -20,9 +20,9 @@ from tests.diagnosis.served import Served, log_of
 
 def agree(objects: Sequence[Mapping[str, Any]], whole: Snapshot) -> None:
     """With the look at everything, as far as each pod is concerned."""
-    for one in objects if whole.sees("Pod") else ():
-        if one["kind"] == "Pod":
-            target = Target("Pod", one["metadata"]["namespace"], one["metadata"]["name"])
+    for entry in objects if whole.sees("Pod") else ():
+        if entry["kind"] == "Pod":
+            target = Target("Pod", entry["metadata"]["namespace"], entry["metadata"]["name"])
             near = looked_at(Served(objects, tuple(whole.missing)), target, whole)
             # Which logs are read is another matter.
             assert _told(near, target) == _told(replace(whole, logs=near.logs), target), target.subject
@@ -45,4 +45,6 @@ def _told(snapshot: Snapshot, target: Target) -> list[Any]:
 
 
 def _shape(problems: Iterable[Problem]) -> list[Any]:
-    return sorted((one.found.cause.name, one.found.subject, _shape(one.consequences)) for one in problems)
+    return sorted(
+        (problem.found.cause.name, problem.found.subject, _shape(problem.consequences)) for problem in problems
+    )

@@ -27,14 +27,14 @@ class Served:
             raise Forbidden("no", "list", resource)
         namespace = path.partition("/namespaces/")[2].partition("/")[0]
         wanted = [term.partition("=") for term in query.get("fieldSelector", "").split(",") if term]
-        for one in self._objects:
-            in_place = not namespace or one["metadata"].get("namespace") == namespace
-            if one["kind"] == kind and in_place and all(_field(one, name) == value for name, _, value in wanted):
-                yield one
+        for entry in self._objects:
+            in_place = not namespace or entry["metadata"].get("namespace") == namespace
+            if entry["kind"] == kind and in_place and all(_field(entry, name) == value for name, _, value in wanted):
+                yield entry
 
     def listed_all(self, kind: str) -> bool:
         """Whether somebody asked for all of a kind, of every namespace."""
-        paths = {one.path() for one in KINDS if one.kind == kind}
+        paths = {api_kind.path() for api_kind in KINDS if api_kind.kind == kind}
         return any(path in paths and not query for path, query in self.asked)
 
 
@@ -43,8 +43,8 @@ def log_of(logs: Mapping[tuple[str, str], str]) -> Callable[[str, str, str, bool
     return lambda namespace, pod, container, _: logs.get((f"pod/{namespace}/{pod}", container), "")
 
 
-def _field(one: Mapping[str, Any], path: str) -> str:
-    value: Any = one
+def _field(entry: Mapping[str, Any], path: str) -> str:
+    value: Any = entry
     for key in path.split("."):
         value = value.get(key, {}) if isinstance(value, Mapping) else {}
     return value if isinstance(value, str) else ""

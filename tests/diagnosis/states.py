@@ -60,7 +60,7 @@ def node(name: str, gpus: int | None = 8, /, **changes: Any) -> Object:
     }
     handlers = changes.get("handlers", ("", "runc", "nvidia"))
     if handlers is not None:
-        status["runtimeHandlers"] = [{"name": one} for one in handlers]
+        status["runtimeHandlers"] = [{"name": handler} for handler in handlers]
     metadata = {"labels": labels | changes.get("labels", {}), "annotations": changes.get("annotations", {})}
     metadata |= changes.get("metadata", {})
     return obj("Node", name, age=changes.get("age", 600), metadata=metadata, spec=spec, status=status)
@@ -68,8 +68,8 @@ def node(name: str, gpus: int | None = 8, /, **changes: Any) -> Object:
 
 def condition(kind: str, status: str, reason: str = "", message: str = "", *, minutes: float = 300) -> Object:
     """A condition that has been so for so long."""
-    told = {"type": kind, "status": status, "reason": reason, "message": message}
-    return {key: one for key, one in told.items() if one} | {"lastTransitionTime": ago(minutes)}
+    fields = {"type": kind, "status": status, "reason": reason, "message": message}
+    return {key: text for key, text in fields.items() if text} | {"lastTransitionTime": ago(minutes)}
 
 
 def container(name: str = "main", gpus: int | str = 0, /, **changes: Any) -> Object:
@@ -92,7 +92,7 @@ def pod(name: str, gpus: int = 1, /, *, on: str = "", **changes: Any) -> Object:
         spec["nodeName"] = on
     phase = changes.get("phase", "Running" if on else "Pending")
     conditions = changes.get("conditions", [condition("PodScheduled", "True", minutes=age)] if on else [])
-    states = changes.get("states", [_running(one["name"], age) for one in containers] if phase == "Running" else [])
+    states = changes.get("states", [_running(entry["name"], age) for entry in containers] if phase == "Running" else [])
     status: Object = {"phase": phase, "conditions": conditions, "containerStatuses": states}
     metadata: Object = {"labels": changes.get("labels", {}), "annotations": changes.get("annotations", {})}
     if "owner" in changes:
@@ -105,14 +105,14 @@ def pod(name: str, gpus: int = 1, /, *, on: str = "", **changes: Any) -> Object:
 
 def waiting(reason: str, message: str = "", name: str = "main", **more: Any) -> Object:
     """The state of a container that waits, for `states` of a pod."""
-    told = {"reason": reason} | ({"message": message} if message else {})
-    return {"name": name, "ready": False, "restartCount": 0, "state": {"waiting": told}, **more}
+    fields = {"reason": reason} | ({"message": message} if message else {})
+    return {"name": name, "ready": False, "restartCount": 0, "state": {"waiting": fields}, **more}
 
 
 def terminated(code: int, reason: str = "Error", message: str = "", *, minutes: float = 2) -> Object:
     """How a container ended: what stands under `terminated`."""
-    told: Object = {"exitCode": code, "reason": reason, "finishedAt": ago(minutes)}
-    return told | ({"message": message} if message else {})
+    fields: Object = {"exitCode": code, "reason": reason, "finishedAt": ago(minutes)}
+    return fields | ({"message": message} if message else {})
 
 
 def event(about: Object, reason: str, message: str, /, **changes: Any) -> Object:
@@ -121,10 +121,10 @@ def event(about: Object, reason: str, message: str, /, **changes: Any) -> Object
     involved = {"kind": about["kind"], "name": meta["name"], "uid": changes.get("uid", meta["uid"])}
     if "namespace" in meta:
         involved["namespace"] = meta["namespace"]
-    told = f"{meta['name']}.{reason}.{abs(hash(message)):x}".lower()
+    text = f"{meta['name']}.{reason}.{abs(hash(message)):x}".lower()
     return obj(
         "Event",
-        told,
+        text,
         meta.get("namespace", "default"),
         age=minutes,
         involvedObject=involved,
@@ -148,8 +148,8 @@ def snapshot(
             builder.lacks(kind, "forbidden")
         else:
             builder.listed(kind)
-    for one in objects:
-        builder.add(one["kind"], one)
+    for entry in objects:
+        builder.add(entry["kind"], entry)
     return builder.build(NOW, logs=logs)
 
 
@@ -162,11 +162,11 @@ def judged(*objects: Object, **more: Any) -> Diagnosis:
 
 def told(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The causes that stand by themselves, each with its subject."""
-    return [(one.found.cause.name, one.found.subject) for one in diagnosis.problems]
+    return [(problem.found.cause.name, problem.found.subject) for problem in diagnosis.problems]
 
 
 def consequences(problem: Problem) -> list[tuple[str, str]]:
-    return [(one.found.cause.name, one.found.subject) for one in problem.consequences]
+    return [(consequence.found.cause.name, consequence.found.subject) for consequence in problem.consequences]
 
 
 def _running(name: str, minutes: float) -> Object:

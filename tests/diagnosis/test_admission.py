@@ -52,8 +52,8 @@ def plugin(text: str, made: int = 0) -> list[Object]:
     template = {"metadata": {"labels": labels}, "spec": {"containers": [container("plugin")]}}
     status = {"desiredNumberScheduled": 1, "currentNumberScheduled": made, "numberReady": made}
     name = "nvidia-device-plugin-daemonset"
-    one = obj("DaemonSet", name, "gpu-operator", spec={"template": template}, status=status)
-    return [one, event(one, "FailedCreate", f"Error creating: {text}", by="daemonset-controller")]
+    entry = obj("DaemonSet", name, "gpu-operator", spec={"template": template}, status=status)
+    return [entry, event(entry, "FailedCreate", f"Error creating: {text}", by="daemonset-controller")]
 
 
 def webhook(policy: str = "Fail") -> Object:
@@ -197,7 +197,7 @@ STATES: list[tuple[str, list[Object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "cause", "subject"), [one[1:] for one in STATES], ids=[one[0] for one in STATES])
+@pytest.mark.parametrize(("state", "cause", "subject"), [pair[1:] for pair in STATES], ids=[pair[0] for pair in STATES])
 def test_each_state_tells_its_cause_and_no_other(state: list[Object], cause: str, subject: str) -> None:
     assert told(judged(node("a"), *state)) == [(cause, subject)]
 
@@ -228,7 +228,7 @@ SILENT: list[tuple[str, list[Object]]] = [
 ]
 
 
-@pytest.mark.parametrize("state", [one[1] for one in SILENT], ids=[one[0] for one in SILENT])
+@pytest.mark.parametrize("state", [pair[1] for pair in SILENT], ids=[pair[0] for pair in SILENT])
 def test_what_has_passed_is_no_cause(state: list[Object]) -> None:
     assert told(judged(node("a"), *state)) == []
 
@@ -248,7 +248,7 @@ def test_where_replica_sets_are_not_visible_their_deployment_tells(made: int) ->
     diagnosis = judged(node("a"), deployment, *noted, quota("2"), missing=["ReplicaSet"])
 
     assert told(diagnosis) == ([] if made else [("ExceededQuota", "resourcequota/team/gpus")])
-    assert all(one.found.affected == (DEPLOYMENT,) for one in diagnosis.problems)
+    assert all(problem.found.affected == (DEPLOYMENT,) for problem in diagnosis.problems)
 
 
 def test_a_deployment_that_something_else_made_is_told_by_its_replica_set_too() -> None:

@@ -54,7 +54,7 @@ def claimed() -> list[Object]:
 def published_anew(*names: str) -> Object:
     """The first of two slices that take the place of what there was."""
     pool = {"name": "a", "generation": 2, "resourceSliceCount": 2}
-    devices = [{"name": one} for one in names]
+    devices = [{"name": name} for name in names]
     return obj(
         "ResourceSlice", "t", spec={"driver": "gpu.nvidia.com", "nodeName": "a", "pool": pool, "devices": devices}
     )
@@ -111,20 +111,22 @@ STATES: list[tuple[str, list[Object], int | None, tuple[str, str, int, int, int]
 ]
 
 
-@pytest.mark.parametrize(("state", "cards", "pool"), [one[1:] for one in STATES], ids=[one[0] for one in STATES])
+@pytest.mark.parametrize(("state", "cards", "pool"), [pair[1:] for pair in STATES], ids=[pair[0] for pair in STATES])
 def test_each_way_to_give_out_gpus_is_counted_its_own_way(
     state: list[Object], cards: int | None, pool: tuple[str, str, int, int, int]
 ) -> None:
-    (told,) = allocation(snapshot(*state)).nodes
-    (one,) = told.pools
-    assert told.gpus == cards
-    assert (one.resource, one.kind, one.total, one.held, one.free) == pool
+    (node_allocation,) = allocation(snapshot(*state)).nodes
+    (pair,) = node_allocation.pools
+    assert node_allocation.gpus == cards
+    assert (pair.resource, pair.kind, pair.total, pair.held, pair.free) == pool
 
 
 def test_hamis_memory_and_cores_are_told_by_card() -> None:
     register = {"hami.io/node-nvidia-register": json.dumps(CARDS)}
-    (told,) = allocation(snapshot(node("a", 20, annotations=register), pod("x", 1, on="a", annotations=GIVEN))).nodes
-    assert [(one.card.uuid, one.part.slots, one.part.memory, one.part.cores) for one in told.cards] == [
+    (node_allocation,) = allocation(
+        snapshot(node("a", 20, annotations=register), pod("x", 1, on="a", annotations=GIVEN))
+    ).nodes
+    assert [(card.card.uuid, card.part.slots, card.part.memory, card.part.cores) for card in node_allocation.cards] == [
         ("GPU-1", 2, 5120, 30),
         ("GPU-2", 0, 0, 0),
     ]
@@ -132,8 +134,8 @@ def test_hamis_memory_and_cores_are_told_by_card() -> None:
 
 def test_what_is_left_beside_the_gpus_counts_all_pods() -> None:
     others = asks("web", "cpu", 90)
-    (told,) = allocation(snapshot(node("a", 8), pod("x", 1, on="a"), others)).nodes
-    assert (int(told.cpu_free), int(told.memory_free)) == (6, 1000 * 1024**3)
+    (node_allocation,) = allocation(snapshot(node("a", 8), pod("x", 1, on="a"), others)).nodes
+    assert (int(node_allocation.cpu_free), int(node_allocation.memory_free)) == (6, 1000 * 1024**3)
 
 
 def test_each_namespace_is_told_with_the_memory_that_is_its_own() -> None:
@@ -144,8 +146,17 @@ def test_each_namespace_is_told_with_the_memory_that_is_its_own() -> None:
         asks("y", SLICE, 1, on="b", namespace="other"),
         pod("z", 8),
     ]
-    told = allocation(snapshot(*state)).namespaces
-    assert [(one.namespace, one.pending, one.running, one.devices, one.memory) for one in told] == [
+    allocations = allocation(snapshot(*state)).namespaces
+    assert [
+        (
+            namespace_allocation.namespace,
+            namespace_allocation.pending,
+            namespace_allocation.running,
+            namespace_allocation.devices,
+            namespace_allocation.memory,
+        )
+        for namespace_allocation in allocations
+    ] == [
         ("other", 0, 1, {SLICE: 1}, 10 * 1024),
         ("team", 1, 1, {GPU: 2}, 2 * 81559),
     ]
@@ -187,9 +198,11 @@ CLOSED: list[tuple[Any, str]] = [
 def test_nothing_is_free_on_a_node_that_takes_no_new_pods(changes: dict[str, Any], why: str) -> None:
     told = allocation(snapshot(node("a", 8, **changes), node("b", 8), pod("x", 3, on="a"), pod("y", 1, on="b")))
 
-    assert [(one.node, one.usable, one.closed) for one in told.nodes] == [("a", False, why), ("b", True, "")]
-    assert [one.pools[0].free for one in told.nodes] == [0, 7]
-    assert [(one.total, one.held, one.free) for one in totals(told)] == [(16, 4, 7)]
+    assert [
+        (node_allocation.node, node_allocation.usable, node_allocation.closed) for node_allocation in told.nodes
+    ] == [("a", False, why), ("b", True, "")]
+    assert [node_allocation.pools[0].free for node_allocation in told.nodes] == [0, 7]
+    assert [(total.total, total.held, total.free) for total in totals(told)] == [(16, 4, 7)]
     shown = cluster_document(told)
     assert (shown["gpu_nodes_usable"], shown["resources"][0]["free"]) == (1, 7)
 
@@ -202,9 +215,9 @@ def test_nothing_is_free_on_a_node_that_takes_no_new_pods(changes: dict[str, Any
     ],
 )
 def test_a_node_with_a_taint_that_gpu_pods_tolerate_is_usable(taint: Object) -> None:
-    (one,) = allocation(snapshot(node("a", 8, taints=[taint]))).nodes
+    (node_allocation,) = allocation(snapshot(node("a", 8, taints=[taint]))).nodes
 
-    assert (one.usable, one.pools[0].free) == (True, 8)
+    assert (node_allocation.usable, node_allocation.pools[0].free) == (True, 8)
 
 
 def test_reports_say_why_a_node_is_not_usable() -> None:

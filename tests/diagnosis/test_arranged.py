@@ -15,9 +15,9 @@ LEAF = Cause("Leaf", CauseSeverity.LOW, Link.RUNNING, "a leaf", "mend it")
 
 
 def test_the_same_cause_and_subject_are_one_with_all_that_they_say() -> None:
-    one = FoundCause(ROOT, "node/a", ("x",), affected=("pod/t/1",), certainty=Certainty.LIKELY)
+    result = FoundCause(ROOT, "node/a", ("x",), affected=("pod/t/1",), certainty=Certainty.LIKELY)
     other = FoundCause(ROOT, "node/a", ("x", "y"), affected=("pod/t/2",))
-    (problem,) = arranged([one, other])
+    (problem,) = arranged([result, other])
     assert problem.found.evidence == ("x", "y")
     assert problem.found.affected == ("pod/t/1", "pod/t/2")
     assert problem.found.certainty is Certainty.PROVEN
@@ -31,21 +31,21 @@ def test_a_consequence_stands_beneath_its_cause_and_by_itself_without_it() -> No
     assert whole.found.cause is ROOT
     assert whole.consequences[0].found.cause is MIDDLE
     assert whole.consequences[0].consequences[0].found.cause is LEAF
-    assert [one.found.cause for one in arranged([leaf, middle])] == [MIDDLE]
-    assert [one.found.cause for one in arranged([leaf, root])] == [ROOT, LEAF]
+    assert [problem.found.cause for problem in arranged([leaf, middle])] == [MIDDLE]
+    assert [problem.found.cause for problem in arranged([leaf, root])] == [ROOT, LEAF]
 
 
 def test_two_that_follow_from_each_other_are_both_told() -> None:
-    one = FoundCause(ROOT, "a", ("x",), because_of=((MIDDLE, "b"),))
+    result = FoundCause(ROOT, "a", ("x",), because_of=((MIDDLE, "b"),))
     other = FoundCause(MIDDLE, "b", ("y",), because_of=((ROOT, "a"),))
-    assert {problem.found.cause.name for problem in arranged([one, other])} == {"Root", "Middle"}
+    assert {problem.found.cause.name for problem in arranged([result, other])} == {"Root", "Middle"}
 
 
 def test_the_worst_the_surest_and_the_farthest_reaching_come_first() -> None:
     low = FoundCause(LEAF, "a", ("x",), affected=("p1", "p2", "p3"))
     likely = FoundCause(MIDDLE, "b", ("x",), affected=("p1", "p2"), certainty=Certainty.LIKELY)
     small, large = FoundCause(MIDDLE, "c", ("x",)), FoundCause(MIDDLE, "d", ("x",), affected=("p1", "p2"))
-    order = [one.found.subject for one in arranged([low, likely, small, large])]
+    order = [problem.found.subject for problem in arranged([low, likely, small, large])]
     assert order == ["d", "c", "b", "a"]
 
 
@@ -59,16 +59,18 @@ def test_a_search_is_not_asked_without_what_it_needs_and_that_is_told() -> None:
     def find(_: object) -> list[FoundCause]:
         raise AssertionError
 
-    told = diagnose(snapshot(missing=("Node",)), (Search((ROOT, LEAF), ("Node",), find),))
-    assert told.problems == ()
-    (unseen,) = told.unseen
+    diagnosis = diagnose(snapshot(missing=("Node",)), (Search((ROOT, LEAF), ("Node",), find),))
+    assert diagnosis.problems == ()
+    (unseen,) = diagnosis.unseen
     assert (unseen.kind, unseen.why, unseen.hides) == ("Node", "forbidden", "Root, Leaf")
 
 
 def test_every_cause_has_one_meaning_and_tells_what_to_do() -> None:
     by_name: dict[str, set[Cause]] = {}
-    for one in CAUSES:
-        by_name.setdefault(one.name, set()).add(one)
+    for cause in CAUSES:
+        by_name.setdefault(cause.name, set()).add(cause)
     assert [name for name, meanings in by_name.items() if len(meanings) > 1] == []
-    assert [one.name for one in CAUSES if not re.fullmatch(r"(?:[A-Z][a-z0-9]+)+", one.name)] == []
-    assert [one.name for one in CAUSES if not (one.means.endswith(".") and one.remedy.endswith((".", "`")))] == []
+    assert [cause.name for cause in CAUSES if not re.fullmatch(r"(?:[A-Z][a-z0-9]+)+", cause.name)] == []
+    assert [
+        cause.name for cause in CAUSES if not (cause.means.endswith(".") and cause.remedy.endswith((".", "`")))
+    ] == []

@@ -25,7 +25,7 @@ def test_in_one_namespace_alone_config_maps_are_asked_for_by_our_names_too() -> 
 
     Collector(objects).collect(namespace="team")
     assert asked
-    assert all(one["fieldSelector"].startswith("metadata.name=") for one in asked)
+    assert all(entry["fieldSelector"].startswith("metadata.name=") for entry in asked)
 
 
 HAMIS = [*hami(hami_node("a")), *hami(hami_node("b"), release="gpu-hami", namespace="share")]
@@ -38,8 +38,8 @@ HAMIS = [*hami(hami_node("a")), *hami(hami_node("b"), release="gpu-hami", namesp
         (
             HAMIS,
             [
-                *[f"kube-system/hami{one}" for one in ("-scheduler", "-scheduler-device", "-device-plugin")],
-                *[f"share/gpu-hami{one}" for one in ("-scheduler", "-scheduler-device", "-device-plugin")],
+                *[f"kube-system/hami{text}" for text in ("-scheduler", "-scheduler-device", "-device-plugin")],
+                *[f"share/gpu-hami{text}" for text in ("-scheduler", "-scheduler-device", "-device-plugin")],
             ],
         ),
     ],
@@ -51,7 +51,7 @@ def test_hamis_config_maps_are_asked_for_where_it_is(state: list[Object], asked:
     def objects(path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         if resource == "configmaps":
             found.append(f"{path.split('/')[4]}/{query['fieldSelector'].removeprefix('metadata.name=')}")
-        yield from (one for one in state if f"{one['kind'].lower()}s" == resource)
+        yield from (entry for entry in state if f"{entry['kind'].lower()}s" == resource)
 
     assert Collector(objects).collect().sees("ConfigMap")
     assert found == asked

@@ -37,8 +37,8 @@ CRASHES = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"
 
 def with_pods(changed: list[Object], nodes: tuple[Object, ...] = (A, B)) -> list[Object]:
     """The operator's cluster, in which these pods stand in place of those of the same names."""
-    names = {one["metadata"]["name"] for one in changed}
-    return [one for one in operator(*nodes) if one["metadata"]["name"] not in names] + changed
+    names = {entry["metadata"]["name"] for entry in changed}
+    return [entry for entry in operator(*nodes) if entry["metadata"]["name"] not in names] + changed
 
 
 def crashing(name: str, on: str) -> Object:
@@ -123,10 +123,10 @@ def test_what_is_on_its_way_or_intended_is_told_nothing_of(state: list[Object]) 
 def test_a_daemon_without_any_pod_is_told_with_what_its_controller_says() -> None:
     ours = daemon(DRIVER, wanted=2, made=0, ready=0)
     event_ = event(ours, "FailedCreate", 'pods "nvidia-driver-daemonset-" is forbidden: violates PodSecurity', by="x")
-    state = [one for one in operator(A, B) if not one["metadata"]["name"].startswith(DRIVER)]
+    state = [entry for entry in operator(A, B) if not entry["metadata"]["name"].startswith(DRIVER)]
     diagnosis = judged(*state, ours, event_)
     assert told(diagnosis) == [("DriverNotReady", f"daemonset/{NAMESPACE}/{DRIVER}")]
-    assert any("PodSecurity" in one for one in diagnosis.problems[0].found.evidence)
+    assert any("PodSecurity" in text for text in diagnosis.problems[0].found.evidence)
 
 
 def test_an_operator_that_crashes_is_a_matter_of_its_deployment() -> None:
@@ -144,15 +144,15 @@ def test_an_operator_that_crashes_is_a_matter_of_its_deployment() -> None:
 def test_a_log_tells_why_a_driver_does_not_come_up() -> None:
     log = "Installing Linux kernel headers...\nE: Unable to locate package linux-headers-6.8.0-1015-aws\n"
     logs = {(f"pod/{NAMESPACE}/{DRIVER}-a", f"{DRIVER}-ctr"): log}
-    (one,) = judged(*with_pods([crashing(DRIVER, "a")]), logs=logs).problems
-    assert "its log: E: Unable to locate package linux-headers-6.8.0-1015-aws" in one.found.evidence
-    assert "headers" in one.found.remedy[0]
+    (problem,) = judged(*with_pods([crashing(DRIVER, "a")]), logs=logs).problems
+    assert "its log: E: Unable to locate package linux-headers-6.8.0-1015-aws" in problem.found.evidence
+    assert "headers" in problem.found.remedy[0]
 
 
 def test_a_plugin_that_sees_no_device_is_quoted() -> None:
     logs = {(f"pod/{NAMESPACE}/{PLUGIN}-a", f"{PLUGIN}-ctr"): "No devices found. Waiting indefinitely.\n"}
-    (one,) = judged(*operator(gpu_node("a", None)), logs=logs).problems
-    assert one.found.evidence[-1] == "No devices found. Waiting indefinitely."
+    (problem,) = judged(*operator(gpu_node("a", None)), logs=logs).problems
+    assert problem.found.evidence[-1] == "No devices found. Waiting indefinitely."
 
 
 def test_without_the_nodes_a_component_that_ends_is_told_with_the_node_of_its_pod() -> None:
@@ -170,7 +170,7 @@ def test_without_the_nodes_a_young_pod_may_be_on_a_young_node() -> None:
 def test_without_the_pods_those_of_a_node_that_is_changed_are_not_missed() -> None:
     upgraded = gpu_node("a", labels={"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}, cordoned=True)
     behind = daemon(PLUGIN, wanted=2, ready=1)
-    kept = [one for one in operator(upgraded, B) if one["metadata"]["name"] != PLUGIN and one["kind"] != "Pod"]
+    kept = [entry for entry in operator(upgraded, B) if entry["metadata"]["name"] != PLUGIN and entry["kind"] != "Pod"]
 
     assert told(judged(*kept, behind, missing=["Pod"])) == []
     assert told(judged(*kept[:2], A, B, behind, missing=["Pod"])) == [
@@ -223,4 +223,4 @@ def test_a_dra_driver_is_known_by_its_old_and_new_names(
 ) -> None:
     seen = snapshot(daemon(name, labels=labels, selector={}, spec={"containers": [{"name": "gpus", "image": image}]}))
 
-    assert [one.role for one in components(seen)] == ([role] if role is not None else [])
+    assert [component.role for component in components(seen)] == ([role] if role is not None else [])

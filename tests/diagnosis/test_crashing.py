@@ -158,9 +158,9 @@ def test_errors_of_one_cause_are_mended_each_in_its_way(words: str, step: str) -
 
 def test_a_probe_that_kills_is_named() -> None:
     kills = crashing(end=terminated(137))
-    said = event(kills, "Unhealthy", "Liveness probe failed: Get http://10.0.0.1:8000/health: connection refused")
+    fields = event(kills, "Unhealthy", "Liveness probe failed: Get http://10.0.0.1:8000/health: connection refused")
 
-    assert told(judged(node("a"), JOB, kills, said)) == [("LivenessProbeKills", "job/team/train")]
+    assert told(judged(node("a"), JOB, kills, fields)) == [("LivenessProbeKills", "job/team/train")]
 
 
 def test_a_fault_of_the_node_outweighs_what_looks_like_the_programs() -> None:

@@ -24,15 +24,17 @@ def alone(*nodes: Object, labels: dict[str, str] | None = None) -> list[Object]:
     """The plugin's own chart, which selects all nodes."""
     names = labels or {"app.kubernetes.io/name": "nvidia-device-plugin"}
     pods = [
-        operand(OTHER, one["metadata"]["name"], namespace="kube-system", labels=names, owner=("DaemonSet", OTHER))
-        for one in nodes
+        operand(OTHER, node["metadata"]["name"], namespace="kube-system", labels=names, owner=("DaemonSet", OTHER))
+        for node in nodes
     ]
     return [daemon(OTHER, wanted=len(nodes), namespace="kube-system", labels=names, selector={}, tolerations=[]), *pods]
 
 
 def only_on_a(b: Object) -> list[Object]:
     """The operator's cluster, of whose operands none is on b."""
-    return [one for one in operator(A, b) if not (one["kind"] == "Pod" and one["metadata"]["name"].endswith("-b"))]
+    return [
+        entry for entry in operator(A, b) if not (entry["kind"] == "Pod" and entry["metadata"]["name"].endswith("-b"))
+    ]
 
 
 SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
@@ -76,7 +78,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "expected"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+@pytest.mark.parametrize(("state", "expected"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_what_a_node_offers_of_its_gpus_is_told(state: list[Object], expected: tuple[str, str]) -> None:
     assert told(judged(*state)) == [expected]
 
@@ -138,6 +140,6 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 ]
 
 
-@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+@pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_what_is_meant_so_is_told_nothing_of(state: list[Object]) -> None:
     assert told(judged(*state)) == []

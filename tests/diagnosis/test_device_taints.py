@@ -31,19 +31,19 @@ def found(*state: Object) -> FoundCause:
     return problem.found
 
 
-def at(address: str, one: Object) -> Object:
+def at(address: str, entry: Object) -> Object:
     """The slice, whose devices sit there."""
-    for device in one["spec"]["devices"]:
+    for device in entry["spec"]["devices"]:
         device["attributes"]["resource.kubernetes.io/pciBusID"] = {"string": address}
-    return one
+    return entry
 
 
 def sick(*subjects: str) -> Object:
     """A node of whose GPUs our agent has found Xid 79, or another's fault."""
-    rows = [{"reason": "Xid79" if one.endswith(ADDRESS) else "Other", "subject": one} for one in subjects]
+    rows = [{"reason": "Xid79" if subject.endswith(ADDRESS) else "Other", "subject": subject} for subject in subjects]
     record = json.dumps({"schema": 1, "status": "fail", "severity": "REBOOT", "findings": rows})
-    said = condition(CONDITION, "False", "Xid79", "GPU has fallen off the bus")
-    return node("a", None, annotations={RESULTS: record}, conditions=[said])
+    fields = condition(CONDITION, "False", "Xid79", "GPU has fallen off the bus")
+    return node("a", None, annotations={RESULTS: record}, conditions=[fields])
 
 
 @pytest.mark.parametrize(
@@ -56,39 +56,41 @@ def sick(*subjects: str) -> Object:
     ids=["by its address", "by the node's condition", "nobody says"],
 )
 def test_a_rule_of_ours_names_the_finding_and_what_ends_it(where: Object, device: Object, reasons: str) -> None:
-    one = found(where, *claimed(), device, taint_rule())
+    result = found(where, *claimed(), device, taint_rule())
 
-    assert one.evidence == (
+    assert result.evidence == (
         "resourceclaim/team/one-gpu asks for 1 of class gpu.nvidia.com",
         "1 devices match, 0 are free",
         f"{RULE}{reasons}",
     )
-    assert one.certainty is Certainty.PROVEN
-    assert one.remedy == (
+    assert result.certainty is Certainty.PROVEN
+    assert result.remedy == (
         *(["See what Xid79 asks for: `gpu-healthcheck explain Xid79`"] if reasons else ()),
         "Once the GPU is mended: `gpu-healthcheck release a --reason 'what was done'`",
     )
 
 
 def test_a_rule_that_nobody_has_noted_is_likely_alone() -> None:
-    one = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(heeded=False))
-    assert one.certainty is Certainty.LIKELY
-    assert one.evidence[-1] == f"{RULE}, which the cluster's controllers have not noted"
+    result = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(heeded=False))
+    assert result.certainty is Certainty.LIKELY
+    assert result.evidence[-1] == f"{RULE}, which the cluster's controllers have not noted"
 
 
 def test_a_rule_of_somebody_else_is_his_to_end() -> None:
     taint = {"key": "team/maintenance", "effect": "NoExecute"}
-    one = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(name="it's mine", taint=taint))
-    assert one.evidence[-1] == "gpu-0 of node/a has the taint team/maintenance:NoExecute by devicetaintrule/it's mine"
-    assert one.remedy[-1] == """It ends with: `kubectl delete devicetaintrule 'it'"'"'s mine'`"""
+    result = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(name="it's mine", taint=taint))
+    assert (
+        result.evidence[-1] == "gpu-0 of node/a has the taint team/maintenance:NoExecute by devicetaintrule/it's mine"
+    )
+    assert result.remedy[-1] == """It ends with: `kubectl delete devicetaintrule 'it'"'"'s mine'`"""
 
 
 def test_the_drivers_own_taint_is_the_drivers_to_lift() -> None:
-    one = found(node("a", None), *claimed(), tainted(devices("gpu-0")))
-    assert one.evidence[-1] == (
+    result = found(node("a", None), *claimed(), tainted(devices("gpu-0")))
+    assert result.evidence[-1] == (
         "gpu-0 of node/a has the taint gpu.nvidia.com/xid=79:NoSchedule in its ResourceSlice, from gpu.nvidia.com"
     )
-    assert "kubectl get resourceslices --field-selector=spec.nodeName=a" in one.remedy[-1]
+    assert "kubectl get resourceslices --field-selector=spec.nodeName=a" in result.remedy[-1]
 
 
 def asking(**request: Any) -> list[Object]:
@@ -122,8 +124,8 @@ STATE = [node("a", None), *claimed(), devices("gpu-0"), taint_rule()]
 
 def test_a_saved_state_tells_the_same(tmp_path: Path) -> None:
     bundle = Bundle()
-    for one in STATE:
-        bundle.keep(one["kind"], one)
+    for entry in STATE:
+        bundle.keep(entry["kind"], entry)
     bundle.write(tmp_path / "state.tar.gz", NOW, {}, [kind.kind for kind in KINDS])
     assert told(diagnose(read_saved([tmp_path / "state.tar.gz"]))) == told(judged(*STATE))
 
@@ -138,14 +140,14 @@ def collected(state: list[Object], version: str, error: ClusterError | None = No
                 raise NotFound("no such resource")
             if error is not None:
                 raise error
-        yield from (one for one in state if one["kind"] == kinds[resource])
+        yield from (entry for entry in state if entry["kind"] == kinds[resource])
 
     return Collector(objects).collect()
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1alpha3"])
 def test_rules_are_listed_in_the_version_that_is_served(version: str) -> None:
-    assert [one.device for one in collected(STATE, version).device_rules] == ["gpu-0"]
+    assert [rule.device for rule in collected(STATE, version).device_rules] == ["gpu-0"]
 
 
 @pytest.mark.parametrize("error", [None, Forbidden("no", "list", "devicetaintrules")], ids=["none served", "no right"])

@@ -22,7 +22,7 @@ def test_each_change_is_told_with_both_values() -> None:
         _daemon("toolkit:2", "/etc/b"),
         obj("RuntimeClass", "nvidia", handler="Nvidia"),
     )
-    assert [str(one) for one in changes(old, new)] == [
+    assert [str(change) for change in changes(old, new)] == [
         "node/a: allocatable nvidia.com/gpu: 8 → 0",
         "node/a: container runtime: containerd://2.1.4 → containerd://2.2.0",
         "node/a: cordoned: false → true",

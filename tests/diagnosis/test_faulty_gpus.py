@@ -33,8 +33,8 @@ FAULTY = "PodOnFaultyGpu"
 
 
 def finding(reason: str = "Xid79", severity: str = "REBOOT", subject: str = "gpu/0000:18:00.0", **more: Any) -> Object:
-    told = {"reason": reason, "severity": severity, "subject": subject, "detail": "GPU has fallen off the bus."}
-    return told | {"about": {"index": "1", "uuid": DEAD}, "first_seen": ago(40), "last_seen": ago(2)} | more
+    fields = {"reason": reason, "severity": severity, "subject": subject, "detail": "GPU has fallen off the bus."}
+    return fields | {"about": {"index": "1", "uuid": DEAD}, "first_seen": ago(40), "last_seen": ago(2)} | more
 
 
 def faulty(*findings: Object, tainted: bool = True, **changes: Any) -> Object:
@@ -46,7 +46,7 @@ def faulty(*findings: Object, tainted: bool = True, **changes: Any) -> Object:
 
 def given(name: str, *ids: str, health: str = "Healthy", resource: str = GPU, **changes: Any) -> Object:
     """A pod that runs on `a`, with the devices that the kubelet reports."""
-    resources = [{"resourceID": one, "health": health} for one in ids]
+    resources = [{"resourceID": text, "health": health} for text in ids]
     state = {
         "name": "main",
         "ready": True,
@@ -62,7 +62,10 @@ def rank(name: str, number: int, on: str, gpus: int = 1) -> Object:
 
 
 def job() -> list[Object]:
-    return [obj("Job", "train", "team"), *(rank(f"train-{one}", one, "b" if one % 2 else "a") for one in range(4))]
+    return [
+        obj("Job", "train", "team"),
+        *(rank(f"train-{number}", number, "b" if number % 2 else "a") for number in range(4)),
+    ]
 
 
 def web(number: int, on: str) -> Object:
@@ -88,7 +91,7 @@ def test_a_pod_that_runs_on_a_node_with_a_fault_is_the_first_cause(severity: str
 
 
 def test_it_comes_before_what_keeps_more_pods_from_work() -> None:
-    crowd = [pod(f"w{one}", 16, conditions=[_refused()]) for one in range(9)]
+    crowd = [pod(f"w{number}", 16, conditions=[_refused()]) for number in range(9)]
 
     diagnosis = judged(faulty(finding()), node("b"), pod("x", on="a"), *crowd)
     assert causes(diagnosis)[:2] == [FAULTY, "MoreGpusThanAnyNodeHas"]
@@ -97,19 +100,19 @@ def test_it_comes_before_what_keeps_more_pods_from_work() -> None:
 def test_the_ranks_of_a_job_that_are_there_are_named() -> None:
     diagnosis = judged(faulty(finding()), node("b"), *job())
 
-    (line,) = [one for one in diagnosis.problems[0].found.evidence if one.startswith("job/")]
+    (line,) = [text for text in diagnosis.problems[0].found.evidence if text.startswith("job/")]
     assert line == "job/team/train: 2 of its 4 pods there: pod/team/train-0 (rank 0), pod/team/train-2 (rank 2)"
     many = judged(faulty(finding()), obj("Job", "train", "team"), rank("train-0", 0, "a", 8))
-    assert any("pod/team/train-0 (node rank 0)" in one for one in many.problems[0].found.evidence)
+    assert any("pod/team/train-0 (node rank 0)" in text for text in many.problems[0].found.evidence)
 
 
 def test_a_rank_elsewhere_is_told_of_the_one_on_a_faulty_gpu() -> None:
     state = snapshot(faulty(finding()), node("b"), *job())
-    others = snapshot(faulty(finding()), node("b"), *(web(one, "b" if one % 2 else "a") for one in range(4)))
+    others = snapshot(faulty(finding()), node("b"), *(web(number, "b" if number % 2 else "a") for number in range(4)))
 
     def touching(seen: Snapshot, name: str) -> list[str]:
         target = Target("Pod", "team", name)
-        return [one.found.cause.name for one in narrowed(diagnose(seen), concerned(seen, target)).problems]
+        return [problem.found.cause.name for problem in narrowed(diagnose(seen), concerned(seen, target)).problems]
 
     assert touching(state, "train-0") == touching(state, "train-1") == [FAULTY]
     assert (touching(others, "web-0"), touching(others, "web-1")) == ([FAULTY], [])
@@ -162,7 +165,7 @@ def test_the_gpu_of_a_pod_is_known_or_the_node_counts(work: Object, evidence: st
     diagnosis = judged(faulty(finding()), work)
 
     assert causes(diagnosis)[0] == FAULTY
-    assert any(evidence in one for one in diagnosis.problems[0].found.evidence)
+    assert any(evidence in text for text in diagnosis.problems[0].found.evidence)
 
 
 @pytest.mark.parametrize(
@@ -252,10 +255,10 @@ def slices() -> list[Object]:
 @pytest.mark.parametrize("reported", [False, True])
 def test_a_claimed_device_is_known_by_its_slice(reported: bool) -> None:
     on_dead = judged(faulty(finding()), *slices(), *claimed("x", "gpu-1", reported=reported))
-    beside = judged(faulty(finding()), *slices(), *claimed("x", "gpu-0", reported=reported))
+    diagnosis = judged(faulty(finding()), *slices(), *claimed("x", "gpu-0", reported=reported))
 
     assert causes(on_dead) == [FAULTY, "NodeWithheld"]
-    assert causes(beside) == ["NodeWithheld"]
+    assert causes(diagnosis) == ["NodeWithheld"]
 
 
 def test_a_claimed_device_that_the_kubelet_reports_as_unhealthy() -> None:

@@ -21,7 +21,7 @@ OF_NODE_A, OF_ITS_POD = ("node/a", ()), ("daemonset/x/plugin", ("pod/team/traine
 
 
 def with_findings(name: str, *reasons: str) -> Object:
-    findings = [{"reason": one, "severity": "MONITOR", "subject": "runtime/containerd"} for one in reasons]
+    findings = [{"reason": reason, "severity": "MONITOR", "subject": "runtime/containerd"} for reason in reasons]
     record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": findings}
     return node(name, annotations={"gpu-healthcheck.aws-samples.io/results": json.dumps(record)})
 
@@ -38,9 +38,9 @@ def remedy(line: str, where: tuple[str, tuple[str, ...]], *nodes: Object) -> tup
 def test_what_to_correct_takes_the_place_of_a_command_that_would_load_a_fault(
     line: str, where: tuple[str, tuple[str, ...]], reason: str
 ) -> None:
-    told = f"Correct first on node/a what its agent found there: {reason}; see `gpu-healthcheck explain {reason}`"
+    message = f"Correct first on node/a what its agent found there: {reason}; see `gpu-healthcheck explain {reason}`"
 
-    assert remedy(line, where, with_findings("a", "Xid79", reason)) == (told, FILES_FIRST, DESCRIBE)
+    assert remedy(line, where, with_findings("a", "Xid79", reason)) == (message, FILES_FIRST, DESCRIBE)
 
 
 @pytest.mark.parametrize("line", [HELM, ROLLOUT, RESTART, SNAP, DELETE, DELETES])
@@ -57,8 +57,8 @@ def test_no_pod_is_deleted_where_none_would_take_its_place(reason: str) -> None:
 
 @pytest.mark.parametrize(("line", "waits"), [(HELM, True), (ROLLOUT, True), (RESTART, False), (DELETE, False)])
 def test_a_fault_of_another_node_holds_only_what_is_done_to_all(line: str, waits: bool) -> None:
-    told = remedy(line, OF_NODE_A, node("a"), with_findings("b", "RuntimeCriDisabled"))
-    assert (line not in told) is waits
+    messages = remedy(line, OF_NODE_A, node("a"), with_findings("b", "RuntimeCriDisabled"))
+    assert (line not in messages) is waits
 
 
 def test_the_worst_fault_comes_first() -> None:
@@ -67,5 +67,5 @@ def test_the_worst_fault_comes_first() -> None:
 
 
 def test_of_many_nodes_some_are_told() -> None:
-    told = remedy(HELM, OF_NODE_A, *(with_findings(f"n-{number}", "RuntimeCriDisabled") for number in range(99)))
-    assert len(told) < 10
+    messages = remedy(HELM, OF_NODE_A, *(with_findings(f"n-{number}", "RuntimeCriDisabled") for number in range(99)))
+    assert len(messages) < 10

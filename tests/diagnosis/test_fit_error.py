@@ -91,13 +91,13 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("message", "reasons"), READ, ids=[one[0][:60] for one in READ])
+@pytest.mark.parametrize(("message", "reasons"), READ, ids=[pair[0][:60] for pair in READ])
 def test_every_wording_says_what_and_of_how_many(
     message: str, reasons: list[tuple[ReasonSubject, int | None, str]]
 ) -> None:
     read = parse(message)
     assert read is not None
-    assert [(one.says, one.nodes, one.what) for one in read.reasons] == reasons
+    assert [(reason.says, reason.nodes, reason.what) for reason in read.reasons] == reasons
 
 
 def test_a_text_of_something_else_is_none() -> None:

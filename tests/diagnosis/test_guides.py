@@ -25,7 +25,7 @@ def name_of(question: Question) -> str:
 @pytest.mark.parametrize("question", QUESTIONS, ids=name_of)
 def test_a_question_has_an_answer_or_says_why_not(question: Question) -> None:
     assert question.answers
-    assert all(one.removeprefix(NOT_ANSWERED).strip() for one in question.answers)
+    assert all(answer.removeprefix(NOT_ANSWERED).strip() for answer in question.answers)
     assert question.section
     assert question.question
     assert "|" not in "".join((question.section, question.question, *question.answers, question.correction))
@@ -36,7 +36,7 @@ def test_every_cause_that_answers_exists(question: Question) -> None:
     assert set(question.names) <= NAMES
 
 
-@pytest.mark.parametrize("answer", sorted({one for question in QUESTIONS for one in question.commands}))
+@pytest.mark.parametrize("answer", sorted({command for question in QUESTIONS for command in question.commands}))
 def test_every_command_that_answers_is_taken_as_it_stands(answer: str) -> None:
     name, *words = shlex.split(answer)
     commands = get_command(app).commands  # type: ignore[attr-defined]
@@ -47,6 +47,6 @@ def test_every_command_that_answers_is_taken_as_it_stands(answer: str) -> None:
 
 
 def test_each_guide_is_walked_once_and_no_question_stands_twice() -> None:
-    assert [guide for guide, _ in groupby(QUESTIONS, key=lambda one: one.guide)] == list(GUIDES)
-    told = [name_of(one) for one in QUESTIONS]
-    assert sorted(set(told)) == sorted(told)
+    assert [guide for guide, _ in groupby(QUESTIONS, key=lambda question: question.guide)] == list(GUIDES)
+    messages = [name_of(question) for question in QUESTIONS]
+    assert sorted(set(messages)) == sorted(messages)

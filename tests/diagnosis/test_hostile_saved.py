@@ -65,7 +65,7 @@ LIMIT = "MiB when it is unpacked"
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (_with_header(PLAIN, 0, SIZE, b"77777777777\0"), LIMIT),
         (_with_header(PLAIN, 0, SIZE, b"\x80" + b"\x7f" * 11), LIMIT),
@@ -83,7 +83,7 @@ LIMIT = "MiB when it is unpacked"
 )
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_an_archive_beyond_its_bounds_is_refused(
-    raw: Packed, said: str, pack: Callable[[bytes], bytes], tmp_path: Path
+    raw: Packed, message: str, pack: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     file = tmp_path / "state.tar.gz"
     file.write_bytes(pack(raw))
@@ -92,7 +92,7 @@ def test_an_archive_beyond_its_bounds_is_refused(
 
     assert (code, output.count("\n")) == (2, 1), output
     assert output.startswith(f"gpu-healthcheck diagnose: {file}: ")
-    assert said in output
+    assert message in output
 
 
 def test_links_devices_and_folders_in_an_archive_are_passed_over(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_links_devices_and_folders_in_an_archive_are_passed_over(tmp_path: Path)
         archive.addfile(info, io.BytesIO(content))
     (tmp_path / "state.tar").write_bytes(file.getvalue())
 
-    assert [one.name for one in read_saved([tmp_path / "state.tar"]).nodes] == ["a"]
+    assert [node.name for node in read_saved([tmp_path / "state.tar"]).nodes] == ["a"]
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -125,8 +125,8 @@ def test_each_form_of_an_archive_is_read(form: int, tmp_path: Path) -> None:
 
 def _bundle(tmp_path: Path, *objects: Any) -> Path:
     bundle, file = Bundle(), tmp_path / "state.tar.gz"
-    for one in objects:
-        bundle.keep(one["kind"], one)
+    for entry in objects:
+        bundle.keep(entry["kind"], entry)
     bundle.write(file, NOW, {})
     return file
 
@@ -169,7 +169,7 @@ def test_damage_is_told_and_never_taken_for_the_end(damage: Callable[[Packed], P
 
     code, output = _diagnosed(file)
 
-    unobserved = {one["kind"]: one["why"] for one in json.loads(output)["unobserved"]}
+    unobserved = {load["kind"]: load["why"] for load in json.loads(output)["unobserved"]}
     assert code == 2
     assert str(file) in unobserved["saved state"]
 
@@ -187,9 +187,9 @@ def test_what_was_read_before_the_damage_still_counts(tmp_path: Path) -> None:
     damaged = json.loads(output)
 
     assert (whole[0], code) == (1, 1)
-    assert {one["cause"] for one in damaged["causes"]} <= {one["cause"] for one in json.loads(whole[1])["causes"]}
+    assert {entry["cause"] for entry in damaged["causes"]} <= {load["cause"] for load in json.loads(whole[1])["causes"]}
     assert damaged["causes"]
-    assert {"Pod", "saved state"} <= {one["kind"] for one in damaged["unobserved"]}
+    assert {"Pod", "saved state"} <= {entry["kind"] for entry in damaged["unobserved"]}
 
 
 def test_an_old_state_that_is_damaged_is_compared_with_nothing(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_an_old_state_that_is_damaged_is_compared_with_nothing(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'{"kind":"List","items":[' + b"{}," * 3000 + b"{}]}", "over 2,000 values and keys"),
         (b'{"kind":"List","items":[' + b"[[]]," * 700 + b"{}]}", "over 2,000 values and keys"),
@@ -228,7 +228,7 @@ def test_an_old_state_that_is_damaged_is_compared_with_nothing(tmp_path: Path) -
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_json_that_costs_too_much_is_refused_before_it_is_parsed(
     content: bytes,
-    said: str,
+    message: str,
     pack: Callable[[bytes], bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -241,14 +241,14 @@ def test_json_that_costs_too_much_is_refused_before_it_is_parsed(
     code, output = _diagnosed(file)
 
     assert (code, output.count("\n")) == (2, 1), output
-    assert said in output
+    assert message in output
     assert str(file) in output
 
 
 def test_the_bounds_hold_for_all_files_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved, "_MOST_OBJECTS", 10)
     for number in range(3):
-        (tmp_path / f"{number}.json").write_bytes(_listed(*(node(f"{number}-{one}") for one in range(4))))
+        (tmp_path / f"{number}.json").write_bytes(_listed(*(node(f"{number}-{value}") for value in range(4))))
     with pytest.raises(SavedStateError, match="over 10 objects"):
         read_saved([tmp_path])
     assert len(read_saved([tmp_path / "0.json", tmp_path / "1.json"]).nodes) == 8

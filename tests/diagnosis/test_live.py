@@ -66,15 +66,17 @@ def test_a_live_cluster_is_diagnosed_and_its_saved_state_says_the_same(plane: Co
     saved = tmp_path / "state.tar.gz"
     live = run(plane.kubeconfig, "diagnose", "--json", "--save", str(saved))
     assert (live.returncode, live.stderr) == (1, "")
-    assert [(one["cause"], one["subject"]) for one in _told(live)["causes"]] == [("NodeWithheld", "node/withheld")]
+    assert [(entry["cause"], entry["subject"]) for entry in _told(live)["causes"]] == [
+        ("NodeWithheld", "node/withheld")
+    ]
     assert _told(live)["unobserved"] == []
     again = run(plane.kubeconfig, "diagnose", "--json", "--from", str(saved))
     assert _told(again) == _told(live)
 
 
 def test_the_status_tells_who_has_which_gpus(plane: ControlPlane) -> None:
-    told = _told(run(plane.kubeconfig, "status", "--allocation", "-o", "json"))
-    assert [(one["node"], one["gpus"], one["usable"]) for one in told["nodes"]] == [
+    fields = _told(run(plane.kubeconfig, "status", "--allocation", "-o", "json"))
+    assert [(entry["node"], entry["gpus"], entry["usable"]) for entry in fields["nodes"]] == [
         ("healthy", 8, True),
         ("withheld", 8, False),
     ]
@@ -96,8 +98,8 @@ def test_the_gpu_that_the_kubelet_reports_of_a_pod_decides(
     plane.kubectl("create", "-f", str(manifest))
     try:
         plane.kubectl("patch", "pod", "rank-0", "--subresource=status", "--type=merge", "-p", _status(device))
-        told = _told(run(plane.kubeconfig, "diagnose", "pod", "rank-0", "--json"))
-        assert [one["cause"] for one in told["causes"]] == causes
+        fields = _told(run(plane.kubeconfig, "diagnose", "pod", "rank-0", "--json"))
+        assert [entry["cause"] for entry in fields["causes"]] == causes
     finally:
         plane.kubectl("delete", "pod", "rank-0", "--force", "--grace-period=0")
         plane.kubectl("delete", "serviceaccount", "default")
@@ -131,7 +133,7 @@ def test_who_may_list_pods_only_hears_what_could_not_be_seen(plane: ControlPlane
         plane.kubectl("delete", "clusterrole", _READER)
         plane.kubectl("delete", "clusterrolebinding", _READER)
     assert done.returncode == 2
-    unseen = {one["kind"]: one["why"] for one in _told(done)["unobserved"]}
+    unseen = {entry["kind"]: entry["why"] for entry in _told(done)["unobserved"]}
     assert unseen["Node"] == "the right to list nodes is missing"
     assert "Pod" not in unseen
 
@@ -148,7 +150,7 @@ def test_who_may_see_one_namespace_hears_of_it_and_of_no_component_that_he_could
     finally:
         plane.kubectl("delete", "role", _READER, "--namespace=default")
         plane.kubectl("delete", "rolebinding", _READER, "--namespace=default")
-    unseen = {one["kind"]: one["why"] for one in _told(done)["unobserved"]}
+    unseen = {entry["kind"]: entry["why"] for entry in _told(done)["unobserved"]}
     assert (done.returncode, _told(done)["causes"]) == (2, [])
     assert unseen["Node"] == "the right to list nodes is missing"
     assert "Pod" not in unseen
@@ -173,7 +175,9 @@ def test_of_a_pod_on_a_node_only_what_it_depends_on_is_asked(plane: ControlPlane
     asked = [event["requestURI"] for event in plane.audit(since) if event["verb"] == "list"]
     assert done.returncode == 0
     assert [
-        one for one in asked if one.startswith(("/api/v1/pods?", "/api/v1/nodes?")) and "fieldSelector" not in one
+        entry
+        for entry in asked
+        if entry.startswith(("/api/v1/pods?", "/api/v1/nodes?")) and "fieldSelector" not in entry
     ] == []
 
 
@@ -192,7 +196,7 @@ def test_a_listing_of_several_pages_is_whole_and_in_order(plane: ControlPlane) -
     for name in names:
         plane.request("POST", where, {"metadata": {"name": name}})
     listings = Listings(partial(connect, Access(str(plane.kubeconfig))))
-    assert [one["metadata"]["name"] for one in listings.objects(where, "leases", {})] == names
+    assert [entry["metadata"]["name"] for entry in listings.objects(where, "leases", {})] == names
     plane.request("DELETE", where)
 
 

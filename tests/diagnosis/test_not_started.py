@@ -238,20 +238,20 @@ def test_what_runs_by_now_says_nothing_of_it(text: str, cause: str, subject: str
 def test_images(text: str, cause: str, subject: str) -> None:
     now = held(waiting("ErrImagePull", text))
     later = held(waiting("ImagePullBackOff", 'Back-off pulling image "registry.example/train:1"'))
-    said = event(later, "Failed", f'Failed to pull image "registry.example/train:1": {text}', minutes=3)
+    fields = event(later, "Failed", f'Failed to pull image "registry.example/train:1": {text}', minutes=3)
 
     assert told(judged(node("a"), JOB, now)) == [(cause, subject)]
-    assert told(judged(node("a"), JOB, later, said)) == [(cause, subject)]
+    assert told(judged(node("a"), JOB, later, fields)) == [(cause, subject)]
 
 
 @pytest.mark.parametrize(("reason", "text", "cause", "subject"), EVENTS)
 def test_what_comes_before_any_container(reason: str, text: str, cause: str, subject: str) -> None:
     stuck = held(waiting("ContainerCreating"))
-    said = event(stuck, reason, text, count=9)
+    fields = event(stuck, reason, text, count=9)
 
-    assert told(judged(node("a"), JOB, stuck, said)) == [(cause, subject)]
+    assert told(judged(node("a"), JOB, stuck, fields)) == [(cause, subject)]
     went_on = event(stuck, "Pulling", 'Pulling image "registry.example/train:1"', minutes=0.5, warning=False)
-    assert not told(judged(node("a"), JOB, stuck, said, went_on))
+    assert not told(judged(node("a"), JOB, stuck, fields, went_on))
     young = held(waiting("ContainerCreating"), age=1)
     assert not told(judged(node("a"), JOB, young, event(young, reason, text)))
 
@@ -288,9 +288,9 @@ def test_an_init_container_that_fails() -> None:
 
 def test_a_long_pull_of_a_large_image_is_no_fault() -> None:
     pulls = held(waiting("ContainerCreating"), age=25)
-    said = event(pulls, "Pulling", 'Pulling image "nvcr.io/nvidia/pytorch:26.01-py3"', minutes=24, warning=False)
+    fields = event(pulls, "Pulling", 'Pulling image "nvcr.io/nvidia/pytorch:26.01-py3"', minutes=24, warning=False)
 
-    assert not told(judged(node("a"), JOB, pulls, said))
+    assert not told(judged(node("a"), JOB, pulls, fields))
 
 
 def test_pods_without_a_gpu_are_nobodys_business() -> None:
@@ -324,12 +324,12 @@ CLAIM = {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"
 @pytest.mark.parametrize("going", [{}, {"deletionTimestamp": ago(20)}])
 def test_a_volume_that_another_pod_keeps_is_told_at_once(going: dict[str, str]) -> None:
     waits = pod("x", on="a", phase="Pending", age=3, states=[waiting("ContainerCreating")], spec=CLAIM)
-    said = event(
+    fields = event(
         waits, "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) y'
     )
     keeps = pod("y", 0, on="b", spec=CLAIM, metadata=going)
 
-    assert told(judged(node("a"), node("b"), waits, said, keeps)) == [
+    assert told(judged(node("a"), node("b"), waits, fields, keeps)) == [
         ("VolumeHeldByAnotherNode", "persistentvolumeclaim/team/data")
     ]
 
@@ -346,7 +346,7 @@ def test_a_volume_that_another_pod_keeps_is_told_at_once(going: dict[str, str]) 
 def test_a_specification_is_not_stale_where_the_node_lacks_what_it_names(missing: str, cause: str) -> None:
     finding = {"reason": "DeviceFileMissing", "severity": "MONITOR", "subject": "driver", "detail": missing}
     record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": [finding]}
-    said = 'CDI device injection failed: failed to stat CDI host device "/dev/nvidia-uvm": no such file or directory'
-    stuck = pod("x", on="a", states=[waiting("CreateContainerError", said)])
+    message = 'CDI device injection failed: failed to stat CDI host device "/dev/nvidia-uvm": no such file or directory'
+    stuck = pod("x", on="a", states=[waiting("CreateContainerError", message)])
 
     assert told(judged(node("a", annotations={RESULTS: json.dumps(record)}), stuck)) == [(cause, "node/a")]

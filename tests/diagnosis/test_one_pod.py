@@ -71,7 +71,7 @@ def test_of_a_node_with_the_pod_no_other_is_asked_for() -> None:
     served = Served([node("a"), node("b"), *FULL, CRASHED])
     seen = looked_at(served, Target("Pod", "team", "x"), snapshot())
     assert [one.name for one in seen.nodes] == ["a"]
-    assert {one.subject for one in seen.pods} == {"pod/team/x", "pod/other/holder", "pod/kube-system/system"}
+    assert {pod.subject for pod in seen.pods} == {"pod/team/x", "pod/other/holder", "pod/kube-system/system"}
 
 
 def test_for_a_pod_that_is_not_there_nothing_further_is_listed() -> None:

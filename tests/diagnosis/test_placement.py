@@ -16,9 +16,9 @@ _UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true"
 
 
 def _why(a_pod: dict[str, Any], a_node: dict[str, Any], *others: dict[str, Any]) -> set[ObstacleKind]:
-    held = held_on(read_pod(Fields(one)) for one in others).get(a_node["metadata"]["name"], {})
+    held = held_on(read_pod(Fields(entry)) for entry in others).get(a_node["metadata"]["name"], {})
     found = obstacles(read_pod(Fields(a_pod)).spec, read_node(Fields(a_node)), held)
-    return {one.why for one in found}
+    return {obstacle.why for obstacle in found}
 
 
 def _init(name: str, gpus: int, **more: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def _init(name: str, gpus: int, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_init_containers_run_alone_and_sidecars_beside(inits: list[Any], mains: list[int], gpus: int) -> None:
-    pairs = [one if isinstance(one, tuple) else (one, None) for one in inits]
+    pairs = [entries if isinstance(entries, tuple) else (entries, None) for entries in inits]
     init = [_init(f"i{n}", count, **({"restartPolicy": how} if how else {})) for n, (count, how) in enumerate(pairs)]
     raw = pod(
         "x", containers=[container(f"c{n}", count) for n, count in enumerate(mains)], spec={"initContainers": init}

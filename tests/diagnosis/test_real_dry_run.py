@@ -49,8 +49,8 @@ def tried(plane: ControlPlane, kubeconfig: Path | None = None, /, namespace: str
         "metadata": {"name": "new", "namespace": namespace},
         "spec": {"containers": [container]},
     }
-    (one,) = answers(snapshot(node("a", 8)), [raw], Listings(partial(connect, access)).try_pod)
-    return one
+    (answer,) = answers(snapshot(node("a", 8)), [raw], Listings(partial(connect, access)).try_pod)
+    return answer
 
 
 def test_admission_answers_and_stores_nothing(plane: ControlPlane) -> None:
@@ -61,7 +61,7 @@ def test_admission_answers_and_stores_nothing(plane: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize(
-    ("main", "says"),
+    ("main", "message"),
     [
         ({"resources": {"limits": {GPU: "5"}}}, "exceeded quota"),
         ({"resources": {"limits": {GPU: "1", "memory": "2Gi"}}}, "maximum memory usage"),
@@ -70,10 +70,10 @@ def test_admission_answers_and_stores_nothing(plane: ControlPlane) -> None:
     ],
 )
 def test_a_pod_that_admission_refuses_is_told_in_its_words(
-    plane: ControlPlane, main: dict[str, Any], says: str
+    plane: ControlPlane, main: dict[str, Any], message: str
 ) -> None:
     answer = tried(plane, **main)
-    assert says.lower() in answer.admission.refused.lower()
+    assert message.lower() in answer.admission.refused.lower()
     assert (answer.fits, answer.nodes) == (False, ())
 
 

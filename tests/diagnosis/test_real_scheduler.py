@@ -59,8 +59,8 @@ def _port(name: str, number: int) -> dict[str, Any]:
 
 
 def _spread(key: str) -> dict[str, Any]:
-    one = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
-    return {"topologySpreadConstraints": [one]}
+    entry = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+    return {"topologySpreadConstraints": [entry]}
 
 
 def _anti(app: str) -> dict[str, Any]:
@@ -329,8 +329,8 @@ def told(cluster: ControlPlane) -> Diagnosis:
     builder = Builder()
     for kind in (*_KINDS, *(_KINDS_OF_DRA if cluster.has_dra else ())):
         listed = json.loads(cluster.kubectl("get", kind, "--all-namespaces", "-o", "json"))
-        for one in listed["items"]:
-            builder.add(one["kind"], one)
+        for entry in listed["items"]:
+            builder.add(entry["kind"], entry)
         builder.listed(listed["items"][0]["kind"] if listed["items"] else kind)
     # As somebody sees it a while later: what has just begun is no fault yet.
     return diagnose(builder.build(datetime.now(UTC) + timedelta(minutes=6)))
@@ -359,9 +359,9 @@ def _people(plane: ControlPlane) -> None:
         f"--timeout={GIVE_UP_SECONDS:g}s",
     )
     plane.kubectl("delete", "pod", "goner", "--namespace=team", "--wait=false", "--grace-period=0", "--force")
-    pods = (*(one[0] for one in PODS), *(one[0] for one in UNLOOKED))
+    pods = (*(pair[0] for pair in PODS), *(pair[0] for pair in UNLOOKED))
     _apply(plane, *(pod for pod in pods if _can_be(pod, plane)))
-    _apply(plane, *(one for objects, *_ in ADMISSION for one in objects))
+    _apply(plane, *(entry for objects, *_ in ADMISSION for entry in objects))
     _wait(plane)
 
 
@@ -376,7 +376,7 @@ def _can_be(pod: dict[str, Any], plane: ControlPlane) -> bool:
 
 def _wait(plane: ControlPlane) -> None:
     """Until the scheduler has judged every pod, and the API server refused the others."""
-    for pod, *_ in (one for one in PODS if _can_be(one[0], plane)):
+    for pod, *_ in (pair for pair in PODS if _can_be(pair[0], plane)):
         eventually(partial(_message, plane, pod["metadata"]["name"]), partial(str, pod))
     refused = {objects[0]["metadata"]["name"] for objects, *_ in ADMISSION[:-1]}
     eventually(lambda: refused <= _heard(plane), lambda: refused - _heard(plane))
@@ -385,41 +385,41 @@ def _wait(plane: ControlPlane) -> None:
 def _heard(plane: ControlPlane) -> set[str]:
     """The namespaces in which a pod was refused."""
     events = json.loads(plane.kubectl("get", "events", "-A", "--field-selector=reason=FailedCreate", "-o", "json"))
-    return {one["metadata"]["namespace"] for one in events["items"]}
+    return {event["metadata"]["namespace"] for event in events["items"]}
 
 
 def _message(plane: ControlPlane, name: str) -> str:
     pod = json.loads(plane.kubectl("get", "pod", name, "--namespace=team", "-o", "json"))
     conditions = pod["status"].get("conditions", ())
-    return next((one.get("message", "") for one in conditions if one["type"] == "PodScheduled"), "")
+    return next((condition.get("message", "") for condition in conditions if condition["type"] == "PodScheduled"), "")
 
 
 @pytest.mark.parametrize(
-    ("pod", "says"), [(one[0], one[1]) for one in PODS], ids=[one[0]["metadata"]["name"] for one in PODS]
+    ("pod", "subject"), [(pair[0], pair[1]) for pair in PODS], ids=[pair[0]["metadata"]["name"] for pair in PODS]
 )
-def test_its_text_is_taken_apart(cluster: ControlPlane, pod: dict[str, Any], says: ReasonSubject) -> None:
+def test_its_text_is_taken_apart(cluster: ControlPlane, pod: dict[str, Any], subject: ReasonSubject) -> None:
     if not _can_be(pod, cluster):
         pytest.skip("NOT TESTED with DRA: this Kubernetes does not serve resource.k8s.io/v1")
     message = _message(cluster, pod["metadata"]["name"])
     read = parse(message)
     assert read is not None, message
-    assert read.of(says), message
+    assert read.of(subject), message
     assert not read.of(ReasonSubject.OTHER), message
 
 
-def test_every_pod_has_its_cause_and_no_other_is_told(cluster: ControlPlane, told: Diagnosis) -> None:
+def test_every_pod_has_its_cause_and_no_other_is_told(cluster: ControlPlane, diagnosis: Diagnosis) -> None:
     waiting = [(pod, cause, subject) for pod, _, cause, subject in PODS] + UNLOOKED
     wanted = {(cause, subject) for pod, cause, subject in waiting if _can_be(pod, cluster)}
     wanted |= {(cause, subject) for _, cause, subject in ADMISSION}
-    assert {(one.found.cause.name, one.found.subject) for one in told.problems} == wanted
+    assert {(problem.found.cause.name, problem.found.subject) for problem in diagnosis.problems} == wanted
 
 
-def test_each_waiting_pod_is_affected_by_its_own_cause_alone(cluster: ControlPlane, told: Diagnosis) -> None:
+def test_each_waiting_pod_is_affected_by_its_own_cause_alone(cluster: ControlPlane, diagnosis: Diagnosis) -> None:
     by_pod: dict[str, list[str]] = {}
-    for one in told.problems:
-        for name in one.found.affected:
-            by_pod.setdefault(name, []).append(one.found.cause.name)
-    waiting = [(one[0], one[2]) for one in PODS] + [(one[0], one[1]) for one in UNLOOKED]
+    for problem in diagnosis.problems:
+        for name in problem.found.affected:
+            by_pod.setdefault(name, []).append(problem.found.cause.name)
+    waiting = [(pair[0], pair[2]) for pair in PODS] + [(pair[0], pair[1]) for pair in UNLOOKED]
     assert {name: causes for name, causes in by_pod.items() if name.startswith("pod/")} == {
         f"pod/team/{pod['metadata']['name']}": [cause] for pod, cause in waiting if _can_be(pod, cluster)
     }

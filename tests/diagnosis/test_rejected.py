@@ -127,8 +127,8 @@ def makers(ready: int) -> list[Object]:
 
 
 def rejected(name: str, reason: str, message: str, **changes: object) -> Object:
-    told = {"reason": reason, "message": message}
-    return pod(name, on="a", phase="Failed", status=told, owner=("ReplicaSet", "llm-1"), **changes)
+    fields = {"reason": reason, "message": message}
+    return pod(name, on="a", phase="Failed", status=fields, owner=("ReplicaSet", "llm-1"), **changes)
 
 
 @pytest.mark.parametrize(("reason", "message", "cause", "subject"), BY_TEXT)

@@ -230,9 +230,9 @@ def test_a_pod_that_runs_and_of_whose_containers_nothing_is_told_is_ready() -> N
 
 def test_pods_of_a_group_that_all_say_something_else_are_one_group() -> None:
     of_group = {"scheduling.k8s.io/group-name": "ring"}
-    says = ("pod group is not ready, 2 Pending, 2 minAvailable. Origin reason is r-1: ", "")
+    result = ("pod group is not ready, 2 Pending, 2 minAvailable. Origin reason is r-1: ", "")
     short = "0/1 nodes are unavailable: 1 Insufficient nvidia.com/gpu."
-    pods = [pod(f"r-{i}", 8, annotations=of_group, conditions=refused(says[i] + short)) for i in range(2)]
+    pods = [pod(f"r-{i}", 8, annotations=of_group, conditions=refused(result[i] + short)) for i in range(2)]
 
     assert told(judged(node("a"), *pods)) == [("GangIncomplete", "podgroup/team/ring")]
 
@@ -253,19 +253,21 @@ def test_a_plugin_seen_by_its_pods_alone_is_for_other_nodes_too() -> None:
     there = operand(PLUGIN, "a", spec={"affinity": affinity, "nodeSelector": {}})
     found = judged(gpu_node("a"), gpu_node("b", None), there, missing=["DaemonSet"]).problems
 
-    assert [(one.found.cause.name, one.found.subject) for one in found] == [("DevicePluginMissing", "node/b")]
+    assert [(problem.found.cause.name, problem.found.subject) for problem in found] == [
+        ("DevicePluginMissing", "node/b")
+    ]
     assert "has no pod there" in found[0].found.evidence[0]
 
 
 def test_who_could_make_some_of_its_pods_and_no_more_is_still_refused() -> None:
-    told_of = obj("PyTorchJob", "llm", "team")
+    fields_of = obj("PyTorchJob", "llm", "team")
     worker = pod("llm-worker-0", 8, on="a", owner=("PyTorchJob", "llm"))
     text = (
         'Error creating: pods "llm-worker-1" is forbidden: exceeded quota: gpu, requested: requests.nvidia.com/gpu=8, '
         "used: requests.nvidia.com/gpu=8, limited: requests.nvidia.com/gpu=8"
     )
     later = pod("llm-worker-1", 8, on="b", owner=("PyTorchJob", "llm"), age=1)
-    refusal = event(told_of, "FailedCreatePod", text, minutes=5)
+    refusal = event(fields_of, "FailedCreatePod", text, minutes=5)
 
     assert [name for name, _ in told(judged(node("a"), node("b"), worker, refusal))] == ["ExceededQuota"]
     assert told(judged(node("a"), node("b"), worker, later, refusal)) == []

@@ -31,7 +31,7 @@ def state() -> list[Object]:
     pull = waiting("ImagePullBackOff", 'Back-off pulling image "x": not found', f"{DRIVER}-ctr")
     broken = operand(DRIVER, "a", states=[pull], phase="Pending")
     objects = operator(gpu_node("a"), gpu_node("b"))
-    return [*(one for one in objects if one["metadata"]["name"] != f"{DRIVER}-a"), broken, pod("x", 3, on="b")]
+    return [*(entry for entry in objects if entry["metadata"]["name"] != f"{DRIVER}-a"), broken, pod("x", 3, on="b")]
 
 
 def report(*objects: Object) -> Report:
@@ -42,8 +42,8 @@ def report(*objects: Object) -> Report:
 def hostile(words: str) -> Report:
     """Words of a cluster in all places where some may stand."""
     plain = report(*state())
-    (one,) = plain.diagnosis.problems
-    found = FoundCause(one.found.cause, f"node/{words}", (words,), (f"Do {words}", f"Run `{words}`"), (words,))
+    (problem,) = plain.diagnosis.problems
+    found = FoundCause(problem.found.cause, f"node/{words}", (words,), (f"Do {words}", f"Run `{words}`"), (words,))
     cluster = allocation(snapshot(*state(), pod("y", 1, on="b", namespace=words.replace("/", "-")), gpu_node(words)))
     return Report(
         Diagnosis(NOW, (Problem(found, (Problem(found),)),), ()), cluster=cluster, components=plain.components
@@ -102,28 +102,28 @@ def test_a_healthy_cluster_has_a_report_without_issues() -> None:
 
 
 def test_the_document_tells_cluster_and_components() -> None:
-    told = document(report(*state()))
-    assert (told["cluster"]["gpu_nodes"], told["cluster"]["gpus"]) == (2, 16)
-    (one,) = told["cluster"]["resources"]
-    assert (one["allocatable"], one["held"], one["free"]) == (16, 3, 13)
-    driver = next(one for one in told["components"] if one["component"] == "driver")
+    fields = document(report(*state()))
+    assert (fields["cluster"]["gpu_nodes"], fields["cluster"]["gpus"]) == (2, 16)
+    (entry,) = fields["cluster"]["resources"]
+    assert (entry["allocatable"], entry["held"], entry["free"]) == (16, 3, 13)
+    driver = next(entry for entry in fields["components"] if entry["component"] == "driver")
     assert (driver["health"], driver["ready"], driver["wanted"], driver["lacking"]) == ("partly", 1, 2, ["a"])
-    assert json.loads(json.dumps(told)) == told
+    assert json.loads(json.dumps(fields)) == fields
 
 
 def pods_of_a_mistake(names: Iterable[str], gpu_type: str = "h100") -> list[Object]:
     """Each with it in its own spec, as nothing made them."""
-    said = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
-    waits = [condition("PodScheduled", "False", "Unschedulable", said)]
+    message = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+    waits = [condition("PodScheduled", "False", "Unschedulable", message)]
     return [pod(name, spec={"nodeSelector": {"gpu-type": gpu_type}}, conditions=waits) for name in names]
 
 
-def forms(told: Report) -> list[str]:
+def forms(report: Report) -> list[str]:
     shown = Screen(file=StringIO(), width=80)
-    for part in terminal.page(told, 80):
+    for part in terminal.page(report, 80):
         shown.print(part, soft_wrap=True)
-    page = "".join(parsed(html.text(told)).words)
-    return [shown.file.getvalue(), markdown.text(told), page]  # type: ignore[attr-defined]
+    page = "".join(parsed(html.text(report)).words)
+    return [shown.file.getvalue(), markdown.text(report), page]  # type: ignore[attr-defined]
 
 
 def test_one_mistake_of_many_bare_pods_is_told_once_in_each_form_and_each_pod_in_json() -> None:
@@ -138,7 +138,7 @@ def test_one_mistake_of_many_bare_pods_is_told_once_in_each_form_and_each_pod_in
 
 
 def test_mistakes_that_differ_are_told_one_by_one_until_it_is_enough() -> None:
-    pods = [one for number in range(60) for one in pods_of_a_mistake([f"x-{number}"], f"type-{number}")]
+    pods = [entry for number in range(60) for entry in pods_of_a_mistake([f"x-{number}"], f"type-{number}")]
 
     for text in forms(report(gpu_node("a"), *pods)):
         assert text.count("takes no node that has what") == 8
@@ -146,10 +146,10 @@ def test_mistakes_that_differ_are_told_one_by_one_until_it_is_enough() -> None:
 
 
 def test_what_follows_from_one_node_and_from_another_stays_apart() -> None:
-    (one,) = report(*state()).diagnosis.problems
-    apart = [Problem(replace(one.found, subject=f"node/{name}"), (one,)) for name in "ab"]
+    (problem,) = report(*state()).diagnosis.problems
+    apart = [Problem(replace(problem.found, subject=f"node/{name}"), (problem,)) for name in "ab"]
 
-    assert [len(told.subjects) for told in told_once(apart)] == [1, 1]
+    assert [len(group.subjects) for group in told_once(apart)] == [1, 1]
 
 
 LONG = "n" * 253
@@ -208,14 +208,14 @@ def test_each_form_comes_from_the_command(form: str, begins: str, tmp_path: Path
 
 def test_a_shells_list_of_files_is_all_saved_state(tmp_path: Path) -> None:
     """As `--from *.json` becomes: one file for the option, words of the rest."""
-    one, other = tmp_path / "a.json", tmp_path / "b.json"
-    for file, node in ((one, gpu_node("a")), (other, gpu_node("b"))):
+    path, other = tmp_path / "a.json", tmp_path / "b.json"
+    for file, node in ((path, gpu_node("a")), (other, gpu_node("b"))):
         file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [node]}))
 
-    all_of_it = CliRunner().invoke(app, ["diagnose", "--from", str(one), str(other), "-o", "json"])
-    one_node = CliRunner().invoke(app, ["diagnose", "--from", str(one), str(other), "node", "b", "-o", "json"])
-    live = CliRunner().invoke(app, ["diagnose", str(one)])
+    all_of_it = CliRunner().invoke(app, ["diagnose", "--from", str(path), str(other), "-o", "json"])
+    result_node = CliRunner().invoke(app, ["diagnose", "--from", str(path), str(other), "node", "b", "-o", "json"])
+    live = CliRunner().invoke(app, ["diagnose", str(path)])
 
     assert json.loads(all_of_it.stdout)["cluster"]["gpu_nodes"] == 2
-    assert all_of_it.exit_code == one_node.exit_code != 3
+    assert all_of_it.exit_code == result_node.exit_code != 3
     assert live.exit_code == 3

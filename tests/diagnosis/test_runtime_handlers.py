@@ -79,7 +79,7 @@ def recorded(reason: str, detail: str) -> dict[str, str]:
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_node_without_the_handler_is_named_once(text: str) -> None:
     pods = [stuck(f"trainer-{number}") for number in range(5)]
-    events = [event(one, "FailedCreatePodSandBox", text, count=20) for one in pods]
+    events = [event(pod, "FailedCreatePodSandBox", text, count=20) for pod in pods]
 
     diagnosis = judged(node("a", handlers=None), NVIDIA, *pods, *events)
 
@@ -102,26 +102,26 @@ def test_a_container_that_was_refused_later_tells_it_too() -> None:
 @pytest.mark.parametrize("progress", ["Pulling", "Pulled", "Created", "Started"])
 def test_a_pod_that_has_gone_on_has_no_trouble(progress: str) -> None:
     held = stuck()
-    said = event(held, "FailedCreatePodSandBox", TEXTS[0], minutes=9, count=20)
+    fields = event(held, "FailedCreatePodSandBox", TEXTS[0], minutes=9, count=20)
     later = event(held, progress, "on it", minutes=1, warning=False)
 
-    assert not told(judged(node("a", handlers=None), NVIDIA, held, said, later))
+    assert not told(judged(node("a", handlers=None), NVIDIA, held, fields, later))
 
 
 def test_an_event_about_a_pod_of_the_same_name_before_it_says_nothing() -> None:
     held = stuck()
-    said = event(held, "FailedCreatePodSandBox", TEXTS[0], count=20, uid="another")
+    fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=20, uid="another")
 
-    assert not told(judged(node("a", handlers=None), NVIDIA, held, said))
+    assert not told(judged(node("a", handlers=None), NVIDIA, held, fields))
 
 
 def test_a_node_or_a_pod_that_is_just_being_set_up_is_left_in_peace() -> None:
     new = node("a", handlers=("runc",))
     new["metadata"]["creationTimestamp"] = ago(4)
     held, young = stuck(), stuck("young", age=0.5)
-    said = event(held, "FailedCreatePodSandBox", TEXTS[0], count=20)
+    fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=20)
 
-    assert not told(judged(new, NVIDIA, held, said))
+    assert not told(judged(new, NVIDIA, held, fields))
     assert not told(judged(node("b", handlers=("runc",)), NVIDIA, young))
 
 
@@ -131,7 +131,7 @@ def test_a_node_or_a_pod_that_is_just_being_set_up_is_left_in_peace() -> None:
 def test_a_class_whose_handler_is_nobodys_is_wrong_itself(asked: str, has: str) -> None:
     named = obj("RuntimeClass", "gpu-nvidia", handler=asked)
     held = [stuck(f"x-{on}", on=on, runtime_class="gpu-nvidia") for on in "ab"]
-    events = [event(one, "FailedCreatePodSandBox", NO_RUNTIME.format(asked), count=9) for one in held]
+    events = [event(entry, "FailedCreatePodSandBox", NO_RUNTIME.format(asked), count=9) for entry in held]
     nodes = [node(name, handlers=("", "runc", has)) for name in "ab"]
 
     assert told(judged(*nodes, named, *held, *events)) == [("RuntimeClassHandlerWrong", "runtimeclass/gpu-nvidia")]
@@ -208,10 +208,10 @@ BY_HAND: list[tuple[str, Object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "words"), [one[1:] for one in BY_HAND], ids=[one[0] for one in BY_HAND])
+@pytest.mark.parametrize(("changes", "words"), [pair[1:] for pair in BY_HAND], ids=[pair[0] for pair in BY_HAND])
 def test_each_distribution_is_mended_in_its_own_way(changes: Object, words: str) -> None:
     (problem,) = judged(node("a", **({"handlers": ("", "runc")} | changes)), NVIDIA, stuck()).problems
-    (commands,) = [one for one in problem.found.remedy if "kubectl get node" not in one]
+    (commands,) = [text for text in problem.found.remedy if "kubectl get node" not in text]
 
     assert words in commands
     assert words.startswith("`nvidia-ctk") or "nvidia-ctk" not in commands
@@ -225,9 +225,9 @@ def test_a_plugin_on_a_node_without_a_gpu_beside_nodes_with_some_needs_a_selecto
 
 def test_the_handlers_of_others_are_not_ours_to_judge() -> None:
     plain = pod("x", 0, on="a", phase="Pending", spec={"runtimeClassName": "gvisor"}, states=[waiting("Pending")])
-    said = event(plain, "FailedCreatePodSandBox", NO_RUNTIME.format("runsc"), count=9)
+    fields = event(plain, "FailedCreatePodSandBox", NO_RUNTIME.format("runsc"), count=9)
 
-    assert not told(judged(node("a"), obj("RuntimeClass", "gvisor", handler="runsc"), plain, said))
+    assert not told(judged(node("a"), obj("RuntimeClass", "gvisor", handler="runsc"), plain, fields))
 
 
 def test_a_toolkit_that_writes_beside_the_kubelets_own_is_what_all_follows_from() -> None:
@@ -268,8 +268,8 @@ def test_what_our_agent_saw_on_the_node_is_told_with_its_mending() -> None:
     (problem,) = diagnosis.problems
     assert problem.found.cause.name == "ToolkitConfiguresAnotherRuntime"
     assert consequences(problem) == [("RuntimeHandlerMissing", "node/a")]
-    assert any("our agent there: NvidiaRuntimeElsewhere" in one for one in problem.found.evidence)
-    assert any("/var/lib/k8s-containerd/k8s-containerd/etc" in one for one in problem.found.remedy)
+    assert any("our agent there: NvidiaRuntimeElsewhere" in text for text in problem.found.evidence)
+    assert any("/var/lib/k8s-containerd/k8s-containerd/etc" in text for text in problem.found.remedy)
 
 
 HELM = f"`{helm_values({'CONTAINERD_CONFIG': '/etc/containerd/config.toml', 'CONTAINERD_SOCKET': '/run/a b.sock'})}`"
@@ -286,8 +286,8 @@ def test_of_the_agents_two_ways_only_the_clusters_own_is_told() -> None:
     (operators,) = judged(seen, NVIDIA, stuck(), toolkit(), operator_pod()).problems
 
     assert without.found.remedy == (f"On the node, with NVIDIA's container toolkit there: {HOST}",)
-    assert [one.rpartition(": ")[2] for one in unknown.found.remedy] == [HOST, HELM]
-    assert not any("nvidia-ctk" in one for one in operators.found.remedy)
+    assert [text.rpartition(": ")[2] for text in unknown.found.remedy] == [HOST, HELM]
+    assert not any("nvidia-ctk" in text for text in operators.found.remedy)
     assert "our agent there: NvidiaRuntimeMissing: /etc/containerd/config.toml" in without.found.evidence
 
 
@@ -315,10 +315,10 @@ def test_a_record_has_nobody_paste_what_we_do_not_write(command: str) -> None:
 
 
 def test_where_no_operator_is_a_toolkit_on_the_host_may_have_written_beside_the_kubelets_own() -> None:
-    told_there = (
+    message_there = (
         f"/etc/two.toml, line 9 has it, which another containerd reads; the kubelet's containerd reads {EITHER}"
     )
-    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", told_there))
+    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", message_there))
 
     diagnosis = judged(seen, NVIDIA, stuck())
 
@@ -341,21 +341,21 @@ def test_a_young_node_is_left_in_peace_while_its_toolkit_is_at_work(
 ) -> None:
     new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", EITHER))
     held = stuck(age=4)
-    said = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
+    fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
     its = [operator_pod(*ready)] if ready is not None else []
 
-    assert told(judged(new, NVIDIA, held, said, toolkit(), *its)) == causes
+    assert told(judged(new, NVIDIA, held, fields, toolkit(), *its)) == causes
 
 
 def test_a_young_node_to_which_nothing_brings_a_toolkit_is_told_at_once_by_our_agent() -> None:
     held = stuck(age=4)
-    said = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
+    fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
     new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", EITHER))
 
-    (problem,) = judged(new, NVIDIA, held, said).problems
+    (problem,) = judged(new, NVIDIA, held, fields).problems
 
     assert (problem.found.subject, problem.found.affected) == ("node/a", ("pod/team/trainer",))
-    assert not told(judged(new, NVIDIA, held, said, missing=["DaemonSet"]))
+    assert not told(judged(new, NVIDIA, held, fields, missing=["DaemonSet"]))
 
 
 def operator_pod(status: str = "True", minutes: float = 300) -> Object:
@@ -377,9 +377,9 @@ def test_what_our_agent_saw_is_a_cause_even_when_nothing_waits() -> None:
 def test_components_that_wait_for_the_handler_are_its_consequences() -> None:
     name = "nvidia-device-plugin-daemonset"
     waits = stuck("plugin-x", namespace="gpu-operator", labels={"app": name}, containers=[container("plugin")])
-    said = event(waits, "FailedCreatePodSandBox", TEXTS[0], count=50)
+    fields = event(waits, "FailedCreatePodSandBox", TEXTS[0], count=50)
 
-    diagnosis = judged(node("a", handlers=None), NVIDIA, waits, said)
+    diagnosis = judged(node("a", handlers=None), NVIDIA, waits, fields)
 
     assert told(diagnosis) == [("RuntimeHandlerMissing", "node/a")]
     assert consequences(diagnosis.problems[0]) == [("DevicePluginNotReady", "node/a")]
@@ -456,8 +456,8 @@ def test_many_nodes_that_lack_it_are_one_find_with_each_of_them_beneath() -> Non
 def test_the_kubelets_socket_tells_which_runtime_the_toolkit_should_configure(
     kubelets: str, toolkits: str, blamed: bool
 ) -> None:
-    told_by = {"kubeadm.alpha.kubernetes.io/cri-socket": kubelets}
-    seen = node("a", handlers=("", "runc"), annotations=told_by)
+    fields_by = {"kubeadm.alpha.kubernetes.io/cri-socket": kubelets}
+    seen = node("a", handlers=("", "runc"), annotations=fields_by)
     whole = toolkit(socket=toolkits)
     name = whole["metadata"]["name"]
     only = pod("x", 0, on="a", namespace="gpu-operator", owner=("DaemonSet", name))
@@ -498,9 +498,9 @@ def test_a_toolkit_that_finds_no_runtime_at_its_socket_looks_for_another_than_th
 @pytest.mark.parametrize(("age", "found"), [(60.0, [("RuntimeHandlerMissing", "node/a")]), (5.0, [])])
 def test_without_the_nodes_a_pod_that_has_waited_long_tells(age: float, found: list[tuple[str, str]]) -> None:
     waits = stuck(age=age)
-    says = event(waits, "FailedCreatePodSandBox", TEXTS[0], count=90)
+    fields = event(waits, "FailedCreatePodSandBox", TEXTS[0], count=90)
 
-    assert told(judged(waits, says, NVIDIA, missing=["Node"])) == found
+    assert told(judged(waits, fields, NVIDIA, missing=["Node"])) == found
 
 
 # Files that would not serve the kubelet, and commands that would load them.
@@ -508,7 +508,8 @@ def test_without_the_nodes_a_pod_that_has_waited_long_tells(age: float, found: l
 
 def of_reasons(*reasons: str, detail: str = EITHER) -> dict[str, str]:
     findings = [
-        {"reason": one, "severity": "MONITOR", "subject": "runtime/containerd", "detail": detail} for one in reasons
+        {"reason": reason, "severity": "MONITOR", "subject": "runtime/containerd", "detail": detail}
+        for reason in reasons
     ]
     record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": findings}
     return {"gpu-healthcheck.aws-samples.io/results": json.dumps(record)}
@@ -577,10 +578,12 @@ def test_a_command_for_all_nodes_waits_for_the_one_with_the_fault() -> None:
 
 
 def every_remedy(diagnosis: Diagnosis) -> str:
-    return "\n".join(line for one in diagnosis.problems for found in (one.found, *below(one)) for line in found.remedy)
+    return "\n".join(
+        line for problem in diagnosis.problems for found in (problem.found, *below(problem)) for line in found.remedy
+    )
 
 
 def below(problem: Problem) -> Iterator[FoundCause]:
-    for one in problem.consequences:
-        yield one.found
-        yield from below(one)
+    for consequence in problem.consequences:
+        yield consequence.found
+        yield from below(consequence)

@@ -52,7 +52,7 @@ def test_now_is_the_newest_time_and_never_a_deadline(tmp_path: Path) -> None:
 def test_what_kubectl_printed_one_after_another_is_read_whole(tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     lists = ({"kind": "NodeList", "items": [node("a")]}, {"kind": "PodList", "items": [pod("x")]})
-    file.write_text("\n".join(json.dumps(one, indent=4) for one in lists) + "\n")
+    file.write_text("\n".join(json.dumps(entry, indent=4) for entry in lists) + "\n")
 
     state = read_saved([file])
 
@@ -73,7 +73,7 @@ def test_of_a_volume_is_saved_where_it_lies_and_not_what_its_driver_is_given(tmp
 
     assert volume.terms is not None
     with tarfile.open(tmp_path / "state.tar.gz") as archive:
-        assert b"hunter2" not in b"".join(archive.extractfile(one).read() for one in archive)  # type: ignore[union-attr]
+        assert b"hunter2" not in b"".join(archive.extractfile(tar_info).read() for tar_info in archive)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_a_bundle_comes_back_as_it_was_seen_without_its_secrets(tmp_path: Path) 
         annotations={"kubectl.kubernetes.io/last-applied-configuration": "s3cret", "vault/token": "s3cret"},
     )
     bundle, file = Bundle(), tmp_path / "state.tar.gz"
-    for one in (node("a"), node("b"), secretive):
-        bundle.keep(one["kind"], one)
+    for entry in (node("a"), node("b"), secretive):
+        bundle.keep(entry["kind"], entry)
     bundle.write(file, NOW, {"Event": "the right to list events is missing"})
     state = read_saved([file])
     assert [one.name for one in state.nodes] == ["a", "b"]
@@ -138,7 +138,7 @@ def test_a_bundle_comes_back_as_it_was_seen_without_its_secrets(tmp_path: Path) 
     assert state.missing["Event"] == "the right to list events is missing"
     assert state.now == NOW
     with tarfile.open(file) as archive:
-        whole = b"".join(archive.extractfile(one).read() for one in archive)  # type: ignore[union-attr]
+        whole = b"".join(archive.extractfile(tar_info).read() for tar_info in archive)  # type: ignore[union-attr]
     assert b"s3cret" not in whole
     assert file.stat().st_mode & 0o077 == 0
 
@@ -174,8 +174,8 @@ def test_the_logs_of_a_dump_are_read_by_container(tmp_path: Path) -> None:
     _write(tmp_path / "team/pods.json", {"kind": "PodList", "items": [pod("x")]})
     log = "epoch 1\nCUDA out of memory\x1b[0m\n"
     parts = [
-        f"==== START logs for {whose} ====\n{log}==== END logs for {whose} ====\n"
-        for whose in ("container main of pod team/x", "container other of pod team/x")
+        f"==== START logs for {owner} ====\n{log}==== END logs for {owner} ====\n"
+        for owner in ("container main of pod team/x", "container other of pod team/x")
     ]
     (tmp_path / "team/x").mkdir()
     (tmp_path / "team/x/logs.txt").write_text("".join(parts))

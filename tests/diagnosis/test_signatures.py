@@ -29,6 +29,6 @@ def test_no_text_keeps_a_row_busy(row: Signature) -> None:
     """One that does would never come back from this."""
     longest = 64 * 1024 if TextSource.LOG in row.places else 4096
 
-    looked = [row.search((one * longest)[:longest]) for one in REPEATED]
+    looked = [row.search((text * longest)[:longest]) for text in REPEATED]
 
     assert len(looked) == len(REPEATED)

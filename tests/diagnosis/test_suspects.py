@@ -14,7 +14,7 @@ RECORD = {"schema": 1, "timestamp": ago(2), "status": "pass", "severity": "PASS"
 
 def named(*objects: Object) -> list[str]:
     seen = snapshot(*objects)
-    return [one.name for one in suspects(seen, diagnose(seen))]
+    return [suspect.name for suspect in suspects(seen, diagnose(seen))]
 
 
 def test_nodes_that_nothing_is_wrong_with_are_not() -> None:
@@ -26,9 +26,9 @@ def test_those_that_a_problem_names_are_by_name() -> None:
 
 
 def test_what_an_agent_has_told_of_is_known() -> None:
-    told = {"gpu-healthcheck.aws-samples.io/results": json.dumps(RECORD)}
+    fields = {"gpu-healthcheck.aws-samples.io/results": json.dumps(RECORD)}
 
-    assert named(node("a", taints=[UNHEALTHY], annotations=told)) == []
+    assert named(node("a", taints=[UNHEALTHY], annotations=fields)) == []
 
 
 def test_a_node_whose_kubelet_is_silent_would_not_answer() -> None:

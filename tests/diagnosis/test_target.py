@@ -99,7 +99,7 @@ def test_owners_that_own_each_other_end() -> None:
 )
 def test_a_pod_shows_how_far_it_has_come(raw: dict[str, object], fine: int, then: LinkState | None) -> None:
     steps = chain(read_pod(Fields(raw)), ())
-    states = [one.state for one in steps]
+    states = [step.state for step in steps]
     assert states[:fine] == [LinkState.FINE] * fine
     assert (states[fine] if fine < len(states) else None) is then
     assert set(states[fine + 1 :]) <= {LinkState.NOT_REACHED}
@@ -108,15 +108,15 @@ def test_a_pod_shows_how_far_it_has_come(raw: dict[str, object], fine: int, then
 def test_a_pod_for_whose_waiting_no_cause_is_known_shows_what_is_said_of_it() -> None:
     waits = pod("x", on="a", age=1, phase="Pending", states=[waiting("ContainerCreating")])
     state = snapshot(node("a"), waits, event(waits, "FailedCreatePodSandBox", "something that nobody knows", count=3))
-    (told,) = chains_of(state, state.pods, ())
-    (step,) = (one for one in told.steps if one.state is LinkState.WAITING)
+    (chain,) = chains_of(state, state.pods, ())
+    (step,) = (one for one in chain.steps if one.state is LinkState.WAITING)
     assert step.seen == "ContainerCreating; event (3 times): FailedCreatePodSandBox: something that nobody knows"
 
 
 def test_a_problem_breaks_its_link_and_all_beyond_is_not_reached() -> None:
     found = FoundCause(UNSCHEDULED, "resource/nvidia.com/gpu", ("all in use",), affected=("pod/team/x",))
     steps = chain(read_pod(Fields(pod("x"))), arranged([found]))
-    states = {one.link: one.state for one in steps}
+    states = {step.link: step.state for step in steps}
     assert states[Link.QUEUED] is LinkState.FINE
     assert states[Link.SCHEDULED] is LinkState.BROKEN
     assert states[Link.RUNNING] is LinkState.NOT_REACHED
@@ -124,7 +124,7 @@ def test_a_problem_breaks_its_link_and_all_beyond_is_not_reached() -> None:
 
 def test_another_pods_problem_breaks_nothing_here() -> None:
     found = FoundCause(UNSCHEDULED, "resource/nvidia.com/gpu", ("all in use",), affected=("pod/team/y",))
-    assert all(one.state is not LinkState.BROKEN for one in chain(read_pod(Fields(pod("x"))), arranged([found])))
+    assert all(step.state is not LinkState.BROKEN for step in chain(read_pod(Fields(pod("x"))), arranged([found])))
 
 
 def test_a_node_is_there_only_where_it_was_seen() -> None:

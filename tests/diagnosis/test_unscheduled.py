@@ -77,10 +77,10 @@ def claimed(selector: str = "", **changes: Any) -> list[Object]:
     if selector:
         device["exactly"]["selectors"] = [{"cel": {"expression": selector}}]  # type: ignore[index]
     claim = obj("ResourceClaim", "one-gpu", "team", spec={"devices": {"requests": [device]}})
-    one = waits("2 cannot allocate all claims", 0, spec=CLAIMS, **changes)
+    entry = waits("2 cannot allocate all claims", 0, spec=CLAIMS, **changes)
     expression = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"
     cls = obj("DeviceClass", "gpu.nvidia.com", spec={"selectors": [{"cel": {"expression": expression}}]})
-    return [one, claim, cls]
+    return [entry, claim, cls]
 
 
 def devices(*names: str, on: str = "a", product: str = "NVIDIA H100", generation: int = 1, count: int = 1) -> Object:
@@ -91,11 +91,11 @@ def devices(*names: str, on: str = "a", product: str = "NVIDIA H100", generation
     return obj("ResourceSlice", f"{on}-slice-{generation}", spec=spec)
 
 
-def tainted(one: Object, effect: str = "NoSchedule") -> Object:
+def tainted(entry: Object, effect: str = "NoSchedule") -> Object:
     """The same slice, in which its driver taints each device."""
-    for device in one["spec"]["devices"]:
+    for device in entry["spec"]["devices"]:
         device["taints"] = [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": effect}]
-    return one
+    return entry
 
 
 def taint_rule(device: str = "gpu-0", name: str = "", *, heeded: bool = True, **changes: Any) -> Object:
@@ -129,9 +129,9 @@ def queued(reason: str, message: str, status: str = "False", age: float = 30) ->
     template = {"spec": {"containers": [container("main", 1)]}}
     spec = {"queueName": "vision", "podSets": [{"name": "main", "count": 1, "template": template}]}
     owner = {"kind": "Job", "name": "train", "uid": "x", "controller": True}
-    told = {"conditions": [condition("QuotaReserved", status, reason, message)]}
+    fields = {"conditions": [condition("QuotaReserved", status, reason, message)]}
     metadata = {"ownerReferences": [owner]}
-    return obj("Workload", "job-train-1", "team", metadata=metadata, spec=spec, status=told, age=age)
+    return obj("Workload", "job-train-1", "team", metadata=metadata, spec=spec, status=fields, age=age)
 
 
 IN_LINE = (
@@ -143,14 +143,14 @@ def group(phase: str = "Pending", gpus: int = 8, age: float = 30, api: str = "sc
     """The PodGroup of a Volcano Job, which has no pods until it is let in."""
     owner = {"kind": "Job", "name": "train", "uid": "x", "controller": True}
     spec = {"queue": "vision", "minMember": 2, "minResources": {"cpu": "8", GPU: str(gpus)}}
-    one = obj("PodGroup", "train-x", "team", age=age, metadata={"ownerReferences": [owner]}, spec=spec)
-    return one | {"apiVersion": api, "status": {"phase": phase}}
+    entry = obj("PodGroup", "train-x", "team", age=age, metadata={"ownerReferences": [owner]}, spec=spec)
+    return entry | {"apiVersion": api, "status": {"phase": phase}}
 
 
 def queue(given: int = 8, most: int = 8, state: str = "Open") -> Object:
     status = {"state": state, "allocated": {GPU: str(given)}}
-    one = obj("Queue", "vision", spec={"capability": {GPU: str(most)}}, status=status)
-    return one | {"apiVersion": "scheduling.volcano.sh/v1beta1"}
+    entry = obj("Queue", "vision", spec={"capability": {GPU: str(most)}}, status=status)
+    return entry | {"apiVersion": "scheduling.volcano.sh/v1beta1"}
 
 
 HELD = "VolcanoHoldsGroup"
@@ -167,7 +167,7 @@ def volume(name: str, zone: str, *, old: bool = False) -> list[Object]:
 
 
 def mounts(*names: str) -> Object:
-    spec = {"volumes": [{"name": one, "persistentVolumeClaim": {"claimName": one}} for one in names]}
+    spec = {"volumes": [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in names]}
     return waits("1 node(s) had volume node affinity conflict, 1 Insufficient nvidia.com/gpu", 8, spec=spec)
 
 
@@ -672,35 +672,39 @@ STATES: list[tuple[str, list[Object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "cause", "subject"), [one[1:] for one in STATES], ids=[one[0] for one in STATES])
+@pytest.mark.parametrize(("state", "cause", "subject"), [pair[1:] for pair in STATES], ids=[pair[0] for pair in STATES])
 def test_each_state_tells_its_cause_and_no_other(state: list[Object], cause: str, subject: str) -> None:
     assert told(judged(*state)) == [(cause, subject)]
 
 
-@pytest.mark.parametrize("state", [one[1] for one in STATES], ids=[one[0] for one in STATES])
+@pytest.mark.parametrize("state", [pair[1] for pair in STATES], ids=[pair[0] for pair in STATES])
 def test_once_placed_nothing_is_wrong(state: list[Object]) -> None:
     """The twin: the same objects a moment later, the pod on a node that takes it."""
-    healthy = [one for one in state if one["kind"] != "Pod" and not _is_sick(one)]
-    others = [one for one in state if one["kind"] == "Pod" and one["status"]["phase"] == "Running" and not _goes(one)]
+    healthy = [entry for entry in state if entry["kind"] != "Pod" and not _is_sick(entry)]
+    others = [
+        entry
+        for entry in state
+        if entry["kind"] == "Pod" and entry["status"]["phase"] == "Running" and not _goes(entry)
+    ]
     placed = pod("train-0", 1, on="z", owner=("Job", "train"))
     assert told(judged(*healthy, *others, node("z"), placed)) == []
 
 
-def _is_sick(one: Object) -> bool:
-    taints = [taint["key"] for taint in one["spec"].get("taints", ())] if one["kind"] == "Node" else []
-    allocatable = one.get("status", {}).get("allocatable", {})
-    conditions = one.get("status", {}).get("conditions", ()) if one["kind"] == "Node" else ()
-    silent = any(told["type"] == "Ready" and told["status"] != "True" for told in conditions)
+def _is_sick(entry: Object) -> bool:
+    taints = [taint["key"] for taint in entry["spec"].get("taints", ())] if entry["kind"] == "Node" else []
+    allocatable = entry.get("status", {}).get("allocatable", {})
+    conditions = entry.get("status", {}).get("conditions", ()) if entry["kind"] == "Node" else ()
+    silent = any(condition["type"] == "Ready" and condition["status"] != "True" for condition in conditions)
     return (
-        one["kind"] in ("Workload", "PodGroup")
+        entry["kind"] in ("Workload", "PodGroup")
         or silent
         or UNHEALTHY in taints
-        or allocatable != one.get("status", {}).get("capacity", allocatable)
+        or allocatable != entry.get("status", {}).get("capacity", allocatable)
     )
 
 
-def _goes(one: Object) -> bool:
-    return "deletionTimestamp" in one["metadata"]
+def _goes(entry: Object) -> bool:
+    return "deletionTimestamp" in entry["metadata"]
 
 
 SILENT: list[tuple[str, list[Object]]] = [
@@ -786,7 +790,7 @@ SILENT: list[tuple[str, list[Object]]] = [
 ]
 
 
-@pytest.mark.parametrize("state", [one[1] for one in SILENT], ids=[one[0] for one in SILENT])
+@pytest.mark.parametrize("state", [pair[1] for pair in SILENT], ids=[pair[0] for pair in SILENT])
 def test_what_is_on_its_way_or_meant_so_is_no_cause(state: list[Object]) -> None:
     assert told(judged(*state)) == []
 
@@ -847,9 +851,9 @@ def test_the_nearest_label_is_named(build: Callable[[], Object]) -> None:
 
 
 def test_pods_that_nobody_made_and_that_wait_for_each_other_are_one_group() -> None:
-    says = unscheduled("pod group is not ready, 2 Pending, 2 minAvailable; Pending: 1 Unschedulable, 1 Schedulable")
+    fieldses = unscheduled("pod group is not ready, 2 Pending, 2 minAvailable; Pending: 1 Unschedulable, 1 Schedulable")
     of_group = {"scheduling.k8s.io/group-name": "ring"}
-    pods = [pod(f"ring-{i}", 8, annotations=of_group, conditions=says) for i in range(2)]
+    pods = [pod(f"ring-{i}", 8, annotations=of_group, conditions=fieldses) for i in range(2)]
     diagnosis = judged(node("a"), *pods)
 
     assert told(diagnosis) == [("GangIncomplete", "podgroup/team/ring")]

@@ -36,8 +36,8 @@ def policy(state: str, *conditions: Object) -> Object:
     return obj("ClusterPolicy", "cluster-policy", spec={}, status={"state": state, "conditions": list(conditions)})
 
 
-def with_policy(one: Object, *nodes: Object) -> list[Object]:
-    return [*(each for each in operator(*nodes or (A,)) if each["kind"] != "ClusterPolicy"), one]
+def with_policy(entry: Object, *nodes: Object) -> list[Object]:
+    return [*(each for each in operator(*nodes or (A,)) if each["kind"] != "ClusterPolicy"), entry]
 
 
 def budget(allowed: int, labels: dict[str, str] | None = None) -> Object:
@@ -87,10 +87,10 @@ def by_claims(cluster: Object, *nodes: str) -> list[Object]:
     spec: Object = {"containers": [{"name": "gpus", "image": "nvcr.io/nvidia/dra-driver-nvidia-gpu:v0.5.0"}]}
     deploy = {"nvidia.com/gpu.deploy.dra-driver": "true"}
     pods = [operand(OWN_DRA, on, labels=labels, owner=("DaemonSet", OWN_DRA)) for on in nodes]
-    deployment = next(one for one in operator() if one["kind"] == "Deployment")
+    deployment = next(entry for entry in operator() if entry["kind"] == "Deployment")
     there = [gpu_node(on, None, labels=deploy) for on in nodes]
     running = daemon(OWN_DRA, wanted=len(nodes), labels=labels, selector=deploy, spec=spec)
-    slices = [one for one in dra(sliced=nodes) if one["kind"] in ("ResourceSlice", "DeviceClass")]
+    slices = [entry for entry in dra(sliced=nodes) if entry["kind"] in ("ResourceSlice", "DeviceClass")]
     return [cluster, deployment, *there, running, *pods, *slices]
 
 
@@ -238,7 +238,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "expected"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+@pytest.mark.parametrize(("state", "expected"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_each_state_tells_its_cause_and_no_other(state: list[Object], expected: tuple[str, str]) -> None:
     assert told(judged(*state)) == [expected]
 
@@ -301,7 +301,7 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 ]
 
 
-@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+@pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_what_is_meant_so_is_told_nothing_of(state: list[Object]) -> None:
     assert told(judged(*state)) == []
 
@@ -309,7 +309,7 @@ def test_what_is_meant_so_is_told_nothing_of(state: list[Object]) -> None:
 def test_a_policy_stands_beneath_the_operand_that_it_waits_for() -> None:
     crashed = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": terminated(1)}}
     broken = operand(PLUGIN, "a", states=[{"name": f"{PLUGIN}-ctr", "ready": False, "restartCount": 9, **crashed}])
-    state = [one for one in with_policy(NOT_READY) if one["metadata"]["name"] != f"{PLUGIN}-a"]
+    state = [entry for entry in with_policy(NOT_READY) if entry["metadata"]["name"] != f"{PLUGIN}-a"]
     diagnosis = judged(*state, broken)
     assert told(diagnosis) == [("DevicePluginNotReady", "node/a")]
     assert consequences(diagnosis.problems[0]) == [("ClusterPolicyNotReady", "clusterpolicy/cluster-policy")]

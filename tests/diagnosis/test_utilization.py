@@ -61,15 +61,18 @@ def test_a_pod_with_idle_cards_is_found(objects: list[Object], some: list[Series
 def test_what_made_the_pods_is_told_once_with_each_pods_cards() -> None:
     owner = {"owner": ("ReplicaSet", "web"), "age": 90}
     pods = [pod(name, 1, on="a", **owner) for name in ("web-1", "web-2", "web-3")]
-    (one,) = idle(
+    (problem,) = idle(
         [node("a", 8), obj("ReplicaSet", "web", "team"), *pods], owned(0, "web-1"), owned(3, "web-3")
     ).problems
-    assert (one.found.subject, one.found.affected) == ("replicaset/team/web", ("pod/team/web-1", "pod/team/web-3"))
-    assert one.found.evidence == (
+    assert (problem.found.subject, problem.found.affected) == (
+        "replicaset/team/web",
+        ("pod/team/web-1", "pod/team/web-3"),
+    )
+    assert problem.found.evidence == (
         "pod/team/web-1: 1 of its 1 GPUs on node/a at 0 % for an hour: GPU-0",
         "pod/team/web-3: 1 of its 1 GPUs on node/a at 0 % for an hour: GPU-3",
     )
-    assert one.found.remedy[0].endswith("`kubectl -n team logs web-1 --all-containers --tail=20`")
+    assert problem.found.remedy[0].endswith("`kubectl -n team logs web-1 --all-containers --tail=20`")
 
 
 AGAIN = {"name": "main", "ready": True, "restartCount": 1, "state": {"running": {"startedAt": ago(9)}}}
@@ -108,14 +111,14 @@ def test_it_is_no_second_cause_beside_what_hides_the_gpus() -> None:
     boxes = [container("main", 2, env=[{"name": "CUDA_VISIBLE_DEVICES", "value": "-1"}])]
     diagnosis = idle([node("a", 8), pod("x", 2, on="a", age=90, containers=boxes)], owned(0), owned(1))
     assert told(diagnosis) == [("GpusHiddenByVariable", "pod/team/x")]
-    assert [one.found.cause.name for one in diagnosis.problems[0].consequences] == ["GpusHeldIdle"]
+    assert [consequence.found.cause.name for consequence in diagnosis.problems[0].consequences] == ["GpusHeldIdle"]
 
 
 def test_a_prometheus_that_was_asked_in_vain_is_told_and_one_that_was_not_is_no_lack() -> None:
     seen = snapshot(*on_a())
     assert diagnose(seen).unseen == ()
-    (one,) = diagnose(replace(seen, missing={USE: "http://x:9090 has not answered within 30 s"})).unseen
-    assert (one.kind, one.hides) == (USE, "GpusHeldIdle")
+    (unchecked,) = diagnose(replace(seen, missing={USE: "http://x:9090 has not answered within 30 s"})).unseen
+    assert (unchecked.kind, unchecked.hides) == (USE, "GpusHeldIdle")
 
 
 def used(*some: Series) -> Snapshot:
@@ -125,13 +128,13 @@ def used(*some: Series) -> Snapshot:
 def test_each_card_is_told_once_with_its_pod_in_the_order_of_their_numbers() -> None:
     some = [owned(10, value="1"), card(2, 50), card(2, 50), owned(1)]
     some[0]["value"][1] = "100"
-    (one,) = allocation(used(*some)).nodes
-    assert [(load.uuid, load.percent, load.pod) for load in one.loads] == [
+    (node_allocation,) = allocation(used(*some)).nodes
+    assert [(load.uuid, load.percent, load.pod) for load in node_allocation.loads] == [
         ("GPU-1", 0, "pod/team/x"),
         ("GPU-2", 50, ""),
         ("GPU-10", 100, "pod/team/x"),
     ]
-    assert one.percent == 50
+    assert node_allocation.percent == 50
     (row,) = cluster_document(allocation(used(*some)))["nodes"]
     assert (row["utilization_percent"], row["utilization"][0]["pod"]) == (50, "pod/team/x")
 
@@ -148,17 +151,17 @@ HOSTILE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("one", HOSTILE, ids=range(len(HOSTILE)))
-def test_what_is_no_series_of_a_card_says_nothing(one: Any) -> None:
-    assert idle(on_a(8), one).problems == ()
-    (alone,) = allocation(used(one)).nodes
+@pytest.mark.parametrize("entry", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_is_no_series_of_a_card_says_nothing(entry: Any) -> None:
+    assert idle(on_a(8), entry).problems == ()
+    (alone,) = allocation(used(entry)).nodes
     assert alone.loads == ()
 
 
 def test_labels_are_printable_and_bounded() -> None:
     words = "\x1b[31m\u202e" + "x" * 100_000
-    (one,) = read_use([card(0, UUID=words, gpu=words, Hostname=words, pod=words, namespace=words)])
-    for text in (one.uuid, one.index, *one.nodes, *one.pods[0]):
+    (use,) = read_use([card(0, UUID=words, gpu=words, Hostname=words, pod=words, namespace=words)])
+    for text in (use.uuid, use.index, *use.nodes, *use.pods[0]):
         assert text.isprintable()
         assert len(text) <= 320
     (named,) = allocation(used(owned(0, UUID=words))).nodes

@@ -174,6 +174,6 @@ def test_none_of_it_is_a_fault(state: list[Object]) -> None:
 
 
 def test_nor_is_all_of_it_together() -> None:
-    objects = {(one["kind"], one["metadata"]["name"]): one for state in STATES.values() for one in state}
+    objects = {(entry["kind"], entry["metadata"]["name"]): entry for state in STATES.values() for entry in state}
 
     assert not told(judged(*NODES, *objects.values()))

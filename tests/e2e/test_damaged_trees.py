@@ -130,7 +130,11 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         evidence = look(Host(node.root, driver.look), CHECKS)
         driver.end()
         assert isinstance(evidence[NVML].answer, Gpus)
-        places = {one.address: GpuPosition(one.numa_node, one.switch) for one in evidence[FUNCTIONS] if one.is_gpu}
+        places = {
+            function.address: GpuPosition(function.numa_node, function.switch)
+            for function in evidence[FUNCTIONS]
+            if function.is_gpu
+        }
         efa = len(evidence[RDMA].efa)
         profile = find_profile(packaged_profiles(), node.instance_type)
         expected = Expectation(profile, node.instance_type, first=EarlierHardware(efa, places), efa_allocatable=efa)
@@ -165,9 +169,13 @@ def _faults(stage: Stage, seen: Evidence) -> set[str]:
     for check in LEVEL_CHECKS:
         if any(seen.unread(probe) for probe in check.needs):
             continue
-        said = list(check.judge(seen, stage.expected))
-        is_in_order(check, said)
-        reasons |= {one.reason for one in said if isinstance(one, Finding) and one.severity >= Severity.RESET}
+        findings = list(check.judge(seen, stage.expected))
+        is_in_order(check, findings)
+        reasons |= {
+            finding.reason
+            for finding in findings
+            if isinstance(finding, Finding) and finding.severity >= Severity.RESET
+        }
     return reasons
 
 
@@ -190,7 +198,7 @@ def test_what_could_not_be_read_is_never_missed(stage: Stage, kind: str) -> None
     gpu, efa = stage.node.gpus[0].address, stage.node.shape.efa_addresses[0]
     links = [f"sys/bus/pci/devices/{address}" for address in (gpu, efa)]
     folders = [os.path.relpath((stage.node.root / link).resolve(), stage.node.root) for link in links]
-    manager = next(one.pid for one in stage.seen[SERVICES].running if one.name == FABRIC_MANAGER)
+    manager = next(entry.pid for entry in stage.seen[SERVICES].running if entry.name == FABRIC_MANAGER)
     files = [f"{folder}/{name}" for folder in folders for name in ("vendor", "device", "class")]
 
     for path in [*files, f"proc/{manager}/comm", "proc/2/comm", "proc/uptime"]:

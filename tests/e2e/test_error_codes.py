@@ -88,7 +88,7 @@ class Stage:
     def says(self) -> Said:
         outcomes = judge(CHECKS, Evidence({**self.seen, NVML: self.driver.look()}), EXPECTED)
         return Said(
-            [f"{one.reason} {one.subject}" for outcome in outcomes for one in outcome.findings],
+            [f"{finding.reason} {finding.subject}" for outcome in outcomes for finding in outcome.findings],
             {cause.subject for outcome in outcomes for cause in outcome.unobserved},
         )
 
@@ -146,14 +146,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def old_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with staged(tmp_path_factory.mktemp("codes"), grow_old) as one:
-        yield one
+    with staged(tmp_path_factory.mktemp("codes"), grow_old) as stage:
+        yield stage
 
 
 @pytest.fixture(scope="module")
 def divided_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with staged(tmp_path_factory.mktemp("codes"), divide) as one:
-        yield one
+    with staged(tmp_path_factory.mktemp("codes"), divide) as stage:
+        yield stage
 
 
 @pytest.mark.parametrize("call", OF_THE_SYSTEM)
@@ -171,11 +171,11 @@ def test_a_handle_is_a_fault_of_its_gpu_or_could_not_look(stage: Stage) -> None:
 
 @pytest.mark.parametrize("call", NAMES)
 def test_a_name_is_missed_or_the_gpu_tells_its_fault(stage: Stage, call: str) -> None:
-    told = stage.of_each_code(f"gpu0/error.{call}")
+    fields = stage.of_each_code(f"gpu0/error.{call}")
 
     # Who may not read it (4) sees the GPU all the same. An argument that is invalid (2) is nothing that a name can be.
     expected = {code: stage.expected(code, {3, 4, 13, 25}) for code in CODES}
-    assert told == expected
+    assert fields == expected
 
 
 @pytest.mark.parametrize("call", READINGS)

@@ -69,8 +69,8 @@ def test_the_console_script_does_so_too(saved: Path, tmp_path: Path) -> None:
     )
 
     assert (done.returncode, done.stderr) == (1, b"")
-    told = {(row["reason"], row["rule"]) for row in json.loads(done.stdout)["findings"]}
-    assert told == {("GpuLost", "gpu-count"), ("Xid79", "xid.csv:79")}
+    entries = {(row["reason"], row["rule"]) for row in json.loads(done.stdout)["findings"]}
+    assert entries == {("GpuLost", "gpu-count"), ("Xid79", "xid.csv:79")}
 
 
 def test_the_settings_of_the_node_count_and_not_those_of_here(node: SimulatedNode, tmp_path: Path) -> None:
@@ -172,16 +172,16 @@ def test_what_is_none_is_a_wrong_use_and_the_file_is_named(raw: bytes, why: str,
 
 def objects_in(value: Any) -> list[dict[str, Any]]:
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    return [value] * isinstance(value, dict) + [one for part in inner for one in objects_in(part)]
+    return [value] * isinstance(value, dict) + [entry for part in inner for entry in objects_in(part)]
 
 
 def test_a_key_that_stands_twice_anywhere_is_named(saved: Path) -> None:
     whole = saved.read_bytes()
-    keys = {key for one in objects_in(json.loads(whole)) for key in one}
+    keys = {key for entry in objects_in(json.loads(whole)) for key in entry}
     assert len(keys) > 50
     for wanted in keys:
         document = json.loads(whole)
-        next(one for one in objects_in(document) if wanted in one)["@twice@"] = None
+        next(entry for entry in objects_in(document) if wanted in entry)["@twice@"] = None
         saved.write_text(json.dumps(document).replace('"@twice@"', json.dumps(wanted)))
         with pytest.raises(evidence_file.EvidenceError) as refused:
             evidence_file.read(saved.read_bytes())
@@ -227,7 +227,7 @@ def test_the_record_is_all_of_standard_output(node: SimulatedNode, tmp_path: Pat
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path to every value in it."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, one in inside for place in places(one, (*path, key)))]
+    return [path, *(place for key, entry in inside for place in places(entry, (*path, key)))]
 
 
 VALUES = st.one_of(
@@ -252,9 +252,9 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         node.xid(5, 31, "MMU Fault", process=(7, "python"))
         looking = ("--root", node.root, "--instance-type", "p5.48xlarge", "--save-evidence", folder / "evidence.json")
         run("check", *looking)
-    told: dict[str, Any] = json.loads((folder / "evidence.json").read_text())
-    told["before"] = {**told["look"], "at": told["look"]["at"] - 300.0}
-    return told
+    fields: dict[str, Any] = json.loads((folder / "evidence.json").read_text())
+    fields["before"] = {**fields["look"], "at": fields["look"]["at"] - 300.0}
+    return fields
 
 
 @pytest.fixture(scope="module")

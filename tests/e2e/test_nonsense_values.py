@@ -49,9 +49,9 @@ class Stage:
         seen = Evidence({**self.seen, NVML: answer}, 1010.0, Evidence(self.seen, 1000.0))
         told = []
         for check in LEVEL_CHECKS:
-            said = list(check.judge(seen, EXPECTED))
-            is_in_order(check, said)
-            told += said
+            findings = list(check.judge(seen, EXPECTED))
+            is_in_order(check, findings)
+            told += findings
         return told
 
 
@@ -81,7 +81,7 @@ once = settings(max_examples=120, suppress_health_check=[HealthCheck.function_sc
 @once
 @given(values=st.lists(st.tuples(places, no_numbers), min_size=1, max_size=4))
 def test_what_is_no_number_is_no_fault(stage: Stage, values: list[tuple[int, str]]) -> None:
-    assert [one for one in stage.says(values) if isinstance(one, Finding)] == []
+    assert [finding for finding in stage.says(values) if isinstance(finding, Finding)] == []
 
 
 @once

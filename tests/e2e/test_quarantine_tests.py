@@ -54,17 +54,17 @@ def quarantine(node: SimulatedNode) -> Iterator[Quarantine]:
 def advice(outcomes: tuple[Outcome, ...]) -> Advice:
     """With a level 4 that passed."""
     results = [GroupResult(LEVEL_4, Status.PASS)]
-    for one in outcomes:
-        severity = worst(finding.severity for finding in one.findings)
-        status = status_of(severity, could_not_look=not one.observed)
-        results.append(GroupResult(one.group, status if one.configured else Status.NOT_CONFIGURED))
-    return recommend(RunResult(tuple(results), tuple(finding for one in outcomes for finding in one.findings)))
+    for outcome in outcomes:
+        severity = worst(finding.severity for finding in outcome.findings)
+        status = status_of(severity, could_not_look=not outcome.observed)
+        results.append(GroupResult(outcome.group, status if outcome.configured else Status.NOT_CONFIGURED))
+    return recommend(RunResult(tuple(results), tuple(finding for outcome in outcomes for finding in outcome.findings)))
 
 
 def test_a_node_that_passes_all_goes_back_to_service(quarantine: Quarantine) -> None:
     outcomes = quarantine.outcomes()
 
-    assert [(one.group, one.findings, one.observed, one.configured) for one in outcomes] == [
+    assert [(outcome.group, outcome.findings, outcome.observed, outcome.configured) for outcome in outcomes] == [
         ("5-nccl-allreduce", (), True, True),
         ("6-efa-loopback", (), True, True),
     ]
@@ -90,7 +90,7 @@ def test_each_fault_is_found_and_has_its_recommendation(
 
     outcomes = quarantine.outcomes()
 
-    assert [finding.reason for one in outcomes for finding in one.findings] == [reason]
+    assert [finding.reason for outcome in outcomes for finding in outcome.findings] == [reason]
     assert advice(outcomes).recommendation == recommendation
 
 
@@ -102,7 +102,7 @@ def test_what_could_not_run_is_run_again(quarantine: Quarantine, file: str, valu
 
     outcomes = quarantine.outcomes()
 
-    assert [finding.reason for one in outcomes for finding in one.findings] == []
+    assert [finding.reason for outcome in outcomes for finding in outcome.findings] == []
     assert advice(outcomes).recommendation == "rerun"
 
 
@@ -111,5 +111,5 @@ def test_an_image_without_these_programs_is_judged_by_level_4_alone(quarantine: 
 
     outcomes = quarantine.outcomes()
 
-    assert [one.configured for one in outcomes] == [False, False]
+    assert [outcome.configured for outcome in outcomes] == [False, False]
     assert advice(outcomes).recommendation == "return-to-service"

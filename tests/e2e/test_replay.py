@@ -68,16 +68,19 @@ def replayed(*files: str) -> list[Standing]:
     return list(replay.ended(captures.boot_id, captures.undated_by).standing)
 
 
-def judged(told: Sequence[Record]) -> list[Standing]:
+def judged(records: Sequence[Record]) -> list[Standing]:
     """What the checks say of the records themselves, every one of them shown."""
     replay = Replay(EVENTS, Expectation(), 86400.0)
-    lines = tuple(Line(one, f"record:{one.seq}", one.text) for one in told)
-    replay.take(BootRecords(1, "", lines, BOOTED, Now(BOOTED, told[-1].at)))
+    lines = tuple(Line(record, f"record:{record.seq}", record.text) for record in records)
+    replay.take(BootRecords(1, "", lines, BOOTED, Now(BOOTED, records[-1].at)))
     return list(replay.ended("", timedelta()).standing)
 
 
 def found(standing: list[Standing]) -> set[tuple[str, str, str, int]]:
-    return {(one.finding.reason, one.finding.subject, one.finding.severity.name, one.count) for one in standing}
+    return {
+        (finding.finding.reason, finding.finding.subject, finding.finding.severity.name, finding.count)
+        for finding in standing
+    }
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -92,7 +95,7 @@ def test_every_form_has_a_faulty_and_a_healthy_twin(name: str, saved: Any) -> No
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("scenario", [one for one in scenarios() if one.kernel_log], ids=lambda one: one.name)
+@pytest.mark.parametrize("scenario", [one for one in scenarios() if one.kernel_log], ids=lambda entry: entry.name)
 def test_a_scenario_s_log_says_the_same_in_every_form(scenario: Scenario, name: str, saved: Any) -> None:
     """What any check reads in the log passes the reader, which parses only the lines that can concern a GPU."""
     story = records((0.0, BANNER), *((10.0 + at, text) for at, text in enumerate(scenario.kernel_log)))
@@ -104,19 +107,19 @@ def test_a_scenario_s_log_says_the_same_in_every_form(scenario: Scenario, name: 
 def test_a_monitor_event_passes_with_the_capture_s_own_time(name: str, saved: Any) -> None:
     day_later = [*FAULTY, Record(99, 11.0 + 86400.0 + 61.0, 0, CHATTER)]
 
-    assert [one.finding.reason for one in replayed(saved(capture(FORMS[name], day_later)))] == ["Xid79"]
+    assert [finding.finding.reason for finding in replayed(saved(capture(FORMS[name], day_later)))] == ["Xid79"]
 
 
 def test_a_boot_ends_what_a_reboot_ends(saved: Any) -> None:
     log = dmesg((50.0, OFF_BUS), (51.0, MECHANICAL)) + dmesg((0.0, BANNER), (5.0, CHATTER))
 
-    assert [one.finding.reason for one in replayed(saved(log))] == ["Xid54"]
+    assert [finding.finding.reason for finding in replayed(saved(log))] == ["Xid54"]
 
 
 def test_a_fault_after_the_boot_stands(saved: Any) -> None:
     log = dmesg((50.0, OFF_BUS)) + dmesg((0.0, BANNER), (5.0, OFF_BUS))
 
-    assert [(one.count, one.finding.source[-2:]) for one in replayed(saved(log))] == [(1, ":3")]
+    assert [(finding.count, finding.finding.source[-2:]) for finding in replayed(saved(log))] == [(1, ":3")]
 
 
 @pytest.mark.parametrize(("second", "third", "severity"), [(18, 18, "REBOOT"), (1, 5, "ISOLATE")])
@@ -127,9 +130,9 @@ def test_the_reboots_that_a_fault_came_back_after_are_dated_by_their_beginning(
     named = "NVRM: GPU at PCI:0000:05:00: GPU-12345678-1234-1234-1234-123456789012"
 
     def boot(day: int, days: int) -> bytes:
-        since, until = (BOOTED + timedelta(days=one) for one in (day, day + days))
-        told = ((since, BANNER), (until, named), (until, OFF_BUS))
-        return "".join(f"{at:%Y-%m-%dT%H:%M:%S+0000} node kernel: {text}\n" for at, text in told).encode()
+        since, until = (BOOTED + timedelta(days=number) for number in (day, day + days))
+        result = ((since, BANNER), (until, named), (until, OFF_BUS))
+        return "".join(f"{at:%Y-%m-%dT%H:%M:%S+0000} node kernel: {text}\n" for at, text in result).encode()
 
     name = saved(boot(0, 1) + boot(2, second) + boot(2 + third, 1))
     _, out, _ = run("--json", name)
@@ -270,10 +273,10 @@ def test_lines_of_the_driver_behind_an_unknown_prefix_are_counted_in_words_and_i
     code, out, _ = run("--json", name)
     record = json.loads(out)
 
-    told = f"2 lines of the driver behind a prefix that is not known, the first at {name}:4"
+    message = f"2 lines of the driver behind a prefix that is not known, the first at {name}:4"
     assert (code, record["status"], record["findings"]) == (2, "unknown", [])
-    assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", told)}
-    assert f"could not look: LinesNotRead: {told}\n" in run(name)[1]
+    assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", message)}
+    assert f"could not look: LinesNotRead: {message}\n" in run(name)[1]
 
 
 @pytest.mark.parametrize("text", ["NVRM: Xid [79] on GPU 0000:3b:00.0", "NVRM: GPU 0000:3b:00.0 is off the bus"])
@@ -282,9 +285,9 @@ def test_a_line_about_a_fault_that_no_rule_reads_makes_a_capture_unknown(text: s
     code, out, _ = run("--json", name)
     record = json.loads(out)
 
-    told = f"1 line of the driver about an Xid or a GPU off the bus, of no known form, the first at {name}:4"
+    message = f"1 line of the driver about an Xid or a GPU off the bus, of no known form, the first at {name}:4"
     assert (code, record["status"], record["findings"]) == (2, "unknown", [])
-    assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", told)}
+    assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", message)}
 
 
 @pytest.mark.parametrize("margin", [b"    ", b"\t"])
@@ -302,7 +305,7 @@ def test_several_files_are_one_story(saved: Any) -> None:
     first = saved(dmesg((5.0, CHATTER), (50.0, OFF_BUS)), "first")
     second = saved(dmesg((60.0, OFF_BUS)), "second")
 
-    assert [(one.count, one.finding.source) for one in replayed(first, second)] == [(2, f"{first}:2")]
+    assert [(finding.count, finding.finding.source) for finding in replayed(first, second)] == [(2, f"{first}:2")]
     rebooted = saved(dmesg((0.0, BANNER), (60.0, CHATTER)), "rebooted")
     assert replayed(first, second, rebooted) == []
 

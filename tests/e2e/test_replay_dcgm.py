@@ -35,9 +35,9 @@ def saved(tmp_path: Path) -> Any:
 def record(*words: str, config: str = "/nowhere") -> tuple[int, dict[str, Any]]:
     answer = CliRunner().invoke(app, ["replay", "--json", *words], env={"CONFIG_DIR": config})
     assert answer.stderr == ""
-    told: dict[str, Any] = json.loads(answer.stdout)
-    Draft202012Validator(SCHEMA).validate(told)
-    return answer.exit_code, told
+    fields: dict[str, Any] = json.loads(answer.stdout)
+    Draft202012Validator(SCHEMA).validate(fields)
+    return answer.exit_code, fields
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -53,11 +53,11 @@ def record(*words: str, config: str = "/nowhere") -> tuple[int, dict[str, Any]]:
 def test_a_document_of_every_version_is_recognised_and_judged(
     shape: str, story: Story, code: int, row: tuple[str, str], saved: Any
 ) -> None:
-    ended, told = record(saved(printed(SHAPES[shape](story))))
+    ended, fields = record(saved(printed(SHAPES[shape](story))))
 
     assert ended == code
-    assert told["checks"] == [{"check": "1-dcgm-diag-l2", "status": row[0], "severity": row[1]}]
-    assert (told["status"], told["severity"]) == row
+    assert fields["checks"] == [{"check": "1-dcgm-diag-l2", "status": row[0], "severity": row[1]}]
+    assert (fields["status"], fields["severity"]) == row
 
 
 def test_a_person_sees_each_test_gpu_error_and_what_it_means(saved: Any) -> None:
@@ -83,9 +83,9 @@ def test_a_person_sees_each_test_gpu_error_and_what_it_means(saved: Any) -> None
 
 def test_a_finding_has_its_rule_its_line_and_the_names_of_its_gpu(saved: Any) -> None:
     name = saved(printed(SHAPES["3.3.9"](NO_PERSISTENCE)))
-    _, told = record(name)
+    _, fields = record(name)
 
-    (finding,) = told["findings"]
+    (finding,) = fields["findings"]
     assert (finding["reason"], finding["subject"], finding["rule"]) == (
         "DcgmDiagSoftware",
         "gpu/0",
@@ -99,9 +99,9 @@ def test_a_finding_has_its_rule_its_line_and_the_names_of_its_gpu(saved: Any) ->
 
 def test_a_document_with_a_test_of_level_4_is_level_4(saved: Any) -> None:
     tests = ("software", "memory", "pcie", "diagnostic", "memtest", "pulse_test", "targeted_power")
-    _, told = record(saved(printed(dcgm_4(Story(tests=tests)))))
+    _, fields = record(saved(printed(dcgm_4(Story(tests=tests)))))
 
-    assert [row["check"] for row in told["checks"]] == ["4-dcgm-diag-l4"]
+    assert [row["check"] for row in fields["checks"]] == ["4-dcgm-diag-l4"]
 
 
 @pytest.mark.parametrize(
@@ -113,27 +113,27 @@ def test_a_document_with_a_test_of_level_4_is_level_4(saved: Any) -> None:
     ],
 )
 def test_a_run_that_was_refused_is_unknown_and_says_why(content: bytes, saved: Any) -> None:
-    code, told = record(saved(content))
+    code, fields = record(saved(content))
 
-    assert (code, told["status"], told["findings"]) == (2, "unknown", [])
-    assert [one["cause"] for one in told["unobserved"]] == ["DcgmAlreadyRunning"]
+    assert (code, fields["status"], fields["findings"]) == (2, "unknown", [])
+    assert [entry["cause"] for entry in fields["unobserved"]] == ["DcgmAlreadyRunning"]
     _, out, _ = run(saved(content))
     assert "could not look: DcgmAlreadyRunning: another diagnostic runs in the same hostengine" in out
 
 
 def test_a_document_that_was_cut_off_is_unknown(saved: Any) -> None:
-    code, told = record(saved(printed(dcgm_4(FAILED))[:-300]))
+    code, fields = record(saved(printed(dcgm_4(FAILED))[:-300]))
 
-    assert (code, told["unobserved"][0]["cause"]) == (2, "DcgmCutOff")
+    assert (code, fields["unobserved"][0]["cause"]) == (2, "DcgmCutOff")
 
 
 def test_an_answer_in_plain_words_has_to_be_named(saved: Any) -> None:
     name = saved(b"Error: unable to establish a connection to the specified host: gpu-node\n")
 
-    code, told = record(name)
-    assert (code, told["unobserved"][0]["cause"]) == (2, "NothingRecognised")
-    code, told = record("--as", "dcgm", name)
-    assert (code, told["unobserved"][0]["cause"]) == (2, "DcgmNoHostengine")
+    code, fields = record(name)
+    assert (code, fields["unobserved"][0]["cause"]) == (2, "NothingRecognised")
+    code, fields = record("--as", "dcgm", name)
+    assert (code, fields["unobserved"][0]["cause"]) == (2, "DcgmNoHostengine")
 
 
 @pytest.mark.parametrize("content", [b"", b"words", b"{}", b'{"DCGM": 1}', b"\x00\xff" * 500])
@@ -166,7 +166,7 @@ def test_it_is_read_from_a_pipe() -> None:
 
     assert (code, err) == (1, "")
     number = [FAULTY.text.encode() in line for line in saved.splitlines()].index(True) + 1
-    assert [one["source"] for one in json.loads(out)["findings"]] == [f"-:{number}"]
+    assert [load["source"] for load in json.loads(out)["findings"]] == [f"-:{number}"]
 
 
 def test_text_before_a_document_may_be_long(saved: Any) -> None:
@@ -178,8 +178,8 @@ def test_text_before_a_document_may_be_long(saved: Any) -> None:
 def test_the_settings_of_the_cluster_count(saved: Any, tmp_path: Path) -> None:
     (tmp_path / "severity-overrides").write_text("dcgm 52 = RESET\n")
 
-    _, told = record(saved(printed(dcgm_4(FAILED))), config=str(tmp_path))
-    assert [(one["severity"], one["rule"]) for one in told["findings"]] == [("RESET", "severity-overrides")]
+    _, fields = record(saved(printed(dcgm_4(FAILED))), config=str(tmp_path))
+    assert [(entry["severity"], entry["rule"]) for entry in fields["findings"]] == [("RESET", "severity-overrides")]
 
 
 def test_what_steers_a_terminal_is_not_printed(saved: Any) -> None:
@@ -195,15 +195,15 @@ def test_9_a_failure_of_dcgm_4_is_told(saved: Any) -> None:
 
 
 def test_10_a_healthy_run_is_pass_with_severity_pass(saved: Any) -> None:
-    code, told = record(saved(printed(dcgm_4(WELL))))
+    code, fields = record(saved(printed(dcgm_4(WELL))))
 
-    assert (code, told["status"], told["severity"]) == (0, "pass", "PASS")
+    assert (code, fields["status"], fields["severity"]) == (0, "pass", "PASS")
 
 
 def test_11_no_result_is_unknown_and_not_broken(saved: Any) -> None:
-    code, told = record(saved(printed({"DCGM Diagnostic": {"test_categories": []}})))
+    code, fields = record(saved(printed({"DCGM Diagnostic": {"test_categories": []}})))
 
-    assert (code, told["status"], told["severity"], told["findings"]) == (2, "unknown", "PASS", [])
+    assert (code, fields["status"], fields["severity"], fields["findings"]) == (2, "unknown", "PASS", [])
 
 
 def test_each_of_thousands_of_results_is_judged_and_found_on_its_line(saved: Any) -> None:
@@ -212,14 +212,14 @@ def test_each_of_thousands_of_results_is_judged_and_found_on_its_line(saved: Any
         {"entity_group": "GPU", "entity_id": number, "status": "Fail", "warnings": [{"error_id": 52, "warning": text}]}
         for number, text in enumerate(f"é{number} {'a' * 400}" for number in range(1000))
     ]
-    of_one = [{**one, "entity_id": 0} for one in results]
-    tests = [{"name": "memory", "results": results}, {"name": "pcie", "results": of_one}]
+    of_fieldses = [{**result, "entity_id": 0} for result in results]
+    tests = [{"name": "memory", "results": results}, {"name": "pcie", "results": of_fieldses}]
     document = {"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": tests}]}}
     content = json.dumps(document, ensure_ascii=True, indent=0).encode()
 
-    _, told = record(saved(content))
+    _, fields = record(saved(content))
 
-    sources = {one["source"].rpartition(":")[2] for one in told["findings"] if one["subject"] != "gpu/0"}
+    sources = {entry["source"].rpartition(":")[2] for entry in fields["findings"] if entry["subject"] != "gpu/0"}
     assert sources
-    assert len(sources) == len([one for one in told["findings"] if one["subject"] != "gpu/0"])
+    assert len(sources) == len([entry for entry in fields["findings"] if entry["subject"] != "gpu/0"])
     assert all(source.isdigit() for source in sources)

@@ -53,7 +53,7 @@ def answered(seen: Evidence, scenario: Scenario) -> Evidence:
 
 def expectation(scenario: Scenario, places: Mapping[str, GpuPosition] | None = None) -> Expectation:
     """What the agent would judge it by."""
-    classes = tuple(PodRuntimeClass(*one) for one in scenario.runtime_classes)
+    classes = tuple(PodRuntimeClass(*entries) for entries in scenario.runtime_classes)
     return Expectation(
         find_profile(packaged_profiles(), scenario.instance_type),
         scenario.instance_type,
@@ -105,12 +105,16 @@ def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, 
         scenario.befall(node)
         now = answered(look(host, CHECKS, before), scenario)
         driver.end()
-    places = {one.address: GpuPosition(one.numa_node, one.switch) for one in before[FUNCTIONS] if one.is_gpu}
+    places = {
+        function.address: GpuPosition(function.numa_node, function.switch)
+        for function in before[FUNCTIONS]
+        if function.is_gpu
+    }
 
     outcomes = judge(CHECKS, now, expectation(scenario, places))
 
-    findings = [one for outcome in outcomes for one in outcome.findings]
-    severity = worst(one.severity for one in findings)
+    findings = [finding for outcome in outcomes for finding in outcome.findings]
+    severity = worst(finding.severity for finding in findings)
     unobserved = list(dict.fromkeys(one.cause for outcome in outcomes for one in outcome.unobserved))
     assert {
         "status": scenario.expect.status,
@@ -120,7 +124,7 @@ def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, 
     } == {
         "status": status_of(severity, could_not_look=bool(unobserved)),
         "severity": severity.name,
-        "findings": [f"{one.reason} {one.subject}" for one in findings],
+        "findings": [f"{finding.reason} {finding.subject}" for finding in findings],
         "unobserved": unobserved,
     }
 
@@ -142,7 +146,7 @@ def test_the_next_look_says_the_very_same(scenario: Scenario, tmp_path: Path) ->
             now = answered(look(host, LEVELS, healthy), scenario)
             now.at += scenario.healthy_before + seconds
             outcomes = judge(LEVELS, now, expected)
-            said.append([(one.findings, one.unobserved) for one in outcomes])
+            said.append([(outcome.findings, outcome.unobserved) for outcome in outcomes])
         driver.end()
 
     assert said[0] == said[1]

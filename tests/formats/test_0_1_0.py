@@ -35,14 +35,15 @@ TAKEN = {"sweep-result": "2026-11-23T01:29:42Z"}
 
 def standing(memory: Memory) -> list[str]:
     return [
-        f"{one.finding.severity.name} {one.finding.reason} {one.finding.subject} {one.nature.value}, {one.count} by "
-        f"{one.check}"
-        for one in memory.standing
+        f"{finding.finding.severity.name} {finding.finding.reason} {finding.finding.subject} {finding.nature.value}, "
+        f"{finding.count} by "
+        f"{finding.check}"
+        for finding in memory.standing
     ]
 
 
 def acknowledged(memory: Memory) -> list[str]:
-    return [f"{one.reason} {one.subject}" for one in memory.acknowledged]
+    return [f"{acknowledgement.reason} {acknowledgement.subject}" for acknowledgement in memory.acknowledged]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_its_memory_file_has_all(
     assert standing(memory) == stands
     assert acknowledged(memory) == released
     assert {key: len(ends) for key, ends in memory.ended.items()} == ended
-    assert [one.process for some in memory.hits.values() for one in some] == hits
+    assert [hit.process for some in memory.hits.values() for hit in some] == hits
     assert (len(memory.gpus), len(memory.first.places), memory.first.efa) == (8, 8, 0)
     assert (memory.instance_type, memory.machine[:5], memory.cursor) == (
         "p5.48xlarge",
@@ -94,7 +95,7 @@ def test_deep_records_that_nobody_has_taken_are_taken() -> None:
 
     assert [(deep.kind, deep.void) for deep in taken] == [("sweep-result", ""), ("quarantine-result", "")]
     found = [finding for deep in taken for finding in deep.result.found]
-    assert [(one.finding.severity.name, one.finding.subject) for one in found] == [
+    assert [(deep_finding.finding.severity.name, deep_finding.finding.subject) for deep_finding in found] == [
         ("ISOLATE", "gpu/0000:97:00.0"),
         ("ISOLATE", "gpu/0000:75:00.0"),
     ]
@@ -125,7 +126,7 @@ def test_a_release_that_waits_is_read() -> None:
     assert complaints == ()
     assert release is not None
     assert (release.by, release.reason) == ("sim", "board swapped")
-    assert sorted(f"{one.reason} {one.subject}" for one in release.findings) == [
+    assert sorted(f"{finding.reason} {finding.subject}" for finding in release.findings) == [
         "DcgmDiagMemory gpu/0000:64:00.0",
         "DcgmDiagMemory gpu/0000:97:00.0",
         "Xid31 gpu/0000:75:00.0",

@@ -30,9 +30,9 @@ def started(memory: Memory) -> Memory:
 
 def check(memory: Memory, rows: list[dict[str, Any]]) -> None:
     expected = {(row["reason"], row["subject"]): row["severity"] for row in rows}
-    seen = {one.key: one.finding.severity.name for one in memory.standing}
+    seen = {finding.key: finding.finding.severity.name for finding in memory.standing}
 
-    assert max(Counter(one.key for one in memory.standing).values()) == 1
+    assert max(Counter(finding.key for finding in memory.standing).values()) == 1
     assert {key: (seen.get(key), tier) for key, tier in expected.items() if seen.get(key) != tier} == {}
     assert seen.keys() == expected.keys()
 
@@ -56,11 +56,11 @@ def test_a_second_read_changes_nothing() -> None:
 
 def test_every_finding_that_an_override_sets_to_pass_is_back_without_it() -> None:
     once = started(content.parse(SAVED["memory"].encode()))
-    policy = Policy({one.finding.reason: Severity.PASS for one in once.standing})
+    policy = Policy({finding.finding.reason: Severity.PASS for finding in once.standing})
 
     hidden = content.parse(content.dump(in_force(once, policy)))
 
-    assert {one.finding.severity for one in hidden.standing} == {Severity.PASS}
-    assert sorted(in_force(hidden, Policy()).standing, key=lambda one: one.key) == sorted(
-        once.standing, key=lambda one: one.key
+    assert {finding.finding.severity for finding in hidden.standing} == {Severity.PASS}
+    assert sorted(in_force(hidden, Policy()).standing, key=lambda finding: finding.key) == sorted(
+        once.standing, key=lambda finding: finding.key
     )

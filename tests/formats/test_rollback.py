@@ -45,14 +45,14 @@ def test_the_memory_file_is_read(memory: Memory) -> None:
 def left_on_a_node() -> dict[str, Any]:
     """All that our programs leave on a Node, as JSON."""
     verdict = decide(MEMORY, [says(blind=BLIND)])
-    told = records.dump(records.render(verdict, MEMORY, IDENTITY, WALL, "set"))
+    message = records.dump(records.render(verdict, MEMORY, IDENTITY, WALL, "set"))
     outcome = Outcome("dcgm-diag-l2", "1-dcgm-diag-l2", findings=(fault(),), passed=(Passed("DcgmDiagPcie", GPU),))
     ran = record.CompletedRun(NODE, "sweep", WALL, WALL, MACHINE, BOOT)
     taken = claim.take(node(), claim.Claim(claim.RunKind.L2, "agent", WALL + timedelta(hours=1)), WALL)
     assert taken is not None
-    release = release_of(node(annotations={RESULTS: told}), "ann", "cable reseated", WALL)
+    release = release_of(node(annotations={RESULTS: message}), "ann", "cable reseated", WALL)
     return {
-        "results": json.loads(told),
+        "results": json.loads(message),
         "deep": json.loads(records.dump(record.render(outcome, ran))),
         "run": json.loads(taken["metadata"]["annotations"][RUN]),
         "release": json.loads(dump_release(release)),
@@ -60,12 +60,12 @@ def left_on_a_node() -> dict[str, Any]:
 
 
 def test_the_annotations_are_read() -> None:
-    told = left_on_a_node()
-    reads("annotations").validate(told)
+    fields = left_on_a_node()
+    reads("annotations").validate(fields)
 
-    assert told["results"]["findings"]
-    assert told["deep"]["findings"]
-    assert told["release"]["findings"]
+    assert fields["results"]["findings"]
+    assert fields["deep"]["findings"]
+    assert fields["release"]["findings"]
 
 
 @pytest.mark.parametrize("schema", [1, 3])

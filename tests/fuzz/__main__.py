@@ -52,7 +52,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
-    names = [one.name for one in TARGETS]
+    names = [target.name for target in TARGETS]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of {', '.join(names)}")
     parser.add_argument("--seconds", type=float, default=600.0, help="for all together; default %(default)s")
     parser.add_argument("--seed", type=int, help="as an earlier run printed it; new each time otherwise")

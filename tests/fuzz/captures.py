@@ -63,14 +63,14 @@ def no_line_of_the_driver_s_goes_uncounted(prefix: str, text: str) -> None:
 
 
 def another_program_s_line_is_never_the_kernel_s(tag: str, pid: str, text: str) -> None:
-    told = text.replace("\n", " ").replace("\r", " ")
+    message = text.replace("\n", " ").replace("\r", " ")
     for head in (
         "Nov 20 08:00:01 host",
         "lis 20 08:00:01 host",
         "<12>1 2026-11-20T08:00:01Z host",
         "1763625601.000001 h",
     ):
-        read = _Read(f"Nov 20 08:00:00 host kernel: usb 1-1: gone\n{head} {tag}{pid}: {told}\n".encode())
+        read = _Read(f"Nov 20 08:00:00 host kernel: usb 1-1: gone\n{head} {tag}{pid}: {message}\n".encode())
         assert read.texts == []
 
 

@@ -97,7 +97,7 @@ def any_tree_is_read(tree: Mapping[str, str], damages: Sequence[tuple[int, int, 
         assert seen == read_configuration(root, f"/{MAIN}", release)
     assert (seen.version, len(seen.files) >= 1) == (release, True)
     assert seen.problem is None or seen.handlers == ()
-    assert {one.file for one in seen.handlers} <= {one.path for one in seen.files}
+    assert {handler.file for handler in seen.handlers} <= {file.path for file in seen.files}
 
 
 def put(root: Path, tree: Mapping[str, str]) -> None:

@@ -52,9 +52,9 @@ def outcomes_of(records: Sequence[Record]) -> list[Outcome]:
 
 def any_bytes_are_judged(line: bytes) -> None:
     record = parse_record(line)
-    said = [one for outcome in outcomes_of([record] if record else []) for one in outcome.sightings]
-    assert len(said) <= 1
-    assert all(len(one.detail) <= 200 for one in said)
+    events = [sighting for outcome in outcomes_of([record] if record else []) for sighting in outcome.sightings]
+    assert len(events) <= 1
+    assert all(len(event.detail) <= 200 for event in events)
 
 
 @st.composite

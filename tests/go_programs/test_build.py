@@ -49,7 +49,7 @@ def test_the_next_builder_removes_what_a_killed_one_left_and_nothing_of_others(t
 
     (others,) = cache.glob(".building-*")
     assert others.name.startswith(".building-1.36.3-bbb.")
-    assert sorted(one.name for one in cache.iterdir() if one != others) == [
+    assert sorted(path.name for path in cache.iterdir() if path != others) == [
         "1.36.3-aaa",
         "1.36.3-aaa.lock",
         "1.36.3-bbb.lock",
@@ -64,4 +64,4 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ProgramError):
         built(tmp_path / "cache" / "one", fail)
 
-    assert [one.name for one in (tmp_path / "cache").iterdir()] == ["one.lock"]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["one.lock"]

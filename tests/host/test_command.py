@@ -236,9 +236,9 @@ def _tool(*words: str | Path) -> None:
 def disk(tmp_path: Path) -> Iterator[FrozenDisk]:
     if os.geteuid() != 0:
         pytest.skip("only root can freeze a file system")
-    one = FrozenDisk(tmp_path)
-    yield one
-    one.remove()
+    frozen_disk = FrozenDisk(tmp_path)
+    yield frozen_disk
+    frozen_disk.remove()
 
 
 def test_a_child_that_cannot_be_killed_is_named_and_no_second_one_is_started(disk: FrozenDisk, start: Start) -> None:
@@ -300,7 +300,7 @@ def test_a_program_is_told_by_its_outputs_and_its_end(program: Program, text: st
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         (0, "ended with exit code 0"),
         (61, "ended with exit code 61"),
@@ -308,8 +308,8 @@ def test_a_program_is_told_by_its_outputs_and_its_end(program: Program, text: st
         (-40, "was ended by signal 40"),
     ],
 )
-def test_an_end_in_words(code: int, told: str) -> None:
-    assert how_it_ended(code) == told
+def test_an_end_in_words(code: int, message: str) -> None:
+    assert how_it_ended(code) == message
 
 
 def test_a_program_is_found_in_the_path_that_it_was_given_and_knows_no_other_variable(tmp_path: Path) -> None:
@@ -367,13 +367,13 @@ def test_a_program_that_does_not_end_is_ended(program: Program, hang: str, tmp_p
 
 
 def test_a_program_hears_first_that_it_shall_end(tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    tidy = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(said)!r}, 'w').write('tidied up'), sys.exit()))"
+    path = tmp_path / "said"
+    tidy = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(path)!r}, 'w').write('tidied up'), sys.exit()))"
 
     with pytest.raises(MissedDeadline):
         Program(ENVIRONMENT, patience_seconds=LONG).run(python(f"{tidy}\ntime.sleep(999)"), 1.0)
 
-    assert said.read_text() == "tidied up"
+    assert path.read_text() == "tidied up"
 
 
 @pytest.mark.parametrize("output", [1, 2])
@@ -407,35 +407,35 @@ def test_what_a_program_started_is_ended_with_it(program: Program, tmp_path: Pat
 
 
 def test_a_program_works_where_it_is_told_to_and_writes_as_much_as_it_may(tmp_path: Path) -> None:
-    one = Program(ENVIRONMENT, SHORT, most_output_bytes=2_000_000)
+    program = Program(ENVIRONMENT, SHORT, most_output_bytes=2_000_000)
 
-    assert one.run(("pwd", "-P"), LONG, tmp_path).out.decode().strip() == str(tmp_path.resolve())
-    assert len(one.run(python("os.write(1, b'o' * 1_900_000)"), LONG).out) == 1_900_000
+    assert program.run(("pwd", "-P"), LONG, tmp_path).out.decode().strip() == str(tmp_path.resolve())
+    assert len(program.run(python("os.write(1, b'o' * 1_900_000)"), LONG).out) == 1_900_000
     with pytest.raises(ChildError, match="its output is longer than 2000000 bytes"):
-        one.run(python("os.write(1, b'o' * 2_100_000)"), LONG)
+        program.run(python("os.write(1, b'o' * 2_100_000)"), LONG)
 
 
 def test_what_another_thread_runs_is_stopped_with_patience_and_nothing_is_started_after_it(tmp_path: Path) -> None:
-    said, ready = tmp_path / "said", tmp_path / "ready"
-    tidy = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(said)!r}, 'w').write('tidied up'), sys.exit()))"
+    path, ready = tmp_path / "said", tmp_path / "ready"
+    tidy = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(path)!r}, 'w').write('tidied up'), sys.exit()))"
     text = f"{tidy}\nopen({str(ready)!r}, 'w').write('x')\ntime.sleep(999)"
-    one, raised = Program(ENVIRONMENT, patience_seconds=LONG), []
+    program, raised = Program(ENVIRONMENT, patience_seconds=LONG), []
 
     def run() -> None:
         try:
-            one.run(python(text), LONG)
+            program.run(python(text), LONG)
         except ChildError as error:
             raised.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
     eventually(ready.exists)
-    one.stop()
+    program.stop()
     thread.join()
 
-    assert ([type(error) for error in raised], said.read_text()) == ([StoppedOnRequest], "tidied up")
+    assert ([type(error) for error in raised], path.read_text()) == ([StoppedOnRequest], "tidied up")
     with pytest.raises(StoppedOnRequest, match="nothing is started any more"):
-        one.run(("true",), LONG)
+        program.run(("true",), LONG)
 
 
 def test_what_another_thread_runs_can_be_ended(program: Program) -> None:
@@ -446,7 +446,7 @@ def test_what_another_thread_runs_can_be_ended(program: Program) -> None:
 
     assert program.end() is None
     thread.join()
-    assert [one.code for one in ends] == [-signal.SIGKILL]
+    assert [end.code for end in ends] == [-signal.SIGKILL]
 
 
 def test_a_program_that_cannot_be_killed_is_named_and_none_is_started_beside_it(
@@ -486,12 +486,12 @@ def leaves_two(file: Path) -> str:
     )
 
 
-def stopped_once(one: Program, there: Path) -> threading.Thread:
+def stopped_once(program: Program, there: Path) -> threading.Thread:
     """Stops it as soon as the file is there."""
 
     def stop() -> None:
         eventually(there.exists)
-        one.stop()
+        program.stop()
 
     stopper = threading.Thread(target=stop)
     stopper.start()
@@ -501,28 +501,28 @@ def stopped_once(one: Program, there: Path) -> threading.Thread:
 @pytest.mark.parametrize("ends", ["time.sleep(999)", STUBBORN], ids=["it hears SIGTERM", "it hears nothing"])
 def test_what_a_program_started_in_sessions_of_their_own_is_ended_with_it(tmp_path: Path, ends: str) -> None:
     file = tmp_path / "pids"
-    one = Program(ENVIRONMENT, patience_seconds=SHORT)
-    stopper = stopped_once(one, file)
+    program = Program(ENVIRONMENT, patience_seconds=SHORT)
+    stopper = stopped_once(program, file)
 
     with pytest.raises(StoppedOnRequest, match="its process was ended"):
-        one.run(python(f"{leaves_two(file)}\n{ends}"), LONG)
+        program.run(python(f"{leaves_two(file)}\n{ends}"), LONG)
 
     stopper.join()
     pids = [int(word) for word in file.read_text().split()]
-    assert (len(pids), [pid for pid in pids if not is_gone(pid)], one.stuck_pid) == (2, [], None)
+    assert (len(pids), [pid for pid in pids if not is_gone(pid)], program.stuck_pid) == (2, [], None)
 
 
 def test_what_a_program_started_and_cannot_be_killed_is_named(disk: FrozenDisk, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     blocked = f"import os; open({str(ready)!r}, 'w'); os.open({str(disk.mount / 'file')!r}, os.O_CREAT | os.O_WRONLY)"
-    one = Program(ENVIRONMENT, patience_seconds=SHORT)
+    program = Program(ENVIRONMENT, patience_seconds=SHORT)
     disk.freeze()
-    stopper = stopped_once(one, ready)
+    stopper = stopped_once(program, ready)
 
     with pytest.raises(StoppedOnRequest, match="can't be killed"):
-        one.run(python(f"subprocess.run([sys.executable, '-c', {blocked!r}])"), LONG)
+        program.run(python(f"subprocess.run([sys.executable, '-c', {blocked!r}])"), LONG)
 
     stopper.join()
-    assert one.stuck_pid is not None
+    assert program.stuck_pid is not None
     disk.thaw()
-    eventually(lambda: one.stuck_pid is None)
+    eventually(lambda: program.stuck_pid is None)

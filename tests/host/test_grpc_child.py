@@ -106,8 +106,8 @@ def test_a_child_that_fails_says_how(short_root: Path, monkeypatch: pytest.Monke
     """As where gRPC is not installed, or its library is for another machine."""
     monkeypatch.setattr(sys, "executable", "/bin/cat")
     with serving(short_root / PATH[1:], {}):
-        said = why_not(short_root)
-    assert said.startswith("/run/r.sock: the child ended with exit code 1: ")
+        message = why_not(short_root)
+    assert message.startswith("/run/r.sock: the child ended with exit code 1: ")
 
 
 def test_a_socket_that_nobody_holds(short_root: Path) -> None:

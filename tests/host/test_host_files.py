@@ -78,7 +78,7 @@ def test_files_are_walked_in_the_order_of_their_names_and_not_through_links(tmp_
     (tmp_path / ("d" + "/e" * 20) / "deep").touch()
 
     assert walk(tmp_path, "/d") == ["/d/a", "/d/b/1", "/d/b/2", "/d/link", "/d/loop"]
-    assert walk(tmp_path, "/by-link/") == [f"/by-link{one[2:]}" for one in walk(tmp_path, "/d")]
+    assert walk(tmp_path, "/by-link/") == [f"/by-link{text[2:]}" for text in walk(tmp_path, "/d")]
     assert walk(tmp_path, "/nothing") == walk(tmp_path, "/d/a") == []
 
 

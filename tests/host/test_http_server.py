@@ -96,9 +96,9 @@ class TestAnswers:
         peer = connect(server, open_)
         # What is refused before its end is reset: the rest may meet that, and the answer with it.
         threading.Thread(target=_send, args=(peer, request_)).start()
-        said = _all_of(peer)
+        raw = _all_of(peer)
 
-        assert said.startswith(b"HTTP/1.0 %d " % status) or (status in {413, 431} and not said)
+        assert raw.startswith(b"HTTP/1.0 %d " % status) or (status in {413, 431} and not raw)
         assert ask(server)[0] == 200
 
     @pytest.mark.parametrize("noise", [b"GET /well HTTP/7.0", b"\x16\x03\x01\x02\x00\x01", b"", b"GET", b"\xff" * 4000])
@@ -262,10 +262,10 @@ def _send(peer: socket.socket, sent: bytes) -> bool:
 
 
 def _all_of(peer: socket.socket) -> bytes:
-    said = b""
+    raw = b""
     try:
         while portion := peer.recv(65536):
-            said += portion
+            raw += portion
     except ConnectionResetError:
         pass
-    return said
+    return raw

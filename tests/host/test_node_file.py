@@ -100,7 +100,7 @@ def test_a_file_for_its_owner_that_can_not_be_put_in_its_place_leaves_nothing(tm
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
         node_file.replace_for_owner(tmp_path / "folder", b"new")
-    assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize(("most", "read"), [(0, b""), (3, b"012"), (9, b"0123")])

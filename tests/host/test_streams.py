@@ -36,5 +36,5 @@ def test_json_is_written_as_python_writes_it(
     write_json(value, indent)
 
     separators = None if indent else (",", ":")
-    said = capsysbinary.readouterr().out
-    assert said.decode("ascii") == json.dumps(value, indent=indent, separators=separators, default=plain) + "\n"
+    raw = capsysbinary.readouterr().out
+    assert raw.decode("ascii") == json.dumps(value, indent=indent, separators=separators, default=plain) + "\n"

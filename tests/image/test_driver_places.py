@@ -27,10 +27,10 @@ ELSEWHERE = "aarch64" if HERE == "x86_64" else "x86_64"
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     """A node whose driver has no library yet."""
-    with SimulatedNode.create(tmp_path / "host", "g6.xlarge") as one:
-        for file in one.library.parent.iterdir():
+    with SimulatedNode.create(tmp_path / "host", "g6.xlarge") as simulated_node:
+        for file in simulated_node.library.parent.iterdir():
             file.unlink()
-        yield one
+        yield simulated_node
 
 
 @pytest.fixture
@@ -213,8 +213,8 @@ def test_could_not_look_and_the_message_names(
     answer = driver.look().answer
     child = driver.child_pid
 
-    told = message.format(path=path, root=node.root, size=nvml_library.build().stat().st_size)
-    assert answer == Unobserved(UnobservedCause.named("NvmlLibraryNotFound"), told)
+    text = message.format(path=path, root=node.root, size=nvml_library.build().stat().st_size)
+    assert answer == Unobserved(UnobservedCause.named("NvmlLibraryNotFound"), text)
     install(node.root / "opt/nvidia/lib64")
     assert isinstance(driver.look().answer, Gpus)
     assert driver.child_pid == child  # it never died
@@ -237,8 +237,8 @@ def test_two_bad_libraries_are_both_told(node: SimulatedNode, driver: Driver) ->
         path.parent.mkdir(parents=True)
         path.touch()
 
-    told = f"{first}: file too short; {second}: file too short"
-    assert driver.look().answer == Unobserved(UnobservedCause.named("NvmlLibraryNotFound"), told)
+    message = f"{first}: file too short; {second}: file too short"
+    assert driver.look().answer == Unobserved(UnobservedCause.named("NvmlLibraryNotFound"), message)
 
 
 def test_where_there_is_none_both_the_loaders_path_and_the_hosts_root_are_named(node: SimulatedNode) -> None:

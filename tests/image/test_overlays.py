@@ -59,24 +59,26 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     Kustomize writes a folded text with more line breaks, which CEL passes over: white space counts once.
     """
     if isinstance(value, dict):
-        for key, one in value.items():
-            yield from leaves(one, f"{path}/{key}")
+        for key, entry in value.items():
+            yield from leaves(entry, f"{path}/{key}")
     elif path.endswith("/env"):
-        for one in value:
-            yield from leaves(one | {"name": True}, f"{path}/{one['name']}")
+        for entry in value:
+            yield from leaves(entry | {"name": True}, f"{path}/{entry['name']}")
     elif isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from leaves(one, f"{path}/{index}")
+        for index, entry in enumerate(value):
+            yield from leaves(entry, f"{path}/{index}")
     else:
         yield path, " ".join(value.split()) if path.endswith("xpression") else value
 
 
 def flat(objects: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for one in objects:
-        metadata = one["metadata"]
-        name = "/".join([one["kind"], *([metadata["namespace"]] if "namespace" in metadata else []), metadata["name"]])
-        content = {key: value for key, value in one.items() if key not in ("metadata", "status")}
+    for entry in objects:
+        metadata = entry["metadata"]
+        name = "/".join(
+            [entry["kind"], *([metadata["namespace"]] if "namespace" in metadata else []), metadata["name"]]
+        )
+        content = {key: value for key, value in entry.items() if key not in ("metadata", "status")}
         labels = {"metadata/labels": metadata.get("labels")}
         found |= leaves(content | labels, name)
     return found
@@ -163,11 +165,17 @@ def test_by_one_sed_the_plain_manifests_have_another_image_in_all_places(install
 
 def test_the_policy_of_the_sweepers_jobs_names_the_templates_image_and_command() -> None:
     documents = [found for file in MANIFESTS.glob("*.yaml") for found in yaml.safe_load_all(file.read_text())]
-    named = {(one["kind"], one["metadata"]["name"]): one["spec"] for one in documents if one and "spec" in one}
+    named = {
+        (document["kind"], document["metadata"]["name"]): document["spec"]
+        for document in documents
+        if document and "spec" in document
+    }
     template = named["CronJob", "gpu-healthcheck-sweep-node"]["jobTemplate"]["spec"]["template"]["spec"]
     (container,) = template["containers"]
-    said = named["ValidatingAdmissionPolicy", "gpu-healthcheck-sweeper-jobs"]["variables"]
-    literals = {one["name"]: json.loads(one["expression"]) for one in said if one["name"] in ("image", "command")}
+    result = named["ValidatingAdmissionPolicy", "gpu-healthcheck-sweeper-jobs"]["variables"]
+    literals = {
+        entry["name"]: json.loads(entry["expression"]) for entry in result if entry["name"] in ("image", "command")
+    }
 
     assert literals == {"image": container["image"], "command": container["command"]}
 
@@ -206,4 +214,4 @@ def test_what_the_prometheus_operator_reads_is_of_its_own_kinds(installed: Contr
     installed.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=180s")
 
     made = dry_run(installed, "-k", str(OVERLAYS / "monitoring"))
-    assert {one["kind"] for one in made} >= {"PodMonitor", "PrometheusRule"}
+    assert {entry["kind"] for entry in made} >= {"PodMonitor", "PrometheusRule"}

@@ -50,7 +50,7 @@ def test_the_source_archive_has_no_tests(dist: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
     assert {"pyproject.toml", "cli/index.json", "cli/gpu-healthcheck.1", "healthcheck/settings/values.py"} <= names
-    assert not {one for one in names if one.startswith("tests")}
+    assert not {text for text in names if text.startswith("tests")}
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ def test_what_is_installed_has_one_name(wheel: ZipFile) -> None:
 
 
 def test_beside_it_there_is_a_man_page(wheel: ZipFile) -> None:
-    (beside,) = [name for name in wheel.namelist() if name.partition("/")[0].endswith(".data")]
+    (text,) = [name for name in wheel.namelist() if name.partition("/")[0].endswith(".data")]
 
-    assert beside.endswith(".data/data/share/man/man1/gpu-healthcheck.1")
+    assert text.endswith(".data/data/share/man/man1/gpu-healthcheck.1")
 
 
 def test_every_file_of_the_programs_is_in_it(wheel: ZipFile) -> None:

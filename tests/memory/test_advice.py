@@ -75,8 +75,10 @@ def reboot(memory: Memory) -> Memory:
 
 def released(memory: Memory) -> Memory:
     rows = [
-        Acknowledgement(one.finding.reason, one.finding.subject, one.boot_id, None, WALL + timedelta(hours=1))
-        for one in memory.standing
+        Acknowledgement(
+            finding.finding.reason, finding.finding.subject, finding.boot_id, None, WALL + timedelta(hours=1)
+        )
+        for finding in memory.standing
     ]
     return release(memory, Release("ops", "reset", WALL, tuple(rows)), later(300))
 
@@ -114,7 +116,7 @@ def events() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize(("name", "line", "advice"), list(events()), ids=lambda value: str(value)[:20])
 def test_every_way_that_the_advice_names_ends_the_event(name: str, line: str, advice: str) -> None:
     memory = heard(read(remembers(), -10), line, 10)
-    assert [one.finding.reason for one in memory.standing] == [name]
+    assert [finding.finding.reason for finding in memory.standing] == [name]
     ways = [word for word in WAYS if word in advice.lower()]
 
     assert ways or "release" in advice
@@ -126,7 +128,7 @@ def test_every_way_that_the_advice_names_ends_the_event(name: str, line: str, ad
 
 def test_every_event_of_the_driver_that_is_reset_or_worse_has_its_line_here() -> None:
     """But `DriverLibraryMismatch`: its line is MONITOR, and its level is among those below."""
-    serious = {one for one in driver_messages.CHECK.reasons if one.severity >= Severity.RESET}
+    serious = {reason for reason in driver_messages.CHECK.reasons if reason.severity >= Severity.RESET}
     assert serious - {LIBRARY_MISMATCH} == set(LINES_OF_THE_DRIVER)
 
 
@@ -173,10 +175,10 @@ def test_a_level_ends_with_the_check_that_meets_the_node_as_the_advice_leaves_it
     scenario: Scenario, tmp_path: Path
 ) -> None:
     memory = after(remembers(), seen(tmp_path / "faulty", scenario, faulty=True), scenario, 0)
-    reasons = {one.finding.reason for one in memory.standing}
+    reasons = {finding.finding.reason for finding in memory.standing}
     assert scenario.stands_for in reasons
 
     memory = after(memory, seen(tmp_path / "fixed", scenario, faulty=False), scenario, 60)
 
-    assert scenario.stands_for not in {one.finding.reason for one in memory.standing}
+    assert scenario.stands_for not in {finding.finding.reason for finding in memory.standing}
     assert any(word in LEVELS[scenario.stands_for].action.lower() for word in ("reset", "reboot", "replace", "start"))

@@ -36,7 +36,10 @@ def reads(*texts: str, memory: Memory | None = None, policy: Policy = POLICY) ->
 
 
 def active(memory: Memory) -> list[str]:
-    return [f"{one.finding.reason} {one.finding.severity.name} {one.finding.subject}" for one in memory.standing]
+    return [
+        f"{finding.finding.reason} {finding.finding.severity.name} {finding.finding.subject}"
+        for finding in memory.standing
+    ]
 
 
 def looks(memory: Memory, *actions: int) -> Memory:
@@ -54,10 +57,10 @@ def test_an_imex_domain_to_recover_is_one_event_of_the_node() -> None:
 
 def test_it_ends_when_no_gpu_asks_for_it_any_more() -> None:
     memory = looks(reads(xid(154, IMEX), xid(154, IMEX, "64")), 5, 5)
-    one_left = looks(memory, 0, 5)
+    memory_left = looks(memory, 0, 5)
 
-    assert active(one_left) == ["Xid154 MONITOR node"]
-    assert active(looks(one_left, 0, 0)) == []
+    assert active(memory_left) == ["Xid154 MONITOR node"]
+    assert active(looks(memory_left, 0, 0)) == []
 
 
 def test_it_ends_with_the_lines_that_take_it_back() -> None:
@@ -148,7 +151,7 @@ def at(*lines: tuple[float, str]) -> list[str]:
 def test_xid_154_replaces_the_tier_of_its_gpus_events_within_the_window(
     lines: list[tuple[float, str]], expected: list[str]
 ) -> None:
-    assert at(*lines) == [f"{one} {GPU}" for one in expected]
+    assert at(*lines) == [f"{text} {GPU}" for text in expected]
 
 
 @pytest.mark.parametrize("first", [0, 1])

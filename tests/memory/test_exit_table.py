@@ -43,20 +43,21 @@ def answers(**more: object) -> list[Gpu]:
 
 def released(memory: Memory) -> Memory:
     rows = [
-        Acknowledgement(one.finding.reason, one.finding.subject, one.boot_id, None, WALL) for one in memory.standing
+        Acknowledgement(finding.finding.reason, finding.finding.subject, finding.boot_id, None, WALL)
+        for finding in memory.standing
     ]
     return release(memory, Release("ops", "seen", WALL, tuple(rows)), NOW)
 
 
 def re_engaged(memory: Memory) -> Memory:
-    subjects = {one.finding.subject for one in memory.standing}
+    subjects = {finding.finding.subject for finding in memory.standing}
     again = [sighting(fault("Xid162", Severity.MONITOR, subject)) for subject in subjects]
     log = after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", sightings=tuple(again))], later(60))
-    return replace(log, standing=tuple(one for one in log.standing if one.finding.reason != "Xid162"))
+    return replace(log, standing=tuple(finding for finding in log.standing if finding.finding.reason != "Xid162"))
 
 
 def retest(memory: Memory) -> Memory:
-    well = [Passed(one.finding.reason, one.finding.subject) for one in memory.standing]
+    well = [Passed(finding.finding.reason, finding.finding.subject) for finding in memory.standing]
     return retested(memory, well, WALL + timedelta(seconds=1))
 
 
@@ -92,12 +93,12 @@ EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
 
 @pytest.mark.parametrize("taken", EVIDENCE, ids=" and ".join)
 def test_an_exit_ends_what_names_it_and_nothing_else(taken: tuple[str, ...]) -> None:
-    for one in STANDING:
-        if one.nature is Nature.LEVEL:  # what a look shows, a look ends
+    for finding in STANDING:
+        if finding.nature is Nature.LEVEL:  # what a look shows, a look ends
             continue
-        names_it = any(words in exit_words(one).split(", ") for words in taken)
-        left = EVIDENCE[taken](remembers(one))
-        assert (left.standing == ()) == names_it, (one, exit_words(one))
+        names_it = any(words in exit_words(finding).split(", ") for words in taken)
+        left = EVIDENCE[taken](remembers(finding))
+        assert (left.standing == ()) == names_it, (finding, exit_words(finding))
 
 
 def test_each_exit_but_a_look_has_its_evidence_here() -> None:
@@ -105,7 +106,7 @@ def test_each_exit_but_a_look_has_its_evidence_here() -> None:
 
 
 def test_every_finding_has_an_exit_that_a_person_can_take() -> None:
-    def is_open(one: Standing, ways: Iterable[Exit]) -> bool:
-        return any(way.is_open_to(one) for way in ways)
+    def is_open(finding: Standing, ways: Iterable[Exit]) -> bool:
+        return any(way.is_open_to(finding) for way in ways)
 
-    assert all(is_open(one, (table.LOOK, table.RELEASE)) for one in STANDING)
+    assert all(is_open(finding, (table.LOOK, table.RELEASE)) for finding in STANDING)

@@ -53,7 +53,7 @@ def gpu(**more: object) -> Gpu:
 
 
 def reasons(memory: Memory) -> list[str]:
-    return [one.finding.reason for one in memory.standing]
+    return [finding.finding.reason for finding in memory.standing]
 
 
 def comes(memory: Memory, finding: Finding, at: float = MONOTONIC, escalate_after: int = 2) -> Memory:
@@ -164,7 +164,7 @@ class TestRowsThatWaitForAReset:
     def met_after(self, memory: Memory, remap: RowRemap | None, **more: object) -> set[str]:
         """What is left but the level, which a look at it ends."""
         after = gpus_answered(memory, [gpu(row_remap=remap, **more)], self.LATEST + 300, later(600))
-        return {one.finding.reason for one in after.standing} - {"RowRemapPending"}
+        return {finding.finding.reason for finding in after.standing} - {"RowRemapPending"}
 
     @pytest.mark.parametrize(
         ("finding", "stays"),
@@ -253,16 +253,16 @@ class TestAnotherGpu:
         assert gpus_answered(memory, [Gpu(0, 15)], MONOTONIC + 1, later(1)) == memory
 
     def test_a_finding_learns_the_names_of_its_gpu(self) -> None:
-        (one,) = gpus_answered(remembers(stands(fault())), [gpu()], MONOTONIC + 1, later(1)).standing
+        (finding,) = gpus_answered(remembers(stands(fault())), [gpu()], MONOTONIC + 1, later(1)).standing
 
-        assert one.finding.about == ABOUT
+        assert finding.finding.about == ABOUT
 
     def test_a_fault_of_a_gpu_that_is_gone_is_told_with_the_names_that_it_had(self) -> None:
         memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
 
-        (one,) = comes(memory, fault("Xid79", REBOOT), MONOTONIC + 5).standing
+        (finding,) = comes(memory, fault("Xid79", REBOOT), MONOTONIC + 5).standing
 
-        assert one.finding.about == ABOUT
+        assert finding.finding.about == ABOUT
 
     @pytest.mark.parametrize(
         ("instances", "stays"), [((5, 6), True), ((6,), False), ((), False), (None, True), ((55,), False)]
@@ -317,9 +317,9 @@ class TestEscalation:
 
     @pytest.mark.parametrize(("reboots", "severity"), [(0, REBOOT), (1, REBOOT), (2, ISOLATE), (3, ISOLATE)])
     def test_the_same_fault_of_a_gpu_after_two_reboots_is_isolated(self, reboots: int, severity: Severity) -> None:
-        (one,) = self.again(fault("Xid79", REBOOT), reboots).standing
+        (finding,) = self.again(fault("Xid79", REBOOT), reboots).standing
 
-        assert one.finding.severity is severity
+        assert finding.finding.severity is severity
 
     @pytest.mark.parametrize(
         "finding",
@@ -332,26 +332,26 @@ class TestEscalation:
         ids=["milder", "an application's", "no GPU", "a GPU that nobody can tell from another"],
     )
     def test_what_never_escalates(self, finding: Finding) -> None:
-        (one,) = self.again(finding, 5).standing
+        (active,) = self.again(finding, 5).standing
 
-        assert one.finding.severity is finding.severity
+        assert active.finding.severity is finding.severity
 
     @pytest.mark.parametrize("escalate_after", [0, 1, 2, 9])
     @pytest.mark.parametrize(("reboots", "severity"), [(0, RESET), (1, ISOLATE), (2, ISOLATE)])
     def test_a_failed_remap_that_a_reboot_did_not_repair_is_isolated(
         self, escalate_after: int, reboots: int, severity: Severity
     ) -> None:
-        (one,) = self.again(fault("Xid64", RESET), reboots, escalate_after).standing
+        (finding,) = self.again(fault("Xid64", RESET), reboots, escalate_after).standing
 
-        assert one.finding.severity is severity
+        assert finding.finding.severity is severity
 
     def test_several_lines_of_a_failed_remap_at_once_are_one(self) -> None:
         memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
         for number in range(5):
             memory = comes(memory, fault("Xid64", RESET), MONOTONIC + number)
 
-        (one,) = memory.standing
-        assert (one.finding.severity, one.count) == (RESET, 5)
+        (finding,) = memory.standing
+        assert (finding.finding.severity, finding.count) == (RESET, 5)
 
     @pytest.mark.parametrize(
         ("reason", "subject", "severity"),
@@ -364,7 +364,9 @@ class TestEscalation:
             remembers(stands(fault(reason, ISOLATE, subject), Nature.LEVEL, check="row-remap")), fault("Xid64", RESET)
         )
 
-        assert [one.finding.severity for one in memory.standing if one.finding.reason == "Xid64"] == [severity]
+        assert [finding.finding.severity for finding in memory.standing if finding.finding.reason == "Xid64"] == [
+            severity
+        ]
 
     def test_it_can_be_switched_off_and_set(self) -> None:
         assert self.again(fault("Xid79", REBOOT), 5, escalate_after=0).standing[0].finding.severity is REBOOT
@@ -378,10 +380,10 @@ class TestEscalation:
             memory = recovered(memory, ADDRESS, MONOTONIC + 10 * number + 5, later(10 * number + 5))
             assert reasons(memory) == []
 
-        (one,) = comes(memory, fault("Xid95", RESET), MONOTONIC + 50).standing
+        (finding,) = comes(memory, fault("Xid95", RESET), MONOTONIC + 50).standing
 
-        assert (one.finding.severity, one.finding.rule) == (ISOLATE, "ESCALATE_AFTER")
-        assert "after 2 resets or reboots" in one.finding.detail
+        assert (finding.finding.severity, finding.finding.rule) == (ISOLATE, "ESCALATE_AFTER")
+        assert "after 2 resets or reboots" in finding.finding.detail
 
     def test_what_is_longer_ago_than_seven_days_is_not_counted(self) -> None:
         old = (WALL - timedelta(days=7, seconds=1), WALL - timedelta(days=6))
@@ -511,7 +513,9 @@ class TestRelease:
     def test_a_reboot_forgets_what_was_said_of_the_old_log(self) -> None:
         memory = release(remembers(), self.word(self.row(), self.row("DcgmDiagMemory", cursor=None)), later(3600))
 
-        assert [one.reason for one in begin(memory, MACHINE, "boot 2", NOW).acknowledged] == ["DcgmDiagMemory"]
+        assert [acknowledgement.reason for acknowledgement in begin(memory, MACHINE, "boot 2", NOW).acknowledged] == [
+            "DcgmDiagMemory"
+        ]
 
     def test_a_lost_file_learns_from_the_node_what_was_released_and_what_stood(self) -> None:
         on_the_node = release(remembers(stands(fault("Xid54", ISOLATE))), self.word(self.row()), later(3600))
@@ -528,7 +532,7 @@ class TestRelease:
 
         after = adopted(ring_read_anew, remembers(stands(fault("Xid154"), seq=80)), later(3600))
 
-        assert [(one.finding.severity, one.seq) for one in after.standing] == [(REBOOT, 90)]
+        assert [(finding.finding.severity, finding.seq) for finding in after.standing] == [(REBOOT, 90)]
 
     def test_a_lost_file_learns_from_the_node_since_when_a_level_stands(self) -> None:
         """Where the Node was read late, a look had seen it meanwhile."""
@@ -537,7 +541,7 @@ class TestRelease:
 
         after = adopted(remembers(seen_anew), remembers(row), later(3600))
 
-        assert [one.first_seen for one in after.standing] == [row.first_seen]
+        assert [finding.first_seen for finding in after.standing] == [row.first_seen]
 
 
 class TestTheFuture:
@@ -584,9 +588,9 @@ class TestTheFuture:
 
         after = within_log(memory)
 
-        assert [one.cursor for one in after.acknowledged] == [7, 10**15]
-        assert [one.seq for one in after.standing] == [7]
-        assert [one.seq for one in within_log(replace(memory, cursor=None)).standing] == [-1]
+        assert [acknowledgement.cursor for acknowledgement in after.acknowledged] == [7, 10**15]
+        assert [finding.seq for finding in after.standing] == [7]
+        assert [finding.seq for finding in within_log(replace(memory, cursor=None)).standing] == [-1]
 
 
 def test_nothing_of_reset_or_worse_passes_by_time_whatever_the_clock_says() -> None:
@@ -594,4 +598,4 @@ def test_nothing_of_reset_or_worse_passes_by_time_whatever_the_clock_says() -> N
 
     for jump in (-3600.0, 3600.0, 86400.0 * 3650):
         kept = expired(memory, later(10 * 86400, wall_jumps_by=jump), 86400).standing
-        assert [one.finding.severity for one in kept] == [RESET, REBOOT, ISOLATE]
+        assert [finding.finding.severity for finding in kept] == [RESET, REBOOT, ISOLATE]

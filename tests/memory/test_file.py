@@ -47,10 +47,10 @@ sys.stdin.readline()
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[MemoryFile]:
-    one = MemoryFile(tmp_path / "state")
-    assert one.acquire() is True
-    yield one
-    one.unlock()
+    memory_file = MemoryFile(tmp_path / "state")
+    assert memory_file.acquire() is True
+    yield memory_file
+    memory_file.unlock()
 
 
 def start_second_agent(directory: Path) -> subprocess.Popen[str]:

@@ -61,7 +61,7 @@ def test_a_machine_of_another_instance_type_has_had_nothing_yet() -> None:
         evidence = seen(functions(ADDRESSES[0]), 0)
         return after_look(memory, JudgedCycle((), evidence=evidence, instance_type=instance_type), NOW).first.gpus
 
-    assert [after(one) for one in ("p5.48xlarge", "", "p5.4xlarge")] == [8, 8, 1]
+    assert [after(text) for text in ("p5.48xlarge", "", "p5.4xlarge")] == [8, 8, 1]
 
 
 def test_of_an_earlier_version_each_gpu_that_it_met_counts_once() -> None:
@@ -81,7 +81,7 @@ def test_of_an_earlier_version_each_gpu_that_it_met_counts_once() -> None:
 
 
 def test_a_gpu_keeps_the_place_where_it_was_met() -> None:
-    moved = tuple(replace(one, numa_node=7, switch="") for one in PLACED)
+    moved = tuple(replace(function, numa_node=7, switch="") for function in PLACED)
 
     assert first_seen(KNOWN, seen(moved, 32)) == first_seen(KNOWN, seen((), 32)) == KNOWN
 

@@ -48,7 +48,7 @@ LOST = fault("GpuLost", REBOOT, detail="NVML error 15")
 
 
 def reasons(memory: Memory) -> list[str]:
-    return [one.finding.reason for one in memory.standing]
+    return [finding.finding.reason for finding in memory.standing]
 
 
 def event(reason: str, severity: Severity, at: float = MONOTONIC, **more: str) -> Finding:
@@ -57,7 +57,7 @@ def event(reason: str, severity: Severity, at: float = MONOTONIC, **more: str) -
 
 def read(findings: Iterable[Finding]) -> list[Outcome]:
     """What the xid check says after it read these in the log."""
-    return [Outcome("xid", "0-nvidia-smi", sightings=tuple(sighting(one) for one in findings))]
+    return [Outcome("xid", "0-nvidia-smi", sightings=tuple(sighting(finding) for finding in findings))]
 
 
 class TestLevels:
@@ -82,7 +82,7 @@ class TestLevels:
 
         after = after_look(before, JudgedCycle([says(other, blind=BLIND)]), later(10))
 
-        assert sorted(one.finding.subject for one in after.standing) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
+        assert sorted(finding.finding.subject for finding in after.standing) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
 
     def test_a_level_stays_while_its_fault_alone_cannot_be_told(self) -> None:
         before = after_look(remembers(), JudgedCycle([says(LOST), says(PENDING, check="row-remap")]), NOW)
@@ -155,7 +155,7 @@ class TestAFaultThatTheLogReportsToo:
         shown = says(fault("DriverLibraryMismatch", RESET, "driver"))
 
         memory = after_look(remembers(logged), JudgedCycle([shown]), later(10))
-        assert [(one.nature, one.finding.severity, one.first_seen) for one in memory.standing] == [
+        assert [(finding.nature, finding.finding.severity, finding.first_seen) for finding in memory.standing] == [
             (Nature.LEVEL, RESET, WALL)
         ]
         assert after_look(memory, JudgedCycle([says()]), later(20)).standing == ()
@@ -195,7 +195,7 @@ class TestFlickering:
         memory, blind = remembers(), []
         for look in range(2 + MOST_BLIND_LOOKS):
             memory = after_look(memory, JudgedCycle([says(LOW) if look < 2 else says(blind=BLIND)]), later(10.0 * look))
-            blind += [one.blind for one in memory.suspects.values()]
+            blind += [suspect.blind for suspect in memory.suspects.values()]
 
         assert blind == [0, 0, *range(1, MOST_BLIND_LOOKS)]
         assert after_look(memory, JudgedCycle([says(LOW)]), NOW).suspects == {("gpu-count", LOW_KEY): Suspect(1)}
@@ -233,22 +233,27 @@ class TestFlickering:
 
 class TestEvents:
     def test_an_event_stands_with_the_time_that_its_record_has(self) -> None:
-        (one,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).standing
+        (finding,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).standing
 
-        assert (one.first_seen, one.last_seen) == (WALL - timedelta(seconds=90),) * 2
-        assert (one.nature, one.count, one.boot_id, one.last_at) == (Nature.EVENT, 1, BOOT, MONOTONIC - 90)
+        assert (finding.first_seen, finding.last_seen) == (WALL - timedelta(seconds=90),) * 2
+        assert (finding.nature, finding.count, finding.boot_id, finding.last_at) == (
+            Nature.EVENT,
+            1,
+            BOOT,
+            MONOTONIC - 90,
+        )
 
     def test_an_event_is_never_from_the_future(self) -> None:
-        (one,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC + 90)]), NOW).standing
+        (finding,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC + 90)]), NOW).standing
 
-        assert one.first_seen == WALL
+        assert finding.first_seen == WALL
 
     def test_the_same_event_again_is_counted_and_keeps_its_first_time(self) -> None:
         memory = after_kernel_log(remembers(), read([event("Xid79", REBOOT)]), NOW)
         memory = after_kernel_log(memory, read([event("Xid79", REBOOT, MONOTONIC + 60)]), later(60))
 
-        (one,) = memory.standing
-        assert (one.count, one.first_seen, one.last_seen) == (2, WALL, WALL + timedelta(seconds=60))
+        (finding,) = memory.standing
+        assert (finding.count, finding.first_seen, finding.last_seen) == (2, WALL, WALL + timedelta(seconds=60))
 
     def test_a_milder_event_of_the_same_reason_hides_no_worse_one(self) -> None:
         worse = event("Xid154", REBOOT, detail="to 0x2 (Node Reboot Required)")
@@ -256,15 +261,19 @@ class TestEvents:
 
         memory = after_kernel_log(after_kernel_log(remembers(), read([worse]), NOW), read([milder]), later(5))
 
-        (one,) = memory.standing
-        assert (one.finding.severity, one.finding.detail, one.count) == (REBOOT, "to 0x2 (Node Reboot Required)", 2)
+        (finding,) = memory.standing
+        assert (finding.finding.severity, finding.finding.detail, finding.count) == (
+            REBOOT,
+            "to 0x2 (Node Reboot Required)",
+            2,
+        )
 
     def test_a_worse_event_of_the_same_reason_takes_its_place(self) -> None:
         milder, worse = event("Xid154", RESET), event("Xid154", REBOOT)
 
         memory = after_kernel_log(after_kernel_log(remembers(), read([milder]), NOW), read([worse]), later(5))
 
-        assert [one.finding.severity for one in memory.standing] == [REBOOT]
+        assert [finding.finding.severity for finding in memory.standing] == [REBOOT]
 
     def test_events_of_two_gpus_stand_apart_and_the_worst_is_first(self) -> None:
         found = [
@@ -276,7 +285,7 @@ class TestEvents:
 
         memory = after_kernel_log(remembers(), read(found), NOW)
 
-        assert [(one.finding.reason, one.finding.subject) for one in memory.standing] == [
+        assert [(finding.finding.reason, finding.finding.subject) for finding in memory.standing] == [
             ("Xid54", GPU),
             ("Xid48", GPU),
             ("Xid48", "gpu/0000:64:00.0"),
@@ -385,9 +394,9 @@ class TestTime:
 
         after = after_kernel_log(memory, read([event("Xid79", REBOOT, MONOTONIC + 5)]), later(5, wall_jumps_by=jump))
 
-        (one,) = after.standing
-        assert one.first_seen == WALL
-        assert one.last_seen == max(WALL, WALL + timedelta(seconds=5 + jump))
+        (finding,) = after.standing
+        assert finding.first_seen == WALL
+        assert finding.last_seen == max(WALL, WALL + timedelta(seconds=5 + jump))
 
 
 class TestLook:
@@ -403,7 +412,9 @@ class TestLook:
 
         after = after_look(known, JudgedCycle([says(LOST)], [self.gpu("2")], MONOTONIC + 10), later(10))
 
-        assert [(one.finding.reason, one.finding.about["serial"]) for one in after.standing] == [("GpuLost", "2")]
+        assert [(finding.finding.reason, finding.finding.about["serial"]) for finding in after.standing] == [
+            ("GpuLost", "2")
+        ]
 
     @pytest.mark.parametrize(("answers", "left"), [(True, []), (False, ["GpuLost"])])
     def test_a_gpu_that_answers_no_more_takes_no_fault_with_it(self, answers: bool, left: list[str]) -> None:

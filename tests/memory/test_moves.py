@@ -34,7 +34,8 @@ def rebooted(memory: Memory) -> Memory:
 
 def places(memory: Memory) -> list[tuple[str, str, str]]:
     return sorted(
-        (one.finding.reason, one.finding.subject, one.finding.about.get("serial", "")) for one in memory.standing
+        (finding.finding.reason, finding.finding.subject, finding.finding.about.get("serial", ""))
+        for finding in memory.standing
     )
 
 
@@ -82,7 +83,7 @@ class TestAfterAReboot:
     def test_an_instance_moves_with_its_board(self) -> None:
         memory = answered(rebooted(known(isolated(A, part="/gi5"))), gpu(A, "2"), gpu(B, "1"))
 
-        assert [one.finding.subject for one in memory.standing] == [f"gpu/{B}/gi5"]
+        assert [finding.finding.subject for finding in memory.standing] == [f"gpu/{B}/gi5"]
 
     def test_without_a_serial_the_uuid_decides(self) -> None:
         of = (gpu(A, "", uuid="GPU-a"), gpu(B, "", uuid="GPU-b"))
@@ -90,7 +91,7 @@ class TestAfterAReboot:
 
         memory = answered(memory, gpu(A, "", uuid="GPU-b"), gpu(B, "", uuid="GPU-a"))
 
-        assert [one.finding.subject for one in memory.standing] == [f"gpu/{B}"]
+        assert [finding.finding.subject for finding in memory.standing] == [f"gpu/{B}"]
 
     def test_two_gpus_on_one_board_are_told_apart_by_their_uuids(self) -> None:
         of = (gpu(A, "7", uuid="GPU-a"), gpu(B, "7", uuid="GPU-b"))
@@ -99,8 +100,8 @@ class TestAfterAReboot:
         same = answered(memory, *of)
         swapped = answered(memory, gpu(A, "7", uuid="GPU-b"), gpu(B, "7", uuid="GPU-a"))
 
-        assert [one.finding.subject for one in same.standing] == [f"gpu/{A}"]
-        assert [one.finding.subject for one in swapped.standing] == [f"gpu/{B}"]
+        assert [finding.finding.subject for finding in same.standing] == [f"gpu/{A}"]
+        assert [finding.finding.subject for finding in swapped.standing] == [f"gpu/{B}"]
 
     def test_what_was_logged_before_nvml_answered_is_about_the_gpu_that_is_there(self) -> None:
         memory = rebooted(known(isolated(A)))

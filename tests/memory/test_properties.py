@@ -151,34 +151,34 @@ def lived(steps: list[Step]) -> World:
 
 
 def severities(memory: Memory) -> dict[tuple[str, str], Severity]:
-    return {one.key: one.finding.severity for one in memory.standing}
+    return {finding.key: finding.finding.severity for finding in memory.standing}
 
 
 def gone(before: Memory, after: Memory) -> list[Standing]:
     left = severities(after)
-    return [one for one in before.standing if left.get(one.key, Severity.PASS) < one.finding.severity]
+    return [finding for finding in before.standing if left.get(finding.key, Severity.PASS) < finding.finding.severity]
 
 
 @pytest.mark.parametrize(
     ("step", "may_leave"),
     [
         (_restart, lambda _: False),
-        (_expire, lambda one: one.finding.severity is Severity.MONITOR and one.nature is Nature.EVENT),
-        (_reboot, lambda one: one.finding.severity < Severity.ISOLATE and one.nature is Nature.EVENT),
-        (_look(frozenset(), blind=False), lambda one: one.nature is Nature.LEVEL),
+        (_expire, lambda entry: entry.finding.severity is Severity.MONITOR and entry.nature is Nature.EVENT),
+        (_reboot, lambda entry: entry.finding.severity < Severity.ISOLATE and entry.nature is Nature.EVENT),
+        (_look(frozenset(), blind=False), lambda entry: entry.nature is Nature.LEVEL),
         (_look(frozenset(), blind=True), lambda _: False),
-        (_release, lambda one: one.nature is Nature.EVENT),
+        (_release, lambda entry: entry.nature is Nature.EVENT),
         (
             _reset(ADDRESSES[0]),
-            lambda one: (
-                gpu_address(one.finding.subject) == ADDRESSES[0]
-                and one.nature is Nature.EVENT
-                and (one.finding.severity is Severity.RESET or one.finding.reason == "Xid154")
+            lambda entry: (
+                gpu_address(entry.finding.subject) == ADDRESSES[0]
+                and entry.nature is Nature.EVENT
+                and (entry.finding.severity is Severity.RESET or entry.finding.reason == "Xid154")
             ),
         ),
         (
             _event("Xid79", Severity.REBOOT, ADDRESSES[0], "", "x", ""),
-            lambda one: one.finding.reason == "Xid45" and one.finding.severity is Severity.MONITOR,
+            lambda entry: entry.finding.reason == "Xid45" and entry.finding.severity is Severity.MONITOR,
         ),
         (_wait(1e9, -3600.0), lambda _: False),
     ],
@@ -192,36 +192,36 @@ def test_a_severity_falls_by_a_written_exit_alone(
 
     after = step(before)
 
-    assert [one.key for one in gone(before.memory, after.memory) if not may_leave(one)] == []
+    assert [finding.key for finding in gone(before.memory, after.memory) if not may_leave(finding)] == []
 
 
 @given(steps=histories)
 def test_rows_that_wait_no_more_end_what_the_log_said_of_them_and_nothing_else(steps: list[Step]) -> None:
     world = lived(steps)
-    rows = {one.key: one for one in world.memory.standing if one.finding.reason in REMAP_XIDS}
-    waited = any(one.key == ("RowRemapPending", f"gpu/{ADDRESSES[0]}") for one in world.memory.standing)
+    rows = {finding.key: finding for finding in world.memory.standing if finding.finding.reason in REMAP_XIDS}
+    waited = any(finding.key == ("RowRemapPending", f"gpu/{ADDRESSES[0]}") for finding in world.memory.standing)
 
-    told, whole = (
+    memory, whole = (
         _meet(ADDRESSES[0], "1", None, 0, remap)(world).memory
         for remap in (None, RowRemap(0, 1, pending=False, failed=False))
     )
 
-    left = {one.key for one in gone(told, whole)}
+    left = {finding.key for finding in gone(memory, whole)}
     assert left <= {
         key
-        for key, one in rows.items()
-        if waited and one.finding.severity is Severity.RESET and gpu_address(key[1]) == ADDRESSES[0]
+        for key, finding in rows.items()
+        if waited and finding.finding.severity is Severity.RESET and gpu_address(key[1]) == ADDRESSES[0]
     }
-    assert whole.gpus == told.gpus
+    assert whole.gpus == memory.gpus
 
 
 @given(steps=histories)
 def test_everything_that_must_leave_leaves(steps: list[Step]) -> None:
     world = lived(steps)
 
-    assert all(one.nature is Nature.LEVEL for one in _release(world).memory.standing)
+    assert all(finding.nature is Nature.LEVEL for finding in _release(world).memory.standing)
     rebooted = _reboot(world).memory.standing
-    assert all(one.nature is Nature.LEVEL or one.finding.severity is Severity.ISOLATE for one in rebooted)
+    assert all(finding.nature is Nature.LEVEL or finding.finding.severity is Severity.ISOLATE for finding in rebooted)
 
 
 @given(lines=st.lists(st.tuples(events, waits), max_size=20), cuts=st.sets(st.integers(0, 20)))
@@ -263,8 +263,8 @@ def test_the_file_gives_back_what_it_was_given(tmp_path_factory: pytest.TempPath
     file.unlock()
 
     assert read
-    assert [(one.key, one.finding, one.count, one.boot_id) for one in read.standing] == [
-        (one.key, _as_told(one.finding), one.count, one.boot_id) for one in memory.standing
+    assert [(finding.key, finding.finding, finding.count, finding.boot_id) for finding in read.standing] == [
+        (finding.key, _as_told(finding.finding), finding.count, finding.boot_id) for finding in memory.standing
     ]
     assert {key: len(ends) for key, ends in read.ended.items()} == {key: len(e) for key, e in memory.ended.items()}
     assert (read.gpus, read.recovery, read.last_xid) == (memory.gpus, memory.recovery, memory.last_xid)
@@ -294,12 +294,14 @@ def test_a_record_always_fits_is_one_and_tells_the_worst(
     findings: list[Finding], times: int, acknowledged: int
 ) -> None:
     standing = tuple(
-        Standing(replace(one, subject=f"{one.subject}/gi{number}"), "xid", Nature.EVENT, WALL, WALL, 1, "b", 1.0, 5)
+        Standing(
+            replace(finding, subject=f"{finding.subject}/gi{number}"), "xid", Nature.EVENT, WALL, WALL, 1, "b", 1.0, 5
+        )
         for number in range(times)
-        for one in findings
+        for finding in findings
     )
     row = Acknowledgement("Xid79", "gpu/0000:53:00.0", "b", 1, WALL)
-    memory = Memory(MACHINE, "b", 7, standing=tuple(sorted(standing, key=lambda one: -one.finding.severity)))
+    memory = Memory(MACHINE, "b", 7, standing=tuple(sorted(standing, key=lambda finding: -finding.finding.severity)))
     memory = replace(memory, acknowledged=(row,) * acknowledged, released=Release("a" * 999, "b" * 999, WALL, ()))
 
     record = render(decide(memory, ()), memory, IDENTITY, WALL)
@@ -307,7 +309,7 @@ def test_a_record_always_fits_is_one_and_tells_the_worst(
     text = dump(record)
     assert len(text.encode()) <= LONGEST
     jsonschema.validate(load(text), SCHEMA)
-    told = [one.severity for one in record.findings or ()]
-    assert told[:1] == [one.finding.severity for one in memory.standing[:1]]
-    assert len(told) + ((record.cut.findings or 0) if record.cut else 0) == len(memory.standing)
-    assert len(remembered(parse(AgentRecord, text)).standing) == len(told)
+    severities = [finding.severity for finding in record.findings or ()]
+    assert severities[:1] == [finding.finding.severity for finding in memory.standing[:1]]
+    assert len(severities) + ((record.cut.findings or 0) if record.cut else 0) == len(memory.standing)
+    assert len(remembered(parse(AgentRecord, text)).standing) == len(severities)

@@ -60,12 +60,12 @@ def test_an_override_reaches_an_active_finding_and_taking_it_back_restores_it(
     from_the_start = logged(line, policy)
 
     for memory in (overridden, from_the_start):
-        assert [one.finding.severity for one in memory.standing] == [severity]
+        assert [finding.finding.severity for finding in memory.standing] == [severity]
         assert decide(memory, [says()]).severity is severity
-        assert [one.finding.rule for one in memory.standing] == [OVERRIDDEN]
+        assert [finding.finding.rule for finding in memory.standing] == [OVERRIDDEN]
         assert in_force(parse(dump(memory)), policy) == parse(dump(memory))
         restored = in_force(parse(dump(memory)), Policy())
-        assert [(one.finding.severity, one.finding.rule) for one in restored.standing] == [
+        assert [(finding.finding.severity, finding.finding.rule) for finding in restored.standing] == [
             (own, before.standing[0].finding.rule)
         ]
 
@@ -88,8 +88,8 @@ def test_one_that_is_set_to_pass_ends_by_its_own_exit() -> None:
 def test_a_code_that_nvidia_ignores_is_remembered_only_where_a_cluster_counts_it() -> None:
     assert logged(xid(43), Policy()).standing == ()
     raised = logged(xid(43), Policy({"Xid43": RESET}))
-    assert [one.finding.severity for one in raised.standing] == [RESET]
-    assert [one.finding.severity for one in in_force(raised, Policy()).standing] == [PASS]
+    assert [finding.finding.severity for finding in raised.standing] == [RESET]
+    assert [finding.finding.severity for finding in in_force(raised, Policy()).standing] == [PASS]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_clusters_defaults_reach_an_active_finding(
 ) -> None:
     memory = in_force(logged(line, before), after)
 
-    assert [one.finding.severity for one in memory.standing] == [severity]
+    assert [finding.finding.severity for finding in memory.standing] == [severity]
     assert memory.standing == in_force(logged(line, after), after).standing
 
 
@@ -127,8 +127,8 @@ def test_a_memory_of_0_3_0_takes_the_tables_severity_for_what_an_override_had_se
     assert "catalogued" not in json.loads(body)["findings"][0]
     memory = parse(head + b"\n" + body)
 
-    assert [one.finding.severity for one in in_force(memory, Policy({"Xid62": MONITOR})).standing] == [MONITOR]
-    assert [one.finding.severity for one in in_force(memory, Policy()).standing] == [RESET]
+    assert [finding.finding.severity for finding in in_force(memory, Policy({"Xid62": MONITOR})).standing] == [MONITOR]
+    assert [finding.finding.severity for finding in in_force(memory, Policy()).standing] == [RESET]
 
 
 def test_nothing_changes_where_nothing_is_overridden() -> None:

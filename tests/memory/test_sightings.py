@@ -47,7 +47,7 @@ def reads(memory: Memory, *lines: KernelEvent, after: float = 0.0) -> Memory:
 
 
 def told(memory: Memory) -> list[tuple[str, int]]:
-    return [(one.finding.reason, one.count) for one in memory.standing]
+    return [(finding.finding.reason, finding.count) for finding in memory.standing]
 
 
 class TestCleanup:
@@ -62,13 +62,13 @@ class TestCleanup:
     @pytest.mark.parametrize("other", [line("Xid48", RESET, 5), line("Xid31", MONITOR, 5), line("Xid43", None, 5)])
     @pytest.mark.parametrize("cleanup_at", [4.0, 6.0, -54.0, 64.0])
     def test_beside_another_xid_it_is_that_ones_consequence(self, other: KernelEvent, cleanup_at: float) -> None:
-        after = reads(remembers(), *sorted([other, self.cleanup(cleanup_at)], key=lambda one: one.at), after=70)
+        after = reads(remembers(), *sorted([other, self.cleanup(cleanup_at)], key=lambda event: event.at), after=70)
 
-        assert "Xid45" not in [one.finding.reason for one in after.standing]
+        assert "Xid45" not in [finding.finding.reason for finding in after.standing]
 
     @pytest.mark.parametrize("cleanup_at", [-56.0, 66.0])
     def test_further_away_it_stands_for_itself(self, cleanup_at: float) -> None:
-        lines = sorted([line("Xid48", RESET, 5), self.cleanup(cleanup_at)], key=lambda one: one.at)
+        lines = sorted([line("Xid48", RESET, 5), self.cleanup(cleanup_at)], key=lambda event: event.at)
 
         assert set(told(reads(remembers(), *lines, after=70))) == {("Xid48", 1), ("Xid45", 1)}
 
@@ -167,7 +167,7 @@ class TestAPendingActionByTheText:
     def test_ends_when_nvml_shows_none_after_it(self, action: int | None, began: float, left: set[str]) -> None:
         memory = gpus_answered(self.failed(), [self.gpu(action)], MONOTONIC + began, later(began))
 
-        assert {one.finding.reason for one in memory.standing} == left
+        assert {finding.finding.reason for finding in memory.standing} == left
 
     def test_the_next_read_ends_it_where_one_came_too_early(self) -> None:
         early = gpus_answered(self.failed(), [self.gpu(0)], MONOTONIC + 1.5, later(2))
@@ -188,7 +188,9 @@ class TestAPendingActionByTheText:
             outcomes = judge((XID,), Evidence({RING: (record, text)}), Expectation())
             memory = after_kernel_log(memory, outcomes, later(at + 2), 2)
 
-        assert {one.finding.reason: one.finding.severity.name for one in memory.standing}["Xid62"] == "ISOLATE"
+        assert {finding.finding.reason: finding.finding.severity.name for finding in memory.standing}[
+            "Xid62"
+        ] == "ISOLATE"
 
     def test_a_quarantine_that_passed_ends_it_where_the_driver_has_no_recovery_action(self) -> None:
         memory = gpus_answered(self.failed(), [self.gpu(None)], MONOTONIC + 300, later(300))
@@ -211,7 +213,7 @@ class TestRepeats:
 
         three = reads(two, self.hit(3, reason), after=3)
 
-        repeated = next(one for one in three.standing if one.finding.reason == f"{reason}Repeated")
+        repeated = next(finding for finding in three.standing if finding.finding.reason == f"{reason}Repeated")
         assert (repeated.finding.severity, repeated.finding.subject, repeated.nature) == (MONITOR, GPU, Nature.EVENT)
         assert "quarantine" in repeated.finding.detail
 
@@ -345,7 +347,7 @@ def test_nothing_read_changes_nothing() -> None:
     memory = remembers()
 
     assert after_kernel_log(memory, [Outcome("xid", "0")], NOW) is memory
-    assert fault() not in [one.finding for one in memory.standing]
+    assert fault() not in [finding.finding for finding in memory.standing]
 
 
 def test_what_hit_a_deep_test_is_no_sign_of_anything() -> None:

@@ -72,9 +72,9 @@ class PrometheusServer:
     def scrape(self, node: str, port: int, *others: int) -> None:
         """This agent, in place of another; its series carry its Node's name. `others`: programs that are no agents."""
         agent = {"targets": [f"127.0.0.1:{port}"], "labels": {"node": node}}
-        beside = {"targets": [f"127.0.0.1:{other}" for other in others]}
+        fields = {"targets": [f"127.0.0.1:{other}" for other in others]}
         fresh = self._targets.with_suffix(".fresh")
-        fresh.write_text(json.dumps([agent, beside]))
+        fresh.write_text(json.dumps([agent, fields]))
         fresh.rename(self._targets)
 
     def wait_for(self, query: str, count: int | None = 1) -> list[dict[str, str]]:
@@ -82,10 +82,10 @@ class PrometheusServer:
 
         def ask() -> list[list[dict[str, str]]]:
             try:
-                told = [one["metric"] for one in instant(self.url, query)]
+                entries = [entry["metric"] for entry in instant(self.url, query)]
             except PrometheusError:
                 return []
-            return [told] if (told if count is None else len(told) == count) else []
+            return [entries] if (entries if count is None else len(entries) == count) else []
 
         return eventually(ask, self.log.read_text)[0]
 
@@ -98,4 +98,4 @@ class PrometheusServer:
     def _port(self) -> int | None:
         assert self._process.poll() is None, self.log.read_text()
         listening = psutil.Process(self._process.pid).net_connections("tcp")
-        return next((one.laddr.port for one in listening if one.status == psutil.CONN_LISTEN), None)
+        return next((pair.laddr.port for pair in listening if pair.status == psutil.CONN_LISTEN), None)

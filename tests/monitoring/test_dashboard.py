@@ -58,13 +58,13 @@ def test_the_whole_fleet_is_shown_and_a_node_only_when_it_is_chosen() -> None:
 @pytest.mark.parametrize("panel", PANELS, ids=by_title)
 def test_a_panel_says_what_it_shows_in_which_unit_and_of_which_source(panel: dict[str, Any]) -> None:
     assert all((panel["title"], panel["description"], panel["fieldConfig"]["defaults"]["unit"], panel["targets"]))
-    assert [one["datasource"] for one in (panel, *panel["targets"])] == [SOURCE] * (1 + len(panel["targets"]))
+    assert [entry["datasource"] for entry in (panel, *panel["targets"])] == [SOURCE] * (1 + len(panel["targets"]))
 
 
 def test_each_panel_has_a_number_and_a_place_of_its_own() -> None:
-    assert len({one["id"] for one in (*PANELS, ROW)}) == len(PANELS) + 1
+    assert len({panel["id"] for panel in (*PANELS, ROW)}) == len(PANELS) + 1
     for panels in (FLEET, ROW["panels"]):
-        cells = [set(cells_of(**one["gridPos"])) for one in panels]
+        cells = [set(cells_of(**panel["gridPos"])) for panel in panels]
         assert [both for both in combinations(cells, 2) if both[0] & both[1]] == []
 
 
@@ -99,9 +99,9 @@ class KubeStateMetrics(LoopbackAnswers):
 
     def do_GET(self) -> None:  # noqa: N802 - the name that http.server looks for
         leases, _ = self._world.api.store.find_all(LEASES, "gpu-healthcheck")
-        renewed = {one["metadata"]["name"]: moment(one["spec"]["renewTime"]).timestamp() for one in leases}
-        said = 'kube_lease_renew_time{{lease="{}",namespace="gpu-healthcheck"}} {}\n'
-        page = "".join(said.format(name, at) for name, at in renewed.items())
+        renewed = {lease["metadata"]["name"]: moment(lease["spec"]["renewTime"]).timestamp() for lease in leases}
+        message = 'kube_lease_renew_time{{lease="{}",namespace="gpu-healthcheck"}} {}\n'
+        page = "".join(message.format(name, at) for name, at in renewed.items())
         self.answer(200, page.encode(), {"Content-Type": "text/plain; version=0.0.4"})
 
 
@@ -125,8 +125,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusS
 
 
 def filled(query: str) -> str:
-    said = {"$cluster": ".*", "$node": "gpu-node-1", "$__interval": "5m"}
-    return re.sub(r"\$\w+", lambda variable: said[variable[0]], query)
+    fields = {"$cluster": ".*", "$node": "gpu-node-1", "$__interval": "5m"}
+    return re.sub(r"\$\w+", lambda variable: fields[variable[0]], query)
 
 
 @pytest.mark.cluster
@@ -141,7 +141,7 @@ def test_a_real_prometheus_answers_it(prometheus: PrometheusServer, query: str) 
     [("Nodes withheld", 1), ("Checks that could not look", 0), ("Deep tests overdue", 0), ("Agents silent", 9)],
 )
 def test_a_number_is_that_of_the_cluster(prometheus: PrometheusServer, title: str, number: int) -> None:
-    (target,) = next(one for one in FLEET if one["title"] == title)["targets"]
+    (target,) = next(entry for entry in FLEET if entry["title"] == title)["targets"]
 
     prometheus.wait_for(f"({filled(target['expr'])}) == {number}")
 

@@ -40,9 +40,9 @@ def by_name(rule: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=by_name)
 def test_an_alert_says_what_it_is_and_where_the_runbook_has_it(alert: dict[str, Any]) -> None:
-    told = alert["annotations"]
-    assert set(told) == {"summary", "description", "runbook_url"}
-    assert told["runbook_url"].endswith(f"/docs/runbook.md#{alert['alert'].lower()}")
+    result = alert["annotations"]
+    assert set(result) == {"summary", "description", "runbook_url"}
+    assert result["runbook_url"].endswith(f"/docs/runbook.md#{alert['alert'].lower()}")
     assert f"\n### {alert['alert']}\n" in (ROOT / "docs" / "runbook.md").read_text()
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
 

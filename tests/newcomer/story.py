@@ -71,7 +71,7 @@ class Newcomer:
     def follow_the_alert(self) -> None:
         """To the heading that it names, and from there to the node's."""
         rules = yaml.safe_load((REPOSITORY / "monitoring/rules.yaml").read_text())["groups"]
-        (alert,) = (one for group in rules for one in group["rules"] if one.get("alert") == "GpuNodeFault")
+        (alert,) = (entry for group in rules for entry in group["rules"] if entry.get("alert") == "GpuNodeFault")
         runbook = (REPOSITORY / RUNBOOK).read_text().splitlines()
         anchors = {line.lstrip("# ").lower().replace(" ", "-") for line in runbook if line.startswith("#")}
         assert alert["annotations"]["runbook_url"].partition("runbook.md#")[2] in anchors
@@ -84,8 +84,8 @@ class Newcomer:
         template = {"spec": {"jobTemplate": {"spec": {"template": {"spec": ADDED}}}}}
         self.stage.kubectl("patch", TEMPLATE, "--type=strategic", f"--patch={json.dumps(template)}")
         self._offer_gpus("8")
-        said = self.type(README, "gpu-healthcheck quarantine NODE")
-        assert "recommendation: return-to-service" in said, said
+        message = self.type(README, "gpu-healthcheck quarantine NODE")
+        assert "recommendation: return-to-service" in message, message
         self.type(RUNBOOK, "gpu-healthcheck release NODE")
         self.stage.wait(lambda node: not node.tainted and not node.object["spec"].get("unschedulable"))
         self._offer_gpus(None)
@@ -109,8 +109,8 @@ class Newcomer:
         self.type(*self.way.stop)
         wait_until(lambda: not self.stage.pod.all(), GIVE_UP_SECONDS, lambda: "an agent's pod does not end")
         assert "takes work again" in self.type(RUNBOOK, "gpu-healthcheck uninstall --dry-run")
-        said = self.run("gpu-healthcheck uninstall", answers="y\n")
-        (deletes,) = _DELETES.findall(said)
+        message = self.run("gpu-healthcheck uninstall", answers="y\n")
+        (deletes,) = _DELETES.findall(message)
         self.run(deletes)
         if self.way.name == "helm":
             self.type(RUNBOOK, "kubectl delete namespace")

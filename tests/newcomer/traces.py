@@ -41,8 +41,8 @@ def _marks(node: RealNode) -> Iterator[str]:
     seen = node.get(f"/api/v1/nodes/{node.name}")
     yield from (f"label {key}" for key in seen["metadata"]["labels"])
     yield from (f"annotation {key}" for key in seen["metadata"]["annotations"])
-    yield from (f"taint {one['key']}" for one in seen["spec"].get("taints", []))
-    yield from (f"condition {one['type']}" for one in seen["status"]["conditions"])
+    yield from (f"taint {entry['key']}" for entry in seen["spec"].get("taints", []))
+    yield from (f"condition {entry['type']}" for entry in seen["status"]["conditions"])
     yield from ("cordon" for _ in range(seen["spec"].get("unschedulable", False)))
 
 

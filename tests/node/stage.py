@@ -132,7 +132,7 @@ class Stage:
 
     def _events(self, reason: str) -> list[Json]:
         listed = self.node.get("/api/v1/namespaces/default/events")["items"]
-        return [one for one in listed if one["reason"] == reason and one["involvedObject"]["kind"] == "Node"]
+        return [entry for entry in listed if entry["reason"] == reason and entry["involvedObject"]["kind"] == "Node"]
 
     @contextmanager
     def agent_stands_still(self) -> Iterator[None]:

@@ -25,13 +25,13 @@ def resource_slice(*devices: Json, generation: int = 1, count: int = 1, pool: st
 
 
 def read(*slices: Json) -> AllocatedDevices:
-    return given_out(one for one in map(read_slice, slices) if one is not None)
+    return given_out(device_slice for device_slice in map(read_slice, slices) if device_slice is not None)
 
 
 def names(*slices: Json) -> list[str] | None:
     """None where nobody can say."""
     found = read(*slices)
-    return None if NODE in found.unread else [one.name for one in found.devices.get(NODE, ())]
+    return None if NODE in found.unread else [device.name for device in found.devices.get(NODE, ())]
 
 
 @pytest.mark.parametrize(

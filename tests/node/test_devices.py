@@ -20,7 +20,7 @@ def device(name: str, kind: str | None = "gpu", *, counters: str = "", taints: t
     return {
         "name": name,
         "attributes": {"type": {"string": kind}, "pcieBusID": {"string": "0000:18:00.0"}} if kind else {},
-        "consumesCounters": [{"counterSet": one, "counters": {}} for one in counters.split()],
+        "consumesCounters": [{"counterSet": word, "counters": {}} for word in counters.split()],
         "taints": [{"key": "gpu.nvidia.com/xid", "effect": effect} for effect in taints],
     }
 
@@ -31,17 +31,17 @@ def published(*devices: Object, node: str | None = "n", driver: str = DRIVER, co
     return {"metadata": {"name": "s"}, "spec": spec | ({"nodeName": node} if node else {"allNodes": True})}
 
 
-def as_v1beta1(one: Object) -> Object:
-    return {"name": one["name"], "basic": {key: value for key, value in one.items() if key != "name"}}
+def as_v1beta1(entry: Object) -> Object:
+    return {"name": entry["name"], "basic": {key: value for key, value in entry.items() if key != "name"}}
 
 
 def offer(*slices: Object, has_template: bool = True) -> AllocatedDevices:
-    found = given_out(one for one in map(read_slice, slices) if one)
+    found = given_out(device_slice for device_slice in map(read_slice, slices) if device_slice)
     return replace(found, has_template=has_template)
 
 
 def held(*devices: str, pods: tuple[str, ...] = ("train",), **result: Any) -> Object:
-    results = [{"driver": DRIVER, "pool": "n", "device": one, "request": "gpu", **result} for one in devices]
+    results = [{"driver": DRIVER, "pool": "n", "device": device, "request": "gpu", **result} for device in devices]
     users = [{"resource": "pods", "name": name, "uid": "u"} for name in pods]
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": users}
     return {"metadata": {"namespace": "team", "name": "c"}, "spec": {}, "status": status}

@@ -25,7 +25,7 @@ def pod(container: dict[str, Any] | None = None, **status: Any) -> dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("one", "why"),
+    ("entry", "why"),
     [
         (pod(conditions=[UNPLACED]), "Unschedulable: 0/3 nodes are available"),
         (pod({"waiting": BACK_OFF}, conditions=[PLACED]), 'ImagePullBackOff: Back-off pulling image "x"'),
@@ -36,12 +36,12 @@ def pod(container: dict[str, Any] | None = None, **status: Any) -> dict[str, Any
         (pod(conditions=[{**UNPLACED, "message": "x" * 10_000}]), f"Unschedulable: {'x' * 484}…"),
     ],
 )
-def test_what_it_waits_for(one: dict[str, Any], why: str) -> None:
-    assert pod_state(one).waits_for == why
+def test_what_it_waits_for(entry: dict[str, Any], why: str) -> None:
+    assert pod_state(entry).waits_for == why
 
 
 @pytest.mark.parametrize(
-    ("one", "how"),
+    ("entry", "how"),
     [
         (pod({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}), "OOMKilled, exit code 137"),
         (pod({"terminated": {"exitCode": 1}}), "Error, exit code 1"),
@@ -52,8 +52,8 @@ def test_what_it_waits_for(one: dict[str, Any], why: str) -> None:
         (pod(reason="DeadlineExceeded"), "DeadlineExceeded"),
     ],
 )  # fmt: skip
-def test_how_it_ended(one: dict[str, Any], how: str) -> None:
-    assert pod_state(one).ended == how
+def test_how_it_ended(entry: dict[str, Any], how: str) -> None:
+    assert pod_state(entry).ended == how
 
 
 def test_a_pod_that_says_nothing_yet_is_no_crash() -> None:

@@ -53,7 +53,10 @@ def test_the_efa_devices_that_pods_may_ask_for(quantity: str, count: int) -> Non
         {},
         {"allocatable": None},
         {"allocatable": {"cpu": "8"}},
-        *({"allocatable": {"vpc.amazonaws.com/efa": one}} for one in ("", "1k", "-1", "1.5", "²", "9" * 5000, 3, None)),
+        *(
+            {"allocatable": {"vpc.amazonaws.com/efa": text}}
+            for text in ("", "1k", "-1", "1.5", "²", "9" * 5000, 3, None)
+        ),
     ],
 )
 def test_a_count_that_the_node_does_not_plainly_say_is_none(status: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def test_the_command_in_the_pod_says_the_same(stage: Stage) -> None:
     record, ours = json.loads(done.stdout), stage.view()
     assert done.returncode == 1, done.stderr
     assert (record["status"], record["severity"]) == (ours.status, ours.severity)
-    assert {one["reason"] for one in record["findings"]} == set(ours.findings)
+    assert {entry["reason"] for entry in record["findings"]} == set(ours.findings)
 
 
 def test_a_rollout_keeps_the_verdict_and_loses_no_line(stage: Stage, tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_mended_and_released_the_node_passes_without_a_restart(stage: Stage) -> 
     stage.reset_gpu(LOST)
     stage.wait(lambda node: "GpuLost" not in node.findings)
     assert marks(stage) == FAILED  # the Xids stand until somebody says that they are dealt with
-    said = stage.node.run(sys.executable, "-m", "cli", "release", stage.node.name, "--reason", "reseated")
+    process = stage.node.run(sys.executable, "-m", "cli", "release", stage.node.name, "--reason", "reseated")
     node = stage.wait_for_status("pass")
 
-    assert f"{stage.node.name}: released by " in said.stdout
+    assert f"{stage.node.name}: released by " in process.stdout
     assert (node.severity, node.tainted, node.findings) == ("PASS", False, {})
     assert _same_process(stage.pod.ready(), before)
 
@@ -211,4 +211,4 @@ def _same_process(now: dict[str, object], before: dict[str, object]) -> bool:
 def _container(pod: dict[str, object]) -> object:
     status = pod["status"]
     assert isinstance(status, dict)
-    return [(one["containerID"], one["restartCount"]) for one in status["containerStatuses"]]
+    return [(entry["containerID"], entry["restartCount"]) for entry in status["containerStatuses"]]

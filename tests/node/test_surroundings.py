@@ -173,7 +173,7 @@ def test_the_api_refuses_privileged_without_escalation(agent: Stage) -> None:
 
 def test_the_api_refuses_a_recursively_read_only_mount_that_later_mounts_reach(agent: Stage) -> None:
     pod = agent.twin("stricter", "")
-    (host,) = (one for one in pod["spec"]["containers"][0]["volumeMounts"] if one["name"] == "host")
+    (host,) = (entry for entry in pod["spec"]["containers"][0]["volumeMounts"] if entry["name"] == "host")
     host["recursiveReadOnly"] = "IfPossible"
 
     with pytest.raises(RealNodeError, match="may only be specified when mountPropagation is None"):

@@ -186,9 +186,9 @@ def is_typed(line: str) -> bool:
     return line.startswith(PROMPT)
 
 
-def told(said: str) -> list[str]:
+def told(message: str) -> list[str]:
     """The lines of its progress, without their times."""
-    return [line.partition(" ")[2] for line in said.splitlines() if re.match(r"\d\d:\d\d:\d\d ", line)]
+    return [line.partition(" ")[2] for line in message.splitlines() if re.match(r"\d\d:\d\d:\d\d ", line)]
 
 
 def marks(stage: Stage) -> dict[str, Any]:
@@ -270,14 +270,14 @@ def test_a_run_whose_process_is_killed_is_run_again_and_a_persons_own_cordon_sta
 
     with running(suspect, *words_of(suspect, "quarantine"), until="test: begun") as process:
         kill_the_test(suspect)
-        said, _ = process.communicate()
+        message, _ = process.communicate()
     (suspect.host.root / "dcgm/hang").unlink()
     done = command(suspect, "quarantine", "--release-on-pass")
 
-    print(said, done.stdout, done.stderr)
+    print(message, done.stdout, done.stderr)
     assert process.returncode == 1
-    assert "recommendation: rerun" in said
-    assert f"  $ gpu-healthcheck quarantine {suspect.node.name}\n" in said
+    assert "recommendation: rerun" in message
+    assert f"  $ gpu-healthcheck quarantine {suspect.node.name}\n" in message
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert told(done.stdout)[0] == "is cordoned already, by somebody else: it stays so"
     assert "recommendation: return-to-service" in done.stdout
@@ -353,7 +353,7 @@ def test_by_hand_a_run_whose_pod_is_deleted_is_run_again(
 def images_at_work(stage: Stage) -> list[str]:
     """Of the pods of Jobs, as the kubelet says what it runs."""
     pods = json.loads(stage.kubectl("get", "pods", "--selector=job-name", "--output=json"))["items"]
-    return [one["spec"]["containers"][0]["image"] for one in pods]
+    return [pod["spec"]["containers"][0]["image"] for pod in pods]
 
 
 def wait_for_pod(stage: Stage) -> None:
@@ -362,7 +362,7 @@ def wait_for_pod(stage: Stage) -> None:
 
     def has_begun() -> bool:
         pods = json.loads(stage.kubectl("get", "pods", "--selector=job-name", "--output=json"))["items"]
-        return [one["status"]["phase"] in begun for one in pods] == [True]
+        return [pod["status"]["phase"] in begun for pod in pods] == [True]
 
     stage.node.wait_until(has_begun, "the Job's pod runs")
 

@@ -42,7 +42,7 @@ def edited(agent: Stage) -> Iterator[Stage]:
 
 def _row(node: NodeView) -> str:
     """What its record says of the container runtime; other findings may stand from the story."""
-    found = [one["status"] for one in node.record["checks"] if one["check"] == "7-container-runtime"]
+    found = [entry["status"] for entry in node.record["checks"] if entry["check"] == "7-container-runtime"]
     return str(found[0])
 
 
@@ -62,8 +62,8 @@ def _check(stage: Stage, *words: str) -> subprocess.CompletedProcess[str]:
 
 def _version(stage: Stage) -> str:
     """As the running one tells it to anybody, without the name of its build."""
-    told: str = stage.view().object["status"]["nodeInfo"]["containerRuntimeVersion"]
-    return told.removeprefix("containerd://")
+    message: str = stage.view().object["status"]["nodeInfo"]["containerRuntimeVersion"]
+    return message.removeprefix("containerd://")
 
 
 def test_the_kubelets_own_is_named_with_what_it_has_loaded(agent: Stage) -> None:
@@ -80,10 +80,10 @@ def test_the_kubelets_own_is_named_with_what_it_has_loaded(agent: Stage) -> None
 def test_the_processes_by_which_it_is_known_are_the_nodes_own(agent: Stage) -> None:
     pids = agent.on_node("pidof containerd; pidof kubelet").split()
 
-    told = _check(agent, "-v").stdout
+    message = _check(agent, "-v").stdout
 
-    assert f"held by containerd (pid {pids[0]})" in told
-    assert f"kubelet (pid {pids[1]})" in told
+    assert f"held by containerd (pid {pids[0]})" in message
+    assert f"kubelet (pid {pids[1]})" in message
 
 
 def test_its_row_is_in_the_record(agent: Stage) -> None:

@@ -100,9 +100,9 @@ def diagnose(stage: Stage) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_toolkit_that_wrote_beside_the_kubelets_containerd_is_named_and_its_command_mends_it(incident: Stage) -> None:
-    code, told = diagnose(incident)
+    code, fields = diagnose(incident)
 
-    (cause,) = told["causes"]
+    (cause,) = fields["causes"]
     (missing,) = cause["consequences"]
     node = f"node/{incident.node.name}"
     assert (code, cause["cause"], cause["subject"]) == (1, "ToolkitConfiguresAnotherRuntime", node)
@@ -114,6 +114,6 @@ def test_a_toolkit_that_wrote_beside_the_kubelets_containerd_is_named_and_its_co
     incident.node.kubectl("wait", "pod/trainer", "--for=condition=Ready", f"--timeout={GIVE_UP_SECONDS}s")
     incident.wait(lambda node: "NvidiaRuntimeElsewhere" not in node.findings)  # at the agent's next look
 
-    code, told = diagnose(incident)
-    assert (code, told["causes"]) == (0, [])
-    assert {one["state"] for one in told["chains"][0]["links"]} == {"fine"}
+    code, fields = diagnose(incident)
+    assert (code, fields["causes"]) == (0, [])
+    assert {entry["state"] for entry in fields["chains"][0]["links"]} == {"fine"}

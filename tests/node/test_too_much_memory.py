@@ -51,9 +51,9 @@ def test_the_deep_test_is_killed_and_the_agent_runs_on(slim: Stage) -> None:
     before = slim.pod.ready()
     assert before["spec"]["containers"][0]["resources"]["limits"]["memory"] == "192Mi"
 
-    said = slim.in_pod("python3", "-c", DEEP_TEST).stdout
+    message = slim.in_pod("python3", "-c", DEEP_TEST).stdout
 
-    assert said == "the child was ended by SIGKILL\n"
+    assert message == "the child was ended by SIGKILL\n"
     now = slim.pod.ready()["status"]["containerStatuses"][0]
     assert (now["containerID"], now["restartCount"]) == (before["status"]["containerStatuses"][0]["containerID"], 0)
     assert "oom_kill 1" in slim.in_pod("sh", "-c", KILLS).stdout.splitlines()

@@ -41,8 +41,8 @@ PLACES = {
 def look(stage: Stage) -> dict[str, Any]:
     """What `check` says of the driver from inside the agent's container."""
     record = json.loads(stage.in_pod("gpu-healthcheck", "check", "--json", "driver", "gpu-count", check=False).stdout)
-    (status,) = {one["status"] for one in record["checks"] if one["check"] == "0-nvidia-smi"}
-    return {"status": status, "unobserved": {one["cause"] for one in record["unobserved"]}, "record": record}
+    (status,) = {entry["status"] for entry in record["checks"] if entry["check"] == "0-nvidia-smi"}
+    return {"status": status, "unobserved": {entry["cause"] for entry in record["unobserved"]}, "record": record}
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +123,8 @@ def test_a_dangling_link_is_named_with_its_target(moving: Stage) -> None:
     moving.on_node(f"rm /opt/nvidia/lib64/{SONAME}")
 
     assert seen["unobserved"] == {"NvmlLibraryNotFound"}
-    told = f"/host/opt/nvidia/lib64/{SONAME} leads to /host/usr/lib/gone.so: cannot open shared object file"
-    assert told in json.dumps(seen["record"])
+    message = f"/host/opt/nvidia/lib64/{SONAME} leads to /host/usr/lib/gone.so: cannot open shared object file"
+    assert message in json.dumps(seen["record"])
 
 
 def test_it_is_found_where_nvidias_runtime_injects_it(moving: Stage) -> None:

@@ -107,7 +107,7 @@ def test_who_set_a_cordon_stands_in_the_managed_fields(fields: Any, names: list[
     entry = {"manager": "kubectl", "time": "2026-11-21T12:00:00Z", "fieldsV1": fields}
     node = node_state({"metadata": {"name": "n", "managedFields": [entry]}})
 
-    assert [one.name for one in node.cordon_managers] == names
+    assert [manager.name for manager in node.cordon_managers] == names
 
 
 def test_a_cordon_and_its_mark_come_in_one_patch() -> None:

@@ -26,7 +26,7 @@ def pod(metadata: dict[str, Any] | None = None, spec: dict[str, Any] | None = No
 
 
 @pytest.mark.parametrize(
-    ("one", "allowed", "warning"),
+    ("entry", "allowed", "warning"),
     [
         (pod(OF_A_JOB), NOTHING, ""),
         (pod(OF_A_JOB, SCRATCH), EVERYTHING, LOST),
@@ -37,12 +37,12 @@ def pod(metadata: dict[str, Any] | None = None, spec: dict[str, Any] | None = No
         (pod(OF_A_DAEMON_SET, phase="Failed"), NOTHING, ""),
     ],
 )
-def test_it_leaves(one: Any, allowed: DrainPermissions, warning: str) -> None:
-    assert plan_drain([one], allowed) == DrainPlan((EvictedPod("team", "p", "u", warning=warning),))
+def test_it_leaves(entry: Any, allowed: DrainPermissions, warning: str) -> None:
+    assert plan_drain([entry], allowed) == DrainPlan((EvictedPod("team", "p", "u", warning=warning),))
 
 
 @pytest.mark.parametrize(
-    ("one", "allowed", "told"),
+    ("entry", "allowed", "message"),
     [
         (pod(), NOTHING, "no controller makes it again (needs --force)"),
         (pod(OWNED_ONLY), DrainPermissions(empty_dir=True), "no controller makes it again (needs --force)"),
@@ -58,19 +58,19 @@ def test_it_leaves(one: Any, allowed: DrainPermissions, warning: str) -> None:
         ),
     ],
 )
-def test_it_needs_a_flag(one: Any, allowed: DrainPermissions, told: str) -> None:
-    assert plan_drain([one], allowed) == DrainPlan(refused=(("team/p", told),))
+def test_it_needs_a_flag(entry: Any, allowed: DrainPermissions, message: str) -> None:
+    assert plan_drain([entry], allowed) == DrainPlan(refused=(("team/p", message),))
 
 
 @pytest.mark.parametrize(
-    ("one", "why"),
+    ("entry", "why"),
     [
         (pod(MIRROR), "a static pod, which only the kubelet's own files end"),
         (pod(OF_A_DAEMON_SET, SCRATCH), "of DaemonSet dcgm"),
     ],
 )
-def test_it_stays_whatever_is_allowed(one: Any, why: str) -> None:
-    assert plan_drain([one], EVERYTHING) == DrainPlan(left=(("team/p", why),))
+def test_it_stays_whatever_is_allowed(entry: Any, why: str) -> None:
+    assert plan_drain([entry], EVERYTHING) == DrainPlan(left=(("team/p", why),))
 
 
 def test_what_somebody_deleted_already_is_waited_for_and_needs_no_flag() -> None:
@@ -85,7 +85,7 @@ def test_an_object_without_its_parts_is_no_crash(odd: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "why"),
+    ("entry", "why"),
     [
         ({}, "nobody has told it to go"),
         (
@@ -95,8 +95,8 @@ def test_an_object_without_its_parts_is_no_crash(odd: Any) -> None:
         (pod({"deletionTimestamp": "T"}), "it had until T to end, and the kubelet has not said that it did"),
     ],
 )
-def test_what_holds_a_pod_is_said(one: Any, why: str) -> None:
-    assert what_holds(one) == why
+def test_what_holds_a_pod_is_said(entry: Any, why: str) -> None:
+    assert what_holds(entry) == why
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ Json = dict[str, Any]
 
 def test_a_repairer_is_given_one_tier_and_a_limit() -> None:
     node_check, machine_check = OBJECTS["NodeHealthCheck"], OBJECTS["MachineHealthCheck"]
-    told = {(one["type"], one["status"]) for one in node_check["unhealthyConditions"]}
-    assert told == {(REBOOT_REQUIRED, "True"), ("Ready", "False"), ("Ready", "Unknown")}
-    assert all(re.fullmatch(r"\d+s", one["duration"]) for one in node_check["unhealthyConditions"])
+    entries = {(entry["type"], entry["status"]) for entry in node_check["unhealthyConditions"]}
+    assert entries == {(REBOOT_REQUIRED, "True"), ("Ready", "False"), ("Ready", "Unknown")}
+    assert all(re.fullmatch(r"\d+s", entry["duration"]) for entry in node_check["unhealthyConditions"])
     assert node_check["minHealthy"] == "90%"
     (machine,) = machine_check["checks"]["unhealthyNodeConditions"]
     assert machine == {"type": REPLACEMENT_REQUIRED, "status": "True", "timeoutSeconds": 300}
@@ -47,8 +47,14 @@ def test_every_condition_for_repairers_has_a_row(kind: str) -> None:
 
 def test_kured_waits_for_the_pods_of_our_deep_tests() -> None:
     name, among = re.findall(r"--blocking-pod-selector=(\S+?),\S+/component in \((\S+)\)", TEXT)[0]
-    documents = [one for path in sorted(MANIFESTS.rglob("*.yaml")) for one in yaml.safe_load_all(path.read_text())]
-    pods = [labels for one in documents if one for labels in _pod_labels(one) if "batch" in one["apiVersion"]]
+    documents = [entry for path in sorted(MANIFESTS.rglob("*.yaml")) for entry in yaml.safe_load_all(path.read_text())]
+    pods = [
+        labels
+        for document in documents
+        if document
+        for labels in _pod_labels(document)
+        if "batch" in document["apiVersion"]
+    ]
     tests = {labels["app.kubernetes.io/component"] for labels in pods} - {"sweeper"}
 
     assert set(among.split(",")) == tests

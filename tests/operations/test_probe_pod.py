@@ -80,12 +80,12 @@ def test_it_asks_for_no_resource_and_no_gpu() -> None:
 def test_nothing_is_made_on_the_node_and_nothing_is_waited_for() -> None:
     spec = made()["spec"]
 
-    volumes = {one["name"]: one for one in spec["volumes"]}
+    volumes = {entry["name"]: entry for entry in spec["volumes"]}
     assert sorted(volumes) == ["config", "devices", "host", "tmp"]
     assert volumes["config"]["configMap"]["optional"] is True
     mounts = spec["containers"][0]["volumeMounts"]
-    assert [one["name"] for one in mounts] == ["host", "devices", "config", "tmp"]
-    assert next(one for one in mounts if one["name"] == "host")["readOnly"] is True
+    assert [mount["name"] for mount in mounts] == ["host", "devices", "config", "tmp"]
+    assert next(mount for mount in mounts if mount["name"] == "host")["readOnly"] is True
 
 
 def test_names_differ_by_run_and_are_short_enough() -> None:

@@ -27,7 +27,7 @@ def test_it_is_the_template_held_to_its_node_and_owned_by_it() -> None:
     assert before == TEMPLATE
     assert (job["kind"], job["metadata"]["name"]) == ("Job", f"gpu-quarantine-{NODE.name}")
     assert job["metadata"]["annotations"] == {TESTED_NODE: NODE.name, SHOWN: ""}
-    assert [one["uid"] for one in job["metadata"]["ownerReferences"]] == ["u"]
+    assert [entry["uid"] for entry in job["metadata"]["ownerReferences"]] == ["u"]
     pod = job["spec"]["template"]["spec"]
     terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert terms == [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [NODE.name]}]}]

@@ -104,13 +104,13 @@ def test_with_which_verdict_a_node_takes_work_again(taints: tuple[Taint, ...], v
 
 
 def test_only_a_condition_is_something_too_and_no_patch_of_the_node() -> None:
-    told = node(conditions=({"type": "GpuHealthy"},))
+    state = node(conditions=({"type": "GpuHealthy"},))
 
-    assert (bool(removal(told)), patch(told)) == (True, None)
+    assert (bool(removal(state)), patch(state)) == (True, None)
 
 
 @given(
-    taints=st.lists(st.sampled_from([SPOT, *OURS, *THEIRS]), unique_by=lambda one: (one["key"], one["effect"])),
+    taints=st.lists(st.sampled_from([SPOT, *OURS, *THEIRS]), unique_by=lambda entry: (entry["key"], entry["effect"])),
     labels=st.dictionaries(st.sampled_from([*LABELS, "team", f"{P}/enabled", f"{P}.evil/x"]), st.just("x")),
     annotations=st.dictionaries(st.sampled_from([*ANNOTATIONS, "note", f"{P}/cordoned-by"]), st.just("x")),
     cordoned=st.booleans(),
@@ -130,7 +130,7 @@ def test_after_the_patch_nothing_of_ours_is_left_and_nothing_foreign_is_gone(
     change = patch(before) or {"metadata": {"labels": {}, "annotations": {}}}
 
     left = change.get("spec", {}).get("taints", taints)
-    assert [one for one in taints if one not in OURS] == left
+    assert [taint for taint in taints if taint not in OURS] == left
     assert {*labels} - {*change["metadata"]["labels"]} == {*labels} & {"team", f"{P}/enabled", f"{P}.evil/x"}
     assert {*annotations} - {*change["metadata"]["annotations"]} == {*annotations} & {"note"}
     assert ("unschedulable" in change.get("spec", {})) is (
@@ -144,7 +144,7 @@ def test_the_runbook_begins_with_the_line_that_the_command_prints() -> None:
 
 def test_the_tolerations_in_the_documents_are_for_all_of_our_taints() -> None:
     blocks = (DOCS / "integrations.md").read_text().split("```yaml\n")[1:]
-    block = next(one.partition("```")[0] for one in blocks if "daemonsets:" in one)
+    block = next(text.partition("```")[0] for text in blocks if "daemonsets:" in text)
     values = yaml.safe_load(block)
     for part in (values["daemonsets"], values["node-feature-discovery"]["worker"]):
-        assert {UNHEALTHY, MAINTENANCE, STARTUP, "nvidia.com/gpu"} <= {one["key"] for one in part["tolerations"]}
+        assert {UNHEALTHY, MAINTENANCE, STARTUP, "nvidia.com/gpu"} <= {entry["key"] for entry in part["tolerations"]}

@@ -54,13 +54,13 @@ class TestRealOnes:
         there = read(node.root)
 
         assert (there.folders, there.majors) == (("/dev",), {"nvidia": 195, "nvidia-uvm": 510})
-        assert {one.path: (one.major, one.minor) for one in there.files} == {
+        assert {file.path: (file.major, file.minor) for file in there.files} == {
             **{f"/dev/nvidia{index}": (195, index) for index in range(8)},
             "/dev/nvidiactl": (195, 255),
             "/dev/nvidia-uvm": (510, 0),
             "/dev/nvidia-uvm-tools": (510, 1),
         }
-        assert all(one.character for one in there.files)
+        assert all(file.character for file in there.files)
 
     def test_what_is_none_is_told_to_be_so(self, node: SimulatedNode) -> None:
         node.remove_device_file("nvidia-uvm")

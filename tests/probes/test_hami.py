@@ -30,8 +30,8 @@ def plugin(node: SimulatedNode) -> Plugin:
 
 
 def left(node: SimulatedNode) -> tuple[str, ...] | None:
-    told = read(node).leftovers
-    return told.names if told is not None else None
+    folders = read(node).leftovers
+    return folders.names if folders is not None else None
 
 
 def tells(node: SimulatedNode, pid: int, **words: str) -> None:
@@ -48,7 +48,7 @@ def test_each_release_is_seen_as_it_is(release: str, hook: str, node: SimulatedN
     assert seen.plugin is not None
     assert seen.plugin.folder == f"{hook}/vgpu"
     assert seen.plugin.brings == (RELEASES[release].library,)
-    assert [(one.name, one.plain) for one in seen.plugin.libraries] == [(RELEASES[release].library, True)]
+    assert [(library.name, library.plain) for library in seen.plugin.libraries] == [(RELEASES[release].library, True)]
     assert seen.plugin.preloads == (f"{hook}/vgpu/libvgpu.so",)
     assert seen.plugin.sockets == ("kubelet.sock", "nvidia-gpu.sock")
     assert (seen.runs, seen.listening, seen.resync_seconds, left(node)) == (True, ("nvidia-gpu.sock",), 300.0, ())
@@ -111,9 +111,9 @@ def test_hidden_processes_beside_its_folder_could_be_anything(node: SimulatedNod
     for pid in (PLUGIN_PID, MONITOR_PID):
         shutil.rmtree(node.root / f"proc/{pid}")
 
-    with pytest.raises(ProbeError, match="/usr/local/vgpu") as told:
+    with pytest.raises(ProbeError, match="/usr/local/vgpu") as exception_info:
         read(node)
-    assert told.value.cause.name == "HostProcessesHidden"
+    assert exception_info.value.cause.name == "HostProcessesHidden"
 
     shutil.rmtree(node.root / "usr/local/vgpu")
     assert read(node) == Hami()
@@ -125,7 +125,7 @@ def test_a_folder_in_a_files_place_is_no_plain_file(node: SimulatedNode) -> None
     node.hami.put_folder("ld.so.preload")
     told = plugin(node)
 
-    assert [(one.name, one.plain) for one in told.libraries] == [("libvgpu.so", False)]
+    assert [(library.name, library.plain) for library in told.libraries] == [("libvgpu.so", False)]
     assert told.preload is not None
     assert (told.preload.plain, told.preloads) == (False, ())
 
@@ -139,7 +139,7 @@ def test_a_link_counts_as_the_file_that_it_leads_to_on_the_host(node: SimulatedN
     (node.root / f"proc/{PLUGIN_PID}/root/k8s-vgpu/lib/nvidia/libvgpu.so.link").symlink_to("libvgpu.so.v2.5.3")
 
     told = plugin(node)
-    assert [(one.name, one.plain) for one in told.libraries] == [
+    assert [(library.name, library.plain) for library in told.libraries] == [
         ("libvgpu.so", True),
         ("libvgpu.so.broken", False),
         ("libvgpu.so.v2.5.3", True),
@@ -207,12 +207,12 @@ def test_what_hami_itself_keeps_is_not_left(age: float, started: bool, node: Sim
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("message", "seconds"),
     [("1h30m", 5400.0), ("5m0s", 300.0), ("90s", 90.0), ("", 300.0), ("soon", 300.0), ("0s", 300.0)],
 )
-def test_its_delay_is_read_as_go_writes_it(told: str, seconds: float, node: SimulatedNode) -> None:
+def test_its_delay_is_read_as_go_writes_it(message: str, seconds: float, node: SimulatedNode) -> None:
     node.install_hami("2.10")
-    tells(node, MONITOR_PID, HOOK_PATH="/usr/local/vgpu", HAMI_RESYNC_INTERVAL=told)
+    tells(node, MONITOR_PID, HOOK_PATH="/usr/local/vgpu", HAMI_RESYNC_INTERVAL=message)
 
     assert read(node).resync_seconds == seconds
 

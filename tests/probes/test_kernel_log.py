@@ -204,10 +204,10 @@ class TestFiles:
                 batches.append(batch)
             batches.append(batch)
 
-        sizes = [len(one.records) + one.refused + one.unreadable for one in batches]
+        sizes = [len(record_batch.records) + record_batch.refused + record_batch.unreadable for record_batch in batches]
         assert sum(sizes) == 30_000
         assert max(sizes) <= 2000 + 16384 // 8
-        assert [one.more for one in batches[:-1]] == [True] * (len(batches) - 1)
+        assert [record_batch.more for record_batch in batches[:-1]] == [True] * (len(batches) - 1)
 
     @pytest.mark.parametrize(
         ("path", "message"),
@@ -381,7 +381,7 @@ class TestRealDevice:
             pytest.skip("this kernel says nothing of a crash (debug.exception-trace), or said too much just before")
         assert (said[0].facility, said[0].text.startswith(begin[:15])) == (0, True)
         outcomes = judge(EVENT_CHECKS, Evidence({RING: tuple(said)}), Expectation())
-        assert [one.sightings for one in outcomes if one.sightings] == []
+        assert [outcome.sightings for outcome in outcomes if outcome.sightings] == []
 
     def test_a_cursor_skips_what_was_judged(self, device: Path) -> None:
         with KernelLog(device) as log:

@@ -22,7 +22,7 @@ def kept(drivers: Any, name: str = "train-gpu") -> Json:
 
 
 def devices(*names: str) -> Json:
-    return {"Devices": [{"PoolName": "n", "DeviceName": one, "CDIDeviceIDs": None} for one in names] or None}
+    return {"Devices": [{"PoolName": "n", "DeviceName": name, "CDIDeviceIDs": None} for name in names] or None}
 
 
 def checkpoint(*claims: Json) -> str:

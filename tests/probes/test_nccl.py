@@ -123,7 +123,7 @@ def test_any_other_error_is_could_not_look(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "out", "err", "says"),
+    ("code", "out", "err", "message"),
     [
         (
             127,
@@ -143,11 +143,11 @@ def test_any_other_error_is_could_not_look(text: str) -> None:
         (1, ABOVE + ROOTED + BELOW, b"", "ended with exit code 1: # Avg bus bandwidth"),
     ],
 )
-def test_an_end_without_a_whole_measurement_is_could_not_look(code: int, out: bytes, err: bytes, says: str) -> None:
+def test_an_end_without_a_whole_measurement_is_could_not_look(code: int, out: bytes, err: bytes, message: str) -> None:
     found = read_all_reduce(ProgramEnd(code, out, err), 8)
 
     assert isinstance(found, Unobserved)
-    assert (found.cause, found.detail.startswith(f"all_reduce_perf {says}")) == (NOT_RUN, True)
+    assert (found.cause, found.detail.startswith(f"all_reduce_perf {message}")) == (NOT_RUN, True)
 
 
 def test_small_messages_alone_are_no_measurement() -> None:
@@ -176,9 +176,9 @@ def all_reduce(node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nccl")
     node.write_value("nccl/asked", "")
-    one = AllReduce(node.root, 30.0, f"{node.install_nccl_tests()}:/usr/bin:/bin")
-    yield one
-    one.stop()
+    reduce = AllReduce(node.root, 30.0, f"{node.install_nccl_tests()}:/usr/bin:/bin")
+    yield reduce
+    reduce.stop()
 
 
 def test_it_runs_over_all_gpus_and_no_network_takes_part(all_reduce: AllReduce, node: SimulatedNode) -> None:

@@ -131,7 +131,11 @@ def test_a_link_that_leads_nowhere_is_left_out(node: SimulatedNode) -> None:
 
 def places(node: SimulatedNode) -> dict[str, tuple[int, str]]:
     """NUMA node and switch of every GPU."""
-    return {one.address: (one.numa_node, one.switch) for one in read_functions(Host(node.root)) if one.is_gpu}
+    return {
+        function.address: (function.numa_node, function.switch)
+        for function in read_functions(Host(node.root))
+        if function.is_gpu
+    }
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,9 @@ def test_the_nearest_of_several_bridges_is_the_switch(tmp_path: Path) -> None:
         tree.plug(pci_tree.PciFunction(address, "0x1000", "0xc030", "0x060400", switch=above))
     tree.plug(pci_tree.PciFunction("0000:03:00.0", "0x10de", "0x2330", "0x030200", switch="0000:02:08.0", numa_node=1))
 
-    assert [(one.numa_node, one.switch) for one in read_functions(Host(tmp_path))] == [(1, "0000:02:08.0")]
+    assert [(function.numa_node, function.switch) for function in read_functions(Host(tmp_path))] == [
+        (1, "0000:02:08.0")
+    ]
 
 
 def test_without_sys_nothing_could_be_seen(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_fault_outlives_any_number_of_runs_that_came_to_nothing(severity: Seve
         node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record)})
         record = rendered(node, QuarantineProgress(stopped="killed"))
 
-    assert [(one.reason, one.severity) for one in record.findings or ()] == [("DcgmDiagMemory", severity)]
+    assert [(finding.reason, finding.severity) for finding in record.findings or ()] == [("DcgmDiagMemory", severity)]
     assert (record.status, record.severity) == ("fail", severity.name)
 
 

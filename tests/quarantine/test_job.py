@@ -54,7 +54,9 @@ class Ward:
 
     def _outcome(self) -> str | None:
         job = self.plane.request("GET", f"{JOBS}/{self.job}").body
-        conditions = {one["type"] for one in job.get("status", {}).get("conditions", ()) if one["status"] == "True"}
+        conditions = {
+            entry["type"] for entry in job.get("status", {}).get("conditions", ()) if entry["status"] == "True"
+        }
         return next(iter(conditions & {"Complete", "Failed"}), None)
 
     @property
@@ -147,7 +149,7 @@ def test_a_job_that_is_deleted_in_its_middle_says_so_and_the_next_one_passes(war
 
     ward.plane.kubectl("delete", "job", "-n", "gpu-healthcheck", ward.job)
     eventually(lambda: "running" not in ward.record)
-    assert "RunStopped" in {one["cause"] for one in ward.record["unobserved"]}
+    assert "RunStopped" in {entry["cause"] for entry in ward.record["unobserved"]}
     assert (ward.record["recommendation"], ward.marks) == ("rerun", (False, False, False))
     assert UNHEALTHY in ward.world.node().taints
 

@@ -71,7 +71,7 @@ def test_a_run_that_is_told_to_end_ends_its_test_and_says_so(
     record = world.record
     assert (code, record["status"], record["recommendation"]) == (2, "unknown", "rerun")
     assert (ended(record), "running" in record, world.marks, left) == (done, False, NOBODY, [])
-    stopped = [one["check"] for one in record["unobserved"] if one["cause"] == "RunStopped"]
+    stopped = [entry["check"] for entry in record["unobserved"] if entry["cause"] == "RunStopped"]
     assert stopped == [check for check, *_ in STEPS if check not in done]
     assert records.passed_since(row_in(RunRecord, record)) is None
 
@@ -89,7 +89,7 @@ def test_after_kill_9_the_record_says_what_has_ended_and_another_run_takes_over(
     record = world.record
     assert (record["status"], record["recommendation"], record["running"]) == ("unknown", "rerun", group)
     assert (ended(record), world.marks) == (done, OURS)
-    assert {one["check"] for one in record["unobserved"]} == {check for check, *_ in STEPS} - set(done)
+    assert {entry["check"] for entry in record["unobserved"]} == {check for check, *_ in STEPS} - set(done)
     assert (
         records.passed_since(row_in(RunRecord, record)),
         result_in(record).all_passed,
@@ -116,8 +116,8 @@ def test_a_fault_that_was_found_stands_whatever_happens_then(world: World) -> No
 
     assert (first["status"], first["severity"], first["recommendation"]) == ("fail", "ISOLATE", "replace")
     assert (second["status"], second["severity"]) == ("fail", "ISOLATE")
-    assert [one["reason"] for one in second["findings"]] == ["DcgmDiagMemory"]
-    assert [one.finding.severity for one in result_in(second).found] == [Severity.ISOLATE]
+    assert [entry["reason"] for entry in second["findings"]] == ["DcgmDiagMemory"]
+    assert [finding.finding.severity for finding in result_in(second).found] == [Severity.ISOLATE]
 
     world.well()
     (world.host.root / "fi_pingpong/fails").unlink()
@@ -132,7 +132,7 @@ def test_a_device_that_fails_is_on_the_node_before_the_next_one_is_tested(world:
         eventually(lambda: world.record.get("findings"))
         process.kill()
 
-    assert [one["subject"] for one in world.record["findings"]] == [f"efa/{first}"]
+    assert [entry["subject"] for entry in world.record["findings"]] == [f"efa/{first}"]
     assert (world.record["running"], world.record["recommendation"]) == (LOOPBACK, "reboot")
 
 
@@ -142,8 +142,8 @@ def test_a_second_run_on_the_machine_refuses_and_the_first_goes_on(world: World)
         at_work(world, process, LEVEL_4)
         before = world.record
         second = world.run()
-        told = world.record | {"timestamp": before["timestamp"]}  # the first may tell the same anew meanwhile
-        assert (second.code, told, world.marks, process.poll()) == (2, before, OURS, None)
+        fields = world.record | {"timestamp": before["timestamp"]}  # the first may tell the same anew meanwhile
+        assert (second.code, fields, world.marks, process.poll()) == (2, before, OURS, None)
     assert "another quarantine run is at work" in second.log[-1]["why"]
 
 
@@ -202,14 +202,14 @@ def test_kill_9_at_each_write_leaves_a_record_that_is_right_and_a_node_that_the_
     assert (number, final["recommendation"]) == (9, "replace")
 
     # After a write the Node is as it is before the next one: only the last is killed after it, too.
-    for kill_at in (*(f"{one} before" for one in range(1, number + 1)), f"{number} after"):
+    for kill_at in (*(f"{value} before" for value in range(1, number + 1)), f"{number} after"):
         world.annotate(quarantine_result=None)
         with world.started(program="tests.quarantine.dying", KILL_AT=kill_at) as process:
             assert process.wait(GIVE_UP_SECONDS) == -signal.SIGKILL
         record = world.record
         has_found = bool(record) and bool(record["findings"])
-        told = record.get("recommendation", "")
-        assert told == ("replace" if has_found else "rerun" if record else ""), kill_at
+        result = record.get("recommendation", "")
+        assert result == ("replace" if has_found else "rerun" if record else ""), kill_at
         assert world.marks in (NOBODY, OURS), kill_at
         if kill_at == f"{number} after":
             assert (world.marks, record["findings"]) == (NOBODY, final["findings"])

@@ -73,12 +73,12 @@ def test_a_node_that_fails_is_not_given_back_to_work(
 
     record = world.record
     assert (ended.code, record["status"], record["recommendation"]) == (1, "fail", recommendation)
-    assert [one["reason"] for one in record["findings"]] == [reason]
+    assert [entry["reason"] for entry in record["findings"]] == [reason]
     assert {check for check, status in statuses(world).items() if status == "fail"} == {failed}
     assert (passed_since(row_in(RunRecord, record)), record["unobserved"], world.marks) == (None, [], NOBODY)
-    assert [one.finding.reason for one in deep_record(row_in(RunRecord, record), "quarantine-result").result.found] == [
-        reason
-    ]
+    assert [
+        finding.finding.reason for finding in deep_record(row_in(RunRecord, record), "quarantine-result").result.found
+    ] == [reason]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_could_not_run_is_run_again_and_is_no_fault(
         "PASS",
         "rerun",
     )
-    assert {(one["check"], one["cause"]) for one in record["unobserved"]} == {(blind, cause)}
+    assert {(entry["check"], entry["cause"]) for entry in record["unobserved"]} == {(blind, cause)}
     assert (passed_since(row_in(RunRecord, record)), world.marks) == (None, NOBODY)
 
 
@@ -119,7 +119,7 @@ def test_an_image_without_dcgm_proves_nothing(world: World) -> None:
     ended = world.run()
 
     assert (ended.code, world.record["status"], world.record["recommendation"]) == (2, "unknown", "rerun")
-    assert [one["cause"] for one in world.record["unobserved"]] == ["DcgmAbsent"]
+    assert [entry["cause"] for entry in world.record["unobserved"]] == ["DcgmAbsent"]
     assert statuses(world)[LEVEL_4] == "not-configured"
 
 
@@ -142,7 +142,7 @@ def test_a_doubtful_failure_of_level_4_is_believed_when_it_comes_again(world: Wo
 
     world.dcgm(answer=doubtful)
     assert world.run().code == 1
-    assert [one["reason"] for one in world.record["findings"]] == ["DcgmDiagDiagnostic"]
+    assert [entry["reason"] for entry in world.record["findings"]] == ["DcgmDiagDiagnostic"]
     assert world.levels == ["4", "diagnostic"] * 2
 
 
@@ -156,9 +156,9 @@ class TestARefusalTestsNothingAndChangesNothing:
     def test_while_pods_hold_gpus(self, world: World) -> None:
         for name in ("train-0", "train-1"):
             world.add_gpu_pod(name)
-        said = self.refused(world)
-        assert "default/train-0 holds 8 nvidia.com/gpu, default/train-1 holds 8" in said
-        assert "--force" in said
+        message = self.refused(world)
+        assert "default/train-0 holds 8 nvidia.com/gpu, default/train-1 holds 8" in message
+        assert "--force" in message
 
     def test_unless_a_person_wants_it_so(self, world: World) -> None:
         world.add_gpu_pod("train-0")
@@ -228,8 +228,8 @@ class TestWhatTheAgentsRecordSays:
 
     @pytest.mark.parametrize("severity", ["ISOLATE", "REBOOT", "RESET"])
     def test_an_event_of_before_is_ended_by_a_run_that_passes(self, world: World, severity: str) -> None:
-        said = self.recommended(world, self.results(self.finding(severity, "event")))
-        assert said == (0, "pass", "return-to-service")
+        result = self.recommended(world, self.results(self.finding(severity, "event")))
+        assert result == (0, "pass", "return-to-service")
 
     def test_what_a_look_still_shows_is_not(self, world: World) -> None:
         assert self.recommended(world, self.results(self.finding("RESET", "level"))) == (1, "pass", "reset")
@@ -262,7 +262,7 @@ def test_the_same_fault_after_the_nodes_return_is_why_it_is_replaced(world: Worl
     world.host.write_value("nccl/fails", "nvlink")
     world.run()
 
-    assert [one["recommendation"] for one in (first, again, passed, world.record)] == [
+    assert [entry["recommendation"] for entry in (first, again, passed, world.record)] == [
         "reset",
         "reset",
         "return-to-service",

@@ -166,4 +166,4 @@ def test_whatever_a_run_knows_there_is_one_recommendation_with_its_reason(run: R
     assert advice.reasons
     if advice.recommendation is Recommendation.RETURN_TO_SERVICE:
         assert run.finished
-        assert all(one.severity < Severity.RESET for one in (*run.found, *run.standing))
+        assert all(finding.severity < Severity.RESET for finding in (*run.found, *run.standing))

@@ -67,5 +67,5 @@ def test_13_no_image_is_called_latest_and_each_privilege_has_its_reason() -> Non
     assert ":" in container["image"]
     reasons = (MANIFESTS / "10-quarantine.yaml").read_text().splitlines()
     for line in ("privileged: true", "runAsUser: 0", "- name: host", "- name: devices", "- name: reports"):
-        place = next(index for index, one in enumerate(reasons) if one.strip() == line)
+        place = next(index for index, text in enumerate(reasons) if text.strip() == line)
         assert reasons[place - 1].strip().startswith("#"), line

@@ -148,21 +148,22 @@ class World:
     def tests_running(self) -> list[psutil.Process]:
         """The programs of this node that run, and what they started."""
         tests = (LEVEL_4_PROGRAM, "fi_pingpong", "all_reduce_perf")
-        every = [one for one in psutil.process_iter(["cmdline", "environ"]) if one.info["cmdline"]]
+        every = [process for process in psutil.process_iter(["cmdline", "environ"]) if process.info["cmdline"]]
         return [
-            one
-            for one in every
-            if str(self.host.root) in " ".join([*one.info["cmdline"], (one.info["environ"] or {}).get("PATH", "")])
+            process
+            for process in every
+            if str(self.host.root)
+            in " ".join([*process.info["cmdline"], (process.info["environ"] or {}).get("PATH", "")])
             and (
-                Path(one.info["cmdline"][0]).name == "sleep"
-                or any(name in " ".join(one.info["cmdline"]) for name in tests)
+                Path(process.info["cmdline"][0]).name == "sleep"
+                or any(name in " ".join(process.info["cmdline"]) for name in tests)
             )
         ]
 
     def end_tests(self, number: signal.Signals = signal.SIGKILL) -> None:
-        for one in self.tests_running():
+        for process in self.tests_running():
             with suppress(psutil.NoSuchProcess):  # with its parent it may have ended by itself
-                one.send_signal(number)
+                process.send_signal(number)
 
     def run(self, *words: str, **variables: str) -> Ended:
         with self.started(*words, **variables) as process:

@@ -45,7 +45,7 @@ def test_sources_that_say_the_tags_version_and_pin_their_bases_are_a_release(tmp
 
 
 @pytest.mark.parametrize(
-    ("changed", "tag", "said"),
+    ("changed", "tag", "message"),
     [
         ({}, "v1.2.1", "the tag is v1.2.1, the sources say v1.2.0"),
         ({}, "1.2.0", "the tag is 1.2.0, the sources say v1.2.0"),
@@ -64,10 +64,10 @@ def test_sources_that_say_the_tags_version_and_pin_their_bases_are_a_release(tmp
         ({"dockerfile": f"{PINNED}COPY --link --from=busybox:1 /bin/sh /\n"}, "v1.2.0", "names busybox:1 itself"),
     ],
 )
-def test_a_release_is_refused(tmp_path: Path, changed: dict[str, str], tag: str, said: str) -> None:
+def test_a_release_is_refused(tmp_path: Path, changed: dict[str, str], tag: str, message: str) -> None:
     found = refusals(sources(tmp_path, **changed), tag)
 
-    assert any(said in line for line in found), found
+    assert any(message in line for line in found), found
 
 
 def test_the_notes_are_the_section_and_nothing_of_its_neighbours() -> None:

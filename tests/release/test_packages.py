@@ -19,14 +19,14 @@ def an_sdist(path: Path, names: list[str], owner: str, time: int, mode: int) -> 
 
 
 def test_two_archives_of_the_same_files_are_the_same_to_the_bit(tmp_path: Path) -> None:
-    one = an_sdist(tmp_path / "1.tar.gz", ["a", "b"], "anna", 5, 0o640)
+    path = an_sdist(tmp_path / "1.tar.gz", ["a", "b"], "anna", 5, 0o640)
     other = an_sdist(tmp_path / "2.tar.gz", ["b", "a"], "bob", 6, 0o664)
 
-    for sdist in (one, other):
+    for sdist in (path, other):
         even_out(sdist, 1_700_000_000)
 
-    assert one.read_bytes() == other.read_bytes()
-    with tarfile.open(one) as tar:
+    assert path.read_bytes() == other.read_bytes()
+    with tarfile.open(path) as tar:
         assert [(member.name, member.mtime, member.mode) for member in tar] == [
             ("product-1/a", 1_700_000_000, 0o644),
             ("product-1/b", 1_700_000_000, 0o644),

@@ -66,7 +66,11 @@ def test_a_checkout_leaves_no_token_behind(file: Path) -> None:
 
 def test_the_steps_that_the_workflow_calls_are_there() -> None:
     called = set(re.findall(r"python -m release ([\w-]+)", (REPOSITORY / ".github/workflows/release.yml").read_text()))
-    known = {one.name or one.callback.__name__.replace("_", "-") for one in app.registered_commands if one.callback}
+    known = {
+        command.name or command.callback.__name__.replace("_", "-")
+        for command in app.registered_commands
+        if command.callback
+    }
 
     assert called == {"check", "image", "publish"}
     assert called < known

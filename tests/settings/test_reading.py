@@ -94,7 +94,7 @@ def refused(directory: Path | None) -> tuple[BadValue, ...]:
     """The defaults stand in the places of what is named."""
     settings = read_settings(directory)
     known = settings_of(NodeSettings)
-    keys = [one.key for one in settings.bad if one.key in known]
+    keys = [value.key for value in settings.bad if value.key in known]
     assert [by_key(settings.values)[key] for key in keys] == [known[key].default for key in keys]
     return settings.bad
 
@@ -214,10 +214,10 @@ def test_without_any_configuration_no_key_is_unknown(directory: Path | None) -> 
 
 def test_of_many_unknown_keys_some_are_named_and_all_are_counted(tmp_path: Path) -> None:
     write(tmp_path, **{f"N{number:03}-{'x' * 200}": "" for number in range(300)})
-    told = str(unknown_keys(tmp_path))
+    message = str(unknown_keys(tmp_path))
 
-    assert told.endswith(" and 292 more; the others count")
-    assert len(told) < len(str(tmp_path)) + 800
+    assert message.endswith(" and 292 more; the others count")
+    assert len(message) < len(str(tmp_path)) + 800
 
 
 def test_every_setting_is_a_known_key(tmp_path: Path) -> None:
@@ -341,7 +341,11 @@ def test_a_bad_value_of_the_environment_says_that_it_stands_there(
 def test_all_bad_values_are_named_at_once(tmp_path: Path) -> None:
     write(tmp_path, CHECK_INTERVAL="soon", ENABLE_TAINT="x", **{"instance-profiles.conf": "p5|8"})
 
-    assert sorted(one.key for one in refused(tmp_path)) == ["CHECK_INTERVAL", "ENABLE_TAINT", "instance-profiles.conf"]
+    assert sorted(value.key for value in refused(tmp_path)) == [
+        "CHECK_INTERVAL",
+        "ENABLE_TAINT",
+        "instance-profiles.conf",
+    ]
 
 
 @pytest.mark.parametrize("key", ["CHECK_INTERVAL", "severity-overrides", "TAINT_SEVERITY", "KERNEL_LOG_LINES"])
@@ -415,5 +419,5 @@ def test_a_folder_that_nobody_can_look_at_is_not_taken_for_none(tmp_path: Path) 
     settings = read_settings(tmp_path / "config")
 
     assert (settings.values, settings.profiles) == (NodeSettings(), read_settings(None).profiles)
-    assert [one.where for one in settings.bad] == [str(tmp_path / "config")] * 2
-    assert all(one.passing and "symbolic links" in str(one) for one in settings.bad)
+    assert [value.where for value in settings.bad] == [str(tmp_path / "config")] * 2
+    assert all(value.passing and "symbolic links" in str(value) for value in settings.bad)

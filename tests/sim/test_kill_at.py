@@ -68,8 +68,8 @@ def run(program: str, directory: Path, *, call: int = 0, when: When = "before") 
     """The program's exit status, and what it did below the directory."""
     log = directory.with_name("calls")
     log.unlink(missing_ok=True)
-    told = kill_at.environment(directory, call=call, when=when, log=log)
-    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **told}, check=False)
+    fields = kill_at.environment(directory, call=call, when=when, log=log)
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **fields}, check=False)
     return done.returncode, kill_at.calls_in(log) if log.exists() else []
 
 
@@ -159,7 +159,7 @@ held.close()
 """
     _, calls = run(program.format(directory), directory)
 
-    assert [(one.number, one.name, one.path.name) for one in calls] == [
+    assert [(call.number, call.name, call.path.name) for call in calls] == [
         (1, "open", "held"),
         (1, "open", "executed"),
         (2, "close", "executed"),

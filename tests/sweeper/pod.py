@@ -113,7 +113,7 @@ class Pod:
 
     @property
     def causes(self) -> set[str]:
-        return {one["cause"] for one in self.record["unobserved"]}
+        return {entry["cause"] for entry in self.record["unobserved"]}
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:

@@ -37,8 +37,8 @@ def claims(fleet: Fleet) -> Fleet:
     plane = fleet.plane
     if not plane.has_dra:
         pytest.skip("NOT TESTED with DRA: this Kubernetes does not serve resource.k8s.io/v1")
-    for one in DRIVERS:
-        plane.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "resource.k8s.io/v1", **one}))
+    for driver in DRIVERS:
+        plane.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "resource.k8s.io/v1", **driver}))
     plane.kubectl("apply", "-k", str(OVERLAY))
     return fleet
 
@@ -47,9 +47,9 @@ def test_a_node_whose_gpus_are_claimed_is_swept_as_others_are(claims: Fleet, kub
     name = claims.add("dra", gpus=0)
     claims.give_out(name, 4)
 
-    code, _, said = claims.sweep()
+    code, _, message = claims.sweep()
 
-    assert (code, claims.tested(), claims.residue()) == (0, {name: "pass"}, {}), said
+    assert (code, claims.tested(), claims.residue()) == (0, {name: "pass"}, {}), message
     (job,) = claims.jobs()
     pod = job["spec"]["template"]["spec"]
     assert pod["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "gpu-healthcheck-sweep"}]
@@ -68,8 +68,8 @@ def test_a_sweep_steps_aside_for_work_that_waits_for_a_device(claims: Fleet, kub
 
     assert made.status == 201, made.message
     eventually(lambda: claims.work() == {"Running"})
-    _, said = sweeper.communicate()
-    assert (sweeper.returncode, claims.tested(), claims.residue()) == (0, {}, {}), said
-    assert "work waits that may need its devices" in said
+    _, message = sweeper.communicate()
+    assert (sweeper.returncode, claims.tested(), claims.residue()) == (0, {}, {}), message
+    assert "work waits that may need its devices" in message
     _, printed, _ = claims.sweep("--dry-run")
     assert "in use: default/work holds 1 gpu.nvidia.com" in printed

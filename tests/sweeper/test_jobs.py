@@ -24,7 +24,7 @@ assert len(LONGEST) <= 253
 
 def template() -> dict[str, Any]:
     documents = yaml.safe_load_all((MANIFESTS / "07-sweeper.yaml").read_text())
-    (found,) = (one for one in documents if one["metadata"]["name"] == "gpu-healthcheck-sweep-node")
+    (found,) = (document for document in documents if document["metadata"]["name"] == "gpu-healthcheck-sweep-node")
     assert found["spec"]["suspend"] is True
     job: dict[str, Any] = found["spec"]["jobTemplate"]
     return job
@@ -126,7 +126,7 @@ def test_a_job_that_has_claimed_devices_makes_way_for_work_that_waits_since_it_b
     seconds: list[float], ended: list[str]
 ) -> None:
     jobs = [JobState(name, "ns", "u", "n", NOW, claims=name == "claiming") for name in ("claiming", "asking")]
-    unplaced = [NOW + timedelta(seconds=one) for one in seconds]
+    unplaced = [NOW + timedelta(seconds=second) for second in seconds]
 
     assert [job.name for job in in_the_way(jobs, unplaced)] == ended
 

@@ -57,9 +57,9 @@ def test_a_command_runs_with_its_variables_and_its_end_is_told(
 ) -> None:
     roots = {"kubelet-told": tmp_path / "root"}
     with Kubelets(fleet.plane, tmp_path, roots) as kubelets:
-        told, failed = run("told", TOLD), run("failed", "raise SystemExit(3)")
+        message, failed = run("told", TOLD), run("failed", "raise SystemExit(3)")
 
-        eventually(lambda: status(fleet, told)["phase"] == "Succeeded")
+        eventually(lambda: status(fleet, message)["phase"] == "Succeeded")
         eventually(lambda: status(fleet, failed)["phase"] == "Failed")
         assert json.loads(kubelets.log("told")) == {
             "NODE_NAME": "kubelet-told",
@@ -67,7 +67,7 @@ def test_a_command_runs_with_its_variables_and_its_end_is_told(
             "LIMIT": "7",
         }
         assert status(fleet, failed)["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
-    for path in (told, failed):
+    for path in (message, failed):
         fleet.plane.request("DELETE", f"{path}?gracePeriodSeconds=0")
 
 

@@ -54,7 +54,7 @@ class TestAVerdict:
         assert record["checks"] == [{"check": "1-dcgm-diag-l2", "status": "pass", "severity": "PASS"}]
         assert (record["node"], record["boot_id"]) == ("gpu-node-1", pod.world.host.boot_id)
         assert moment(record["started"]) <= moment(record["timestamp"])
-        assert [one["record"] for one in done.lines if one["event"] == "tested"] == [record]
+        assert [line["record"] for line in done.lines if line["event"] == "tested"] == [record]
         assert done.out == "gpu-node-1: level-2 says pass, severity PASS\n"
         after = pod.world.node().object
         assert writes(pod) == ["PATCH /api/v1/nodes/gpu-node-1"]
@@ -131,14 +131,14 @@ class TestKill9:
 
         assert (done.code, done.out.count("WRITE")) == (0, 1)
 
-    @pytest.mark.parametrize(("moment", "said"), [("1 before", "pass"), ("1 after", "fail")])
-    def test_loses_no_verdict(self, pod: Pod, moment: str, said: str) -> None:
+    @pytest.mark.parametrize(("moment", "message"), [("1 before", "pass"), ("1 after", "fail")])
+    def test_loses_no_verdict(self, pod: Pod, moment: str, message: str) -> None:
         pod.annotate(swept(7))
         pod.dcgm(answer=pod.answer(("memory", 1, FAULTY)), code="205")
 
         assert pod.run(KILL_AT=moment).code == -signal.SIGKILL
 
-        assert pod.record["status"] == said
+        assert pod.record["status"] == message
         again = pod.run()
         assert (again.code, pod.record["status"], pod.record["severity"]) == (0, "fail", "ISOLATE")
 
@@ -357,6 +357,6 @@ def test_12_a_dcgmi_that_never_ends_and_hears_nothing_is_ended_at_its_deadline(p
     pod.dcgm(hang="", deaf="")
     diagnostic = Dcgm("", 0.5, f"{pod.world.host.root}/usr/bin:/usr/bin:/bin", patience_seconds=0.2)
 
-    told = diagnostic.run(2).answer
+    answer = diagnostic.run(2).answer
 
-    assert getattr(told, "cause", None) == UnobservedCause.named("DcgmTimedOut")
+    assert getattr(answer, "cause", None) == UnobservedCause.named("DcgmTimedOut")

@@ -44,7 +44,7 @@ def slot(number: int = 0, *, node_uid: str = "uid-n", holder: str = "n", age: ti
 def test_when_a_place_is_nobodys(node: SlotOwner | None, why: list[str]) -> None:
     nodes = {"n": node} if node else {}
 
-    assert [one.why for one in unowned([slot()], nodes, NOW)] == why
+    assert [freed.why for freed in unowned([slot()], nodes, NOW)] == why
 
 
 def test_a_place_that_an_agent_took_before_its_first_heartbeat_is_its_own() -> None:
@@ -57,7 +57,7 @@ def test_of_several_a_holder_keeps_the_one_that_it_took_first() -> None:
 
     found = unowned(slots, nodes, NOW)
 
-    assert [(one.slot.name, one.why) for one in found] == [
+    assert [(freed.slot.name, freed.why) for freed in found] == [
         ("slot-2", "its node has another"),
         ("slot-1", "its node has another"),
     ]
@@ -66,7 +66,7 @@ def test_of_several_a_holder_keeps_the_one_that_it_took_first() -> None:
 def test_what_a_holder_has_from_a_node_of_before_is_not_the_one_that_it_keeps() -> None:
     slots = [slot(1), slot(2, node_uid="uid-old")]
 
-    assert [one.slot.name for one in unowned(slots, {"n": TAINTED}, NOW)] == ["slot-2"]
+    assert [freed.slot.name for freed in unowned(slots, {"n": TAINTED}, NOW)] == ["slot-2"]
 
 
 def test_a_node_that_keeps_its_taint_without_an_agent_is_named() -> None:
@@ -89,7 +89,7 @@ def hold(fleet: Fleet, node: str, *numbers: int, uid: str = "") -> None:
 
 def held(fleet: Fleet) -> dict[str, str]:
     items: list[dict[str, Any]] = fleet.plane.request("GET", SLOTS).body["items"]
-    return {one["metadata"]["name"]: one["spec"].get("holderIdentity", "") for one in items}
+    return {entry["metadata"]["name"]: entry["spec"].get("holderIdentity", "") for entry in items}
 
 
 @pytest.mark.cluster
@@ -104,12 +104,12 @@ def test_a_sweep_leaves_each_holder_one_place_and_says_so(budget: Fleet) -> None
 
     code, printed, _ = budget.sweep("--dry-run")
     assert (code, printed.count("its node has another"), len(held(budget))) == (0, 6, 9), printed
-    code, _, said = budget.sweep()
+    code, _, message = budget.sweep()
 
-    assert code == 0, said
+    assert code == 0, message
     assert held(budget) == {"slot-7": "greedy", "slot-9": "faulty", "slot-8": "left"}
-    assert "gave back places in the fleet budget that were nobody's" in said
-    assert "a node keeps our taint and its place in the fleet budget, and has no agent" in said
+    assert "gave back places in the fleet budget that were nobody's" in message
+    assert "a node keeps our taint and its place in the fleet budget, and has no agent" in message
 
 
 @pytest.mark.cluster
@@ -119,9 +119,9 @@ def test_a_sweep_gives_back_what_a_node_that_is_gone_has_left(budget: Fleet) -> 
     lease["metadata"]["labels"] = {f"{P}/holder": "gone"}  # type: ignore[assignment]
     assert budget.plane.request("POST", SLOTS, lease).status == 201
 
-    code, _, said = budget.sweep()
+    code, _, message = budget.sweep()
 
-    assert (code, held(budget)) == (0, {}), said
+    assert (code, held(budget)) == (0, {}), message
 
 
 @pytest.mark.cluster
@@ -132,9 +132,9 @@ def test_a_place_whose_holder_is_no_node_takes_nobody_elses_along(budget: Fleet,
     hold(budget, "held", 1)
     assert budget.plane.request("POST", SLOTS, {"metadata": {"name": "slot-3"}, "spec": spec}).status == 201
 
-    code, _, said = budget.sweep()
+    code, _, message = budget.sweep()
 
-    assert (code, held(budget)) == (0, {"slot-1": "held"}), said
+    assert (code, held(budget)) == (0, {"slot-1": "held"}), message
 
 
 @pytest.mark.cluster

@@ -52,8 +52,8 @@ def test_a_setting_that_is_not_taken_is_told(tmp_path: Path, key: str, value: st
     command = [sys.executable, "-m", "sweeper", "--dry-run"]
     with subprocess.Popen(command, env=environment | {"PATH": os.environ["PATH"]}, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        told = process.stderr.readline()  # while it still asks for the cluster
+        raw = process.stderr.readline()  # while it still asks for the cluster
         process.terminate()
 
-    assert key.encode() in told
-    assert words in told
+    assert key.encode() in raw
+    assert words in raw

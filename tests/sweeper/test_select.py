@@ -128,9 +128,9 @@ def test_nodes_under_a_run_count_against_their_types_share() -> None:
 
 def test_every_other_node_is_told_why_its_turn_comes_later() -> None:
     fleet = [one("a"), one("b"), one("c", kind="")]
-    told = {each.node.name: each.why for each in select(fleet, {}, {}, 1, SweepLimits(1, 50, 6 * HOUR), NOW)}
+    fields = {each.node.name: each.why for each in select(fleet, {}, {}, 1, SweepLimits(1, 50, 6 * HOUR), NOW)}
 
-    assert told == {
+    assert fields == {
         "a": "",
         "b": "1 of 2 nodes (p5.48xlarge) are under a deep run",
         "c": "its turn comes later: MAX_NODES_PER_SWEEP is 1",
@@ -178,8 +178,8 @@ def test_a_node_whose_gpus_are_given_out_by_dra_alone_is_a_candidate() -> None:
     ],
 )
 def test_a_taint_that_the_sweeps_pods_do_not_tolerate_keeps_it_away(taint: dict[str, str], kept_away: bool) -> None:
-    said = f"its taint {taint['key']} keeps the sweep away"
-    assert reduced(node(taints=(taint,))).obstacle == (said if kept_away else "")
+    message = f"its taint {taint['key']} keeps the sweep away"
+    assert reduced(node(taints=(taint,))).obstacle == (message if kept_away else "")
 
 
 @pytest.mark.parametrize(

@@ -50,15 +50,15 @@ def story(fleet: Fleet, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
 
 def swept(fleet: Fleet) -> str:
     """One sweep to its end, nothing left behind; what it logged."""
-    code, _, said = fleet.sweep()
-    assert (code, fleet.residue(), fleet.working()) == (0, {}, []), said
-    return said
+    code, _, message = fleet.sweep()
+    assert (code, fleet.residue(), fleet.working()) == (0, {}, []), message
+    return message
 
 
 def outcome(fleet: Fleet) -> str:
     """How the last Job ended."""
     conditions = fleet.jobs()[-1]["status"].get("conditions", [])
-    return next(str(one["type"]) for one in conditions if one["type"] in ("Complete", "Failed"))
+    return next(str(condition["type"]) for condition in conditions if condition["type"] in ("Complete", "Failed"))
 
 
 def is_taken(pod: Pod) -> bool:
@@ -119,8 +119,8 @@ def test_work_that_comes_ends_the_diagnostic_and_has_the_gpus(fleet: Fleet, stor
     fleet.gpu_pod("work", story.world.cluster.name)
 
     eventually(lambda: fleet.work() == {"Running"})
-    _, said = sweeper.communicate()
-    assert (sweeper.returncode, fleet.residue()) == (0, {}), said
+    _, message = sweeper.communicate()
+    assert (sweeper.returncode, fleet.residue()) == (0, {}), message
     assert (story.record["status"], story.causes) == ("unknown", {"DcgmStopped"})
     assert story.world.node().status == "pass"
 
@@ -156,5 +156,5 @@ def test_a_result_survives_an_api_server_that_is_away(fleet: Fleet, story: Story
     fleet.plane.start_api()
 
     story.world.wait_for_taint()
-    _, said = sweeper.communicate()
-    assert (sweeper.returncode, fleet.residue()) == (0, {}), said
+    _, message = sweeper.communicate()
+    assert (sweeper.returncode, fleet.residue()) == (0, {}), message

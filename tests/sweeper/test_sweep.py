@@ -23,11 +23,11 @@ def test_a_sweep_tests_every_idle_node_and_leaves_nothing_behind(fleet: Fleet, k
         fleet.add(f"swept-{number}", taints=[SPOT])
     fleet.configure(MAX_SWEEP_PERCENT="100")
 
-    code, _, said = fleet.sweep()
+    code, _, message = fleet.sweep()
 
-    assert code == 0, said
+    assert code == 0, message
     assert (fleet.tested(), fleet.residue()) == (dict.fromkeys(fleet.names, "pass"), {})
-    assert [one["spec"]["template"]["spec"]["priorityClassName"] for one in fleet.jobs()] == [
+    assert [job["spec"]["template"]["spec"]["priorityClassName"] for job in fleet.jobs()] == [
         "gpu-healthcheck-sweep"
     ] * 3
     assert all(fleet.node(name).taints == [SPOT] for name in fleet.names)
@@ -43,9 +43,9 @@ def test_a_node_that_is_in_use_is_left_alone(fleet: Fleet, kubelets: Kubelets) -
         lambda: fleet.plane.request("GET", "/api/v1/namespaces/default/pods/work").body["status"]["phase"] == "Running"
     )
 
-    code, _, said = fleet.sweep()
+    code, _, message = fleet.sweep()
 
-    assert (code, fleet.jobs(), fleet.residue()) == (0, [], {}), said
+    assert (code, fleet.jobs(), fleet.residue()) == (0, [], {}), message
     _, printed, _ = fleet.sweep("--dry-run")
     assert "in use: default/work holds 1 nvidia.com/gpu" in printed
 
@@ -64,13 +64,13 @@ def test_one_odd_heartbeat_is_named_and_keeps_the_test_from_no_other_node(fleet:
     fleet.mark(fleet.add("well"), {"metadata": {"annotations": {f"{P}/sweep-result": record}}})
     fleet.configure(MAX_SWEEP_PERCENT="100")
 
-    code, printed, said = fleet.sweep("--dry-run")
+    code, printed, message = fleet.sweep("--dry-run")
 
-    assert code == 0, said
+    assert code == 0, message
     rows = {line.split()[0]: line for line in printed.splitlines()[1:] if line.strip()}
     assert {name: "its agent is silent" in rows[name] for name in odd} == dict.fromkeys(odd, True)
     assert (rows["well"].split()[-1], "never" in rows["well"]) == ("TAKEN", True)
-    assert [f"leases gpu-healthcheck/{name}: " in said for name in odd] == [True] * len(odd)
+    assert [f"leases gpu-healthcheck/{name}: " in message for name in odd] == [True] * len(odd)
 
 
 def test_6_a_node_is_given_back_as_soon_as_its_own_job_has_ended(fleet: Fleet, kubelets: Kubelets) -> None:
@@ -98,8 +98,8 @@ def test_a_lost_api_server_ends_no_sweep(fleet: Fleet, kubelets: Kubelets) -> No
     fleet.let_go("outage")
     fleet.plane.start_api()
 
-    _, said = sweeper.communicate()
-    assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {"outage": "pass"}, {}), said
+    _, message = sweeper.communicate()
+    assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {"outage": "pass"}, {}), message
 
 
 def test_6_a_sweeper_that_is_told_to_stop_leaves_its_jobs_to_the_next_one(fleet: Fleet, kubelets: Kubelets) -> None:
@@ -112,9 +112,9 @@ def test_6_a_sweeper_that_is_told_to_stop_leaves_its_jobs_to_the_next_one(fleet:
     assert list(fleet.residue()) == ["followed"]
     fleet.let_go("followed")
 
-    code, _, said = fleet.sweep()
+    code, _, message = fleet.sweep()
 
-    assert (code, fleet.tested(), fleet.residue()) == (0, {"followed": "pass"}, {}), said
+    assert (code, fleet.tested(), fleet.residue()) == (0, {"followed": "pass"}, {}), message
     assert len(fleet.jobs()) == 1
 
 
@@ -125,8 +125,8 @@ def test_a_sweeper_that_is_killed_at_any_write_leaves_nothing_that_the_next_one_
     """Before the first write nothing has changed, and before the second all is as after the first."""
     fleet.add("killed", taints=[SPOT])
 
-    code, printed, said = fleet.sweep(KILL_AT=f"{write} {when}")
-    assert (code, printed.split()[-2:]) == (-9, WRITES[write - 1]), said
+    code, printed, message = fleet.sweep(KILL_AT=f"{write} {when}")
+    assert (code, printed.split()[-2:]) == (-9, WRITES[write - 1]), message
     eventually(lambda: not fleet.working())
     fleet.sweep()
 
@@ -150,17 +150,17 @@ def test_an_api_server_that_is_killed_at_any_step_of_a_sweep_ends_it_not(
     reached.unlink()
     fleet.plane.start_api()
 
-    _, said = sweeper.communicate()
-    assert (sweeper.returncode, fleet.residue(), fleet.working()) == (0, {}, []), said
+    _, message = sweeper.communicate()
+    assert (sweeper.returncode, fleet.residue(), fleet.working()) == (0, {}, []), message
     assert (fleet.tested(), fleet.node("outlived").taints) == ({"outlived": "pass"}, [SPOT])
 
 
 def test_these_are_all_the_writes_of_a_sweep(fleet: Fleet, kubelets: Kubelets) -> None:
     fleet.add("counted")
 
-    _, printed, said = fleet.sweep(KILL_AT="never")
+    _, printed, message = fleet.sweep(KILL_AT="never")
 
-    assert [line.split()[1:] for line in printed.splitlines()] == WRITES, said
+    assert [line.split()[1:] for line in printed.splitlines()] == WRITES, message
 
 
 def test_6_what_the_scripts_left_behind_is_cleared_and_nothing_of_others(fleet: Fleet) -> None:
@@ -170,11 +170,11 @@ def test_6_what_the_scripts_left_behind_is_cleared_and_nothing_of_others(fleet: 
     fleet.add("scripts", gpus=0, taints=[*foreign, left], labels={f"{P}/mode": "sweep"})
     fleet.mark("scripts", {"spec": {"unschedulable": True}})
 
-    code, _, said = fleet.sweep()
+    code, _, message = fleet.sweep()
 
     node = fleet.node("scripts")
-    assert code == 0, said
-    ours = [one for one in node.taints if one["key"] != "node.kubernetes.io/unschedulable"]
+    assert code == 0, message
+    ours = [taint for taint in node.taints if taint["key"] != "node.kubernetes.io/unschedulable"]
     assert (ours, node.cordoned, f"{P}/mode" in node.labels) == (foreign, True, False)
 
 
@@ -218,8 +218,8 @@ def test_real_work_gets_the_gpus_of_a_sweep_at_once(fleet: Fleet, kubelets: Kube
     fleet.gpu_pod("work", "preempted", gpus=1)
 
     eventually(lambda: fleet.work() == {"Running"})
-    _, said = sweeper.communicate()
-    assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {}, {}), said
+    _, message = sweeper.communicate()
+    assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {}, {}), message
     assert kubelets.most_gpus["preempted"] == 1
     _, printed, _ = fleet.sweep("--dry-run")
     assert "in use: default/work holds 1 nvidia.com/gpu" in printed
@@ -252,10 +252,10 @@ def test_a_node_that_is_refused_keeps_the_test_from_no_other(fleet: Fleet, kubel
     fleet.add("a-protected", labels={"example.com/protected": "true"})
     fleet.add("b-free")
     with fleet.protected("example.com/protected"):
-        code, _, said = fleet.sweep(FORBIDDEN_SECONDS="1")
+        code, _, message = fleet.sweep(FORBIDDEN_SECONDS="1")
 
-    assert (code, fleet.tested(), fleet.residue()) == (2, {"b-free": "pass"}, {}), said
-    assert "nobody changes this node" in said
+    assert (code, fleet.tested(), fleet.residue()) == (2, {"b-free": "pass"}, {}), message
+    assert "nobody changes this node" in message
 
 
 def test_a_template_that_the_policy_refuses_is_told_by_its_rule_and_keeps_no_node(
@@ -265,17 +265,17 @@ def test_a_template_that_the_policy_refuses_is_told_by_its_rule_and_keeps_no_nod
     for name in ("a-refused", "b-refused"):
         fleet.add(name)
     fleet.set_in_pods(hostNetwork=True)
-    code, _, said = fleet.sweep(FORBIDDEN_SECONDS="1")
+    code, _, message = fleet.sweep(FORBIDDEN_SECONDS="1")
     fleet.set_in_pods(hostNetwork=None)
 
-    assert (code, fleet.jobs(), fleet.residue()) == (2, [], {}), said
-    assert said.count("passed over") == 2
-    assert "'gpu-healthcheck-sweeper-jobs'" in said.splitlines()[-1]
-    assert said.endswith("denied request: a sweep's pod may not set hostNetwork\n")
+    assert (code, fleet.jobs(), fleet.residue()) == (2, [], {}), message
+    assert message.count("passed over") == 2
+    assert "'gpu-healthcheck-sweeper-jobs'" in message.splitlines()[-1]
+    assert message.endswith("denied request: a sweep's pod may not set hostNetwork\n")
 
-    code, _, said = fleet.sweep()
+    code, _, message = fleet.sweep()
 
-    assert (code, fleet.tested()) == (0, dict.fromkeys(fleet.names, "pass")), said
+    assert (code, fleet.tested()) == (0, dict.fromkeys(fleet.names, "pass")), message
 
 
 def test_a_sweep_may_have_a_namespace_of_its_own(fleet: Fleet, kubelets: Kubelets) -> None:
@@ -283,9 +283,9 @@ def test_a_sweep_may_have_a_namespace_of_its_own(fleet: Fleet, kubelets: Kubelet
     fleet.configure(SWEEP_NAMESPACE="sweeps")
     fleet.add("elsewhere")
 
-    code, _, said = fleet.sweep()
+    code, _, message = fleet.sweep()
 
-    assert (code, fleet.tested(), fleet.residue()) == (0, {"elsewhere": "pass"}, {}), said
+    assert (code, fleet.tested(), fleet.residue()) == (0, {"elsewhere": "pass"}, {}), message
     assert fleet.jobs() == []
     fleet.plane.kubectl("delete", "clusterrolebinding/sweeps", "namespace/sweeps", "--wait=false")
 
@@ -299,8 +299,8 @@ def test_a_test_that_is_killed_comes_to_no_verdict_and_is_not_tried_again_at_onc
 
     kubelets.kill("victim")
 
-    _, said = sweeper.communicate()
-    assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {}, {}), said
+    _, message = sweeper.communicate()
+    assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {}, {}), message
     _, printed, _ = fleet.sweep("--dry-run")
     assert "tried in vain at" in printed
 
@@ -312,9 +312,9 @@ def test_a_node_whose_plugin_refuses_all_replicas_is_named_and_left_to_its_agent
     words = "maximum request size for shared resources is 1; found 8"
     kubelets.refuses[fleet.add("sliced")] = f"Pod was rejected: Allocate failed due to rpc error: {words}"
 
-    code, _, said = fleet.sweep()
+    code, _, message = fleet.sweep()
 
-    assert (code, fleet.tested(), fleet.residue()) == (0, {}, {}), said
+    assert (code, fleet.tested(), fleet.residue()) == (0, {}, {}), message
     _, printed, _ = fleet.sweep("--dry-run")
     row = " ".join(printed.split())
     assert "tried in vain at" in row
@@ -327,9 +327,9 @@ def test_a_node_may_have_the_longest_name(fleet: Fleet, kubelets: Kubelets) -> N
     assert len(name) == 253
     fleet.add(name, labels={"kubernetes.io/hostname": "short"})
 
-    code, _, said = fleet.sweep()
+    code, _, message = fleet.sweep()
 
-    assert (code, fleet.tested(), fleet.residue()) == (0, {name: "pass"}, {}), said
+    assert (code, fleet.tested(), fleet.residue()) == (0, {name: "pass"}, {}), message
 
 
 def test_6_pods_that_have_finished_keep_no_node_busy(fleet: Fleet, kubelets: Kubelets) -> None:
@@ -337,9 +337,9 @@ def test_6_pods_that_have_finished_keep_no_node_busy(fleet: Fleet, kubelets: Kub
     fleet.gpu_pod("finished", "done", command=["true"])
     eventually(lambda: fleet.work() == {"Succeeded"})
 
-    code, _, said = fleet.sweep()
+    code, _, message = fleet.sweep()
 
-    assert (code, fleet.tested()) == (0, {"done": "pass"}), said
+    assert (code, fleet.tested()) == (0, {"done": "pass"}), message
 
 
 def test_7_a_sweep_sees_the_end_of_its_jobs_and_does_not_wait_for_its_deadline(
@@ -347,7 +347,7 @@ def test_7_a_sweep_sees_the_end_of_its_jobs_and_does_not_wait_for_its_deadline(
 ) -> None:
     fleet.add("ended")
 
-    _, _, said = fleet.sweep()
+    _, _, message = fleet.sweep()
 
-    assert '"outcome": "Complete", "event": "a sweep has ended"' in said
-    assert "left to the next sweep" not in said
+    assert '"outcome": "Complete", "event": "a sweep has ended"' in message
+    assert "left to the next sweep" not in message

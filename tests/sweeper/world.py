@@ -151,7 +151,7 @@ class Fleet:
 
     def give_out(self, name: str, gpus: int) -> None:
         """NVIDIA's DRA driver publishes the GPUs of this node."""
-        devices = [{"name": f"gpu-{one}", "attributes": {"type": {"string": "gpu"}}} for one in range(gpus)]
+        devices = [{"name": f"gpu-{number}", "attributes": {"type": {"string": "gpu"}}} for number in range(gpus)]
         pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
         spec = {"driver": "gpu.nvidia.com", "nodeName": name, "pool": pool, "devices": devices}
         answer = self.plane.request("POST", SLICES, {"metadata": {"name": name}, "spec": spec})
@@ -226,7 +226,7 @@ class Fleet:
 
     def jobs(self) -> list[dict[str, Any]]:
         items = self.plane.request("GET", f"{JOBS}?labelSelector=app.kubernetes.io/component=sweep").body["items"]
-        return [one for one in items if one["metadata"]["annotations"][f"{P}/node"] in self.names]
+        return [entry for entry in items if entry["metadata"]["annotations"][f"{P}/node"] in self.names]
 
     def working(self) -> list[str]:
         """Names of the nodes on which a Job is at work."""
@@ -234,7 +234,7 @@ class Fleet:
         return [
             job["metadata"]["annotations"][f"{P}/node"]
             for job in self.jobs()
-            if not any(one["type"] in ended for one in job["status"].get("conditions", []))
+            if not any(entry["type"] in ended for entry in job["status"].get("conditions", []))
         ]
 
     def residue(self) -> dict[str, dict[str, Any]]:
@@ -244,7 +244,9 @@ class Fleet:
             node = self.node(name)
             marks: dict[str, Any] = {key: node.annotations[key] for key in (f"{P}/run",) if key in node.annotations}
             marks |= {key: node.labels[key] for key in (f"{P}/mode",) if key in node.labels}
-            marks |= {str(one["key"]): one.get("value") for one in node.taints if "maintenance" in str(one["key"])}
+            marks |= {
+                str(taint["key"]): taint.get("value") for taint in node.taints if "maintenance" in str(taint["key"])
+            }
             if marks:
                 found[name] = marks
         return found

@@ -35,7 +35,7 @@ def test_what_is_nested_without_end_is_refused(read: Callable[[bytes], dict[str,
 
 def _doubled(line: str) -> bytes:
     """Each line is nine times the one before it: some hundred bytes for billions."""
-    return "".join(["a0: &a0 {x: 1}\n", *(line.format(one, one - 1) for one in range(1, 12))]).encode()
+    return "".join(["a0: &a0 {x: 1}\n", *(line.format(number, number - 1) for number in range(1, 12))]).encode()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from healthcheck.text.durations import duration
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("5m", 300), ("1h30m", 5400), ("300s", 300), ("90.5s", 90.5), ("500ms", 0.5)]
-    + [(one, None) for one in ("", "5", "0s", "-5m", "m", "5 m", "9" * 40 + "h", "999999999h", "5m" * 9)],
+    + [(name, None) for name in ("", "5", "0s", "-5m", "m", "5 m", "9" * 40 + "h", "999999999h", "5m" * 9)],
 )
 def test_a_duration_is_read_as_go_writes_it(text: str, seconds: float | None) -> None:
     assert duration(text) == (timedelta(seconds=seconds) if seconds is not None else None)

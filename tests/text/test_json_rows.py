@@ -69,10 +69,10 @@ WHOLE: dict[str, Any] = {
 
 
 def test_what_was_written_is_read_back_in_the_order_of_the_fields() -> None:
-    told = row_in(Outer, WHOLE)
+    outer = row_in(Outer, WHOLE)
 
-    assert (as_json(told), list(as_json(told)), told.odd) == (WHOLE, list(WHOLE), frozenset())
-    assert (told.severity, told.kind, told.seen) == (
+    assert (as_json(outer), list(as_json(outer)), outer.odd) == (WHOLE, list(WHOLE), frozenset())
+    assert (outer.severity, outer.kind, outer.seen) == (
         Severity.RESET,
         Kind.A,
         datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC),
@@ -109,11 +109,11 @@ def test_what_is_not_said_is_not_written_but_where_null_says_something() -> None
     ],
 )
 def test_a_value_of_another_kind_is_left_out_and_named(name: str, value: Any) -> None:
-    told = row_in(Outer, WHOLE | {name: value})
+    outer = row_in(Outer, WHOLE | {name: value})
 
-    assert (getattr(told, name), told.odd) == (None, frozenset({name}))
+    assert (getattr(outer, name), outer.odd) == (None, frozenset({name}))
     with pytest.raises(ValueError, match=f"{name}: a value of another kind"):
-        told.must_have("name")
+        outer.must_have("name")
 
 
 def test_what_must_be_there_is_named_where_it_is_missing() -> None:
@@ -122,9 +122,9 @@ def test_what_must_be_there_is_named_where_it_is_missing() -> None:
 
 
 def test_what_is_none_among_others_is_left_out() -> None:
-    told = row_in(Outer, {"some": ["x", {"name": "z"}], "about": {"a": 1, "b": [], "c": None}, "reasons": [1, {}]})
+    outer = row_in(Outer, {"some": ["x", {"name": "z"}], "about": {"a": 1, "b": [], "c": None}, "reasons": [1, {}]})
 
-    assert as_json(told) == {"count": None, "about": {"a": "1"}, "reasons": ["1"], "some": [{"name": "z"}]}
+    assert as_json(outer) == {"count": None, "about": {"a": "1"}, "reasons": ["1"], "some": [{"name": "z"}]}
 
 
 def test_times_are_written_as_finely_as_they_are_asked_for() -> None:

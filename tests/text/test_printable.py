@@ -30,7 +30,7 @@ from tests.hostile import ANY_TEXT
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", ""),
         ("NVRM: Xid (PCI:0000:18:00): 79", "NVRM: Xid (PCI:0000:18:00): 79"),
@@ -48,23 +48,23 @@ from tests.hostile import ANY_TEXT
         ("[/x][bold]C:\\x", "[/x][bold]C:\\x"),
     ],
 )
-def test_what_cannot_be_seen_is_written_out(text: str, told: str) -> None:
-    assert printable(text) == told
+def test_what_cannot_be_seen_is_written_out(text: str, message: str) -> None:
+    assert printable(text) == message
 
 
 @given(ANY_TEXT)
 def test_every_character_of_it_can_be_seen(text: str) -> None:
-    told = printable(text)
+    message = printable(text)
 
-    assert (told.isprintable(), len(told) <= LONGEST) == (True, True)
-    assert not {unicodedata.category(one) for one in told} & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-    assert told.encode().decode() == told
+    assert (message.isprintable(), len(message) <= LONGEST) == (True, True)
+    assert not {unicodedata.category(name) for name in message} & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert message.encode().decode() == message
 
 
 @given(st.lists(ANY_TEXT | st.text("ab\x7f\n ")))
 def test_several_are_printable_where_none_would_change(texts: list[str]) -> None:
     if are_printable(texts):
-        assert texts == [printable(one) for one in texts]
+        assert texts == [printable(text) for text in texts]
 
 
 def test_plain_words_are_printable() -> None:
@@ -73,9 +73,9 @@ def test_plain_words_are_printable() -> None:
 
 @given(ANY_TEXT, st.integers(16, 64))
 def test_it_comes_back_as_it_is(text: str, longest: int) -> None:
-    told = printable(text, longest)
+    message = printable(text, longest)
 
-    assert printable(told, longest) == told
+    assert printable(message, longest) == message
 
 
 @given(st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="\u115f\u1160\u2800\u3164\uffa0")))
@@ -89,7 +89,7 @@ def test_two_that_differ_by_what_is_not_seen_differ_when_told(before: str, after
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("x" * 20, "x" * 20),
         ("x" * 21, "x" * 19 + "…"),
@@ -99,8 +99,8 @@ def test_two_that_differ_by_what_is_not_seen_differ_when_told(before: str, after
         ("ス" * 10**6, "ス" * 19 + "…"),
     ],
 )
-def test_it_is_bounded_and_no_character_is_torn(text: str, told: str) -> None:
-    assert printable(text, 20) == told
+def test_it_is_bounded_and_no_character_is_torn(text: str, message: str) -> None:
+    assert printable(text, 20) == message
 
 
 TOLD = [Finding, KernelEvent, Unobserved, Passed, NotConfigured, TooEarly, Observation, Release, Acknowledgement]
@@ -108,27 +108,27 @@ TOLD = [Finding, KernelEvent, Unobserved, Passed, NotConfigured, TooEarly, Obser
 
 @given(ANY_TEXT, ANY_TEXT, ANY_TEXT)
 def test_a_cause_can_be_shown(name: str, meaning: str, action: str) -> None:
-    told = UnobservedCause(name, meaning, action)
-    assert (told.name + told.meaning + told.action).isprintable()
+    cause = UnobservedCause(name, meaning, action)
+    assert (cause.name + cause.meaning + cause.action).isprintable()
 
 
 @given(data=st.data())
 @pytest.mark.parametrize("kind", TOLD)
 def test_whatever_is_told_can_be_shown(kind: type[Printable], data: st.DataObject) -> None:
     text = {
-        one.name: data.draw(st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=2) if one.name == "about" else ANY_TEXT)
-        for one in fields(kind)
-        if one.type is str or one.name == "about"
+        field.name: data.draw(st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=2) if field.name == "about" else ANY_TEXT)
+        for field in fields(kind)
+        if field.type is str or field.name == "about"
     }
     other: dict[str, object] = {"severity": Severity.RESET, "seq": 1, "at": None, "cursor": None}
     other |= {"findings": (), "last_seen": None, "cause": PROBE_FAILED}
-    wanted = {one.name for one in fields(kind) if one.required}
-    told = kind(**{name: value for name, value in other.items() if name in wanted}, **text)
+    wanted = {field.name for field in fields(kind) if field.required}
+    printable = kind(**{name: value for name, value in other.items() if name in wanted}, **text)
 
-    shown = [getattr(told, name) for name in text if name != "about"]
-    shown += [word for pair in getattr(told, "about", {}).items() for word in pair]
-    assert [one for one in shown if not one.isprintable()] == []
-    assert replace(told) == told
+    shown = [getattr(printable, name) for name in text if name != "about"]
+    shown += [word for pair in getattr(printable, "about", {}).items() for word in pair]
+    assert [entry for entry in shown if not entry.isprintable()] == []
+    assert replace(printable) == printable
 
 
 def test_nothing_that_a_check_says_is_left_out() -> None:

@@ -28,9 +28,9 @@ def test_a_document_is_what_was_written_but_that_all_of_it_can_be_shown(how: dic
 
 def shown(value: Any) -> Any:
     if isinstance(value, dict):
-        return {printable(key): shown(one) for key, one in value.items()}
+        return {printable(key): shown(entry) for key, entry in value.items()}
     return (
-        [shown(one) for one in value]
+        [shown(entry) for entry in value]
         if isinstance(value, list)
         else printable(value)
         if isinstance(value, str)

@@ -70,7 +70,7 @@ def _tell(stage: Stage, watch: Watch, old: Path, new: Path) -> None:
         stage.kubectl("delete", "pods", "--selector=app.kubernetes.io/component=agent", "--force", "--grace-period=0")
         _rolled(stage)
     stage.host.xid(5, 79, "GPU has fallen off the bus.")
-    stage.wait(lambda node: len([one for one in node.record["findings"] if one["reason"] == "Xid79"]) > 1)
+    stage.wait(lambda node: len([entry for entry in node.record["findings"] if entry["reason"] == "Xid79"]) > 1)
     print("and a new fault is seen", flush=True)
 
 

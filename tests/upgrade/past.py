@@ -31,10 +31,12 @@ class Marks:
 def marks(node: NodeView) -> Marks:
     """All labels but the time, all taints, and all conditions with their reasons."""
     labels = (f"{key.removeprefix(f'{P}/')}={value}" for key, value in node.labels.items() if key != _OFTEN)
-    taints = (f"{one['key'].removeprefix(f'{P}/')}={one.get('value', '')}:{one['effect']}" for one in node.taints)
+    taints = (
+        f"{taint['key'].removeprefix(f'{P}/')}={taint.get('value', '')}:{taint['effect']}" for taint in node.taints
+    )
     conditions = node.object["status"].get("conditions") or []
-    told = (f"{one['type']}={one['status']}({one.get('reason', '')})" for one in conditions)
-    return Marks(tuple(sorted(labels)), tuple(sorted(taints)), tuple(sorted(told)))
+    messages = (f"{condition['type']}={condition['status']}({condition.get('reason', '')})" for condition in conditions)
+    return Marks(tuple(sorted(labels)), tuple(sorted(taints)), tuple(sorted(messages)))
 
 
 def changes(nodes: Iterable[NodeView]) -> list[Marks]:
@@ -51,7 +53,7 @@ def standing(node: NodeView) -> dict[str, Any]:
     record = node.record
     rows = map(_row, record.get("findings", []))
     return {
-        "findings": sorted(rows, key=lambda one: (one["reason"], one["subject"])),
+        "findings": sorted(rows, key=lambda entry: (entry["reason"], entry["subject"])),
         **{key: record.get(key) for key in ("released", "acknowledged", "taken", "machine", "boot_id")},
     }
 
@@ -70,16 +72,16 @@ def remembered(file: bytes) -> Mapping[str, Any]:
     """What a memory's file says that must outlive a version."""
     content = json.loads(file.partition(b"\n")[2])
     keys = ("machine", "boot_id", "findings", "released", "acknowledged", "gpus", "recovery", "ended", "first", "taken")
-    told = {key: content.get(key) for key in keys}
-    told["findings"] = [_row(one, "boot_id", "escalates") for one in content["findings"]]
-    told["acknowledged"] = [one | {"last_seen": one["last_seen"][:_SECOND]} for one in content["acknowledged"]]
-    told["released"] = content["released"] and content["released"]["by"]
-    return told | {"ended": _ends(content["ended"])}
+    fields = {key: content.get(key) for key in keys}
+    fields["findings"] = [_row(entry, "boot_id", "escalates") for entry in content["findings"]]
+    fields["acknowledged"] = [entry | {"last_seen": entry["last_seen"][:_SECOND]} for entry in content["acknowledged"]]
+    fields["released"] = content["released"] and content["released"]["by"]
+    return fields | {"ended": _ends(content["ended"])}
 
 
 def same(what: str, before: Any, now: Any) -> None:
     """Raises AssertionError with the lines that differ."""
-    was, comes = (json.dumps(one, indent=1, sort_keys=True).splitlines() for one in (before, now))
+    was, comes = (json.dumps(entry, indent=1, sort_keys=True).splitlines() for entry in (before, now))
     assert before == now, f"{what} says other things:\n" + "\n".join(unified_diff(was, comes, lineterm="", n=2))
 
 

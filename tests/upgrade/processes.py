@@ -43,77 +43,77 @@ def tell(before: Version, after: Version) -> None:
             in_flight(told, ran, agent)
 
 
-def stand_faults(told: Stage, version: Version) -> None:
+def stand_faults(stage: Stage, version: Version) -> None:
     """A reset that counts, an acknowledgement, an Xid with its taint, a level, and what a sweep found."""
-    world = told.world
-    told.start(version)
+    world = stage.world
+    stage.start(version)
     world.wait_for_status("pass")
     world.host.xid(5, 48, _DOUBLE_BIT)
     world.wait_for_taint()
-    told.release(version)
+    stage.release(version)
     world.wait_for_status("pass")
-    assert reset_of_95(told) == "RESET"
+    assert reset_of_95(stage) == "RESET"
     world.host.xid(3, 79, _OFF_THE_BUS)
     world.wait_for_taint()
     world.host.write_value("nvml/gpu6/remap_pending", 1)
-    ends(told.deep_run(version, *SWEEP, failing_gpu=1))
+    ends(stage.deep_run(version, *SWEEP, failing_gpu=1))
     world.wait(lambda node: {_MEMORY, "RowRemapPending"} <= node.findings.keys())
     settled(world.agent)
-    memory = told.memory
+    memory = stage.memory
     print(f"under {version.name} stand {', '.join(sorted(world.node().findings))}, tainted", flush=True)
     assert list(memory["ended"].values()) == [1]
     assert len(memory["acknowledged"]) == 1
 
 
-def up(told: Stage, before: Version, after: Version) -> None:
+def up(stage: Stage, before: Version, after: Version) -> None:
     """Policies first, then the agent: for a while there are two on the node."""
-    old = told.world.agent
-    with told.nothing_changes(f"the policies of {after.name}, the agent of {before.name}"):
-        told.apply(after)
+    old = stage.world.agent
+    with stage.nothing_changes(f"the policies of {after.name}, the agent of {before.name}"):
+        stage.apply(after)
         settled(old)
-    told.world.host.xid(2, 31, _MMU_FAULT)
-    told.world.wait(lambda node: "Xid31" in node.findings)
+    stage.world.host.xid(2, 31, _MMU_FAULT)
+    stage.world.wait(lambda node: "Xid31" in node.findings)
     settled(old)
     print(f"  refused to that agent: {refusals(old)}", flush=True)
-    with told.nothing_changes(f"an agent of {after.name} beside it"):
-        new = told.start_beside(after)
+    with stage.nothing_changes(f"an agent of {after.name} beside it"):
+        new = stage.start_beside(after)
         eventually(lambda: any("another agent" in line["event"] for line in new.lines), new.log.read_text)
         settled(old)
-    with told.nothing_changes("the older one ends, the newer one takes over"):
+    with stage.nothing_changes("the older one ends, the newer one takes over"):
         assert old.terminate() == 0
-        told.world.host.kernel_log.replay()
+        stage.world.host.kernel_log.replay()
         settled(new)
 
 
-def back(told: Stage, before: Version, after: Version) -> None:
+def back(stage: Stage, before: Version, after: Version) -> None:
     """The agent first, then the policies; and what comes of another order, and of a lost file."""
-    with told.nothing_changes(f"back to the agent of {before.name}, the policies of {after.name}"):
-        told.stop()
-        settled(told.start(before))
-    assert reset_of_95(told) == "RESET"
-    with told.nothing_changes(f"back to the policies of {before.name}"):
-        told.apply(before)
-        settled(told.world.agent)
-    with told.nothing_changes(f"the agent of {after.name}, the policies of {before.name}"):
-        told.stop()
-        settled(told.start(after))
-    print(f"  refused to that agent: {refusals(told.world.agent)}", flush=True)
-    assert reset_of_95(told) == "ISOLATE"
+    with stage.nothing_changes(f"back to the agent of {before.name}, the policies of {after.name}"):
+        stage.stop()
+        settled(stage.start(before))
+    assert reset_of_95(stage) == "RESET"
+    with stage.nothing_changes(f"back to the policies of {before.name}"):
+        stage.apply(before)
+        settled(stage.world.agent)
+    with stage.nothing_changes(f"the agent of {after.name}, the policies of {before.name}"):
+        stage.stop()
+        settled(stage.start(after))
+    print(f"  refused to that agent: {refusals(stage.world.agent)}", flush=True)
+    assert reset_of_95(stage) == "ISOLATE"
     print("two resets, one counted by each version: the third Xid 95 is ISOLATE", flush=True)
     for version in (before, after):
-        seen = told.world.node()
-        told.stop()
-        told.world.memory_file.unlink()
-        settled(told.start(version))
-        now = told.world.node()
+        seen = stage.world.node()
+        stage.stop()
+        stage.world.memory_file.unlink()
+        settled(stage.start(version))
+        now = stage.world.node()
         same("the Node", str(marks(seen)), str(marks(now)))
         same("the record", standing(seen), standing(now))
         print(f"without the memory's file the agent of {version.name} has all from the Node", flush=True)
 
 
-def reset_of_95(told: Stage) -> str:
+def reset_of_95(stage: Stage) -> str:
     """The severity of an Xid 95, whose GPU is reset then."""
-    world = told.world
+    world = stage.world
     world.host.xid(0, 95, _UNCONTAINED)
     node = world.wait(lambda node: "Xid95" in node.findings)
     severity = str(node.findings["Xid95"]["severity"])
@@ -123,50 +123,50 @@ def reset_of_95(told: Stage) -> str:
     return severity
 
 
-def fault_is_told(told: Stage, agent: Version, policies: Version) -> None:
+def fault_is_told(stage: Stage, agent: Version, policies: Version) -> None:
     """While the other version's policies stand; the other's agent then finds the place in the budget, and frees it."""
-    told.apply(policies)
-    release_all(told, agent)
-    world = told.world
+    stage.apply(policies)
+    release_all(stage, agent)
+    world = stage.world
     before = len(world.events("Xid79"))
     world.host.xid(7, 79, _OFF_THE_BUS)
     world.wait_for_taint()
     eventually(lambda: len(world.events("Xid79")) > before)
     settled(world.agent)
     print(f"the agent of {agent.name} under the policies of {policies.name} taints and tells a new fault", flush=True)
-    with told.nothing_changes(f"then the agent of {policies.name}"):
-        told.stop()
-        settled(told.start(policies))
+    with stage.nothing_changes(f"then the agent of {policies.name}"):
+        stage.stop()
+        settled(stage.start(policies))
     if policies.name != HERE.name:
-        told.plane.kubectl(
+        stage.plane.kubectl(
             "delete", "leases", "--all", "--namespace=gpu-healthcheck-budget"
         )  # docs/upgrading.md, "Go back to an older version"
-    eventually(lambda: len(told.cluster.slots()) == 1, told.cluster.slots)
-    told.release(policies)
+    eventually(lambda: len(stage.cluster.slots()) == 1, stage.cluster.slots)
+    stage.release(policies)
     world.wait_for_status("pass")
-    eventually(lambda: not told.cluster.slots())
+    eventually(lambda: not stage.cluster.slots())
 
 
-def in_flight(told: Stage, ran: Version, agent: Version) -> None:
+def in_flight(stage: Stage, ran: Version, agent: Version) -> None:
     """A Job of one version ends under an agent of the other, on a node without our taint."""
     for program, failing_gpu in ((SWEEP, 1), (QUARANTINE, 2)):
-        release_all(told, agent)
-        ends(told.deep_run(ran, *program, failing_gpu=failing_gpu))
-        told.world.wait(lambda node: _MEMORY in node.findings and node.tainted and _is_free(node))
+        release_all(stage, agent)
+        ends(stage.deep_run(ran, *program, failing_gpu=failing_gpu))
+        stage.world.wait(lambda node: _MEMORY in node.findings and node.tainted and _is_free(node))
         print(f"{program[0]} of {ran.name}: its finding is with the agent of {agent.name}", flush=True)
-    ends(told.deep_run(ran, *QUARANTINE, failing_gpu=None))
-    told.world.wait_for_status("pass")
+    ends(stage.deep_run(ran, *QUARANTINE, failing_gpu=None))
+    stage.world.wait_for_status("pass")
     print(f"a run of {ran.name} that passes ends it under the agent of {agent.name}", flush=True)
 
 
-def release_all(told: Stage, version: Version) -> None:
+def release_all(stage: Stage, version: Version) -> None:
     """Its agent runs, and nothing stands."""
-    told.stop()
-    told.start(version)
-    settled(told.world.agent)
-    if told.world.node().status != "pass":
-        told.release(version)
-        told.world.wait_for_status("pass")
+    stage.stop()
+    stage.start(version)
+    settled(stage.world.agent)
+    if stage.world.node().status != "pass":
+        stage.release(version)
+        stage.world.wait_for_status("pass")
 
 
 def ends(process: subprocess.Popen[str]) -> None:

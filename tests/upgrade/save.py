@@ -40,29 +40,31 @@ def save(version: Version, folder: Path) -> None:
         _save_what_waits(told, version, folder)
 
 
-def _save_what_waits(told: Stage, version: Version, folder: Path) -> None:
+def _save_what_waits(stage: Stage, version: Version, folder: Path) -> None:
     """For an agent that is away: deep records that nobody has taken, a person's release, and a run that goes on."""
-    ends(told.deep_run(version, *SWEEP, failing_gpu=4))
-    told.release(version, "--no-wait")
-    pod = Pod(told.world)
-    run = told.deep_run(version, *QUARANTINE, failing_gpu=None, holds=True)
+    ends(stage.deep_run(version, *SWEEP, failing_gpu=4))
+    stage.release(version, "--no-wait")
+    pod = Pod(stage.world)
+    run = stage.deep_run(version, *QUARANTINE, failing_gpu=None, holds=True)
     eventually(lambda: "4" in pod.asked)
-    _write(told, folder / "run-in-flight.json")
+    _write(stage, folder / "run-in-flight.json")
     pod.let_go()
     ends(run)
     pod.well()
-    _write(told, folder / "passed-run.json")
-    ends(told.deep_run(version, *QUARANTINE, failing_gpu=2))
-    _write(told, folder / "failed-run.json")
+    _write(stage, folder / "passed-run.json")
+    ends(stage.deep_run(version, *QUARANTINE, failing_gpu=2))
+    _write(stage, folder / "failed-run.json")
 
 
-def _write(told: Stage, file: Path) -> None:
-    node = told.world.node().object
+def _write(stage: Stage, file: Path) -> None:
+    node = stage.world.node().object
     del node["metadata"]["managedFields"]
-    listed = [told.plane.request("GET", path).body["items"] for path in (_HEARTBEATS, BUDGET)]
-    leases: list[dict[str, Any]] = [one for some in listed for one in some if one["spec"]["holderIdentity"] == NODE]
-    for one in leases:
-        one["metadata"].pop("managedFields", None)
-    memory = told.world.memory_file.read_text()
+    listed = [stage.plane.request("GET", path).body["items"] for path in (_HEARTBEATS, BUDGET)]
+    leases: list[dict[str, Any]] = [
+        entry for some in listed for entry in some if entry["spec"]["holderIdentity"] == NODE
+    ]
+    for lease in leases:
+        lease["metadata"].pop("managedFields", None)
+    memory = stage.world.memory_file.read_text()
     file.write_text(json.dumps({"memory": memory, "node": node, "leases": leases}, indent=1) + "\n")
     print(file, flush=True)

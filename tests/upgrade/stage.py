@@ -90,8 +90,8 @@ class Stage:
 
     def sweep(self, version: Version) -> str:
         """The name of the Job that one sweep made. Nothing runs it; it goes, and the sweep's marks on the Node."""
-        told = dict.fromkeys((f"{P}/sweep-result", f"{P}/quarantine-result"))
-        self._patch({"annotations": told})  # who was just tested is due for no sweep
+        fields = dict.fromkeys((f"{P}/sweep-result", f"{P}/quarantine-result"))
+        self._patch({"annotations": fields})  # who was just tested is due for no sweep
         settings = self.world.folder / "sweeper-config"
         settings.mkdir(exist_ok=True)  # the defaults: by the agent's own no node is ever due
         environment = {
@@ -133,7 +133,7 @@ class Stage:
             return []
         since = f"timeoutSeconds=1&resourceVersion={self.past[-1].version}"
         watch = self.plane.request("GET", f"/api/v1/nodes?watch=true&fieldSelector=metadata.name={NODE}&{since}")
-        new = [NodeView(one["object"]) for one in watch.body]
+        new = [NodeView(entry["object"]) for entry in watch.body]
         self.past += new
         return new
 
@@ -188,5 +188,5 @@ def settled(agent: AgentProcess) -> None:
 
 def refusals(agent: AgentProcess) -> str:
     """What of its writes was refused, in the policies' own words."""
-    said = {str(line.get("error", line["event"])) for line in agent.lines if "denied request" in json.dumps(line)}
-    return "; ".join(sorted(said)) or "nothing"
+    messages = {str(line.get("error", line["event"])) for line in agent.lines if "denied request" in json.dumps(line)}
+    return "; ".join(sorted(messages)) or "nothing"

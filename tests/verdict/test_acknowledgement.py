@@ -95,7 +95,7 @@ class TestTheAnnotation:
 
         word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
 
-        assert {(one.reason, one.boot_id, one.cursor) for one in word.findings} == {
+        assert {(finding.reason, finding.boot_id, finding.cursor) for finding in word.findings} == {
             ("Xid79", BOOT, 1200),
             ("DcgmDiagMemory", "", None),
         }
@@ -106,7 +106,7 @@ class TestTheAnnotation:
 
         word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
 
-        assert [(one.boot_id, one.cursor) for one in word.findings] == [(EARLIER_BOOT, 5000)]
+        assert [(finding.boot_id, finding.cursor) for finding in word.findings] == [(EARLIER_BOOT, 5000)]
         assert release(memory, word, later(3600)).standing == ()
 
     def test_ends_what_it_names_though_the_record_cuts_its_times_to_the_second(self) -> None:
@@ -152,7 +152,7 @@ class TestTheAnnotation:
         found, complaints = read_release(node(annotations={RELEASE: text}), gestures=True)
 
         assert found is None
-        assert [one.startswith(f"annotation {RELEASE}: ") for one in complaints] == [True]
+        assert [complaint.startswith(f"annotation {RELEASE}: ") for complaint in complaints] == [True]
 
     @pytest.mark.parametrize("gestures", [True, False])
     def test_counts_with_and_without_labels(self, gestures: bool) -> None:
@@ -177,7 +177,7 @@ class TestTheGesture:
         assert complaints == ()
         assert word is not None
         assert (word.by, word.at, word.reason) == (PERSON.name, PERSON.at, GESTURE)
-        assert [(one.reason, one.cursor) for one in word.findings] == [("Xid79", 1200)]
+        assert [(finding.reason, finding.cursor) for finding in word.findings] == [("Xid79", 1200)]
 
     def test_is_none_where_labels_are_switched_off(self) -> None:
         assert read_release(gestured(remembers(xid79())), gestures=False) == (None, ())
@@ -203,7 +203,7 @@ class TestTheGesture:
         word, _ = read_release(replace(gestured(remembers(xid79())), status_managers=managers), gestures=True)
 
         assert word is not None
-        assert (word.by, [one.reason for one in word.findings]) == (by, ["Xid79"])
+        assert (word.by, [finding.reason for finding in word.findings]) == (by, ["Xid79"])
         assert word.at >= WALL
 
     def test_is_the_same_whenever_it_is_read(self) -> None:
@@ -232,13 +232,13 @@ class TestTheGesture:
         assert read_release(gestured(remembers(level)), gestures=True) == (None, ())
 
     def test_means_nothing_that_a_deep_run_wrote_by_itself(self) -> None:
-        beside = {SWEEP_RESULT: deep(deep_row())}
-        alone, _ = read_release(gestured(remembers(), beside), gestures=True)
-        word, _ = read_release(gestured(remembers(xid79()), beside), gestures=True)
+        fields = {SWEEP_RESULT: deep(deep_row())}
+        alone, _ = read_release(gestured(remembers(), fields), gestures=True)
+        word, _ = read_release(gestured(remembers(xid79()), fields), gestures=True)
 
         assert alone is None
         assert word is not None
-        assert [one.reason for one in word.findings] == ["Xid79"]
+        assert [finding.reason for finding in word.findings] == ["Xid79"]
 
     @pytest.mark.parametrize("own", ["", "no JSON", "[]", '{"released":7}', '{"released":{"at":7}}'])
     def test_beside_a_record_that_nobody_can_read_is_none(self, own: str) -> None:
@@ -254,7 +254,9 @@ class TestTheDeepRecords:
 
         assert other_severities(state, ()) == ([ISOLATE, RESET], ())
         assert other_severities(state, told) == ([PASS, PASS], ())
-        assert other_severities(state, [one for one in told if one.reason == "X"]) == ([ISOLATE, PASS], ())
+        assert other_severities(
+            state, [acknowledgement for acknowledgement in told if acknowledgement.reason == "X"]
+        ) == ([ISOLATE, PASS], ())
 
     def test_count_again_when_a_later_run_finds_the_same(self) -> None:
         told = acknowledgements(faults_on(node(annotations={SWEEP_RESULT: deep(deep_row())})))
@@ -266,7 +268,7 @@ class TestTheDeepRecords:
         state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE","timestamp":"2026-11-21T01:02:03Z"}'})
         told = acknowledgements(faults_on(state))
 
-        assert [(one.reason, one.subject) for one in told] == [(UNTOLD, "node")]
+        assert [(acknowledgement.reason, acknowledgement.subject) for acknowledgement in told] == [(UNTOLD, "node")]
         assert other_severities(state, told) == ([PASS], ())
 
     def test_that_do_not_say_when_cannot_be_told_from_later_ones_and_stay(self) -> None:
@@ -317,7 +319,7 @@ class TestARecordOfTheBashSuite:
         state = node(annotations={QUARANTINE_RESULT: self.OLD}, taints=taints)
 
         assert other_severities(state, ()) == (severities, ())
-        assert [one.severity for one in faults_on(state)] == severities
+        assert [fault.severity for fault in faults_on(state)] == severities
 
     @pytest.mark.parametrize(
         "text", ['{"severity":"ISOLATE"}', '{"severity":"ISOLATE","timestamp":"0001-01-01T00:00:00+23:59"}']
@@ -327,7 +329,7 @@ class TestARecordOfTheBashSuite:
         severities, complaints = other_severities(node(annotations={SWEEP_RESULT: text}, taints=taints), ())
 
         assert severities == []
-        assert [one.endswith("; it is passed over") for one in complaints] == [True]
+        assert [complaint.endswith("; it is passed over") for complaint in complaints] == [True]
 
 
 @pytest.mark.parametrize("at", ["1969-12-31T23:59:59Z", "9999-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59", 7, {}])
@@ -335,7 +337,7 @@ def test_a_deep_record_whose_time_cannot_be_held_counts_and_is_complained_of(at:
     severities, complaints = other_severities(node(annotations={SWEEP_RESULT: deep(deep_row(), timestamp=at)}), ())
 
     assert severities == [ISOLATE]
-    assert [one.startswith(f"annotation {SWEEP_RESULT}: timestamp: ") for one in complaints] == [True]
+    assert [complaint.startswith(f"annotation {SWEEP_RESULT}: timestamp: ") for complaint in complaints] == [True]
 
 
 @pytest.mark.parametrize(
@@ -355,9 +357,9 @@ def test_a_deep_record_is_taken_once_the_taint_that_the_agent_wants_stands(
     own: dict[str, Any], taints: tuple[Any, ...], taken: bool
 ) -> None:
     record = {"schema": 1, "taken": {"sweep-result": "2026-11-21T01:02:03Z"}, **own}
-    told = node(annotations={RESULTS: json.dumps(record)}, taints=taints)
+    state = node(annotations={RESULTS: json.dumps(record)}, taints=taints)
 
-    assert has_taken(told, "sweep-result", "2026-11-21T01:02:03Z") is taken
+    assert has_taken(state, "sweep-result", "2026-11-21T01:02:03Z") is taken
 
 
 def test_the_prefix_of_the_annotation_is_the_documented_one() -> None:
@@ -367,4 +369,4 @@ def test_the_prefix_of_the_annotation_is_the_documented_one() -> None:
 def test_a_time_without_a_zone_is_no_time() -> None:
     naive = deep(deep_row(last_seen=datetime(2026, 11, 21, tzinfo=UTC).replace(tzinfo=None).isoformat()))
 
-    assert [one.seen for one in faults_on(node(annotations={SWEEP_RESULT: naive}))] == [None]
+    assert [fault.seen for fault in faults_on(node(annotations={SWEEP_RESULT: naive}))] == [None]

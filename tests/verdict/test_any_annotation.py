@@ -155,9 +155,9 @@ class Words:
     def node(self) -> NodeState:
         texts = (self.results, self.sweep, self.quarantine, self.release, self.run)
         keys = (RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RELEASE, RUN)
-        told = dict(zip(keys, texts, strict=True))
+        fields = dict(zip(keys, texts, strict=True))
         return node(
-            annotations={key: text for key, text in told.items() if text},
+            annotations={key: text for key, text in fields.items() if text},
             labels={STATUS: "pass" if self.passes else "fail"},
             taints=(TAINT,) if self.tainted else (),
             gpus={"nvidia.com/gpu": 8},
@@ -207,8 +207,8 @@ def heeded(words: Words) -> Memory:
     word, _ = read_release(state, gestures=True)
     if word is not None:
         memory = exits.release(memory, word, NOW)
-    for one in untaken(state, memory.taken):
-        memory = after_deep_record(memory, one, NOW, 2)
+    for record in untaken(state, memory.taken):
+        memory = after_deep_record(memory, record, NOW, 2)
     if (passed := passed_run(state)) is not None:
         memory = exits.quarantined(memory, passed.name, passed.began, NOW)
     return exits.within_log(memory)
@@ -233,29 +233,31 @@ def test_what_is_remembered_is_read_back(words: Words) -> None:
 def test_what_a_record_keeps_is_read_back(words: Words) -> None:
     memory = heeded(words)
     record = records.render(decide(memory, [says()]), memory, IDENTITY, WALL)
-    told = records.dump(record)
-    read = records.parse(AgentRecord, told)
+    message = records.dump(record)
+    read = records.parse(AgentRecord, message)
     again = records.remembered(read)
 
     # Else it would be news to its own writer at every look.
-    assert (records.is_whole(told), records.signature(read)) == (True, records.signature(record))
-    assert len(told.encode()) <= records.LONGEST
-    if "cut" not in json.loads(told):
-        assert [kept(one) for one in again.standing] == [kept(one) for one in decide(memory, [says()]).standing]
+    assert (records.is_whole(message), records.signature(read)) == (True, records.signature(record))
+    assert len(message.encode()) <= records.LONGEST
+    if "cut" not in json.loads(message):
+        assert [kept(finding) for finding in again.standing] == [
+            kept(finding) for finding in decide(memory, [says()]).standing
+        ]
         assert len(again.acknowledged) == len({(a.key, a.boot_id, a.cursor) for a in memory.acknowledged})
 
 
-def kept(one: Any) -> tuple[Any, ...]:
-    first, last = (at.replace(microsecond=0) for at in (one.first_seen, one.last_seen))
-    return (one.finding.severity, one.nature, first, last, one.count, one.seq, round(one.last_at, 3))
+def kept(entry: Any) -> tuple[Any, ...]:
+    first, last = (at.replace(microsecond=0) for at in (entry.first_seen, entry.last_seen))
+    return (entry.finding.severity, entry.nature, first, last, entry.count, entry.seq, round(entry.last_at, 3))
 
 
 @given(words=WORDS)
 @example(words=HOSTILE)
 def test_no_word_speaks_of_what_comes_after_it_was_seen(words: Words) -> None:
     memory = heeded(words)
-    assert all(one.last_seen <= NOW.wall for one in memory.standing)
-    assert all(one.last_seen <= NOW.wall for one in memory.acknowledged)
+    assert all(finding.last_seen <= NOW.wall for finding in memory.standing)
+    assert all(acknowledgement.last_seen <= NOW.wall for acknowledgement in memory.acknowledged)
     event = fault(seq=CURSOR + 1, at=NOW.monotonic + 5)
 
     after = after_kernel_log(memory, [says(sightings=(sighting(event),), check="xid")], later(10))
@@ -265,7 +267,7 @@ def test_no_word_speaks_of_what_comes_after_it_was_seen(words: Words) -> None:
     if word is not None:
         after = exits.within_log(exits.release(replace(after, cursor=CURSOR + 1), word, later(30)))
 
-    assert ("Xid79", GPU) in {one.key for one in after.standing}
+    assert ("Xid79", GPU) in {finding.key for finding in after.standing}
 
 
 @given(words=WORDS)

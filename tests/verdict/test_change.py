@@ -59,7 +59,7 @@ def written(state: NodeState, change: NodeChange) -> NodeState:
     """The Node after the API server took the change."""
     labels, annotations = dict(state.labels), dict(state.annotations)
     taints: Sequence[Mapping[str, Any]] = state.taints
-    conditions = {one["type"]: dict(one) for one in state.conditions}
+    conditions = {condition["type"]: dict(condition) for condition in state.conditions}
     if change.patch:
         for key, value in change.patch["metadata"]["labels"].items():
             labels.pop(key, None) if value is None else labels.update({key: value})
@@ -296,7 +296,7 @@ class TestATaintLeavesWithItsFinding:
         assert (after.tainted(), again.tainted()) == (stays, stays)
         assert wants_place(verdict, after, RULES, remembers()) is stays
         kept = json.loads(again.annotations[RESULTS]).get("kept", [])
-        assert [(one["reason"], one["subject"]) for one in kept] == ([("Xid79", subject)] if stays else [])
+        assert [(entry["reason"], entry["subject"]) for entry in kept] == ([("Xid79", subject)] if stays else [])
         assert ("the taint stays for Xid79" in str(again.conditions)) is stays
         assert not written(again, self._planned(decide(remembers(), [says()]), again)).tainted()
 
@@ -418,11 +418,15 @@ class TestARelease:
         finding = Acknowledgement("Xid79", "gpu/0", "boot", 7, WALL)
         word = Release("mia", "swapped", WALL, (finding,))
 
-        told = released_event(node(), word)
+        event = released_event(node(), word)
 
-        assert (told.type, told.reason, told.message) == ("Normal", "Released", "mia released Xid79 on gpu/0: swapped")
-        assert told == released_event(node(), word)
-        assert told.name != released_event(node(), Release("mia", "swapped", WALL, ())).name
+        assert (event.type, event.reason, event.message) == (
+            "Normal",
+            "Released",
+            "mia released Xid79 on gpu/0: swapped",
+        )
+        assert event == released_event(node(), word)
+        assert event.name != released_event(node(), Release("mia", "swapped", WALL, ())).name
 
     def test_of_a_deep_record_lets_the_node_pass(self) -> None:
         row = {"reason": "D", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": "2026-11-21T01:00:00Z"}
@@ -624,11 +628,11 @@ class TestOtherRecords:
     def test_a_deep_fault_is_told_once_where_labels_are_switched_off(self) -> None:
         rules = Rules(enable_label=False)
         deep = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})
-        told = plan_for(deep, rules=rules)
+        change = plan_for(deep, rules=rules)
 
-        again = plan_for(written(deep, told), rules=rules, now=WALL + timedelta(hours=2))
+        again = plan_for(written(deep, change), rules=rules, now=WALL + timedelta(hours=2))
 
-        assert [event.reason for event in told.events] == ["GpuHealthFail"]
+        assert [event.reason for event in change.events] == ["GpuHealthFail"]
         assert (again.patch is not None, again.events) == (True, ())
 
     def test_a_deep_fault_that_is_gone_is_told_as_a_transition(self) -> None:
@@ -664,7 +668,7 @@ class TestOtherRecords:
 
         change = plan_for(state)
 
-        assert [one.startswith(f"annotation {key}: ") for one in change.complaints] == [True]
+        assert [complaint.startswith(f"annotation {key}: ") for complaint in change.complaints] == [True]
         assert written(state, change).labels[STATUS] == "pass"
 
     @pytest.mark.parametrize("text", ["", "pass:SKIP", "[]", "null", "[" * 50_000, "x" * 300_000])
@@ -674,7 +678,7 @@ class TestOtherRecords:
 
         change = plan_for(state, memory_of(REBOOT))
 
-        assert [one.startswith(f"annotation {RESULTS}: ") for one in change.complaints] == [True]
+        assert [complaint.startswith(f"annotation {RESULTS}: ") for complaint in change.complaints] == [True]
         assert json.loads(written(state, change).annotations[RESULTS])["severity"] == "REBOOT"
 
     @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def tainted_gpus(
     memory: Memory, state: NodeState | None = None, rules: Rules = ON, blind: Unobserved | None = None
 ) -> list[tuple[str, Severity]] | None:
     found = gpus_to_taint(decide(memory, [says(blind=blind)]), state or node(), rules, memory)
-    return None if found is None else [(one.address, one.severity) for one in found]
+    return None if found is None else [(gpu.address, gpu.severity) for gpu in found]
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_rules_are_brought_up_to_the_bad_gpus(
     gpus: list[BadGpu], rules: list[DeviceRule], made: list[str], changed: list[str], gone: list[str]
 ) -> None:
     change = plan_rules(gpus, [GPU_0, GPU_1], rules, node())
-    assert [one.device for one in change.made] == made
-    assert [one.device for one, _ in change.changed] == changed
-    assert [one.device for one in change.gone] == gone
+    assert [missing_rule.device for missing_rule in change.made] == made
+    assert [device_rule.device for device_rule, _ in change.changed] == changed
+    assert [device_rule.device for device_rule in change.gone] == gone
     assert change.why == ""
     assert change.names >= {rule_name(NODE, "gpu-0")}
 
@@ -135,8 +135,8 @@ def test_rules_are_brought_up_to_the_bad_gpus(
 def test_each_part_of_a_gpu_gets_a_rule(known: set[str]) -> None:
     parts = [Device(NODE, f"gpu-0-mig-1g-{n}", "", frozenset({"GPU-a"})) for n in range(3)]
     change = plan_rules([BadGpu(A, RESET, frozenset(known))], [GPU_0, *parts, GPU_1], [], node())
-    assert [one.device for one in change.made] == ["gpu-0", *(one.name for one in parts)]
-    assert [one.name for one in change.made] == [rule_name(NODE, one) for one in ("gpu-0", "0", "1", "2")]
+    assert [rule.device for rule in change.made] == ["gpu-0", *(part.name for part in parts)]
+    assert [rule.name for rule in change.made] == [rule_name(NODE, text) for text in ("gpu-0", "0", "1", "2")]
 
 
 def test_a_part_takes_a_number_that_is_free() -> None:
@@ -146,7 +146,9 @@ def test_a_part_takes_a_number_that_is_free() -> None:
     somebodys = rule("gpu-7", name=rule_name(NODE, "0"), is_ours=False)
     change = plan_rules([BAD], parts, [numbered, by_device, somebodys], node())
 
-    assert [(one.name, one.device) for one in change.made] == [(rule_name(NODE, "2"), parts[0].name)]
+    assert [(missing_rule.name, missing_rule.device) for missing_rule in change.made] == [
+        (rule_name(NODE, "2"), parts[0].name)
+    ]
     assert (change.standing, change.gone) == ((numbered, by_device), ())
 
 
@@ -185,7 +187,7 @@ def test_what_rules_cannot_cover_is_the_nodes_and_said(
     change = plan_rules([BAD], devices, [*rules, rule("gpu-1")], node())
     assert why in change.why
     assert (change.made, change.changed) == ((), ())
-    assert [one.device for one in change.gone] == ["gpu-1"]
+    assert [device_rule.device for device_rule in change.gone] == ["gpu-1"]
 
 
 def plan_for(state: NodeState, memory: Memory, grant: SlotGrant) -> NodeChange:
@@ -220,8 +222,8 @@ def test_no_repairer_is_called_to_a_node_whose_other_gpus_work() -> None:
     verdict = decide(memory, [says()])
     record = records.render(verdict, memory, IDENTITY, WALL)
     rules = replace(ON, repair=RepairPolicy(REPAIR_CONDITIONS))
-    told = plan(verdict, record, node(), rules, WALL, (), BY_DEVICES).repair.conditions
-    assert {one["type"]: (one["status"], one["reason"]) for one in told} == {
+    fieldses = plan(verdict, record, node(), rules, WALL, (), BY_DEVICES).repair.conditions
+    assert {entry["type"]: (entry["status"], entry["reason"]) for entry in fieldses} == {
         REBOOT_REQUIRED: ("False", "NotRequired"),
         REPLACEMENT_REQUIRED: ("True", "Xid79"),
         HARDWARE_READY: ("Unknown", "RepairWithheld"),

@@ -47,13 +47,13 @@ def test_it_is_never_longer_than_it_may_be() -> None:
     runtime = RuntimeRow(
         config=long, default=long, cdi=True, handlers=(long,) * 99, others=(long,) * 9, nvidia_in=(long,) * 9
     )
-    told = within_limit(Inventory(pci=8, nvml=8, driver=long, runtime=runtime, toolkit=ToolkitRow(long, long)))
-    assert len(json.dumps(as_json(told)).encode()) <= LONGEST
-    assert (told.pci, told.nvml) == (8, 8)
+    inventory = within_limit(Inventory(pci=8, nvml=8, driver=long, runtime=runtime, toolkit=ToolkitRow(long, long)))
+    assert len(json.dumps(as_json(inventory)).encode()) <= LONGEST
+    assert (inventory.pci, inventory.nvml) == (8, 8)
 
 
 @given(st.dictionaries(_KEYS, _ANYTHING | st.dictionaries(_KEYS, _ANYTHING)))
 def test_what_others_write_is_bounded_and_typed(raw: dict[str, object]) -> None:
-    told = within_limit(read(raw))
-    assert len(json.dumps(as_json(told)).encode()) <= LONGEST
-    assert read(as_json(told)) == told
+    inventory = within_limit(read(raw))
+    assert len(json.dumps(as_json(inventory)).encode()) <= LONGEST
+    assert read(as_json(inventory)) == inventory

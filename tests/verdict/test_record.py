@@ -50,7 +50,10 @@ def size(record: dict[str, Any]) -> int:
 def flood(count: int, detail: str) -> Memory:
     return remembers(
         stands(fault("Xid79", Severity.REBOOT, detail=detail)),
-        *(stands(fault("Xid13", Severity.MONITOR, f"gpu/0000:{one:02x}:00.0", detail=detail)) for one in range(count)),
+        *(
+            stands(fault("Xid13", Severity.MONITOR, f"gpu/0000:{number:02x}:00.0", detail=detail))
+            for number in range(count)
+        ),
     )
 
 
@@ -132,10 +135,10 @@ def test_a_record_of_many_findings_is_at_most_16_kib_and_counts_what_it_cut(coun
     gone = record.get("cut", {"details": 0, "findings": 0})
     assert len(record["findings"]) + gone["findings"] == count + 1
     if gone["details"] == 0:
-        assert {one["detail"] for one in record["findings"]} == {detail}
+        assert {entry["detail"] for entry in record["findings"]} == {detail}
     else:
         assert gone["details"] == count + 1
-        assert {one["detail"] for one in record["findings"]} == {detail[:40]}
+        assert {entry["detail"] for entry in record["findings"]} == {detail[:40]}
 
 
 @pytest.mark.parametrize("detail", ["short", "x" * 200])
@@ -314,7 +317,7 @@ def test_times_are_written_in_utc(at: datetime, text: str) -> None:
 
 
 def test_a_blind_check_does_not_make_a_healthy_record_long() -> None:
-    outcomes = [says(check=one.check, group=one.group, blind=BLIND) for one in ALL_GROUPS]
+    outcomes = [says(check=group.check, group=group.group, blind=BLIND) for group in ALL_GROUPS]
 
     assert size(render(remembers(), outcomes)) <= 2048
 
@@ -365,7 +368,7 @@ def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> 
     )
 
     text = records.dump(read(render(remembers(acknowledged=acknowledged))))
-    told = records.remembered(records.parse(AgentRecord, text)).acknowledged
+    acknowledgements = records.remembered(records.parse(AgentRecord, text)).acknowledged
 
     asked = [
         (boot_id, seq, seen)
@@ -373,11 +376,11 @@ def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> 
         for seq in (-1, 7, 8, 100, 101)
         for seen in (WALL, later)
     ]
-    for one in acknowledged:
-        (same,) = [other for other in told if other.key == one.key]
+    for acknowledgement in acknowledged:
+        (same,) = [other for other in acknowledgements if other.key == acknowledgement.key]
         # What stands in the log has a place there, and what does not has none.
-        places = [place for place in asked if (place[1] < 0) is (one.cursor is None)]
-        assert [same.covers(*place) for place in places] == [one.covers(*place) for place in places]
+        places = [place for place in asked if (place[1] < 0) is (acknowledgement.cursor is None)]
+        assert [same.covers(*place) for place in places] == [acknowledgement.covers(*place) for place in places]
 
 
 def test_a_healthy_node_that_was_released_of_much_has_a_small_record() -> None:

@@ -59,7 +59,7 @@ def plan_for(
 
 
 def told(change: NodeChange) -> dict[str, Json]:
-    return {one["type"]: dict(one) for one in change.repair.conditions}
+    return {condition["type"]: dict(condition) for condition in change.repair.conditions}
 
 
 def words(change: NodeChange) -> tuple[str, ...]:
@@ -86,18 +86,18 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("severity", "blind", "said"), SAID)
-def test_each_tier_has_its_own_condition(severity: Severity, blind: bool, said: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("severity", "blind", "messages"), SAID)
+def test_each_tier_has_its_own_condition(severity: Severity, blind: bool, messages: tuple[str, ...]) -> None:
     change = plan_for(node(), memory_of(severity), blind=BLIND if blind else None)
 
-    assert words(change) == said
-    for one in told(change).values():
-        assert one["message"].startswith(OUR_WORD)
-        assert one["lastTransitionTime"] == one["lastHeartbeatTime"] == timestamp(WALL)
+    assert words(change) == messages
+    for entry in told(change).values():
+        assert entry["message"].startswith(OUR_WORD)
+        assert entry["lastTransitionTime"] == entry["lastHeartbeatTime"] == timestamp(WALL)
 
 
 @pytest.mark.parametrize(
-    ("threshold", "severity", "said"),
+    ("threshold", "severity", "message"),
     [
         (REBOOT, RESET, "Unknown"),
         (REBOOT, REBOOT, "False"),
@@ -106,11 +106,11 @@ def test_each_tier_has_its_own_condition(severity: Severity, blind: bool, said: 
     ],
 )
 def test_the_cluster_says_from_which_severity_on_its_hardware_is_not_ready(
-    threshold: Severity, severity: Severity, said: str
+    threshold: Severity, severity: Severity, message: str
 ) -> None:
     rules = Rules(repair=RepairPolicy((HARDWARE_READY,), threshold))
 
-    assert told(plan_for(node(), memory_of(severity), rules=rules))[HARDWARE_READY]["status"] == said
+    assert told(plan_for(node(), memory_of(severity), rules=rules))[HARDWARE_READY]["status"] == message
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_blindness_takes_nothing_back(blind: Unobserved | None) -> None:
 
     after = plan_for(with_conditions(before, taints=[TAINT]), memory_of(ISOLATE), blind=blind, now=LATER)
 
-    said = {(one["status"], one["lastTransitionTime"]) for one in after.repair.conditions}
-    assert said <= {("True", timestamp(WALL)), ("False", timestamp(WALL))}
+    entries = {(condition["status"], condition["lastTransitionTime"]) for condition in after.repair.conditions}
+    assert entries <= {("True", timestamp(WALL)), ("False", timestamp(WALL))}
 
 
 def test_what_is_said_already_is_not_said_again() -> None:
@@ -166,13 +166,13 @@ def test_the_time_of_the_transition_moves_with_the_status_alone() -> None:
 
     again = told(plan_for(state, other, now=LATER))
 
-    assert {kind: one["lastTransitionTime"] for kind, one in again.items()} == {
+    assert {kind: entry["lastTransitionTime"] for kind, entry in again.items()} == {
         REPLACEMENT_REQUIRED: timestamp(WALL),
         HARDWARE_READY: timestamp(WALL),
     }
     assert again[HARDWARE_READY]["reason"] == "NvidiaDoubleBitError"
     well = told(plan_for(state, remembers(), now=LATER))
-    assert {one["lastTransitionTime"] for one in well.values()} == {timestamp(LATER)}
+    assert {entry["lastTransitionTime"] for entry in well.values()} == {timestamp(LATER)}
     assert (well[REPLACEMENT_REQUIRED]["status"], well[HARDWARE_READY]["status"]) == ("False", "True")
 
 

@@ -55,11 +55,11 @@ def test_the_severity_is_the_worst_one_standing() -> None:
     ],
 )
 def test_no_finding_hides_another(standing: list[tuple[str, Severity]], severity: Severity) -> None:
-    memory = remembers(*(stands(fault(reason, one)) for reason, one in standing))
+    memory = remembers(*(stands(fault(reason, tier)) for reason, tier in standing))
     verdict = decide(memory, [says()])
 
     assert (verdict.status, verdict.severity) == (Status.FAIL, severity)
-    assert [one.finding.reason for one in verdict.standing] == [reason for reason, _ in standing]
+    assert [finding.finding.reason for finding in verdict.standing] == [reason for reason, _ in standing]
 
 
 def test_each_group_shows_its_own_worst_finding() -> None:

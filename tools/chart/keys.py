@@ -118,11 +118,11 @@ class Key:
     @property
     def is_optional(self) -> bool:
         """Whether nothing may stand there: an entry is left out then, or a list or map is empty."""
-        return self.default in ([], {}) or (bool(self.places) and all(one.block for one in self.places))
+        return self.default in ([], {}) or (bool(self.places) and all(place.block for place in self.places))
 
 
 def _in_pods(*path: str | int, of: tuple[Identity, ...] = tuple(PODS), block: bool = True) -> tuple[Place, ...]:
-    return tuple(Place(one, (*PODS[one], *path), block) for one in of)
+    return tuple(Place(pair, (*PODS[pair], *path), block) for pair in of)
 
 
 def _resources(of: Identity) -> tuple[Place, ...]:

@@ -74,7 +74,7 @@ class Document:
             if isinstance(node, yaml.SequenceNode):
                 key = node = node.value[int(step)]
             else:
-                key, node = next((one, value) for one, value in node.value if one.value == step)
+                key, node = next((entry, value) for entry, value in node.value if entry.value == step)
         return key, node
 
     def _end(self, node: yaml.Node) -> int:
@@ -88,9 +88,9 @@ class Document:
 
 def documents(text: str) -> Iterator[Document]:
     """The objects of a file, in its order."""
-    for one in re.split(r"(?m)^---\n", text):
-        if yaml.safe_load(one) is not None:
-            yield Document(one)
+    for word in re.split(r"(?m)^---\n", text):
+        if yaml.safe_load(word) is not None:
+            yield Document(word)
 
 
 def as_template(text: str, edits: list[Edit]) -> str:

@@ -16,9 +16,9 @@ from healthcheck.settings.reading import read_settings
 from healthcheck.settings.values import NodeSettings
 
 
-def lines(one: str) -> str:
+def lines(text: str) -> str:
     """A pattern of a text of such lines; a line may be empty, and `#` begins a comment."""
-    return rf"^([ \t]*({one})?[ \t]*(#[^\n]*)?(\n|$))*$"
+    return rf"^([ \t]*({text})?[ \t]*(#[^\n]*)?(\n|$))*$"
 
 
 def _any_of(words: Iterable[str]) -> str:
@@ -58,7 +58,7 @@ def _allowed_values(name: str, setting: Setting) -> dict[str, Any]:
     if setting.kind is bool:
         return {"type": "boolean"}
     if setting.kind is Severity:
-        return {"enum": [one.name for one in Severity if allowed(name, one.name)]}
+        return {"enum": [severity.name for severity in Severity if allowed(name, severity.name)]}
     return {"type": "string", **(_checks() if name == "CHECKS_LIGHTWEIGHT" else _NARROWER.get(name, {}))}
 
 
@@ -66,7 +66,7 @@ def _checks() -> dict[str, Any]:
     """Groups by number or by name, and checks; those that a light look may run."""
     groups = dict.fromkeys(check.group for check in CHECKS)
     words = [*(group.partition("-")[0] for group in groups), *groups, *(check.name for check in CHECKS)]
-    word = _any_of(one for one in words if allowed("CHECKS_LIGHTWEIGHT", one))
+    word = _any_of(text for text in words if allowed("CHECKS_LIGHTWEIGHT", text))
     return {"pattern": f"^ *{word}( +{word})* *$"}
 
 

@@ -69,15 +69,17 @@ def _files() -> list[Source]:
 
 def sources() -> dict[Identity, Document]:
     """The objects that have values, among others: by kind and name, which a Role shares with one elsewhere."""
-    return {one.identity: one for file in _files() for one in file.documents}
+    return {document.identity: document for file in _files() for document in file.documents}
 
 
 def templates() -> dict[str, str]:
     """Every template that is made from a manifest, by the name of its file."""
     files = _files()
     made = {file.name: text for file in files if (text := _file(file))}
-    in_order = [(one, file.key) for file in files for one in file.documents if one.identity[0] in _IN_ORDER]
-    items = (_if(key, _item(template(one, _LIST_DEPTH))) for one, key in sorted(in_order, key=_turn))
+    in_order = [
+        (document, file.key) for file in files for document in file.documents if document.identity[0] in _IN_ORDER
+    ]
+    items = (_if(key, _item(template(document, _LIST_DEPTH))) for document, key in sorted(in_order, key=_turn))
     return {**made, f"{_LIST}.yaml": _LIST_HEAD + "".join(items)}
 
 
@@ -88,8 +90,12 @@ def _turn(item: tuple[Document, str]) -> int:
 
 def _file(file: Source) -> str:
     """'' where all that is in it stands elsewhere."""
-    found = [one for one in file.documents if one.identity[0] not in _IN_ORDER and one.identity != HELMS_OWN]
-    texts = (_if(LABELLED.get(one.identity, file.key), f"---\n{template(one)}") for one in found)
+    found = [
+        document
+        for document in file.documents
+        if document.identity[0] not in _IN_ORDER and document.identity != HELMS_OWN
+    ]
+    texts = (_if(LABELLED.get(document.identity, file.key), f"---\n{template(document)}") for document in found)
     head = f"# Generated from {file.path.relative_to(ROOT)} by `make docs`.\n"
     return head + "".join(texts) if found else ""
 

@@ -46,8 +46,8 @@ def _entry(key: Key, found: dict[Identity, Document]) -> str:
 
 def default(key: Key, found: dict[Identity, Document]) -> Any:
     """What the manifests have, or else what the list has."""
-    said = found[key.places[0].of].value(key.places[0].path) if key.places else None
-    return key.default if said is None else said
+    result = found[key.places[0].of].value(key.places[0].path) if key.places else None
+    return key.default if result is None else result
 
 
 def _settings(config: Document) -> str:

@@ -25,8 +25,12 @@ _EARLIEST_EPOCH = 315532800
 def main() -> None:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
-    chosen = [one for one in PLATFORMS if not options.platform or f"{one.os}/{one.arch}" in options.platform]
-    checksums = {one: _build(one, options.wheel, options.out) for one in chosen}
+    chosen = [
+        platform
+        for platform in PLATFORMS
+        if not options.platform or f"{platform.os}/{platform.arch}" in options.platform
+    ]
+    checksums = {platform: _build(platform, options.wheel, options.out) for platform in chosen}
     written = manifest.manifest(healthcheck.__version__, options.homepage, options.url, checksums)
     (options.out / "gpu-healthcheck.yaml").write_text(yaml.safe_dump(written, sort_keys=False, width=1000))
 
@@ -47,7 +51,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--url", required=True, help="the folder that will hold the archives")
     parser.add_argument("--homepage", required=True)
-    names = [f"{one.os}/{one.arch}" for one in PLATFORMS]
+    names = [f"{platform.os}/{platform.arch}" for platform in PLATFORMS]
     parser.add_argument("--platform", action="append", choices=names, help="only this one; may be repeated")
     return parser.parse_args()
 

@@ -21,7 +21,7 @@ _PACKAGE = re.compile(r"^[\w-].*?(?=^[\w-]|\Z)", re.MULTILINE | re.DOTALL)
 
 def wanted(locked: str) -> str:
     """The lock file without what is left out."""
-    return "".join(one for one in _PACKAGE.findall(locked) if one.partition("==")[0] not in LEFT_OUT)
+    return "".join(entry for entry in _PACKAGE.findall(locked) if entry.partition("==")[0] not in LEFT_OUT)
 
 
 def download(platform: Platform, lock: Path, folder: Path) -> list[Path]:

@@ -30,7 +30,7 @@ def manifest(version: str, homepage: str, url: str, checksums: Mapping[Platform,
             "shortDescription": "Health of GPU nodes, and why GPU pods wait",
             "description": _DESCRIPTION,
             "caveats": _CAVEATS,
-            "platforms": [_platform(one, version, url, checksum) for one, checksum in checksums.items()],
+            "platforms": [_platform(platform, version, url, checksum) for platform, checksum in checksums.items()],
         },
     }
 

@@ -15,8 +15,8 @@ from diagnosis.snapshot import Snapshot
 
 def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield the workloads that lack pods, each with the cause of the refusal."""
-    for one in wanting(snapshot):
-        yield from _judged(snapshot, one)
+    for incomplete in wanting(snapshot):
+        yield from _judged(snapshot, incomplete)
 
 
 def find_strangers(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -32,41 +32,47 @@ def refused_workloads(snapshot: Snapshot) -> Mapping[str, tuple[tuple[Cause, str
     Only workloads whose missing pods are reported are included.
     """
     return {
-        one.workload.subject: tuple((found.cause, found.subject) for found in _judged(snapshot, one))
-        for one in wanting(snapshot)
+        incomplete.workload.subject: tuple((found.cause, found.subject) for found in _judged(snapshot, incomplete))
+        for incomplete in wanting(snapshot)
     }
 
 
-def _judged(snapshot: Snapshot, one: IncompleteWorkload) -> Iterator[FoundCause]:
-    refusal = one.refusal
+def _judged(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator[FoundCause]:
+    refusal = incomplete.refusal
     if refusal is None:
-        yield from rules.find_runtime_class(snapshot, one, one.spec.runtime_class)
-        yield from quotas.find_used_up(snapshot, one)
+        yield from rules.find_runtime_class(snapshot, incomplete, incomplete.spec.runtime_class)
+        yield from quotas.find_used_up(snapshot, incomplete)
         return
     match refusal.why:
         case RefusalSource.QUOTA:
-            yield from quotas.find_exceeded(snapshot, one, refusal)
+            yield from quotas.find_exceeded(snapshot, incomplete, refusal)
         case RefusalSource.RUNTIME_CLASS:
-            yield from rules.find_runtime_class(snapshot, one, refusal.name)
+            yield from rules.find_runtime_class(snapshot, incomplete, refusal.name)
         case RefusalSource.LIMIT_RANGE:
-            yield from rules.find_limit_range(snapshot, one, refusal)
+            yield from rules.find_limit_range(snapshot, incomplete, refusal)
         case RefusalSource.UNREACHABLE:
-            yield from rules.find_unreachable(snapshot, one, refusal)
-        case RefusalSource.OTHER if one.is_component:
+            yield from rules.find_unreachable(snapshot, incomplete, refusal)
+        case RefusalSource.OTHER if incomplete.is_component:
             return  # its own family reports the missing component, with this text
         case RefusalSource.QUOTA_UNKNOWN:
             return
         case _:
-            yield (denied(snapshot, one, refusal) if refusal.name == WEBHOOK else None) or _by_text(one, refusal)
+            yield (denied(snapshot, incomplete, refusal) if refusal.name == WEBHOOK else None) or _by_text(
+                incomplete, refusal
+            )
 
 
-def _by_text(one: IncompleteWorkload, refusal: Refusal) -> FoundCause:
+def _by_text(incomplete: IncompleteWorkload, refusal: Refusal) -> FoundCause:
     cause = declared.BY_TEXT.get(refusal.why, declared.REFUSED)
-    subject, remedy = rules.mend(one, refusal)
+    subject, remedy = rules.mend(incomplete, refusal)
     if not remedy:
-        kind, namespace, name = one.workload.meta.kind.lower(), one.namespace, one.workload.meta.name
+        kind, namespace, name = (
+            incomplete.workload.meta.kind.lower(),
+            incomplete.namespace,
+            incomplete.workload.meta.name,
+        )
         remedy = (f"{cause.remedy} See {command('kubectl', '-n', namespace, 'describe', kind, name)}",)
-    return FoundCause(cause, subject, (f"{one.workload.subject}: {refusal.text}",), remedy, (one.top,))
+    return FoundCause(cause, subject, (f"{incomplete.workload.subject}: {refusal.text}",), remedy, (incomplete.top,))
 
 
 SEARCHES = (

@@ -22,42 +22,49 @@ _PLAIN = frozenset(("cpu", "memory", "ephemeral-storage"))
 _MOST = 5
 
 
-def find_exceeded(snapshot: Snapshot, one: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
+def find_exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
     """The quota that the API server names, unless it has room by now."""
-    quota = next((each for each in _of_namespace(snapshot, one.namespace) if each.meta.name == refusal.name), None)
-    what = subject("ResourceQuota", one.namespace, refusal.name)
+    quota = next(
+        (each for each in _of_namespace(snapshot, incomplete.namespace) if each.meta.name == refusal.name), None
+    )
+    what = subject("ResourceQuota", incomplete.namespace, refusal.name)
     if quota is None:
         if not snapshot.sees("ResourceQuota"):
-            evidence = (f"{one.workload.subject}: {refusal.text}",)
+            evidence = (f"{incomplete.workload.subject}: {refusal.text}",)
             yield FoundCause(
-                EXCEEDED, what, evidence, _raise(one.namespace, refusal.name), (one.top,), Certainty.LIKELY
+                EXCEEDED,
+                what,
+                evidence,
+                _raise(incomplete.namespace, refusal.name),
+                (incomplete.top,),
+                Certainty.LIKELY,
             )
         return
     asked = {name: value for name, text in refusal.amounts.items() if (value := amount(text)) is not None}
     over = [name for name, value in asked.items() if _left(quota, name) < value]
     if over:
-        yield _exceeded(snapshot, one, quota, {name: asked[name] for name in over})
+        yield _exceeded(snapshot, incomplete, quota, {name: asked[name] for name in over})
 
 
-def find_used_up(snapshot: Snapshot, one: IncompleteWorkload) -> Iterator[FoundCause]:
+def find_used_up(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator[FoundCause]:
     """Yield used-up quotas for a workload whose refusal has no event any more.
 
     Only the numbers of GPUs are compared, because a quota may apply to some pods only.
     """
-    asked = {f"{_REQUESTS}{name}": value for name, value in asked_by(one.spec).items() if is_gpu(name)}
-    if _makes_one_by_one(one):
+    asked = {f"{_REQUESTS}{name}": value for name, value in asked_by(incomplete.spec).items() if is_gpu(name)}
+    if _makes_one_by_one(incomplete):
         return
-    for quota in _of_namespace(snapshot, one.namespace):
-        if not all(_takes(scope, one.spec) for scope in quota.scopes):
+    for quota in _of_namespace(snapshot, incomplete.namespace):
+        if not all(_takes(scope, incomplete.spec) for scope in quota.scopes):
             continue
         over = {name: value for name, value in asked.items() if name in quota.hard and _left(quota, name) < value}
         if over and quota.used:
-            yield _exceeded(snapshot, one, quota, over)
+            yield _exceeded(snapshot, incomplete, quota, over)
 
 
-def _makes_one_by_one(one: IncompleteWorkload) -> bool:
+def _makes_one_by_one(incomplete: IncompleteWorkload) -> bool:
     """A StatefulSet waits until each pod is ready before it tries to make the next."""
-    made = one.workload
+    made = incomplete.workload
     return made.meta.kind == "StatefulSet" and (made.ready or 0) < (made.made or 0)
 
 
@@ -98,30 +105,30 @@ def _in_use(snapshot: Snapshot, quota: Quota, name: str) -> Iterator[str]:
         yield f"pods of the namespace ask for {shown(name, held)} {name}"
 
 
-def _exceeded(snapshot: Snapshot, one: IncompleteWorkload, quota: Quota, over: dict[str, Decimal]) -> FoundCause:
+def _exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, quota: Quota, over: dict[str, Decimal]) -> FoundCause:
     evidence = []
     for name, asked in over.items():
         hard, used = quota.hard.get(name, "0"), quota.used.get(name, "0")
         more = shown(name, asked)
         evidence.append(
-            f"{quota.meta.subject}: {name} {used} of {hard} used; {one.workload.subject} asks for {more} more"
+            f"{quota.meta.subject}: {name} {used} of {hard} used; {incomplete.workload.subject} asks for {more} more"
         )
         resource = name.removeprefix(_REQUESTS).removeprefix(_LIMITS)
-        users = _users(snapshot, one.namespace, resource)
+        users = _users(snapshot, incomplete.namespace, resource)
         if users:
-            told = ", ".join(f"{pod} ({shown(resource, value)})" for value, pod in users[:_MOST])
+            message = ", ".join(f"{pod} ({shown(resource, value)})" for value, pod in users[:_MOST])
             more = f" and {len(users) - _MOST} more" if len(users) > _MOST else ""
-            evidence.append(f"{resource} in the namespace is held by {told}{more}")
-    made, wanted = one.workload.made, one.workload.wanted
-    evidence.append(f"{one.workload.subject}: {made} of {wanted} pods made")
-    remedy = _raise(one.namespace, quota.meta.name)
-    return FoundCause(EXCEEDED, quota.meta.subject, tuple(evidence), remedy, (one.top,))
+            evidence.append(f"{resource} in the namespace is held by {message}{more}")
+    made, wanted = incomplete.workload.made, incomplete.workload.wanted
+    evidence.append(f"{incomplete.workload.subject}: {made} of {wanted} pods made")
+    remedy = _raise(incomplete.namespace, quota.meta.name)
+    return FoundCause(EXCEEDED, quota.meta.subject, tuple(evidence), remedy, (incomplete.top,))
 
 
 def _users(snapshot: Snapshot, namespace: str, resource: str) -> list[tuple[Decimal, str]]:
     pods = [pod for pod in snapshot.pods if pod.meta.namespace == namespace and not pod.over]
     held = [(asked_by(pod.spec).get(resource, ZERO), pod.subject) for pod in pods]
-    return sorted(((value, name) for value, name in held if value), key=lambda one: (-one[0], one[1]))
+    return sorted(((value, name) for value, name in held if value), key=lambda pair: (-pair[0], pair[1]))
 
 
 def _raise(namespace: str, name: str) -> tuple[str, ...]:
@@ -139,4 +146,4 @@ def _left(quota: Quota, name: str) -> Decimal:
 
 
 def _of_namespace(snapshot: Snapshot, namespace: str) -> list[Quota]:
-    return [one for one in snapshot.quotas if one.meta.namespace == namespace]
+    return [quota for quota in snapshot.quotas if quota.meta.namespace == namespace]

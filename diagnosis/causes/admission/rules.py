@@ -18,51 +18,52 @@ _ENFORCE = "pod-security.kubernetes.io/enforce"
 _CERTIFICATE = "x509:"
 
 
-def find_runtime_class(snapshot: Snapshot, one: IncompleteWorkload, name: str) -> Iterator[FoundCause]:
+def find_runtime_class(snapshot: Snapshot, incomplete: IncompleteWorkload, name: str) -> Iterator[FoundCause]:
     """Yield the RuntimeClass that the workload names and that does not exist.
 
     An old message about a class that exists by now yields nothing.
     """
     known = sorted(each.meta.name for each in snapshot.runtime_classes)
-    if not name or name in known or (one.refusal is None and not snapshot.sees("RuntimeClass")):
+    if not name or name in known or (incomplete.refusal is None and not snapshot.sees("RuntimeClass")):
         return
-    evidence = [f"{one.workload.subject} names runtimeClassName {name}"]
+    evidence = [f"{incomplete.workload.subject} names runtimeClassName {name}"]
     if snapshot.sees("RuntimeClass"):
         evidence.append(f"RuntimeClasses there are: {', '.join(known[:_MOST]) or 'none'}")
-    elif one.refusal is not None:
-        evidence.append(one.refusal.text)
-    yield FoundCause(CLASS_MISSING, f"runtimeclass/{name}", tuple(evidence), (), (one.top,))
+    elif incomplete.refusal is not None:
+        evidence.append(incomplete.refusal.text)
+    yield FoundCause(CLASS_MISSING, f"runtimeclass/{name}", tuple(evidence), (), (incomplete.top,))
 
 
-def find_limit_range(snapshot: Snapshot, one: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
+def find_limit_range(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
     """The LimitRange that has the resource; of several, all."""
     resource = refusal.name
     ranges = [
         each
         for each in snapshot.limit_ranges
-        if each.meta.namespace == one.namespace and any(resource in {**of.most, **of.least} for of in each.limits)
+        if each.meta.namespace == incomplete.namespace
+        and any(resource in {**of.most, **of.least} for of in each.limits)
     ]
     if snapshot.sees("LimitRange") and not ranges and "ratio" not in refusal.text:
         return
     for each in ranges:
-        told = [
+        messages = [
             f"{each.meta.subject}: per {of.kind} {_bounds(of, resource)}" for of in each.limits if _bounds(of, resource)
         ]
-        edit = command("kubectl", "-n", one.namespace, "edit", "limitrange", each.meta.name)
-        remedy = (f"Change {resource} in the pod template of {one.top}, or the range: {edit}",)
-        evidence = (f"{one.workload.subject}: {refusal.text}", *told)
-        yield FoundCause(LIMIT_RANGE, each.meta.subject, evidence, remedy, (one.top,))
+        edit = command("kubectl", "-n", incomplete.namespace, "edit", "limitrange", each.meta.name)
+        remedy = (f"Change {resource} in the pod template of {incomplete.top}, or the range: {edit}",)
+        evidence = (f"{incomplete.workload.subject}: {refusal.text}", *messages)
+        yield FoundCause(LIMIT_RANGE, each.meta.subject, evidence, remedy, (incomplete.top,))
     if not ranges:
-        yield FoundCause(LIMIT_RANGE, one.top, (f"{one.workload.subject}: {refusal.text}",))
+        yield FoundCause(LIMIT_RANGE, incomplete.top, (f"{incomplete.workload.subject}: {refusal.text}",))
 
 
-def find_unreachable(snapshot: Snapshot, one: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
+def find_unreachable(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
     """The webhook's configuration, with the Service behind it."""
     hook = next((each for each in snapshot.webhooks if each.name == refusal.name), None)
-    evidence = [f"{one.workload.subject}: {refusal.text}"]
+    evidence = [f"{incomplete.workload.subject}: {refusal.text}"]
     if hook is None:
         if not snapshot.sees("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
-            yield FoundCause(UNREACHABLE, f"webhook/{refusal.name}", tuple(evidence), (), (one.top,))
+            yield FoundCause(UNREACHABLE, f"webhook/{refusal.name}", tuple(evidence), (), (incomplete.top,))
         return
     ready = _ready(snapshot, hook)
     if not hook.fails_closed or (ready and _CERTIFICATE not in refusal.text):
@@ -74,37 +75,37 @@ def find_unreachable(snapshot: Snapshot, one: IncompleteWorkload, refusal: Refus
     if ready is not None:
         evidence.append(f"service/{hook.service}: {ready} ready addresses")
     yield FoundCause(
-        UNREACHABLE, hook.configuration.subject, tuple(evidence), _bring_back(hook, kind, ready), (one.top,)
+        UNREACHABLE, hook.configuration.subject, tuple(evidence), _bring_back(hook, kind, ready), (incomplete.top,)
     )
 
 
-def mend(one: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
+def mend(incomplete: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
     """Return the object to change and the steps; no steps if the cause's own remedy describes them."""
     if refusal.why is RefusalSource.SECURITY:
-        return _secure(one, refusal)
+        return _secure(incomplete, refusal)
     if refusal.why in (RefusalSource.QUOTA_SCOPE, RefusalSource.QUOTA_LIMITED):
-        return f"namespace/{one.namespace}", ()
+        return f"namespace/{incomplete.namespace}", ()
     if refusal.why is RefusalSource.PRIORITY_CLASS:
         return f"priorityclass/{refusal.name}", ()
     if refusal.why is RefusalSource.ACCOUNT:
         account = refusal.name.rpartition("/")[2]
-        create = command("kubectl", "-n", one.namespace, "create", "serviceaccount", account)
-        return subject("ServiceAccount", one.namespace, account), (f"Create it, or correct the name: {create}",)
-    return one.top, ()
+        create = command("kubectl", "-n", incomplete.namespace, "create", "serviceaccount", account)
+        return subject("ServiceAccount", incomplete.namespace, account), (f"Create it, or correct the name: {create}",)
+    return incomplete.top, ()
 
 
-def _secure(one: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
+def _secure(incomplete: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
     """A component needs a privileged namespace; anything else can do without."""
-    if one.is_component and refusal.name.partition(":")[0] in ("baseline", "restricted"):
-        label = command("kubectl", "label", "--overwrite", "namespace", one.namespace, f"{_ENFORCE}=privileged")
-        return f"namespace/{one.namespace}", (f"Let the namespace have privileged pods: {label}",)
+    if incomplete.is_component and refusal.name.partition(":")[0] in ("baseline", "restricted"):
+        label = command("kubectl", "label", "--overwrite", "namespace", incomplete.namespace, f"{_ENFORCE}=privileged")
+        return f"namespace/{incomplete.namespace}", (f"Let the namespace have privileged pods: {label}",)
     step = "Change what the message names in the pod template's securityContext and volumes."
-    return one.top, (step, f"Or move the workload to a namespace whose {_ENFORCE} allows it.")
+    return incomplete.top, (step, f"Or move the workload to a namespace whose {_ENFORCE} allows it.")
 
 
 def _bounds(of: LimitRangeItem, resource: str) -> str:
-    told = (("at least", of.least), ("at most", of.most))
-    return ", ".join(f"{word} {amounts[resource]} {resource}" for word, amounts in told if resource in amounts)
+    result = (("at least", of.least), ("at most", of.most))
+    return ", ".join(f"{word} {amounts[resource]} {resource}" for word, amounts in result if resource in amounts)
 
 
 def _ready(snapshot: Snapshot, hook: Webhook) -> int | None:
@@ -114,7 +115,11 @@ def _ready(snapshot: Snapshot, hook: Webhook) -> int | None:
     """
     if not hook.service or not snapshot.sees("EndpointSlice"):
         return None
-    return sum(one.ready for one in snapshot.endpoints if f"{one.meta.namespace}/{one.service}" == hook.service)
+    return sum(
+        endpoint.ready
+        for endpoint in snapshot.endpoints
+        if f"{endpoint.meta.namespace}/{endpoint.service}" == hook.service
+    )
 
 
 def _bring_back(hook: Webhook, kind: str, ready: int | None) -> tuple[str, ...]:

@@ -54,12 +54,12 @@ class IncompleteWorkload(Struct, frozen=True):
 def wanting(snapshot: Snapshot) -> Iterator[IncompleteWorkload]:
     """Yield the workloads that lack pods, limited to those for GPUs and to components that GPUs need."""
     claims = gpu_claims(snapshot)
-    for one in _makers(snapshot):
-        if one.spec is None or not _lacks(snapshot, one):
+    for maker in _makers(snapshot):
+        if maker.spec is None or not _lacks(snapshot, maker):
             continue
-        is_component = role_of(one.meta, one.template_labels, one.spec) is not None
-        if is_component or _for_gpus(one.meta, one.spec, claims):
-            yield IncompleteWorkload(one, snapshot.line(one.meta)[-1], _heard(snapshot, one), is_component)
+        is_component = role_of(maker.meta, maker.template_labels, maker.spec) is not None
+        if is_component or _for_gpus(maker.meta, maker.spec, claims):
+            yield IncompleteWorkload(maker, snapshot.line(maker.meta)[-1], _heard(snapshot, maker), is_component)
 
 
 def _makers(snapshot: Snapshot) -> Iterator[Workload]:
@@ -67,18 +67,18 @@ def _makers(snapshot: Snapshot) -> Iterator[Workload]:
 
     The condition of such a Deployment repeats the messages that its ReplicaSets received.
     """
-    sets = (one for one in snapshot.workloads if one.meta.kind == "ReplicaSet")
-    divided = {above for one in sets for above in snapshot.line(one.meta)}
-    for one in snapshot.workloads:
-        if one.meta.kind in _MAKERS or (one.meta.kind == "Deployment" and one.subject not in divided):
-            yield one
+    sets = (workload for workload in snapshot.workloads if workload.meta.kind == "ReplicaSet")
+    divided = {above for workload in sets for above in snapshot.line(workload.meta)}
+    for workload in snapshot.workloads:
+        if workload.meta.kind in _MAKERS or (workload.meta.kind == "Deployment" and workload.subject not in divided):
+            yield workload
 
 
 def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
     """Yield recent refusals of GPU pods, from events about objects of kinds that are not read here."""
     known = {kind.lower() for kind in (*KINDS, "Pod") if snapshot.sees(kind) and kind not in _ABOVE}
-    heard = {one.workload.subject for one in wanting(snapshot) if one.refusal is not None}
-    metas = (one.meta for some in (snapshot.pods, snapshot.workloads) for one in some)
+    heard = {incomplete.workload.subject for incomplete in wanting(snapshot) if incomplete.refusal is not None}
+    metas = (pod.meta for some in (snapshot.pods, snapshot.workloads) for pod in some)
     made: dict[str, datetime] = {}
     for meta in metas:
         if meta.owner is not None and meta.created is not None:
@@ -90,20 +90,27 @@ def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
             continue
         recent = event.last is not None and snapshot.now - event.last < _RECENT
         refusal = parse(event.message)
-        told = refusal is not None and (meant_as_gpu(event.message) or "nvidia" in event.message)
+        is_about_gpus = refusal is not None and (meant_as_gpu(event.message) or "nvidia" in event.message)
         # A pod created after the event shows that the refusal is over.
-        if recent and told and refusal is not None and made.get(event.uid, EARLIEST) < (event.last or EARLIEST):
+        if (
+            recent
+            and is_about_gpus
+            and refusal is not None
+            and made.get(event.uid, EARLIEST) < (event.last or EARLIEST)
+        ):
             yield event, refusal
 
 
-def _lacks(snapshot: Snapshot, one: Workload) -> bool:
-    young = one.meta.created is not None and snapshot.now - one.meta.created < _PATIENCE
-    ended = any(told.type in ("Complete", "Failed") and told.status == "True" for told in one.conditions)
-    if one.meta.deleted is not None or one.suspended or ended:
+def _lacks(snapshot: Snapshot, workload: Workload) -> bool:
+    young = workload.meta.created is not None and snapshot.now - workload.meta.created < _PATIENCE
+    ended = any(
+        condition.type in ("Complete", "Failed") and condition.status == "True" for condition in workload.conditions
+    )
+    if workload.meta.deleted is not None or workload.suspended or ended:
         return False
-    heard = any(True for _ in _messages(snapshot, one))
-    wanted = one.wanted if one.wanted is not None else int(one.meta.kind != "DaemonSet")
-    return wanted > (one.made or 0) and (heard or not young)
+    heard = any(True for _ in _messages(snapshot, workload))
+    wanted = workload.wanted if workload.wanted is not None else int(workload.meta.kind != "DaemonSet")
+    return wanted > (workload.made or 0) and (heard or not young)
 
 
 def _for_gpus(meta: Meta, spec: PodSpec, claims: frozenset[tuple[str, str]]) -> bool:
@@ -112,17 +119,17 @@ def _for_gpus(meta: Meta, spec: PodSpec, claims: frozenset[tuple[str, str]]) -> 
     )
 
 
-def _heard(snapshot: Snapshot, one: Workload) -> Refusal | None:
+def _heard(snapshot: Snapshot, workload: Workload) -> Refusal | None:
     """Return the last refusal among the messages about the workload."""
-    told = [refusal for message in _messages(snapshot, one) if (refusal := parse(message)) is not None]
-    return told[-1] if told else None
+    refusals = [refusal for message in _messages(snapshot, workload) if (refusal := parse(message)) is not None]
+    return refusals[-1] if refusals else None
 
 
-def _messages(snapshot: Snapshot, one: Workload) -> Iterator[str]:
+def _messages(snapshot: Snapshot, workload: Workload) -> Iterator[str]:
     """Its condition first, which lasts and may be old; then its events, the newest last."""
-    for told in one.conditions:
-        if told.type == "ReplicaFailure" and told.status == "True":
-            yield told.message
-    for event in snapshot.events_about.get(one.subject, ()):
-        if event.reason in _FAILED and event.warning and event.uid in ("", one.meta.uid):
+    for condition in workload.conditions:
+        if condition.type == "ReplicaFailure" and condition.status == "True":
+            yield condition.message
+    for event in snapshot.events_about.get(workload.subject, ()):
+        if event.reason in _FAILED and event.warning and event.uid in ("", workload.meta.uid):
             yield event.message

@@ -32,7 +32,7 @@ def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
     every = installations(snapshot)
     for pod in snapshot.pods:
         given = grant(pod.meta) if pod.spec.node and pod.phase == "Pending" else None
-        if given is None or pod.meta.deleted is not None or any(one.running or one.ended for one in pod.states):
+        if given is None or pod.meta.deleted is not None or any(state.running or state.ended for state in pod.states):
             continue
         since = given.bound_at or given.at or pod.meta.created
         # When the node's lock has expired, another pod may be bound there.
@@ -40,7 +40,7 @@ def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
         late = since is None or snapshot.now - since > expires
         if given.phase is BindPhase.FAILED:
             yield _failed(pod, given)
-        elif given.phase is BindPhase.ALLOCATING and late and all(one.waiting in _NOT_BEGUN for one in pod.states):
+        elif given.phase is BindPhase.ALLOCATING and late and all(state.waiting in _NOT_BEGUN for state in pod.states):
             yield _hanging(snapshot, pod, given)
 
 
@@ -53,9 +53,9 @@ def find_uncontrolled(snapshot: Snapshot) -> Iterator[FoundCause]:
             users[uuid].append(pod)
     for pod, given in shared:
         for container in pod.spec.containers:
-            beside = [uuid for uuid in {share.card for share in given.shares} if len(users[uuid]) > 1]
-            if beside and _is_uncontrolled(container):
-                yield _uncontrolled(snapshot, pod, container, beside[0], users[beside[0]])
+            texts = [uuid for uuid in {share.card for share in given.shares} if len(users[uuid]) > 1]
+            if texts and _is_uncontrolled(container):
+                yield _uncontrolled(snapshot, pod, container, texts[0], users[texts[0]])
 
 
 def _is_uncontrolled(container: Container) -> bool:
@@ -63,10 +63,10 @@ def _is_uncontrolled(container: Container) -> bool:
 
 
 def _uncontrolled(snapshot: Snapshot, pod: Pod, container: Container, uuid: str, users: list[Pod]) -> FoundCause:
-    others = [one.subject for one in users if one is not pod]
+    others = [user.subject for user in users if user is not pod]
     more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
-    told = f"{pod.subject}: container {container.name} has {CONTROL}=true on card {uuid}"
-    evidence = (told, f"on the card beside it: {', '.join(others[:_MOST])}{more}")
+    message = f"{pod.subject}: container {container.name} has {CONTROL}=true on card {uuid}"
+    evidence = (message, f"on the card beside it: {', '.join(others[:_MOST])}{more}")
     return FoundCause(NO_CONTROL, snapshot.line(pod.meta)[-1], evidence, (), (pod.subject,))
 
 
@@ -80,7 +80,7 @@ def _hanging(snapshot: Snapshot, pod: Pod, given: PodGrant) -> FoundCause:
     since = f" since {timestamp(given.bound_at)}" if given.bound_at is not None else ""
     evidence = [f"{pod.subject}: hami.io/bind-phase=allocating{since}, {_cards(given)}; no container has begun"]
     plugins = (one for one in snapshot.pods_on.get(pod.spec.node, ()) if _is_plugin(one))
-    evidence += [f"{one.subject} is {one.phase} there" for one in plugins]
+    evidence += [f"{plugin.subject} is {plugin.phase} there" for plugin in plugins]
     evidence += seen_on_host(snapshot.by_node.get(pod.spec.node), _SOCKET_REASON)
     above = (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE, *NODES)
     because = tuple((cause, node) for cause in above)

@@ -31,21 +31,23 @@ MISPLACED = Cause(
 
 def find(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield unreadable files and misplaced settings, one result of each kind per ConfigMap."""
-    for one in snapshot.config_maps if is_there(snapshot) else ():
-        if DEVICE_CONFIG not in one.data:
+    for config_map in snapshot.config_maps if is_there(snapshot) else ():
+        if DEVICE_CONFIG not in config_map.data:
             continue
-        told = read_settings(one)
-        if told.unreadable:
-            yield FoundCause(UNREADABLE, one.meta.subject, (f"{DEVICE_CONFIG}: {told.unreadable}",), (_edit(one),))
+        settings = read_settings(config_map)
+        if settings.unreadable:
+            yield FoundCause(
+                UNREADABLE, config_map.meta.subject, (f"{DEVICE_CONFIG}: {settings.unreadable}",), (_edit(config_map),)
+            )
         # Other versions may accept other keys. Only a key that is known elsewhere is certainly misplaced.
-        stray = [key for key in told.odd if key.path in KEYS]
+        stray = [key for key in settings.odd if key.path in KEYS]
         if stray:
             evidence = tuple(f"{DEVICE_CONFIG}: {key.path} stands where HAMi reads {key.meant}" for key in stray)
-            yield FoundCause(MISPLACED, one.meta.subject, evidence, (_edit(one),))
+            yield FoundCause(MISPLACED, config_map.meta.subject, evidence, (_edit(config_map),))
 
 
-def _edit(one: ConfigMap) -> str:
-    edit = command("kubectl", "-n", one.meta.namespace, "edit", "configmap", one.meta.name)
+def _edit(config_map: ConfigMap) -> str:
+    edit = command("kubectl", "-n", config_map.meta.namespace, "edit", "configmap", config_map.meta.name)
     return f"Mend {DEVICE_CONFIG}, where Helm keeps it or at once: {edit}. HAMi's pods read it when they start."
 
 

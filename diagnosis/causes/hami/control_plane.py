@@ -32,80 +32,94 @@ _SETTLES = timedelta(minutes=5)
 def find_webhook(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Webhooks that the API server can't trust and never asks; a pod that one has changed shows that it does."""
     every = installations(snapshot)
-    for one in every:
-        for hook in one.webhooks:
+    for installation in every:
+        for hook in installation.webhooks:
             if hook.ca:
                 yield from _expired(snapshot, hook)
-            elif not (_has_answered(snapshot, one, every) or _is_young(snapshot, hook.configuration.created)):
-                yield _without_ca(one, hook)
+            elif not (_has_answered(snapshot, installation, every) or _is_young(snapshot, hook.configuration.created)):
+                yield _without_ca(installation, hook)
 
 
 def find_jobs(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Jobs of the chart that ended in failure, or can't begin."""
-    for one in installations(snapshot):
+    for installation in installations(snapshot):
         for job in snapshot.workloads:
-            ours = job.meta.kind == "Job" and job.meta.namespace == one.namespace and job.meta.name.startswith(one.name)
+            ours = (
+                job.meta.kind == "Job"
+                and job.meta.namespace == installation.namespace
+                and job.meta.name.startswith(installation.name)
+            )
             if ours and job.meta.name.endswith(_JOBS):
                 yield from _failed(snapshot, job)
 
 
 def find_leaderless(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Services without an address, though a scheduler's pod is ready."""
-    for one in installations(snapshot):
-        namespace, _, service = one.service.partition("/")
+    for installation in installations(snapshot):
+        namespace, _, service = installation.service.partition("/")
         known = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == (namespace, service)]
-        ready = [pod for pod in one.scheduler.pods if is_ready(pod)] if one.scheduler is not None else []
+        ready = (
+            [pod for pod in installation.scheduler.pods if is_ready(pod)] if installation.scheduler is not None else []
+        )
         lasting = [pod for pod in ready if not _is_young(snapshot, pod.meta.created)]
         if known and not any(each.ready for each in known) and lasting:
             leaders = [pod.subject for pod in ready if pod.meta.labels.get(_LEADER[0]) == _LEADER[1]]
-            told = f"the leader's label {'='.join(_LEADER)}: " + (", ".join(leaders) or "on none of them")
+            message = f"the leader's label {'='.join(_LEADER)}: " + (", ".join(leaders) or "on none of them")
             evidence = (
-                f"service/{one.service}: 0 ready addresses",
+                f"service/{installation.service}: 0 ready addresses",
                 f"scheduler pods that are ready: {', '.join(pod.subject for pod in ready)}",
-                told,
+                message,
             )
             yield FoundCause(
-                NO_LEADER, f"service/{one.service}", evidence, _look_at_leader(one), because_of=_scheduler(one)
+                NO_LEADER,
+                f"service/{installation.service}",
+                evidence,
+                _look_at_leader(installation),
+                because_of=_scheduler(installation),
             )
 
 
-def _has_answered(snapshot: Snapshot, one: Installation, every: tuple[Installation, ...]) -> bool:
+def _has_answered(snapshot: Snapshot, installation: Installation, every: tuple[Installation, ...]) -> bool:
     """Whether the newest pod that only HAMi can serve has been given to its scheduler."""
-    newest, names = newest_asking(snapshot, one), schedulers(every)
+    newest, names = newest_asking(snapshot, installation), schedulers(every)
     if newest is not None:
         return is_scheduled(newest, names)
-    return any(is_scheduled(pod, names) and installation_of(pod, every) is one for pod in snapshot.pods)
+    return any(is_scheduled(pod, names) and installation_of(pod, every) is installation for pod in snapshot.pods)
 
 
-def unreachable(one: Installation) -> tuple[tuple[Cause, str], ...]:
+def unreachable(installation: Installation) -> tuple[tuple[Cause, str], ...]:
     """Return causes that may explain why the webhook did not answer, if they are found too."""
-    hooks = ((cause, hook.configuration.subject) for hook in one.webhooks for cause in (NO_CA, CERTIFICATE_EXPIRED))
-    return (*_scheduler(one), (NO_LEADER, f"service/{one.service}"), *hooks)
+    hooks = (
+        (cause, hook.configuration.subject) for hook in installation.webhooks for cause in (NO_CA, CERTIFICATE_EXPIRED)
+    )
+    return (*_scheduler(installation), (NO_LEADER, f"service/{installation.service}"), *hooks)
 
 
-def _scheduler(one: Installation) -> tuple[tuple[Cause, str], ...]:
-    if one.scheduler is None:
+def _scheduler(installation: Installation) -> tuple[tuple[Cause, str], ...]:
+    if installation.scheduler is None:
         return ()
-    nodes = {f"node/{pod.spec.node}" for pod in one.scheduler.pods if pod.spec.node}
-    return tuple((NOT_READY[Role.HAMI_SCHEDULER], subject) for subject in (one.scheduler.subject, *sorted(nodes)))
+    nodes = {f"node/{pod.spec.node}" for pod in installation.scheduler.pods if pod.spec.node}
+    return tuple(
+        (NOT_READY[Role.HAMI_SCHEDULER], subject) for subject in (installation.scheduler.subject, *sorted(nodes))
+    )
 
 
-def _without_ca(one: Installation, hook: Webhook) -> FoundCause:
+def _without_ca(installation: Installation, hook: Webhook) -> FoundCause:
     kind, name = hook.configuration.kind.lower(), hook.configuration.name
     policy = "Fail: no GPU pod is made" if hook.fails_closed else "Ignore: pods pass it by unchanged"
     evidence = (f"{hook.configuration.subject}: webhook {hook.name} has no caBundle; failurePolicy {policy}",)
-    jobs = command("kubectl", "-n", one.namespace, "get", "jobs,pods")
+    jobs = command("kubectl", "-n", installation.namespace, "get", "jobs,pods")
     remedy = (
-        f"See whether the chart's Job {one.name}-admission-patch has run: {jobs}",
+        f"See whether the chart's Job {installation.name}-admission-patch has run: {jobs}",
         "With cert-manager, see whether its CA injector runs, and whether the Certificate is ready.",
         f"See what the API server has now: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
     )
-    because = tuple((PATCH_FAILED, f"job/{one.namespace}/{one.name}{suffix}") for suffix in _JOBS)
+    because = tuple((PATCH_FAILED, f"job/{installation.namespace}/{installation.name}{suffix}") for suffix in _JOBS)
     return FoundCause(NO_CA, hook.configuration.subject, evidence, remedy, because_of=because)
 
 
 def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[FoundCause]:
-    ends = max((one.ends for one in authorities(hook.ca)), default=None)
+    ends = max((authority.ends for authority in authorities(hook.ca)), default=None)
     if ends is not None and ends < snapshot.now:
         evidence = (
             f"{hook.configuration.subject}: the caBundle of webhook {hook.name} ended {ends:%Y-%m-%d %H:%M} UTC",
@@ -114,8 +128,10 @@ def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[FoundCause]:
 
 
 def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
-    ended = next((one for one in job.conditions if one.type == "Failed" and one.status == "True"), None)
-    done = any(one.type == "Complete" and one.status == "True" for one in job.conditions)
+    ended = next(
+        (condition for condition in job.conditions if condition.type == "Failed" and condition.status == "True"), None
+    )
+    done = any(condition.type == "Complete" and condition.status == "True" for condition in job.conditions)
     stages = [(pod, stage(pod, snapshot.now)) for pod in snapshot.pods_under.get(job.subject, ())]
     failing = [(pod, at) for pod, at in stages if at.kind is StageKind.FAILS]
     if done or (ended is None and not failing):
@@ -127,9 +143,9 @@ def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
     yield FoundCause(PATCH_FAILED, job.subject, tuple(evidence), remedy)
 
 
-def _look_at_leader(one: Installation) -> tuple[str, ...]:
-    leases = command("kubectl", "-n", one.namespace, "get", "leases")
-    pods = command("kubectl", "-n", one.namespace, "get", "pods", "--show-labels")
+def _look_at_leader(installation: Installation) -> tuple[str, ...]:
+    leases = command("kubectl", "-n", installation.namespace, "get", "leases")
+    pods = command("kubectl", "-n", installation.namespace, "get", "pods", "--show-labels")
     return (
         f"See who holds the scheduler's Lease: {leases}",
         f"See which pod has the leader's label; its holder writes it, which needs the right to patch pods: {pods}",

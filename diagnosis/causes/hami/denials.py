@@ -14,15 +14,15 @@ from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import PodSpec
 
 
-def denied(snapshot: Snapshot, one: IncompleteWorkload, refusal: Refusal) -> FoundCause | None:
+def denied(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal) -> FoundCause | None:
     """Return the cause for a refusal in the webhook's own wording; None for other texts."""
-    evidence = (f"{one.workload.subject}: {refusal.text}",)
+    evidence = (f"{incomplete.workload.subject}: {refusal.text}",)
     if "pod has node assigned" in refusal.text:
-        return FoundCause(NODE_NAMED, one.top, (*evidence, *_named_node(one.spec)), (), (one.top,))
+        return FoundCause(NODE_NAMED, incomplete.top, (*evidence, *_named_node(incomplete.spec)), (), (incomplete.top,))
     if "is privileged" in refusal.text:
-        return FoundCause(PRIVILEGED, one.top, evidence, (), (one.top,))
+        return FoundCause(PRIVILEGED, incomplete.top, evidence, (), (incomplete.top,))
     if "exceeding resource quota" in refusal.text:
-        return _over_quota(snapshot, one, evidence)
+        return _over_quota(snapshot, incomplete, evidence)
     return None
 
 
@@ -30,12 +30,12 @@ def _named_node(spec: PodSpec) -> tuple[str, ...]:
     return (f"the template names nodeName {spec.node}",) if spec.node else ()
 
 
-def _over_quota(snapshot: Snapshot, one: IncompleteWorkload, evidence: tuple[str, ...]) -> FoundCause:
+def _over_quota(snapshot: Snapshot, incomplete: IncompleteWorkload, evidence: tuple[str, ...]) -> FoundCause:
     every = (each.settings for each in installations(snapshot))
-    settings = next((each for each in every if asks_for(one.spec, each)), HamiSettings())
-    known = kept_quotas(snapshot, one.namespace, settings)
-    where = known[0].meta.subject if known else subject("Namespace", "", one.namespace)
-    told = tuple(line for each in known for line in given_of(snapshot, each, settings))
-    look = command("kubectl", "-n", one.namespace, "describe", "resourcequotas")
+    settings = next((each for each in every if asks_for(incomplete.spec, each)), HamiSettings())
+    known = kept_quotas(snapshot, incomplete.namespace, settings)
+    where = known[0].meta.subject if known else subject("Namespace", "", incomplete.namespace)
+    messages = tuple(line for each in known for line in given_of(snapshot, each, settings))
+    look = command("kubectl", "-n", incomplete.namespace, "describe", "resourcequotas")
     remedy = (f"See what the quota allows (HAMi counts itself, its `used` says nothing): {look}",)
-    return FoundCause(QUOTA, where, (*evidence, *told), remedy, (one.top,))
+    return FoundCause(QUOTA, where, (*evidence, *messages), remedy, (incomplete.top,))

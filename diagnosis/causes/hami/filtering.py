@@ -97,7 +97,7 @@ class _Judged(Struct, frozen=True):
     @property
     def codes(self) -> tuple[str, ...]:
         """Return the codes that HAMi's messages name, the latest first."""
-        return tuple(dict.fromkeys(one for text in self.words for one in WORD.findall(text)))
+        return tuple(dict.fromkeys(entry for text in self.words for entry in WORD.findall(text)))
 
     @property
     def known(self) -> list[tuple[Node, NodeVerdict]]:
@@ -108,13 +108,13 @@ class _Judged(Struct, frozen=True):
         return [node for node, verdict in self.nodes if verdict.reason == UNREGISTERED]
 
     def held(self, node: Node) -> Mapping[str, CardUsage]:
-        return {one.card.uuid: one for one in self.books.cards.get(node.name, ())}
+        return {card.card.uuid: card for card in self.books.cards.get(node.name, ())}
 
     def asked(self, name: str) -> CardRequest | None:
         """Return the request of the named container; for '', of the first container that requests a card."""
-        for one in self.waiting.spec.containers:
-            asked = asked_of(one, self.books.settings, self.books.version)
-            if asked is not None and name in ("", one.name):
+        for container in self.waiting.spec.containers:
+            asked = asked_of(container, self.books.settings, self.books.version)
+            if asked is not None and name in ("", container.name):
                 return asked
         return None
 
@@ -126,7 +126,7 @@ def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
     """
     every = installations(snapshot)
     refused = [one for one in unschedulable(snapshot) if one.hami and (_words(snapshot, one) or _is_silent(one))]
-    books = [books_of(snapshot, one) for one in every]
+    books = [books_of(snapshot, installation) for installation in every]
     judged: dict[object, tuple[tuple[Node, NodeVerdict], ...]] = {}
     for waiting in refused if every else ():
         place = every.index(installation_of(waiting.pods[0], every))
@@ -145,12 +145,16 @@ def _most_judged(snapshot: Snapshot) -> int:
 def _request(waiting: Waiting) -> tuple[str, str, str]:
     """The same for pods that HAMi's filter judges alike: many thousand cards are walked once for all of them."""
     pod = waiting.pods[0]
-    return pod.meta.namespace, waiting.shape, repr((wishes(pod.meta), [one.limits for one in pod.spec.containers]))
+    return (
+        pod.meta.namespace,
+        waiting.shape,
+        repr((wishes(pod.meta), [container.limits for container in pod.spec.containers])),
+    )
 
 
 def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
     """Return HAMi's messages: those that kube-scheduler reports for HAMi, then HAMi's own events."""
-    told = [one.text for one in waiting.fit.of(ReasonSubject.HAMI)] if waiting.fit is not None else []
+    messages = [reason.text for reason in waiting.fit.of(ReasonSubject.HAMI)] if waiting.fit is not None else []
     last: dict[str, str] = {}
     for pod in waiting.pods:
         for event in events_of(snapshot, pod):
@@ -158,7 +162,7 @@ def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
                 last.clear()
             elif event.reason == "FilteringFailed":
                 last[event.message] = event.message
-    return tuple(dict.fromkeys((*told, *reversed(last.values()))))
+    return tuple(dict.fromkeys((*messages, *reversed(last.values()))))
 
 
 def _is_silent(waiting: Waiting) -> bool:
@@ -174,34 +178,41 @@ def _nodes(snapshot: Snapshot, books: SchedulerState, waiting: Waiting) -> Itera
             yield node, verdict
 
 
-def _found(snapshot: Snapshot, one: _Judged) -> Iterator[FoundCause]:
-    ours = one.asked("") is not None
-    fitting = [node for node, verdict in one.known if verdict.fits] if ours else []
-    if not one.nodes and any(map(has_hami, snapshot.nodes)):
+def _found(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
+    ours = judged_node.asked("") is not None
+    fitting = [node for node, verdict in judged_node.known if verdict.fits] if ours else []
+    if not judged_node.nodes and any(map(has_hami, snapshot.nodes)):
         return  # other searches report why the pod can't use them
-    if not ours or fitting or not one.nodes:
-        yield from _by_words(snapshot, one, fitting)
-    elif not one.known:
-        told = tuple(f"{node.subject}: {unregistered(node, one.books)}" for node in one.unknown[:_MOST_NODES])
-        because = why_unknown(snapshot, one.unknown)
-        words = tuple(_of_hami(one))
+    if not ours or fitting or not judged_node.nodes:
+        yield from _by_words(snapshot, judged_node, fitting)
+    elif not judged_node.known:
+        messages = tuple(
+            f"{node.subject}: {unregistered(node, judged_node.books)}" for node in judged_node.unknown[:_MOST_NODES]
+        )
+        because = why_unknown(snapshot, judged_node.unknown)
+        words = tuple(_of_hami(judged_node))
         yield FoundCause(
-            NODES_UNREGISTERED, one.waiting.workload, (*told, *words), (), one.waiting.names, because_of=because
+            NODES_UNREGISTERED,
+            judged_node.waiting.workload,
+            (*messages, *words),
+            (),
+            judged_node.waiting.names,
+            because_of=because,
         )
     else:
-        yield from _by_cards(snapshot, one)
+        yield from _by_cards(snapshot, judged_node)
 
 
-def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iterator[FoundCause]:
+def _by_words(snapshot: Snapshot, judged_node: _Judged, fitting: Sequence[Node]) -> Iterator[FoundCause]:
     """Yield a result from HAMi's messages if the arithmetic finds no reason.
 
     Examples: other vendors' cards, nodes that are not visible, capacity that has become free since.
     """
-    made = [pod.meta.created for pod in one.waiting.pods if pod.meta.created is not None]
-    told = one.codes or _disowns(snapshot, one)
-    if fitting and (not told or (made and snapshot.now - max(made) < _LOOKS_AGAIN)):
+    made = [pod.meta.created for pod in judged_node.waiting.pods if pod.meta.created is not None]
+    messages = judged_node.codes or _disowns(snapshot, judged_node)
+    if fitting and (not messages or (made and snapshot.now - max(made) < _LOOKS_AGAIN)):
         return
-    evidence = list(_of_hami(one))
+    evidence = list(_of_hami(judged_node))
     if fitting:
         names = ", ".join(node.subject for node in fitting[:_MOST_NODES])
         evidence.append(
@@ -211,66 +222,72 @@ def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iter
         ended = [pod.subject for pod in snapshot.pods if pod.over and "hami.io/vgpu-node" in pod.meta.annotations]
         if ended:
             evidence.append(f"pods that have ended and keep their annotations: {', '.join(ended[:_MOST_PODS])}")
-    cause = next((_CAUSES[word] for word in one.codes), None)
-    if cause is None and any(_UNKNOWN.search(text) for text in one.words):
+    cause = next((_CAUSES[word] for word in judged_node.codes), None)
+    if cause is None and any(_UNKNOWN.search(text) for text in judged_node.words):
         cause = NODES_UNREGISTERED
-    because = why_unknown(snapshot, (*one.unknown, *fitting)) if cause is NODES_UNREGISTERED else ()
-    remedy = () if cause is not None else _louder(installation_of(one.waiting.pods[0], installations(snapshot)))
+    because = why_unknown(snapshot, (*judged_node.unknown, *fitting)) if cause is NODES_UNREGISTERED else ()
+    remedy = () if cause is not None else _louder(installation_of(judged_node.waiting.pods[0], installations(snapshot)))
     yield FoundCause(
         cause or UNFIT,
-        one.waiting.workload,
+        judged_node.waiting.workload,
         tuple(evidence),
         remedy,
-        one.waiting.names,
+        judged_node.waiting.names,
         Certainty.LIKELY,
         because,
     )
 
 
-def _disowns(snapshot: Snapshot, one: _Judged) -> bool:
+def _disowns(snapshot: Snapshot, judged_node: _Judged) -> bool:
     """Whether HAMi knows nothing of more nodes than have registered nothing."""
-    fit, spec = one.waiting.fit, one.waiting.spec
-    told = fit.of(ReasonSubject.HAMI) if fit is not None else ()
+    fit, spec = judged_node.waiting.fit, judged_node.waiting.spec
+    reasons = fit.of(ReasonSubject.HAMI) if fit is not None else ()
     asked = [node for node in snapshot.nodes if selects(spec, node) and not closed_by(spec, node)]
-    unknown = sum(bool(unregistered(node, one.books)) for node in asked)
-    return sum(each.nodes or 0 for each in told if _UNKNOWN.search(each.text)) > unknown
+    unknown = sum(bool(unregistered(node, judged_node.books)) for node in asked)
+    return sum(each.nodes or 0 for each in reasons if _UNKNOWN.search(each.text)) > unknown
 
 
-def _by_cards(snapshot: Snapshot, one: _Judged) -> Iterator[FoundCause]:
-    because = why_unknown(snapshot, one.unknown)
+def _by_cards(snapshot: Snapshot, judged_node: _Judged) -> Iterator[FoundCause]:
+    because = why_unknown(snapshot, judged_node.unknown)
     healed = {
-        UNHEALTHY: _would_fit(snapshot, one, Code.UNHEALTHY, _healthy),
-        CORDONED: _would_fit(snapshot, one, Code.CORDONED, lambda held: replace(held, cordoned=False)),
+        UNHEALTHY: _would_fit(snapshot, judged_node, Code.UNHEALTHY, _healthy),
+        CORDONED: _would_fit(snapshot, judged_node, Code.CORDONED, lambda held: replace(held, cordoned=False)),
     }
-    evidence = (_wants(one), *_each_card(one), *_of_hami(one))
+    evidence = (_wants(judged_node), *_each_card(judged_node), *_of_hami(judged_node))
     for cause, nodes in healed.items():
         for node in nodes:
             remedy = _heal(cause, node)
-            yield FoundCause(cause, node.subject, evidence, remedy, one.waiting.names, because_of=because)
+            yield FoundCause(cause, node.subject, evidence, remedy, judged_node.waiting.names, because_of=because)
     if any(healed.values()):
         return
-    code = _main(one)
-    cause, told = _CAUSES[code.value], (*_summary(one, code), *evidence, *_differs(one, code))
-    subject, more = _subject(snapshot, one, code)
-    remedy = tuple(_mend(one, code))
-    yield FoundCause(cause, subject, (*told, *more), remedy, one.waiting.names, because_of=because)
+    code = _main(judged_node)
+    cause, messages = _CAUSES[code.value], (*_summary(judged_node, code), *evidence, *_differs(judged_node, code))
+    subject, more = _subject(snapshot, judged_node, code)
+    remedy = tuple(_mend(judged_node, code))
+    yield FoundCause(cause, subject, (*messages, *more), remedy, judged_node.waiting.names, because_of=because)
 
 
 def _healthy(held: CardUsage) -> CardUsage:
     return replace(held, card=replace(held.card, healthy=True), mixed=False)
 
 
-def _would_fit(snapshot: Snapshot, one: _Judged, code: Code, heal: Callable[[CardUsage], CardUsage]) -> list[Node]:
+def _would_fit(
+    snapshot: Snapshot, judged_node: _Judged, code: Code, heal: Callable[[CardUsage], CardUsage]
+) -> list[Node]:
     """Nodes that would take the pods but for cards of that code."""
-    if not any(card.code is code for _, verdict in one.known for card in verdict.cards):
+    if not any(card.code is code for _, verdict in judged_node.known for card in verdict.cards):
         return []
-    cards = {name: tuple(map(heal, held)) for name, held in one.books.cards.items()}
-    return [node for node, verdict in _nodes(snapshot, replace(one.books, cards=cards), one.waiting) if verdict.fits]
+    cards = {name: tuple(map(heal, held)) for name, held in judged_node.books.cards.items()}
+    return [
+        node
+        for node, verdict in _nodes(snapshot, replace(judged_node.books, cards=cards), judged_node.waiting)
+        if verdict.fits
+    ]
 
 
-def _main(one: _Judged) -> Code:
+def _main(judged_node: _Judged) -> Code:
     """Return the most frequent obstacle on cards of the requested kind, on nodes with enough of them."""
-    enough = [verdict for _, verdict in one.known if Code.NO_SUCH_NUMBER not in verdict.counts]
+    enough = [verdict for _, verdict in judged_node.known if Code.NO_SUCH_NUMBER not in verdict.counts]
     if not enough:
         return Code.NO_SUCH_NUMBER
     codes = Counter(card.code for verdict in enough for card in verdict.cards if card.code is not None)
@@ -278,21 +295,21 @@ def _main(one: _Judged) -> Code:
     if of_kind:
         code = of_kind.most_common(1)[0][0]
         # A request for all of a card's memory needs the card alone: HAMi reports either code.
-        alone = code is Code.MEMORY and _is_whole(one) and Code.EXCLUSIVE.value in one.codes
+        alone = code is Code.MEMORY and _is_whole(judged_node) and Code.EXCLUSIVE.value in judged_node.codes
         return Code.EXCLUSIVE if alone else code
     if any(Code.NUMA in verdict.counts for verdict in enough):
         return Code.NUMA
     return Code.TOO_FEW if any(Code.TOO_FEW in verdict.counts for verdict in enough) else codes.most_common(1)[0][0]
 
 
-def _is_whole(one: _Judged) -> bool:
+def _is_whole(judged_node: _Judged) -> bool:
     """Whether a card alone is asked for, as HAMi's webhook has it of a pod that asks for no memory."""
-    asked = one.asked("")
+    asked = judged_node.asked("")
     return asked is not None and not asked.memory and asked.percentage in (None, 100) and asked.cores >= 100
 
 
-def _wants(one: _Judged) -> str:
-    asked = one.asked(next((verdict.container for _, verdict in one.known if verdict.container), ""))
+def _wants(judged_node: _Judged) -> str:
+    asked = judged_node.asked(next((verdict.container for _, verdict in judged_node.known if verdict.container), ""))
     if asked is None:
         return ""
     each = [f"{asked.memory} MiB"] if asked.memory else []
@@ -302,17 +319,17 @@ def _wants(one: _Judged) -> str:
     return f"a container asks for {counted(asked.cards, 'card')} with {', '.join(each)}{' each' * (asked.cards > 1)}"
 
 
-def _each_card(one: _Judged) -> Iterator[str]:
+def _each_card(judged_node: _Judged) -> Iterator[str]:
     """Node by node."""
-    for node, verdict in one.known[:_MOST_NODES]:
-        held = one.held(node)
+    for node, verdict in judged_node.known[:_MOST_NODES]:
+        held = judged_node.held(node)
         cards = "; ".join(_card(card, held.get(card.uuid)) for card in verdict.cards[:_MOST_CARDS])
         more = f"; and {len(verdict.cards) - _MOST_CARDS} more" if len(verdict.cards) > _MOST_CARDS else ""
         yield f"{node.subject}: {cards}{more}"
-    if len(one.known) > _MOST_NODES:
-        yield f"and {counted(len(one.known) - _MOST_NODES, 'more node')}"
-    for node in one.unknown[:_MOST_NODES]:
-        yield f"{node.subject}: {UNREGISTERED}: {unregistered(node, one.books)}"
+    if len(judged_node.known) > _MOST_NODES:
+        yield f"and {counted(len(judged_node.known) - _MOST_NODES, 'more node')}"
+    for node in judged_node.unknown[:_MOST_NODES]:
+        yield f"{node.subject}: {UNREGISTERED}: {unregistered(node, judged_node.books)}"
 
 
 def _card(card: CardVerdict, held: CardUsage | None) -> str:
@@ -323,39 +340,42 @@ def _card(card: CardVerdict, held: CardUsage | None) -> str:
     return f"card {card.uuid} {card}{kind}" + (f" (held by {by}{more})" if by and card.code is not None else "")
 
 
-def _summary(one: _Judged, code: Code) -> Iterator[str]:
+def _summary(judged_node: _Judged, code: Code) -> Iterator[str]:
     if code is Code.NO_SUCH_NUMBER:
-        most = max(len(one.books.cards[node.name]) for node, _ in one.known)
+        most = max(len(judged_node.books.cards[node.name]) for node, _ in judged_node.known)
         yield f"no node that may take it has more than {counted(most, 'card')}"
     if code is not Code.MEMORY:
         return
-    free = [held.free.memory for node, _ in one.known for held in one.books.cards[node.name] if held.usable]
-    asked = one.asked("")
+    free = [
+        held.free.memory for node, _ in judged_node.known for held in judged_node.books.cards[node.name] if held.usable
+    ]
+    asked = judged_node.asked("")
     if free and asked is not None and asked.memory and sum(free) >= asked.cards * asked.memory:
         yield f"{counted(len(free), 'card')} have {sum(free)} MiB free together, and none alone more than {max(free)}"
 
 
-def _of_hami(one: _Judged) -> Iterator[str]:
-    for text in one.words[:3]:
+def _of_hami(judged_node: _Judged) -> Iterator[str]:
+    for text in judged_node.words[:3]:
         yield f"HAMi says: {text[:_MOST_TEXT]}"
 
 
-def _differs(one: _Judged, code: Code) -> Iterator[str]:
-    causes = {_CAUSES[word] for word in one.codes}
+def _differs(judged_node: _Judged, code: Code) -> Iterator[str]:
+    causes = {_CAUSES[word] for word in judged_node.codes}
     if causes and _CAUSES[code.value] not in causes:
-        yield f"HAMi names {', '.join(one.codes)}, and these objects show {code.value}: its books are of another moment"
+        codes = ", ".join(judged_node.codes)
+        yield f"HAMi reports {codes}, and these objects show {code.value}: HAMi's state is of another moment"
 
 
-def _subject(snapshot: Snapshot, one: _Judged, code: Code) -> tuple[str, tuple[str, ...]]:
+def _subject(snapshot: Snapshot, judged_node: _Judged, code: Code) -> tuple[str, tuple[str, ...]]:
     """Return the object to change: the workload if no card could ever fit, else the used-up resource."""
-    settings = one.books.settings
-    asked = one.asked("")
-    cards = [held.card for node, _ in one.known for held in one.books.cards[node.name]]
+    settings = judged_node.books.settings
+    asked = judged_node.asked("")
+    cards = [held.card for node, _ in judged_node.known for held in judged_node.books.cards[node.name]]
     match code:
         case Code.QUOTA:
-            known = kept_quotas(snapshot, one.waiting.pods[0].meta.namespace, settings)
-            told = tuple(line for each in known for line in given_of(snapshot, each, settings))
-            return (known[0].meta.subject if known else one.waiting.workload), told
+            known = kept_quotas(snapshot, judged_node.waiting.pods[0].meta.namespace, settings)
+            messages = tuple(line for each in known for line in given_of(snapshot, each, settings))
+            return (known[0].meta.subject if known else judged_node.waiting.workload), messages
         case Code.MEMORY if asked is not None and any(asked.memory_of(card.memory) <= card.memory for card in cards):
             return f"resource/{settings.memory_name}", ()
         case Code.CORES | Code.COMPUTE if asked is not None and any(asked.cores <= card.cores for card in cards):
@@ -363,24 +383,26 @@ def _subject(snapshot: Snapshot, one: _Judged, code: Code) -> tuple[str, tuple[s
         case Code.SLOTS | Code.EXCLUSIVE:
             return f"resource/{settings.count_name}", ()
         case Code.TYPE | Code.UUID | Code.NUMA:
-            annotations = one.waiting.pods[0].meta.annotations
+            annotations = judged_node.waiting.pods[0].meta.annotations
             keys = (*_WISHES, NUMA_BIND) if code is Code.NUMA else _WISHES
-            return one.waiting.workload, tuple(f"{key}: {annotations[key]}" for key in keys if key in annotations)
-    return one.waiting.workload, ()
+            return judged_node.waiting.workload, tuple(
+                f"{key}: {annotations[key]}" for key in keys if key in annotations
+            )
+    return judged_node.waiting.workload, ()
 
 
-def _mend(one: _Judged, code: Code) -> Iterator[str]:
-    cards = [held for node, _ in one.known for held in one.books.cards[node.name]]
+def _mend(judged_node: _Judged, code: Code) -> Iterator[str]:
+    cards = [held for node, _ in judged_node.known for held in judged_node.books.cards[node.name]]
     most = max((held.card.memory for held in cards), default=0)
-    asked = one.asked("")
+    asked = judged_node.asked("")
     if code is Code.MEMORY and asked is not None and asked.memory > most:
-        settings = one.books.settings
+        settings = judged_node.books.settings
         yield f"Ask for at most {most // max(settings.memory_factor, 1)} {settings.memory_name}: no card has more."
     elif code in (Code.MEMORY, Code.CORES, Code.COMPUTE, Code.SLOTS, Code.EXCLUSIVE):
         yield f"See who has which card: {command('gpu-healthcheck', 'status', '--allocation')}"
-    if code in (Code.EXCLUSIVE, Code.MEMORY) and _is_whole(one):
+    if code in (Code.EXCLUSIVE, Code.MEMORY) and _is_whole(judged_node):
         yield (
-            f"Wait for a whole card; or ask for {one.books.settings.memory_name} too, if a part of one will do: "
+            f"Wait for a whole card; or request {judged_node.books.settings.memory_name} if a part is enough: "
             "without it HAMi's webhook writes 100 gpucores, which is a card alone."
         )
         return
@@ -395,10 +417,12 @@ def _heal(cause: Cause, node: Node) -> tuple[str, ...]:
     return f"Look at the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}", cause.remedy
 
 
-def _louder(one: Installation) -> tuple[str, ...]:
-    words = ("kubectl", "-n", one.namespace)
-    logs = command(*words, "logs", f"deployment/{one.name}-scheduler", "-c", "vgpu-scheduler-extender", "--tail=200")
-    edit = command(*words, "edit", "deployment", f"{one.name}-scheduler")
+def _louder(installation: Installation) -> tuple[str, ...]:
+    words = ("kubectl", "-n", installation.namespace)
+    logs = command(
+        *words, "logs", f"deployment/{installation.name}-scheduler", "-c", "vgpu-scheduler-extender", "--tail=200"
+    )
+    edit = command(*words, "edit", "deployment", f"{installation.name}-scheduler")
     return (
         f"Read its lines of the pod, which name a reason for each node at -v=4, the chart's own: {logs}",
         f"Each card is told of at -v=5 only, in the command of vgpu-scheduler-extender: {edit}",

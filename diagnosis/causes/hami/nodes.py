@@ -61,15 +61,22 @@ _RELEASED = timedelta(minutes=1)
 
 def find_unmeant(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield GPU nodes that offer nothing and that no plugin selects; their labels exclude HAMi's plugin."""
-    plugins = [plugin for one in installations(snapshot) for plugin in one.plugins if plugin.meta.kind == "DaemonSet"]
-    others = [one for one in components(snapshot) if one.role in (Role.DEVICE_PLUGIN, Role.DRA_DRIVER)]
+    plugins = [
+        plugin
+        for installation in installations(snapshot)
+        for plugin in installation.plugins
+        if plugin.meta.kind == "DaemonSet"
+    ]
+    others = [
+        component for component in components(snapshot) if component.role in (Role.DEVICE_PLUGIN, Role.DRA_DRIVER)
+    ]
     claimed, there = sliced_nodes(snapshot), plugin_pods(installations(snapshot))
     for node in snapshot.nodes:
         aside = is_for_machines(node) or is_changed(node) or node.name in claimed or node.name in there
         if not plugins or not has_nvidia(node) or not is_judged(node, snapshot.now) or aside or offers_gpus(node):
             continue
-        if not any(is_for(one.spec, node) for one in (*plugins, *others)):
-            yield _unmeant(node, min(plugins, key=lambda one: (len(_unmet(one, node)), one.subject)))
+        if not any(is_for(component.spec, node) for component in (*plugins, *others)):
+            yield _unmeant(node, min(plugins, key=lambda component: (len(_unmet(component, node)), component.subject)))
 
 
 def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -92,14 +99,14 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Cards that their plugin holds for unhealthy, waited for or not."""
     for node in snapshot.nodes:
         told = registration(node)
-        sick = [one for one in told.cards if not one.healthy] if told is not None else []
+        sick = [card for card in told.cards if not card.healthy] if told is not None else []
         if told is not None and sick and is_judged(node, snapshot.now) and not is_changed(node):
-            named = ", ".join(one.uuid for one in sick[:_MOST_CARDS])
+            named = ", ".join(card.uuid for card in sick[:_MOST_CARDS])
             more = f" and {len(sick) - _MOST_CARDS} more" if len(sick) > _MOST_CARDS else ""
             evidence = (
                 f"{node.subject}: {len(sick)} of {len(told.cards)} cards registered as unhealthy: {named}{more}",
             )
-            because = tuple((one, node.subject) for one in (REGISTER_STALE, UNHEALTHY, WITHHELD))
+            because = tuple((cause, node.subject) for cause in (REGISTER_STALE, UNHEALTHY, WITHHELD))
             remedy = (f"Look at the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
             yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
@@ -107,15 +114,15 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
 def find_skew(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each scheduler whose version can't read the registrations of its nodes."""
     every = installations(snapshot)
-    for one in every:
-        reads, others = one.version, elsewhere(one, every)
-        if reads is None or one.scheduler is None:
+    for installation in every:
+        reads, others = installation.version, elsewhere(installation, every)
+        if reads is None or installation.scheduler is None:
             continue
         form = RegistrationFormat.JSON if reads >= _READS_JSON else RegistrationFormat.TEXT
-        told = [(node, registration(node)) for node in snapshot.nodes if node.name not in others]
-        other = [(node, its) for node, its in told if its is not None and its.cards and its.form is not form]
+        entries = [(node, registration(node)) for node in snapshot.nodes if node.name not in others]
+        other = [(node, its) for node, its in entries if its is not None and its.cards and its.form is not form]
         if other:
-            yield _skew(one, one.scheduler, form, [node for node, _ in other])
+            yield _skew(installation, installation.scheduler, form, [node for node, _ in other])
 
 
 def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -124,7 +131,11 @@ def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
     Only versions of the scheduler that still use the handshake are checked.
     """
     every = installations(snapshot)
-    asking = [one for one in every if one.version is not None and one.version <= ANSWERED_UNTIL]
+    asking = [
+        installation
+        for installation in every
+        if installation.version is not None and installation.version <= ANSWERED_UNTIL
+    ]
     for node_name, pods in plugin_pods(asking).items():
         node = snapshot.by_node.get(node_name)
         said = handshake(node) if node is not None else None
@@ -165,9 +176,9 @@ def _unmet(plugin: Component, node: Node) -> list[str]:
     return [f"{key}={value}" for key, value in plugin.spec.node_selector.items() if labels.get(key) != value]
 
 
-def _stale(snapshot: Snapshot, node: Node, told: Registration, pods: Iterable[Pod]) -> FoundCause:
+def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Iterable[Pod]) -> FoundCause:
     offer = offered(node, installations(snapshot))
-    evidence = [f"{node.subject}: {counted(len(told.cards), 'card')} registered, {offer}"]
+    evidence = [f"{node.subject}: {counted(len(registration.cards), 'card')} registered, {offer}"]
     remedy = []
     for pod in pods:
         evidence.append(f"{pod.subject}: {stage(pod, snapshot.now)}")
@@ -183,7 +194,7 @@ def _stale(snapshot: Snapshot, node: Node, told: Registration, pods: Iterable[Po
         look = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
         remedy = [f"See why the plugin does not run there: {look}"]
     above = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, UNHEALTHY, WITHHELD, *NODES)
-    because = tuple((one, node.subject) for one in above)
+    because = tuple((cause, node.subject) for cause in above)
     return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
 
 
@@ -191,16 +202,16 @@ def _unregistered(
     snapshot: Snapshot,
     every: tuple[Installation, ...],
     node: Node,
-    told: Registration | None,
+    registration: Registration | None,
     pods: Iterable[Pod],
 ) -> Iterator[FoundCause]:
     working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
-    if not working or not any(one.scheduler is not None for one in every):
+    if not working or not any(installation.scheduler is not None for installation in every):
         return
     pod = working[0]
     has = "no annotation hami.io/node-nvidia-register"
-    if told is not None:
-        has = f"its registration names no card{f': {told.unreadable}' if told.unreadable else ''}"
+    if registration is not None:
+        has = f"its registration names no card{f': {registration.unreadable}' if registration.unreadable else ''}"
     evidence = (f"{node.subject}: {has}; {offered(node, every)}", f"{pod.subject} is ready")
     words = ("kubectl", "-n", pod.meta.namespace)
     remedy = (
@@ -215,14 +226,14 @@ def _as(pod: Pod) -> str:
     return f"--as=system:serviceaccount:{pod.meta.namespace}:{pod.spec.service_account or 'default'}"
 
 
-def _skew(one: Installation, scheduler: Component, form: RegistrationFormat, nodes: list[Node]) -> FoundCause:
+def _skew(installation: Installation, scheduler: Component, form: RegistrationFormat, nodes: list[Node]) -> FoundCause:
     named = ", ".join(node.subject for node in nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
     other = RegistrationFormat.TEXT if form is RegistrationFormat.JSON else RegistrationFormat.JSON
-    plugins = sorted({plugin.version for plugin in one.plugins})
+    plugins = sorted({plugin.version for plugin in installation.plugins})
     evidence = [f"{scheduler.subject} is {scheduler.version} and reads {form.value}", f"{named}: {other.value}"]
     if plugins:
         evidence.append(f"device plugins: {', '.join(plugins)}")
-    look = command("kubectl", "-n", one.namespace, "get", "pods", "-o", "wide")
+    look = command("kubectl", "-n", installation.namespace, "get", "pods", "-o", "wide")
     remedy = (
         f"Upgrade the release whole, and see that all of its pods were made anew: {look}",
         "A plugin of the right version writes the registration again within a minute.",
@@ -232,23 +243,27 @@ def _skew(one: Installation, scheduler: Component, form: RegistrationFormat, nod
 
 
 def _answers_of_old(pods: Iterable[Pod]) -> bool:
-    images = (one.image for pod in pods for one in pod.spec.containers if "plugin" in one.name)
-    known = [told for image in images if (told := image_version(image)) is not None]
+    images = (container.image for pod in pods for container in pod.spec.containers if "plugin" in container.name)
+    known = [result for image in images if (result := image_version(image)) is not None]
     return bool(known) and max(known) <= ANSWERED_UNTIL
 
 
-def _given_up(snapshot: Snapshot, node: Node, said: Handshake, pods: list[Pod]) -> Iterator[FoundCause]:
+def _given_up(snapshot: Snapshot, node: Node, handshake: Handshake, pods: list[Pod]) -> Iterator[FoundCause]:
     """The plugin answers every 30 s: an old request means that it does not, or that two clocks differ."""
-    assert said.at is not None
-    apart = abs(snapshot.now - said.at)
-    if said.said is HandshakeState.REPORTED or said.said is HandshakeState.OTHER or apart < _SILENT:
+    assert handshake.at is not None
+    apart = abs(snapshot.now - handshake.at)
+    if handshake.said is HandshakeState.REPORTED or handshake.said is HandshakeState.OTHER or apart < _SILENT:
         return
     off = min(apart % _ZONES, _ZONES - apart % _ZONES)
-    shown = f"{node.subject}: hami.io/node-handshake is {said.text}, {_minutes(apart)} from now"
+    shown = f"{node.subject}: hami.io/node-handshake is {handshake.text}, {_minutes(apart)} from now"
     evidence = (shown, f"{', '.join(pod.subject for pod in pods)} is ready; {offered(node, installations(snapshot))}")
-    if not said.zoned and (off < _SLACK or is_future(said.at, snapshot.now)) and apart < timedelta(hours=14, minutes=5):
-        told = (*evidence, "that is a time zone's distance: the scheduler writes its local time and reads it as UTC")
-        yield FoundCause(CLOCK_APART, node.subject, told, (), (node.subject,), Certainty.LIKELY)
+    if (
+        not handshake.zoned
+        and (off < _SLACK or is_future(handshake.at, snapshot.now))
+        and apart < timedelta(hours=14, minutes=5)
+    ):
+        result = (*evidence, "that is a time zone's distance: the scheduler writes its local time and reads it as UTC")
+        yield FoundCause(CLOCK_APART, node.subject, result, (), (node.subject,), Certainty.LIKELY)
         return
     gone = command("kubectl", "-n", pods[0].meta.namespace, "delete", "pod", pods[0].meta.name)
     remedy = (f"Restart the plugin's pod: {gone}",)
@@ -290,17 +305,17 @@ def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> FoundCa
         f"Take the lock off: {command('kubectl', 'annotate', 'node', node.name, f'{LOCK}-')}",
     )
     affected = tuple(pod.subject for pod in waiting) or (node.subject,)
-    because = tuple((one, node.subject) for one in (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE))
+    because = tuple((cause, node.subject) for cause in (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE))
     return FoundCause(LOCK_STALE, node.subject, evidence, remedy, affected, because_of=because)
 
 
 def _names(pod: Pod, node: Node) -> bool:
-    told = pod.condition("PodScheduled")
-    return told is not None and f"node {node.name} " in f"{told.message} " and "lock" in told.message
+    condition = pod.condition("PodScheduled")
+    return condition is not None and f"node {node.name} " in f"{condition.message} " and "lock" in condition.message
 
 
 def _is_settled(snapshot: Snapshot, pod: Pod) -> bool:
-    starts = [one.started for one in pod.states if one.started is not None]
+    starts = [state.started for state in pod.states if state.started is not None]
     since = max(starts, default=pod.meta.created)
     return since is None or snapshot.now - since > _REGISTERS
 
@@ -308,11 +323,11 @@ def _is_settled(snapshot: Snapshot, pod: Pod) -> bool:
 def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[tuple[Cause, str], ...]:
     """Return causes that may explain HAMi's `node unregistered` for these nodes, if they are found too."""
     every = installations(snapshot)
-    workloads = [one.subject for each in every for one in each.plugins]
+    workloads = [plugin.subject for each in every for plugin in each.plugins]
     own = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, REGISTER_STALE, NOT_REGISTERED, CLOCK_APART, PLUGIN_SILENT)
     return (
-        *((REGISTER_UNREADABLE, one.subject) for one in every),
-        *((NOT_READY[Role.HAMI_PLUGIN], one) for one in workloads),
+        *((REGISTER_UNREADABLE, installation.subject) for installation in every),
+        *((NOT_READY[Role.HAMI_PLUGIN], workload) for workload in workloads),
         *((cause, node.subject) for node in nodes for cause in (*own, UNHEALTHY, WITHHELD)),
     )
 

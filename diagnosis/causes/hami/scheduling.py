@@ -73,48 +73,49 @@ def find_unbound(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def _last(pods: Iterable[Pod], snapshot: Snapshot) -> Event | None:
     """The newest word of HAMi's scheduler on any of them."""
-    told = [one for pod in pods for one in events_of(snapshot, pod) if one.reason in _OF_HAMI]
-    return max(told, key=lambda one: str(one.last), default=None)
+    events = [event for pod in pods for event in events_of(snapshot, pod) if event.reason in _OF_HAMI]
+    return max(events, key=lambda event: str(event.last), default=None)
 
 
-def _judged(snapshot: Snapshot, one: Installation, waiting: Waiting) -> Iterator[FoundCause]:
+def _judged(snapshot: Snapshot, installation: Installation, waiting: Waiting) -> Iterator[FoundCause]:
     called = _CALLED.search(waiting.message)
     if called is not None:
-        yield _unanswered(snapshot, one, waiting, called)
+        yield _unanswered(snapshot, installation, waiting, called)
         return
     last = _last(waiting.pods, snapshot)
     failed = last is not None and last.reason == "BindingFailed"
     text = last.message if last is not None and failed else waiting.message
     if failed or waiting.fit is None:
-        yield from _unwritten(one, waiting, text, failed=failed)
+        yield from _unwritten(installation, waiting, text, failed=failed)
     elif (
         last is not None
         and last.reason == "FilteringSucceed"
         and all(reason.says is ReasonSubject.OTHER for reason in waiting.fit.reasons)
     ):
         since = (f"kube-scheduler since: {waiting.message[:_MOST]}",)
-        yield from _filtered(snapshot, one, last, (waiting.workload, waiting.names), since)
+        yield from _filtered(snapshot, installation, last, (waiting.workload, waiting.names), since)
 
 
-def _unanswered(snapshot: Snapshot, one: Installation, waiting: Waiting, called: re.Match[str]) -> FoundCause:
+def _unanswered(snapshot: Snapshot, installation: Installation, waiting: Waiting, called: re.Match[str]) -> FoundCause:
     cause = EXTENDER_SLOW if _LATE.search(called[2]) else EXTENDER
-    evidence = [f"the scheduler, at /{called[1]}: {called[2][:_MOST]}", *_extender(snapshot, one)]
-    remedy = [f"Read what the extender says: {_logs(one)}"]
+    evidence = [f"the scheduler, at /{called[1]}: {called[2][:_MOST]}", *_extender(snapshot, installation)]
+    remedy = [f"Read what the extender says: {_logs(installation)}"]
     if cause is EXTENDER_SLOW:
         remedy.append(
             "See its CPU limit. With --profiling it serves /debug/pprof at its https port, 443 of its Service."
         )
     if "x509" in called[2]:
         remedy.insert(
-            0, f"Its certificate is not for 127.0.0.1, or another's: look at the Secret {one.name}-scheduler-tls."
+            0,
+            f"Its certificate is not valid for 127.0.0.1: check the Secret {installation.name}-scheduler-tls.",
         )
     above = NOT_READY[Role.HAMI_SCHEDULER]
-    because = ((above, one.subject), *((above, f"node/{pod.spec.node}") for pod in _pods(one)))
-    return FoundCause(cause, one.subject, tuple(evidence), tuple(remedy), waiting.names, because_of=because)
+    because = ((above, installation.subject), *((above, f"node/{pod.spec.node}") for pod in _pods(installation)))
+    return FoundCause(cause, installation.subject, tuple(evidence), tuple(remedy), waiting.names, because_of=because)
 
 
-def _extender(snapshot: Snapshot, one: Installation) -> Iterator[str]:
-    for pod in _pods(one):
+def _extender(snapshot: Snapshot, installation: Installation) -> Iterator[str]:
+    for pod in _pods(installation):
         at = stage(pod, snapshot.now)
         if at.kind is not StageKind.READY:
             yield f"{pod.subject}: {at}"
@@ -131,11 +132,11 @@ def _ends(state: ContainerState) -> str:
     return f"{state.restarts} times{how}"
 
 
-def _pods(one: Installation) -> tuple[Pod, ...]:
-    return one.scheduler.pods if one.scheduler is not None else ()
+def _pods(installation: Installation) -> tuple[Pod, ...]:
+    return installation.scheduler.pods if installation.scheduler is not None else ()
 
 
-def _unwritten(one: Installation, waiting: Waiting, text: str, *, failed: bool) -> Iterator[FoundCause]:
+def _unwritten(installation: Installation, waiting: Waiting, text: str, *, failed: bool) -> Iterator[FoundCause]:
     """Yield a failed write when a pod is bound.
 
     A lock within its time expires on its own. A lock that persists is reported for its node.
@@ -143,24 +144,26 @@ def _unwritten(one: Installation, waiting: Waiting, text: str, *, failed: bool) 
     forbidden = _FORBIDDEN.search(text)
     evidence = (f"HAMi's scheduler: {text[:_MOST]}",)
     if forbidden is not None:
-        yield _forbidden(one, waiting, evidence, forbidden)
+        yield _forbidden(installation, waiting, evidence, forbidden)
     elif _LOCKED.search(text) and not _SERVER.search(text):
         return
     elif _SERVER.search(text):
         remedy = ("Look at the API server and etcd: health, latency, and whether requests are throttled.",)
-        yield FoundCause(WRITE_FAILS, one.subject, evidence, remedy, waiting.names, Certainty.LIKELY)
+        yield FoundCause(WRITE_FAILS, installation.subject, evidence, remedy, waiting.names, Certainty.LIKELY)
     elif failed or "bind" in text.lower():
-        remedy = (f"Read what it met: {_logs(one)}",)
+        remedy = (f"Read what it met: {_logs(installation)}",)
         because = ((LOCK_STALE, f"node/{name}") for name in _nodes_in(text))
         yield FoundCause(
             BIND_FAILS, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY, tuple(because)
         )
 
 
-def _forbidden(one: Installation, waiting: Waiting, evidence: tuple[str, ...], told: re.Match[str]) -> FoundCause:
-    user, verb, resource = told.groups()
+def _forbidden(
+    installation: Installation, waiting: Waiting, evidence: tuple[str, ...], match: re.Match[str]
+) -> FoundCause:
+    user, verb, resource = match.groups()
     account = _ACCOUNT.match(user)
-    where = subject("ServiceAccount", account[1], account[2]) if account else one.subject
+    where = subject("ServiceAccount", account[1], account[2]) if account else installation.subject
     ask = command("kubectl", "auth", "can-i", verb, resource, f"--as={user}")
     remedy = (f"See what it may: {ask}", "Upgrade the release whole: its ClusterRole has what this version needs.")
     return FoundCause(NO_RIGHT, where, evidence, remedy, waiting.names)
@@ -168,22 +171,22 @@ def _forbidden(one: Installation, waiting: Waiting, evidence: tuple[str, ...], t
 
 def _filtered(
     snapshot: Snapshot,
-    one: Installation,
+    installation: Installation,
     last: Event,
-    who: tuple[str, tuple[str, ...]],
+    result: tuple[str, tuple[str, ...]],
     since: tuple[str, ...] = (),
 ) -> Iterator[FoundCause]:
     """Yield a pod that was not bound although HAMi found a node. `who`: the workload, and its pods."""
     if last.last is None or snapshot.now - last.last < _LASTS:
         return
     evidence = (f"HAMi's scheduler: {last.message[:_MOST]}", *since)
-    remedy = (f"Read what the other plugins of the scheduler say of the pod: {_logs(one, 'kube-scheduler')}",)
-    yield FoundCause(FILTERED_ONLY, who[0], evidence, remedy, who[1], Certainty.LIKELY)
+    remedy = (f"Read what the other plugins of the scheduler say of the pod: {_logs(installation, 'kube-scheduler')}",)
+    yield FoundCause(FILTERED_ONLY, result[0], evidence, remedy, result[1], Certainty.LIKELY)
 
 
-def _logs(one: Installation, container: str = "vgpu-scheduler-extender") -> str:
-    name = one.scheduler.meta.name if one.scheduler is not None else f"{one.name}-scheduler"
-    return command("kubectl", "-n", one.namespace, "logs", f"deployment/{name}", "-c", container, "--tail=100")
+def _logs(installation: Installation, container: str = "vgpu-scheduler-extender") -> str:
+    name = installation.scheduler.meta.name if installation.scheduler is not None else f"{installation.name}-scheduler"
+    return command("kubectl", "-n", installation.namespace, "logs", f"deployment/{name}", "-c", container, "--tail=100")
 
 
 def _nodes_in(text: str) -> list[str]:

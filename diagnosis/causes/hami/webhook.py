@@ -46,7 +46,7 @@ def find_bypassed(snapshot: Snapshot) -> Iterator[FoundCause]:
     names = schedulers(every)
     for pod in gpu_pods(snapshot):
         if every and not is_scheduled(pod, names) and _suffers(snapshot, pod):
-            asked = tuple(one for one in every if asks_for(pod.spec, one.settings))
+            asked = tuple(installation for installation in every if asks_for(pod.spec, installation.settings))
             yield _bypassed(snapshot, asked or every, pod)
 
 
@@ -54,24 +54,30 @@ def above(snapshot: Snapshot, pod: Pod) -> tuple[tuple[Cause, str], ...]:
     """Return causes that may explain why HAMi did not process the pod, if they are found too."""
     written, namespace = snapshot.line(pod.meta)[-1], f"namespace/{pod.meta.namespace}"
     every = installations(snapshot)
-    hooks = [hook.configuration.subject for one in every for hook in one.webhooks]
+    hooks = [hook.configuration.subject for installation in every for hook in installation.webhooks]
     return (
         *((cause, written) for cause in (IGNORED, OTHER_SCHEDULER, PRIVILEGED, NODE_NAMED, MISSED)),
         *((IGNORED, where) for where in (namespace, *hooks)),
-        *((WEBHOOK_MISSING, one.subject) for one in every),
+        *((WEBHOOK_MISSING, installation.subject) for installation in every),
     )
 
 
 def _suffers(snapshot: Snapshot, pod: Pod) -> bool:
     if pod.phase == "Failed":
         return UNSEEN.search(pod.message) is not None and not replaced(snapshot, pod)
-    told = pod.condition("PodScheduled")
+    condition = pod.condition("PodScheduled")
     waits = not pod.spec.node and not pod.over and pod.meta.deleted is None
-    return waits and told is not None and told.status == "False" and not pod.spec.gates and _wants_shares(pod.spec)
+    return (
+        waits
+        and condition is not None
+        and condition.status == "False"
+        and not pod.spec.gates
+        and _wants_shares(pod.spec)
+    )
 
 
 def _wants_shares(spec: PodSpec) -> bool:
-    return any(SHARES & {*one.limits, *one.requests} for one in spec.containers)
+    return any(SHARES & {*container.limits, *container.requests} for container in spec.containers)
 
 
 def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> FoundCause:
@@ -79,15 +85,15 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
     shown = _shown(pod)
     known = _kept_away(snapshot, every, pod, written) or _left_alone(snapshot, every, pod, written)
     if known is not None:
-        cause, where, told, remedy = known
-        return FoundCause(cause, where, (told, shown), remedy, (pod.subject,))
-    if snapshot.sees(_HOOKS) and not any(one.webhooks for one in every):
-        told = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io beside {every[0].subject}"
-        return FoundCause(WEBHOOK_MISSING, every[0].subject, (told, shown), (), (pod.subject,))
-    evidence = (shown, *(line for one in every for line in _was_away(one, pod)))
+        cause, where, message, remedy = known
+        return FoundCause(cause, where, (message, shown), remedy, (pod.subject,))
+    if snapshot.sees(_HOOKS) and not any(installation.webhooks for installation in every):
+        message = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io beside {every[0].subject}"
+        return FoundCause(WEBHOOK_MISSING, every[0].subject, (message, shown), (), (pod.subject,))
+    evidence = (shown, *(line for installation in every for line in _was_away(installation, pod)))
     gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
     remedy = (f"Once the webhook answers, have the pod made anew: {gone}", *_for_the_next_time(every))
-    because = tuple(pair for one in every for pair in unreachable(one))
+    because = tuple(pair for installation in every for pair in unreachable(installation))
     doubts = tuple(_doubts(snapshot, every))
     certainty = Certainty.LIKELY if doubts else Certainty.PROVEN
     return FoundCause(MISSED, written, (*evidence, *doubts), remedy, (pod.subject,), certainty, because)
@@ -97,7 +103,7 @@ def _doubts(snapshot: Snapshot, every: tuple[Installation, ...]) -> Iterator[str
     """Yield other possible reasons why the webhook was not called, which can't be checked."""
     if not snapshot.sees(_HOOKS):
         yield "what the webhook selects is not visible: it may have been kept away, too"
-    for hook in (hook for one in every for hook in one.webhooks if hook.conditions):
+    for hook in (hook for installation in every for hook in installation.webhooks if hook.conditions):
         named = ", ".join(hook.conditions)
         yield f"{hook.configuration.subject}: its matchConditions ({named}) may have kept it away, too"
 
@@ -109,14 +115,14 @@ _Known = tuple[Cause, str, str, tuple[str, ...]]
 def _kept_away(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
     """Return the cause if labels keep the API server from calling the webhook; None if they do not."""
     key, value = IGNORE
-    space = next((one for one in snapshot.namespaces if one.name == pod.meta.namespace), None)
+    space = next((namespace for namespace in snapshot.namespaces if namespace.name == pod.meta.namespace), None)
     if pod.meta.labels.get(key) == value:
         remedy = (f"Take {key}={value} out of the labels of the pod template of {written}.",)
         return IGNORED, written, f"{pod.subject} has the label {key}={value}", remedy
     if space is not None and space.labels.get(key) == value:
         remedy = (f"Take the label away: {command('kubectl', 'label', 'namespace', space.name, f'{key}-')}",)
         return IGNORED, space.subject, f"{space.subject} has the label {key}={value}", remedy
-    hooks = [hook for one in every for hook in one.webhooks]
+    hooks = [hook for installation in every for hook in installation.webhooks]
     refusing = [(hook, why) for hook in hooks if (why := _unselected(hook, space.labels if space else None, pod))]
     if hooks and len(refusing) == len(hooks):
         hook, why = refusing[0]
@@ -138,20 +144,20 @@ def _unselected(hook: Webhook, labels: object, pod: Pod) -> str:
 def _left_alone(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
     """The webhook was asked, and did nothing."""
     ours = " or ".join(sorted(schedulers(every)))
-    new = any(one.version is None or one.version >= _LEAVES_OTHERS for one in every)
+    new = any(installation.version is None or installation.version >= _LEAVES_OTHERS for installation in every)
     if pod.spec.scheduler not in _DEFAULT and new:
-        told = f"{pod.subject} names the scheduler {pod.spec.scheduler}; HAMi's is {ours}"
+        message = f"{pod.subject} names the scheduler {pod.spec.scheduler}; HAMi's is {ours}"
         return (
             OTHER_SCHEDULER,
             written,
-            told,
+            message,
             (f"Take schedulerName out of the template of {written}, or write {ours}.",),
         )
     maker = snapshot.workload.get(written)
     if maker is not None and maker.spec is not None and maker.spec.node:
         return NODE_NAMED, written, f"{written} names nodeName {maker.spec.node}", ()
-    asking = [one for one in pod.spec.containers if gpus_of(one)]
-    if asking and all(one.privileged for one in asking):
+    asking = [container for container in pod.spec.containers if gpus_of(container)]
+    if asking and all(container.privileged for container in asking):
         return PRIVILEGED, written, f"{pod.subject}: container {asking[0].name} is privileged", ()
     return None
 
@@ -159,17 +165,17 @@ def _left_alone(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, w
 def _shown(pod: Pod) -> str:
     message = pod.message
     if pod.phase != "Failed":
-        told = pod.condition("PodScheduled")
-        message = told.message if told is not None else ""
+        condition = pod.condition("PodScheduled")
+        message = condition.message if condition is not None else ""
     scheduler, heard = pod.spec.scheduler or _DEFAULT[1], message.partition(" preemption:")[0][:300]
     return f"{pod.subject}: schedulerName {scheduler}, no annotation of HAMi's: {heard}"
 
 
-def _was_away(one: Installation, pod: Pod) -> Iterator[str]:
-    for hook in one.webhooks:
+def _was_away(installation: Installation, pod: Pod) -> Iterator[str]:
+    for hook in installation.webhooks:
         if not hook.fails_closed:
             yield f"{hook.configuration.subject}: failurePolicy Ignore: what it does not answer for passes as it is"
-    pods = [each for each in (one.scheduler.pods if one.scheduler else ()) if is_ready(each)]
+    pods = [each for each in (installation.scheduler.pods if installation.scheduler else ()) if is_ready(each)]
     since = [state.started for each in pods for state in each.states if state.started is not None]
     made = pod.meta.created
     if since and made is not None and made < min(since):
@@ -177,7 +183,7 @@ def _was_away(one: Installation, pod: Pod) -> Iterator[str]:
 
 
 def _for_the_next_time(every: tuple[Installation, ...]) -> Iterator[str]:
-    if any(not hook.fails_closed for one in every for hook in one.webhooks):
+    if any(not hook.fails_closed for installation in every for hook in installation.webhooks):
         yield "Two replicas of the scheduler, or the webhook's failurePolicy Fail, keep it from happening again."
 
 

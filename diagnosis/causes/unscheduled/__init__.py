@@ -49,15 +49,15 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
             key = (waiting.shape, waiting.message)  # so each shape of pod meets all nodes once
             if key not in judged:
                 judged[key] = waiting, list(_by_nodes(snapshot, waiting, everywhere))
-            found = [_for_workload(one, judged[key][0], waiting) for one in judged[key][1]]
+            found = [_for_workload(result, judged[key][0], waiting) for result in judged[key][1]]
         if not found and not waiting.hami and _is_refused(snapshot, waiting, everywhere):
             found = list(_by_text_alone(snapshot, waiting))
         yield from found
 
 
 def _is_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
-    volumes_told = waiting.fit is not None and bool(waiting.fit.of(*_BEFORE_NODES))
-    return volumes_told and (volumes.are_mended(snapshot, waiting) or volumes.are_made(snapshot, waiting))
+    waits_for_volumes = waiting.fit is not None and bool(waiting.fit.of(*_BEFORE_NODES))
+    return waits_for_volumes and (volumes.are_mended(snapshot, waiting) or volumes.are_made(snapshot, waiting))
 
 
 def _left(snapshot: Snapshot, everywhere: Iterable[NodeUse]) -> list[NodeUse]:
@@ -72,7 +72,7 @@ def _left(snapshot: Snapshot, everywhere: Iterable[NodeUse]) -> list[NodeUse]:
 def _is_made_room(waiting: Waiting, left: Iterable[NodeUse]) -> bool:
     """Whether all of its pods fit once the terminating pods are gone, as in a rollout."""
     short = waiting.fit is not None and bool(waiting.fit.of(ReasonSubject.SHORT))
-    taking = [one for one in left if selects(waiting.spec, one.node) and not refused.closed_by(waiting.spec, one.node)]
+    taking = [use for use in left if selects(waiting.spec, use.node) and not refused.closed_by(waiting.spec, use.node)]
     return short and bool(waiting.counted) and _places(waiting, taking) >= len(waiting.pods)
 
 
@@ -83,7 +83,7 @@ def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUs
     if not short or not made or snapshot.now - min(made) > _LOOKS_AGAIN:
         return False
     new = (room.node for room in everywhere if refused.is_joining(snapshot, waiting.spec, room.node))
-    return any(has_nvidia(one) and selects(waiting.spec, one) and not devices_in(one.allocatable) for one in new)
+    return any(has_nvidia(node) and selects(waiting.spec, node) and not devices_in(node.allocatable) for node in new)
 
 
 def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> bool:
@@ -92,8 +92,8 @@ def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeU
     A message of another format counts only if the pods are old.
     """
     if waiting.fit is None:
-        says_why = " " in waiting.message and not queues.is_error(waiting)
-        return says_why and all(queues.is_old(snapshot, pod) for pod in waiting.pods)
+        flag_why = " " in waiting.message and not queues.is_error(waiting)
+        return flag_why and all(queues.is_old(snapshot, pod) for pod in waiting.pods)
     if not everywhere and not any(queues.is_old(snapshot, pod) for pod in waiting.pods):
         return False  # recent pods, and nodes are not visible
     return not _is_next(snapshot, waiting, everywhere)
@@ -133,7 +133,9 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
     """Step by step fewer nodes: with the resource, selected, large enough, with room, open."""
     lacking = names.absent(waiting, everywhere)
     if lacking:
-        by_claim = {one.resource: one for one in snapshot.device_classes if one.resource}
+        by_claim = {
+            device_class.resource: device_class for device_class in snapshot.device_classes if device_class.resource
+        }
         rest = [name for name in lacking if name not in by_claim]
         yield from names.find_absent(snapshot, waiting, rest, everywhere)
         for name in sorted(set(lacking) & set(by_claim)):
@@ -159,12 +161,12 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
     yield from _by_room(snapshot, waiting, large, silent)
 
 
-def _parted(rooms: Iterable[NodeUse], is_one: Callable[[NodeUse], bool]) -> tuple[list[NodeUse], list[NodeUse]]:
+def _parted(rooms: Iterable[NodeUse], is_report: Callable[[NodeUse], bool]) -> tuple[list[NodeUse], list[NodeUse]]:
     """Split the rooms into those that meet the condition and those that do not."""
     ones: list[NodeUse] = []
     others: list[NodeUse] = []
     for room in rooms:
-        (ones if is_one(room) else others).append(room)
+        (ones if is_report(room) else others).append(room)
     return ones, others
 
 
@@ -177,7 +179,7 @@ def _by_room(
     if any(room.fits(counted) for room in opened):
         yield from _beyond_arithmetic(snapshot, waiting, opened)
         return
-    with_room = [room for one in closed if (room := _emptied(snapshot, one)).fits(counted)]
+    with_room = [room for use in closed if (room := _emptied(snapshot, use)).fits(counted)]
     for_others, ours_to_have = _parted(with_room, lambda room: refused.is_dedicated(waiting.spec, room))
     if ours_to_have:
         yield from refused.find_refused(snapshot, waiting, ours_to_have)
@@ -211,7 +213,7 @@ def _places(waiting: Waiting, free: Sequence[NodeUse]) -> int:
 def _beyond_arithmetic(snapshot: Snapshot, waiting: Waiting, opened: Sequence[NodeUse]) -> Iterator[FoundCause]:
     elsewhere = list(volumes.find_elsewhere(snapshot, waiting, opened))
     yield from elsewhere
-    yield from (one for one in volumes.find_rules(waiting) if not elsewhere or one.cause is not volumes.ELSEWHERE)
+    yield from (rule for rule in volumes.find_rules(waiting) if not elsewhere or rule.cause is not volumes.ELSEWHERE)
     yield from queues.find_gang(snapshot, waiting, opened)
 
 

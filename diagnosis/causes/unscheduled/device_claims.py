@@ -99,7 +99,7 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     found = list(_missing(snapshot, waiting)) if snapshot.sees(*_NEEDED) else []
     for claim in _claims(snapshot, waiting):
         if not claim.devices:
-            found += (one for request in claim.requests for one in _judged(snapshot, waiting, claim, request))
+            found += (result for request in claim.requests for result in _judged(snapshot, waiting, claim, request))
     if not found and waiting.fit is not None:
         found += (
             _by_text(snapshot, waiting, reason)
@@ -133,8 +133,8 @@ def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: Dev
 
 def _by_text(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> FoundCause:
     """Return the cause named by the scheduler's text, and by events of the controller that makes claims."""
-    noted = (one for pod in waiting.pods[:_MOST] for one in events_of(snapshot, pod) if one.reason == _NOT_MADE)
-    evidence = (f"the scheduler: {reason.text}", *(one.message for one in noted))
+    noted = (event for pod in waiting.pods[:_MOST] for event in events_of(snapshot, pod) if event.reason == _NOT_MADE)
+    evidence = (f"the scheduler: {reason.text}", *(event.message for event in noted))
     if reason.says is ReasonSubject.CLASS_MISSING:
         return FoundCause(NO_CLASS, f"deviceclass/{reason.what}", evidence, (), waiting.names, Certainty.LIKELY)
     if reason.says is ReasonSubject.CLAIM_MISSING:
@@ -150,23 +150,23 @@ def _by_text(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Found
 def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
     """The claims of the first pod, made or as their templates have them: those of its twins ask for the same."""
     pod = waiting.pods[0]
-    known = {one.meta.name: one for one in snapshot.claims if one.meta.namespace == pod.meta.namespace}
+    known = {claim.meta.name: claim for claim in snapshot.claims if claim.meta.namespace == pod.meta.namespace}
     for name, source in pod.spec.claims.items():
-        one = known.get(pod.claim_names.get(name, "")) or known.get(source)
-        if one is not None:
-            yield one
+        claim = known.get(pod.claim_names.get(name, "")) or known.get(source)
+        if claim is not None:
+            yield claim
 
 
 def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     pod = waiting.pods[0]
     if pod.meta.created is not None and snapshot.now - pod.meta.created < _PATIENCE:
         return
-    mine = [one.meta for one in snapshot.claims if one.meta.namespace == pod.meta.namespace]
+    mine = [claim.meta for claim in snapshot.claims if claim.meta.namespace == pod.meta.namespace]
     for name, source in pod.spec.claims.items():
-        kinds = {one.kind for one in mine if one.name == source}
+        kinds = {meta.kind for meta in mine if meta.name == source}
         if not kinds:
-            told = ", ".join(sorted(one.name for one in mine)[:_MOST]) or "none"
-            evidence = f"{waiting.workload}: claim {name} names {source}, and {pod.meta.namespace} has {told}"
+            message = ", ".join(sorted(meta.name for meta in mine)[:_MOST]) or "none"
+            evidence = f"{waiting.workload}: claim {name} names {source}, and {pod.meta.namespace} has {message}"
             yield FoundCause(
                 NO_CLAIM, subject("ResourceClaim", pod.meta.namespace, source), (evidence,), (), waiting.names
             )
@@ -191,11 +191,16 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
 
 
 def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request: Request) -> Iterator[FoundCause]:
-    known = next((one for one in snapshot.device_classes if one.meta.name == request.device_class), None)
+    known = next(
+        (device_class for device_class in snapshot.device_classes if device_class.meta.name == request.device_class),
+        None,
+    )
     asks = f"{claim.meta.subject} asks for {'all' if request.all else request.count} of class {request.device_class}"
     if known is None:
         if snapshot.sees("DeviceClass") and request.device_class:
-            classes = ", ".join(sorted(one.meta.name for one in snapshot.device_classes)[:_MOST]) or "none"
+            classes = (
+                ", ".join(sorted(device_class.meta.name for device_class in snapshot.device_classes)[:_MOST]) or "none"
+            )
             evidence = (asks, f"DeviceClasses there are: {classes}")
             yield FoundCause(NO_CLASS, f"deviceclass/{request.device_class}", evidence, (), waiting.names)
         return
@@ -208,9 +213,9 @@ def _offered(
     snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
 ) -> Iterator[FoundCause]:
     anew = tuple(published_anew(snapshot, _driver(asked[3])))
-    for one in _short(snapshot, waiting, asked):
-        known = replace(one, evidence=(*one.evidence, *anew[:_MOST]), certainty=Certainty.LIKELY)
-        yield known if anew else one
+    for result in _short(snapshot, waiting, asked):
+        known = replace(result, evidence=(*result.evidence, *anew[:_MOST]), certainty=Certainty.LIKELY)
+        yield known if anew else result
 
 
 def _short(
@@ -218,7 +223,7 @@ def _short(
 ) -> Iterator[FoundCause]:
     asks, request, claim, known = asked
     driver, offers = _driver(known), list(offered(snapshot))
-    of_driver = [one for one in offers if driver in ("", one.driver)]
+    of_driver = [offer for offer in offers if driver in ("", offer.driver)]
     if not of_driver:
         evidence = (asks, f"no ResourceSlice of driver {driver or known.meta.name}; {_drivers(offers)}")
         look = command("kubectl", "get", "pods", "-A", "-o", "wide")
@@ -229,7 +234,7 @@ def _short(
         )
         return
     terms = [term for text in (*known.selectors, *request.selectors) for term in _terms(text)]
-    matching = [one for one in of_driver if all(_holds(term, one) for term in terms)]
+    matching = [device for device in of_driver if all(_holds(term, device) for term in terms)]
     if _most_on_a_node(matching) < request.count:
         most = f"{len(matching)} of {len(of_driver)} devices match, {_most_on_a_node(matching)} on one node at most"
         yield FoundCause(NO_MATCH, claim.meta.subject, (asks, *_unmet(terms, of_driver), most), (), waiting.names)
@@ -248,7 +253,7 @@ def _taken(
     unheld = [one for one in matching if one.name not in by]
     taints = shut(snapshot, unheld, request.tolerations)
     untainted = [one for one in unheld if one.name not in taints]
-    nodes = (snapshot.by_node.get(one) for one in dict.fromkeys(offer.node for offer in untainted))
+    nodes = (snapshot.by_node.get(text) for text in dict.fromkeys(offer.node for offer in untainted))
     closed = {node.name: node for node in nodes if node is not None and closed_by(waiting.spec, node)}
     free = [one for one in untainted if one.node not in closed]
     if _is_enough(request, free, matching):
@@ -256,9 +261,9 @@ def _taken(
     if _is_enough(request, untainted, matching):
         yield from find_refused(snapshot, waiting, (NodeUse(node, {}) for node in closed.values()))
         return
-    subject, told = f"deviceclass/{known.meta.name}", f"{len(matching)} devices match, {len(free)} are free"
+    subject, message = f"deviceclass/{known.meta.name}", f"{len(matching)} devices match, {len(free)} are free"
     if _is_enough(request, unheld, matching):
-        yield find_tainted(snapshot, waiting, subject, (asks, told), tuple(taints.values()))
+        yield find_tainted(snapshot, waiting, subject, (asks, message), tuple(taints.values()))
         return
     held = Counter(
         f"{by[one.name].meta.subject} ({', '.join(by[one.name].reserved_for) or 'no pod'})"
@@ -266,24 +271,24 @@ def _taken(
         if one.name in by
     )
     users = ", ".join(f"{name}: {count}" for name, count in held.most_common(_MOST))
-    kept = [f"{name}: taint {one.taint}" for name, one in taints.items()]
-    evidence = (asks, f"{told}; allocated to {users or 'nobody'}", *kept[:_MOST])
+    kept = [f"{name}: taint {taint.taint}" for name, taint in taints.items()]
+    evidence = (asks, f"{message}; allocated to {users or 'nobody'}", *kept[:_MOST])
     yield FoundCause(ALL_ALLOCATED, subject, evidence, (), waiting.names)
 
 
 def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequence[PublishedDevice]) -> bool:
     """Whether one node has as many among them as are asked for; all that match, where all are."""
-    there = Counter(one.node for one in some)
+    there = Counter(device.node for device in some)
     if request.all:
-        return any(there[node] == count for node, count in Counter(one.node for one in matching).items())
+        return any(there[node] == count for node, count in Counter(device.node for device in matching).items())
     return max(there.values(), default=0) >= request.count
 
 
 def _why_no_slices(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
     """Yield all possible reasons why the DRA driver publishes nothing."""
-    for one in components(snapshot):
-        if one.role in (Role.DRA_DRIVER, Role.DRIVER):
-            yield NOT_READY[one.role], one.subject
+    for component in components(snapshot):
+        if component.role in (Role.DRA_DRIVER, Role.DRIVER):
+            yield NOT_READY[component.role], component.subject
     for node in snapshot.nodes:
         for cause in (NOT_READY[Role.DRA_DRIVER], NOT_READY[Role.DRIVER], NO_SLICES):
             yield cause, node.subject
@@ -295,18 +300,18 @@ def _driver(known: DeviceClass) -> str:
 
 
 def _drivers(offers: Iterable[PublishedDevice]) -> str:
-    names = sorted({one.driver for one in offers})
+    names = sorted({offer.driver for offer in offers})
     return f"drivers that publish devices: {', '.join(names[:_MOST])}" if names else "no driver publishes devices"
 
 
 def _most_on_a_node(offers: Iterable[PublishedDevice]) -> int:
-    return max(Counter(one.node for one in offers).values(), default=0)
+    return max(Counter(offer.node for offer in offers).values(), default=0)
 
 
 def _terms(expression: str) -> Iterator[str]:
     """Yield the terms that must all hold. Alternatives form one term, which is not judged."""
     if "||" not in expression:
-        yield from (one.strip() for one in expression.split("&&"))
+        yield from (word.strip() for word in expression.split("&&"))
 
 
 def _holds(term: str, offer: PublishedDevice) -> bool:
@@ -339,7 +344,7 @@ def _value(values: Mapping[str, str], domain: str, name: str) -> str | None:
 def _unmet(terms: Iterable[str], offers: Sequence[PublishedDevice]) -> Iterator[str]:
     """Yield terms that hold for no device, each with the values that the devices have."""
     for term in terms:
-        if not any(_holds(term, one) for one in offers):
+        if not any(_holds(term, offer) for offer in offers):
             yield f"no device meets {term[:300]}; {_there(term, offers)}"
 
 
@@ -347,8 +352,8 @@ def _there(term: str, offers: Iterable[PublishedDevice]) -> str:
     known = _ATTRIBUTE.match(term) or _CAPACITY.match(term)
     if known is None:
         return _drivers(offers)
-    sizes, told = ".capacity[" in term, Counter[str]()
-    for one in offers:
-        there = one.device.capacity if sizes else one.device.attributes
-        told[_value(there, known[1], known[2]) or "(none)"] += 1
-    return f"{known[2]} there is: " + ", ".join(f"{value} ({count})" for value, count in told.most_common(_MOST))
+    sizes, fields = ".capacity[" in term, Counter[str]()
+    for offer in offers:
+        there = offer.device.capacity if sizes else offer.device.attributes
+        fields[_value(there, known[1], known[2]) or "(none)"] += 1
+    return f"{known[2]} there is: " + ", ".join(f"{value} ({count})" for value, count in fields.most_common(_MOST))

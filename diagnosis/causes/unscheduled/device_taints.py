@@ -33,53 +33,55 @@ def find_tainted(
 
     `asks`: the request of the claim, and the devices that exist.
     """
-    rules = [one.rule for one in taints if one.rule is not None]
-    unheeded = len(rules) == len(taints) and not any(one.is_heeded for one in rules)
-    evidence = (*asks, *(_told(snapshot, one) for one in taints))
-    remedy = tuple(dict.fromkeys(step for one in taints[:_MOST] for step in _steps(snapshot, one)))
+    rules = [taint.rule for taint in taints if taint.rule is not None]
+    unheeded = len(rules) == len(taints) and not any(rule.is_heeded for rule in rules)
+    evidence = (*asks, *(_told(snapshot, taint) for taint in taints))
+    remedy = tuple(dict.fromkeys(step for taint in taints[:_MOST] for step in _steps(snapshot, taint)))
     certainty = Certainty.LIKELY if unheeded else Certainty.PROVEN
     return FoundCause(TAINTED, subject, evidence, remedy, waiting.names, certainty)
 
 
-def _told(snapshot: Snapshot, one: BlockingTaint) -> str:
-    where = f"node/{one.offer.node}" if one.offer.node else f"the pool {one.offer.pool}"
-    device = f"{one.offer.device.name} of {where} has the taint {one.taint}"
-    if one.rule is None:
-        return f"{device} in its ResourceSlice, from {one.offer.driver}"
-    heeded = "" if one.rule.is_heeded else ", which the cluster's controllers have not noted"
-    reasons = ", ".join(_reasons(snapshot, one)) if is_ours(one.rule) else ""
-    return f"{device} by {one.rule.meta.subject}{heeded}{f': {reasons}' if reasons else ''}"
+def _told(snapshot: Snapshot, taint: BlockingTaint) -> str:
+    where = f"node/{taint.offer.node}" if taint.offer.node else f"the pool {taint.offer.pool}"
+    device = f"{taint.offer.device.name} of {where} has the taint {taint.taint}"
+    if taint.rule is None:
+        return f"{device} in its ResourceSlice, from {taint.offer.driver}"
+    heeded = "" if taint.rule.is_heeded else ", which the cluster's controllers have not noted"
+    reasons = ", ".join(_reasons(snapshot, taint)) if is_ours(taint.rule) else ""
+    return f"{device} by {taint.rule.meta.subject}{heeded}{f': {reasons}' if reasons else ''}"
 
 
-def _steps(snapshot: Snapshot, one: BlockingTaint) -> Iterator[str]:
-    if one.rule is None:
+def _steps(snapshot: Snapshot, taint: BlockingTaint) -> Iterator[str]:
+    if taint.rule is None:
         look = command(
-            "kubectl", "get", "resourceslices", f"--field-selector=spec.nodeName={one.offer.node}", "-o=yaml"
+            "kubectl", "get", "resourceslices", f"--field-selector=spec.nodeName={taint.offer.node}", "-o=yaml"
         )
         yield f"Its driver takes the taint away once the device is well: {look}"
-    elif is_ours(one.rule):
-        for reason in _reasons(snapshot, one):
+    elif is_ours(taint.rule):
+        for reason in _reasons(snapshot, taint):
             yield f"See what {reason} asks for: {command('gpu-healthcheck', 'explain', reason)}"
-        yield f"Once the GPU is mended: {release_of(one.offer.node)}"
+        yield f"Once the GPU is mended: {release_of(taint.offer.node)}"
     else:
-        name = one.rule.meta.name
+        name = taint.rule.meta.name
         yield f"Ask who made the rule, and why: {command('kubectl', 'get', 'devicetaintrule', name, '-o=yaml')}"
         yield f"It ends with: {command('kubectl', 'delete', 'devicetaintrule', name)}"
 
 
-def _reasons(snapshot: Snapshot, one: BlockingTaint) -> list[str]:
+def _reasons(snapshot: Snapshot, taint: BlockingTaint) -> list[str]:
     """Return the reasons of our agent's findings on that GPU.
 
     If none match the device's address, use those of the Node's condition.
     """
-    node = snapshot.by_node.get(one.offer.node)
+    node = snapshot.by_node.get(taint.offer.node)
     if node is None:
         return []
-    address = address_of(one.offer.device.attributes)
+    address = address_of(taint.offer.device.attributes)
     findings = node.record.findings if node.record is not None else ()
     here = [found.reason for found in findings if address and gpu_address(found.subject) == address]
-    told = here or [found.reason for found in node.conditions if found.type == CONDITION and found.status == "False"]
-    return list(dict.fromkeys(told))[:_MOST_REASONS]
+    messages = here or [
+        found.reason for found in node.conditions if found.type == CONDITION and found.status == "False"
+    ]
+    return list(dict.fromkeys(messages))[:_MOST_REASONS]
 
 
 def is_ours(rule: DeviceTaintRule) -> bool:

@@ -83,8 +83,8 @@ def find_absent(
         if cause is ABSENT and changed:
             yield from (refused.find_changed(node, name, waiting.names) for node in changed)
         elif cause is ABSENT:
-            told = autoscaler_says(snapshot, waiting.pods)
-            evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *told)
+            messages = autoscaler_says(snapshot, waiting.pods)
+            evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *messages)
             because = why_not_offered(snapshot)
             yield FoundCause(
                 cause, f"resource/{name}", evidence, _look(snapshot, name, rooms), waiting.names, because_of=because
@@ -92,8 +92,8 @@ def find_absent(
         else:
             strategy = _strategies(rooms) if name.startswith(_MIG) else ()
             cut = why_not_cut(snapshot) if name.startswith(_MIG) else ()
-            told = (asked, offered, *strategy)
-            yield FoundCause(cause, waiting.workload, told, remedy, waiting.names, because_of=cut)
+            messages = (asked, offered, *strategy)
+            yield FoundCause(cause, waiting.workload, messages, remedy, waiting.names, because_of=cut)
 
 
 def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
@@ -113,7 +113,7 @@ def find_apart(waiting: Waiting) -> FoundCause:
 def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
     ask = "Ask for `{}` in the workload's limits.".format
     twin = name.removesuffix(_SHARED) if name.endswith(_SHARED) else name + _SHARED
-    mig = [one for one in there if one.startswith(_MIG)]
+    mig = [text for text in there if text.startswith(_MIG)]
     if twin in there:
         return RENAMED, (ask(twin),)
     if name.startswith(_MIG):
@@ -123,7 +123,7 @@ def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
     near = nearest(name, there)
     if near and name not in _KNOWN:
         return MISSPELLED, (ask(near),)
-    others = [one for one in there if is_gpu(one)]
+    others = [text for text in there if is_gpu(text)]
     if others and meant_as_gpu(name):
         return MISSPELLED, (f"Ask for a resource that is there: {', '.join(sorted(others)[:_MOST_NAMED])}.",)
     return ABSENT, ()
@@ -131,7 +131,7 @@ def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
 
 def nearest(name: str, there: Iterable[str]) -> str:
     """Return the name that was probably meant; '' if none is similar."""
-    by_lower = {one.lower(): one for one in there}
+    by_lower = {text.lower(): text for text in there}
     close = get_close_matches(name.lower(), by_lower, 1, 0.75)
     return by_lower[close[0]] if close else ""
 
@@ -175,8 +175,8 @@ def _hardware(name: str, rooms: Iterable[NodeUse]) -> Iterator[str]:
 
 
 def _strategies(rooms: Iterable[NodeUse]) -> tuple[str, ...]:
-    told = Counter(room.node.meta.labels[_STRATEGY] for room in rooms if _STRATEGY in room.node.meta.labels)
-    return tuple(f"MIG strategy {one} on {counted(nodes, 'node')}" for one, nodes in sorted(told.items()))
+    fields = Counter(room.node.meta.labels[_STRATEGY] for room in rooms if _STRATEGY in room.node.meta.labels)
+    return tuple(f"MIG strategy {text} on {counted(nodes, 'node')}" for text, nodes in sorted(fields.items()))
 
 
 def _look(snapshot: Snapshot, name: str, rooms: Sequence[NodeUse]) -> tuple[str, ...]:
@@ -188,7 +188,14 @@ def _look(snapshot: Snapshot, name: str, rooms: Sequence[NodeUse]) -> tuple[str,
         return ("Add a GPU node to the cluster, or let its pool grow from zero.", _offers(name))
     if role is Role.DEVICE_PLUGIN and all(map(switched_off, with_gpus)):
         return (_switch_on(with_gpus[0]), _offers(name))
-    plugin = next((one for one in components(snapshot) if one.role is role and one.meta.kind == "DaemonSet"), None)
+    plugin = next(
+        (
+            component
+            for component in components(snapshot)
+            if component.role is role and component.meta.kind == "DaemonSet"
+        ),
+        None,
+    )
     if plugin is None:
         return (f"Bring the {role.value} to the nodes that have such devices.", _offers(name))
     look = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)

@@ -37,7 +37,7 @@ class BlockingTaint(Struct, frozen=True):
 
 
 def offered(snapshot: Snapshot) -> Iterator[PublishedDevice]:
-    for piece in (one for pool in snapshot.pools.values() for one in pool):
+    for piece in (resource_slice for pool in snapshot.pools.values() for resource_slice in pool):
         for device in piece.devices:
             name = f"{piece.driver}/{piece.pool}/{device.name}"
             yield PublishedDevice(name, piece.driver, piece.pool, piece.node, device)
@@ -56,9 +56,9 @@ def shut(
     """Return, by device name, the first taint that no toleration covers."""
     found = {}
     for offer in some:
-        for one in _taints(snapshot, offer):
-            if one.taint.effect in KEEPS_AWAY and not tolerates(tolerations, one.taint):
-                found[offer.name] = one
+        for taint in _taints(snapshot, offer):
+            if taint.taint.effect in KEEPS_AWAY and not tolerates(tolerations, taint.taint):
+                found[offer.name] = taint
                 break
     return found
 

@@ -90,12 +90,12 @@ def find_gates(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_queued(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield workloads that wait in a Kueue queue, gated or suspended, with Kueue's messages."""
-    for one in snapshot.queued:
-        done = any(map(one.is_true, ("Finished", "Admitted", "QuotaReserved")))
-        patience = _IN_LINE if _is_in_line(one) else _PATIENCE
-        young = one.meta.created is not None and snapshot.now - one.meta.created < patience
-        if not done and not young and one.active and any(map(asks_for_gpus, one.specs)):
-            yield _queued(snapshot, one)
+    for workload in snapshot.queued:
+        done = any(map(workload.is_true, ("Finished", "Admitted", "QuotaReserved")))
+        patience = _IN_LINE if _is_in_line(workload) else _PATIENCE
+        young = workload.meta.created is not None and snapshot.now - workload.meta.created < patience
+        if not done and not young and workload.active and any(map(asks_for_gpus, workload.specs)):
+            yield _queued(snapshot, workload)
 
 
 def find_unlooked(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -149,8 +149,8 @@ def is_gang(waiting: Waiting) -> bool:
 
 def is_error(waiting: Waiting) -> bool:
     """Whether the scheduler did not come to judge nodes."""
-    told = waiting.pods[-1].condition("PodScheduled")
-    return waiting.fit is None and told is not None and told.reason == "SchedulerError"
+    condition = waiting.pods[-1].condition("PodScheduled")
+    return waiting.fit is None and condition is not None and condition.reason == "SchedulerError"
 
 
 def find_error(waiting: Waiting) -> Iterator[FoundCause]:
@@ -160,23 +160,23 @@ def find_error(waiting: Waiting) -> Iterator[FoundCause]:
         yield FoundCause(ERROR, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
 
 
-def _is_in_line(one: Queued) -> bool:
+def _is_in_line(workload: Queued) -> bool:
     """Whether its quota would be sufficient as soon as other workloads release some of it."""
-    told = [each.message for each in one.conditions if each.type == "QuotaReserved"]
-    return any(_UNUSED in text and "maximum capacity" not in text for text in told)
+    messages = [each.message for each in workload.conditions if each.type == "QuotaReserved"]
+    return any(_UNUSED in text and "maximum capacity" not in text for text in messages)
 
 
 def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
     gates, workload = pod.spec.gates, snapshot.line(pod.meta)[-1]
     evidence = [f"{pod.subject}: scheduling gates {', '.join(gates)}"]
     queue = _queue(snapshot, pod)
-    told = [one.message for one in events_of(snapshot, pod) if "kueue" in one.by]
+    messages = [event.message for event in events_of(snapshot, pod) if "kueue" in event.by]
     if _ADMISSION in gates:
         evidence += [f"label {_QUEUE_NAME}={queue}"] if queue else ["no label names a queue"]
         where = subject("LocalQueue", pod.meta.namespace, queue) if queue else workload
-        return FoundCause(KUEUE, where, (*evidence, *told[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
+        return FoundCause(KUEUE, where, (*evidence, *messages[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
     if _TOPOLOGY in gates:
-        return FoundCause(TOPOLOGY, workload, (*evidence, *told[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
+        return FoundCause(TOPOLOGY, workload, (*evidence, *messages[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
     look = command(
         "kubectl", "-n", pod.meta.namespace, "get", "pod", pod.meta.name, "-o", "yaml", "--show-managed-fields"
     )
@@ -184,20 +184,22 @@ def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
     return FoundCause(GATED, workload, tuple(evidence), remedy, (pod.subject,))
 
 
-def _queued(snapshot: Snapshot, one: Queued) -> FoundCause:
-    owner = one.meta.owner
-    made_by = subject(owner.kind, one.meta.namespace, owner.name) if owner is not None else one.meta.subject
-    told = [f"{each.type}={each.status}, {each.reason}: {each.message}" for each in one.conditions if each.message]
-    state = [f"{made_by}: {text}" for text in told[:2]] or [f"{made_by}: Kueue has not said anything of it"]
-    kubectl = ("kubectl", "-n", one.meta.namespace)
-    look = command(*kubectl, "describe", "workloads.kueue.x-k8s.io", one.meta.name)
-    remedy = (*_mend_queue(snapshot, one), f"See what its queue wants: {look}")
-    where = subject("LocalQueue", one.meta.namespace, one.queue) if one.queue else made_by
-    return FoundCause(KUEUE, where, (*state, *_about_queue(snapshot, one)), remedy, (made_by,))
+def _queued(snapshot: Snapshot, workload: Queued) -> FoundCause:
+    owner = workload.meta.owner
+    made_by = subject(owner.kind, workload.meta.namespace, owner.name) if owner is not None else workload.meta.subject
+    messages = [
+        f"{each.type}={each.status}, {each.reason}: {each.message}" for each in workload.conditions if each.message
+    ]
+    state = [f"{made_by}: {text}" for text in messages[:2]] or [f"{made_by}: Kueue has not said anything of it"]
+    kubectl = ("kubectl", "-n", workload.meta.namespace)
+    look = command(*kubectl, "describe", "workloads.kueue.x-k8s.io", workload.meta.name)
+    remedy = (*_mend_queue(snapshot, workload), f"See what its queue wants: {look}")
+    where = subject("LocalQueue", workload.meta.namespace, workload.queue) if workload.queue else made_by
+    return FoundCause(KUEUE, where, (*state, *_about_queue(snapshot, workload)), remedy, (made_by,))
 
 
-def _about_queue(snapshot: Snapshot, one: Queued) -> Iterator[str]:
-    for queue in _queues_of(snapshot, one):
+def _about_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
+    for queue in _queues_of(snapshot, workload):
         yield from (
             f"{queue.meta.subject}: {each.type}={each.status}, {each.reason}: {each.message}"
             for each in queue.conditions
@@ -205,25 +207,29 @@ def _about_queue(snapshot: Snapshot, one: Queued) -> Iterator[str]:
         )
 
 
-def _mend_queue(snapshot: Snapshot, one: Queued) -> Iterator[str]:
-    there = sorted(each.meta.name for each in snapshot.queues if each.meta.namespace == one.meta.namespace)
-    if not one.queue:
+def _mend_queue(snapshot: Snapshot, workload: Queued) -> Iterator[str]:
+    there = sorted(each.meta.name for each in snapshot.queues if each.meta.namespace == workload.meta.namespace)
+    if not workload.queue:
         yield f"Name a queue by the label {_QUEUE_NAME}: {', '.join(there) or 'there is none in the namespace'}."
-    elif one.queue not in there and snapshot.sees("LocalQueue"):
+    elif workload.queue not in there and snapshot.sees("LocalQueue"):
         known = ", ".join(there) or "another"
-        yield f"There is no LocalQueue {one.queue} in {one.meta.namespace}: create it, or name {known}."
+        yield f"There is no LocalQueue {workload.queue} in {workload.meta.namespace}: create it, or name {known}."
 
 
-def _queues_of(snapshot: Snapshot, one: Queued) -> Iterator[Queue]:
+def _queues_of(snapshot: Snapshot, workload: Queued) -> Iterator[Queue]:
     for local in snapshot.queues:
-        if (local.meta.kind, local.meta.namespace, local.meta.name) == ("LocalQueue", one.meta.namespace, one.queue):
+        if (local.meta.kind, local.meta.namespace, local.meta.name) == (
+            "LocalQueue",
+            workload.meta.namespace,
+            workload.queue,
+        ):
             yield local
             yield from (each for each in snapshot.queues if each.meta.subject == f"clusterqueue/{local.above}")
 
 
 def _queue(snapshot: Snapshot, pod: Pod) -> str:
     """Return the name of the pod's LocalQueue, from its own label or that of one of its owners."""
-    metas = [pod.meta, *(snapshot.owners[one] for one in snapshot.line(pod.meta)[1:] if one in snapshot.owners)]
+    metas = [pod.meta, *(snapshot.owners[text] for text in snapshot.line(pod.meta)[1:] if text in snapshot.owners)]
     return next((meta.labels[_QUEUE_NAME] for meta in metas if _QUEUE_NAME in meta.labels), "")
 
 
@@ -240,11 +246,11 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
     answers = _answers(snapshot, name)
     if answers is not None:
         evidence = [f"{len(pods)} pods of schedulerName {name}: no condition and no event of any scheduler", answers]
-        running = [one for one in _schedulers(snapshot) if one != name]
+        running = [scheduler for scheduler in _schedulers(snapshot) if scheduler != name]
         if running:
             evidence.append(f"schedulers that place pods here: {', '.join(running)}")
         remedy = tuple(_mend_scheduler(snapshot, name, running))
-        because = tuple((NOT_READY[one.role], one.subject) for one in _of_hami(snapshot, name))
+        because = tuple((NOT_READY[component.role], component.subject) for component in _of_hami(snapshot, name))
         for workload in sorted({snapshot.line(pod.meta)[-1] for pod in pods}):
             names = tuple(pod.subject for pod in pods if snapshot.line(pod.meta)[-1] == workload)
             where = f"scheduler/{name}" if name == _DEFAULT else workload
@@ -254,17 +260,21 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
 
 def _answers(snapshot: Snapshot, name: str) -> str | None:
     """Return the evidence that this scheduler is missing; None if it works."""
-    lately = [one for one in snapshot.events if one.by == name and one.reason in ("Scheduled", "FailedScheduling")]
+    lately = [
+        event for event in snapshot.events if event.by == name and event.reason in ("Scheduled", "FailedScheduling")
+    ]
     if lately:
         return None
-    told = [
+    pods = [
         pod
         for pod in snapshot.pods
         if pod.spec.scheduler == name and not pod.over and pod.spec.node and _made_lately(snapshot, pod)
     ]
-    if told:
+    if pods:
         return None
-    renewed = [one.renewed for one in snapshot.leases if one.renewed and one.meta.name.startswith(_called(name))]
+    renewed = [
+        lease.renewed for lease in snapshot.leases if lease.renewed and lease.meta.name.startswith(_called(name))
+    ]
     if renewed:
         minutes = int((snapshot.now - max(renewed)).total_seconds() // 60)
         return f"its Lease was last renewed {minutes} minutes ago" if minutes > 1 else None
@@ -281,14 +291,18 @@ def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
 
     Controllers of the same installation are left out, because they do not schedule pods.
     """
-    known = [pod for one in _of_hami(snapshot, name) for pod in one.pods]
+    known = [pod for component in _of_hami(snapshot, name) for pod in component.pods]
     running = (pod for pod in snapshot.pods if pod.phase == "Running")
-    named = known or [pod for pod in running if any(one in pod.meta.name for one in _called(name))]
+    named = known or [pod for pod in running if any(text in pod.meta.name for text in _called(name))]
     return [pod for pod in named if "sched" in pod.meta.name] or named
 
 
 def _of_hami(snapshot: Snapshot, name: str) -> list[Component]:
-    return [one.scheduler for one in installations(snapshot) if one.scheduler_name == name and one.scheduler]
+    return [
+        installation.scheduler
+        for installation in installations(snapshot)
+        if installation.scheduler_name == name and installation.scheduler
+    ]
 
 
 def _called(name: str) -> tuple[str, ...]:
@@ -314,7 +328,7 @@ def _mend_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> It
 
 
 def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
-    noted = (one.reason in _NOTED or one.by == pod.spec.scheduler for one in events_of(snapshot, pod))
+    noted = (event.reason in _NOTED or event.by == pod.spec.scheduler for event in events_of(snapshot, pod))
     return pod.condition("PodScheduled") is not None or any(noted)
 
 
@@ -322,8 +336,10 @@ def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:
     """Return the warning of Volcano, or a similar scheduler, about the pod's group while all of it waits."""
     name = group_of(pod)
     group = subject("PodGroup", pod.meta.namespace, name)
-    noted = [one for one in snapshot.events_about.get(group, ()) if one.warning] if name else []
-    if not noted or any(one.meta.subject == group and one.phase == "Pending" for one in snapshot.pod_groups):
+    noted = [event for event in snapshot.events_about.get(group, ()) if event.warning] if name else []
+    if not noted or any(
+        pod_group.meta.subject == group and pod_group.phase == "Pending" for pod_group in snapshot.pod_groups
+    ):
         return None
     look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
     remedy = (f"See what its queue has left, and how many pods the group needs: {look}",)

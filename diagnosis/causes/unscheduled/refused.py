@@ -115,7 +115,7 @@ def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
     cordon = Taint(UNSCHEDULABLE, "", "NoSchedule")
     own = [cordon] if node.cordoned and not tolerates(spec.tolerations, cordon) else []
     closed = [*own, *untolerated(spec, node)]
-    if not closed and any(one.type == "Ready" and one.status != "True" for one in node.conditions):
+    if not closed and any(condition.type == "Ready" and condition.status != "True" for condition in node.conditions):
         # The controller taints such a node moments later.
         return [Taint(_SILENT, "", "NoSchedule")]
     return closed
@@ -125,12 +125,12 @@ def is_joining(snapshot: Snapshot, spec: PodSpec, node: Node) -> bool:
     """Whether the node is new, and nothing but its own start keeps such a pod off."""
     young = node.meta.created is not None and snapshot.now - node.meta.created < _SETTLES
     starts = (TaintOwner.NOT_READY, TaintOwner.STARTING)
-    return young and all(class_of(one.key) in starts for one in closed_by(spec, node))
+    return young and all(class_of(taint.key) in starts for taint in closed_by(spec, node))
 
 
 def is_dedicated(spec: PodSpec, room: NodeUse) -> bool:
     """Whether the node is for others: only its purpose keeps the pod off, or that too."""
-    return any(class_of(one.key) is TaintOwner.DEDICATED for one in closed_by(spec, room.node))
+    return any(class_of(taint.key) is TaintOwner.DEDICATED for taint in closed_by(spec, room.node))
 
 
 def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
@@ -163,9 +163,9 @@ def _classed(spec: PodSpec, node: Node) -> list[tuple[Taint, TaintOwner]]:
 
     A platform that removes a node also cordons it. That cordon is left out, because it must not be lifted.
     """
-    classed = [(one, class_of(one.key)) for one in closed_by(spec, node)]
+    classed = [(taint, class_of(taint.key)) for taint in closed_by(spec, node)]
     leaves = any(kind is TaintOwner.LEAVING for _, kind in classed)
-    return [(one, kind) for one, kind in classed if not (leaves and kind is TaintOwner.CORDON)]
+    return [(taint, kind) for taint, kind in classed if not (leaves and kind is TaintOwner.CORDON)]
 
 
 def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
@@ -190,9 +190,9 @@ def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ..
             cause = {UNHEALTHY: WITHHELD, MAINTENANCE: IN_MAINTENANCE}.get(taint.key, NOT_LOOKED)
             return FoundCause(cause, node.subject, (), (), affected)
         case TaintOwner.CORDON if upgrade not in _UPGRADED:
-            told = f"cordoned while its GPU driver is upgraded: {_UPGRADE}={upgrade}"
+            message = f"cordoned while its GPU driver is upgraded: {_UPGRADE}={upgrade}"
             failed = ((UPGRADE_FAILED, node.subject),)
-            return FoundCause(LEAVING, node.subject, (told,), _upgrade(node), affected, because_of=failed)
+            return FoundCause(LEAVING, node.subject, (message,), _upgrade(node), affected, because_of=failed)
         case TaintOwner.CORDON:
             return FoundCause(CORDONED, node.subject, tuple(_cordon(node)), _uncordon(node), affected)
         case TaintOwner.NOT_READY:
@@ -214,7 +214,7 @@ def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> Found
         more = f" and {len(rooms) - _MOST} more" if len(rooms) > _MOST else ""
         key, _, effect = taint.rpartition(":")
         name, _, value = key.partition("=")
-        near = "".join(f"; it tolerates {told}" for told in _tolerated(waiting.spec, name))
+        near = "".join(f"; it tolerates {message}" for message in _tolerated(waiting.spec, name))
         evidence.append(f"taint {taint} on {names}{more}, not tolerated{near}")
         equal = f"operator: Equal, value: {value}" if value else "operator: Exists"
         remedy.append(f"Add to the pod's tolerations: key: {name}, {equal}, effect: {effect}.")
@@ -224,9 +224,13 @@ def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> Found
 
 def _tolerated(spec: PodSpec, key: str) -> Iterator[str]:
     """Yield tolerations with the same key that still do not cover this taint."""
-    for one in spec.tolerations:
-        if one.key == key:
-            yield f"{one.key}={one.value}:{one.effect or 'any effect'}" if one.value else f"{one.key}:{one.effect}"
+    for toleration in spec.tolerations:
+        if toleration.key == key:
+            yield (
+                f"{toleration.key}={toleration.value}:{toleration.effect or 'any effect'}"
+                if toleration.value
+                else f"{toleration.key}:{toleration.effect}"
+            )
 
 
 def _cordon(node: Node) -> Iterator[str]:
@@ -249,14 +253,18 @@ def _upgrade(node: Node) -> tuple[str, ...]:
 
 
 def _pressure(node: Node) -> Iterator[str]:
-    return (one for one in _conditions(node) if "Pressure" in one)
+    return (condition for condition in _conditions(node) if "Pressure" in condition)
 
 
 def _conditions(node: Node) -> Iterator[str]:
-    for one in node.conditions:
-        bad = "True" if one.type != "Ready" else "False"
-        if (one.type == "Ready" and one.status != "True") or (one.type.endswith("Pressure") and one.status == bad):
-            yield f"condition {one.type}={one.status}, {one.reason}: {one.message}".rstrip(": ,")
+    for condition in node.conditions:
+        bad = "True" if condition.type != "Ready" else "False"
+        if (condition.type == "Ready" and condition.status != "True") or (
+            condition.type.endswith("Pressure") and condition.status == bad
+        ):
+            yield f"condition {condition.type}={condition.status}, {condition.reason}: {condition.message}".rstrip(
+                ": ,"
+            )
 
 
 def _platform(node: Node) -> Iterator[str]:

@@ -100,8 +100,8 @@ def find_shortages(
     """
     faults = [*_stuck(snapshot, waiting, rooms), *_unhealthy(snapshot, waiting, rooms), *_beside_gpus(waiting, rooms)]
     subjects = (*(room.node.subject for room in silent), *(stack(snapshot) if silent and not faults else ()))
-    above = tuple((cause, one) for one in subjects for cause in OFFERS_NONE) if not faults else ()
-    yield from faults or (replace(one, because_of=above) for one in _all_in_use(snapshot, waiting, rooms))
+    above = tuple((cause, subject) for subject in subjects for cause in OFFERS_NONE) if not faults else ()
+    yield from faults or (replace(result, because_of=above) for result in _all_in_use(snapshot, waiting, rooms))
 
 
 def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
@@ -109,15 +109,15 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     if waiting.fit is None:
         return
     # HAMi's shares are on no node, for any pod: only HAMi's scheduler knows them.
-    short = [one for one in waiting.fit.of(ReasonSubject.SHORT) if one.what not in SHARES]
-    most = max((one.nodes or 0 for one in short if is_extended(one.what)), default=0)
+    short = [unfit_reason for unfit_reason in waiting.fit.of(ReasonSubject.SHORT) if unfit_reason.what not in SHARES]
+    most = max((unfit_reason.nodes or 0 for unfit_reason in short if is_extended(unfit_reason.what)), default=0)
     for reason in short:
         if not is_extended(reason.what) and (reason.nodes or 0) <= most:
             continue  # as many nodes have no GPU left, and it is unknown which lack both
         if 0 < (reason.nodes or 0) <= sum(not has(node, reason.what) for node in snapshot.nodes):
             continue  # of so many that never have any it is no news
         evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
-        above = tuple((TERMINATING, one) for one in _kept_by(snapshot, reason.what))
+        above = tuple((TERMINATING, text) for text in _kept_by(snapshot, reason.what))
         what = f"resource/{reason.what}"
         yield FoundCause(SHORT, what, evidence, (), waiting.names, Certainty.LIKELY, above)
 
@@ -176,7 +176,11 @@ def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -
         sick = {name: has(room.node, name) - offers(room.node, name) for name in devices}
         if not any(sick.values()):
             continue
-        lacking = [one for one in _short(waiting, room) if sick.get(one.resource, ZERO) + one.free < one.asked]
+        lacking = [
+            obstacle
+            for obstacle in _short(waiting, room)
+            if sick.get(obstacle.resource, ZERO) + obstacle.free < obstacle.asked
+        ]
         if not lacking:
             workloads = stack(snapshot) if workloads is None else workloads
             above = why_none_left(room.node.subject, workloads)
@@ -205,20 +209,20 @@ def _sick(room: NodeUse, name: str, affected: tuple[str, ...], above: tuple[tupl
 def _beside_gpus(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Yield nodes with enough GPUs that lack another resource, such as CPU or memory."""
     short = [(room, _short(waiting, room)) for room in rooms]
-    plain = [(room, some) for room, some in short if some and not any(is_gpu(one.resource) for one in some)]
-    for name in sorted({one.resource for _, some in plain for one in some}):
-        lines = [(room, one) for room, some in plain for one in some if one.resource == name]
+    plain = [(room, some) for room, some in short if some and not any(is_gpu(obstacle.resource) for obstacle in some)]
+    for name in sorted({obstacle.resource for _, some in plain for obstacle in some}):
+        lines = [(room, obstacle) for room, some in plain for obstacle in some if obstacle.resource == name]
         # If no node is large enough, the workload must change; if one node is, the resource is used up.
         if all(offers(room.node, name) < waiting.asked[name] for room in rooms):
             yield _too_much(waiting, name, lines)
         else:
-            used = [(room, one) for room, one in lines if one.why is ObstacleKind.IN_USE] or lines
+            used = [(room, obstacle) for room, obstacle in lines if obstacle.why is ObstacleKind.IN_USE] or lines
             yield _used_up(waiting, name, used)
 
 
 def _too_much(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacle]]) -> FoundCause:
-    room, one = max(lines, key=lambda line: line[1].offered)
-    asked, most = shown(name, one.asked), shown(name, one.offered)
+    room, obstacle = max(lines, key=lambda line: line[1].offered)
+    asked, most = shown(name, obstacle.asked), shown(name, obstacle.offered)
     evidence = f"one pod asks for {asked} {name}; the most on a GPU node is {most} ({room.node.name})"
     return FoundCause(
         TOO_MUCH, waiting.workload, (evidence,), (f"Ask for at most {most} {name} per pod.",), waiting.names
@@ -227,9 +231,9 @@ def _too_much(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstac
 
 def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacle]]) -> FoundCause:
     evidence = [f"one pod asks for {shown(name, waiting.asked[name])} {name}"]
-    for room, one in lines[:_MOST_NODES]:
+    for room, obstacle in lines[:_MOST_NODES]:
         free = ", ".join(f"{shown(device, room.free(device))} {device}" for device in waiting.devices) or "devices"
-        amounts = f"{shown(name, one.free)} of {shown(name, one.offered)} {name} free"
+        amounts = f"{shown(name, obstacle.free)} of {shown(name, obstacle.offered)} {name} free"
         evidence.append(f"{room.node.subject}: {free} free, but only {amounts}; held by {_holders(room, name)}")
     look = command("kubectl", "describe", "node", lines[0][0].node.name)
     remedy = (
@@ -246,11 +250,11 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) 
             continue
         scattered = sum(free) >= asked
         lines = _by_node(name, sorted(rooms, key=lambda room: -room.free(name)) if scattered else rooms)
-        told = autoscaler_says(snapshot, waiting.pods)
+        messages = autoscaler_says(snapshot, waiting.pods)
         total = (
             f"{shown(name, Decimal(sum(free)))} {name} free on {counted(len(rooms), 'node')} that would take the pods"
         )
-        evidence = (f"one pod asks for {shown(name, asked)}; {total}", *lines, *told)
+        evidence = (f"one pod asks for {shown(name, asked)}; {total}", *lines, *messages)
         if scattered:
             yield FoundCause(FRAGMENTED, f"resource/{name}", evidence, (_move(rooms, name),), waiting.names)
         else:
@@ -267,9 +271,9 @@ def _by_node(name: str, rooms: Sequence[NodeUse]) -> Iterator[str]:
 
 def _holders(room: NodeUse, name: str) -> str:
     holders = room.holders(name)
-    told = ", ".join(f"{pod.subject} ({shown(name, value)})" for value, pod in holders[:_MOST_HOLDERS])
+    message = ", ".join(f"{pod.subject} ({shown(name, value)})" for value, pod in holders[:_MOST_HOLDERS])
     more = f" and {len(holders) - _MOST_HOLDERS} more" if len(holders) > _MOST_HOLDERS else ""
-    return (told or "nobody that is visible") + more
+    return (message or "nobody that is visible") + more
 
 
 def _short(waiting: Waiting, room: NodeUse) -> list[Obstacle]:

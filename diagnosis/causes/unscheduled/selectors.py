@@ -49,18 +49,20 @@ def find_unmatched(
     `others` are the remaining nodes.
     """
     wanted = list(_requirements(waiting.spec))
-    failing = [one for one in wanted if not any(expression_takes(one, room.node) for room in rooms)]
+    failing = [
+        expression for expression in wanted if not any(expression_takes(expression, room.node) for room in rooms)
+    ]
     names = " and ".join(sorted(waiting.devices)) or "room"
     evidence = [f"{counted(len(rooms), 'node')} with {names}; the selector takes none of them"]
     remedy: list[str] = []
-    for one in failing:
-        said, mend = _nearest(one, rooms, others, names)
-        evidence.append(said)
+    for expression in failing:
+        message, mend = _nearest(expression, rooms, others, names)
+        evidence.append(message)
         remedy += mend
     if not failing:
         evidence.append(f"each part of it takes some of them, never all parts the same: {_expressions(wanted)}")
         remedy.append("Loosen the part of the selector that is not needed.")
-    unlabelled = any(one.key in _DISCOVERED and not _values(one.key, rooms) for one in failing)
+    unlabelled = any(expression.key in _DISCOVERED and not _values(expression.key, rooms) for expression in failing)
     above = tuple(_why_unlabelled(snapshot, rooms)) if unlabelled else ()
     return FoundCause(UNMATCHED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names, because_of=above)
 
@@ -74,9 +76,9 @@ def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
 
 def _why_unlabelled(snapshot: Snapshot, rooms: Iterable[NodeUse]) -> Iterator[tuple[Cause, str]]:
     """Yield all possible reasons why feature discovery has written no labels."""
-    for one in components(snapshot):
-        if one.role in _DISCOVERERS:
-            yield NOT_READY[one.role], one.subject
+    for component in components(snapshot):
+        if component.role in _DISCOVERERS:
+            yield NOT_READY[component.role], component.subject
     for room in rooms:
         yield UNLABELLED, room.node.subject
         yield from ((NOT_READY[role], room.node.subject) for role in _DISCOVERERS)
@@ -98,29 +100,29 @@ def _nearest(
 ) -> tuple[str, tuple[str, ...]]:
     """Return the existing values closest to the requirement, and the correction to make."""
     elsewhere = [room.node.name for room in others if expression_takes(wanted, room.node)]
-    said = _shown(wanted)
+    message = _shown(wanted)
     if elsewhere:
-        there = f"{said}: only nodes without {names} have it ({', '.join(elsewhere[:_MOST])})"
+        there = f"{message}: only nodes without {names} have it ({', '.join(elsewhere[:_MOST])})"
         return there, (
             f"Drop {wanted.key} from the selector, or choose the nodes with {names} by a label that they have.",
         )
     values = _values(wanted.key, rooms)
     if not values:
-        return _no_label(said, wanted, rooms)
-    told = ", ".join(f"{value} ({nodes})" for value, nodes in values.most_common(_MOST))
-    there = f"{said}: these nodes have {wanted.key}={told}"
+        return _no_label(message, wanted, rooms)
+    text = ", ".join(f"{value} ({nodes})" for value, nodes in values.most_common(_MOST))
+    there = f"{message}: these nodes have {wanted.key}={text}"
     near = _near_value(wanted.values, values)
     if wanted.operator in ("In", "Gt", "Lt") and near:
         return there, (f"Set {wanted.key} to {near} in the selector, if that will do.", *_suffix(wanted.values, near))
     return there, (f"Change {wanted.key} in the selector to what nodes have.",)
 
 
-def _no_label(said: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tuple[str, tuple[str, ...]]:
+def _no_label(message: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tuple[str, tuple[str, ...]]:
     keys = {key for room in rooms for key in room.node.meta.labels}
     # The labels of feature discovery have known names: if one is absent, that is no typing error.
     close = [] if wanted.key in _DISCOVERED else get_close_matches(wanted.key, keys, 1, 0.85)
     if close:
-        return f"{said}: no node has the label {wanted.key}; they have {close[0]}", (
+        return f"{message}: no node has the label {wanted.key}; they have {close[0]}", (
             f"Write {close[0]} in place of {wanted.key} in the selector.",
         )
     remedy = [f"Take {wanted.key} out of the selector."]
@@ -130,7 +132,7 @@ def _no_label(said: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tuple[
     elif wanted.values and rooms:
         label = command("kubectl", "label", "node", rooms[0].node.name, f"{wanted.key}={wanted.values[0]}")
         remedy.append(f"Or label the nodes that are meant: {label}")
-    return f"{said}: no node has the label {wanted.key}", tuple(remedy)
+    return f"{message}: no node has the label {wanted.key}", tuple(remedy)
 
 
 def _values(key: str, rooms: Iterable[NodeUse]) -> Counter[str]:
@@ -147,9 +149,9 @@ def _has(labels: object, key: str) -> bool:
 def _near_value(wanted: tuple[str, ...], there: Iterable[str]) -> str:
     """Return the value that extends a requested one, as with `…-SHARED`; else a similar or the only one."""
     known = list(there)
-    for one in wanted:
-        added = [value for value in known if value.startswith(one) or one.startswith(value)]
-        close = added or get_close_matches(one, known, 1, 0.7)
+    for text in wanted:
+        added = [value for value in known if value.startswith(text) or text.startswith(value)]
+        close = added or get_close_matches(text, known, 1, 0.7)
         if close:
             return close[0]
     return known[0] if len(known) == 1 else ""
@@ -157,7 +159,7 @@ def _near_value(wanted: tuple[str, ...], there: Iterable[str]) -> str:
 
 def _suffix(wanted: tuple[str, ...], near: str) -> tuple[str, ...]:
     """Explain the suffix that GPU feature discovery adds to a product: it names the enabled feature."""
-    added = next((near.removeprefix(one) for one in wanted if near != one and near.startswith(one)), "")
+    added = next((near.removeprefix(text) for text in wanted if near != text and near.startswith(text)), "")
     if added.startswith("-SHARED"):
         return ("Since GPU sharing was turned on, feature discovery adds -SHARED to the product.",)
     if added.startswith("-MIG"):
@@ -169,8 +171,8 @@ def _expressions(wanted: Iterable[Expression]) -> str:
     return "; ".join(map(_shown, wanted))
 
 
-def _shown(one: Expression) -> str:
-    values = ", ".join(one.values[:_MOST])
-    if one.operator == "In" and len(one.values) == 1:
-        return f"{one.key}={values}"
-    return f"{one.key} {one.operator} {values}".rstrip()
+def _shown(expression: Expression) -> str:
+    values = ", ".join(expression.values[:_MOST])
+    if expression.operator == "In" and len(expression.values) == 1:
+        return f"{expression.key}={values}"
+    return f"{expression.key} {expression.operator} {values}".rstrip()

@@ -32,13 +32,19 @@ _PREFIXES = ("requests.", "limits.")
 
 def find_groups(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield each group that waits, with its queue as the subject if the queue must be changed."""
-    waiting = [one for one in snapshot.pod_groups if one.phase == "Pending" and one.meta.deleted is None]
+    waiting = [
+        pod_group
+        for pod_group in snapshot.pod_groups
+        if pod_group.phase == "Pending" and pod_group.meta.deleted is None
+    ]
     pods = snapshot.pods if waiting else ()
-    of_gpus = {(one.meta.namespace, group_of(one)) for one in pods if asks_for_gpus(one.spec)}
+    of_gpus = {(pod.meta.namespace, group_of(pod)) for pod in pods if asks_for_gpus(pod.spec)}
     for group in waiting:
         if not _names_gpus(group) and (group.meta.namespace, group.meta.name) not in of_gpus:
             continue
-        queue = next((one for one in snapshot.group_queues if one.meta.name == group.queue), None)
+        queue = next(
+            (group_queue for group_queue in snapshot.group_queues if group_queue.meta.name == group.queue), None
+        )
         lasting = list(_lasting(snapshot, group, queue))
         young = timedelta() if group.meta.created is None else snapshot.now - group.meta.created
         if young > (_PATIENCE if lasting else _IN_LINE):
@@ -63,7 +69,7 @@ def _lasting(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None) -> I
     """Yield obstacles that remain, however long the group waits."""
     if queue is None:
         if snapshot.sees("Queue"):
-            known = ", ".join(sorted(one.meta.name for one in snapshot.group_queues)[:5]) or "none"
+            known = ", ".join(sorted(group_queue.meta.name for group_queue in snapshot.group_queues)[:5]) or "none"
             yield f"there is no queue {group.queue}; queues there are: {known}"
         return
     if queue.state in _CLOSED:
@@ -77,8 +83,8 @@ def _given(group: PodGroup, queue: GroupQueue | None) -> Iterator[str]:
     for name, asked, most in _bounded(group, queue) if queue is not None else ():
         given = amount(queue.given.get(name, "0")) or ZERO if queue is not None else ZERO
         if given + asked > most >= asked:
-            told = f"{shown(name, given)} of {shown(name, most)} {name} are given"
-            yield f"queue {group.queue}: {told}, and the group asks for {shown(name, asked)}"
+            message = f"{shown(name, given)} of {shown(name, most)} {name} are given"
+            yield f"queue {group.queue}: {message}, and the group asks for {shown(name, asked)}"
 
 
 def _bounded(group: PodGroup, queue: GroupQueue) -> Iterator[tuple[str, Decimal, Decimal]]:
@@ -91,10 +97,14 @@ def _bounded(group: PodGroup, queue: GroupQueue) -> Iterator[tuple[str, Decimal,
 
 def _said(snapshot: Snapshot, group: PodGroup) -> Iterator[str]:
     """The newest of its own words: an event, of whatever type, or a condition."""
-    noted = [one for one in snapshot.events_about.get(group.meta.subject, ()) if one.reason == "Unschedulable"]
-    told = [one for one in group.conditions if one.type == "Unschedulable" and one.status == "True" and one.message]
-    words = [one.message for one in (noted or told)[-1:]]
-    yield from (f"Volcano: {one}" for one in words)
+    noted = [event for event in snapshot.events_about.get(group.meta.subject, ()) if event.reason == "Unschedulable"]
+    conditions = [
+        condition
+        for condition in group.conditions
+        if condition.type == "Unschedulable" and condition.status == "True" and condition.message
+    ]
+    words = [event.message for event in (noted or conditions)[-1:]]
+    yield from (f"Volcano: {word}" for word in words)
 
 
 def _names_gpus(group: PodGroup) -> bool:

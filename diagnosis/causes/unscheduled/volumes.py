@@ -99,7 +99,7 @@ def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse
     bound = list(_bound(snapshot, waiting))
     if not free or any(all(holds_volume(volume, node) for _, volume in bound) for node in free):
         return
-    to_blame = [one for one in bound if not any(holds_volume(one[1], node) for node in free)] or bound
+    to_blame = [pair for pair in bound if not any(holds_volume(pair[1], node) for node in free)] or bound
     near = [node for node in snapshot.nodes if all(holds_volume(volume, node) for _, volume in to_blame)]
     able = [node for node in near if selects(waiting.spec, node) and all(has(node, name) for name in waiting.devices)]
     evidence = (
@@ -127,27 +127,27 @@ def find_rules(waiting: Waiting) -> Iterator[FoundCause]:
     for reason in waiting.fit.reasons if waiting.fit else ():
         cause = _BY_TEXT.get(reason.says)
         if cause is not None:
-            told = (_schedulers_words(waiting, reason),)
-            yield FoundCause(cause, waiting.workload, told, (), waiting.names, Certainty.LIKELY)
+            messages = (_schedulers_words(waiting, reason),)
+            yield FoundCause(cause, waiting.workload, messages, (), waiting.names, Certainty.LIKELY)
 
 
 def are_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
     """Whether the scheduler's word of its volumes is old: all of them are there and bound by now."""
-    bound = {one.meta.name for one in _claims(snapshot, waiting) if one.volume and one.meta.deleted is None}
+    bound = {claim.meta.name for claim in _claims(snapshot, waiting) if claim.volume and claim.meta.deleted is None}
     wanted = waiting.spec.volume_claims
     return bool(wanted) and snapshot.sees("PersistentVolumeClaim") and bound.issuperset(wanted)
 
 
 def are_made(snapshot: Snapshot, waiting: Waiting) -> bool:
     """Whether the unbound claims are young enough for a provisioner to be at work, without any warning."""
-    wanted = [one for one in _claims(snapshot, waiting) if one.meta.name in waiting.spec.volume_claims]
-    unbound = [one for one in wanted if not one.volume]
+    wanted = [claim for claim in _claims(snapshot, waiting) if claim.meta.name in waiting.spec.volume_claims]
+    unbound = [claim for claim in wanted if not claim.volume]
     if not unbound or len(wanted) < len(set(waiting.spec.volume_claims)):
         return False
     return not any(
-        older(snapshot, one.meta.created, _PROVISIONED)
-        or any(told.warning for told in snapshot.events_about.get(one.meta.subject, ()))
-        for one in unbound
+        older(snapshot, claim.meta.created, _PROVISIONED)
+        or any(event.warning for event in snapshot.events_about.get(claim.meta.subject, ()))
+        for claim in unbound
     )
 
 
@@ -159,7 +159,7 @@ def find_unexplained(waiting: Waiting) -> FoundCause:
 
 def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
     names = [reason.what] if reason.what else list(waiting.spec.volume_claims)
-    known = {one.meta.name for one in _claims(snapshot, waiting)}
+    known = {claim.meta.name for claim in _claims(snapshot, waiting)}
     for name in names:
         if name not in known or len(names) == 1:
             what = subject("PersistentVolumeClaim", waiting.pods[0].meta.namespace, name)
@@ -174,15 +174,21 @@ def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Itera
 
 def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
     open_ones = [
-        one for one in _claims(snapshot, waiting) if not one.volume and one.meta.name in waiting.spec.volume_claims
+        volume_claim
+        for volume_claim in _claims(snapshot, waiting)
+        if not volume_claim.volume and volume_claim.meta.name in waiting.spec.volume_claims
     ]
     for claim in open_ones:
-        told = [one.message for one in snapshot.events_about.get(claim.meta.subject, ()) if one.warning]
+        messages = [event.message for event in snapshot.events_about.get(claim.meta.subject, ()) if event.warning]
         state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
         look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
         remedy = (f"See why it gets no volume: {look}",)
         yield FoundCause(
-            UNBOUND, claim.meta.subject, (state, _schedulers_words(waiting, reason), *told[-1:]), remedy, waiting.names
+            UNBOUND,
+            claim.meta.subject,
+            (state, _schedulers_words(waiting, reason), *messages[-1:]),
+            remedy,
+            waiting.names,
         )
     if not open_ones:
         yield FoundCause(
@@ -197,17 +203,17 @@ def _where(volume: Volume) -> str:
     return shortened(" and ".join((*zones, *terms)))
 
 
-def _words(one: Expression) -> str:
-    return f"{one.key} {one.operator} {', '.join(one.values)}".strip()
+def _words(expression: Expression) -> str:
+    return f"{expression.key} {expression.operator} {', '.join(expression.values)}".strip()
 
 
 def _some(nodes: Sequence[Node]) -> str:
     more = len(nodes) - _MOST
-    return ", ".join(one.subject for one in nodes[:_MOST]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(node.subject for node in nodes[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def _claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
-    return [one for one in snapshot.volume_claims if one.meta.namespace == waiting.pods[0].meta.namespace]
+    return [claim for claim in snapshot.volume_claims if claim.meta.namespace == waiting.pods[0].meta.namespace]
 
 
 def _schedulers_words(waiting: Waiting, reason: UnfitReason) -> str:

@@ -89,7 +89,7 @@ class NodeUse(Struct, frozen=True):
     def holders(self, resource: str) -> list[tuple[Decimal, Pod]]:
         """Return the pods that own some of the resource, the largest amount first."""
         held = [(asked_by(pod.spec).get(resource, ZERO), pod) for pod in self.pods]
-        return sorted(((value, pod) for value, pod in held if value), key=lambda one: (-one[0], one[1].subject))
+        return sorted(((value, pod) for value, pod in held if value), key=lambda pair: (-pair[0], pair[1].subject))
 
 
 def without(room: NodeUse, pods: Iterable[Pod]) -> NodeUse:
@@ -140,8 +140,8 @@ def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
 
 def group_of(pod: Pod) -> str:
     """The name of the PodGroup that it is to start with, as Volcano, the coscheduling plugin and KAI write it."""
-    told = {**pod.meta.labels, **pod.meta.annotations}
-    return next((told[key] for key in _GROUPS if key in told), "")
+    fields = {**pod.meta.labels, **pod.meta.annotations}
+    return next((fields[key] for key in _GROUPS if key in fields), "")
 
 
 def tells_of_gang(message: str, fit: FitError | None) -> bool:
@@ -154,26 +154,26 @@ def refusal(snapshot: Snapshot, pod: Pod) -> str:
 
     The condition is used first, because it persists while an event about the pod may be gone.
     """
-    told = pod.condition("PodScheduled")
-    if told is not None and (told.status != "False" or told.reason == "SchedulingGated"):
+    condition = pod.condition("PodScheduled")
+    if condition is not None and (condition.status != "False" or condition.reason == "SchedulingGated"):
         return ""
-    if told is not None and told.message:
-        return told.message
-    noted = [one for one in events_of(snapshot, pod) if one.reason in _REFUSED and one.warning]
-    return noted[-1].message if noted else told.reason if told is not None else ""
+    if condition is not None and condition.message:
+        return condition.message
+    noted = [event for event in events_of(snapshot, pod) if event.reason in _REFUSED and event.warning]
+    return noted[-1].message if noted else condition.reason if condition is not None else ""
 
 
 def events_of(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
     """About this very pod, the newest last."""
-    return (one for one in snapshot.events_about.get(pod.subject, ()) if one.uid in ("", pod.meta.uid))
+    return (event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid))
 
 
 def autoscaler_says(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
     """Return why the autoscaler adds no node for one of the pods."""
     for pod in pods:
-        for one in reversed(tuple(events_of(snapshot, pod))):
-            if one.reason in _NOT_COMING or (one.by == "karpenter" and one.reason == "FailedScheduling"):
-                return (f"{one.by or 'the autoscaler'} adds no node for {pod.subject}: {one.message}",)
+        for event in reversed(tuple(events_of(snapshot, pod))):
+            if event.reason in _NOT_COMING or (event.by == "karpenter" and event.reason == "FailedScheduling"):
+                return (f"{event.by or 'the autoscaler'} adds no node for {pod.subject}: {event.message}",)
     return ()
 
 
@@ -188,9 +188,9 @@ def _for_gpus(pod: Pod, claims: frozenset[tuple[str, str]]) -> bool:
 
 def _coming(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether a node is being made for it, or room on one by preemption."""
-    told = [one for one in events_of(snapshot, pod) if one.reason in _COMING | _NOT_COMING]
-    if told and told[-1].reason in _COMING:
-        return told[-1].last is not None and snapshot.now - told[-1].last < _SCALE_UP
+    events = [event for event in events_of(snapshot, pod) if event.reason in _COMING | _NOT_COMING]
+    if events and events[-1].reason in _COMING:
+        return events[-1].last is not None and snapshot.now - events[-1].last < _SCALE_UP
     if not pod.nominated:
         return False
     return not any(is_stuck(snapshot, one) for one in snapshot.pods if one.spec.node == pod.nominated)
@@ -214,7 +214,7 @@ def _waiting(snapshot: Snapshot, workload: str, shape: str, members: list[tuple[
     every = installations(snapshot)
     hami, asked = _is_hami(pod, fit, schedulers(every)), asked_by(pod.spec)
     # No node has to offer the resources that HAMi counts, whatever their names.
-    names = {name for one in every for name in one.settings.names} if hami else ()
+    names = {name for installation in every for name in installation.settings.names} if hami else ()
     asked = {name: value for name, value in asked.items() if name not in names or is_gpu(name)}
     return Waiting(pods, workload, asked, message, fit, shape, hami)
 
@@ -227,7 +227,7 @@ def _is_hami(pod: Pod, fit: FitError | None, names: Collection[str]) -> bool:
         or any(key.startswith(_HAMI) for key in pod.meta.annotations)
     ):
         return True
-    return fit is not None and any(one.says.name == "HAMI" for one in fit.reasons)
+    return fit is not None and any(reason.says.name == "HAMI" for reason in fit.reasons)
 
 
 def _shape(spec: PodSpec) -> str:

@@ -46,7 +46,7 @@ def read_specs(root: Path, folders: Sequence[str]) -> tuple[CdiSpec, ...]:
 
 
 def _specs(root: Path, folders: Sequence[str]) -> Iterator[CdiSpec]:
-    here = [one if host_files.exists(root, one) else host_files.in_run(one) for one in folders]
+    here = [text if host_files.exists(root, text) else host_files.in_run(text) for text in folders]
     named = [path for folder in here for path in host_files.matches(root, f"{folder.rstrip('/')}/*")]
     for path in [path for path in dict.fromkeys(named) if path.endswith(_SUFFIXES)][:_MOST_SPECS]:
         content = _read(root, path)
@@ -90,19 +90,21 @@ def _content(spec: Mapping[str, Any]) -> _Content | MalformedError:
         return MalformedError("kind is no vendor/class")
     if not isinstance(devices, list) or not devices:
         return MalformedError("it has no devices")
-    if not all(isinstance(one, dict) and isinstance(one.get("name"), str | int) for one in devices):
+    if not all(isinstance(device, dict) and isinstance(device.get("name"), str | int) for device in devices):
         return MalformedError("a device has no name")
-    edits = [spec.get("containerEdits"), *(one.get("containerEdits") for one in devices)]
+    edits = [spec.get("containerEdits"), *(device.get("containerEdits") for device in devices)]
     # By identity: in YAML a thousand devices can be the same list by its name.
     lists = {
         id(value): (needed, value)
-        for one in edits
-        if isinstance(one, dict)
+        for edit in edits
+        if isinstance(edit, dict)
         for key, needed in _NEEDED.items()
-        if isinstance(value := one.get(key), list)
+        if isinstance(value := edit.get(key), list)
     }
-    paths = (path for needed, value in lists.values() for one in value if isinstance(one, dict) for path in needed(one))
-    return _Content(kind, tuple(str(one["name"]) for one in devices[:_MOST_DEVICES]), tuple(dict.fromkeys(paths)))
+    paths = (
+        path for needed, value in lists.values() for entry in value if isinstance(entry, dict) for path in needed(entry)
+    )
+    return _Content(kind, tuple(str(device["name"]) for device in devices[:_MOST_DEVICES]), tuple(dict.fromkeys(paths)))
 
 
 def _node(node: dict[str, Any]) -> list[str]:

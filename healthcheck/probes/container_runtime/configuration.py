@@ -100,7 +100,7 @@ def _has_gpus(host: Host) -> bool | None:
     """
     if not (host.root / "sys").exists():
         return None
-    return any(one.is_gpu_here for one in pci.read_functions(host))
+    return any(function.is_gpu_here for function in pci.read_functions(host))
 
 
 def _of_node(host: Host) -> ContainerRuntime:
@@ -114,8 +114,8 @@ def _of_node(host: Host) -> ContainerRuntime:
     settings = kubelets.settings_of(root, kubelet)
     used = _held(root, kubelet, settings, found) or _placed(root, kubelet, settings)
     if used is None:
-        told = f"the kubelet's runtime is at {settings.endpoint}: not one that we know"
-        return cri.with_live(host, replace(_not_found(told, settings), kubelet=_facts(kubelet, settings)))
+        message = f"the kubelet's runtime is at {settings.endpoint}: not one that we know"
+        return cri.with_live(host, replace(_not_found(message, settings), kubelet=_facts(kubelet, settings)))
     return _around(host, settings, used, kubelet, found)
 
 
@@ -129,7 +129,7 @@ def _processes(host: Host) -> Sequence[Process]:
     crowded = sorted(found.crowded - {processes.FABRIC_MANAGER, processes.IMEX})
     if crowded:
         raise ProbeError(f"more than {processes.MOST} processes are called {crowded[0]}")
-    return sorted(found.processes, key=lambda one: one.origin is not Origin.HOST)
+    return sorted(found.processes, key=lambda process: process.origin is not Origin.HOST)
 
 
 def _held(root: Path, kubelet: Process, settings: KubeletSettings, found: Sequence[Process]) -> _Used | None:
@@ -137,11 +137,11 @@ def _held(root: Path, kubelet: Process, settings: KubeletSettings, found: Sequen
 
     If the kernel does not show the listener, return the runtime that is configured to listen there.
     """
-    among = [one for one in found if one.name in _RUNTIMES]
+    among = [process for process in found if process.name in _RUNTIMES]
     holder = processes.holder_of(root, kubelet, settings.endpoint, [*among, kubelet])
     step = f"held by {holder}"
     if holder is None:
-        holder = next((one for one in among if settings.endpoint == _socket_of(root, one)), None)
+        holder = next((process for process in among if settings.endpoint == _socket_of(root, process)), None)
         step = f"{holder} is told to listen there"
     if holder is None:
         return None
@@ -159,20 +159,20 @@ def _read_by(root: Path, process: Process, how: tuple[str, ...]) -> _Used:
     """Return the configuration that the runtime's process reads, below the root that it sees."""
     own = processes.root_of(root, process)
     configuration = _configuration_of(own, process)
-    told = process.flag("config", "c", "config-file")
+    message = process.flag("config", "c", "config-file")
     folder = f", then all below {_drop_ins_of(process)}" if process.name == CRIO else ""
-    step = f"which reads {configuration.path} ({'told so by a flag' if told else 'its default'}){folder}"
+    step = f"which reads {configuration.path} ({'told so by a flag' if message else 'its default'}){folder}"
     return _Used(configuration, own, (*how, step), process)
 
 
 def _configuration_of(root: Path, process: Process, version: str = "") -> RuntimeConfiguration:
     file = process.flag("config", "c")
     if process.name == CRIO:
-        told = crio.read_configuration(root, file or crio.STANDARD_FILE, _drop_ins_of(process), version)
-        return _with_flags(told, process)
+        configuration = crio.read_configuration(root, file or crio.STANDARD_FILE, _drop_ins_of(process), version)
+        return _with_flags(configuration, process)
     if process.name == DOCKERD:
-        told = docker.read_configuration(root, process.flag("config-file") or docker.STANDARD_FILE)
-        return _with_flags(told, process)
+        configuration = docker.read_configuration(root, process.flag("config-file") or docker.STANDARD_FILE)
+        return _with_flags(configuration, process)
     return containerd.read_configuration(root, file or containerd.STANDARD_FILE, version)
 
 
@@ -180,28 +180,28 @@ def _drop_ins_of(process: Process) -> str:
     return process.flag("config-dir", "d") or crio.STANDARD_FOLDER
 
 
-def _with_flags(told: RuntimeConfiguration, process: Process) -> RuntimeConfiguration:
+def _with_flags(configuration: RuntimeConfiguration, process: Process) -> RuntimeConfiguration:
     """Flags outrank CRI-O's files; dockerd does not start with both."""
     default = process.flag("default-runtime")
-    return replace(told, default=default, default_in="") if default else told
+    return replace(configuration, default=default, default_in="") if default else configuration
 
 
 def _socket_of(root: Path, process: Process) -> str:
     """Return the socket of the process, by its flags, else by its configuration or its default."""
     own = processes.root_of(root, process)
     if process.name == CRIO:
-        told = process.flag("listen") or _configuration_of(own, process).address or crio.STANDARD_SOCKET
+        message = process.flag("listen") or _configuration_of(own, process).address or crio.STANDARD_SOCKET
     elif process.name == CRI_DOCKERD:
-        told = process.flag("container-runtime-endpoint")
-        told = told if "/" in told.removeprefix("fd://") else distributions.CRI_DOCKERD_SOCKET
+        message = process.flag("container-runtime-endpoint")
+        message = message if "/" in message.removeprefix("fd://") else distributions.CRI_DOCKERD_SOCKET
     else:
-        told = process.flag("address", "a") or _configuration_of(own, process).address
-        told = told or distributions.STANDARD_SOCKET
-    return processes.socket_path(root, told)
+        message = process.flag("address", "a") or _configuration_of(own, process).address
+        message = message or distributions.STANDARD_SOCKET
+    return processes.socket_path(root, message)
 
 
 def _daemon_of(root: Path, holder: Process, found: Sequence[Process]) -> Process | None:
-    daemons = [one for one in found if one.name == DOCKERD]
+    daemons = [process for process in found if process.name == DOCKERD]
     socket = processes.socket_path(root, holder.flag("docker-endpoint") or docker.STANDARD_SOCKET)
     return processes.holder_of(root, holder, socket, daemons) or next(iter(daemons), None)
 
@@ -212,8 +212,8 @@ def _placed(root: Path, kubelet: Process, settings: KubeletSettings) -> _Used | 
     This applies if the runtime's process does not run or is not visible.
     """
     own = distributions.by_kubelet(kubelet)
-    layouts = [_as_flags_name_it(root, one) for one in sorted(LAYOUTS, key=lambda one: one.distribution != own)]
-    fitting = (one for one in layouts if one.socket == settings.endpoint and _is_there(root, one))
+    layouts = [_as_flags_name_it(root, paths) for paths in sorted(LAYOUTS, key=lambda paths: paths.distribution != own)]
+    fitting = (paths for paths in layouts if paths.socket == settings.endpoint and _is_there(root, paths))
     layout = next(fitting, None)
     step = "nobody is to be seen who listens there"
     return _in_place(root, layout, (*settings.how, step)) if layout else None
@@ -225,7 +225,7 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
     The kubelet's settings on disk decide, else the files that exist.
     """
     root = host.root
-    there = [layout for one in LAYOUTS if _is_there(root, layout := _as_flags_name_it(root, one))]
+    there = [layout for paths in LAYOUTS if _is_there(root, layout := _as_flags_name_it(root, paths))]
     layout = there[0] if there else STANDARD
     settings = kubelets.settings_on_disk(root, layout)
     if not there and (settings is None or settings.is_default):
@@ -238,11 +238,11 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
         settings = KubeletSettings(layout.socket, assumed, settings.how)
     else:
         settings = replace(settings, said_by=f"assumed, since no kubelet is to be seen: {settings.said_by}")
-    fitting = next((one for one in there if one.socket == settings.endpoint), None)
+    fitting = next((paths for paths in there if paths.socket == settings.endpoint), None)
     if fitting is None and settings.endpoint == STANDARD.socket and _has_defaults(root):
         fitting = STANDARD
     if fitting is None:
-        known = any(one.socket == settings.endpoint for one in LAYOUTS)
+        known = any(paths.socket == settings.endpoint for paths in LAYOUTS)
         which = "no file of it is here" if known else "not one that we know"
         why = f"the kubelet's runtime would be at {settings.endpoint}: {which}"
         return cri.with_live(host, replace(_not_found(why, settings), assumed=True))
@@ -305,32 +305,34 @@ def _around(
     since_boot = used.process.since_boot if used.process is not None else None
     asked = ContainerRuntime(used.configuration, socket=settings.endpoint, since_boot=since_boot)
     asked = cri.with_live(host, asked)
-    told = _as_it_runs(used, asked.live)
+    configuration = _as_it_runs(used, asked.live)
     distribution = distributions.by_kubelet(kubelet) if kubelet is not None else ""
     distribution = distribution or (used.layout.distribution if used.layout is not None else "")
-    distribution = distribution or distributions.by_files(root, told.path)
-    named = list(dict.fromkeys(one.binary for one in told.handlers if one.binary))[:_MOST_PROGRAMS]
+    distribution = distribution or distributions.by_files(root, configuration.path)
+    named = list(dict.fromkeys(handler.binary for handler in configuration.handlers if handler.binary))[:_MOST_PROGRAMS]
     looked_for = [programs.find(used.root, name) for name in named]
-    named_programs = tuple(one for one in looked_for if one.path or programs.can_be_missing(used.root, one.named))
-    template = distributions.template_of(used.root, distribution, told.path, told.schema)
+    named_programs = tuple(
+        binary for binary in looked_for if binary.path or programs.can_be_missing(used.root, binary.named)
+    )
+    template = distributions.template_of(used.root, distribution, configuration.path, configuration.schema)
     return ContainerRuntime(
-        replace(told, template=template),
+        replace(configuration, template=template),
         socket=settings.endpoint,
         known_from=settings.said_by,
         how=used.how,
         assumed=used.process is None,
-        started=_started(root, used.process, told.files),
+        started=_started(root, used.process, configuration.files),
         since_boot=since_boot,
         unit=_unit(root, used),
         distribution=distribution,
-        kubelet=_facts(kubelet, settings, told),
+        kubelet=_facts(kubelet, settings, configuration),
         others=tuple(_others(root, used, found)),
         programs=named_programs,
-        cdi_specs=cdi.read_specs(used.root, told.cdi_folders),
-        toolkit=toolkit.read_toolkit(used.root, [one.path for one in named_programs]),
+        cdi_specs=cdi.read_specs(used.root, configuration.cdi_folders),
+        toolkit=toolkit.read_toolkit(used.root, [program.path for program in named_programs]),
         live=asked.live,
         why_not_live=asked.why_not_live,
-        architecture=_architecture(root, [one for one in (kubelet, used.process) if one is not None]),
+        architecture=_architecture(root, [process for process in (kubelet, used.process) if process is not None]),
     )
 
 
@@ -398,12 +400,18 @@ def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[Runti
 
     Runtimes in containers (with other mounts than the host's) belong to the containers and are skipped.
     """
-    told = used.configuration
-    seen = {host_files.resolved(root, path) for path in (told.path, *(file.path for file in told.files))}
-    for one in found:
-        if one.name not in (CONTAINERD, CRIO, DOCKERD) or one == used.process or processes.is_elsewhere(root, one):
+    configuration = used.configuration
+    seen = {
+        host_files.resolved(root, path) for path in (configuration.path, *(file.path for file in configuration.files))
+    }
+    for process in found:
+        if (
+            process.name not in (CONTAINERD, CRIO, DOCKERD)
+            or process == used.process
+            or processes.is_elsewhere(root, process)
+        ):
             continue
-        yield from _unseen(root, [_configuration_of(root, one)], seen)
+        yield from _unseen(root, [_configuration_of(root, process)], seen)
     for layout in LAYOUTS:
         if _is_there(root, layout) and host_files.resolved(root, layout.config) not in seen:
             yield from _unseen(root, [_configuration_in(root, layout)], seen)
@@ -412,21 +420,21 @@ def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[Runti
 def _unseen(
     root: Path, configurations: Iterable[RuntimeConfiguration], seen: set[str]
 ) -> Iterator[RuntimeConfiguration]:
-    for one in configurations:
-        real = host_files.resolved(root, one.path)
-        if real not in seen and (one.files or one.problem is not None):
+    for configuration in configurations:
+        real = host_files.resolved(root, configuration.path)
+        if real not in seen and (configuration.files or configuration.problem is not None):
             seen.add(real)
-            yield one
+            yield configuration
 
 
 def _architecture(root: Path, running: Sequence[Process]) -> str:
     """Ours, where the root is of the machine that we run on; else that of its own programs."""
     if _is_our_machine(root):
         return platform.machine()
-    paths = [(processes.root_of(root, one), one.program) for one in running if one.program]
+    paths = [(processes.root_of(root, process), process.program) for process in running if process.program]
     paths += [(root, path) for path in _HOST_PROGRAMS]
     found = (programs.architecture(base, path) for base, path in paths if host_files.exists(base, path))
-    return next((one for one in found if one), "")
+    return next((text for text in found if text), "")
 
 
 def _is_our_machine(root: Path) -> bool:

@@ -158,9 +158,9 @@ class _Reader(Struct):
         source = self._load(file)
         if source is None:
             return
-        for told in _own_value(source, list[str], "imports") or []:
-            path = posixpath.normpath(posixpath.join(posixpath.dirname(file), told))
-            yield from self.matches(path) if "*" in told else [path]
+        for message in _own_value(source, list[str], "imports") or []:
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(file), message))
+            yield from self.matches(path) if "*" in message else [path]
 
     def _load(self, file: str) -> _Source | None:
         """Return the file's content; None if the first file does not exist, in which case the defaults apply."""
@@ -209,12 +209,12 @@ def read_configuration(root: Path, path: str, version: str = "") -> RuntimeConfi
     reports; without it, the release is inferred from the files. Drop-in files that are not read are searched for in
     folders next to the file.
     """
-    told = _release_of(version)
+    result = _release_of(version)
     reader = _Reader(root)
-    known = RuntimeConfiguration(path, version=version if told else "")
+    known = RuntimeConfiguration(path, version=version if result else "")
     try:
         reader.read_all(path)
-        release = _assumed(reader.sources, told)
+        release = _assumed(reader.sources, result)
         known = replace(known, generation=f"{release[0]}.{release[1]}")
         known = _effective(known, reader.sources, release)
     except _RefusedError as error:
@@ -223,7 +223,7 @@ def read_configuration(root: Path, path: str, version: str = "") -> RuntimeConfi
     return replace(
         known,
         schema=_first_schema(reader.sources),
-        files=tuple(ReadFile(one.path, one.written) for one in reader.sources),
+        files=tuple(ReadFile(source.path, source.written) for source in reader.sources),
         unread=unread,
         unread_handlers=tuple(handler for file in unread for handler in _handlers_of(root, file)),
     )
@@ -235,13 +235,13 @@ def _release_of(version: str) -> Release | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _assumed(sources: Sequence[_Source], told: Release | None) -> Release:
+def _assumed(sources: Sequence[_Source], result: Release | None) -> Release:
     """Return the reported release, else a release that reads the newest schema among the files.
 
     Both 1.x and 2.x read schema 2; 1.x is assumed for it.
     """
-    if told is not None:
-        return told
+    if result is not None:
+        return result
     newest = max((_version(source) for source in sources), default=0)
     sections = {section for source in sources for section in _sections_with_handlers(source)}
     is_1 = newest <= _NEWEST_OF_1 and sections != {_NEW}
@@ -249,7 +249,7 @@ def _assumed(sources: Sequence[_Source], told: Release | None) -> Release:
 
 
 def _sections_with_handlers(source: _Source) -> list[str]:
-    return [one for one in (_SHORT, _OLD, _NEW) if _runtimes_in(source.table.get("plugins"), one)]
+    return [text for text in (_SHORT, _OLD, _NEW) if _runtimes_in(source.table.get("plugins"), text)]
 
 
 def _first_schema(sources: Sequence[_Source]) -> int:
@@ -263,7 +263,7 @@ def _unread(reader: _Reader, path: str) -> Iterator[ReadFile]:
     """Files in drop-in folders that no import leads to."""
     folders = [f"{posixpath.dirname(path)}/{name}" for name in _DROP_IN_FOLDERS]
     there = dict.fromkeys(file for folder in folders for file in reader.matches(f"{folder}/*.toml"))
-    read = {one.path for one in reader.sources}
+    read = {source.path for source in reader.sources}
     others = [file for file in there if file not in read]
     read = {host_files.resolved(reader.root, file) for file in read} if others else read
     for file in others:
@@ -351,7 +351,7 @@ def _with_definitions(source: _Source, section: str, containerd: Table) -> Table
 
 def _effective(known: RuntimeConfiguration, sources: Sequence[_Source], release: Release) -> RuntimeConfiguration:
     merge = _merged_by_1 if release < _2_0 else _merged_by_2
-    merged = merge(sources, release, told=bool(known.version))
+    merged = merge(sources, release, is_running=bool(known.version))
     section = _SHORT if release < _2_0 and merged.version == 1 else _OLD if release < _2_0 else _NEW
     try:
         cri = _at(merged.plugins, dict[str, Any], section) or {}
@@ -380,8 +380,8 @@ def _effective(known: RuntimeConfiguration, sources: Sequence[_Source], release:
 
 
 def _default_in(default: str, sources: Sequence[_Source]) -> str:
-    said = _last_to_say(default, ("containerd", "default_runtime_name"), sources)
-    return said[0].path if said is not None else ""
+    result = _last_to_say(default, ("containerd", "default_runtime_name"), sources)
+    return result[0].path if result is not None else ""
 
 
 def _shims_program(plugins: Table, release: Release, section: str) -> str:
@@ -391,24 +391,24 @@ def _shims_program(plugins: Table, release: Release, section: str) -> str:
     return _at(plugins, str, _SHIMS_PLUGIN if section == _SHORT else _LINUX_V1, "runtime") or ""
 
 
-def _merged_by_1(sources: Sequence[_Source], release: Release, *, told: bool) -> _Config:
+def _merged_by_1(sources: Sequence[_Source], release: Release, *, is_running: bool) -> _Config:
     merged = _Config(1)
     for source in sources:
         own = _own(source)
         merged.version = own.version or merged.version
-        merged.replaced += [_runtimes_in(merged.plugins, one) for one in (_SHORT, _OLD) if one in own.plugins]
+        merged.replaced += [_runtimes_in(merged.plugins, text) for text in (_SHORT, _OLD) if text in own.plugins]
         merged.last_with |= dict.fromkeys(own.plugins, source.path)
         merged.plugins |= own.plugins
         merged.disabled |= own.disabled
         merged.address = own.address or merged.address
     if release >= _1_7:  # 1.6 took a file of any newer schema for one of 2 until its last releases
         _refuse_newer(merged, sources, _NEWEST_OF_1)
-    if told and merged.version > 1:
+    if is_running and merged.version > 1:
         _refuse_short_names(sources, ("plugins", "disabled_plugins", "required_plugins"), _DOTS_OF_A_FULL_NAME)
     return merged
 
 
-def _merged_by_2(sources: Sequence[_Source], release: Release, *, told: bool) -> _Config:
+def _merged_by_2(sources: Sequence[_Source], release: Release, *, is_running: bool) -> _Config:
     each_alone = release >= _TAKES_OVER_EACH_FILE
     newest = _NEWEST_OF_2_3 if each_alone else _NEWEST_OF_2_2
     merged = _Config(newest)
@@ -429,7 +429,7 @@ def _merged_by_2(sources: Sequence[_Source], release: Release, *, told: bool) ->
         merged.lost += own.lost
         merged.address = own.address or merged.address
     _refuse_newer(merged, sources, newest)
-    if told:
+    if is_running:
         newer = [source for source in sources if _version(source) >= _SCHEMA_OF_FULL_NAMES]
         _refuse_short_names(newer, ("disabled_plugins", "required_plugins"), 1)
     if not each_alone and merged.version < newest:
@@ -506,10 +506,10 @@ def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
         for name, table in runtimes.items():
             if isinstance(table, dict) and isinstance(place := table.get(_DEFINED_IN), _Definition):
                 try:
-                    told = _handler(name, {name: table}, (name,))
+                    handler = _handler(name, {name: table}, (name,))
                 except _WrongValueError:
-                    told = Handler(name, "", "", None, place.file, place.line)
-                by_place.setdefault((place.file, place.schema, place.section), []).append(told)
+                    handler = Handler(name, "", "", None, place.file, place.line)
+                by_place.setdefault((place.file, place.schema, place.section), []).append(handler)
     for (file, schema, written), handlers in by_place.items():
         right_schema = schema if _section_of(schema) == section else _SCHEMAS[section]
         yield Misplaced(file, schema, written, section, tuple(handlers), right_schema)
@@ -519,9 +519,9 @@ def _beside(place: Misplaced, handlers: Sequence[Handler], release: Release) -> 
     """Return the table with the reason why it is not read although it has the section of its schema."""
     if place.section != _section_of(place.schema):
         return place
-    beside = next((one.file for one in handlers), "")
-    taken_over = _2_0 <= release < _TAKES_OVER_EACH_FILE and beside != place.file
-    return replace(place, beside=beside, read_from=".".join(map(str, _TAKES_OVER_EACH_FILE)) if taken_over else "")
+    text = next((handler.file for handler in handlers), "")
+    taken_over = _2_0 <= release < _TAKES_OVER_EACH_FILE and text != place.file
+    return replace(place, beside=text, read_from=".".join(map(str, _TAKES_OVER_EACH_FILE)) if taken_over else "")
 
 
 def _section_of(schema: int) -> str:
@@ -529,17 +529,17 @@ def _section_of(schema: int) -> str:
 
 
 def _replaced(merged: _Config, section: str, kept: Sequence[Handler]) -> Iterator[Handler]:
-    names = {one.name for one in kept}
+    names = {handler.name for handler in kept}
     for place in _misplaced(merged.replaced, section):
         if place.section == section:
-            yield from (one for one in place.handlers if one.name not in names)
+            yield from (handler for handler in place.handlers if handler.name not in names)
 
 
 def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> ConfigurationProblem:
-    said = _last_to_say(error.value, error.path, sources)
-    if said is None:
+    result = _last_to_say(error.value, error.path, sources)
+    if result is None:
         return ConfigurationProblem(sources[0].path, error.message)
-    source, path = said
+    source, path = result
     return ConfigurationProblem(source.path, error.message, toml_file.key_line(source.raw, path))
 
 
@@ -568,9 +568,9 @@ def _from_cri(cri: Table, release: Release, shims_program: str) -> RuntimeConfig
     """Return the handlers, the default and the CDI settings. Other fields keep their defaults."""
     is_1 = release < _2_0
     runtimes = _at(cri, dict[str, Any], "containerd", "runtimes")
-    legacy = [one for one in _LEGACY if _at(cri, str, "containerd", one, "runtime_type")] if is_1 else []
+    legacy = [text for text in _LEGACY if _at(cri, str, "containerd", text, "runtime_type")] if is_1 else []
     paths: dict[str, tuple[str, ...]] = {name: ("containerd", "runtimes", name) for name in runtimes or {}}
-    paths |= {_LEGACY[one]: ("containerd", one) for one in legacy}
+    paths |= {_LEGACY[text]: ("containerd", text) for text in legacy}
     handlers = {name: _handler(name, cri, path, shims_program, is_1=is_1) for name, path in paths.items()}
     default = _at(cri, str, "containerd", "default_runtime_name")
     if is_1:
@@ -599,13 +599,13 @@ def _refuse_what_1_refuses(cri: Table, default: Handler | None, has_legacy_untru
 def _cdi(cri: Table, release: Release) -> bool:
     if release < _1_7 or release >= _CDI_ALWAYS:
         return release >= _CDI_ALWAYS
-    told = _at(cri, bool, "enable_cdi")
-    return release >= _2_0 if told is None else told
+    is_running = _at(cri, bool, "enable_cdi")
+    return release >= _2_0 if is_running is None else is_running
 
 
 def _cdi_folders(cri: Table, release: Release) -> Sequence[str]:
-    told = _at(cri, list[str], "cdi_spec_dirs") if release >= _1_7 else None
-    return CDI_FOLDERS if told is None else told
+    messages = _at(cri, list[str], "cdi_spec_dirs") if release >= _1_7 else None
+    return CDI_FOLDERS if messages is None else messages
 
 
 def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = "", *, is_1: bool = False) -> Handler:
@@ -619,7 +619,9 @@ def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = 
     options = _at(cri, dict[str, Any], *path, "options")
     if kind != _LINUX_V1 or options is not None:
         named = "Runtime" if kind == _LINUX_V1 else "BinaryName"
-        binary, cgroup = ((*path, "options", _spelt(one, options or {}, is_1=is_1)) for one in (named, "SystemdCgroup"))
+        binary, cgroup = (
+            (*path, "options", _spelt(text, options or {}, is_1=is_1)) for text in (named, "SystemdCgroup")
+        )
     else:
         binary, cgroup = (*path, "runtime_engine"), ("systemd_cgroup",)
     ignored = (options or {}).get(_spelt("BinaryName", options or {}, is_1=is_1)) if kind == _LINUX_V1 else None
@@ -637,16 +639,16 @@ def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = 
 
 def _systemd_cgroup(cri: Table, kind: str, options: Table | None, path: tuple[str, ...]) -> bool | None:
     """False also where the options of a runc shim lack it; None without options, and of other shims."""
-    told = _at(cri, bool, *path)
+    is_running = _at(cri, bool, *path)
     is_runcs = kind in ("", _LINUX_V1) or kind.startswith(_RUNC_SHIMS)
-    return False if told is None and options is not None and is_runcs else told
+    return False if is_running is None and options is not None and is_runcs else is_running
 
 
 def _spelt(option: str, options: Table, *, is_1: bool) -> str:
     """The key that is taken for the option: 1.x (go-toml 1) tries four spellings, 2.x (go-toml 2) ignores the case."""
     if is_1:
         spellings = (option, option.lower(), option.upper(), option[0].lower() + option[1:])
-        return next((one for one in spellings if one in options), option)
+        return next((spelling for spelling in spellings if spelling in options), option)
     # They are written out by name before they are read: of two the last one counts.
     return max((key for key in options if key.lower() == option.lower()), default=option)
 
@@ -679,7 +681,7 @@ def _is_a(value: object, kind: Any) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == list[str]:
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
     return isinstance(value, dict if kind == dict[str, Any] else kind)
 
 

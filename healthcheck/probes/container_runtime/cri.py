@@ -103,13 +103,13 @@ def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
     Raises ProbeError if they lack the ready condition. Only the fields listed here are kept: containerd's full answer
     also contains the passwords of its registries.
     """
-    conditions = {one.get("type"): one for one in status.get("status", {}).get("conditions", ())}
+    conditions = {entry.get("type"): entry for entry in status.get("status", {}).get("conditions", ())}
     if _READY not in conditions:
         raise ProbeError(f"the container runtime does not tell its condition {_READY}")
     config = _config(status)
     containerd, crio = _table(config, "containerd"), _table(config, "crio")
     runtimes = _table(containerd, "runtimes") or _table(crio, "Runtimes")
-    names = {one.get("name", "") for one in status.get("runtime_handlers", ())} - {""} or set(runtimes)
+    names = {entry.get("name", "") for entry in status.get("runtime_handlers", ())} - {""} or set(runtimes)
     return Live(
         name=_text(version.get("runtime_name")),
         version=_text(version.get("runtime_version")).removeprefix("v"),
@@ -128,9 +128,9 @@ def _config(status: Mapping[str, Any]) -> dict[str, Any]:
     containerd reports its whole configuration there, CRI-O its configuration in addition to `sandboxImage`, and
     cri-dockerd only that image.
     """
-    told = {one.get("key"): one.get("value", "") for one in status.get("info", ())}
+    fields = {entry.get("key"): entry.get("value", "") for entry in status.get("info", ())}
     try:
-        config = json.loads(told.get("config", ""))
+        config = json.loads(fields.get("config", ""))
     except (ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
@@ -138,9 +138,9 @@ def _config(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cdi(config: Mapping[str, Any]) -> bool | None:
     """`enableCDI` of containerd 1.7 to 2.3. In 2.3 no value is on, and 2.4 has no such switch any more."""
-    told = config.get("enableCDI")
-    if isinstance(told, bool):
-        return told
+    result = config.get("enableCDI")
+    if isinstance(result, bool):
+        return result
     return True if "cdiSpecDirs" in config else None
 
 
@@ -169,7 +169,7 @@ def _text(value: object) -> str:
 
 def _texts(value: object) -> Iterator[str]:
     if isinstance(value, list):
-        yield from (_text(one) for one in value[:_MOST_NAMES] if isinstance(one, str))
+        yield from (_text(text) for text in value[:_MOST_NAMES] if isinstance(text, str))
 
 
 def _files(facts: ContainerRuntime) -> frozenset[ReadFile]:
@@ -179,5 +179,5 @@ def _files(facts: ContainerRuntime) -> frozenset[ReadFile]:
 def _is_settled(answer: Live | str, facts: ContainerRuntime) -> bool:
     if isinstance(answer, str) or answer.not_ready:
         return False
-    defined = {one.name for one in facts.used.handlers} if facts.used else set()
+    defined = {handler.name for handler in facts.used.handlers} if facts.used else set()
     return answer.handlers is None or defined <= set(answer.handlers)

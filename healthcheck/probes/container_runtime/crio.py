@@ -65,8 +65,8 @@ def read_configuration(
         except MalformedError as error:
             files, problem = tuple(merged.files), config_files.problem(error, file)
             return RuntimeConfiguration(path, CRIO, version, 0, files, cdi=True, problem=problem)
-    beside = _beside(root, {one.path for one in merged.files})
-    handlers = [_handler(name, ("", _NONE), *told) for name, told in beside.runtimes.items()]
+    beside = _beside(root, {read_file.path for read_file in merged.files})
+    handlers = [_handler(name, ("", _NONE), *result) for name, result in beside.runtimes.items()]
     return replace(_effective(path, version, merged), unread=tuple(beside.files), unread_handlers=tuple(handlers))
 
 
@@ -109,7 +109,7 @@ def _effective(path: str, version: str, merged: _Merged) -> RuntimeConfiguration
     default = _text(merged.options, "default_runtime") or own
     runtimes = {own: (_NONE, "", 0), **merged.runtimes}
     default_table = runtimes.get(default, (_NONE, "", 0))[0]
-    handlers = [_handler(name, (default, default_table), *told) for name, told in runtimes.items()]
+    handlers = [_handler(name, (default, default_table), *result) for name, result in runtimes.items()]
     return RuntimeConfiguration(
         path,
         CRIO,
@@ -160,7 +160,7 @@ def _checked(table: object, name: str) -> Table:
 
 def _folders(options: Table) -> tuple[str, ...]:
     folders = options.get("cdi_spec_dirs", list(CDI_FOLDERS))
-    if not isinstance(folders, list) or not all(isinstance(one, str) for one in folders):
+    if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
         raise MalformedError("cdi_spec_dirs is no list of paths")
     return tuple(folders)
 

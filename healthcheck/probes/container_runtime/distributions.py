@@ -148,7 +148,7 @@ def by_files(root: Path, config: str) -> str:
 
 def layout_of(distribution: str) -> RuntimePaths | None:
     """Return the distribution's own layout; None if its runtime uses the standard paths."""
-    return next((one for one in LAYOUTS if one.distribution == distribution and distribution), None)
+    return next((layout for layout in LAYOUTS if layout.distribution == distribution and distribution), None)
 
 
 def template_of(root: Path, distribution: str, config: str, schema: int) -> str:

@@ -36,8 +36,8 @@ def read_configuration(root: Path, path: str = STANDARD_FILE) -> RuntimeConfigur
         return RuntimeConfiguration(path, DOCKER, schema=0, files=files, problem=config_files.problem(error, path))
 
 
-def _effective(path: str, files: tuple[ReadFile, ...], told: Table) -> RuntimeConfiguration:
-    runtimes = _table(told, "runtimes")
+def _effective(path: str, files: tuple[ReadFile, ...], fields: Table) -> RuntimeConfiguration:
+    runtimes = _table(fields, "runtimes")
     handlers = [_handler(name, _table(runtimes, name), path) for name in runtimes]
     return RuntimeConfiguration(
         path,
@@ -45,11 +45,11 @@ def _effective(path: str, files: tuple[ReadFile, ...], told: Table) -> RuntimeCo
         schema=0,
         files=files,
         handlers=(*([] if RUNC in runtimes else [Handler(RUNC, "", "", None, "")]), *handlers),
-        default=_text(told, "default-runtime") or RUNC,
+        default=_text(fields, "default-runtime") or RUNC,
         # Newer versions have it on without a word; that cri-dockerd passes devices on is documented nowhere.
-        cdi=_table(told, "features").get("cdi") is True,
-        cdi_folders=_list(told, "cdi-spec-dirs") or CDI_FOLDERS,
-        systemd_cgroup=_is_systemd(_list(told, "exec-opts")),
+        cdi=_table(fields, "features").get("cdi") is True,
+        cdi_folders=_list(fields, "cdi-spec-dirs") or CDI_FOLDERS,
+        systemd_cgroup=_is_systemd(_list(fields, "exec-opts")),
     )
 
 
@@ -63,7 +63,7 @@ def _is_systemd(options: tuple[str, ...]) -> bool | None:
 
     Docker then uses systemd with cgroup v2, and cgroupfs with v1.
     """
-    drivers = [one.removeprefix(_CGROUP_DRIVER) for one in options if one.startswith(_CGROUP_DRIVER)]
+    drivers = [option.removeprefix(_CGROUP_DRIVER) for option in options if option.startswith(_CGROUP_DRIVER)]
     return drivers[-1] == "systemd" if drivers else None
 
 
@@ -85,6 +85,6 @@ def _list(table: Table, key: str) -> tuple[str, ...]:
     value = table.get(key)
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise MalformedError(f"{key} is no list of texts")
     return tuple(value)

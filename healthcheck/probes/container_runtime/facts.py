@@ -42,8 +42,8 @@ class _Fact(Struct, frozen=True, repr_omit_defaults=True):
     """Base class of facts. A person sees them without default values, and with timestamps as dates."""
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        told = super().__rich_repr__()
-        return [(name, _moment(value) if name in _MOMENTS else value) for name, value in told]
+        entries = super().__rich_repr__()
+        return [(name, _moment(value) if name in _MOMENTS else value) for name, value in entries]
 
 
 class ReadFile(_Fact, frozen=True):
@@ -262,13 +262,13 @@ class ContainerRuntime(_Fact, frozen=True):
         if self.live is not None and self.live.handlers is not None:
             programs = dict(self.live.binaries)
             return {RUNC: "", **{name: programs.get(name, "") for name in self.live.handlers if name}}
-        return {RUNC: "", **{one.name: one.binary for one in self.used.handlers}} if self.used else {}
+        return {RUNC: "", **{handler.name: handler.binary for handler in self.used.handlers}} if self.used else {}
 
     @property
     def running_default(self) -> str:
         """Return the handler of pods that name none; '' if it is unknown."""
-        told = self.live.default if self.live is not None else ""
-        return told or (self.used.default if self.used is not None else "")
+        message = self.live.default if self.live is not None else ""
+        return message or (self.used.default if self.used is not None else "")
 
     @property
     def cdi_is_on(self) -> bool:

@@ -80,9 +80,12 @@ class KubeletSettings(Struct, frozen=True):
 
 def choose(root: Path, found: Sequence[Process]) -> Process | None:
     """The host's own: others may run in containers, as in kind."""
-    known = [one for one in found if _program(one) in _PROGRAMS and _stays(one)]
-    ranks = {one.pid: (_is_contained(root, one), _PROGRAMS.index(_program(one)), one.pid) for one in known}
-    return min(known, key=lambda one: ranks[one.pid], default=None)
+    known = [process for process in found if _program(process) in _PROGRAMS and _stays(process)]
+    ranks = {
+        process.pid: (_is_contained(root, process), _PROGRAMS.index(_program(process)), process.pid)
+        for process in known
+    }
+    return min(known, key=lambda process: ranks[process.pid], default=None)
 
 
 def _is_contained(root: Path, process: Process) -> bool:
@@ -114,9 +117,9 @@ def settings_on_disk(root: Path, layout: RuntimePaths) -> KubeletSettings | None
         arguments += _flags_in(root, file, layout)
     # Values that only systemd or a script inserts are unknown.
     arguments = ["" if word.startswith("$") else word for word in arguments]
-    config = flag_of(arguments, "config") or next((one for one in _CONFIGS if _is_config(root, one)), "")
+    config = flag_of(arguments, "config") or next((text for text in _CONFIGS if _is_config(root, text)), "")
     folders = (flag_of(arguments, "config-dir"), layout.kubelet_folder, *_CONFIG_FOLDERS)
-    folder = next((one for one in folders if one and host_files.exists(root, one)), "")
+    folder = next((text for text in folders if text and host_files.exists(root, text)), "")
     if not arguments and not config and not folder:
         return None
     steps = [f"no kubelet is to be seen; its flags: {', '.join(files) or 'unknown'}"]
@@ -127,25 +130,25 @@ def _settings(
     root: Path, arguments: Sequence[str], files: tuple[str, str], default: tuple[str, str], steps: Sequence[str]
 ) -> KubeletSettings:
     """`files` are its file and its folder of drop-ins, `default` is its name and the socket that it takes by itself."""
-    options, sources, told = _options(root, *files)
-    how = [*steps, *told]
+    options, sources, messages = _options(root, *files)
+    how = [*steps, *messages]
     name, socket = default
     is_default = False
     if endpoint := flag_of(arguments, "container-runtime-endpoint"):
-        said_by = f"--container-runtime-endpoint of {name}"
+        message_by = f"--container-runtime-endpoint of {name}"
     elif endpoint := _text(options, _ENDPOINT):
-        said_by = f"{_ENDPOINT} in {sources[_ENDPOINT]}"
+        message_by = f"{_ENDPOINT} in {sources[_ENDPOINT]}"
     elif name.startswith((K3S, RKE2)) and (other := _of_k3s(root)):
-        endpoint, said_by = other
+        endpoint, message_by = other
     else:
-        endpoint, said_by, is_default = socket, f"default of {name}", True
-    how.append(f"{said_by}: {endpoint}")
+        endpoint, message_by, is_default = socket, f"default of {name}", True
+    how.append(f"{message_by}: {endpoint}")
     driver = flag_of(arguments, "cgroup-driver") or _text(options, _CGROUP_DRIVER)
     gates = {**_gates_of(flag_of(arguments, "feature-gates")), **_table(options.get(_GATES))}
     asks = gates.get(_ASKS_RUNTIME)
     return KubeletSettings(
         _sayable(processes.socket_path(root, endpoint)),
-        _sayable(said_by),
+        _sayable(message_by),
         tuple(_sayable(step) for step in how),
         files[0],
         driver == _SYSTEMD if driver else None,
@@ -156,26 +159,26 @@ def _settings(
 
 def _options(root: Path, config: str, folder: str) -> tuple[Table, dict[str, str], list[str]]:
     """Return the effective options of the file and its drop-ins, their sources, and the steps to show."""
-    drop_ins = [one for one in host_files.walk(root, folder) if one.endswith(_DROP_IN)] if folder else []
+    drop_ins = [text for text in host_files.walk(root, folder) if text.endswith(_DROP_IN)] if folder else []
     options: Table = {}
     sources: dict[str, str] = {}
-    told = [f"its file: {config}"] if config else []
-    told += [f"its drop-ins: {', '.join(drop_ins)}"] if drop_ins else []
+    messages = [f"its file: {config}"] if config else []
+    messages += [f"its drop-ins: {', '.join(drop_ins)}"] if drop_ins else []
     for file in [config, *drop_ins] if config else drop_ins:
         try:
             table = documents.yaml_object(host_files.read(root, file)[0])
         except OSError as error:
-            told.append(f"{file} can't be read: {error.strerror}")
+            messages.append(f"{file} can't be read: {error.strerror}")
             continue
         except MalformedError as error:
-            told.append(f"{file} can't be read: {error.message}")
+            messages.append(f"{file} can't be read: {error.message}")
             continue
         for key in (_ENDPOINT, _CGROUP_DRIVER, _GATES):
             if key in table:
                 old, new = options.get(key), table[key]
                 options[key] = {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
                 sources[key] = file
-    return options, sources, told
+    return options, sources, messages
 
 
 def _of_k3s(root: Path) -> tuple[str, str] | None:
@@ -223,10 +226,12 @@ def _started_with(root: Path) -> list[str]:
             for key, line in _START.findall(text):
                 if key == b"ExecStart" and not line.strip():
                     words.clear()
-                told = config_files.arguments(line)
+                messages = config_files.arguments(line)
                 # Environment="NAME=--flag=value …" is one word, and itself an assignment.
                 words += [
-                    word for one in told for word in (config_files.arguments(one.encode()) if " " in one else (one,))
+                    word
+                    for name in messages
+                    for word in (config_files.arguments(name.encode()) if " " in name else (name,))
                 ]
     return words
 
@@ -252,12 +257,12 @@ def _stays(process: Process) -> bool:
 def _line(kubelet: Process) -> str:
     """Return the kubelet's relevant flags, as written on its command line."""
     names = ("container-runtime-endpoint", "config", "config-dir", "kubelet-args-file")
-    told = [f"--{name}={value}" for name in names if (value := kubelet.flag(name))]
-    return " ".join(told) or "no flag of its runtime"
+    messages = [f"--{name}={value}" for name in names if (value := kubelet.flag(name))]
+    return " ".join(messages) or "no flag of its runtime"
 
 
 def _gates_of(flag: str) -> dict[str, bool]:
-    pairs = (one.partition("=") for one in flag.split(",") if one)
+    pairs = (word.partition("=") for word in flag.split(",") if word)
     return {name.strip(): value.strip().lower() == "true" for name, _, value in pairs}
 
 

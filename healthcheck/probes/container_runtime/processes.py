@@ -96,9 +96,9 @@ def flag_of(arguments: Sequence[str], *names: str) -> str:
     """The last value of a flag of one of these names, written `--name=value` or `--name value`, also with one dash."""
     value = ""
     for place, word in enumerate(arguments):
-        flag, given, told = word.partition("=")
+        flag, given, message = word.partition("=")
         if flag.startswith("-") and flag.removeprefix("-").removeprefix("-") in names:
-            value = told if given else "".join(arguments[place + 1 : place + 2])
+            value = message if given else "".join(arguments[place + 1 : place + 2])
     return value
 
 
@@ -134,10 +134,10 @@ def called(root: Path, names: Collection[str]) -> list[tuple[int, Origin, bytes]
 
 def uptime(root: Path) -> float:
     """Seconds since the boot, suspended time included. Raises OSError, and ProbeError where there is no number."""
-    told = read(root / "proc/uptime", 64)
-    found = _UPTIME.match(told)
+    raw = read(root / "proc/uptime", 64)
+    found = _UPTIME.match(raw)
     if found is None:
-        raise ProbeError(f"/proc/uptime: {told[:32]!r} is no number of seconds")
+        raise ProbeError(f"/proc/uptime: {raw[:32]!r} is no number of seconds")
     return float(found[1])
 
 
@@ -195,7 +195,7 @@ def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process
     systemd keeps open the sockets on which it listens for others, so other owners give no evidence.
     """
     links = {f"socket:[{inode}]" for inode in _listening(root, seen_by.pid, socket)}
-    return next((one for one in among if links and _has_open(root, one.pid, links)), None)
+    return next((process for process in among if links and _has_open(root, process.pid, links)), None)
 
 
 def listens_on(root: Path, pid: int) -> tuple[str, ...]:

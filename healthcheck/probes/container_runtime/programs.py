@@ -46,7 +46,7 @@ def find(root: Path, named: str) -> RuntimeBinary:
     """The program as a service finds it: by its path, or in the folders of its PATH the first that can be run."""
     paths = [named] if "/" in named else [f"{folder}{named}" for folder in SEARCHED]
     there = [path for path in paths if _is_file(root, path)]
-    path = next((one for one in there if host_files.is_executable(root, one)), there[0] if there else "")
+    path = next((text for text in there if host_files.is_executable(root, text)), there[0] if there else "")
     if not path:
         return RuntimeBinary(named)
     return RuntimeBinary(named, path, host_files.is_executable(root, path), architecture(root, path))
@@ -60,7 +60,7 @@ def can_be_missing(root: Path, named: str) -> bool:
     folders = [named.rpartition("/")[0]] if "/" in named else SEARCHED
     if any(named_paths.has_entries(root, folder) for folder in folders):
         return True
-    return (root / "sys").exists() and any(named_paths.has_entries(root, one.split("/")[1]) for one in folders)
+    return (root / "sys").exists() and any(named_paths.has_entries(root, text.split("/")[1]) for text in folders)
 
 
 def architecture(root: Path, path: str) -> str:

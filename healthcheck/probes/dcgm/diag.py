@@ -71,13 +71,13 @@ def _is_engine_here() -> bool:
 
 def checked_host(value: str) -> str:
     """A hostengine's `host[:port]`, '' for an engine of dcgmi's own. Raises ValueError for anything else."""
-    told = value.strip()
-    found = _HOST.fullmatch(told)
-    if told and (found is None or not 0 < int(found["port"] or 1) < 1 << 16):
+    message = value.strip()
+    found = _HOST.fullmatch(message)
+    if message and (found is None or not 0 < int(found["port"] or 1) < 1 << 16):
         raise ValueError(
             "allowed is host or host:port, such as localhost:5555; empty uses the node's engine, or one of its own"
         )
-    return told
+    return message
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Dcgm:
         """Return why the answer may be another program's than the proven engine's, '' where it is the engine's."""
         if self.root is None or self.engine is None or not self.engine.pid:
             return ""
-        is_there = choose_engine(self.root, "", beside=False) == self.engine
+        is_there = choose_engine(self.root, "", second_engine=False) == self.engine
         return "" if is_there else f"process {self.engine.pid} does not listen at {self.engine.host} any more"
 
 

@@ -130,9 +130,9 @@ def read_answer(out: bytes, err: bytes = b"", code: int | None = None, level: in
     Output without a document yields its text and no results.
     """
     text = out[:LONGEST_ANSWER].decode("utf-8", "replace")
-    documents, around, cut_off = _split(text)
-    said = _said([*around, err[-65536:].decode("utf-8", "replace")])
-    answer = DiagAnswer(code, level, said=said, cut_off=cut_off, too_long=len(out) > LONGEST_ANSWER)
+    documents, texts, cut_off = _split(text)
+    messages = _said([*texts, err[-65536:].decode("utf-8", "replace")])
+    answer = DiagAnswer(code, level, said=messages, cut_off=cut_off, too_long=len(out) > LONGEST_ANSWER)
     for document in documents[:_MOST_DOCUMENTS]:
         answer = _with_document(answer, document)
     return replace(answer, results=_without_repeats(answer.results))
@@ -142,7 +142,7 @@ def _split(text: str) -> tuple[list[dict[str, Any]], list[str], bool]:
     """Return the documents in a text, the text outside them, and whether a document was cut off."""
     decoder = json.JSONDecoder()
     documents: list[dict[str, Any]] = []
-    around: list[str] = []
+    texts: list[str] = []
     position = begins = false_starts = 0
     cut_off = False
     while (brace := text.find("{", position)) >= 0 and false_starts < _MOST_FALSE_STARTS:
@@ -154,11 +154,11 @@ def _split(text: str) -> tuple[list[dict[str, Any]], list[str], bool]:
             position = brace + 1
             continue
         if found := list(_documents_in(value)):
-            around.append(text[begins:brace])
+            texts.append(text[begins:brace])
             documents += found
             begins = end
         position = end
-    return documents, [*around, "" if cut_off else text[begins:]], cut_off
+    return documents, [*texts, "" if cut_off else text[begins:]], cut_off
 
 
 def _begins_a_document(text: str) -> bool:
@@ -172,9 +172,9 @@ def _documents_in(value: Any) -> Iterator[dict[str, Any]]:
         return
     if any(top in value for top in _TOPS):
         yield value
-    for one in _list(value.get(_ITERATIONS)):
-        if isinstance(one, dict) and any(top in one for top in _TOPS):
-            yield one
+    for entry in _list(value.get(_ITERATIONS)):
+        if isinstance(entry, dict) and any(top in entry for top in _TOPS):
+            yield entry
 
 
 def _with_document(answer: DiagAnswer, document: Mapping[str, Any]) -> DiagAnswer:
@@ -204,18 +204,18 @@ def _tests(body: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
 def _results(test: Mapping[str, Any], category: str) -> Iterator[DiagResult]:
     own_name = _text(test.get("name"))[:_LONGEST_NAME]
     name = _canonical(own_name, category)
-    told: set[tuple[int | None, str]] = set()
+    entries: set[tuple[int | None, str]] = set()
     statuses: set[str] = set()
     for raw in _list(test.get("results")):
         if isinstance(raw, dict):
             for row in _rows(raw, name, own_name):
                 statuses.add(row.status)
-                told.update((error.id, error.text) for error in row.errors)
+                entries.update((error.id, error.text) for error in row.errors)
                 yield row
     if isinstance(summary := test.get("test_summary"), dict):
         # Since 4.5, the summary repeats the errors of all devices. Only an error that belongs to none of them is new.
         errors = _errors(summary)
-        own = tuple(one for one in errors if (one.id, one.text) not in told)
+        own = tuple(diag_error for diag_error in errors if (diag_error.id, diag_error.text) not in entries)
         status = _status(summary.get("status"))
         fails_alone = status == "fail" and "fail" not in statuses and not errors
         if own or not statuses or fails_alone:
@@ -228,7 +228,7 @@ def _rows(raw: Mapping[str, Any], name: str, own_name: str) -> Iterator[DiagResu
     errors = _errors(raw) or (_said_of_a_failure(raw) if status == "fail" else ())
     kind, indices = _entities(raw)
     if name == SOFTWARE and own_name.lower() != SOFTWARE:
-        yield from _rows_of_software(status, tuple(_of_part(own_name, one) for one in errors), indices)
+        yield from _rows_of_software(status, tuple(_of_part(own_name, error) for error in errors), indices)
     elif len(indices) > 1:
         yield from _rows_by_text(name, status, errors, indices)
     else:
@@ -268,20 +268,24 @@ def _errors(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
 
     DCGM 3.2 and 3.3.0 put the ids next to the texts.
     """
-    told = raw.get("warnings", raw.get("warning"))
-    if isinstance(told, str | dict):
-        told = [told]
+    result = raw.get("warnings", raw.get("warning"))
+    if isinstance(result, str | dict):
+        result = [result]
     found: dict[DiagError, None] = {}
-    for one in _list(told)[: 4 * _MOST_ERRORS]:
-        source = one if isinstance(one, dict) else raw
-        text = next((_text(one.get(key)) for key in _TEXT_KEYS if one.get(key)), "") if source is one else _text(one)
+    for entry in _list(result)[: 4 * _MOST_ERRORS]:
+        source = entry if isinstance(entry, dict) else raw
+        text = (
+            next((_text(entry.get(key)) for key in _TEXT_KEYS if entry.get(key)), "")
+            if source is entry
+            else _text(entry)
+        )
         error = DiagError(
             text,
             _number(source.get("error_id")),
             _number(source.get("error_category")),
             _number(source.get("error_severity")),
         )
-        if text or (isinstance(one, dict) and error.id is not None):
+        if text or (isinstance(entry, dict) and error.id is not None):
             found[error] = None
     if not found and _number(raw.get("error_id")):
         found[DiagError("", *(_number(raw.get(f"error_{key}")) for key in ("id", "category", "severity")))] = None
@@ -293,8 +297,8 @@ def _said_of_a_failure(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
 
     Older versions describe failures there.
     """
-    told = raw.get("info")
-    texts = [_text(one) for one in ([told] if isinstance(told, str) else _list(told))[:_MOST_ERRORS]]
+    result = raw.get("info")
+    texts = [_text(entry) for entry in ([result] if isinstance(result, str) else _list(result))[:_MOST_ERRORS]]
     return tuple(DiagError(text) for text in dict.fromkeys(texts) if text)
 
 
@@ -308,7 +312,7 @@ def _entities(raw: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
         if key in raw:
             value = raw[key]
             numbers = value.split(",")[:_MOST_GPUS] if isinstance(value, str) else [value]
-            return kind, tuple(dict.fromkeys(one for one in map(_number, numbers) if one is not None))
+            return kind, tuple(dict.fromkeys(number for number in map(_number, numbers) if number is not None))
     return "", ()
 
 
@@ -352,7 +356,7 @@ def _without_repeats(results: Sequence[DiagResult]) -> tuple[DiagResult, ...]:
 
 def _said(texts: Sequence[str]) -> tuple[str, ...]:
     lines = (line for text in texts for line in text[:65536].splitlines())
-    return tuple([told for line in lines if (told := _text(line))][:_MOST_SAID])
+    return tuple([message for line in lines if (message := _text(line))][:_MOST_SAID])
 
 
 def _first(places: Sequence[Mapping[str, Any]], key: str) -> str:

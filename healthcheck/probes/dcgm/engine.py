@@ -71,21 +71,21 @@ class _Listener(Struct, frozen=True):
         return self.port == PORT and (self.address in _ANYWHERE or self.address == "127.0.0.1")
 
 
-def choose_engine(root: Path, host: str, *, beside: bool) -> Engine:
+def choose_engine(root: Path, host: str, *, second_engine: bool) -> Engine:
     """Return the engine for a diagnostic. `host` is DCGM_HOST, `beside` DCGM_BESIDE_EXPORTER."""
     if host:
         return Engine(host)
     try:
-        return accept_beside(find_engine(root, processes.find(root)), beside=beside)
+        return accept_second_engine(find_engine(root, processes.find(root)), second_engine=second_engine)
     except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc
         return Engine()
     except (OSError, ProbeError) as error:
         return Engine(blocked=Unobserved(PROCESSES_HIDDEN, f"{root / 'proc'}: {error}"))
 
 
-def accept_beside(engine: Engine, *, beside: bool) -> Engine:
+def accept_second_engine(engine: Engine, *, second_engine: bool) -> Engine:
     """Return the engine, or no engine if `beside` accepts a second one on the node."""
-    return Engine() if beside and engine.may_run_beside else engine
+    return Engine() if second_engine and engine.may_run_beside else engine
 
 
 def read_engine(host: Host) -> Engine:
@@ -107,7 +107,7 @@ def find_engine(root: Path, found: KnownProcesses) -> Engine:
     for process, _ in trusted:
         if host := _host_of(root, process):
             return Engine(host, process.pid)
-    if _is_hosts_network(root) and any(one.is_at_dcgmis_own_place for one in _listeners(root, 1)):
+    if _is_hosts_network(root) and any(listener.is_at_dcgmis_own_place for listener in _listeners(root, 1)):
         return Engine(blocked=Unobserved(dcgm_causes.ENGINE_UNPROVEN, f"a program listens on 127.0.0.1:{PORT}"))
     for process, pod in engines:
         is_trusted = (process, pod) in trusted
@@ -120,9 +120,9 @@ def _with_pods(root: Path, found: KnownProcesses) -> list[tuple[Process, Kubelet
     """Return each engine with its pod: exporters first, then the host's engines, then those of pods."""
     pods: dict[str, KubeletPod] = {}
     with suppress(OSError):  # an unknown pod is not proven
-        pods = known_pods(root) if any(one.origin is not Origin.HOST for one in found.engines) else {}
-    ordered = sorted(found.engines, key=lambda one: (one.name, one.origin is not Origin.HOST, one.pid))
-    return [(one, _pod_of(root, pods, one)) for one in ordered]
+        pods = known_pods(root) if any(engine.origin is not Origin.HOST for engine in found.engines) else {}
+    ordered = sorted(found.engines, key=lambda process: (process.name, process.origin is not Origin.HOST, process.pid))
+    return [(process, _pod_of(root, pods, process)) for process in ordered]
 
 
 def _why_blocked(process: Process, pod: KubeletPod | None, *, is_trusted: bool) -> Unobserved:
@@ -157,16 +157,20 @@ def _host_of(root: Path, process: Process) -> str:
     """Return where the process can be asked from here, '' where it cannot, or another process may answer there."""
     own = {found[1] for link in _open_files(root, process.pid) if (found := _SOCKET.fullmatch(link))}
     listeners = list(_listeners(root, process.pid))
-    ports = {one.port for one in listeners if one.inode in own}
-    exclusive = [one for one in listeners if one.port in ports and all(_is_own(other, one, own) for other in listeners)]
-    for one in sorted(exclusive, key=lambda one: (one.port != PORT, one.port)):
-        if address := _reachable_address(root, process, one.address):
-            return f"[{address}]:{one.port}" if ":" in address else f"{address}:{one.port}"
+    ports = {listener.port for listener in listeners if listener.inode in own}
+    exclusive = [
+        listener
+        for listener in listeners
+        if listener.port in ports and all(_is_own(other, listener, own) for other in listeners)
+    ]
+    for listener in sorted(exclusive, key=lambda listener: (listener.port != PORT, listener.port)):
+        if address := _reachable_address(root, process, listener.address):
+            return f"[{address}]:{listener.port}" if ":" in address else f"{address}:{listener.port}"
     return ""
 
 
-def _is_own(other: _Listener, one: _Listener, own: set[str]) -> bool:
-    return other.port != one.port or other.inode in own
+def _is_own(other: _Listener, listener: _Listener, own: set[str]) -> bool:
+    return other.port != listener.port or other.inode in own
 
 
 def _reachable_address(root: Path, process: Process, address: str) -> str:
@@ -217,8 +221,8 @@ def _listeners(root: Path, pid: int) -> Iterator[_Listener]:
             text = host_files.read_whole(root, f"/proc/{pid}/net/{table}", _LONGEST_TABLE).decode("ascii", "replace")
             rows = (line.split() for line in text.splitlines()[1:])
             for row in rows:
-                if len(row) > 9 and row[3] == _LISTENING and (one := _listener(row[1], row[9])) is not None:
-                    yield one
+                if len(row) > 9 and row[3] == _LISTENING and (listener := _listener(row[1], row[9])) is not None:
+                    yield listener
 
 
 def _listener(local: str, inode: str) -> _Listener | None:
@@ -252,7 +256,7 @@ def _is_remote(root: Path, process: Process) -> bool:
     """Whether an exporter asks an engine elsewhere, and has none of its own."""
     if process.name != DCGM_EXPORTER:
         return False
-    if process.flag("r", "remote-hostengine-info"):
+    if process.second_engine("r", "remote-hostengine-info"):
         return True
     with suppress(OSError):
         words = host_files.read_whole(root, f"/proc/{process.pid}/environ", _LONGEST_ENVIRONMENT).split(b"\0")

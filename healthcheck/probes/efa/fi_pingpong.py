@@ -77,7 +77,7 @@ def together(server: PingResult | None, client: PingResult | None) -> PingResult
     At equal weight, the server's counts: if the server could not start, the client knows only that there is no
     listener.
     """
-    answers = [one for one in (server, client) if one is not None]
+    answers = [measured for measured in (server, client) if measured is not None]
     return max(answers, key=_weight, default=None)
 
 
@@ -98,16 +98,16 @@ def read_side(ended: ProgramEnd) -> PingResult | None:
     out = ended.out[-_READ_BYTES:]
     if corrupt := _CORRUPT.search(out):
         return Broken(f"data came back changed in a message of {corrupt[1][:10].decode()} bytes", corrupt=True)
-    call, number, says = _first_error(ended)
-    told = f"fi_pingpong {how_it_ended(ended.code)}" + (f": {says}" if says else "")
+    call, number, message = _first_error(ended)
+    text = f"fi_pingpong {how_it_ended(ended.code)}" + (f": {message}" if message else "")
     if call in _MOVING_DATA and number not in _NOT_THE_DEVICE:
-        return Broken(told)  # the exit code may be 0: of errors above 255 the rest is cut off
+        return Broken(text)  # the exit code may be 0: of errors above 255 the rest is cut off
     if ended.code == 0:
         return _measured(out)
     if number in _LEFT_ALONE or ended.code in _TOLD_TO_END:
         return None
     opens_device = call.startswith("fi_") and call != "fi_getinfo"
-    return Broken(told) if opens_device and number in _DEVICE_ERRORS else Unobserved(NOT_RUN, told)
+    return Broken(text) if opens_device and number in _DEVICE_ERRORS else Unobserved(NOT_RUN, text)
 
 
 def _measured(out: bytes) -> PingResult:

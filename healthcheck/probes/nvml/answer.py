@@ -132,7 +132,7 @@ def _listed(raw: Any, most: int = 64) -> list[Any]:
 
 
 def _numbers(raw: Any) -> tuple[int, ...]:
-    return tuple(_unsigned(one) for one in _listed(raw))
+    return tuple(_unsigned(entry) for entry in _listed(raw))
 
 
 def _made(what: Callable[..., Any], *parts: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -210,22 +210,22 @@ NVML's own types bound the numbers; what lies outside makes no sense.
 def _p2p(raw: Any, gpus: tuple[Gpu, ...]) -> Iterator[P2p]:
     addresses = {gpu.index: gpu.address for gpu in gpus}
     for first, second, read, nvlink in raw:
-        one, other = addresses[first], addresses[second]
-        if one and other:
-            yield P2p(one, other, _unsigned(read), _unsigned(nvlink))
+        text, other = addresses[first], addresses[second]
+        if text and other:
+            yield P2p(text, other, _unsigned(read), _unsigned(nvlink))
 
 
 def _refused(answer: dict[str, Any]) -> Unobserved:
-    said = str(answer["cause"])
-    if is_shortage(said):
-        return Unobserved(PROBE_FAILED, f"nvml: {said}")
+    message = str(answer["cause"])
+    if is_shortage(message):
+        return Unobserved(PROBE_FAILED, f"nvml: {message}")
     if answer["library"] is None:
-        return Unobserved(causes.LIBRARY_NOT_FOUND, said)
+        return Unobserved(causes.LIBRARY_NOT_FOUND, message)
     match answer["error"]:
         case 9:
-            return Unobserved(causes.DRIVER_NOT_LOADED, f"NVML: {said} ({answer['library']})")
+            return Unobserved(causes.DRIVER_NOT_LOADED, f"NVML: {message} ({answer['library']})")
         case 18:
-            return Unobserved(causes.LIBRARY_MISMATCH, f"NVML: {said} ({answer['library']})")
+            return Unobserved(causes.LIBRARY_MISMATCH, f"NVML: {message} ({answer['library']})")
         case None:
-            return Unobserved(causes.NONSENSE, f"NVML's answer makes no sense: {said}")
-    return Unobserved(causes.ERROR, f"NVML: {said} (error {answer['error']}, {answer['library']})")
+            return Unobserved(causes.NONSENSE, f"NVML's answer makes no sense: {message}")
+    return Unobserved(causes.ERROR, f"NVML: {message} (error {answer['error']}, {answer['library']})")

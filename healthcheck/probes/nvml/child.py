@@ -45,7 +45,7 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
         version = text(pynvml.nvmlSystemGetDriverVersion())
         gpus = [_gpu(pynvml, index, inforoms) for index in range(count)]
         p2p = _p2p(pynvml, gpus)
-        return {"library": library.path, "driver_version": version, "gpus": [told for told, _ in gpus], "p2p": p2p}
+        return {"library": library.path, "driver_version": version, "gpus": [fields for fields, _ in gpus], "p2p": p2p}
     except pynvml.NVMLError as error:
         return {"library": library.path, "error": error.value, "cause": str(error)}
     finally:
@@ -54,31 +54,31 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
 
 def _gpu(nvml: Any, index: int, inforoms: Inforoms) -> tuple[dict[str, Any], Any]:
     """Return the readings of one GPU, and its handle; None if there is no handle."""
-    told: dict[str, Any] = {"index": index, "error": 0, "errors": {}, "nonsense": []}
+    fields: dict[str, Any] = {"index": index, "error": 0, "errors": {}, "nonsense": []}
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        return told | {"error": error.value}, None
+        return fields | {"error": error.value}, None
     gpu = GpuHandle(nvml, handle, inforoms)
     for name, read in READINGS.items():
         try:
-            told[name] = read(gpu)
+            fields[name] = read(gpu)
         except nvml.NVMLError as error:
-            _note(told, name, error.value)
+            _note(fields, name, error.value)
             if error.value in _GONE:
                 break
         except ValueError:  # a text that is none, too
-            told["nonsense"].append(name)
-    return told, handle
+            fields["nonsense"].append(name)
+    return fields, handle
 
 
-def _note(told: dict[str, Any], name: str, code: int) -> None:
+def _note(fields: dict[str, Any], name: str, code: int) -> None:
     """A reading failed."""
     if name in NAMES:
-        told["error"] = told["error"] or (0 if code in _NOT_OF_THE_GPU else code)
+        fields["error"] = fields["error"] or (0 if code in _NOT_OF_THE_GPU else code)
     elif code not in ABSENT:
-        told["errors"][name] = code
-        told["error"] = told["error"] or (code if code in _BROKEN else 0)
+        fields["errors"][name] = code
+        fields["error"] = fields["error"] or (code if code in _BROKEN else 0)
 
 
 def _p2p(nvml: Any, gpus: list[tuple[dict[str, Any], Any]]) -> list[list[int]]:
@@ -87,14 +87,16 @@ def _p2p(nvml: Any, gpus: list[tuple[dict[str, Any], Any]]) -> list[list[int]]:
     MIG and P2P exclude each other.
     """
     pairs = []
-    sound = [(told, handle) for told, handle in gpus if not told["error"] and not (told.get("mig_mode") or [0])[0]]
-    for (one, handle), (other, other_handle) in combinations(sound, 2):
+    sound = [
+        (fields, handle) for fields, handle in gpus if not fields["error"] and not (fields.get("mig_mode") or [0])[0]
+    ]
+    for (entry, handle), (other, other_handle) in combinations(sound, 2):
         try:
             status = [nvml.nvmlDeviceGetP2PStatus(handle, other_handle, caps) for caps in _P2P_CAPS]
-            pairs.append([one["index"], other["index"], *status])
+            pairs.append([entry["index"], other["index"], *status])
         except nvml.NVMLError as error:
             if error.value not in ABSENT:
-                one["errors"]["p2p"] = other["errors"]["p2p"] = error.value
+                entry["errors"]["p2p"] = other["errors"]["p2p"] = error.value
     return pairs
 
 

@@ -131,16 +131,16 @@ def _number(raw: bytes) -> int:
     return int.from_bytes(raw, sys.byteorder)
 
 
-def _why(link: str, path: str, said: str) -> str:
+def _why(link: str, path: str, message: str) -> str:
     """Return the loader's message with the paths it omits.
 
     It names a missing library, but not the library that requires it, nor the link that led there.
     """
-    if path not in said:
-        said = f"{path}: {said}"
-    if "libc.musl" in said:
-        said += " (built for musl; this is glibc)"
-    return said if path == link else f"{link} leads to {said}"
+    if path not in message:
+        message = f"{path}: {message}"
+    if "libc.musl" in message:
+        message += " (built for musl; this is glibc)"
+    return message if path == link else f"{link} leads to {message}"
 
 
 def _mapped(soname: str) -> str:

@@ -102,7 +102,7 @@ class GpuHandle:
     def field_known(self, field: int) -> Any:
         """Return one of the fields of the GPU as a whole. They are all read in one call."""
         if self._single is None:
-            self._single = dict(zip(_SINGLE_FIELDS, self.fields((one, 0) for one in _SINGLE_FIELDS), strict=True))
+            self._single = dict(zip(_SINGLE_FIELDS, self.fields((number, 0) for number in _SINGLE_FIELDS), strict=True))
         return self.value_known(*self._single[field])
 
     def fields(self, wanted: Iterable[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
@@ -215,13 +215,13 @@ def _clock_reasons(gpu: GpuHandle) -> Any:
 
 
 def _temperature(gpu: GpuHandle) -> list[int | None] | None:
-    told = [
+    entries = [
         gpu.ask_known("nvmlDeviceGetTemperature", 0),
         gpu.ask_known("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN),
         gpu.ask_known("nvmlDeviceGetMarginTemperature"),
         gpu.field_known(_SLOWDOWN_MARGIN),
     ]
-    return None if told == [None] * len(told) else told
+    return None if entries == [None] * len(entries) else entries
 
 
 def _inforom_valid(gpu: GpuHandle) -> int:
@@ -289,8 +289,8 @@ def _nvlink_counters(gpu: GpuHandle) -> dict[int, dict[str, int]]:
     names = _LINK_FIELDS_OF_NVLINK_5 if newest >= _NVLINK_5 else _LINK_FIELDS
     wanted = [(field, link) for link in active for field in names]
     counters: dict[int, dict[str, int]] = {}
-    for (field, link), told in zip(wanted, gpu.fields(wanted) if wanted else (), strict=True):
-        if (count := gpu.value_known(*told)) is not None:
+    for (field, link), result in zip(wanted, gpu.fields(wanted) if wanted else (), strict=True):
+        if (count := gpu.value_known(*result)) is not None:
             counters.setdefault(link, {})[names[field]] = count
     return counters or _error_counters(gpu, active)
 
@@ -298,8 +298,10 @@ def _nvlink_counters(gpu: GpuHandle) -> dict[int, dict[str, int]]:
 def _error_counters(gpu: GpuHandle, links: list[int]) -> dict[int, dict[str, int]]:
     counters: dict[int, dict[str, int]] = {}
     for link in links:
-        told = [gpu.ask_known("nvmlDeviceGetNvLinkErrorCounter", link, index) for index in range(len(_LINK_COUNTERS))]
-        counters[link] = {name: count for name, count in zip(_LINK_COUNTERS, told, strict=True) if count is not None}
+        entries = [
+            gpu.ask_known("nvmlDeviceGetNvLinkErrorCounter", link, index) for index in range(len(_LINK_COUNTERS))
+        ]
+        counters[link] = {name: count for name, count in zip(_LINK_COUNTERS, entries, strict=True) if count is not None}
         if not counters[link]:  # nor will the others have any
             return {}
     return counters
@@ -359,5 +361,5 @@ A reading that failed because the GPU or the driver has none is left out.
 
 
 def text(value: str | bytes) -> str:
-    told = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
-    return told[:128]
+    message = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+    return message[:128]

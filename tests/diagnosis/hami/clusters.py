@@ -23,7 +23,9 @@ def card(number: int, /, **changes: Any) -> Object:
 
 def shared(name: str, *cards: Object, text: str | None = None, **changes: Any) -> Object:
     """A node whose cards HAMi shares. `text`: another registration than the JSON of these."""
-    register = json.dumps([{key: one for key, one in each.items() if one} for each in cards]) if text is None else text
+    register = (
+        json.dumps([{key: entry for key, entry in each.items() if entry} for each in cards]) if text is None else text
+    )
     annotations = {"hami.io/node-nvidia-register": register} | changes.pop("annotations", {})
     return node(name, 10 * len(cards) or 10, annotations=annotations, **changes)
 
@@ -63,7 +65,7 @@ def quota(**hard: str) -> Object:
 
 def judged(seen: Snapshot, name: str) -> Mapping[str, NodeVerdict]:
     """By node, for the pod of that name."""
-    one = next(each for each in seen.pods if each.meta.name == name)
+    pod = next(each for each in seen.pods if each.meta.name == name)
     every = installations(seen)
-    books = books_of(seen, installation_of(one, every) if every else None)
-    return {each.name: verdict for each, verdict in verdicts(seen, books, one.meta, one.spec)}
+    books = books_of(seen, installation_of(pod, every) if every else None)
+    return {each.name: verdict for each, verdict in verdicts(seen, books, pod.meta, pod.spec)}

@@ -15,17 +15,19 @@ GIB_24, GIB_80 = 24576, 81920
 
 def card(uuid: str, memory: int = GIB_24, **changes: Any) -> Object:
     """As a plugin since 2.8 registers it."""
-    told = {"id": uuid, "count": 10, "devmem": memory, "devcore": 100, "type": "NVIDIA A10", "mode": "hami-core"}
-    return told | {"health": True} | changes
+    fields = {"id": uuid, "count": 10, "devmem": memory, "devcore": 100, "type": "NVIDIA A10", "mode": "hami-core"}
+    return fields | {"health": True} | changes
 
 
 def hami_node(name: str, *cards: Object, **changes: Any) -> Object:
     """A node with such cards; two of 24 GiB where none are given. `register` stands as it is; `offers` places."""
     own = cards or (card(f"GPU-{name}-0"), card(f"GPU-{name}-1", index=1))
     register = changes.pop("register", json.dumps(own))
-    offers = changes.pop("offers", sum(one.get("count", 0) for one in own))
+    offers = changes.pop("offers", sum(entry.get("count", 0) for entry in own))
     annotations = {"hami.io/node-nvidia-register": register, "hami.io/node-handshake": "Requesting_2026-11-01 10:08:42"}
-    annotations = {key: one for key, one in (annotations | changes.pop("annotations", {})).items() if one is not None}
+    annotations = {
+        key: entry for key, entry in (annotations | changes.pop("annotations", {})).items() if entry is not None
+    }
     labels = {"gpu": "on", "nvidia.com/gpu.count": str(len(own))} | changes.pop("labels", {})
     return node(name, offers, annotations=annotations, labels=labels, **changes)
 
@@ -46,7 +48,7 @@ def hami(*nodes: Object, **changes: Any) -> list[Object]:
     plugin_version = changes.get("plugin_version", version)
     scheduler = deployment(release, namespace, version, ready=ready)
     own = scheduler_pod(release, namespace, version, ready=ready, leads=changes.get("leads", True))
-    plugins = [plugin_pod(one["metadata"]["name"], release, namespace, plugin_version) for one in nodes]
+    plugins = [plugin_pod(node["metadata"]["name"], release, namespace, plugin_version) for node in nodes]
     webhook = changes.get("webhook", {})
     hooks = [] if webhook is None else [configuration(release, namespace, **webhook)]
     addresses = changes.get("addresses", int(ready))
@@ -100,14 +102,14 @@ def daemon_set(release: str, namespace: str, version: str, wanted: int) -> Objec
 def plugin_pod(
     on: str, release: str = "hami", namespace: str = NAMESPACE, version: str = "v2.9.0", **more: Any
 ) -> Object:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "namespace": namespace,
         "labels": {LABEL: PLUGIN},
         "owner": ("DaemonSet", f"{release}-device-plugin"),
         "containers": _plugin_containers(version),
         "age": 600,
     }
-    return pod(f"{release}-device-plugin-{on}", 0, on=on, **(told | more))
+    return pod(f"{release}-device-plugin-{on}", 0, on=on, **(fields | more))
 
 
 def configuration(release: str = "hami", namespace: str = NAMESPACE, **changes: Any) -> Object:
@@ -139,7 +141,7 @@ def endpoints(release: str, namespace: str, addresses: int) -> Object:
 def asking(gpus: int = 1, memory: int = 0, cores: int = 0, name: str = "main", **changes: Any) -> Object:
     """A container that asks for shares."""
     shares = {"nvidia.com/gpumem": memory, "nvidia.com/gpucores": cores}
-    return container(name, gpus, resources={key: str(one) for key, one in shares.items() if one}, **changes)
+    return container(name, gpus, resources={key: str(number) for key, number in shares.items() if number}, **changes)
 
 
 def vgpu_pod(name: str, *containers: Object, on: str = "", given: str = "", **changes: Any) -> Object:
@@ -163,8 +165,8 @@ def vgpu_pod(name: str, *containers: Object, on: str = "", given: str = "", **ch
 
 def unplaced(name: str, message: str, *containers: Object, reason: str = "Unschedulable", **changes: Any) -> Object:
     """One that a scheduler refuses with these words."""
-    told = [condition("PodScheduled", "False", reason, message, minutes=30)]
-    return vgpu_pod(name, *containers, conditions=told, **changes)
+    fieldses = [condition("PodScheduled", "False", reason, message, minutes=30)]
+    return vgpu_pod(name, *containers, conditions=fieldses, **changes)
 
 
 def _containers(version: str) -> list[Object]:

@@ -55,7 +55,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "cause"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+@pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_what_goes_wrong_behind_the_binding_is_named(state: list[Object], cause: tuple[str, str]) -> None:
     assert told(judged(*state)) == [cause]
 
@@ -74,7 +74,7 @@ SEEN_ON_HOST = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "detail", "pod"), SEEN_ON_HOST, ids=[one[0] for one in SEEN_ON_HOST])
+@pytest.mark.parametrize(("reason", "detail", "pod"), SEEN_ON_HOST, ids=[pair[0] for pair in SEEN_ON_HOST])
 def test_what_the_agent_saw_of_hami_on_the_host_is_said_of_the_pods_that_it_explains(
     reason: str, detail: str, pod: Object
 ) -> None:
@@ -111,6 +111,6 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 ]
 
 
-@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+@pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_of_shares_that_are_used_as_they_should_be_nothing_is_told(state: list[Object]) -> None:
     assert told(judged(*state)) == []

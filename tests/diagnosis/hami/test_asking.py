@@ -90,5 +90,5 @@ def test_an_images_tag_tells_the_version(image: str, version: Version | None) ->
 
 
 def test_the_extender_tells_the_version_and_not_the_scheduler_beside_it() -> None:
-    (one,) = installations(snapshot(scheduler("v2.8.1")))
-    assert one.version == (2, 8)
+    (installation,) = installations(snapshot(scheduler("v2.8.1")))
+    assert installation.version == (2, 8)

@@ -30,8 +30,8 @@ WORDS = ("GPU-0", "4 of 10", "23572 of 32768 MiB", "70 of 100 %", "team/x (9192 
 
 def printed(*objects: Object, missing: tuple[str, ...] = (), width: int = 250) -> str:
     screen = Screen(width=width, record=True, file=StringIO())
-    for one in page(allocation(snapshot(*objects, missing=missing)), screen):
-        screen.print(one, soft_wrap=isinstance(one, Text))
+    for text in page(allocation(snapshot(*objects, missing=missing)), screen):
+        screen.print(text, soft_wrap=isinstance(text, Text))
     return screen.export_text()
 
 
@@ -52,8 +52,8 @@ def test_what_is_free_is_not_known_without_pods() -> None:
 
 
 def test_a_cluster_without_hami_has_no_such_table() -> None:
-    told = page(allocation(snapshot(node("a", 8))), Screen(width=250))
-    assert len([one for one in told if isinstance(one, Table)]) == 1
+    texts = page(allocation(snapshot(node("a", 8))), Screen(width=250))
+    assert len([table for table in texts if isinstance(table, Table)]) == 1
 
 
 def test_documents_show_the_same_row() -> None:
@@ -66,17 +66,21 @@ def test_documents_show_the_same_row() -> None:
 
 def test_a_node_that_is_asked_about_shows_its_cards() -> None:
     seen = snapshot(*STATE)
-    rows = [one for one in inventory(seen, seen.nodes[0]) if one.what.startswith("card ")]
+    rows = [row for row in inventory(seen, seen.nodes[0]) if row.what.startswith("card ")]
     assert len(rows) == 3
     assert "23572 of 32768 MiB memory" in rows[0].value
 
 
 def test_programs_find_each_card_with_its_pods() -> None:
-    (told,) = cluster_document(allocation(snapshot(*STATE)))["nodes"]
-    first = told["cards"][0]
+    (result,) = cluster_document(allocation(snapshot(*STATE)))["nodes"]
+    first = result["cards"][0]
     assert (first["memory_mib"], first["memory_mib_held"], first["memory_mib_free"]) == (32768, 9196, 23572)
     assert first["pods"][0] == {"pod": "pod/team/x", "slots": 2, "memory_mib": 9192, "cores_percent": 30}
-    assert [(one["healthy"], one["cordoned"]) for one in told["cards"]] == [(True, False), (False, False), (True, True)]
+    assert [(entry["healthy"], entry["cordoned"]) for entry in result["cards"]] == [
+        (True, False),
+        (False, False),
+        (True, True),
+    ]
 
 
 def test_a_report_tells_by_how_much_memory_is_overcommitted() -> None:

@@ -20,7 +20,7 @@ REFUSED = "0/1 nodes are available: 1 NodeUnfitPod."
 
 def chains(*state: Object) -> tuple[Chain, ...]:
     seen = snapshot(*state)
-    own = [one for one in seen.pods if one.meta.namespace == "team"]
+    own = [pod for pod in seen.pods if pod.meta.namespace == "team"]
     return hami_chains(seen, own, diagnose(seen).problems)
 
 
@@ -42,17 +42,17 @@ BROKEN: list[tuple[str, list[Object], HamiLink]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "link"), [one[1:] for one in BROKEN], ids=[one[0] for one in BROKEN])
+@pytest.mark.parametrize(("state", "link"), [pair[1:] for pair in BROKEN], ids=[pair[0] for pair in BROKEN])
 def test_the_link_that_broke_is_named(state: list[Object], link: HamiLink) -> None:
     [chain] = chains(*state)
-    assert next(one.link for one in chain.steps if one.state is LinkState.BROKEN) is link
-    assert all(one.problems for one in chain.steps if one.state is LinkState.BROKEN)
+    assert next(step.link for step in chain.steps if step.state is LinkState.BROKEN) is link
+    assert all(step.problems for step in chain.steps if step.state is LinkState.BROKEN)
 
 
 def test_a_pod_that_runs_shows_its_card_and_by_what_it_was_chosen() -> None:
     [chain] = chains(*hami(A), vgpu_pod("x", on="a", annotations={"hami.io/gpu-scheduler-policy": "binpack"}))
     assert chain.is_whole
-    seen = {one.link: one.seen for one in chain.steps}
+    seen = {step.link: step.seen for step in chain.steps}
     assert seen[HamiLink.SCHEDULER] == "deployment/kube-system/hami-scheduler v2.9.0 is working"
     assert seen[HamiLink.FILTER] == "node a: 1024 MiB, 10 % of GPU-a-0; chosen by hami.io/gpu-scheduler-policy binpack"
 
@@ -68,16 +68,19 @@ def test_a_limit_of_cores_that_always_holds_is_shown_and_no_fault() -> None:
 
 
 def test_the_schedulers_own_policy_is_shown_where_the_pod_names_none() -> None:
-    state = [told_to(one, "--gpu-scheduler-policy=binpack") if one["kind"] == "Deployment" else one for one in hami(A)]
+    state = [
+        told_to(entry, "--gpu-scheduler-policy=binpack") if entry["kind"] == "Deployment" else entry
+        for entry in hami(A)
+    ]
     [chain] = chains(*state, vgpu_pod("x", on="a", annotations={"hami.io/node-scheduler-policy": "spread"}))
-    seen = {one.link: one.seen for one in chain.steps}[HamiLink.FILTER]
+    seen = {step.link: step.seen for step in chain.steps}[HamiLink.FILTER]
     assert seen.endswith("chosen by hami.io/node-scheduler-policy spread, the scheduler's own cards binpack")
 
 
 def test_a_pod_that_waits_for_its_turn_shows_hamis_last_word() -> None:
     waits = vgpu_pod("x", conditions=[], age=1)
     [chain] = chains(*hami(A), waits, event(waits, "FilteringSucceed", "find fit node(a)", warning=False, minutes=0.2))
-    [waiting] = [one for one in chain.steps if one.state is LinkState.WAITING]
+    [waiting] = [step for step in chain.steps if step.state is LinkState.WAITING]
     assert (waiting.link, waiting.seen) == (HamiLink.FILTER, "FilteringSucceed: find fit node(a)")
 
 

@@ -28,7 +28,7 @@ def holds(name: str, uuid: str, memory: int, cores: int = 30) -> Object:
 
 def filtered(*words: str, waiting: Object) -> list[Object]:
     """With HAMi's own events, one for each code."""
-    return [waiting, *(event(waiting, "FilteringFailed", one, by="hami-scheduler") for one in words)]
+    return [waiting, *(event(waiting, "FilteringFailed", word, by="hami-scheduler") for word in words)]
 
 
 FULL = [holds(f"h{number}", f"GPU-a-{number}", 20000) for number in (0, 1)]
@@ -170,7 +170,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "cause"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+@pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_what_cards_lack_is_named(state: list[Object], cause: tuple[str, str]) -> None:
     assert told(judged(*state)) == [cause]
 
@@ -193,8 +193,8 @@ def test_where_hami_says_something_else_that_is_told() -> None:
     waiting = filtered("1 nodes CardTimeSlicingExhausted(a)", waiting=waits(asking(1, 40000)))
     [problem] = judged(*hami(A), *waiting).problems
     assert any(
-        "CardTimeSlicingExhausted, and these objects show CardInsufficientMemory" in one
-        for one in problem.found.evidence
+        "CardTimeSlicingExhausted, and these objects show CardInsufficientMemory" in text
+        for text in problem.found.evidence
     )
 
 
@@ -217,14 +217,14 @@ def test_a_node_that_hami_does_not_know_is_why_the_pod_waits(state: list[Object]
 
 def test_a_plugin_that_crashes_is_why_hami_does_not_know_a_node_that_looks_registered() -> None:
     crash = waiting("CrashLoopBackOff", "back-off", "device-plugin", restartCount=9)
-    sick = [plugin_pod("a", states=[crash]) if _is_plugin(one) else one for one in hami(A)]
+    sick = [plugin_pod("a", states=[crash]) if _is_plugin(entry) else entry for entry in hami(A)]
     [problem] = judged(*sick, node("cpu", None), waits(asking(1, 1000), text=UNKNOWN)).problems
     assert (problem.found.cause.name, problem.found.subject) == ("HamiDevicePluginNotReady", "node/a")
     assert consequences(problem) == [("HamiKnowsNoNode", "pod/team/x")]
 
 
-def _is_plugin(one: Object) -> bool:
-    return (one["kind"], one["metadata"]["name"]) == ("Pod", "hami-device-plugin-a")
+def _is_plugin(entry: Object) -> bool:
+    return (entry["kind"], entry["metadata"]["name"]) == ("Pod", "hami-device-plugin-a")
 
 
 def test_a_scheduler_that_is_not_ready_is_why_nobody_looks_at_its_pods() -> None:
@@ -252,7 +252,7 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 ]
 
 
-@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+@pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_of_what_has_room_by_now_nothing_is_told(state: list[Object]) -> None:
     assert told(judged(*state)) == []
 

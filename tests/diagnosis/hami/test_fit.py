@@ -102,10 +102,10 @@ ONE_CARD: list[tuple[CardUsage, CardRequest, dict[str, Any], Code | None]] = [
 def test_one_card_takes_a_container_or_says_why(
     state: CardUsage, asked: CardRequest, terms: dict[str, Any], code: Code | None
 ) -> None:
-    told = fitted(state, asked=asked, **terms)
-    assert told.fits is (code is None)
-    assert told.reason == ("" if code is None else f"1/1 {code.value}")
-    assert [one.code for one in told.cards] == [code]
+    verdict = fitted(state, asked=asked, **terms)
+    assert verdict.fits is (code is None)
+    assert verdict.reason == ("" if code is None else f"1/1 {code.value}")
+    assert [card.code for card in verdict.cards] == [code]
 
 
 def test_a_node_with_fewer_cards_than_asked_is_told_in_each_versions_form() -> None:
@@ -154,8 +154,8 @@ def test_mutex_finds_the_card_that_nobody_is_on() -> None:
 
 
 def test_cards_beyond_those_that_are_taken_are_judged_too() -> None:
-    told = fitted(held(0), held(1, healthy=False), held(2, used=FULL), asked=asks())
-    assert [one.code for one in told.cards] == [None, Code.UNHEALTHY, Code.SLOTS]
+    verdict = fitted(held(0), held(1, healthy=False), held(2, used=FULL), asked=asks())
+    assert [card.code for card in verdict.cards] == [None, Code.UNHEALTHY, Code.SLOTS]
 
 
 def test_what_one_container_takes_the_next_one_lacks() -> None:
@@ -164,8 +164,8 @@ def test_what_one_container_takes_the_next_one_lacks() -> None:
         ContainerRequest("sidecar", None),
         ContainerRequest("b", asks(memory=20000)),
     ]
-    told = fit([held()], wanted, PodConditions())
-    assert (told.container, told.reason) == ("b", "1/1 CardInsufficientMemory")
+    verdict = fit([held()], wanted, PodConditions())
+    assert (verdict.container, verdict.reason) == ("b", "1/1 CardInsufficientMemory")
     assert fit([held(0), held(1)], wanted, PodConditions()).chosen == (("GPU-0",), (), ("GPU-1",))
 
 
@@ -181,8 +181,8 @@ def test_init_containers_are_over_when_the_others_begin() -> None:
 def test_a_quota_counts_all_cards_of_a_pod() -> None:
     room = QuotaAmounts(memory=Limit("", 2500, 500))
     assert fitted(held(0), held(1), asked=asks(2), room=room).fits
-    told = fitted(held(0), held(1), held(2), asked=asks(3), room=room)
-    assert told.reason == "1/3 ResourceQuotaNotFit, 2/3 AllocatedCardsInsufficientRequest"
+    verdict = fitted(held(0), held(1), held(2), asked=asks(3), room=room)
+    assert verdict.reason == "1/3 ResourceQuotaNotFit, 2/3 AllocatedCardsInsufficientRequest"
 
 
 ONE_G = MigProfile("1g.10gb", 9728, 14, 1, tuple((start, 1) for start in range(7)))
@@ -190,8 +190,8 @@ THREE_G = MigProfile("3g.40gb", 40192, 42, 3, ((0, 4), (4, 4)))
 
 
 def sliced(*placements: tuple[int, int]) -> CardUsage:
-    one = held(0, mode="mig", memory=81920, profiles=(ONE_G, THREE_G))
-    return CardUsage(one.card, placements=placements)
+    usage = held(0, mode="mig", memory=81920, profiles=(ONE_G, THREE_G))
+    return CardUsage(usage.card, placements=placements)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,9 @@ def sliced(*placements: tuple[int, int]) -> CardUsage:
     ],
 )
 def test_an_instance_of_mig_needs_a_profile_with_a_free_place(state: CardUsage, asked: CardRequest, fits: bool) -> None:
-    told = fitted(state, asked=asked)
-    assert told.fits is fits
-    assert told.counts.get(Code.MIG, 0) == (0 if fits else 1)
+    verdict = fitted(state, asked=asked)
+    assert verdict.fits is fits
+    assert verdict.counts.get(Code.MIG, 0) == (0 if fits else 1)
 
 
 GEOMETRIES = """
@@ -245,8 +245,8 @@ def test_up_to_2_9_a_card_has_one_mig_layout_while_any_of_it_is_used(
 ) -> None:
     text = "GPU-0,7,32768,100,NVIDIA-Tesla V100,0,true,0,mig:"
     state = [shared("a", text=text), scheduler("v2.7.0"), device_config(GEOMETRIES), *there]
-    told = judged(snapshot(*state, asking("new", memory=memory, cores=10)), "new")
-    assert told["a"].reason == reason
+    fields = judged(snapshot(*state, asking("new", memory=memory, cores=10)), "new")
+    assert fields["a"].reason == reason
 
 
 def test_a_mig_task_on_a_card_that_is_in_no_mig_mode_makes_it_unhealthy() -> None:
@@ -340,15 +340,15 @@ STATES: list[tuple[str, list[Object], dict[str, str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("state", "reasons"), [one[1:] for one in STATES], ids=[one[0] for one in STATES])
+@pytest.mark.parametrize(("state", "reasons"), [pair[1:] for pair in STATES], ids=[pair[0] for pair in STATES])
 def test_a_cluster_answers_node_by_node(state: list[Object], reasons: dict[str, str]) -> None:
-    assert {name: one.reason for name, one in judged(snapshot(*state), "new").items()} == reasons
+    assert {name: verdict.reason for name, verdict in judged(snapshot(*state), "new").items()} == reasons
 
 
 def test_a_card_says_how_much_is_asked_and_how_much_is_free() -> None:
     state = [shared("a", card(0)), given("x", "a", "GPU-0,NVIDIA,8192,0:;"), asking("new", memory=40000)]
-    (one,) = judged(snapshot(*state), "new")["a"].cards
-    assert (one.code, one.asked, one.free) == (Code.MEMORY, 40000, 24576)
+    (verdict,) = judged(snapshot(*state), "new")["a"].cards
+    assert (verdict.code, verdict.asked, verdict.free) == (Code.MEMORY, 40000, 24576)
 
 
 def test_an_init_container_that_ended_holds_nothing_more() -> None:
@@ -396,18 +396,18 @@ TERMS = st.builds(
 
 @for_all(st.lists(CARDS, max_size=8), ASKED, TERMS)
 def test_an_answer_is_whole(states: list[CardUsage], asked: CardRequest, terms: PodConditions) -> None:
-    cards = [CardUsage(replace(one.card, uuid=f"GPU-{n}"), one.part) for n, one in enumerate(states)]
-    told = fit(cards, [ContainerRequest("main", asked)], terms)
-    assert len(told.cards) == len(cards)
-    codes = Counter(one.code for one in told.cards)
-    if told.fits:
-        assert len(set(told.chosen[0])) == asked.cards
+    cards = [CardUsage(replace(usage.card, uuid=f"GPU-{n}"), usage.part) for n, usage in enumerate(states)]
+    verdict = fit(cards, [ContainerRequest("main", asked)], terms)
+    assert len(verdict.cards) == len(cards)
+    codes = Counter(card.code for card in verdict.cards)
+    if verdict.fits:
+        assert len(set(verdict.chosen[0])) == asked.cards
         assert codes[None] >= asked.cards
         if terms.wishes.numa_bind:
-            numa = {one.card.uuid: one.card.numa for one in cards}
-            assert terms.by_topology or len({numa[one] for one in told.chosen[0]}) == 1
-    elif Code.NO_SUCH_NUMBER not in told.counts:
-        refused = {code: number for code, number in told.counts.items() if code not in (Code.TOO_FEW, Code.NUMA)}
+            numa = {card.card.uuid: card.card.numa for card in cards}
+            assert terms.by_topology or len({numa[text] for text in verdict.chosen[0]}) == 1
+    elif Code.NO_SUCH_NUMBER not in verdict.counts:
+        refused = {code: number for code, number in verdict.counts.items() if code not in (Code.TOO_FEW, Code.NUMA)}
         assert refused == {code: codes[code] for code in codes if code not in (None, Code.NUMA)}
         assert codes[None] < asked.cards or terms.wishes.numa_bind
 
@@ -416,7 +416,7 @@ def test_an_answer_is_whole(states: list[CardUsage], asked: CardRequest, terms: 
 def test_a_card_that_holds_more_takes_no_more(
     states: list[CardUsage], asked: CardRequest, place: int, more: int
 ) -> None:
-    cards = [CardUsage(replace(one.card, uuid=f"GPU-{n}"), one.part) for n, one in enumerate(states)]
+    cards = [CardUsage(replace(usage.card, uuid=f"GPU-{n}"), usage.part) for n, usage in enumerate(states)]
     fuller = list(cards)
     place %= len(cards)
     fuller[place] = CardUsage(cards[place].card, cards[place].part.plus(Share(1, more, 0)))

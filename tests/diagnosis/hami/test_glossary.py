@@ -23,7 +23,7 @@ KEYS = [
 
 
 def test_every_code_that_is_judged_is_explained() -> None:
-    assert {one.value for one in Code} <= NAMES
+    assert {code.value for code in Code} <= NAMES
     assert {name for pattern in [filtering.WORD.pattern] for name in re.findall(r"[A-Z][A-Za-z]+", pattern)} <= NAMES
 
 
@@ -32,12 +32,12 @@ def test_every_annotation_that_is_read_is_explained() -> None:
 
 
 def test_no_word_of_hamis_hides_one_of_ours() -> None:
-    twice = {one.name for one in hami_words() if len(words()[one.name.lower()]) > 1}
+    twice = {word.name for word in hami_words() if len(words()[word.name.lower()]) > 1}
     assert twice == set()
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("CardInsufficientMemory", "Since 2.6."),
         ("cardinsufficientmemory", "less memory left"),
@@ -53,7 +53,7 @@ def test_no_word_of_hamis_hides_one_of_ours() -> None:
         ("filterdevices", "Cards by uuid or index"),
     ],
 )
-def test_a_person_may_ask_for_it(word: str, told: str) -> None:
+def test_a_person_may_ask_for_it(word: str, message: str) -> None:
     answer = CliRunner().invoke(app, ["explain", word], env={"COLUMNS": "200"})
     assert answer.exit_code == 0
-    assert told in re.sub(r"\s+", " ", answer.stdout)
+    assert message in re.sub(r"\s+", " ", answer.stdout)

@@ -28,16 +28,18 @@ POD = st.dictionaries(
 def test_a_diagnosis_ends(
     on_node: dict[str, str], on_pod: dict[str, str], register: str, message: str, version: str
 ) -> None:
-    own = hami_node("a", register=register, annotations={f"hami.io/{key}": one for key, one in on_node.items()})
-    odd = {f"hami.io/{key}": one for key, one in on_pod.items()}
+    own = hami_node("a", register=register, annotations={f"hami.io/{key}": name for key, name in on_node.items()})
+    odd = {f"hami.io/{key}": name for key, name in on_pod.items()}
     waits = unplaced("x", message, asking(1, 1000), annotations=odd)
     runs = vgpu_pod("y", on="a", annotations=odd)
-    told = [event(waits, reason, message) for reason in ("FilteringFailed", "BindingFailed")]
-    seen = snapshot(*hami(own, version=version), waits, runs, *told)
+    fieldses = [event(waits, reason, message) for reason in ("FilteringFailed", "BindingFailed")]
+    seen = snapshot(*hami(own, version=version), waits, runs, *fieldses)
     problems = diagnose(seen).problems
-    chains = hami_chains(seen, (one for one in seen.pods if one.meta.namespace == "team"), problems)
-    texts = [text for one in problems for text in (*one.found.evidence, *one.found.remedy, one.found.subject)]
-    assert all(one.isprintable() for one in (*texts, *(step.seen for chain in chains for step in chain.steps)))
+    chains = hami_chains(seen, (pod for pod in seen.pods if pod.meta.namespace == "team"), problems)
+    texts = [
+        text for problem in problems for text in (*problem.found.evidence, *problem.found.remedy, problem.found.subject)
+    ]
+    assert all(name.isprintable() for name in (*texts, *(step.seen for chain in chains for step in chain.steps)))
 
 
 _FLAGS = st.lists(
@@ -55,7 +57,10 @@ def test_each_installation_is_shown(flags: list[str], expires: str, bundle: str,
     webhook["objectSelector"] = {"matchLabels": {rule: rule}}
     webhook["namespaceSelector"] = {"matchExpressions": [{"key": rule}]}
     state = hami(hami_node("a"), webhook=webhook)
-    told = [told_to(one, *flags, HAMI_NODELOCK_EXPIRE=expires) if one["kind"] == "Deployment" else one for one in state]
-    (table,) = installation_tables(snapshot(*told))
-    texts = [text for one in table.parts for text in (one.what, one.status, one.version, one.told)]
-    assert all(one.isprintable() for one in texts)
+    fieldses = [
+        told_to(entry, *flags, HAMI_NODELOCK_EXPIRE=expires) if entry["kind"] == "Deployment" else entry
+        for entry in state
+    ]
+    (table,) = installation_tables(snapshot(*fieldses))
+    texts = [text for part in table.parts for text in (part.what, part.status, part.version, part.told)]
+    assert all(name.isprintable() for name in texts)

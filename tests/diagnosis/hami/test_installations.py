@@ -31,8 +31,8 @@ SCHEDULER, HOOK = "deployment/kube-system/hami-scheduler", "mutatingwebhookconfi
 
 
 def old_node(handshake: str, **changes: Any) -> Object:
-    told = {"hami.io/node-handshake": handshake}
-    return hami_node("a", register=text_card("GPU-1"), offers=10, annotations=told, **changes)
+    fields = {"hami.io/node-handshake": handshake}
+    return hami_node("a", register=text_card("GPU-1"), offers=10, annotations=fields, **changes)
 
 
 def locked(text: str) -> Object:
@@ -116,11 +116,11 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "cause"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+@pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_what_keeps_hami_from_work_is_named(state: list[Object], cause: tuple[str, str]) -> None:
     diagnosis = judged(*state)
     assert told(diagnosis) == [cause]
-    assert all(one.found.evidence for one in diagnosis.problems)
+    assert all(problem.found.evidence for problem in diagnosis.problems)
 
 
 HEALTHY: list[tuple[str, list[Object]]] = [
@@ -159,29 +159,32 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 ]
 
 
-@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+@pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_of_hami_in_order_nothing_is_told(state: list[Object]) -> None:
     assert told(judged(*state)) == []
 
 
 def test_a_scheduler_that_is_away_is_why_nobody_answers() -> None:
     diagnosis = judged(*hami(A, webhook={"ca": ""}), FAILED)
-    assert [consequences(one) for one in diagnosis.problems] == [[("HamiWebhookWithoutCa", HOOK)]]
+    assert [consequences(problem) for problem in diagnosis.problems] == [[("HamiWebhookWithoutCa", HOOK)]]
 
 
 def test_without_hami_nothing_is_said_of_it() -> None:
     hidden = judged(node("a"), pod("x", on="a"), missing=["MutatingWebhookConfiguration", "Job", "EndpointSlice"])
-    assert "Hami" not in "".join(one.hides for one in hidden.unseen)
+    assert "Hami" not in "".join(unchecked.hides for unchecked in hidden.unseen)
 
 
 def test_installations_are_told_apart() -> None:
     two = [*hami(A, version="v2.7.0"), *hami(hami_node("b"), release="gpu-hami", namespace="other", version="v2.9.2")]
     found = installations(snapshot(*two))
-    assert [(one.namespace, one.name, one.version, one.service) for one in found] == [
+    assert [
+        (installation.namespace, installation.name, installation.version, installation.service)
+        for installation in found
+    ] == [
         ("kube-system", "hami", (2, 7), "kube-system/hami-scheduler"),
         ("other", "gpu-hami", (2, 9), "other/gpu-hami-scheduler"),
     ]
-    assert all(one.scheduler and one.plugins and one.webhooks for one in found)
+    assert all(installation.scheduler and installation.plugins and installation.webhooks for installation in found)
 
 
 def test_its_scheduler_is_known_by_its_configuration() -> None:
@@ -192,7 +195,7 @@ def test_its_scheduler_is_known_by_its_configuration() -> None:
 
 def test_the_table_of_components_has_its_own_version_and_not_that_of_kubernetes() -> None:
     rows = [row.component for row in component_table(snapshot(*hami(A, version="v2.8.1", ready=False)))]
-    assert [(one.role.value, one.version, one.health) for one in rows] == [
+    assert [(component.role.value, component.version, component.health) for component in rows] == [
         ("HAMi scheduler", "v2.8.1", Health.DOWN),
         ("HAMi device plugin", "v2.8.1", Health.WORKING),
     ]
@@ -210,11 +213,11 @@ def test_a_ca_has_an_end(name: str, causes: list[tuple[str, str]]) -> None:
 
 def test_a_node_shows_what_hami_has_written_there() -> None:
     seen = snapshot(*hami(locked(f"{ago(1)},team,x")))
-    rows = {one.what: one.value for one in inventory(seen, seen.nodes[0]) if "HAMi's" in one.what}
+    rows = {row.what: row.value for row in inventory(seen, seen.nodes[0]) if "HAMi's" in row.what}
     assert rows == {
         "HAMi's registration, nvidia": "2 cards; JSON, as HAMi 2.8 and later read it",
         "HAMi's handshake": "Requesting_2026-11-01 10:08:42 (says nothing since 2.8)",
         "HAMi's lock": f"{ago(1)},team,x",
     }
     plain = snapshot(node("b"))
-    assert [one.what for one in inventory(plain, plain.nodes[0]) if "HAMi" in one.what] == []
+    assert [row.what for row in inventory(plain, plain.nodes[0]) if "HAMi" in row.what] == []

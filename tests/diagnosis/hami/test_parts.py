@@ -31,12 +31,12 @@ def ca(name: str) -> str:
 
 def parts(*state: Object, **more: Any) -> dict[str, HamiPart]:
     (table,) = installation_tables(snapshot(*state, **more))
-    return {one.what: one for one in table.parts}
+    return {part.what: part for part in table.parts}
 
 
 def test_every_part_has_its_health_and_version() -> None:
-    told = parts(*hami(A, version="v2.9.1", webhook={"ca": ca("lasting")}))
-    assert {one.what: (one.health, one.version) for one in told.values() if one.health is not None} == {
+    fields = parts(*hami(A, version="v2.9.1", webhook={"ca": ca("lasting")}))
+    assert {part.what: (part.health, part.version) for part in fields.values() if part.health is not None} == {
         "scheduler": (Health.WORKING, "v1.33.4"),
         "extender": (Health.WORKING, "v2.9.1"),
         "device plugin": (Health.WORKING, "v2.9.1"),
@@ -47,24 +47,24 @@ def test_every_part_has_its_health_and_version() -> None:
 
 
 def test_a_container_that_crashes_is_not_the_one_beside_it() -> None:
-    told = parts(*hami(A, ready=False))
-    assert told["extender"].health is Health.DOWN
-    assert told["extender"].told.startswith("0 of 1 ready")
-    assert told["webhook"].health is Health.DOWN
+    fields = parts(*hami(A, ready=False))
+    assert fields["extender"].health is Health.DOWN
+    assert fields["extender"].told.startswith("0 of 1 ready")
+    assert fields["webhook"].health is Health.DOWN
 
 
 def test_what_is_not_seen_is_not_missing() -> None:
-    hidden = [one for one in hami(A) if one["kind"] not in ("Deployment", "Pod", "MutatingWebhookConfiguration")]
-    told = parts(*hidden, missing=["Deployment", "Pod", "MutatingWebhookConfiguration"])
-    assert {one.health for one in (told["scheduler"], told["webhook"])} == {Health.UNKNOWN}
+    hidden = [entry for entry in hami(A) if entry["kind"] not in ("Deployment", "Pod", "MutatingWebhookConfiguration")]
+    fields = parts(*hidden, missing=["Deployment", "Pod", "MutatingWebhookConfiguration"])
+    assert {part.health for part in (fields["scheduler"], fields["webhook"])} == {Health.UNKNOWN}
     assert parts(*hami(A, webhook=None))["webhook"].status == "missing"
 
 
 def test_a_plugin_without_its_monitor_is_told() -> None:
     state = hami(A)
-    for one in state:
-        if "device-plugin" in one["metadata"]["name"]:
-            spec = one["spec"]["template"]["spec"] if one["kind"] == "DaemonSet" else one["spec"]
+    for entry in state:
+        if "device-plugin" in entry["metadata"]["name"]:
+            spec = entry["spec"]["template"]["spec"] if entry["kind"] == "DaemonSet" else entry["spec"]
             spec["containers"] = spec["containers"][:1]
     assert parts(*state)["monitor"].status == "none"
 
@@ -99,8 +99,8 @@ SELECTED: list[tuple[Object, str, str]] = [
 
 @pytest.mark.parametrize(("webhook", "taken", "alone"), SELECTED)
 def test_whom_the_webhook_takes_is_told_as_it_stands_there(webhook: Object, taken: str, alone: str) -> None:
-    told = parts(*hami(A, webhook=webhook))
-    assert (told["it takes"].told, told["it leaves alone"].told) == (taken, alone)
+    fields = parts(*hami(A, webhook=webhook))
+    assert (fields["it takes"].told, fields["it leaves alone"].told) == (taken, alone)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_a_webhook_of_other_objects_is_never_asked() -> None:
     ],
 )
 def test_a_ca_is_shown_with_its_time(bundle: str, status: str, words: str) -> None:
-    told = parts(*hami(A, webhook={"ca": bundle}))
-    assert told["its CA"].status == status
-    assert words in told["its CA"].told
-    assert (told["webhook"].health is Health.DOWN) == (status in ("expired", "missing"))
+    fields = parts(*hami(A, webhook={"ca": bundle}))
+    assert fields["its CA"].status == status
+    assert words in fields["its CA"].told
+    assert (fields["webhook"].health is Health.DOWN) == (status in ("expired", "missing"))
 
 
 def test_the_newest_pod_shows_whether_the_webhook_answers() -> None:
@@ -148,13 +148,15 @@ def test_the_newest_pod_shows_whether_the_webhook_answers() -> None:
 
 def test_how_the_extender_chooses_is_told() -> None:
     assert "(the chart's defaults)" in parts(*hami(A))["extender"].told
-    state = [told_to(one, "--node-label-selector=gpu=on") if one["kind"] == "Deployment" else one for one in hami(A)]
+    state = [
+        told_to(entry, "--node-label-selector=gpu=on") if entry["kind"] == "Deployment" else entry for entry in hami(A)
+    ]
     assert parts(*state)["extender"].told.endswith("a node's lock holds 5 min; only nodes with gpu=on")
 
 
 def test_two_installations_have_a_table_each() -> None:
     tables = installation_tables(snapshot(*cluster()))
-    assert [(one.name, one.scheduler_name) for one in tables] == [
+    assert [(table.name, table.scheduler_name) for table in tables] == [
         ("kube-system/hami", "hami-scheduler"),
         ("lab/lab-hami", "lab-scheduler"),
     ]
@@ -179,8 +181,12 @@ def test_all_forms_show_the_same_rows() -> None:
 def test_a_terminal_shows_them_before_what_was_found(tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     file.write_text(json.dumps({"kind": "List", "items": hami(A, webhook={"ca": ca("lasting")})}))
-    told = typed(("diagnose", "--from", str(file)), {}).stdout.decode()
-    assert told.index("HAMi kube-system/hami") < told.index("extender working v2.9.0") < told.index("Nothing found")
+    message = typed(("diagnose", "--from", str(file)), {}).stdout.decode()
+    assert (
+        message.index("HAMi kube-system/hami")
+        < message.index("extender working v2.9.0")
+        < message.index("Nothing found")
+    )
     assert b"HAMi kube-system/hami" not in typed(("diagnose", "node", "a", "--from", str(file)), {}).stdout
 
 

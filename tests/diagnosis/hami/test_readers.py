@@ -27,8 +27,8 @@ PROFILE = {"name": "1g.10gb", "memoryMB": 9856, "core": 14, "sliceCount": 1, "pl
 
 
 def on_node(**annotations: str) -> Node:
-    keys = {key.replace("_", "-"): one for key, one in annotations.items()}
-    return Node(Meta("Node", "", "a", annotations={f"hami.io/{key}": one for key, one in keys.items()}))
+    keys = {key.replace("_", "-"): text for key, text in annotations.items()}
+    return Node(Meta("Node", "", "a", annotations={f"hami.io/{key}": text for key, text in keys.items()}))
 
 
 def registered_as(text: str) -> Node:
@@ -109,7 +109,9 @@ def test_a_registration_that_hami_refuses_is_one_that_nobody_can_read(text: str)
 
 def test_other_vendors_register_in_the_same_forms() -> None:
     node = on_node(node_dcu_register="D1,4,16384,100,DCU,0,true,0,hami-core:", node_register_Ascend910B="[]")
-    assert [(one.vendor, one.form, len(one.cards)) for one in registrations(node)] == [
+    assert [
+        (registration.vendor, registration.form, len(registration.cards)) for registration in registrations(node)
+    ] == [
         ("Ascend910B", RegistrationFormat.JSON, 0),
         ("dcu", RegistrationFormat.TEXT, 1),
     ]
@@ -137,11 +139,11 @@ HANDSHAKES: list[tuple[str, HandshakeState, datetime | None, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said", "at", "zoned"), HANDSHAKES)
-def test_each_versions_handshake_is_read(text: str, said: HandshakeState, at: datetime | None, zoned: bool) -> None:
+@pytest.mark.parametrize(("text", "state", "at", "zoned"), HANDSHAKES)
+def test_each_versions_handshake_is_read(text: str, state: HandshakeState, at: datetime | None, zoned: bool) -> None:
     told = handshake(on_node(node_handshake=text))
     assert told is not None
-    assert (told.said, told.at) == (said, at)
+    assert (told.said, told.at) == (state, at)
     assert told.at is None or told.zoned == zoned
 
 
@@ -160,7 +162,7 @@ def test_a_time_without_its_zone_is_old_only_beyond_all_zones() -> None:
 
 def test_each_vendor_has_a_handshake_of_its_own() -> None:
     node = on_node(node_handshake_dcu="Requesting_2026-07-16 10:08:42", node_handshake="anything")
-    assert [one.vendor for one in handshakes(node)] == ["", "dcu"]
+    assert [handshake.vendor for handshake in handshakes(node)] == ["", "dcu"]
 
 
 @pytest.mark.parametrize(
@@ -172,13 +174,13 @@ def test_each_vendor_has_a_handshake_of_its_own() -> None:
     ],
 )
 def test_a_lock_tells_since_when_and_for_whom(text: str, at: datetime | None, pod: str) -> None:
-    told = node_lock(Node(Meta("Node", "", "a", annotations={"hami.io/mutex.lock": text})))
-    assert told is not None
-    assert (told.at, told.pod) == (at, pod)
+    lock = node_lock(Node(Meta("Node", "", "a", annotations={"hami.io/mutex.lock": text})))
+    assert lock is not None
+    assert (lock.at, lock.pod) == (at, pod)
 
 
 def test_a_pods_grant_is_read_container_by_container() -> None:
-    told = grant(
+    pod_grant = grant(
         on_pod(
             {
                 "hami.io/vgpu-node": "gpu-1",
@@ -194,16 +196,16 @@ def test_a_pods_grant_is_read_container_by_container() -> None:
             }
         )
     )
-    assert told is not None
-    assert (told.node, told.phase, told.unreadable) == ("gpu-1", BindPhase.ALLOCATING, {})
-    assert told.containers == (
+    assert pod_grant is not None
+    assert (pod_grant.node, pod_grant.phase, pod_grant.unreadable) == ("gpu-1", BindPhase.ALLOCATING, {})
+    assert pod_grant.containers == (
         (),
         (ContainerShare("GPU-1", 4096, 30), ContainerShare("GPU-2", 4096, 30)),
         (ContainerShare("GPU-1", 1, 0),),
     )
-    assert told.outstanding == ((), ())
-    assert told.mig == (MigInstance(1, "GPU-1", "1g.10gb", 0, 1),)
-    assert told.others == {"dcu": ((ContainerShare("D1", 1024, 10, "DCU"),),)}
+    assert pod_grant.outstanding == ((), ())
+    assert pod_grant.mig == (MigInstance(1, "GPU-1", "1g.10gb", 0, 1),)
+    assert pod_grant.others == {"dcu": ((ContainerShare("D1", 1024, 10, "DCU"),),)}
 
 
 def test_a_pod_that_hami_never_saw_has_no_grant() -> None:
@@ -212,13 +214,13 @@ def test_a_pod_that_hami_never_saw_has_no_grant() -> None:
 
 @pytest.mark.parametrize("text", ["GPU-1,NVIDIA,4096:;", "GPU-1,NVIDIA,many,0:;", ",NVIDIA,1,0:;", "x" * 100_000])
 def test_a_grant_that_hami_refuses_is_named_with_its_annotation(text: str) -> None:
-    told = grant(on_pod({"hami.io/vgpu-devices-allocated": text}))
-    assert told is not None
-    assert list(told.unreadable) == ["hami.io/vgpu-devices-allocated"]
+    pod_grant = grant(on_pod({"hami.io/vgpu-devices-allocated": text}))
+    assert pod_grant is not None
+    assert list(pod_grant.unreadable) == ["hami.io/vgpu-devices-allocated"]
 
 
 def test_wishes_are_what_the_pod_says() -> None:
-    told = wishes(
+    options = wishes(
         on_pod(
             {
                 "nvidia.com/use-gputype": "A100,h100",
@@ -229,7 +231,7 @@ def test_wishes_are_what_the_pod_says() -> None:
             }
         )
     )
-    assert told == CardOptions(
+    assert options == CardOptions(
         use_types=("A100", "h100"),
         avoid_uuids=(" GPU-1 ", " GPU-2"),
         numa_bind=True,
@@ -246,7 +248,7 @@ def test_cards_that_a_person_cordoned_are_listed() -> None:
 def test_no_text_breaks_a_reader(text: str) -> None:
     keys = (REGISTER, "hami.io/node-handshake", "hami.io/mutex.lock", "hami.io/device-cordon")
     node = Node(Meta("Node", "", "a", annotations=dict.fromkeys(keys, text)))
-    told: list[Any] = [*registrations(node), handshake(node), node_lock(node), cordoned(node)]
+    entries: list[Any] = [*registrations(node), handshake(node), node_lock(node), cordoned(node)]
     pod = on_pod(dict.fromkeys(("hami.io/vgpu-devices-allocated", "hami.io/vgpu-node", "nvidia.com/vgpu-mode"), text))
-    told += [grant(pod), wishes(pod)]
-    assert len(repr(told)) < 20_000
+    entries += [grant(pod), wishes(pod)]
+    assert len(repr(entries)) < 20_000

@@ -55,16 +55,21 @@ def read(text: str) -> HamiSettings:
 
 
 def test_a_configuration_is_read_whole() -> None:
-    told = read(PLAIN)
-    assert (told.count_name, told.memory_name, told.cores_name) == (
+    settings = read(PLAIN)
+    assert (settings.count_name, settings.memory_name, settings.cores_name) == (
         "example.com/gpu",
         "example.com/gpumem",
         "example.com/gpucores",
     )
-    assert (told.default_memory, told.default_cores, told.default_cards, told.memory_factor) == (4000, 10, 2, 1024)
-    assert (told.slots, told.memory_scaling, told.core_scaling) == (20, 1.5, 2.0)
-    assert (told.core_policy, told.runtime_class, told.overwrites_env) == ("force", "nvidia", True)
-    assert (told.odd, told.unreadable) == ((), "")
+    assert (settings.default_memory, settings.default_cores, settings.default_cards, settings.memory_factor) == (
+        4000,
+        10,
+        2,
+        1024,
+    )
+    assert (settings.slots, settings.memory_scaling, settings.core_scaling) == (20, 1.5, 2.0)
+    assert (settings.core_policy, settings.runtime_class, settings.overwrites_env) == ("force", "nvidia", True)
+    assert (settings.odd, settings.unreadable) == ((), "")
 
 
 @pytest.mark.parametrize(
@@ -91,11 +96,11 @@ def test_a_nodes_own_configuration_is_read_in_any_mix_of_cases() -> None:
         "filterdevices": {"uuid": ["GPU-1"], "index": [0, 3]},
         "split": 3,
     }
-    told = read_node_config(config("config.json", json.dumps({"nodeconfig": [entry], "nodes": []})))
-    assert told.nodes == (
+    node_config = read_node_config(config("config.json", json.dumps({"nodeconfig": [entry], "nodes": []})))
+    assert node_config.nodes == (
         HamiNodeSettings("a", "mig", 4, 1.8, None, "none", ("GPU-1",), (0, 3), (InvalidKey("nodeconfig[a].split"),)),
     )
-    assert [one.path for one in told.odd] == ["nodes"]
+    assert [key.path for key in node_config.odd] == ["nodes"]
 
 
 def test_a_configuration_is_found_by_its_key_whatever_the_release_is_called() -> None:
@@ -107,15 +112,17 @@ def test_a_configuration_is_found_by_its_key_whatever_the_release_is_called() ->
         obj("ConfigMap", "hami-scheduler", "gpu", data={"config.json": "{}"}),
     )
     assert settings_of(seen).default_memory == 7
-    assert [(one.meta.name, len(told.nodes)) for one, told in node_configs(seen)] == [("share-hami-device-plugin", 1)]
+    assert [(config_map.meta.name, len(config.nodes)) for config_map, config in node_configs(seen)] == [
+        ("share-hami-device-plugin", 1)
+    ]
     assert settings_of(snapshot(node("a"))) == HamiSettings()
 
 
 def test_a_file_of_any_editor_is_read() -> None:
     own = '{\r\n\t"nodeconfig": [\r\n\t\t{"name": "a", "devicesplitcount": 4}\r\n\t]\r\n}'
     seen = snapshot(node("a"), obj("ConfigMap", "hami-device-plugin", "gpu", data={"config.json": own}))
-    ((_, told),) = node_configs(seen)
-    assert told.nodes[0].slots == 4
+    ((_, config),) = node_configs(seen)
+    assert config.nodes[0].slots == 4
 
 
 def test_what_is_no_configuration_says_so() -> None:

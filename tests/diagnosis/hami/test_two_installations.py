@@ -30,9 +30,9 @@ FLAGS = ("--gpu-scheduler-policy=binpack", "--node-scheduler-policy", "spread", 
 
 
 def own_config(text: str, **place: str) -> Object:
-    one = device_config(text, place["namespace"])
-    one["metadata"]["name"] = f"{place['release']}-scheduler-device"
-    return one
+    entry = device_config(text, place["namespace"])
+    entry["metadata"]["name"] = f"{place['release']}-scheduler-device"
+    return entry
 
 
 def profile(name: str, **place: str) -> Object:
@@ -40,13 +40,13 @@ def profile(name: str, **place: str) -> Object:
     return obj("ConfigMap", f"{place['release']}-scheduler", place["namespace"], data=data)
 
 
-def told_to(one: Object, *flags: str, **env: str) -> Object:
+def told_to(entry: Object, *flags: str, **env: str) -> Object:
     """The Deployment of a scheduler with these on its extender's command line."""
-    for each in one["spec"]["template"]["spec"]["containers"]:
+    for each in entry["spec"]["template"]["spec"]["containers"]:
         if each["name"] == "vgpu-scheduler-extender":
             each |= {"command": ["scheduler", *flags]}
             each["env"] = [{"name": name, "value": value} for name, value in env.items()]
-    return one
+    return entry
 
 
 def lab_node(name: str = "b", **changes: Any) -> Object:
@@ -66,9 +66,9 @@ def cluster(*flags: str, **env: str) -> list[Object]:
         version="v2.7.0",
     )
     second = hami(lab_node(), version="v2.9.2", **OTHER)
-    names = {one["metadata"]["name"] for one in first if one["kind"] == "Namespace"}
-    second = [one for one in second if one["kind"] != "Namespace" or one["metadata"]["name"] not in names]
-    second = [told_to(one, *flags, **env) if one["kind"] == "Deployment" else one for one in second]
+    names = {entry["metadata"]["name"] for entry in first if entry["kind"] == "Namespace"}
+    second = [entry for entry in second if entry["kind"] != "Namespace" or entry["metadata"]["name"] not in names]
+    second = [told_to(entry, *flags, **env) if entry["kind"] == "Deployment" else entry for entry in second]
     return [*first, *second, own_config(CONFIG, **OTHER), profile("lab-scheduler", **OTHER)]
 
 
@@ -82,8 +82,13 @@ def test_two_in_working_order_are_no_fault() -> None:
 
 
 def test_each_has_its_own_names_version_and_nodes() -> None:
-    one, other = installations(snapshot(*cluster()))
-    assert (one.scheduler_name, one.settings.count_name, one.version, one.nodes) == (
+    installation, other = installations(snapshot(*cluster()))
+    assert (
+        installation.scheduler_name,
+        installation.settings.count_name,
+        installation.version,
+        installation.nodes,
+    ) == (
         *("hami-scheduler", GPU, (2, 7)),
         frozenset("a"),
     )
@@ -94,8 +99,8 @@ def test_each_has_its_own_names_version_and_nodes() -> None:
 
 
 def test_one_without_its_own_settings_has_not_those_of_the_other() -> None:
-    seen = snapshot(*[one for one in cluster() if one["metadata"]["name"] != "hami-scheduler-device"])
-    assert [one.settings.default_memory for one in installations(seen)] == [0, 2000]
+    seen = snapshot(*[entry for entry in cluster() if entry["metadata"]["name"] != "hami-scheduler-device"])
+    assert [installation.settings.default_memory for installation in installations(seen)] == [0, 2000]
 
 
 def test_a_pod_belongs_to_the_one_whose_scheduler_it_names_else_whose_resources_it_asks_for() -> None:
@@ -109,10 +114,10 @@ def test_a_pod_belongs_to_the_one_whose_scheduler_it_names_else_whose_resources_
 def test_each_scheduler_knows_the_cards_of_its_own_plugin() -> None:
     seen = [*cluster(), vgpu_pod("x", asking(1, 1000)), lab_pod("y")]
     whole = snapshot(*seen)
-    assert [(name, one.fits) for name, one in judged(whole, "x").items()] == [("a", True), ("b", False)]
-    assert [(name, one.fits) for name, one in judged(whole, "y").items()] == [("a", False), ("b", True)]
-    one, other = (books_of(whole, each) for each in installations(whole))
-    assert "lab-hami-scheduler, and it has no nvidia.com/gpu" in unregistered(whole.by_node["b"], one)
+    assert [(name, verdict.fits) for name, verdict in judged(whole, "x").items()] == [("a", True), ("b", False)]
+    assert [(name, verdict.fits) for name, verdict in judged(whole, "y").items()] == [("a", False), ("b", True)]
+    verdict, other = (books_of(whole, each) for each in installations(whole))
+    assert "lab-hami-scheduler, and it has no nvidia.com/gpu" in unregistered(whole.by_node["b"], verdict)
     assert f"hami-scheduler, and it has no {LAB}" in unregistered(whole.by_node["a"], other)
 
 
@@ -124,38 +129,38 @@ def test_a_pod_that_no_card_takes_is_answered_by_its_own_scheduler() -> None:
     (problem,) = diagnosis.problems
     assert "Ask for at most 24576 lab.example/mem: no card has more." in problem.found.remedy
     assert any(
-        "card GPU-b-0 CardInsufficientMemory: 30000 MiB asked, 24576 free" in one for one in problem.found.evidence
+        "card GPU-b-0 CardInsufficientMemory: 30000 MiB asked, 24576 free" in text for text in problem.found.evidence
     )
 
 
 def test_before_it_is_made_a_pod_is_asked_of_the_one_whose_resources_it_names() -> None:
     seen = snapshot(*cluster(), lab_pod("y"))
-    written = next(one for one in seen.pods if one.meta.name == "y")
+    written = next(pod for pod in seen.pods if pod.meta.name == "y")
     admission = by_rules(seen, written, "")
     answer = would_fit(seen, written, admission)
     assert admission.pod.spec.scheduler == "lab-scheduler"
-    assert [one.node for one in answer.nodes if one.fits] == ["b"]
+    assert [node.node for node in answer.nodes if node.fits] == ["b"]
     shown = "\n".join(line.plain for line in page([answer]))
     assert "GPU-b-0" in shown
     assert "GPU-a-0" not in shown
 
 
 def test_each_node_offers_places_by_the_name_of_its_own() -> None:
-    told_of = {one.node: one for one in allocation(snapshot(*cluster(), lab_pod("y", on="b"))).nodes}
-    assert [(one.resource, one.total) for one in told_of["a"].pools] == [(GPU, 20)]
-    assert [(one.resource, one.total) for one in told_of["b"].pools] == [(LAB, 8)]
+    fields_of = {node.node: node for node in allocation(snapshot(*cluster(), lab_pod("y", on="b"))).nodes}
+    assert [(pool.resource, pool.total) for pool in fields_of["a"].pools] == [(GPU, 20)]
+    assert [(pool.resource, pool.total) for pool in fields_of["b"].pools] == [(LAB, 8)]
 
 
 def test_the_handshake_is_read_by_the_release_that_serves_the_node() -> None:
     seen = snapshot(*cluster())
-    by = {node.name: {one.what: one.value for one in inventory(seen, node)} for node in seen.nodes}
+    by = {node.name: {row.what: row.value for row in inventory(seen, node)} for node in seen.nodes}
     assert "since 2.8" not in by["a"]["HAMi's handshake"]
     assert "since 2.8" in by["b"]["HAMi's handshake"]
 
 
 def test_a_webhook_that_answers_says_nothing_of_the_other() -> None:
     state = cluster()
-    hook = next(one for one in state if one["metadata"]["name"] == "lab-hami-webhook")["webhooks"][0]
+    hook = next(entry for entry in state if entry["metadata"]["name"] == "lab-hami-webhook")["webhooks"][0]
     hook["clientConfig"]["caBundle"] = ""
     without = ("HamiWebhookWithoutCa", "mutatingwebhookconfiguration/lab-hami-webhook")
     assert told(diagnosed(*state, vgpu_pod("x", on="a"))) == [without]
@@ -163,7 +168,7 @@ def test_a_webhook_that_answers_says_nothing_of_the_other() -> None:
 
 def test_a_pods_way_goes_through_its_own_scheduler_alone() -> None:
     seen = snapshot(*cluster(), lab_pod("y", on="b"))
-    (chain,) = hami_chains(seen, [one for one in seen.pods if one.meta.name == "y"], ())
+    (chain,) = hami_chains(seen, [pod for pod in seen.pods if pod.meta.name == "y"], ())
     assert chain.steps[1].seen == "deployment/lab/lab-hami-scheduler v2.9.2 is working"
 
 
@@ -197,7 +202,7 @@ def test_a_scheduler_that_looks_at_some_nodes_only_knows_no_card_of_others() -> 
 @pytest.mark.parametrize(("minutes", "causes"), [(8, []), (12, [("HamiNodeLockStale", "node/b")])])
 def test_a_lock_holds_as_long_as_its_scheduler_is_told(minutes: float, causes: list[tuple[str, str]]) -> None:
     state = cluster(HAMI_NODELOCK_EXPIRE="10m")
-    node = next(one for one in state if one["kind"] == "Node" and one["metadata"]["name"] == "b")
+    node = next(entry for entry in state if entry["kind"] == "Node" and entry["metadata"]["name"] == "b")
     node["metadata"]["annotations"]["hami.io/mutex.lock"] = f"{ago(minutes)},team,x"
     waits = lab_pod("x", conditions=[], age=minutes)
     assert told(diagnosed(*state, waits)) == causes
@@ -207,13 +212,13 @@ def test_no_other_word_of_a_command_line_is_kept() -> None:
     state = cluster(*FLAGS, "--token=secret", "--scheduler-name", "$(cat /secret)")
     extender = next(
         container
-        for one in snapshot(*state).workloads
-        if one.spec is not None and one.meta.name == "lab-hami-scheduler"
-        for container in one.spec.containers
+        for workload in snapshot(*state).workloads
+        if workload.spec is not None and workload.meta.name == "lab-hami-scheduler"
+        for container in workload.spec.containers
         if container.flags
     )
     assert extender.flags == {"gpu-scheduler-policy": "binpack", "node-scheduler-policy": "spread"}
-    saved = [redacted(one) for one in state]
+    saved = [redacted(entry) for entry in state]
     assert "secret" not in json.dumps(saved)
-    one, other = (installations(snapshot(*each))[1] for each in (state, saved))
-    assert one.command_line == other.command_line != CommandLine()
+    workload, other = (installations(snapshot(*each))[1] for each in (state, saved))
+    assert workload.command_line == other.command_line != CommandLine()

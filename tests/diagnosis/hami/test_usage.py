@@ -34,9 +34,9 @@ def seen(memory: list[Series], cores: list[Series]) -> Snapshot:
 
 @pytest.mark.parametrize("labels", [NEW, OLD, KEPT | {"device_uuid": "GPU-a-0"}], ids=["2.9", "2.8", "kept"])
 def test_each_versions_series_is_a_pods(labels: dict[str, str]) -> None:
-    told = used(seen([series(512 * MIB, **labels)], [series(37, **labels)]))
-    assert told == {("pod/team/x", "GPU-a-0"): MeasuredUse(512, 37)}
-    assert str(told["pod/team/x", "GPU-a-0"]) == "512 MiB, 37 %"
+    fields = used(seen([series(512 * MIB, **labels)], [series(37, **labels)]))
+    assert fields == {("pod/team/x", "GPU-a-0"): MeasuredUse(512, 37)}
+    assert str(fields["pod/team/x", "GPU-a-0"]) == "512 MiB, 37 %"
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_what_is_in_use_stands_beside_what_was_given() -> None:
     state = seen([series(512 * MIB, **NEW)], [])
     [shown] = allocation(state).nodes
     assert card_row(shown.cards[0], True, shown.used).pods == ("team/x (1024 MiB, 10 %; 512 MiB in use)",)
-    [told] = cluster_document(allocation(state))["nodes"]
-    assert told["cards"][0]["in_use"] == {"pod/team/x": {"memory_mib": 512, "cores_percent": None}}
+    [result] = cluster_document(allocation(state))["nodes"]
+    assert result["cards"][0]["in_use"] == {"pod/team/x": {"memory_mib": 512, "cores_percent": None}}
     [chain] = _chains(state)
     assert chain.steps[-1].seen == "they run; 512 MiB of GPU-a-0 in use"
 
@@ -82,4 +82,4 @@ def test_the_monitor_is_asked_for_only_where_hami_is() -> None:
 
 
 def _chains(state: Snapshot) -> tuple[Chain, ...]:
-    return hami_chains(state, (one for one in state.pods if one.meta.name == "x"), diagnose(state).problems)
+    return hami_chains(state, (pod for pod in state.pods if pod.meta.name == "x"), diagnose(state).problems)

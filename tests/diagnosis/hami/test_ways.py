@@ -45,7 +45,7 @@ def test_a_node_without_cards_is_not_short_of_them_beside_what_no_other_schedule
 
 
 def in_team(labels: dict[str, str], **changes: Any) -> list[Object]:
-    others = [one for one in hami(A, **changes) if one["metadata"]["name"] != "team"]
+    others = [entry for entry in hami(A, **changes) if entry["metadata"]["name"] != "team"]
     return [*others, obj("Namespace", "team", metadata={"labels": {"kubernetes.io/metadata.name": "team"} | labels})]
 
 
@@ -161,11 +161,11 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "cause"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+@pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_where_the_way_ends_is_named(state: list[Object], cause: tuple[str, str]) -> None:
     diagnosis = judged(*state)
     assert told(diagnosis) == [cause]
-    assert all(one.found.evidence and one.found.affected is not None for one in diagnosis.problems)
+    assert all(problem.found.evidence and problem.found.affected is not None for problem in diagnosis.problems)
 
 
 def noted(reason: str, message: str, minutes: float = 20, **changes: Any) -> list[Object]:
@@ -215,7 +215,7 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 ]
 
 
-@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+@pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_of_pods_on_their_way_nothing_is_told(state: list[Object]) -> None:
     assert told(judged(*state)) == []
 
@@ -240,10 +240,10 @@ def test_what_may_have_kept_the_webhook_away_unseen_makes_it_likely_alone(
 ) -> None:
     [missed] = judged(*state, plain(), missing=missing).problems
     assert (missed.found.cause.name, missed.found.certainty) == ("HamiWebhookMissed", certainty)
-    doubts = [one for one in missed.found.evidence if one.endswith("away, too")]
+    doubts = [text for text in missed.found.evidence if text.endswith("away, too")]
     assert bool(doubts) == (certainty is Certainty.LIKELY)
 
 
 def test_of_two_installations_the_one_whose_resources_are_asked_for_is_looked_at() -> None:
-    kept = [one for one in cluster() if one["metadata"]["name"] != "hami-webhook"]
+    kept = [entry for entry in cluster() if entry["metadata"]["name"] != "hami-webhook"]
     assert told(judged(*kept, plain())) == [("HamiWebhookMissing", SCHEDULER)]

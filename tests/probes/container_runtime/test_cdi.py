@@ -56,7 +56,7 @@ def test_those_of_nvidias_for_pods_count(name: str, kind: str, counts: bool, tmp
 
 def test_folders_are_told_in_their_order(tmp_path: Path) -> None:
     found = specs(tmp_path, ("/var/run/cdi/b.json", of()), ("/etc/cdi/z.json", of()), ("/etc/other/c.json", of()))
-    assert [one.path for one in found] == ["/etc/cdi/z.json", "/var/run/cdi/b.json"]
+    assert [spec.path for spec in found] == ["/etc/cdi/z.json", "/var/run/cdi/b.json"]
 
 
 @pytest.mark.parametrize(("link", "path"), [(None, "/run/cdi/a.json"), ("../run", "/var/run/cdi/a.json")])
@@ -65,7 +65,7 @@ def test_a_tree_that_lacks_the_link_of_var_run_has_its_folder(link: str | None, 
         (tmp_path / "var").mkdir()
         (tmp_path / "var/run").symlink_to(link)
 
-    assert [one.path for one in specs(tmp_path, ("/run/cdi/a.json", of()))] == [path]
+    assert [spec.path for spec in specs(tmp_path, ("/run/cdi/a.json", of()))] == [path]
 
 
 NODE, HOOK = {"path": "/dev/nvidia0"}, {"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook"}
@@ -164,7 +164,7 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "etc/cdi/loop-nvidia.yaml").symlink_to("loop-nvidia.yaml")
     os.mkfifo(tmp_path / "etc/cdi/nvidia.json")
 
-    assert {one.problem is not None and one.problem.only_ours for one in read_specs(tmp_path, FOLDERS)} == {True}
+    assert {spec.problem is not None and spec.problem.only_ours for spec in read_specs(tmp_path, FOLDERS)} == {True}
 
 
 KEYS = ["kind", "devices", "containerEdits", "deviceNodes", "hooks", "mounts", "name", "path", "type"]
@@ -190,6 +190,6 @@ def test_anything_is_read(spec: Any, devices: Any, as_yaml: bool, tmp_path_facto
     root = tmp_path_factory.mktemp("any")
     whole = {**spec, "kind": "nvidia.com/gpu", "devices": devices} if isinstance(spec, dict) else spec
     name, text = ("nvidia.yaml", yaml.safe_dump(whole)) if as_yaml else ("nvidia.json", json.dumps(whole))
-    for one in specs(root, (f"/etc/cdi/{name}", text)):
-        assert one.path == f"/etc/cdi/{name}"
-        assert (one.problem is None) == bool(one.kind)
+    for cdi_spec in specs(root, (f"/etc/cdi/{name}", text)):
+        assert cdi_spec.path == f"/etc/cdi/{name}"
+        assert (cdi_spec.problem is None) == bool(cdi_spec.kind)

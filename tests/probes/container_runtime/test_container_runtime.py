@@ -90,12 +90,12 @@ def read(node: SimulatedNode) -> ContainerRuntime:
 
 
 def runnable(node: SimulatedNode) -> list[str]:
-    return [one.named for one in read(node).programs if one.executable]
+    return [program.named for program in read(node).programs if program.executable]
 
 
 def handlers(seen: ContainerRuntime) -> str:
     assert seen.used is not None
-    return " ".join(one.name for one in seen.used.handlers)
+    return " ".join(handler.name for handler in seen.used.handlers)
 
 
 def test_every_distribution_that_is_simulated_is_expected_here() -> None:
@@ -109,8 +109,8 @@ def test_the_kubelets_runtime_is_found_by_the_processes(distribution: str, node:
     seen = read(node)
 
     assert seen.used is not None
-    told = (seen.distribution, seen.unit, seen.socket, seen.known_from, seen.used.path, handlers(seen))
-    assert told == EXPECTED[distribution]
+    result = (seen.distribution, seen.unit, seen.socket, seen.known_from, seen.used.path, handlers(seen))
+    assert result == EXPECTED[distribution]
     assert (seen.used.problem, seen.assumed) == (None, False)
     assert {file.written for file in seen.used.files} == {IMAGE_MADE}
     assert seen.started is not None
@@ -286,7 +286,7 @@ BOOTED, UPTIME = 1_790_000_000, 86_400.0
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "flag"),
     [
         (BOOTED - 1, True),
         (BOOTED + 3600, True),
@@ -296,7 +296,7 @@ BOOTED, UPTIME = 1_790_000_000, 86_400.0
     ],
 )
 def test_when_a_captured_trees_runtime_was_started_its_own_clock_tells(
-    written: float, told: bool, node: SimulatedNode
+    written: float, flag: bool, node: SimulatedNode
 ) -> None:
     node.write_value("proc/stat", f"cpu  1 2 3 4\nintr 5 6\nbtime {BOOTED}\nprocesses 7\n")
     node.write_value("proc/uptime", f"{UPTIME:.2f} 1.00")
@@ -305,7 +305,7 @@ def test_when_a_captured_trees_runtime_was_started_its_own_clock_tells(
     seen = read(node)
 
     assert seen.since_boot is not None
-    assert seen.started == (BOOTED + seen.since_boot if told else None)
+    assert seen.started == (BOOTED + seen.since_boot if flag else None)
 
 
 def test_on_the_machine_itself_our_clock_tells_when_it_was_started(node: SimulatedNode) -> None:
@@ -329,7 +329,9 @@ def test_what_another_containerd_reads_is_kept_apart(node: SimulatedNode) -> Non
     seen = read(node)
 
     assert handlers(seen) == "runc"
-    assert [(one.path, [each.name for each in one.handlers]) for one in seen.others] == [(FILE, ["nvidia"])]
+    assert [(configuration.path, [each.name for each in configuration.handlers]) for configuration in seen.others] == [
+        (FILE, ["nvidia"])
+    ]
     assert seen.how == (
         f"kubelet (pid 903, snap.k8s.kubelet.service): --container-runtime-endpoint={SNAP}{STANDARD}",
         f"{FLAG}: {SNAP}{STANDARD}",
@@ -392,7 +394,9 @@ def test_what_was_configured_for_a_runtime_that_is_not_used_is_told(
     node.run_kubernetes("k3s")
     node.put_file(path, text)
 
-    assert [(one.kind, one.handlers[-1].name) for one in read(node).others] == [(kind, "nvidia")]
+    assert [(configuration.kind, configuration.handlers[-1].name) for configuration in read(node).others] == [
+        (kind, "nvidia")
+    ]
 
 
 def test_cri_dockerd_that_systemd_gave_its_socket_is_known_by_its_place(node: SimulatedNode) -> None:
@@ -522,7 +526,7 @@ def test_the_crio_that_runs_says_which_handler_it_brings(
     seen = read_container_runtime(Host(node.root, ask_container_runtime=lambda _: live))
 
     assert seen.used is not None
-    assert (seen.used.version, own in {one.name for one in seen.used.handlers}) == (version, True)
+    assert (seen.used.version, own in {handler.name for handler in seen.used.handlers}) == (version, True)
 
 
 @pytest.mark.parametrize(("driver", "expected"), [("nvidia", True), ("vfio-pci", False), ("nouveau", False)])
@@ -551,12 +555,12 @@ def test_a_program_is_missing_only_where_a_captured_tree_could_have_it(node: Sim
 
 def test_a_command_that_was_captured_as_text_has_its_words_too(node: SimulatedNode) -> None:
     node.run_kubernetes("eks-al2023")
-    kubelet = next(one for one in node.root.glob("proc/9*") if (one / "comm").read_text().strip() == "kubelet")
-    told = read(node).known_from
+    kubelet = next(path for path in node.root.glob("proc/9*") if (path / "comm").read_text().strip() == "kubelet")
+    message = read(node).known_from
     command = kubelet / "cmdline"
     command.write_text(command.read_text().replace("\0", " ").strip() + "\n")
 
-    assert read(node).known_from == told
+    assert read(node).known_from == message
 
 
 def test_a_captured_tree_without_sys_tells_nothing_of_gpus(node: SimulatedNode) -> None:
@@ -630,7 +634,7 @@ def test_a_specification_counts_that_names_nvidias_devices_for_pods(
 ) -> None:
     node.put_file(f"var/run/cdi/{name}", json.dumps(spec))
 
-    assert [one.path for one in read(node).cdi_specs] == ([f"/var/run/cdi/{name}"] if counts else [])
+    assert [cdi_spec.path for cdi_spec in read(node).cdi_specs] == ([f"/var/run/cdi/{name}"] if counts else [])
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 5000, "kind: [", "a: &a [*a]\nkind: nvidia.com/gpu", "\0"])

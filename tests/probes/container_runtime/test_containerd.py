@@ -39,7 +39,7 @@ def problem(root: Path, files: dict[str, str]) -> ConfigurationProblem:
 
 
 def origins(seen: RuntimeConfiguration) -> dict[str, str]:
-    return {one.name: one.file for one in seen.handlers}
+    return {handler.name: handler.file for handler in seen.handlers}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_handler_of_the_oldest_shim_without_a_program_has_the_shims(
     runtime = f'[{section}.containerd.runtimes.n]\nruntime_type = "io.containerd.runtime.v1.linux"\n{of_handler}\n'
     shim = f'[plugins.{plugin}]\nruntime = "/opt/shims"\n'
 
-    assert [one.binary for one in read(tmp_path, {MAIN: head + runtime + shim}).handlers] == [binary]
+    assert [handler.binary for handler in read(tmp_path, {MAIN: head + runtime + shim}).handlers] == [binary]
     assert (
         problem(tmp_path, {MAIN: f"{head}{runtime}[plugins.{plugin}]\nruntime = 1\n"}).message == "runtime is no text"
     )
@@ -184,7 +184,7 @@ def test_a_later_file_replaces_the_plugins_table_or_is_merged_into_it(
     )
 
     assert origins(seen) == left
-    assert [one.path for one in seen.files] == [MAIN, FIRST, SECOND]
+    assert [file.path for file in seen.files] == [MAIN, FIRST, SECOND]
     assert seen.default == ("runc" if version == 2 else "crun")
 
 
@@ -212,9 +212,9 @@ def test_what_a_later_files_table_replaced_is_told_with_that_file(
     version: str, files: dict[str, str], replaced: dict[str, str], by: str, tmp_path: Path
 ) -> None:
     empty = {FIRST: "", SECOND: ""}
-    told = {path: "version = 2\n" + text for path, text in files.items()}
+    fields = {path: "version = 2\n" + text for path, text in files.items()}
 
-    seen = read(tmp_path, {**empty, **told, MAIN: IMPORTS + told[MAIN]}, version)
+    seen = read(tmp_path, {**empty, **fields, MAIN: IMPORTS + fields[MAIN]}, version)
 
     assert ({one.name: one.file for one in seen.replaced}, seen.replaced_by) == (replaced, by)
 
@@ -271,7 +271,7 @@ def test_imports_are_read_breadth_first_and_each_path_once(tmp_path: Path) -> No
 
     seen = read(tmp_path, files)
 
-    assert [one.path for one in seen.files] == [MAIN, FIRST, SECOND, "/etc/containerd/deeper/c.toml"]
+    assert [file.path for file in seen.files] == [MAIN, FIRST, SECOND, "/etc/containerd/deeper/c.toml"]
 
 
 @pytest.mark.parametrize("pattern", ["conf.d/*.toml", "/etc/containerd/conf.d/*.toml", "con*/*.toml"])
@@ -282,7 +282,7 @@ def test_a_pattern_names_files_by_name_relative_to_the_file(pattern: str, tmp_pa
     seen = read(tmp_path, {MAIN: f'version = 2\nimports = ["{pattern}"]\n', **files})
 
     names = [".hidden.toml", "10-site.toml", "99-nvidia.toml"]
-    assert [one.path for one in seen.files] == [MAIN, *(f"{folder}/{name}" for name in names)]
+    assert [file.path for file in seen.files] == [MAIN, *(f"{folder}/{name}" for name in names)]
 
 
 @pytest.mark.parametrize("pattern", ["conf.d/*.toml", "*/*/nothing.toml"])
@@ -298,10 +298,12 @@ def test_an_import_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
 def test_an_import_from_a_folder_that_was_not_saved_is_not_missing(
     there: dict[str, str], only_ours: bool, tmp_path: Path
 ) -> None:
-    told = problem(tmp_path, {MAIN: 'imports = ["/run/k0s/containerd-cri.toml"]\n', **there})
+    configuration_problem = problem(tmp_path, {MAIN: 'imports = ["/run/k0s/containerd-cri.toml"]\n', **there})
 
-    said = "nothing of /run is here" if only_ours else "does not exist"
-    assert told == ConfigurationProblem("/run/k0s/containerd-cri.toml", f"imported, and {said}", only_ours=only_ours)
+    message = "nothing of /run is here" if only_ours else "does not exist"
+    assert configuration_problem == ConfigurationProblem(
+        "/run/k0s/containerd-cri.toml", f"imported, and {message}", only_ours=only_ours
+    )
 
 
 @pytest.mark.parametrize(
@@ -326,13 +328,13 @@ def test_an_older_drop_in_below_a_newer_file_is_lost_before_containerd_2_3(
     assert origins(seen) == left
     assert {one.name: place.file for place in seen.misplaced for one in place.handlers} == lost
     # Nothing is wrong with its table: it is the other file that keeps it from being read.
-    assert {(one.right_schema, one.beside, one.read_from) for one in seen.misplaced} == (
+    assert {(misplaced.right_schema, misplaced.beside, misplaced.read_from) for misplaced in seen.misplaced} == (
         {(3, FIRST, "2.3")} if lost else set()
     )
 
 
 @pytest.mark.parametrize(
-    ("version", "head", "written", "of_drop_in", "told"),
+    ("version", "head", "written", "of_drop_in", "result"),
     [
         # Only renamed, or not taken over at all: the last file's version counts.
         ("2.1.4", "version = 1\n", V1, "version = 3\n", (3, "", "2.3")),
@@ -344,13 +346,13 @@ def test_an_older_drop_in_below_a_newer_file_is_lost_before_containerd_2_3(
     ],
 )
 def test_why_a_table_of_its_own_version_is_not_read_is_told(
-    version: str, head: str, written: str, of_drop_in: str, told: tuple[int, str, str], tmp_path: Path
+    version: str, head: str, written: str, of_drop_in: str, result: tuple[int, str, str], tmp_path: Path
 ) -> None:
     files = {MAIN: 'imports = ["a.toml"]\n' + head + handler(written, "nvidia", "/opt/n"), FIRST: of_drop_in}
 
     (place,) = read(tmp_path, files, version).misplaced
 
-    assert (place.file, (place.right_schema, place.beside, place.read_from)) == (MAIN, told)
+    assert (place.file, (place.right_schema, place.beside, place.read_from)) == (MAIN, result)
 
 
 @pytest.mark.parametrize("head", ["", "version = 2\n"])
@@ -361,7 +363,7 @@ def test_an_old_file_with_the_newest_table_alone_is_taken_for_one_of_containerd_
 
     own = V2 if head else V1
     both = read(tmp_path, {MAIN: head + handler(own, "runc") + handler(V3, "nvidia", "/opt/n")})
-    assert (origins(both), both.generation, [one.section for one in both.misplaced]) == (
+    assert (origins(both), both.generation, [misplaced.section for misplaced in both.misplaced]) == (
         {"runc": MAIN},
         "1.7",
         ["io.containerd.cri.v1.runtime"],
@@ -422,7 +424,7 @@ def test_drop_ins_that_nobody_imports_are_named(tmp_path: Path) -> None:
     seen = read_configuration(tmp_path, MAIN)
 
     unread = [f"{folder}/config.d/{name}.toml" for name in ("nvidia", "odd", "site", "worse")]
-    assert [one.path for one in seen.unread] == unread
+    assert [file.path for file in seen.unread] == unread
     assert [(one.name, one.binary, one.file, one.line) for one in seen.unread_handlers] == [
         ("nvidia", "/opt/n", unread[0], 2),
         ("other", "", unread[0], 7),
@@ -436,7 +438,7 @@ def test_containerd_reads_no_drop_in_folder_by_itself(version: str, tmp_path: Pa
 
     for files in ({}, {MAIN: "version = 3\n"}):
         seen = read(tmp_path, files, version)
-        assert (seen.handlers, [one.path for one in seen.unread]) == ((), ["/etc/containerd/conf.d/99-nvidia.toml"])
+        assert (seen.handlers, [file.path for file in seen.unread]) == ((), ["/etc/containerd/conf.d/99-nvidia.toml"])
 
 
 # Where a handler is defined.
@@ -464,12 +466,12 @@ def test_a_handlers_line_is_that_of_its_tables_header(text: str, line: int, tmp_
 def test_links_lead_inside_the_root_and_a_loop_of_them_ends(tmp_path: Path) -> None:
     put(tmp_path, {"/opt/site/config.toml": 'imports = ["a.toml"]\n', FIRST: "version = 3\n"})
     (tmp_path / "etc/containerd/config.toml").symlink_to("/opt/site/config.toml")
-    assert [one.path for one in read_configuration(tmp_path, MAIN).files] == [MAIN, FIRST]
+    assert [file.path for file in read_configuration(tmp_path, MAIN).files] == [MAIN, FIRST]
 
     (tmp_path / "etc/containerd/a.toml").unlink()
     (tmp_path / "etc/containerd/a.toml").symlink_to("a.toml")
-    told = read_configuration(tmp_path, MAIN).problem
-    assert told == ConfigurationProblem(FIRST, "can't be read: Too many levels of symbolic links", only_ours=True)
+    problem = read_configuration(tmp_path, MAIN).problem
+    assert problem == ConfigurationProblem(FIRST, "can't be read: Too many levels of symbolic links", only_ours=True)
 
 
 def test_what_lies_outside_of_the_root_is_never_read(tmp_path: Path) -> None:
@@ -579,7 +581,7 @@ def test_containerd_1_once_took_any_newer_schema_for_its_own(version: str, tmp_p
     )
 
     assert (seen.problem, origins(seen)) == (None, {"nvidia": MAIN})
-    assert [one.section for one in seen.misplaced] == ["io.containerd.cri.v1.runtime"]
+    assert [misplaced.section for misplaced in seen.misplaced] == ["io.containerd.cri.v1.runtime"]
 
 
 # Docker's own file switches the CRI plugin off, by its short name.
@@ -596,8 +598,8 @@ def test_a_plugin_that_is_switched_off_is_told_with_its_file(version: str, tmp_p
 def test_a_drop_in_of_schema_2_makes_the_short_name_an_error_for_containerd_1(tmp_path: Path) -> None:
     files = {MAIN: 'imports = ["a.toml"]\ndisabled_plugins = ["cri"]\n', FIRST: "version = 2\n"}
 
-    told = ConfigurationProblem(MAIN, "disabled_plugins: 'cri' is no full name of a plugin", 2)
-    assert read(tmp_path, files, "1.7.28").problem == told
+    problem = ConfigurationProblem(MAIN, "disabled_plugins: 'cri' is no full name of a plugin", 2)
+    assert read(tmp_path, files, "1.7.28").problem == problem
     assert read(tmp_path, files, "2.4.2").disabled_in == MAIN
     seen = read(tmp_path, files)
     # Of a release that nobody knows it is not said that it refuses.
@@ -643,9 +645,11 @@ def test_what_is_no_plain_file_is_not_read(kind: str, tmp_path: Path) -> None:
 def test_more_files_than_any_node_has_are_not_read(tmp_path: Path) -> None:
     files = {f"/etc/containerd/conf.d/{number:03}.toml": "" for number in range(64)}
 
-    told = problem(tmp_path, {MAIN: 'imports = ["conf.d/*"]', **files})
+    configuration_problem = problem(tmp_path, {MAIN: 'imports = ["conf.d/*"]', **files})
 
-    assert told == ConfigurationProblem("/etc/containerd/conf.d/063.toml", "more than 64 files", only_ours=True)
+    assert configuration_problem == ConfigurationProblem(
+        "/etc/containerd/conf.d/063.toml", "more than 64 files", only_ours=True
+    )
 
 
 def test_more_text_than_any_node_has_is_not_read(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ SOCKET = "/run/containerd/containerd.sock"
 
 
 def head(version: int, *imports: str, rest: str = "") -> str:
-    told = f"version = {version}\n" if version else ""
-    return f"{told}imports = {list(imports)}\n{rest}" if imports else f"{told}{rest}"
+    message = f"version = {version}\n" if version else ""
+    return f"{message}imports = {list(imports)}\n{rest}" if imports else f"{message}{rest}"
 
 
 TREES = {
@@ -201,14 +201,14 @@ def agrees(ours: RuntimeConfiguration, theirs: Mapping[str, Any]) -> None:
     if cri is None:
         return
     runtimes = cri["containerd"]["runtimes"]
-    handlers = {one.name: one for one in ours.handlers}
+    handlers = {handler.name: handler for handler in ours.handlers}
     assert {*handlers, *ours.built_in} == set(runtimes)
-    for name, one in handlers.items():
+    for name, configured in handlers.items():
         table = runtimes[name]
-        assert one.binary == table.get("options", {}).get("BinaryName", "")
-        assert bool(one.systemd_cgroup) == table.get("options", {}).get("SystemdCgroup", False)
-        assert one.privileged_without_host_devices == table["privileged_without_host_devices"]
-        assert one.runtime_type == table["runtime_type"] or (name == RUNC and not one.runtime_type)
+        assert configured.binary == table.get("options", {}).get("BinaryName", "")
+        assert bool(configured.systemd_cgroup) == table.get("options", {}).get("SystemdCgroup", False)
+        assert configured.privileged_without_host_devices == table["privileged_without_host_devices"]
+        assert configured.runtime_type == table["runtime_type"] or (name == RUNC and not configured.runtime_type)
     assert ours.default == cri["containerd"]["default_runtime_name"]
     if ours.version.startswith(("1.7", "2.2")):
         assert ours.cdi == cri["enable_cdi"]
@@ -288,10 +288,10 @@ def test_where_it_names_a_place_we_name_the_same(
 
     assert problem is not None
     assert (problem.file, problem.line) == (str(tmp_path / at_fault), line)
-    told = re.search(r"at row (\d+)|\((\d+), \d+\)", done.stderr)
-    assert told is not None
+    match = re.search(r"at row (\d+)|\((\d+), \d+\)", done.stderr)
+    assert match is not None
     # go-toml 1 names the line of the table for what stands in it, and the next one for what is cut off.
-    assert abs(int(told[1] or told[2]) - line) <= (1 if "/v2" not in _told(str(program)) else 0)
+    assert abs(int(match[1] or match[2]) - line) <= (1 if "/v2" not in _told(str(program)) else 0)
 
 
 def started(program: Path, file: Path) -> list[str | Path]:
@@ -379,6 +379,6 @@ def test_its_running_plugin_has_the_handlers_that_we_read(text: str, program: Pa
 
     ours = read(program, file)
 
-    handlers = {one.name: one.binary for one in ours.handlers} | dict.fromkeys(ours.built_in, "")
+    handlers = {handler.name: handler.binary for handler in ours.handlers} | dict.fromkeys(ours.built_in, "")
     loads = ours.problem is None and ours.default in handlers
     assert (ours.default, handlers) == theirs if loads else theirs is None

@@ -348,10 +348,10 @@ def _answer_of(root: Path) -> Live | None:
 def _start_containerd(root: Path, stack: ExitStack) -> None:
     (root / "run/containerd").mkdir(parents=True)
     config = root / "config.toml"
-    told_version = subprocess.run(["containerd", "--version"], capture_output=True, text=True, check=True).stdout
-    section = "io.containerd.grpc.v1.cri" if " 1." in told_version else "io.containerd.cri.v1.runtime"
+    message_version = subprocess.run(["containerd", "--version"], capture_output=True, text=True, check=True).stdout
+    section = "io.containerd.grpc.v1.cri" if " 1." in message_version else "io.containerd.cri.v1.runtime"
     config.write_text(
-        f"version = {2 if ' 1.' in told_version else 3}\n"
+        f"version = {2 if ' 1.' in message_version else 3}\n"
         f"root = '{root}/root'\nstate = '{root}/state'\n"
         f"[grpc]\naddress = '{root}{SOCKET}'\n[ttrpc]\naddress = '{root}/t.sock'\n"
         f"[plugins.'{section}'.containerd]\ndefault_runtime_name = 'nvidia'\n"

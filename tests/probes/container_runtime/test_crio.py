@@ -55,7 +55,7 @@ def test_the_last_file_counts_whatever_it_is_called(tmp_path: Path) -> None:
     assert (seen.default, seen.systemd_cgroup, seen.cdi_folders) == ("nvidia", False, ("/opt/cdi",))
     assert seen.default_in == "/etc/crio/crio.conf.d/5"
     assert seen.address == "/l"
-    assert [(one.name, one.file[10:], one.line) for one in seen.handlers] == [
+    assert [(handler.name, handler.file[10:], handler.line) for handler in seen.handlers] == [
         ("crun", "", 0),
         ("nvidia", "crio.conf.d/10-b", 3),
         ("b", "crio.conf.d/20/c.txt", 3),
@@ -66,7 +66,7 @@ def test_a_later_table_of_a_runtime_takes_the_place_of_the_earlier(tmp_path: Pat
     again = "[crio.runtime.runtimes.nvidia]\nprivileged_without_host_devices = true\n"
     seen = read(tmp_path, {"crio.conf": NVIDIA, "crio.conf.d/a": again})
 
-    nvidia = next(one for one in seen.handlers if one.name == "nvidia")
+    nvidia = next(handler for handler in seen.handlers if handler.name == "nvidia")
     assert (nvidia.binary, nvidia.privileged_without_host_devices) == ("nvidia", True)
 
 
@@ -74,7 +74,7 @@ def test_a_runtime_may_inherit_the_default_ones_program(tmp_path: Path) -> None:
     text = '[crio.runtime]\ndefault_runtime = "nvidia"\n' + NVIDIA
     text += "[crio.runtime.runtimes.other]\ninherit_default_runtime = true\n"
 
-    binaries = {one.name: one.binary for one in read(tmp_path, {"crio.conf": text}).handlers}
+    binaries = {handler.name: handler.binary for handler in read(tmp_path, {"crio.conf": text}).handlers}
 
     assert binaries["other"] == "/usr/bin/nvidia-container-runtime"
 
@@ -111,16 +111,16 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "etc/crio/crio.conf.d").mkdir(parents=True)
     (tmp_path / "etc/crio/crio.conf.d/a").symlink_to("/nowhere")
 
-    for told in (read_configuration(tmp_path, "/etc/other.conf"), read_configuration(tmp_path)):
-        assert told.problem is not None
-        assert told.problem.message == "named, and does not exist"
+    for configuration in (read_configuration(tmp_path, "/etc/other.conf"), read_configuration(tmp_path)):
+        assert configuration.problem is not None
+        assert configuration.problem.message == "named, and does not exist"
 
 
 def test_a_drop_in_where_it_does_not_look_is_told_and_does_not_count(tmp_path: Path) -> None:
     seen = read(tmp_path, {"crio.conf.d/10-crio.conf": "", "conf.d/99-nvidia.toml": NVIDIA, "conf.d/a": "x = ["})
 
-    assert [one.name for one in seen.handlers] == ["crun"]
-    assert [(one.name, one.file, one.line) for one in seen.unread_handlers] == [
+    assert [handler.name for handler in seen.handlers] == ["crun"]
+    assert [(handler.name, handler.file, handler.line) for handler in seen.unread_handlers] == [
         ("nvidia", "/etc/crio/conf.d/99-nvidia.toml", 1)
     ]
 
@@ -129,7 +129,7 @@ def test_a_folder_that_crio_was_told_of_is_read(tmp_path: Path) -> None:
     read(tmp_path, {"conf.d/99-nvidia.toml": NVIDIA})
     seen = read_configuration(tmp_path, folder="/etc/crio/conf.d")
 
-    assert ([one.name for one in seen.handlers], seen.unread_handlers) == (["crun", "nvidia"], ())
+    assert ([handler.name for handler in seen.handlers], seen.unread_handlers) == (["crun", "nvidia"], ())
 
 
 @pytest.mark.parametrize("text", ["x = " + "[" * 5000, "x = 1\n" * 400_000, "a" * 5000, "x = " + "9" * 5000])
@@ -143,4 +143,4 @@ def test_what_only_we_cannot_read_is_no_fault(text: str, tmp_path: Path) -> None
 def test_comments_and_other_words_define_nothing(tmp_path: Path) -> None:
     text = "# [crio.runtime.runtimes.nvidia]\n[crio.image]\npause_image = 'nvidia/pause'\n"
 
-    assert [one.name for one in read(tmp_path, {"crio.conf": text}).handlers] == ["crun"]
+    assert [handler.name for handler in read(tmp_path, {"crio.conf": text}).handlers] == ["crun"]

@@ -20,7 +20,7 @@ def read(root: Path, text: str | bytes) -> RuntimeConfiguration:
 
 
 def test_what_the_toolkit_writes_is_read(tmp_path: Path) -> None:
-    told = {
+    fields = {
         "default-runtime": "nvidia",
         "exec-opts": ["native.cgroupdriver=cgroupfs", "native.cgroupdriver=systemd"],
         "features": {"cdi": True},
@@ -28,9 +28,9 @@ def test_what_the_toolkit_writes_is_read(tmp_path: Path) -> None:
         "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}, "kata": {"runtimeType": "io.k.v2"}},
     }
 
-    seen = read(tmp_path, json.dumps(told))
+    seen = read(tmp_path, json.dumps(fields))
 
-    assert [(one.name, one.binary, one.runtime_type) for one in seen.handlers] == [
+    assert [(handler.name, handler.binary, handler.runtime_type) for handler in seen.handlers] == [
         ("runc", "", ""),
         ("nvidia", "nvidia-container-runtime", ""),
         ("kata", "", "io.k.v2"),
@@ -42,7 +42,7 @@ def test_what_the_toolkit_writes_is_read(tmp_path: Path) -> None:
 def test_without_a_word_there_are_the_defaults(text: str | bytes | None, tmp_path: Path) -> None:
     seen = read_configuration(tmp_path) if text is None else read(tmp_path, text)
 
-    assert (seen.problem, seen.default, [one.name for one in seen.handlers]) == (None, "runc", ["runc"])
+    assert (seen.problem, seen.default, [handler.name for handler in seen.handlers]) == (None, "runc", ["runc"])
     assert (seen.systemd_cgroup, seen.cdi) == (None, False)
 
 

@@ -103,7 +103,7 @@ def test_drop_ins_count_in_the_order_of_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told", "expected"),
+    ("arguments", "message", "expected"),
     [
         ((), "", (None, None)),
         ((), "cgroupDriver: systemd\n", (True, None)),
@@ -117,9 +117,9 @@ def test_drop_ins_count_in_the_order_of_their_names(tmp_path: Path) -> None:
     ],
 )
 def test_the_cgroup_driver_is_unknown_where_nothing_is_said(
-    arguments: tuple[str, ...], told: str, expected: tuple[bool | None, bool | None], tmp_path: Path
+    arguments: tuple[str, ...], message: str, expected: tuple[bool | None, bool | None], tmp_path: Path
 ) -> None:
-    put(tmp_path, {"etc/k.yaml": told})
+    put(tmp_path, {"etc/k.yaml": message})
 
     seen = settings_of(tmp_path, kubelet("--config=/etc/k.yaml", *arguments))
 
@@ -229,7 +229,7 @@ def test_the_files_of_its_service_tell_what_one_would_be_told(
 
 
 def test_the_files_of_a_snap_tell_it_with_their_variables(tmp_path: Path) -> None:
-    layout = next(one for one in LAYOUTS if one.distribution == distributions.MICROK8S)
+    layout = next(paths for paths in LAYOUTS if paths.distribution == distributions.MICROK8S)
     flags = '--container-runtime-endpoint="${SNAP_COMMON}/run/x.sock"\n# --container-runtime-endpoint=/no\n'
 
     seen = settings_on_disk(put(tmp_path, {"var/snap/microk8s/current/args/kubelet": flags}), layout)

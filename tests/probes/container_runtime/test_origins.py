@@ -63,7 +63,7 @@ NAMES = st.sampled_from([FABRIC_MANAGER, IMEX, "containerd", "kubelet", "crio", 
 def origin(node: SimulatedNode, container: Container, name: str = FABRIC_MANAGER) -> Origin:
     """Of that one; it counts as in a container where it is not among the processes that may be the node's."""
     node.services.start_in_container(5000, name, container)
-    return next((one.origin for one in find(node.root).processes if one.pid == 5000), Origin.CONTAINER)
+    return next((process.origin for process in find(node.root).processes if process.pid == 5000), Origin.CONTAINER)
 
 
 @pytest.mark.parametrize("cgroup", IN_CONTAINERS)

@@ -76,25 +76,27 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_a_real_process_is_told_with_its_words_its_file_and_its_start(start: Start) -> None:
-    one = start("containerd", "--config=/x.toml")
+    process = start("containerd", "--config=/x.toml")
 
-    assert (one.name, one.arguments[-1]) == ("containerd", "--config=/x.toml")
-    assert one.program == str(Path(sys.executable).resolve())
-    assert one.namespace == str(Path("/proc/self/ns/mnt").readlink())
-    assert one.since_boot is not None
-    assert 0 < one.since_boot <= processes.uptime(HOST)
+    assert (process.name, process.arguments[-1]) == ("containerd", "--config=/x.toml")
+    assert process.program == str(Path(sys.executable).resolve())
+    assert process.namespace == str(Path("/proc/self/ns/mnt").readlink())
+    assert process.since_boot is not None
+    assert 0 < process.since_boot <= processes.uptime(HOST)
 
 
 def test_of_one_that_goes_while_it_is_looked_at_nothing_is_told() -> None:
     """Without its control group a user's process would be the host's: with enough of them a service seems to run."""
     user = subprocess.Popen([sys.executable, "-I", "-c", SHORT_LIVED])
     try:
-        told = [one for _ in range(200) for one in find(HOST).processes if one.name == "nv-fabricmanager"]
+        processes = [
+            process for _ in range(200) for process in find(HOST).processes if process.name == "nv-fabricmanager"
+        ]
     finally:
         user.kill()
         user.wait()
 
-    assert [one for one in told if one.since_boot is None] == []
+    assert [process for process in processes if process.since_boot is None] == []
 
 
 def test_a_real_listener_is_found_by_its_socket(start: Start, tmp_path: Path) -> None:
@@ -176,9 +178,9 @@ def test_the_files_of_a_process_with_other_mounts_are_read_as_it_sees_them(tmp_p
         str(tmp_path / "listener.py"),
     ]
 
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    message = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert told == f"{tmp_path}/etc/config.toml 3 held by containerd\n"
+    assert message == f"{tmp_path}/etc/config.toml 3 held by containerd\n"
 
 
 # The simulated /proc.
@@ -190,7 +192,9 @@ def test_only_the_programs_that_we_look_for_are_told(node: SimulatedNode) -> Non
     node.write_value("proc/951/stat", (node.root / "proc/902/stat").read_text().replace(") S ", ") Z ").strip())
     (node.root / "proc/952").symlink_to("901")
 
-    runtime = [(one.pid, one.name) for one in find(node.root).processes if one.name != processes.FABRIC_MANAGER]
+    runtime = [
+        (process.pid, process.name) for process in find(node.root).processes if process.name != processes.FABRIC_MANAGER
+    ]
     assert runtime == [(901, "containerd"), (902, "kubelet")]
 
 
@@ -200,10 +204,10 @@ def test_a_process_that_tells_little_is_there_all_the_same(node: SimulatedNode) 
     for name in ("cmdline", "cgroup"):
         (node.root / f"proc/901/{name}").write_bytes(b"\xff\0\n" * 9000)
 
-    one = find(node.root).processes[0]
+    process = find(node.root).processes[0]
 
-    assert (one.name, one.program, one.unit, one.namespace) == ("containerd", "", "", "")
-    assert root_of(node.root, one) == node.root
+    assert (process.name, process.program, process.unit, process.namespace) == ("containerd", "", "", "")
+    assert root_of(node.root, process) == node.root
 
 
 @pytest.mark.parametrize(

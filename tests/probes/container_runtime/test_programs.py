@@ -47,13 +47,13 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "told"),
+    ("machine", "message"),
     [(62, "x86_64"), (183, "aarch64"), (0xFFFF, "")],
 )
-def test_the_machine_is_that_of_the_elf_head(machine: int, told: str, tmp_path: Path) -> None:
+def test_the_machine_is_that_of_the_elf_head(machine: int, message: str, tmp_path: Path) -> None:
     put(tmp_path, PATH, elf(machine))
 
-    assert programs.architecture(tmp_path, PATH) == told
+    assert programs.architecture(tmp_path, PATH) == message
 
 
 def test_the_program_that_runs_this_is_of_this_machine() -> None:

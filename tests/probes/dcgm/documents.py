@@ -89,7 +89,7 @@ def dcgm_3_3_9(story: Story) -> dict[str, Any]:
     """The number of the last GPU with an error, and the key of the texts is `warnings` again."""
 
     def listed(gpus: Sequence[int], errors: Sequence[Said]) -> dict[str, Any]:
-        texts = [{"warnings": one.text, **_numbers(one)} for one in errors]
+        texts = [{"warnings": error.text, **_numbers(error)} for error in errors]
         return {"gpu_id": gpus[-1], "warnings": texts} if errors else {}
 
     return _newer_old(story, listed, "3.3.9")
@@ -162,14 +162,14 @@ def _numbers(error: Said) -> dict[str, int]:
 
 
 def _joined(errors: Sequence[Said]) -> dict[str, Any]:
-    return {"warnings": ", ".join(one.text for one in errors)} if errors else {}
+    return {"warnings": ", ".join(error.text for error in errors)} if errors else {}
 
 
 def _newer_old(
     story: Story, software: Callable[[Sequence[int], Sequence[Said]], dict[str, Any]], version: str
 ) -> dict[str, Any]:
     def listed(errors: Sequence[Said]) -> dict[str, Any]:
-        return {"warnings": [{"warning": one.text, **_numbers(one)} for one in errors]} if errors else {}
+        return {"warnings": [{"warning": error.text, **_numbers(error)} for error in errors]} if errors else {}
 
     serials = {str(gpu): f"165012300{gpu}" for gpu in range(story.gpus)}
     old = _old(story, lambda gpu: {"gpu_id": str(gpu)}, listed, software)

@@ -81,7 +81,9 @@ def test_every_gpu_of_a_healthy_node_passes(dcgmi: Dcgmi, level: int) -> None:
     assert (answer(seen).code, answer(seen).level) == (0, level)
     outcome = judged(seen, level)
     assert (outcome.findings, outcome.unobserved) == ((), ())
-    assert {one.subject for one in outcome.passed if one.reason == "DcgmDiagMemory"} == {f"gpu/{n}" for n in range(8)}
+    assert {result.subject for result in outcome.passed if result.reason == "DcgmDiagMemory"} == {
+        f"gpu/{n}" for n in range(8)
+    }
 
 
 def test_a_deep_look_runs_the_level_that_its_check_needs(dcgmi: Dcgmi) -> None:
@@ -100,7 +102,7 @@ def test_what_it_writes_and_how_it_ends_are_judged_together(dcgmi: Dcgmi) -> Non
     seen = dcgmi.diag().run(2)
 
     assert answer(seen).said == ("Some banner", "CUDA_VISIBLE_DEVICES is not set")
-    assert [(one.reason, one.subject) for one in judged(seen).findings] == [("DcgmDiagMemory", "gpu/3")]
+    assert [(finding.reason, finding.subject) for finding in judged(seen).findings] == [("DcgmDiagMemory", "gpu/3")]
 
 
 def test_it_knows_nothing_of_ours_but_where_its_parts_are(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +110,9 @@ def test_it_knows_nothing_of_ours_but_where_its_parts_are(dcgmi: Dcgmi, monkeypa
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/dcgm")
     dcgmi.diag().run(2)
 
-    told = dict(line.partition("=")[::2] for line in dcgmi.asked()[1:])
-    assert told["LD_LIBRARY_PATH"] == "/usr/local/dcgm"
-    assert "CUDA_VISIBLE_DEVICES" not in told
+    fields = dict(line.partition("=")[::2] for line in dcgmi.asked()[1:])
+    assert fields["LD_LIBRARY_PATH"] == "/usr/local/dcgm"
+    assert "CUDA_VISIBLE_DEVICES" not in fields
 
 
 def test_it_works_in_a_folder_of_its_own_that_is_gone_afterwards(
@@ -137,7 +139,7 @@ def test_tests_are_run_by_their_names(dcgmi: Dcgmi) -> None:
 def test_a_hostengine_of_the_node_is_used_by_its_name(dcgmi: Dcgmi) -> None:
     dcgmi.tell("hostengine", "localhost:5555")
 
-    assert [one.cause.name for one in judged(dcgmi.diag().run(2)).unobserved] == ["DcgmNoHostengine"]
+    assert [unobserved.cause.name for unobserved in judged(dcgmi.diag().run(2)).unobserved] == ["DcgmNoHostengine"]
     assert judged(dcgmi.diag(host="localhost:5555").run(2)).unobserved == ()
 
 
@@ -146,7 +148,10 @@ def test_a_second_diagnostic_is_refused_and_says_nothing_of_the_hardware(dcgmi: 
     dcgmi.tell("code", "217")
 
     outcome = judged(dcgmi.diag().run(2))
-    assert (outcome.findings, [one.cause.name for one in outcome.unobserved]) == ((), ["DcgmAlreadyRunning"])
+    assert (outcome.findings, [unobserved.cause.name for unobserved in outcome.unobserved]) == (
+        (),
+        ["DcgmAlreadyRunning"],
+    )
 
 
 def test_without_dcgmi_there_is_nobody_to_ask(tmp_path: Path) -> None:
@@ -199,7 +204,7 @@ def test_one_that_somebody_needs_the_gpus_from_is_stopped_and_none_follows(dcgmi
     diag.stop()
     thread.join()
 
-    assert [cause(one).cause.name for one in (*seen, diag.run(2))] == ["DcgmStopped", "DcgmStopped"]
+    assert [cause(reading).cause.name for reading in (*seen, diag.run(2))] == ["DcgmStopped", "DcgmStopped"]
     assert len([line for line in dcgmi.asked() if line.startswith("what=")]) == 1
 
 
@@ -213,7 +218,7 @@ def test_one_that_somebody_else_killed_could_not_look(dcgmi: Dcgmi) -> None:
     diag._program.end()
     thread.join()
 
-    assert [one.cause.name for one in judged(seen[0]).unobserved] == ["DcgmKilled"]
+    assert [unobserved.cause.name for unobserved in judged(seen[0]).unobserved] == ["DcgmKilled"]
 
 
 def test_a_flood_has_an_end(dcgmi: Dcgmi) -> None:

@@ -35,18 +35,20 @@ def read(document: Any) -> DiagAnswer:
 
 
 def rows(answer: DiagAnswer) -> set[tuple[str, str, int | None, str]]:
-    return {(one.test, one.kind, one.index, one.status) for one in answer.results}
+    return {(result.test, result.kind, result.index, result.status) for result in answer.results}
 
 
 def of(answer: DiagAnswer, test: str, index: int | None = None) -> DiagResult:
-    return next(one for one in answer.results if (one.test, one.index) == (test, index) and one.status != "pass")
+    return next(
+        result for result in answer.results if (result.test, result.index) == (test, index) and result.status != "pass"
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_version_tells_the_same_of_the_tests_of_a_gpu(shape: str) -> None:
     answer = read(SHAPES[shape](FAILED))
 
-    assert {one for one in rows(answer) if one[0] != "software"} == {
+    assert {row for row in rows(answer) if row[0] != "software"} == {
         ("memory", "gpu", 0, "pass"),
         ("memory", "gpu", 1, "fail"),
         ("pcie", "gpu", 0, "pass"),
@@ -61,7 +63,7 @@ def test_every_version_tells_the_same_of_the_tests_of_a_gpu(shape: str) -> None:
 def test_every_version_tells_the_same_of_the_software(shape: str) -> None:
     answer = read(SHAPES[shape](Story(errors={("software", 0): [NOT_PERSISTENT]})))
 
-    (failed,) = [one for one in answer.results if one.status == "fail"]
+    (failed,) = [result for result in answer.results if result.status == "fail"]
     assert failed.test == "software"
     assert failed.index == 0
     assert failed.errors[0].text == f"Persistence Mode: {NOT_PERSISTENT.text}"
@@ -74,7 +76,7 @@ def test_an_error_of_the_software_is_put_down_to_its_own_gpu(shape: str) -> None
 
     answer = read(SHAPES[shape](Story(3, errors=each)))
 
-    failed = {one.index: one.errors for one in answer.results if one.status == "fail"}
+    failed = {result.index: result.errors for result in answer.results if result.status == "fail"}
     assert {index: [error.text[-27:] for error in errors] for index, errors in failed.items()} == {
         gpu: [f" mode for GPU {gpu} is disabled."[-27:]] for gpu in range(3)
     }
@@ -173,7 +175,7 @@ def test_a_test_has_one_name_over_all_versions(name: Any, category: str, test: s
     tests = [{"name": name, "results": results}]
     answer = read({"DCGM GPU Diagnostic": {"test_categories": [{"category": category, "tests": tests}]}})
 
-    assert [one.test for one in answer.results] == [test]
+    assert [result.test for result in answer.results] == [test]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_a_status_is_known_or_is_said_to_be_unknown(word: Any, status: str) -> N
     results = [{"entity_group": "GPU", "entity_id": 0, "status": word}]
     answer = read({"DCGM Diagnostic": {"test_categories": [{"tests": [{"name": "memory", "results": results}]}]}})
 
-    assert [one.status for one in answer.results] == [status]
+    assert [result.status for result in answer.results] == [status]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ def test_a_run_that_came_to_nothing_says_why(top: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "errors"),
+    ("fields", "errors"),
     [
         ({"warnings": "a text"}, [DiagError("a text")]),
         ({"warning": "a text"}, [DiagError("a text")]),
@@ -314,8 +316,8 @@ def test_a_run_that_came_to_nothing_says_why(top: str) -> None:
         ({"warnings": 7}, []),
     ],
 )
-def test_an_error_is_read_in_every_form(told: dict[str, Any], errors: list[DiagError]) -> None:
-    results = [{"entity_group": "GPU", "entity_id": 0, "status": "Fail", **told}]
+def test_an_error_is_read_in_every_form(fields: dict[str, Any], errors: list[DiagError]) -> None:
+    results = [{"entity_group": "GPU", "entity_id": 0, "status": "Fail", **fields}]
     answer = read({"DCGM Diagnostic": {"test_categories": [{"tests": [{"name": "memory", "results": results}]}]}})
 
     assert list(answer.results[0].errors) == errors
@@ -325,7 +327,7 @@ def test_the_first_versions_texts_hold_several_errors() -> None:
     both = Story(errors={("memory", 0): [Said("one", 51), Said("two", 56)]})
 
     assert of(read(dcgm_2(both)), "memory", 0).errors == (DiagError("one, two"),)
-    assert [one.id for one in of(read(dcgm_3_3_1(both)), "memory", 0).errors] == [51, 56]
+    assert [error.id for error in of(read(dcgm_3_3_1(both)), "memory", 0).errors] == [51, 56]
 
 
 def test_what_has_no_end_is_read_to_a_limit() -> None:

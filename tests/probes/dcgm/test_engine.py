@@ -40,8 +40,8 @@ def use_gpus(node: SimulatedNode, pid: int) -> None:
     link.symlink_to("/dev/nvidiactl")
 
 
-def choose(node: SimulatedNode, host: str = "", *, beside: bool = False) -> Engine:
-    return choose_engine(node.root, host, beside=beside)
+def choose(node: SimulatedNode, host: str = "", *, flag: bool = False) -> Engine:
+    return choose_engine(node.root, host, flag=flag)
 
 
 def of_the_host(node: SimulatedNode, address: str = "127.0.0.1") -> None:
@@ -175,7 +175,7 @@ def test_beside_an_engine_that_cannot_be_used_none_is_started_unless_a_person_ac
 
     assert blocked is not None
     assert blocked.cause == cause
-    assert choose(node, beside=True) == Engine()
+    assert choose(node, flag=True) == Engine()
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_what_dcgmi_would_ask_by_itself_is_never_asked_unproven(
 ) -> None:
     state(node)
 
-    for beside in (False, True):
-        blocked = choose(node, beside=beside).blocked
+    for text in (False, True):
+        blocked = choose(node, flag=text).blocked
         assert blocked is not None
         assert blocked.cause == ENGINE_UNPROVEN
 

@@ -95,7 +95,7 @@ def test_data_that_came_back_changed_is_corrupt_whatever_else_is_there(code: int
 
 
 @pytest.mark.parametrize(
-    ("code", "err", "says"),
+    ("code", "err", "message"),
     [
         (5, error("cq_readerr: Unresponsive remote"), "ended with exit code 5: cq_readerr: Unresponsive remote"),
         (0, error("cq_readerr: Unknown error"), "ended with exit code 0: cq_readerr: Unknown error"),
@@ -114,10 +114,10 @@ def test_data_that_came_back_changed_is_corrupt_whatever_else_is_there(code: int
         (5, "a provider's warning\n" + call("fi_endpoint", errno.EIO) + CLOSING, None),
     ],
 )
-def test_what_the_device_refuses_is_its_fault(code: int, err: str, says: str | None) -> None:
+def test_what_the_device_refuses_is_its_fault(code: int, err: str, message: str | None) -> None:
     found = read_side(ended(code, err))
 
-    assert found == Broken(f"fi_pingpong {says or 'ended with exit code 5: fi_endpoint: as it is said'}")
+    assert found == Broken(f"fi_pingpong {message or 'ended with exit code 5: fi_endpoint: as it is said'}")
 
 
 COULD_NOT_RUN = [
@@ -141,13 +141,15 @@ COULD_NOT_RUN = [
 ]
 
 
-@pytest.mark.parametrize(("code", "err", "says"), COULD_NOT_RUN)
-def test_a_library_a_right_or_a_port_that_is_missing_is_could_not_look(code: int, err: str, says: str | None) -> None:
-    told = err.strip() if says is None else says
+@pytest.mark.parametrize(("code", "err", "message"), COULD_NOT_RUN)
+def test_a_library_a_right_or_a_port_that_is_missing_is_could_not_look(
+    code: int, err: str, message: str | None
+) -> None:
+    text = err.strip() if message is None else message
 
     found = read_side(ended(code, err))
 
-    assert found == Unobserved(NOT_RUN, f"fi_pingpong ended with exit code {code}" + (f": {told}" if told else ""))
+    assert found == Unobserved(NOT_RUN, f"fi_pingpong ended with exit code {code}" + (f": {text}" if text else ""))
 
 
 @pytest.mark.parametrize(

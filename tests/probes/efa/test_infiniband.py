@@ -99,7 +99,7 @@ def test_a_file_in_the_listings_place_says_so(tmp_path: Path) -> None:
 
 def device(node: SimulatedNode, index: int = 3) -> RdmaDevice:
     name = node.efa_names[index]
-    return next(one for one in read_rdma(Host(node.root)).devices if one.name == name)
+    return next(rdma_device for rdma_device in read_rdma(Host(node.root)).devices if rdma_device.name == name)
 
 
 def sysfs(node: SimulatedNode, path: str, index: int = 3) -> Path:
@@ -143,13 +143,13 @@ def test_the_kernels_own_driver_tells_less(node: SimulatedNode) -> None:
 def test_whose_memory_the_driver_reaches_is_its_own_word(node: SimulatedNode, word: str) -> None:
     node.set_p2p(word)
 
-    assert {one.p2p for one in read_rdma(Host(node.root)).efa} == {word}
+    assert {device.p2p for device in read_rdma(Host(node.root)).efa} == {word}
 
 
 def test_a_device_without_uverbs_is_told_from_the_others(node: SimulatedNode) -> None:
     node.remove_uverbs(3)
 
-    assert [one.name for one in read_rdma(Host(node.root)).efa if not one.uverbs] == [node.efa_names[3]]
+    assert [device.name for device in read_rdma(Host(node.root)).efa if not device.uverbs] == [node.efa_names[3]]
 
 
 @pytest.mark.parametrize("text", ["", "-1", "0x10", "1 2", "\u0663", "many", "9" * 100])
@@ -188,6 +188,6 @@ def test_any_bytes_in_a_file_are_read(tmp_path_factory: pytest.TempPathFactory, 
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(text)
 
-    (one,) = read_rdma(Host(root)).devices
+    (device,) = read_rdma(Host(root)).devices
 
-    assert all(0 <= count < 2**64 for count in one.counters.values())
+    assert all(0 <= count < 2**64 for count in device.counters.values())

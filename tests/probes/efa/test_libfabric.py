@@ -70,11 +70,12 @@ class Asked:
     def environments(self) -> list[set[str]]:
         """Of each run."""
         try:
-            told = (self.node.root / "libfabric/asked").read_text()
+            message = (self.node.root / "libfabric/asked").read_text()
         except FileNotFoundError:
             return []
         return [
-            {line.partition("=")[0] for line in one.split("\n") if line} for one in told.split("FI_HMEM=system")[1:]
+            {line.partition("=")[0] for line in word.split("\n") if line}
+            for word in message.split("FI_HMEM=system")[1:]
         ]
 
     @property
@@ -231,7 +232,7 @@ def test_each_domain_of_reliable_datagrams_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "err", "told"),
+    ("code", "err", "message"),
     [
         (1, b"Usage: fi_info\n", "fi_info ended with exit code 1: Usage: fi_info"),
         (12, b"", "fi_info ended with exit code 12"),
@@ -245,8 +246,8 @@ def test_each_domain_of_reliable_datagrams_counts_once() -> None:
         ),
     ],
 )
-def test_an_end_that_says_nothing_of_devices_is_could_not_look(code: int, err: bytes, told: str) -> None:
-    assert read_listing(("rdmap16s0",), code, b"", err) == Unobserved(UnobservedCause.named("LibfabricFailed"), told)
+def test_an_end_that_says_nothing_of_devices_is_could_not_look(code: int, err: bytes, message: str) -> None:
+    assert read_listing(("rdmap16s0",), code, b"", err) == Unobserved(UnobservedCause.named("LibfabricFailed"), message)
 
 
 def test_no_data_is_an_answer() -> None:

@@ -40,7 +40,7 @@ class Bench:
         self.node.write_value("fi_pingpong/fails", f"{device} {fault}")
 
     def answers(self) -> list[PingResult]:
-        return [one.answer for one in self.loopback.run().loopbacks]
+        return [loopback.answer for loopback in self.loopback.run().loopbacks]
 
     @property
     def runs(self) -> list[list[str]]:
@@ -125,7 +125,7 @@ def test_a_device_that_the_provider_does_not_know_is_could_not_look(bench: Bench
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("script", "message"),
     [
         ("exit 1", "fi_pingpong ended with exit code 1"),
         ("echo no such option >&2; exit 1", "fi_pingpong ended with exit code 1: no such option"),
@@ -135,10 +135,10 @@ def test_a_device_that_the_provider_does_not_know_is_could_not_look(bench: Bench
         ("exit 0", "fi_pingpong ended well and measured nothing"),
     ],
 )
-def test_a_program_that_is_another_one_is_could_not_look(bench: Bench, script: str, says: str) -> None:
+def test_a_program_that_is_another_one_is_could_not_look(bench: Bench, script: str, message: str) -> None:
     (bench.node.root / EFA_PROGRAMS / "fi_pingpong").write_text(f"#!/bin/sh\n{script}\n")
 
-    assert bench.answers() == [Unobserved(NOT_RUN, says)] * 4
+    assert bench.answers() == [Unobserved(NOT_RUN, message)] * 4
 
 
 def test_a_program_that_can_t_run_is_could_not_look(bench: Bench) -> None:
@@ -171,7 +171,7 @@ def test_stopping_ends_both_sides_and_begins_no_more(bench: Bench) -> None:
     bench.loopback.stop()
     thread.join()
 
-    assert [one.answer for one in bench.told] == [Measured(4321.0, 1 << 20), STOPPED, STOPPED, STOPPED]
+    assert [loopback.answer for loopback in bench.told] == [Measured(4321.0, 1 << 20), STOPPED, STOPPED, STOPPED]
     assert {run[2] for run in bench.runs} == set(bench.devices[:2])
     assert bench.leftovers() == []
 
@@ -180,9 +180,9 @@ def test_stopping_ends_both_sides_and_begins_no_more(bench: Bench) -> None:
 def disk(tmp_path: Path) -> Iterator[FrozenDisk]:
     if os.geteuid() != 0:
         pytest.skip("only root can freeze a file system")
-    one = FrozenDisk(tmp_path)
-    yield one
-    one.remove()
+    frozen_disk = FrozenDisk(tmp_path)
+    yield frozen_disk
+    frozen_disk.remove()
 
 
 def test_beside_a_side_that_can_t_be_killed_no_other_is_started(bench: Bench, disk: FrozenDisk) -> None:

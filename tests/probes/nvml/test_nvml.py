@@ -112,7 +112,11 @@ def detail(look: DriverReading) -> str:
 
 
 def judged(look: DriverReading) -> list[Judgement]:
-    return [one for one in CHECK.judge(Evidence({NVML: look}), Expectation()) if not isinstance(one, Observation)]
+    return [
+        judgement
+        for judgement in CHECK.judge(Evidence({NVML: look}), Expectation())
+        if not isinstance(judgement, Observation)
+    ]
 
 
 LINK = NvLink(0, active=True, version=6, counters={"replays": 0, "recoveries": 0, "crc_errors": 0})
@@ -122,13 +126,13 @@ def healthy(node: SimulatedNode) -> tuple[Gpu, ...]:
     """The GPUs of a p5.48xlarge."""
     return tuple(
         Gpu(
-            one.index,
+            gpu.index,
             0,
-            one.address,
-            one.uuid,
-            one.serial,
+            gpu.address,
+            gpu.uuid,
+            gpu.serial,
             "NVIDIA H100 80GB HBM3",
-            minor=one.index,
+            minor=gpu.index,
             recovery_action=0,
             instances=(),
             persistence=True,
@@ -149,13 +153,13 @@ def healthy(node: SimulatedNode) -> tuple[Gpu, ...]:
             nvlinks=tuple(replace(LINK, link=link) for link in range(18)),
             fabric=Fabric(3, 0, 0, "", 0x1AA, 0),
         )
-        for one in node.gpus
+        for gpu in node.gpus
     )
 
 
 def pairs(node: SimulatedNode, *without: int) -> tuple[P2p, ...]:
-    addresses = [one.address for one in node.gpus if one.index not in without]
-    return tuple(P2p(one, other, 0, 0) for one, other in combinations(addresses, 2))
+    addresses = [gpu.address for gpu in node.gpus if gpu.index not in without]
+    return tuple(P2p(text, other, 0, 0) for text, other in combinations(addresses, 2))
 
 
 class TestAnswers:
@@ -192,8 +196,8 @@ class TestAnswers:
 
         seen = gpus(driver.look())
 
-        assert [one.address for one in seen] == [one.address for one in node.gpus[1:]]
-        assert [one.index for one in seen] == list(range(7))
+        assert [gpu.address for gpu in seen] == [gpu.address for gpu in node.gpus[1:]]
+        assert [gpu.index for gpu in seen] == list(range(7))
 
     def test_every_error_of_a_handle_is_told_for_that_gpu_alone(self, node: SimulatedNode, driver: Driver) -> None:
         told = {}
@@ -265,20 +269,20 @@ class TestAnswers:
         assert gpus(driver.look()) == (Gpu(0, 15, first.address, first.uuid),)
 
     @pytest.mark.parametrize(
-        ("file", "value", "told"),
+        ("file", "value", "message"),
         [
             ("nvml/count", 4294967295, "NVML says that there are 4294967295 GPUs"),
             ("nvml/count", 257, "NVML says that there are 257 GPUs"),
         ],
     )
     def test_nonsense_about_the_whole_could_not_look(
-        self, node: SimulatedNode, driver: Driver, file: str, value: object, told: str
+        self, node: SimulatedNode, driver: Driver, file: str, value: object, message: str
     ) -> None:
         node.write_value(file, value)
 
         look = driver.look()
 
-        assert (cause(look), told in detail(look)) == ("NvmlNonsense", True)
+        assert (cause(look), message in detail(look)) == ("NvmlNonsense", True)
 
     @pytest.mark.parametrize("value", [b"nonsense\n", b"99999999:99:99.9.9\n", b"\xff\xfe\n"])
     def test_an_address_that_is_none_leaves_the_gpu_without_one_and_the_others_answer(
@@ -304,7 +308,7 @@ class TestAnswers:
     def test_more_gpus_than_there_are_give_no_handle(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/count", 10)
 
-        assert [(one.index, one.error) for one in gpus(driver.look())[8:]] == [(8, 2), (9, 2)]
+        assert [(gpu.index, gpu.error) for gpu in gpus(driver.look())[8:]] == [(8, 2), (9, 2)]
 
     def test_fewer_gpus_than_there_are_is_what_nvml_says(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/count", 0)
@@ -319,8 +323,8 @@ class TestRecoveryAction:
             node.want_recovery(2, action)
             told.append(gpus(driver.look())[2])
 
-        assert [one.recovery_action for one in told] == [0, 1, 7, 8, 4294967295]
-        assert [replace(one, recovery_action=0) for one in told] == [healthy(node)[2]] * 5
+        assert [gpu.recovery_action for gpu in told] == [0, 1, 7, 8, 4294967295]
+        assert [replace(gpu, recovery_action=0) for gpu in told] == [healthy(node)[2]] * 5
 
     def test_a_value_that_the_driver_never_wrote_is_no_action(self, node: SimulatedNode, driver: Driver) -> None:
         (node.root / "nvml/gpu2/field/230").unlink()
@@ -578,7 +582,7 @@ class TestReadings:
 
         assert isinstance(divided, Gpus)
         assert isinstance(lost, Gpus)
-        assert [(one.p2p, [gpu.errors for gpu in one.gpus]) for one in (divided, lost)] == [((), [{}, {}])] * 2
+        assert [(gpus.p2p, [gpu.errors for gpu in gpus.gpus]) for gpus in (divided, lost)] == [((), [{}, {}])] * 2
 
     def test_every_error_of_a_pair_is_told_with_both_gpus(self, node: SimulatedNode, driver: Driver) -> None:
         told = {}
@@ -586,7 +590,7 @@ class TestReadings:
             node.write_value("nvml/gpu1/error.nvmlDeviceGetP2PStatus", error)
             answer = driver.look().answer
             assert isinstance(answer, Gpus)
-            told[error] = (answer.p2p, *(one.errors for one in answer.gpus))
+            told[error] = (answer.p2p, *(gpu.errors for gpu in answer.gpus))
 
         assert told == {
             error: ((), {}, {}) if error in ABSENT else ((), {"p2p": error}, {"p2p": error}) for error in ERRORS
@@ -633,13 +637,13 @@ class TestReadings:
         expected = (spoiled(healthy(node)[0], (reading,), NONSENSE), healthy(node)[1])
         assert gpus(driver.look())[:2] == expected
 
-    @pytest.mark.parametrize(("kind", "told"), [(1, 7), (2, 7), (3, 7), (4, 7), (5, 7), (6, 7)])
+    @pytest.mark.parametrize(("kind", "number"), [(1, 7), (2, 7), (3, 7), (4, 7), (5, 7), (6, 7)])
     def test_a_field_has_any_type_of_whole_numbers(
-        self, node: SimulatedNode, driver: Driver, kind: int, told: int
+        self, node: SimulatedNode, driver: Driver, kind: int, number: int
     ) -> None:
         node.write_value("nvml/gpu0/field/230", f"7 of type {kind}")
 
-        assert self.told(driver) == replace(healthy(node)[0], recovery_action=told)
+        assert self.told(driver) == replace(healthy(node)[0], recovery_action=number)
 
     @pytest.mark.parametrize("value", ["", "three", "-1", "4294967295", "18446744073709551615", "\x7f", "0x", "1 2"])
     def test_whatever_stands_in_the_place_of_a_value_silences_no_other_gpu(
@@ -784,7 +788,7 @@ class TestInstances:
         look = driver.look()
         driver.end()
 
-        assert [(one.error, one.instances) for one in gpus(look)] == [(0, None)]
+        assert [(gpu.error, gpu.instances) for gpu in gpus(look)] == [(0, None)]
 
     @pytest.mark.parametrize(
         "call",
@@ -834,16 +838,16 @@ class TestHangs:
     def test_two_misses_half_a_minute_apart_are_a_fault_and_not_before(
         self, node: SimulatedNode, driver: Driver, clock: Clock
     ) -> None:
-        said = [judged(self.hang(node, driver))]
+        findingses = [judged(self.hang(node, driver))]
         for _ in range(3):
             clock.seconds += 15
-            said.append(judged(driver.look()))
+            findingses.append(judged(driver.look()))
 
         fault = Finding(
             "DriverUnresponsive", Severity.REBOOT, "driver", "no answer within 0.4 s, since 1000 s after boot"
         )
-        assert [isinstance(one[0], Unobserved) for one in said] == [True, True, False, False]
-        assert said[2:] == [[fault], [fault]]
+        assert [isinstance(findings[0], Unobserved) for findings in findingses] == [True, True, False, False]
+        assert findingses[2:] == [[fault], [fault]]
 
     def test_a_driver_that_answers_again_is_no_fault_any_more(
         self, node: SimulatedNode, driver: Driver, clock: Clock
