@@ -79,7 +79,7 @@ class DeviceRules:
         self._is_due = self._is_running = self._was_missed = False
         self._unheeded_until = self._ask_again_at = 0.0
         self._unanswered_since: float | None = None
-        self._told = ("", "")
+        self._reported = ("", "")
         self.stand = stand
 
     def look_ended(self) -> None:
@@ -244,10 +244,12 @@ class DeviceRules:
             )
         else:
             result = (
-                ("DeviceTaintLifted", "no GPU of this node carries our taint any more") if self._told[0] else ("", "")
+                ("DeviceTaintLifted", "no GPU of this node carries our taint any more")
+                if self._reported[0]
+                else ("", "")
             )
-        if result != self._told and result[0]:
+        if result != self._reported and result[0]:
             kind = "Normal" if result[0] == "DeviceTaintLifted" else "Warning"
             name = event_name(target.node.name, *result, target.node.resource_version)
             self._reporter.queue(NodeEvent(name, kind, result[0], cut(result[1])))
-        self._told = result if result[0] != "DeviceTaintLifted" else ("", "")
+        self._reported = result if result[0] != "DeviceTaintLifted" else ("", "")

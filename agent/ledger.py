@@ -13,7 +13,7 @@ from agent.state import AgentState
 from healthcheck.deep.record import DeepRecord, PassedRun, after_deep_record
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Memory, Release, Standing
+from healthcheck.memory.findings import ActiveFinding, Memory, Release
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look, without_checks
 from healthcheck.memory.severities import in_force
@@ -144,7 +144,7 @@ class Ledger:
         values = self._state.settings.values
         return MemoryRules(values.escalate_after, values.monitor_ttl_seconds)
 
-    def _wake_for_new(self, before: Memory, after: Memory) -> tuple[Standing, ...]:
+    def _wake_for_new(self, before: Memory, after: Memory) -> tuple[ActiveFinding, ...]:
         """What of it is new; RESET or worse has the Node written at once."""
         new = _new(before, after)
         if any(finding.finding.severity >= Severity.RESET for finding in new):
@@ -181,7 +181,7 @@ class Ledger:
         self._unsaved_since = None
 
 
-def _new(before: Memory, after: Memory) -> tuple[Standing, ...]:
+def _new(before: Memory, after: Memory) -> tuple[ActiveFinding, ...]:
     """What stands now and did not before, or not as badly."""
     known = {finding.key: finding.finding.severity for finding in before.standing}
     return tuple(
@@ -189,7 +189,7 @@ def _new(before: Memory, after: Memory) -> tuple[Standing, ...]:
     )
 
 
-def _log_found(new: Iterable[Standing]) -> None:
+def _log_found(new: Iterable[ActiveFinding]) -> None:
     for finding in new:
         found = finding.finding
         log.info("found", reason=found.reason, severity=found.severity.name, subject=found.subject, detail=found.detail)

@@ -40,7 +40,7 @@ class Level2:
     def engine(self) -> Engine:
         """Return the engine for a run by the settings of now."""
         values = self._state.settings.values
-        return choose_engine(self._host.root, values.dcgm_host, second_engine=values.dcgm_beside_exporter)
+        return choose_engine(self._host.root, values.dcgm_host, second_engine=values.dcgm_second_engine)
 
     def users(self) -> str:
         """Who uses the GPUs, by the kubelet and the last look; '' for nobody. Raises ProbeError."""

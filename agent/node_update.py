@@ -57,7 +57,7 @@ class NodeUpdate:
         self.slot = self._taint.slot
         self._record = RecordLeftOut()
         self._conditions = WrittenConditions()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """The names of the Events about repair conditions that are still true."""
         self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(*_REWRITE_JITTER)  # noqa: S311
 
@@ -140,9 +140,9 @@ class NodeUpdate:
     def _tell(self, events: Sequence[NodeEvent]) -> None:
         """Each once, for as long as it is true."""
         for event in events:
-            if event.name not in self._told:
+            if event.name not in self._reported:
                 self._reporter.queue(event)
-        self._told = {event.name for event in events}
+        self._reported = {event.name for event in events}
 
     def _write_node(self, node: NodeState, patch: Mapping[str, Any]) -> None:
         """All of it; where the Node has no room for that, labels and taint without the record."""

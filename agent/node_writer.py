@@ -29,7 +29,7 @@ _URGENT_CAP_SECONDS, _CAP_SECONDS = 5.0, 60.0
 _URGENT_ASKED_SECONDS = (3.0, 5.0)
 """The most that a server which asks for patience gets for an urgent verdict."""
 _NODE_GONE_SECONDS = 30.0
-_RELEASE_TOLD_SECONDS = 5.0
+_RELEASE_EVENT_SECONDS = 5.0
 """So long what a release changes waits until the release was told."""
 _POLL_SECONDS = 0.02
 
@@ -121,7 +121,7 @@ class NodeWriter(threading.Thread):
             self._telemetry.pending.set(not stands)
         if settled and not self._update.slot.is_owed:
             self.verdict_stands.set()
-            self._look_around()
+            self._reconcile_slots()
         self._api.outage.back("nodes")
 
     def _apply(self, node: NodeState) -> bool:
@@ -141,17 +141,17 @@ class NodeWriter(threading.Thread):
 
     def _wait_for_release_events(self, event: threading.Event) -> None:
         """But Events that nobody takes for now hold up no verdict for long, and an urgent one not at all."""
-        deadline = time.monotonic() + _RELEASE_TOLD_SECONDS
+        deadline = time.monotonic() + _RELEASE_EVENT_SECONDS
         while not (event.wait(_POLL_SECONDS) or self._is_urgent() or self._stopping.is_set()):
             if time.monotonic() >= deadline:
                 break
 
-    def _look_around(self) -> None:
+    def _reconcile_slots(self) -> None:
         """After each look once."""
         node = self._state.node
         if self._look_ended and node is not None:
             self._look_ended = False
-            self._update.slot.look_around(node)
+            self._update.slot.reconcile(node)
 
     def _write_despite_annotations(self) -> None:
         """Write, and find out which annotation is to blame where that fails for a fault of ours."""

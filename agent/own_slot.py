@@ -20,7 +20,7 @@ COUNTED_SECONDS = 3600.0
 nodes will do, and the taint need not wait for another."""
 _SEEN_SECONDS = 2400.0
 """Half of the places are not taken so fast either: where less than half were, the first try needs no new count."""
-LOOK_AROUND_SECONDS = 1700.0
+RECONCILE_SECONDS = 1700.0
 """A look asks for it no sooner, or each of a fleet's looks were one request more."""
 
 
@@ -68,14 +68,14 @@ class OwnSlot:
             return SlotGrant(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
         return self._take_free(places, node)
 
-    def look_around(self, node: NodeState) -> None:
+    def reconcile(self, node: NodeState) -> None:
         """Know what a taint would have to wait for: our own place, how many are taken, and how many nodes there are.
 
         Raises ClusterError.
         """
         self._find(node)
         self._count()
-        if self._clock() - self._seen_at >= LOOK_AROUND_SECONDS:
+        if self._clock() - self._seen_at >= RECONCILE_SECONDS:
             self._taken, self._seen_at = self._cluster.count_slots(), self._clock()
 
     def _take_at_once(self, node: NodeState, percent: int) -> bool:

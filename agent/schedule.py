@@ -95,7 +95,7 @@ class Schedule:
         sooner.
         """
         self._look = look
-        self._beside = report
+        self._report = report
         self._deep = deep
         self._plan_deep(0.0)
         self._scheduler.add_job(self._run, _once(), executor="light", id="first")
@@ -112,7 +112,7 @@ class Schedule:
         self._scheduler.shutdown(wait=False)
 
     def _run(self) -> None:
-        self._scheduler.add_job(self._beside, _once(), executor="beside", id="beside", replace_existing=True)
+        self._scheduler.add_job(self._report, _once(), executor="beside", id="beside", replace_existing=True)
         again_seconds: float | None = _FAILED_AGAIN_SECONDS
         try:
             again_seconds = self._look()

@@ -34,7 +34,7 @@ _FORBIDDEN = SlotGrant(held=False, why="the cluster forbids to take a place in t
 
 class _Turn(enum.Enum):
     REQUEST = enum.auto()
-    LOOK_AROUND = enum.auto()
+    RECONCILE = enum.auto()
     END = enum.auto()
 
 
@@ -58,7 +58,7 @@ class SlotRequests(threading.Thread):
         self._was_missed = False
         """Somebody went on without the answer, or without a place that nobody may take."""
         self._is_owed = False
-        self._around: NodeState | None = None
+        self._to_reconcile: NodeState | None = None
         """To be looked around for; None: nobody wants it."""
         self._was_refused = False
         """At a first glance: to be looked at closely."""
@@ -116,10 +116,10 @@ class SlotRequests(threading.Thread):
         with self._condition:
             self._answer = None
 
-    def look_around(self, node: NodeState) -> None:
+    def reconcile(self, node: NodeState) -> None:
         """Know beforehand what a taint would have to wait for: once a verdict stands, for none shall wait for this."""
         with self._condition:
-            self._around = node
+            self._to_reconcile = node
             self._condition.notify_all()
 
     def end(self) -> None:
@@ -130,8 +130,8 @@ class SlotRequests(threading.Thread):
     def run(self) -> None:
         again_at = math.inf
         while (turn := self._wait(again_at)) is not _Turn.END:
-            if turn is _Turn.LOOK_AROUND:
-                self._look_around()
+            if turn is _Turn.RECONCILE:
+                self._reconcile_slots()
             else:
                 again_at = time.monotonic() + self._request()
 
@@ -139,22 +139,22 @@ class SlotRequests(threading.Thread):
         """Until there is something to do. What a verdict waits for comes first."""
         with self._condition:
             seconds = None if math.isinf(again_at) else max(again_at - time.monotonic(), 0.0)
-            self._condition.wait_for(lambda: self._is_due or self._around is not None or self._stopping, seconds)
+            self._condition.wait_for(lambda: self._is_due or self._to_reconcile is not None or self._stopping, seconds)
             if self._stopping:
                 return _Turn.END
             if self._is_due or time.monotonic() >= again_at:
                 self._was_refused = self._was_refused and not self._is_due
                 self._is_due = False
                 return _Turn.REQUEST
-            return _Turn.LOOK_AROUND
+            return _Turn.RECONCILE
 
-    def _look_around(self) -> None:
+    def _reconcile_slots(self) -> None:
         with self._condition:
-            node, self._around = self._around, None
+            node, self._to_reconcile = self._to_reconcile, None
         if node is None:
             return
         try:
-            self._api.permissions.permitted("slots", partial(self._slot.look_around, node))
+            self._api.permissions.permitted("slots", partial(self._slot.reconcile, node))
         except ClusterError as error:
             log.debug("the places are not known beforehand", error=str(error))
         except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives

@@ -216,7 +216,7 @@ class AgentState:
         """The light look that ended last."""
         values = self._known.settings.values
         engine = evidence[ENGINE] if evidence.unread(ENGINE) is None and not values.dcgm_host else NO_ENGINE
-        inventory = seen_in(evidence, accept_second_engine(engine, second_engine=values.dcgm_beside_exporter))
+        inventory = seen_in(evidence, accept_second_engine(engine, second_engine=values.dcgm_second_engine))
         self._put(last_look=evidence, inventory=inventory, **({"no_driver_at": evidence.at} if no_driver else {}))
 
     def set_metadata_type(self, instance_type: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from agent.node_update import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
-from agent.own_slot import COUNTED_SECONDS, LOOK_AROUND_SECONDS
+from agent.own_slot import COUNTED_SECONDS, RECONCILE_SECONDS
 from agent.runtime_classes import LISTED_AGAIN_SECONDS
 from agent.schedule import _JITTER
 from bench.outcome import CouldNotMeasure, Outcome, Row
@@ -92,7 +92,7 @@ def _computed(window: Window) -> _Hour:
     other_writes = sum(request.is_write and request.resource != "leases" for request in busy) / window.busy_cycles
     # What an agent asks about once an hour, or twice, it has asked when it started, and not again within the window.
     reads = sum(request.verb in ("get", "list") for request in busy) / window.busy_cycles
-    now_and_then = sum(map(_per_hour, (LOOK_AROUND_SECONDS, COUNTED_SECONDS))) + _HOUR / LISTED_AGAIN_SECONDS
+    now_and_then = sum(map(_per_hour, (RECONCILE_SECONDS, COUNTED_SECONDS))) + _HOUR / LISTED_AGAIN_SECONDS
     rewrites = [request for request in window.rewrite if request.is_write]
     if not rewrites:
         raise CouldNotMeasure("a record an hour old was not written anew")

@@ -14,11 +14,11 @@ from typing import Any
 from bench.flood import (
     Flood,
     await_count,
-    beside,
     following,
     metrics,
     pour,
     remembered,
+    start_command,
     write,
     writer,
     xids_in,
@@ -98,7 +98,7 @@ def _row(stage: Stage, rate: int, flood: Flood, bare: dict[str, Any]) -> Row:
 
 
 def _burst(stage: Stage, rate: int) -> tuple[Flood, dict[str, Any]]:
-    with beside(stage, "bench.bare_reader_program") as reader:
+    with start_command(stage, "bench.bare_reader_program") as reader:
         reader.ask("begin")
         flood = pour(stage, rate, stage.length.burst_seconds, XIDS, XIDS)
         return flood, json.loads(reader.ask("end"))

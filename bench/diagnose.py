@@ -87,7 +87,7 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
     whole = _look(stage, plane)
     ones = {cause: _look(stage, plane, "pod", f"{_TEAM}/{cause.lower()}-0") for cause in _ALONE}
     held = _look(stage, plane, "pod", f"{_TEAM}/{_AMONG_OTHERS.lower()}-0")
-    named = [cause["cause"] for cause in whole.runs[0].told["causes"]]
+    named = [cause["cause"] for cause in whole.runs[0].figures["causes"]]
     rows = (*_of_all(stage, whole, named), *_of_one(stage, tuple(ones.values()), held))
     looks = {"whole": whole, **ones, _AMONG_OTHERS: held}
     raw = {

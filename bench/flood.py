@@ -215,14 +215,14 @@ def following(stage: Stage, seat: Seat) -> Iterator[Program]:
 def writer(stage: Stage, node: SimulatedNode, rate: int, seconds: float, xids: int, timed: int) -> Program:
     """Waits for `write`."""
     numbers = [str(value) for value in (rate, seconds, xids, timed)]
-    return beside(stage, "bench.flood_program", *numbers, *(gpu.kernel_address for gpu in node.gpus))
+    return start_command(stage, "bench.flood_program", *numbers, *(gpu.kernel_address for gpu in node.gpus))
 
 
 def write(pen: Program, seconds: float) -> Wrote:
     return Wrote(**json.loads(pen.ask("write", 10 * seconds + 30)))
 
 
-def beside(stage: Stage, *words: str) -> Program:
+def start_command(stage: Stage, *words: str) -> Program:
     """A program of the bench itself, with a folder of its own."""
     folder = stage.folder / words[0]
     folder.mkdir(exist_ok=True)

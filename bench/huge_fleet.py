@@ -31,7 +31,7 @@ def measure(stage: Stage) -> Outcome:
         environment = stage.bare_environment | {"KUBECONFIG": str(kubeconfig), "CONFIG_DIR": str(stage.folder / "none")}
         forms = {form: _status(environment, form, size) for form in ("table", "json", "html")}
         plans = [run_once(("bench.sweep_plan_program",), environment) for _ in range(_TIMES)]
-    for fields in (run.told for run in plans):
+    for fields in (run.figures for run in plans):
         if (fields["nodes"], fields["busy"]) != (size, size * BUSY_PERCENT // 100):
             raise CouldNotMeasure(f"the plan is not the fleet's: {fields}")
     rows = [_row(stage, f"status -o {form} of {size} nodes", AIM_STATUS_SECONDS, runs) for form, runs in forms.items()]
@@ -44,7 +44,7 @@ def _status(environment: Mapping[str, str], form: str, size: int) -> list[OneRun
     words = ("cli", "status", "-o", form)
     read: Callable[[bytes], Mapping[str, Any]] = lambda raw: {"names": raw.count(b"fleet-node-")}  # noqa: E731
     runs = [run_once(words, environment, read=read) for _ in range(_TIMES)]
-    if any(run.told["names"] < size for run in runs):
+    if any(run.figures["names"] < size for run in runs):
         raise CouldNotMeasure(f"status -o {form} does not name every node")
     return runs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from bench.flood import beside
+from bench.flood import start_command
 from bench.outcome import Outcome, Row
 from bench.stage import Stage
 from healthcheck.memory.findings import MOST_STANDING
@@ -23,7 +23,7 @@ _NOTES = (
 def measure(stage: Stage) -> Outcome:
     hours, began = stage.length.memory_hours, time.monotonic()
     folder = stage.folder / "memory-day"
-    with beside(stage, "bench.memory_day_program", str(hours), str(folder)) as program:
+    with start_command(stage, "bench.memory_day_program", str(hours), str(folder)) as program:
         rows = [json.loads(program.ask("go on", _SECONDS_AN_HOUR)) for _ in range(hours)]
     sizes = [row["rss_mib"] for row in rows]
     warm = sizes[min(_WARM_HOURS, hours) - 1]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 from bench.accounting import cpu_seconds, rss_mib
 from bench.detection import detect, row
-from bench.flood import beside
+from bench.flood import start_command
 from bench.kmsg import use_real_log
 from bench.outcome import Outcome, Row, summary
 from bench.program import Program
@@ -51,7 +51,7 @@ def measure(stage: Stage) -> Outcome:
     @contextmanager
     def flooded(seat: Seat, program: Program) -> Iterator[None]:
         costs.before_mib.append(rss_mib(program.pid))
-        with beside(stage, "bench.metrics_flood_program", str(seat.metrics_port), str(IDLE), str(FAT)) as peers:
+        with start_command(stage, "bench.metrics_flood_program", str(seat.metrics_port), str(IDLE), str(FAT)) as peers:
             peers.ask("are all there?", _SETTLES_SECONDS)
             yield
             began, used = time.monotonic(), cpu_seconds(program.pid)

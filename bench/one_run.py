@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parents[1]
 class OneRun:
     """`told` is the JSON that it printed; memory at the peak of the whole process, Python and the client with it."""
 
-    told: Mapping[str, Any]
+    figures: Mapping[str, Any]
     seconds: float
     cpu_seconds: float
     peak_mib: float

@@ -45,11 +45,11 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
     path = stage.folder / "sweeper.kubeconfig"
     write_kubeconfig(path, url=plane.url, ca_file=plane.ca_file, token=token)
     runs = [_run(stage, path) for _ in range(_TIMES)]
-    for fields in (run.told for run in runs):
+    for fields in (run.figures for run in runs):
         if (fields["nodes"], fields["busy"]) != (size, size * BUSY_PERCENT // 100) or not fields["taken"]:
             raise CouldNotMeasure(f"the plan is not the fleet's: {fields}")
     asked = _asked(plane, since)
-    seconds, peaks = [run.told["seconds"] for run in runs], [run.peak_mib for run in runs]
+    seconds, peaks = [run.figures["seconds"] for run in runs], [run.peak_mib for run in runs]
     calls = {what: number // _TIMES for what, number in asked.items()}
     listed = sum(number for what, number in calls.items() if what.startswith("list"))
     pages = 2 * -(-size // _PAGE) + -(-size * PODS_PER_NODE // _PAGE) + 1

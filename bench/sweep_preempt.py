@@ -29,7 +29,7 @@ _NOTES = (
 class _Times:
     """Seconds since the work was created: the test's pod told to end, its processes gone, the work's pod runs."""
 
-    told: float
+    reported_at: float
     free: float
     runs: float
 

@@ -206,8 +206,8 @@ def _look(
         boot = ""
     # DCGM knows its GPUs by numbers: NVML, asked before it, tells which they are.
     # The GPUs that answer tell which events of the log a reset has ended.
-    beside = (driver.CHECK,) if any(check.nature is Nature.EVENT for check in checks) else ()
-    evidence = look(host, (*beside, *checks))
+    event_checks = (driver.CHECK,) if any(check.nature is Nature.EVENT for check in checks) else ()
+    evidence = look(host, (*event_checks, *checks))
     machine_id = machine.machine_id(host.root)
     return EvidenceCycle(
         hostname=os.environ.get("NODE_NAME") or ("" if here else machine.hostname(host.root)) or platform.node(),

@@ -75,10 +75,10 @@ def answer(options: DiagnoseOptions) -> int:
     if pods:
         _answer(snapshot, pods, options)
     _must_exist(snapshot, target)
-    return _told(_report(snapshot, target, options.namespace, old), snapshot, target, options.output)
+    return _print_report(_report(snapshot, target, options.namespace, old), snapshot, target, options.output)
 
 
-def _told(report: Report, snapshot: Snapshot, target: Target | None, output: DiagnoseFormat) -> int:
+def _print_report(report: Report, snapshot: Snapshot, target: Target | None, output: DiagnoseFormat) -> int:
     if target is None:
         report = replace(report, hami=installation_tables(snapshot))
     if output is not DiagnoseFormat.TERMINAL and (target is None or target.kind != "Pod"):
@@ -188,15 +188,15 @@ def _listings(options: DiagnoseOptions) -> Listings:
 
 def _report(snapshot: Snapshot, target: Target | None, namespace: str, old: Snapshot | None) -> Report:
     diagnosis = judge(snapshot)
-    told = changes(old, snapshot) if old is not None else None
+    changed = changes(old, snapshot) if old is not None else None
     if target is None:
-        return Report(in_namespace(diagnosis, namespace) if namespace else diagnosis, changes=told)
+        return Report(in_namespace(diagnosis, namespace) if namespace else diagnosis, changes=changed)
     diagnosis = narrowed(diagnosis, concerned(snapshot, target))
     if target.kind == "Node":
-        return Report(diagnosis, node=inventory(snapshot, snapshot.by_node[target.name]), changes=told)
+        return Report(diagnosis, node=inventory(snapshot, snapshot.by_node[target.name]), changes=changed)
     pods = pods_of(snapshot, target)
     chains = (*chains_of(snapshot, pods, diagnosis.problems), *hami_chains(snapshot, pods, diagnosis.problems))
-    return Report(diagnosis, chains, changes=told)
+    return Report(diagnosis, chains, changes=changed)
 
 
 def _must_exist(snapshot: Snapshot, target: Target | None) -> None:

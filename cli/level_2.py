@@ -52,7 +52,7 @@ class Level2Run:
 
     def run(self, level: int) -> DcgmReading:
         values = self.values
-        engine = choose_engine(self.root, values.dcgm_host, second_engine=values.dcgm_beside_exporter)
+        engine = choose_engine(self.root, values.dcgm_host, second_engine=values.dcgm_second_engine)
         patience_seconds = level_2_patience_seconds(engine.host)
         diagnostic = Dcgm(engine.host, values.dcgm_timeout_seconds, None, patience_seconds, engine, self.root)
         self._stop_at_signals(diagnostic)

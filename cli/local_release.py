@@ -20,7 +20,7 @@ from healthcheck.host.streams import complain
 from healthcheck.memory.exit_table import RELEASE
 from healthcheck.memory.exits import begin, release
 from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
+from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.model import Shortage, Status
 from healthcheck.probes.kernel_log import RING
 from healthcheck.text.moments import timestamp
@@ -54,7 +54,7 @@ def release_here(by: str, reason: str, *, dry_run: bool) -> int:
     return 0 if dry_run else rest
 
 
-def _acknowledgements(events: Iterable[Standing], look: EvidenceCycle) -> tuple[Acknowledgement, ...]:
+def _acknowledgements(events: Iterable[ActiveFinding], look: EvidenceCycle) -> tuple[Acknowledgement, ...]:
     """Of these events as the log has them now; what it will say later is not meant."""
     end = max((record.seq for record in look.evidence[RING]), default=-1)
     return tuple(
@@ -90,7 +90,7 @@ def _shown_rest(after: CheckResult, console: Screen) -> int:
     return FAULT if verdict.status is Status.FAIL else 0
 
 
-def _show(standing: Iterable[Standing], console: Screen) -> None:
+def _show(standing: Iterable[ActiveFinding], console: Screen) -> None:
     for finding in standing:
         severity = Text(f"  {finding.finding.severity.name:8}", SEVERITY_STYLES[finding.finding.severity])
         seen = f"{finding.nature.value}, last observed {timestamp(finding.last_seen)}"

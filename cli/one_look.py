@@ -18,7 +18,7 @@ from healthcheck.checks.examine import judge
 from healthcheck.host.console import Screen
 from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.exits import expired
-from healthcheck.memory.findings import Memory, Standing
+from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
 from healthcheck.model import Check, Evidence, Nature, Observation, Outcome, Severity, Status, Unobserved, counted
@@ -134,7 +134,7 @@ def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) 
 
 
 def _lines(
-    check: Check, outcome: Outcome, standing: Iterable[Standing], unobserveds: set[Unobserved]
+    check: Check, outcome: Outcome, standing: Iterable[ActiveFinding], unobserveds: set[Unobserved]
 ) -> Iterator[Text]:
     """What was seen; under it a line per finding, and per cause that no check above has told already."""
     reads_the_log = check.nature is Nature.EVENT and check not in DEEP_CHECKS
@@ -180,7 +180,7 @@ def _seen_line(seen: Observation) -> Text:
     return Text.assemble(printable(seen.what), (printable(expected + source), "dim"))
 
 
-def _finding_line(standing: Standing) -> Text:
+def _finding_line(standing: ActiveFinding) -> Text:
     finding = standing.finding
     times = f" ({standing.count} times)" if standing.count > 1 else ""
     severity = (f"{finding.reason} {finding.severity.name}", SEVERITY_STYLES[finding.severity])

@@ -106,7 +106,7 @@ class NodeQuarantine:
         self._cluster = cluster
         self._name = name
         self._job_name = job_name(name)
-        self._wish = options
+        self._options = options
         self._patience = patience
         self._voice = voice
 
@@ -125,14 +125,14 @@ class NodeQuarantine:
             _must_be_ours(job, template)
         following = job if job and _is_to_follow(job, node) else None
         # The pod that is at work would go with the others.
-        drain = DrainPlan() if following or not self._wish.drain else self._drain_plan()
+        drain = DrainPlan() if following or not self._options.drain else self._drain_plan()
         plan = QuarantinePlan(node, template, drain, following)
         self._must_be_possible(plan)
         return plan
 
     def run(self, plan: QuarantinePlan) -> QuarantineOutcome:
         self._cordon()
-        if self._wish.drain and not plan.following:
+        if self._options.drain and not plan.following:
             self._drain()
         following = _Following(self._cluster, self._started(plan), self._voice)
         return self._end(plan, following, self._followed(following, _deadline_seconds(plan.template)))
@@ -188,7 +188,7 @@ class NodeQuarantine:
         pods = self._patience.ask(partial(self._cluster.list_pods_on, self._name))
         # What is left of its own Job goes with the Job.
         others = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) != self._job_name]
-        return plan_drain(others, self._wish.allowed)
+        return plan_drain(others, self._options.allowed)
 
     def _must_be_possible(self, plan: QuarantinePlan) -> None:
         _must_be_allowed(plan.drain)
@@ -229,7 +229,7 @@ class NodeQuarantine:
             self._voice.say(f"stays: {title}: {why}")
         if plan.leaving:
             eviction = Eviction(self._cluster, self._name, self._patience, self._voice)
-            eviction.run(plan.leaving, self._wish.drain_seconds)
+            eviction.run(plan.leaving, self._options.drain_seconds)
         self._voice.say("drained")
 
     def _started(self, plan: QuarantinePlan) -> JobState:
@@ -281,7 +281,7 @@ class NodeQuarantine:
             why = f"its Job ended ({ended.outcome}) and left no result on the node; the last that was heard of it"
             raise CouldNot(why, following.last_said)
         recommendation = str(record.recommendation)
-        if recommendation == PASSED and self._wish.release_on_pass:
+        if recommendation == PASSED and self._options.release_on_pass:
             node = self._uncordoned()
         with suppress(ClusterError):  # it is told once more then
             self._cluster.note_job_shown(ended, datetime.now(UTC))

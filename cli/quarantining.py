@@ -85,7 +85,7 @@ class QuarantineThreads:
         self, names: Sequence[str], options: QuarantineOptions, progress: ProgressDisplay, access: Access
     ) -> None:
         self._names = names
-        self._wish = options
+        self._options = options
         self._progress = progress
         self._access = access
         self._stopping = threading.Event()
@@ -135,7 +135,7 @@ class QuarantineThreads:
             plan = self._node(name, self._stopping).plan()
         except (CouldNot, ClusterError) as error:
             return self._failed(name, error)
-        words = tuple(_plan_words(plan, self._wish))
+        words = tuple(_plan_words(plan, self._options))
         for line in words:
             self._progress.say(name, line)
         return QuarantineOutcome(name, cordoned=plan.node.cordoned, plan=words)
@@ -161,7 +161,7 @@ class QuarantineThreads:
     def _node(self, name: str, stopping: threading.Event) -> NodeQuarantine:
         voice = self._progress.voice(name)
         patience = CommandRetries(stopping, voice.say, LOOK_SECONDS)
-        return NodeQuarantine(cluster_of(self._access), name, self._wish, patience, voice)
+        return NodeQuarantine(cluster_of(self._access), name, self._options, patience, voice)
 
 
 def _plan_words(plan: QuarantinePlan, options: QuarantineOptions) -> Iterable[str]:

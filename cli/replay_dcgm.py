@@ -37,7 +37,7 @@ from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host.console import Screen
 from healthcheck.memory.deep_tests import after_deep_test, deep_result
-from healthcheck.memory.findings import Memory, Standing
+from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.model import Evidence, Finding, Now, Outcome
 from healthcheck.probes.dcgm.diag import DcgmReading
 from healthcheck.probes.dcgm.document import DiagAnswer, DiagError, DiagResult, read_answer
@@ -153,7 +153,7 @@ def _means(row: DiagResult, error: DiagError, in_use: DevicesInUse, policy: Poli
     return severity.name, SEVERITY_STYLES[severity]
 
 
-def _finding(standing: Standing, explained: set[str]) -> Iterator[Text]:
+def _finding(standing: ActiveFinding, explained: set[str]) -> Iterator[Text]:
     """What it is and rests on; what its test means, where none above it has said so."""
     finding = standing.finding
     severity = (f"{finding.severity.name} {finding.reason}", SEVERITY_STYLES[finding.severity])

@@ -12,7 +12,7 @@ from healthcheck.captures import evidence_file
 from healthcheck.captures.blocks import CaptureError
 from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
 from healthcheck.catalog.profiles import find_profile
-from healthcheck.memory.findings import Standing
+from healthcheck.memory.findings import ActiveFinding
 
 
 def judge_look(raw: bytes, options: ReplayOptions, here: LocalSettings) -> int:
@@ -39,7 +39,7 @@ def _look(raw: bytes, instance_type: str, here: LocalSettings) -> EvidenceCycle:
     return replace(look, expected=replace(look.expected, instance_type=instance_type, profile=profile))
 
 
-def _sourced(standing: Standing, name: str) -> Standing:
+def _sourced(standing: ActiveFinding, name: str) -> ActiveFinding:
     """A level rests on the file as a whole, and the rule is its check's."""
     finding = standing.finding
     return replace(standing, finding=replace(finding, source=name, rule=finding.rule or standing.check))

@@ -17,7 +17,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.host.console import Screen
 from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain, say
-from healthcheck.memory.findings import Standing
+from healthcheck.memory.findings import ActiveFinding
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -83,7 +83,7 @@ def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
     console.print(Text.assemble(f"{printable(name, _LONGEST_SHOWN)}: ", status, f", severity {verdict.severity.name}"))
 
 
-def _finding(standing: Standing) -> Text:
+def _finding(standing: ActiveFinding) -> Text:
     finding = standing.finding
     times = f" ({standing.count} times)" if standing.count > 1 else ""
     severity = (f"{finding.severity.name} {finding.reason}", SEVERITY_STYLES[finding.severity])

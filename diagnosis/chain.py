@@ -58,8 +58,8 @@ def chains_of(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Proble
 
     Most of the pods break at the same link.
     """
-    told = tuple(problems)
-    chains = (Chain(pod.subject, chain(pod, told, _newest_warning(snapshot, pod))) for pod in pods)
+    shown = tuple(problems)
+    chains = (Chain(pod.subject, chain(pod, shown, _newest_warning(snapshot, pod))) for pod in pods)
     return tuple(sorted(chains, key=lambda one: (one.is_whole, one.pod))[:MOST_CHAINS])
 
 

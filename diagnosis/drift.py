@@ -89,10 +89,10 @@ def _daemons(snapshot: Snapshot) -> list[Workload]:
 
 
 def _of_daemon(daemon: Workload) -> dict[str, str]:
-    told = {}
+    values = {}
     for container in daemon.spec.containers if daemon.spec is not None else ():
-        told[f"image of {container.name}"] = container.image
-        told |= {f"{name} of {container.name}": value for name, value in container.env.items()}
+        values[f"image of {container.name}"] = container.image
+        values |= {f"{name} of {container.name}": value for name, value in container.env.items()}
     if daemon.spec is not None:
-        told["host paths"] = ", ".join(sorted(daemon.spec.host_paths))
-    return told
+        values["host paths"] = ", ".join(sorted(daemon.spec.host_paths))
+    return values

@@ -13,11 +13,11 @@ from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.chain import MOST_CHAINS, Chain, steps, touching
 from diagnosis.components import Role
 from diagnosis.diagnose import Problem
+from diagnosis.hami.card_options import GPU_POLICY, NODE_POLICY
 from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.grants import BindPhase, PodGrant, grant
 from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, schedulers
 from diagnosis.hami.usage import used
-from diagnosis.hami.wishes import GPU_POLICY, NODE_POLICY
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.events import Event
 from diagnosis.snapshot.pods import Pod
@@ -41,8 +41,8 @@ class HamiLink(Enum):
 
 def hami_chains(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
     """Return the chains of the pods that HAMi handles or should handle, broken ones first."""
-    every, told = installations(snapshot), tuple(problems)
-    found = (hami_chain(snapshot, every, pod, told) for pod in pods) if every else ()
+    every, shown = installations(snapshot), tuple(problems)
+    found = (hami_chain(snapshot, every, pod, shown) for pod in pods) if every else ()
     chains = sorted(filter(None, found), key=lambda chain: (chain.is_whole, chain.pod))
     return tuple(chains[:MOST_CHAINS])
 

@@ -31,7 +31,7 @@ class HamiPart(Struct, frozen=True):
     health: Health | None
     status: str = ""
     version: str = ""
-    told: str = ""
+    detail: str = ""
 
 
 class InstallationTable(Struct, frozen=True):
@@ -83,7 +83,7 @@ def _plugins(snapshot: Snapshot, installation: Installation) -> Iterator[HamiPar
             name = "monitor" if container.name == _MONITOR else "device plugin" if mine else container.name
             yield _of_container(name, plugin, container, f"{plugin.subject}{without if mine else ''}")
         if own and all(container.name != _MONITOR for container in own):
-            yield HamiPart("monitor", None, "none", told=f"no container {_MONITOR} in {plugin.subject}")
+            yield HamiPart("monitor", None, "none", detail=f"no container {_MONITOR} in {plugin.subject}")
 
 
 def _of_container(name: str, component: Component, container: Container, message: str) -> HamiPart:
@@ -108,11 +108,11 @@ def _webhooks(snapshot: Snapshot, installation: Installation) -> Iterator[HamiPa
     for hook in installation.webhooks:
         trust = _trust(hook, snapshot.now)
         yield _webhook(snapshot, installation, hook, trust)
-        yield HamiPart("it takes", None, told=_taken(hook))
+        yield HamiPart("it takes", None, detail=_taken(hook))
         yield from _left_alone(snapshot, hook)
         fails = "the pod is refused" if hook.fails_closed else "the pod passes as it is"
         policy = "Fail" if hook.fails_closed else "Ignore"
-        yield HamiPart("without an answer", None, told=f"failurePolicy {policy}: after {hook.timeout} s {fails}")
+        yield HamiPart("without an answer", None, detail=f"failurePolicy {policy}: after {hook.timeout} s {fails}")
         yield trust
 
 
@@ -127,7 +127,7 @@ def _webhook(snapshot: Snapshot, installation: Installation, hook: Webhook, trus
     pods = "" if hook.on_pods else "; no rule of it is of pods that are made"
     parts = f"{hook.configuration.subject}, service/{installation.service}"
     message = f"{parts}: {behind}{pods}{_last_answer(snapshot, installation)}"
-    return HamiPart("webhook", health, health.value, told=message)
+    return HamiPart("webhook", health, health.value, detail=message)
 
 
 def _last_answer(snapshot: Snapshot, installation: Installation) -> str:
@@ -152,7 +152,7 @@ def _left_alone(snapshot: Snapshot, hook: Webhook) -> Iterator[HamiPart]:
         message = (
             named(alone, _MOST_NAMED) if alone else f"none of the {counted(len(snapshot.namespaces), 'namespace')}"
         )
-        yield HamiPart("it leaves alone", None, told=message)
+        yield HamiPart("it leaves alone", None, detail=message)
 
 
 def _trust(hook: Webhook, now: datetime) -> HamiPart:
@@ -163,14 +163,14 @@ def _trust(hook: Webhook, now: datetime) -> HamiPart:
     what, last = "its CA", authorities(hook.ca) if hook.ca else ()
     text = "whether it signed the scheduler's certificate is not looked at: Secrets are never read"
     if not hook.ca:
-        return HamiPart(what, Health.DOWN, "missing", told="the webhook has no caBundle")
+        return HamiPart(what, Health.DOWN, "missing", detail="the webhook has no caBundle")
     if not last:
         why = "a saved state does not keep it" if hook.ca == OTHER_VALUE else "its caBundle is no CA that can be read"
-        return HamiPart(what, Health.UNKNOWN, Health.UNKNOWN.value, told=why)
+        return HamiPart(what, Health.UNKNOWN, Health.UNKNOWN.value, detail=why)
     authority = last[-1]
     status = "expired" if authority.ends < now else "not yet valid" if authority.begins > now else "valid"
     until = f"{authority.name or 'without a name'}, {authority.begins:%Y-%m-%d} to {authority.ends:%Y-%m-%d}; {text}"
-    return HamiPart(what, Health.WORKING if status == "valid" else Health.DOWN, status, told=until)
+    return HamiPart(what, Health.WORKING if status == "valid" else Health.DOWN, status, detail=until)
 
 
 def _minutes(time: timedelta) -> str:

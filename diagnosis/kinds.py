@@ -95,7 +95,7 @@ def everywhere(kind: ApiKind) -> Iterator[tuple[str, dict[str, str]]]:
         yield "", {}
 
 
-def around(namespace: str, node: str) -> Callable[[ApiKind], Iterable[tuple[str, dict[str, str]]]]:
+def selectors_for(namespace: str, node: str) -> Callable[[ApiKind], Iterable[tuple[str, dict[str, str]]]]:
     """Return queries for a pod's namespace, cluster-wide objects, its node, and the pods there.
 
     These are the objects on which the pod depends. `node` is '' if the pod waits for a node, and may get any.

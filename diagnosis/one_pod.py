@@ -13,7 +13,7 @@ from diagnosis.collect import Collector, ReadLog
 from diagnosis.components import role_of
 from diagnosis.diagnose import Problem, diagnose
 from diagnosis.gpu_nodes import MIG
-from diagnosis.kinds import POD, around
+from diagnosis.kinds import POD, selectors_for
 from diagnosis.placement import asked_by
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
@@ -33,7 +33,7 @@ def look_at_pod(collector: Collector, read: ReadLog, target: Target) -> Snapshot
         return collector.collect(lambda kind: [(target.namespace, {})] if kind is POD else [])
     # A component is judged by all its pods.
     if role_of(pod.meta, {}, pod.spec) is None:
-        where = around(target.namespace, pod.spec.node)
+        where = selectors_for(target.namespace, pod.spec.node)
         near = collector.with_logs(collector.collect(where, target.namespace), read, target.subject)
         if is_settled(near, target, pod):
             return near

@@ -104,11 +104,11 @@ class _State:
                     self.builder.lacks(kind, "the archive is damaged before it")
 
     def _take(self, document: _Document, part: _Part) -> None:
-        told = _decoded(document.kind)
-        if not isinstance(told, str):
+        written = _decoded(document.kind)
+        if not isinstance(written, str):
             raise _NoStateError(_WANTED)
-        kind = told.removesuffix("List")
-        if kind == told:
+        kind = written.removesuffix("List")
+        if kind == written:
             self._add(kind, part)
             return
         self.builder.listed(kind)  # an empty list shows that there is none

@@ -112,13 +112,13 @@ def recognised(signatures: Iterable[Signature], symptoms: Iterable[Symptom]) -> 
 
     If it occurs in several symptoms, the newest is used.
     """
-    told = tuple(symptoms)
+    texts = tuple(symptoms)
     for signature in signatures:
-        for symptom in told:
+        for symptom in texts:
             found = signature.search(symptom.text) if symptom.place in signature.places else None
             if found is not None:
                 groups = tuple(group or "" for group in found.groups())
-                return Recognised(signature.cause, symptom, _around(found), groups)
+                return Recognised(signature.cause, symptom, _quote(found), groups)
     return None
 
 
@@ -219,7 +219,7 @@ def ended_of(state: ContainerState) -> ContainerEnd | None:
     return state.ended or state.last_ended
 
 
-def _around(found: re.Match[str]) -> str:
+def _quote(found: re.Match[str]) -> str:
     """Return the line with the match, shortened for people."""
     text, start = found.string, found.start()
     begin = max(text.rfind("\n", 0, start) + 1, start - _SHOWN // 2)

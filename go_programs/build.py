@@ -30,11 +30,11 @@ def home_of(programs: str) -> Path:
 
 def digest(*rooms: Path) -> str:
     """Of exactly these sources, each a folder with go.mod and go.sum: other go.sum, other digest."""
-    told = hashlib.sha256()
+    sums = hashlib.sha256()
     for room in rooms:
         for name in ("go.mod", "go.sum"):
-            told.update((room / name).read_bytes())
-    return told.hexdigest()[:12]
+            sums.update((room / name).read_bytes())
+    return sums.hexdigest()[:12]
 
 
 def built(target: Path, build: Callable[[Path], None]) -> Path:

@@ -138,7 +138,7 @@ class QuarantineRun(Struct, frozen=True):
             efa_min_bandwidth=values.efa_min_bandwidth,
             nccl_min_bus_bandwidth=values.nccl_min_bus_bandwidth,
         )
-        engine = choose_engine(root, values.dcgm_host, second_engine=values.dcgm_beside_exporter)
+        engine = choose_engine(root, values.dcgm_host, second_engine=values.dcgm_second_engine)
         return Suite(
             root,
             Dcgm(engine.host, values.dcgm_l4_timeout_seconds, engine=engine, root=root),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sim.api_requests import Request, told_refusal
+from sim.api_requests import Request, logged_refusal
 from sim.api_store import ApiStore
 
 
@@ -97,7 +97,7 @@ class RequestGate:
             failure = self._failure
             if failure and failure.path_part in path and failure.left > 0:
                 failure.left -= 1
-                raise told_refusal(failure.status, failure.retry_after, method, path)
+                raise logged_refusal(failure.status, failure.retry_after, method, path)
 
     def record(self, request: Request) -> None:
         with self.store.changed:

@@ -64,7 +64,7 @@ def parse_target(path: str, query: str = "") -> Target:
     raise RefusedError(HTTPStatus.NOT_FOUND, "NotFound", "the server could not find the requested resource")
 
 
-def told_refusal(status: int, retry_after: int | None, method: str, path: str) -> RefusedError:
+def logged_refusal(status: int, retry_after: int | None, method: str, path: str) -> RefusedError:
     """The failure that the stand-in was told to answer with."""
     message = f"the stand-in was told to answer {status}"
     if status == HTTPStatus.FORBIDDEN:

@@ -42,16 +42,16 @@ class Hami:
 
     def install(self, release: str, hook: str = "/usr/local", age_seconds: float = 3000) -> None:
         """As its chart does with `global.gpuHookPath: HOOK`, up and in order; what an older release left stays."""
-        told = RELEASES[release]
+        versions = RELEASES[release]
         self._folder = f"{hook}/vgpu".lstrip("/")
-        self._write(f"{self._folder}/{told.library}", "\x7fELF")
+        self._write(f"{self._folder}/{versions.library}", "\x7fELF")
         self._write(f"{self._folder}/ld.so.preload", f"{hook}/vgpu/libvgpu.so")
         (self._root / self._folder / "containers").mkdir(exist_ok=True)
         (self._root / f"var/lib/kubelet/pods/{POD}").mkdir(parents=True, exist_ok=True)
-        plugin, monitor = {"HOOK_PATH": hook}, {"HOOK_PATH": f"{hook}/vgpu", **(told.monitor or {})}
-        self._run(PLUGIN_PID, "nvidia-device-plugin", plugin, told.plugin_capabilities, age_seconds)
+        plugin, monitor = {"HOOK_PATH": hook}, {"HOOK_PATH": f"{hook}/vgpu", **(versions.monitor or {})}
+        self._run(PLUGIN_PID, "nvidia-device-plugin", plugin, versions.plugin_capabilities, age_seconds)
         self._run(MONITOR_PID, "vGPUmonitor", monitor, _SYS_ADMIN, age_seconds)
-        self._write(f"proc/{PLUGIN_PID}/root/{_IMAGE}/{told.library}", "\x7fELF")
+        self._write(f"proc/{PLUGIN_PID}/root/{_IMAGE}/{versions.library}", "\x7fELF")
         for name in ("kubelet.sock", _SOCKET):
             self._make_socket(name)
         self.listen(_SOCKET)

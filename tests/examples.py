@@ -7,7 +7,7 @@ from typing import Any
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import read_xid
-from healthcheck.memory.findings import Memory, Standing
+from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.memory.looks import JudgedCycle, after_look
 from healthcheck.model import PREFIX, Finding, KernelEvent, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.node.state import NodeState
@@ -56,11 +56,11 @@ def stands(
     at: float = MONOTONIC,
     boot_id: str = BOOT,
     seq: int = -1,
-) -> Standing:
-    return Standing(finding, check, nature, WALL, WALL, 1, boot_id, at, seq)
+) -> ActiveFinding:
+    return ActiveFinding(finding, check, nature, WALL, WALL, 1, boot_id, at, seq)
 
 
-def remembers(*standing: Standing, **more: Any) -> Memory:
+def remembers(*standing: ActiveFinding, **more: Any) -> Memory:
     return Memory(machine=MACHINE, boot_id=BOOT, standing=standing, **more)
 
 

@@ -54,11 +54,11 @@ def section(links: Mapping[str, str]) -> Iterator[str]:
     yield "## What guides have people look for\n"
     yield "Each thing that four guides check by hand when a GPU workload is stuck, and what answers it here: a cause, a"
     yield "finding of the agent's, or a command of `gpu-healthcheck`. Where the guide is wrong, what is right.\n"
-    for guide, told in groupby(questions(), key=lambda question: question.guide):
+    for guide, rows in groupby(questions(), key=lambda question: question.guide):
         yield f"### {GUIDES[guide]}\n"
         yield "| where | looked for | answered by | what is right |"
         yield "|---|---|---|---|"
-        for question in told:
+        for question in rows:
             answers = "; ".join(_shown(answer, links) for answer in question.answers)
             yield f"| {question.section} | {question.question} | {answers} | {question.correction} |"
         yield ""

@@ -196,7 +196,7 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
     unseen, now = not snapshot.sees("Node"), snapshot.now
     for pod in component.pods:
         node = nodes.get(pod.spec.node)
-        if node is not None and (_is_excused(node, now) or _is_beside(component, node)):
+        if node is not None and (_is_excused(node, now) or _shares_node(component, node)):
             continue
         # If nodes are not visible, a node may be as new as its pods.
         if unseen and pod.meta.created is not None and now - pod.meta.created < YOUNG:
@@ -213,7 +213,7 @@ def _is_excused(node: Node, now: datetime) -> bool:
     return young or node.meta.deleted is not None or not node.ready
 
 
-def _is_beside(component: Component, node: Node) -> bool:
+def _shares_node(component: Component, node: Node) -> bool:
     """Whether the component does not matter on the node at present.
 
     Either the node has no GPU, or the operator is changing the layers that the component depends on.

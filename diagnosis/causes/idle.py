@@ -26,7 +26,7 @@ IDLE = Cause(
     f"DCGM exporter: {SERIES} at 0 in every sample of an hour; DCGM has no such number for MIG instances",
 )
 _HOUR = timedelta(hours=1)
-_MOST_TOLD = 4
+_MOST_SHOWN = 4
 _GPU, _WHOLE = "nvidia.com/gpu", "GPUs"
 
 
@@ -75,7 +75,7 @@ def _idle_cards(node: NodeAllocation, held: Mapping[str, int], idle: list[CardLo
         by_pod[load.pod].append(load)
     unnamed = by_pod.pop("", [])
     for name, some in by_pod.items():
-        cards = ", ".join(load.uuid or load.index for load in some[:_MOST_TOLD])
+        cards = ", ".join(load.uuid or load.index for load in some[:_MOST_SHOWN])
         yield name, f"{name}: {len(some)} of its {held[name]} GPUs on node/{node.node} at 0 % for an hour: {cards}"
     if not by_pod and node.gpus and len(unnamed) >= node.gpus:
         for name, number in held.items():

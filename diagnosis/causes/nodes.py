@@ -39,7 +39,7 @@ _LEASES = "kube-node-lease"
 _LOOK = "Then at the machine: whether it runs, and the kubelet on it: `systemctl status kubelet`."
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _UPGRADED = ("", "upgrade-done", "upgrade-failed")
-_MOST_TOLD = 4
+_MOST_SHOWN = 4
 
 
 def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -76,7 +76,7 @@ def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
     for name, pods in left.items():
         renewed = leases.get(name)
         stale = renewed is not None and snapshot.now - renewed > _SILENT
-        messages = [f"{one.subject} is bound to it, with no state of any container" for one in pods[:_MOST_TOLD]]
+        messages = [f"{one.subject} is bound to it, with no state of any container" for one in pods[:_MOST_SHOWN]]
         messages += [f"lease {_LEASES}/{name}: renewed last at {renewed:%H:%M:%S}Z"] if renewed and stale else []
         certainty = Certainty.PROVEN if stale else Certainty.LIKELY
         # A device plugin that does not answer keeps a kubelet that works from beginning.
@@ -94,7 +94,7 @@ def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:
     for name, pods in bound.items():
         lasting = [one for one in pods if older(snapshot, one.meta.created, _GONE_FOR)]
         if lasting:
-            evidence = (f"there is no node {name}", *(f"{one.subject} is bound to it" for one in lasting[:_MOST_TOLD]))
+            evidence = (f"there is no node {name}", *(f"{one.subject} is bound to it" for one in lasting[:_MOST_SHOWN]))
             delete = f"Delete what is bound to it: {_delete(lasting[0])}"
             yield FoundCause(
                 GONE, f"node/{name}", evidence, (delete, GONE.remedy), tuple(one.subject for one in lasting)

@@ -362,10 +362,10 @@ def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognise
         known = recognised(CONFIG_TEXTS, (*symptoms, *_failed(events)))
         return known or _as(CREATION_FAILS, symptoms)
     if reasons & START_REASONS and recognised(HANDLER_TEXTS, symptoms) is None:
-        told = (*symptoms, *_failed(events))
-        if any(TOOL.search(symptom.text) for symptom in told):
+        texts = (*symptoms, *_failed(events))
+        if any(TOOL.search(symptom.text) for symptom in texts):
             return None
-        return recognised((*INJECTION_TEXTS, *CREATE_TEXTS), told) or _as(CREATION_FAILS, symptoms)
+        return recognised((*INJECTION_TEXTS, *CREATE_TEXTS), texts) or _as(CREATION_FAILS, symptoms)
     return None
 
 
@@ -382,8 +382,8 @@ def _of_image(symptoms: Iterable[Symptom], events: Iterable[Symptom]) -> Recogni
         *symptoms,
         *(symptom for symptom in _failed(events) if "pull" in symptom.text.lower() or "image" in symptom.text.lower()),
     )
-    told = tuple(text for text in texts if text.text)
-    return recognised(IMAGE_TEXTS, told) or _as(IMAGE_FAILS, (*told, *symptoms))
+    written = tuple(text for text in texts if text.text)
+    return recognised(IMAGE_TEXTS, written) or _as(IMAGE_FAILS, (*written, *symptoms))
 
 
 def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
@@ -419,8 +419,10 @@ def _is_of_runtime(text: str) -> bool:
 
 
 def _as(cause: Cause, symptoms: Iterable[Symptom]) -> Recognised:
-    told = tuple(symptoms)
-    best = next((symptom for symptom in told if symptom.text), told[0] if told else Symptom(TextSource.WAITING, "", ""))
+    known = tuple(symptoms)
+    best = next(
+        (symptom for symptom in known if symptom.text), known[0] if known else Symptom(TextSource.WAITING, "", "")
+    )
     return Recognised(cause, best, shortened(best.text))
 
 

@@ -109,7 +109,7 @@ _GKE = "cloud.google.com/gke-accelerator"
 _FORCES = re.compile(r"none|void|(?:\d|GPU-|MIG-)\S{0,400}", re.ASCII)
 _HIDES_ALL = ("none", "void", "no", "-1")
 _CDI = "cdi"
-_MOST_TOLD = 3
+_MOST_SHOWN = 3
 _GPU_IMAGE = re.compile(r"cuda|nvcr\.io/nvidia|nvidia/", re.ASCII)
 
 
@@ -134,7 +134,7 @@ def find_running(snapshot: Snapshot) -> Iterator[FoundCause]:
         together[lack.cause.name, lack.subject].append((pod, lack, message))
     for (_, subject), some in together.items():
         lack = some[0][1]
-        evidence = (*(message for _, _, message in some[:_MOST_TOLD]), *lack.evidence)
+        evidence = (*(message for _, _, message in some[:_MOST_SHOWN]), *lack.evidence)
         affected = tuple(pod.subject for pod, _, _ in some)
         yield of_lack(lack, subject, evidence, affected, some[0][0])
 
@@ -149,7 +149,7 @@ def find_hidden(snapshot: Snapshot) -> Iterator[FoundCause]:
         if message:
             together[snapshot.line(pod.meta)[-1]].append((pod, message))
     for subject, some in together.items():
-        evidence = tuple(f"{pod.subject}: {message}" for pod, message in some[:_MOST_TOLD])
+        evidence = tuple(f"{pod.subject}: {message}" for pod, message in some[:_MOST_SHOWN])
         lack = MissingGpu(HIDDEN, subject, evidence, Certainty.LIKELY)
         yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
 
@@ -166,8 +166,8 @@ def find_plain(snapshot: Snapshot) -> Iterator[FoundCause]:
         if asks_for_gpus(pod.spec) and (message := _plain(node) or by_choice):
             together[snapshot.line(pod.meta)[-1] if classes else node.subject].append((pod, message))
     for subject, some in together.items():
-        named = tuple(f"{pod.subject} names no runtimeClassName" for pod, _ in some[:_MOST_TOLD])
-        evidence = tuple(dict.fromkeys((*named, *(message for _, message in some[:_MOST_TOLD]))))
+        named = tuple(f"{pod.subject} names no runtimeClassName" for pod, _ in some[:_MOST_SHOWN])
+        evidence = tuple(dict.fromkeys((*named, *(message for _, message in some[:_MOST_SHOWN]))))
         lack = MissingGpu(CLASS_NOT_NAMED, subject, evidence)
         yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
 

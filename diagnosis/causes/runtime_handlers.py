@@ -65,12 +65,14 @@ NOT_FOR_NODE = Cause(
 )
 
 _HANDLER_TEXTS = "containerd, internal/cri; CRI-O; cri-dockerd"
-_TOLD = (TextSource.EVENT, TextSource.WAITING, TextSource.ENDED)
+_SOURCES = (TextSource.EVENT, TextSource.WAITING, TextSource.ENDED)
 HANDLER_TEXTS = (
-    signature(r'no runtime for \\?"([^"\\]{1,64})\\?" is configured', MISSING, _HANDLER_TEXTS, *_TOLD),
-    signature(r'failed to find runtime handler "?([^\s"]{1,64})"? from runtime list', MISSING, _HANDLER_TEXTS, *_TOLD),
-    signature(r'RuntimeHandler \\?"([^"\\]{1,64})\\?" not supported', MISSING, _HANDLER_TEXTS, *_TOLD),
-    signature(r'(?:unknown or )?invalid runtime name:? "?([\w.-]{1,64})', MISSING, _HANDLER_TEXTS, *_TOLD),
+    signature(r'no runtime for \\?"([^"\\]{1,64})\\?" is configured', MISSING, _HANDLER_TEXTS, *_SOURCES),
+    signature(
+        r'failed to find runtime handler "?([^\s"]{1,64})"? from runtime list', MISSING, _HANDLER_TEXTS, *_SOURCES
+    ),
+    signature(r'RuntimeHandler \\?"([^"\\]{1,64})\\?" not supported', MISSING, _HANDLER_TEXTS, *_SOURCES),
+    signature(r'(?:unknown or )?invalid runtime name:? "?([\w.-]{1,64})', MISSING, _HANDLER_TEXTS, *_SOURCES),
 )
 CLASS_TEXTS = (
     signature(r'RuntimeClass \\?"([^"\\]{1,253})\\?" not found', CLASS_MISSING, "kube-apiserver", TextSource.EVENT),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from diagnosis.hami.asking import asked_of
 from diagnosis.hami.card_checks import PodConditions
+from diagnosis.hami.card_options import card_options
 from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.fit import ContainerRequest, NodeVerdict, fit
 from diagnosis.hami.holding import CardUsage, by_node, held_on
@@ -26,7 +27,6 @@ from diagnosis.hami.registration import (
 )
 from diagnosis.hami.settings import HamiSettings
 from diagnosis.hami.versions import NEWEST, Version
-from diagnosis.hami.wishes import wishes
 from diagnosis.placement import has, offers
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import Meta
@@ -44,14 +44,14 @@ class SchedulerState(Struct, frozen=True):
     """
 
     settings: HamiSettings
-    told_version: Version | None
+    reported_version: Version | None
     cards: Mapping[str, tuple[CardUsage, ...]]
     line: CommandLine = field(default_factory=CommandLine)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def version(self) -> Version:
-        return self.told_version or NEWEST
+        return self.reported_version or NEWEST
 
 
 def books_of(snapshot: Snapshot, installation: Installation | None) -> SchedulerState:
@@ -85,7 +85,7 @@ def verdicts(
     make are not assumed.
     """
     room = room_of(snapshot, meta.namespace, books.settings, books.version)
-    own = wishes(meta)
+    own = card_options(meta)
     policy = books.line.gpu_policy if own.gpu_policy is None else own.gpu_policy
     terms = PodConditions(replace(own, gpu_policy=policy), room, books.version)
     # HAMi's filter treats a sidecar like any init container: nothing runs in parallel with it.
@@ -100,12 +100,12 @@ def verdicts(
 
 def unregistered(node: Node, books: SchedulerState) -> str:
     """Return why HAMi's scheduler knows no cards of the node; '' if it does."""
-    told, count = registration(node), books.settings.count_name
-    if told is None:
+    registered, count = registration(node), books.settings.count_name
+    if registered is None:
         return "no device plugin of HAMi has registered cards there"
     if why := _not_asked(node, books):
         return why
-    if why := _unreadable(node, told, books):
+    if why := _unreadable(node, registered, books):
         return why
     gone = has(node, count) and not offers(node, count)
     return f"it offers no {count} any more: the device plugin is gone" if gone else ""
@@ -116,8 +116,8 @@ def _unreadable(node: Node, registration: Registration, books: SchedulerState) -
         return f"its registration can't be read: {why}"
     if why := scores_unreadable(node):
         return f"its annotation {SCORES} can't be read: {why}"
-    if books.told_version is not None and registration.form is not _form(books.told_version):
-        version = ".".join(map(str, books.told_version))
+    if books.reported_version is not None and registration.form is not _form(books.reported_version):
+        version = ".".join(map(str, books.reported_version))
         return f"its registration is {registration.form.value}, and the scheduler is {version}"
     return ""
 

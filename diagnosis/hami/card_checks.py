@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from diagnosis.hami import mig
 from diagnosis.hami.asking import CardRequest
+from diagnosis.hami.card_options import CardOptions
 from diagnosis.hami.holding import CardUsage, Share
 from diagnosis.hami.quota import QuotaAmounts
 from diagnosis.hami.reasons import Code
 from diagnosis.hami.registration import MIG_MODE
 from diagnosis.hami.versions import NEWEST, Version
-from diagnosis.hami.wishes import CardOptions
 
 _2_10: Version = (2, 10)
 _TOPOLOGY_SINCE: Version = (2, 7)
@@ -33,7 +33,7 @@ class PodConditions(Struct, frozen=True):
     its init containers had.
     """
 
-    wishes: CardOptions = field(default_factory=CardOptions)
+    card_options: CardOptions = field(default_factory=CardOptions)
     room: QuotaAmounts = field(default_factory=QuotaAmounts)
     version: Version = NEWEST
     init_peak: tuple[tuple[str, Share], ...] = ()
@@ -41,12 +41,12 @@ class PodConditions(Struct, frozen=True):
 
     @property
     def by_topology(self) -> bool:
-        return self.wishes.gpu_policy == "topology-aware" and self.version >= _TOPOLOGY_SINCE
+        return self.card_options.gpu_policy == "topology-aware" and self.version >= _TOPOLOGY_SINCE
 
     @property
     def alone(self) -> bool:
         """Whether the pod requires cards of which no other pod has a part."""
-        policies = (self.wishes.gpu_policy or "").split(",")
+        policies = (self.card_options.gpu_policy or "").split(",")
         return self.version >= _2_10 and "mutex" in (policy.strip() for policy in policies)
 
     def after(self, init: bool, parts: Iterable[tuple[str, Share]]) -> PodConditions:
@@ -66,7 +66,7 @@ def refusal(
 
     NUMA is yielded for a pod bound to one NUMA node, whose search may have to start again.
     """
-    options_es, card = terms.wishes, state.card
+    options_es, card = terms.card_options, state.card
     yield None if state.usable else Code.UNHEALTHY
     yield Code.CORDONED if state.cordoned and terms.version >= _2_10 else None
     yield None if _takes_type(card.kind, card.mode, options_es, terms.version) else Code.TYPE

@@ -17,7 +17,7 @@ from diagnosis.hami.asking import CardRequest
 from diagnosis.hami.card_checks import PodConditions, refusal
 from diagnosis.hami.holding import CardUsage, Share
 from diagnosis.hami.order import in_order
-from diagnosis.hami.reasons import Code, told
+from diagnosis.hami.reasons import Code, reason_text
 from diagnosis.hami.registration import MIG_MODE
 from diagnosis.hami.versions import Version
 
@@ -116,7 +116,7 @@ def _fit_one(
     cards = tuple(walk.verdicts.get(state.card.uuid) or _alone(state, asked, terms) for state in states)
     if too_many:
         code = Code.NO_SUCH_NUMBER
-        reason = told({code: 1}, len(states)) if terms.version >= _COUNTS_SINCE else code.value
+        reason = reason_text({code: 1}, len(states)) if terms.version >= _COUNTS_SINCE else code.value
         return NodeVerdict(False, reason, {code: 1}, request.name, cards), ()
     if done:
         return NodeVerdict(True, "", {}, request.name, cards), tuple(
@@ -124,7 +124,7 @@ def _fit_one(
         )
     if walk.taken:
         walk.counts[Code.TOO_FEW] = len(walk.taken) if terms.version >= _COUNTS_SINCE else 1
-    return NodeVerdict(False, told(walk.counts, len(states)), dict(walk.counts), request.name, cards), ()
+    return NodeVerdict(False, reason_text(walk.counts, len(states)), dict(walk.counts), request.name, cards), ()
 
 
 def _walked(walk: _CardSearch, order: Iterable[CardUsage], asked: CardRequest, terms: PodConditions) -> bool:
@@ -184,7 +184,7 @@ def _verdict(state: CardUsage, asked: CardRequest, code: Code) -> CardVerdict:
 
 def _for_instances(states: Iterable[CardUsage], terms: PodConditions) -> bool:
     """Whether several instances of one card count as several cards, as HAMi does from 2.10."""
-    mode = terms.wishes.mode
+    mode = terms.card_options.mode
     if terms.version < _COUNTS_SINCE or (mode is not None and MIG_MODE not in mode):
         return False
     return any(state.card.mode == MIG_MODE for state in states)

@@ -20,8 +20,8 @@ def in_order(states: Iterable[CardUsage], asked: CardRequest, terms: PodConditio
 
     Among equal ones HAMi's order is by chance.
     """
-    packs = terms.wishes.gpu_policy == BINPACK
-    by_numa = terms.wishes.numa_bind or terms.version < _SCORE_FIRST_SINCE
+    packs = terms.card_options.gpu_policy == BINPACK
+    by_numa = terms.card_options.numa_bind or terms.version < _SCORE_FIRST_SINCE
 
     def rank(state: CardUsage) -> tuple[float, float]:
         full, numa = (-_score(state, asked), state.card.numa) if packs else (_score(state, asked), -state.card.numa)

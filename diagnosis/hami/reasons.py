@@ -29,7 +29,7 @@ class Code(Enum):
 UNREGISTERED = "node unregistered"
 
 
-def told(counts: Mapping[Code, int], cards: int) -> str:
+def reason_text(counts: Mapping[Code, int], cards: int) -> str:
     """Format counts as HAMi does: `3/8 CardInsufficientMemory, 5/8 CardInsufficientCore`.
 
     HAMi's own order is random.

@@ -87,8 +87,8 @@ def registration(node: Node) -> Registration | None:
 
 def registered(node: Node) -> tuple[Card, ...]:
     """NVIDIA's cards of the node; none where its registration can't be read."""
-    told = registration(node)
-    return told.cards if told is not None else ()
+    registered = registration(node)
+    return registered.cards if registered is not None else ()
 
 
 def scores_unreadable(node: Node) -> str:

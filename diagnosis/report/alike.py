@@ -42,7 +42,7 @@ class ProblemGroup(Struct, frozen=True):
         return () if names in ((), (self.problem.found.subject,)) else names
 
 
-def told_once(problems: Iterable[Problem]) -> tuple[ProblemGroup, ...]:
+def problem_groups(problems: Iterable[Problem]) -> tuple[ProblemGroup, ...]:
     """Merge similar problems in their order; a group has the position of its first problem."""
     some: dict[object, list[Problem]] = {}
     for problem in problems:
@@ -50,7 +50,9 @@ def told_once(problems: Iterable[Problem]) -> tuple[ProblemGroup, ...]:
         some.setdefault(_key(problem) if not problem.consequences else problem.found.subject, []).append(problem)
     groups = [
         ProblemGroup(
-            _together(alike), tuple(problem.found.subject for problem in alike[1:]), told_once(alike[0].consequences)
+            _together(alike),
+            tuple(problem.found.subject for problem in alike[1:]),
+            problem_groups(alike[0].consequences),
         )
         for alike in some.values()
     ]

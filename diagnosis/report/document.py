@@ -141,7 +141,7 @@ def _installation(table: InstallationTable) -> dict[str, Any]:
             "health": part.health.value if part.health is not None else None,
             "status": part.status,
             "version": part.version,
-            "detail": part.told,
+            "detail": part.detail,
         }
         for part in table.parts
     ]

@@ -9,7 +9,7 @@ from diagnosis.cause import Certainty
 from diagnosis.hami.card_row import COLUMNS, CardRow, card_row
 from diagnosis.hami_parts import COLUMNS as PART_COLUMNS
 from diagnosis.quantity import shown
-from diagnosis.report.alike import ProblemGroup, told_once
+from diagnosis.report.alike import ProblemGroup, problem_groups
 from diagnosis.report.one_file import rendered
 from diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours
 from diagnosis.report.whole import Report
@@ -21,7 +21,7 @@ _MOST_AFFECTED = 20
 
 def text(report: Report) -> str:
     cluster = report.cluster
-    problems = told_once(report.diagnosis.problems)
+    problems = problem_groups(report.diagnosis.problems)
     drawn = list(bars(cluster, _MOST_NODES)) if cluster is not None else []
     return rendered(
         __package__,

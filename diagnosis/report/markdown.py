@@ -13,7 +13,7 @@ from diagnosis.hami.card_row import COLUMNS, card_row
 from diagnosis.hami_parts import COLUMNS as PART_COLUMNS
 from diagnosis.hami_parts import InstallationTable
 from diagnosis.quantity import shown
-from diagnosis.report.alike import ProblemGroup, told_once
+from diagnosis.report.alike import ProblemGroup, problem_groups
 from diagnosis.report.whole import Report
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
@@ -68,7 +68,7 @@ def _lines(report: Report) -> Iterator[str]:
     for table in report.hami:
         yield from _installation(table)
     yield from ("## Identified Issues", "")
-    problems = told_once(report.diagnosis.problems)
+    problems = problem_groups(report.diagnosis.problems)
     if not problems:
         seen = "in what could be seen." if report.diagnosis.unseen else ""
         yield from (f"Nothing found {seen}".strip() + ("" if seen else "."), "")
@@ -140,7 +140,7 @@ def _installation(table: InstallationTable) -> Iterator[str]:
     for part in table.parts:
         status = f"{_MARKS[part.health]} {part.status}" if part.health is not None else part.status
         version = code(part.version) if part.version else ""
-        yield f"| {escaped(part.what)} | {status} | {version} | {escaped(part.told)} |"
+        yield f"| {escaped(part.what)} | {status} | {version} | {escaped(part.detail)} |"
     yield ""
 
 

@@ -19,7 +19,7 @@ from diagnosis.components import Health
 from diagnosis.diagnose import Problem
 from diagnosis.hami_parts import InstallationTable
 from diagnosis.node_inventory import InventoryRow
-from diagnosis.report.alike import ProblemGroup, told_once
+from diagnosis.report.alike import ProblemGroup, problem_groups
 from diagnosis.report.whole import Report
 from healthcheck.text.naming import named
 
@@ -47,7 +47,7 @@ def page(report: Report, width: int) -> Iterator[RenderableType]:
         yield from _installation(installation, width)
     for chain in report.chains:
         yield from _chain(chain, width)
-    problems = told_once(diagnosis.problems)
+    problems = problem_groups(diagnosis.problems)
     if not problems:
         yield Text(_nothing(report))
     for number, problem in enumerate(problems, start=1):
@@ -99,10 +99,10 @@ def _installation(table: InstallationTable, width: int) -> Iterator[Text]:
         if part.health is not None:
             line.append(f" {part.status}", _HEALTH_STYLES.get(part.health, "dim"))
         line.append(f" {part.version}" if part.version else "", "dim")
-        yield from _beside(line, part.told, width)
+        yield from _in_column(line, part.detail, width)
 
 
-def _beside(line: Text, words: str, width: int, style: str = "dim") -> Iterator[Text]:
+def _in_column(line: Text, words: str, width: int, style: str = "dim") -> Iterator[Text]:
     """Append the words after a colon, or yield them below if the line is too short."""
     if words and line.cell_len + len(words) + 2 <= width:
         yield line.append(f": {words}", style)
@@ -117,7 +117,7 @@ def _chain(chain: Chain, width: int) -> Iterator[Text]:
         line = Text(f"  {_MARKS[step.state]} ", _STATE_STYLES[step.state])
         line.append(step.link.value, "dim" if step.state is LinkState.NOT_REACHED else "")
         why = ", ".join(problem.found.cause.name for problem in step.problems) or step.seen
-        yield from _beside(line, why, width, _STATE_STYLES[step.state] if step.problems else "dim")
+        yield from _in_column(line, why, width, _STATE_STYLES[step.state] if step.problems else "dim")
 
 
 def _problem(group: ProblemGroup, number: str, depth: int, width: int) -> Iterator[Text]:

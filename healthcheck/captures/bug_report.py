@@ -49,7 +49,7 @@ _DATE = re.compile(
     r"Date: \w+ (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d)(?: (?P<half>[AP]M))?"
     r".* (?P<year>\d{4})\Z"
 )
-_MOST_TOLD = 200_000
+_MOST_SHOWN = 200_000
 _SAME_EVENT_SECONDS = 120.0
 """Two sections may print different clocks for one record: syslog's own, or dmesg's, which drifts."""
 _SAME_BOOT_SECONDS = 180.0
@@ -129,7 +129,7 @@ class BugReportReader:
         self.recognised = self.recognised or line.kernel
         self.host = line.host or self.host
         moment = section.clock.read(line.stamp)
-        if line.kernel and marked and self._count < _MOST_TOLD:
+        if line.kernel and marked and self._count < _MOST_SHOWN:
             self._count += 1
             for text in messages(line.text):
                 section.keep(section.joiner.add(replace(line, text=text), moment, number, decoded(raw)))
@@ -176,13 +176,13 @@ class BugReportReader:
         boots: dict[int, list[_Event]] = {number: [] for number in range(len(starts) + 1)}
         for event in kept:
             boots[bisect_right(starts, event.when)].append(event)
-        for number, told in boots.items():
+        for number, recorded in boots.items():
             last = number == len(starts)
-            if not told and not last:
+            if not recorded and not last:
                 continue
-            start = starts[number - 1] if number else min((event.when for event in told), default=end)
-            ends = end if last else told[-1].when
-            yield from _in_batches(name, first_boot + number, told, (start, ends))
+            start = starts[number - 1] if number else min((event.when for event in recorded), default=end)
+            ends = end if last else recorded[-1].when
+            yield from _in_batches(name, first_boot + number, recorded, (start, ends))
         self.boot = first_boot + len(starts)
 
     def _on_one_clock(self) -> tuple[list[_Event], float | None]:

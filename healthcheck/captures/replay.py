@@ -14,7 +14,7 @@ from healthcheck.checks import driver_messages, sxid, xid
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import begin, expired
-from healthcheck.memory.findings import Key, Memory, Standing
+from healthcheck.memory.findings import ActiveFinding, Key, Memory
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Check, Evidence, KernelEvent, Now, Outcome, Severity, Unobserved, UnobservedCause, counted
 from healthcheck.probes import kernel_log
@@ -90,7 +90,7 @@ class Replay(Struct):
         standing = tuple(self._rested(finding, shift) for finding in self.memory.standing)
         return replace(self.memory, boot_id=boot_id, standing=standing)
 
-    def line_of(self, standing: Standing) -> str:
+    def line_of(self, standing: ActiveFinding) -> str:
         """The line that a finding rests on, as the capture has it."""
         first = self._first.get(standing.key)
         return first.shown if first else ""
@@ -127,7 +127,7 @@ class Replay(Struct):
         if not is_news_of_the_driver and (key in self.ignored or len(self.ignored) < _MOST_COUNTED):
             self.ignored[key] += 1
 
-    def _rested(self, standing: Standing, shift: timedelta) -> Standing:
+    def _rested(self, standing: ActiveFinding, shift: timedelta) -> ActiveFinding:
         first = self._first.get(standing.key)
         source = first.source if first else standing.finding.source
         return replace(

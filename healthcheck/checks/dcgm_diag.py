@@ -106,11 +106,11 @@ _OVER_REPORTING_ERRORS = frozenset((30, 31, 50, 51, 56, 62, 63, 64, 65, 66, 110,
 DCGM issues 272 and 284; dcgm_errors.h: LOW_BANDWIDTH, HIGH_LATENCY, STRESS_LEVEL, CUDA_API, MEMORY_ALLOC,
 MEMORY_BANDWIDTH, TARGET_POWER, API_FAIL, API_FAIL_GPU, CUDA_CONTEXT, GFLOPS_THRESHOLD_VIOLATION, RETEST_REQUESTED.
 """
-_BESIDE_GPUS = frozenset(("cpu", "core"))
+_NOT_GPUS = frozenset(("cpu", "core"))
 """Of a Grace, which DCGM 4 lists among what it tests: without the package of the CPU's own test it skips them."""
 ALSO = "; also "
 """Between a finding's first error and the others."""
-_LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMED, _MOST_TOLD = 240, 48, 6, 24
+_LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMED, _MOST_SHOWN = 240, 48, 6, 24
 _STATUS_WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped", "not-run": "not run", "unknown": "unclear"}
 _THRESHOLD = "an error that the test names; a failure that names none is MONITOR, of a test of memory RESET"
 _WORD = re.compile(r"[a-z0-9]+")
@@ -437,7 +437,7 @@ def _not_tested(
         yield Unobserved(dcgm_causes.TESTS_MISSING, f"the answer has no result of {' and '.join(missing)}")
     by_device: dict[str, bool] = {}
     for row in of_hardware:
-        if row.index is not None and row.kind not in _BESIDE_GPUS:
+        if row.index is not None and row.kind not in _NOT_GPUS:
             subject = devices[row.kind, row.index].subject
             by_device[subject] = by_device.get(subject, False) or _ran(row)
     for subject, ran in by_device.items():
@@ -490,10 +490,10 @@ def _summary(rows: Iterable[DiagResult]) -> str:
         tests.setdefault(row.test, Counter())[row.status] += 1
     messages = [
         f"{test} " + ", ".join(f"{_STATUS_WORDS[status]} on {count}" for status, count in sorted(counts.items()))
-        for test, counts in list(tests.items())[:_MOST_TOLD]
+        for test, counts in list(tests.items())[:_MOST_SHOWN]
     ]
-    if len(tests) > _MOST_TOLD:
-        messages.append(counted(len(tests) - _MOST_TOLD, "further test"))
+    if len(tests) > _MOST_SHOWN:
+        messages.append(counted(len(tests) - _MOST_SHOWN, "further test"))
     return "; ".join(messages)
 
 

@@ -26,7 +26,7 @@ SHIMS = "io.containerd.runc."
 """containerd's runtime types that start runc, or the program named by BinaryName."""
 OLDEST_SHIM = "io.containerd.runtime.v1.linux"
 """It starts a program too, which another option names."""
-_MOST_TOLD = 4
+_MOST_SHOWN = 4
 """Of the places of one fault."""
 
 
@@ -87,7 +87,7 @@ def together(findings: Iterable[Finding]) -> Iterator[Finding]:
     for finding in findings:
         by_reason.setdefault((finding.reason, finding.subject), []).append(finding)
     for first, *others in by_reason.values():
-        messages = [finding.detail for finding in (first, *others)][:_MOST_TOLD]
+        messages = [finding.detail for finding in (first, *others)][:_MOST_SHOWN]
         more = [f"and {len(others) + 1 - len(messages)} more"] if len(others) + 1 > len(messages) else []
         yield replace(first, detail="; ".join([*messages, *more]))
 

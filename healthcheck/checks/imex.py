@@ -31,23 +31,23 @@ NOT_RUNNING = Reason(
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     row = fabric_of(expected.instance_type)
-    around = seen[services.SERVICES]
-    running = around.find(services.IMEX) is not None
+    states = seen[services.SERVICES]
+    running = states.find(services.IMEX) is not None
     if row is None or not row.imex:
         yield NotConfigured("no NVLink fabric spans this node and others")
-    elif not running and not around.imex_enabled:
+    elif not running and not states.imex_enabled:
         # The DRA driver requires that it is disabled on the host, and runs it in a pod while a job needs it.
         yield NotConfigured("systemd does not start nvidia-imex on this node")
-    elif not running and around.of_host and around.is_unsure(services.IMEX):
-        why = f"whether the node's own nvidia-imex runs can't be told: {around.beside(services.IMEX)}"
+    elif not running and states.of_host and states.is_unsure(services.IMEX):
+        why = f"whether the node's own nvidia-imex runs can't be told: {states.beside(services.IMEX)}"
         yield Unobserved(services.UNCERTAIN, why)
-    elif not running and not around.of_host:
+    elif not running and not states.of_host:
         yield Unobserved(services.PROCESSES_HIDDEN, "the host's processes can't be seen from here")
     else:
         if not running:
             detail = f"no process {services.IMEX}, which systemd starts here"
             yield Finding(NOT_RUNNING.name, NOT_RUNNING.severity, "node", detail, flickers=NOT_RUNNING.flickers)
-        text = around.beside(services.IMEX)
+        text = states.beside(services.IMEX)
         message = ("running" if running else "not running") + (f"; not counted: {text}" if text else "")
         yield Observation(message, "running", f"{row.instance_type} in fabrics.csv")
 

@@ -200,9 +200,9 @@ def _docker(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     return f"`nvidia-ctk runtime configure --runtime=docker {file} --set-as-default && {restart(runtime, used)}`"
 
 
-_Told = Callable[[ContainerRuntime, RuntimeConfiguration], str]
-_OF_KINDS: dict[str, _Told] = {CRIO: _crio, DOCKER: _docker}
-_OF_DISTRIBUTIONS: dict[str, _Told] = {
+_Advice = Callable[[ContainerRuntime, RuntimeConfiguration], str]
+_OF_KINDS: dict[str, _Advice] = {CRIO: _crio, DOCKER: _docker}
+_OF_DISTRIBUTIONS: dict[str, _Advice] = {
     K3S: _ranchers,
     RKE2: _ranchers,
     MICROK8S: _microk8s,

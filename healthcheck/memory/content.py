@@ -169,11 +169,11 @@ def _sights(content: _Content) -> dict[str, FirstObservation]:
     Earlier versions of this program wrote them without their positions in the kernel log.
     """
     places = content.sight_places or {}
-    told = {}
+    numbers = {}
     for kind, (name, at) in (content.sights or {}).items():
         boot_id, cursor = places.get(kind, ("", -1))
-        told[kind] = FirstObservation(str(name), moment(at), str(boot_id), int(cursor))
-    return told
+        numbers[kind] = FirstObservation(str(name), moment(at), str(boot_id), int(cursor))
+    return numbers
 
 
 def _first(row: _FirstRow, gpus: Mapping[str, Mapping[str, str]]) -> EarlierHardware:
@@ -191,10 +191,10 @@ def _identity(about: Mapping[str, str]) -> str:
 
 
 def _seconds(value: object) -> float:
-    told = seconds(value)
-    if told is None:
+    numbers = seconds(value)
+    if numbers is None:
         raise ValueError("a number of seconds is wanted")
-    return told
+    return numbers
 
 
 def _digest(content: bytes) -> str:

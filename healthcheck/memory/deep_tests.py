@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from healthcheck.checks import DEEP_CHECKS
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.memory.exits import ended_by_reset, escalated, is_acknowledged, retested
-from healthcheck.memory.findings import Key, Memory, Standing, differs, gpu_address, located, worst_first
+from healthcheck.memory.findings import ActiveFinding, Key, Memory, differs, gpu_address, located, worst_first
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity
 
 _CHECKS = frozenset(check.name for check in DEEP_CHECKS)
@@ -84,14 +84,14 @@ def _passed(memory: Memory, result: DeepResult) -> Iterator[Passed]:
         yield from (Passed(finding.finding.reason) for finding in memory.standing)
 
 
-def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, escalate_after: int) -> Standing:
+def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, escalate_after: int) -> ActiveFinding:
     """Return the fault as an event of this boot, or of the earlier boot that it names."""
     about = found.finding.about
     subject = located(memory.gpus, found.finding.subject, about)
     gpu = memory.gpus.get(gpu_address(subject), {})
     # A finding on a GPU that has been removed keeps that GPU's identity: the next read of the new GPU ends the finding.
     finding = replace(found.finding, subject=subject, about=about if differs(about, gpu) else {**about, **gpu})
-    return Standing(
+    return ActiveFinding(
         escalated(memory, finding, now, escalate_after),
         found.check,
         Nature.EVENT,
@@ -103,7 +103,7 @@ def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, esca
     )
 
 
-def _found_again(known: Standing | None, finding: Standing) -> Standing:
+def _found_again(known: ActiveFinding | None, finding: ActiveFinding) -> ActiveFinding:
     """Merge a new finding with the known finding of the same key, which has not ended yet.
 
     The worse of the two findings and the later exit apply.
@@ -122,7 +122,7 @@ def _was_released(memory: Memory, found: DeepFinding) -> bool:
     return found.seen is not None and is_acknowledged(memory, found.named, found.boot_id, found.seq, found.seen)
 
 
-def _is_released(memory: Memory, finding: Standing) -> bool:
+def _is_released(memory: Memory, finding: ActiveFinding) -> bool:
     return finding.check in _CHECKS and is_acknowledged(
         memory, finding.key, finding.boot_id, finding.seq, finding.last_seen
     )

@@ -13,7 +13,7 @@ from msgspec import Struct
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH, PROBE_FAILED
 from healthcheck.checks.expectation import ONCE_HAD
-from healthcheck.memory.findings import Standing, gpu_address
+from healthcheck.memory.findings import ActiveFinding, gpu_address
 from healthcheck.model import Nature, Severity
 
 RECOVERY_XID = "Xid154"
@@ -30,14 +30,14 @@ class Exit(Struct, frozen=True):
     words: str
     of: str
     when: str
-    is_open_to: Callable[[Standing], bool]
+    is_open_to: Callable[[ActiveFinding], bool]
 
 
-def _event(*severities: Severity) -> Callable[[Standing], bool]:
+def _event(*severities: Severity) -> Callable[[ActiveFinding], bool]:
     return lambda finding: finding.nature is Nature.EVENT and finding.finding.tier in severities
 
 
-def _is_on_gpu(finding: Standing) -> bool:
+def _is_on_gpu(finding: ActiveFinding) -> bool:
     return gpu_address(finding.finding.subject) != ""
 
 
@@ -140,6 +140,6 @@ EXITS = (
 """In the order in which the record names them: what comes by itself, what is done to the node, what a person does."""
 
 
-def exit_words(finding: Standing) -> str:
+def exit_words(finding: ActiveFinding) -> str:
     """Return the exits that can end the finding, as the record's `exit` lists them."""
     return ", ".join(way.words for way in EXITS if way.is_open_to(finding))

@@ -35,11 +35,11 @@ from healthcheck.memory.exit_table import (
 from healthcheck.memory.findings import (
     MOST_GPUS,
     Acknowledgement,
+    ActiveFinding,
     FirstObservation,
     Key,
     Memory,
     Release,
-    Standing,
     age_seconds,
     differs,
     gpu_address,
@@ -102,7 +102,7 @@ def expired(memory: Memory, now: Now, monitor_ttl_seconds: float) -> Memory:
     Events of a higher severity never expire.
     """
 
-    def has_passed(finding: Standing) -> bool:
+    def has_passed(finding: ActiveFinding) -> bool:
         if not TIME.is_open_to(finding):
             return False
         return age_seconds(memory, now, finding.boot_id, finding.last_at, finding.last_seen) >= monitor_ttl_seconds
@@ -116,7 +116,7 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
     The reset is shown by the GPU's recovery action or by the GPU answering again.
     """
 
-    def is_past(finding: Standing) -> bool:
+    def is_past(finding: ActiveFinding) -> bool:
         if _is_after(finding, at, memory):
             return False
         if finding.finding.subject == "node":  # every GPU of the node has its own recovery action
@@ -177,7 +177,7 @@ def passed(memory: Memory, began: datetime, seen: FirstObservation | None = None
     after its result was first observed (`seen`). A GPU that still requests a recovery action is not healthy yet.
     """
 
-    def is_well(finding: Standing) -> bool:
+    def is_well(finding: ActiveFinding) -> bool:
         if (
             not QUARANTINE.is_open_to(finding)
             or finding.last_seen >= began
@@ -197,7 +197,7 @@ def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memor
     """
     well = {(result.reason, result.subject) for result in passed}
 
-    def is_well(result: Standing) -> bool:
+    def is_well(result: ActiveFinding) -> bool:
         if not LEVEL_2_PASSED.is_open_to(result) or result.last_seen >= began:
             return False
         return not well.isdisjoint({result.key, (result.finding.reason, "")})
@@ -218,7 +218,7 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     named = (replace(row, subject=located(memory.gpus, row.subject)) for row in word.findings)
     rows = tuple(dict.fromkeys((*word.findings, *named)))
 
-    def is_released(finding: Standing) -> bool:
+    def is_released(finding: ActiveFinding) -> bool:
         # A level is observed again in every cycle, and its record is not written each time.
         return RELEASE.is_open_to(finding) and any(
             row.key == finding.key
@@ -255,7 +255,7 @@ def quarantined(memory: Memory, name: str, began: datetime, now: Now) -> Memory:
     return passed(memory, min(began, sight.at), sight)
 
 
-def _was_logged_after(finding: Standing, seen: FirstObservation, memory: Memory) -> bool:
+def _was_logged_after(finding: ActiveFinding, seen: FirstObservation, memory: Memory) -> bool:
     if finding.seq < 0 or not seen.boot_id or finding.boot_id != memory.boot_id:
         return False
     return seen.boot_id != memory.boot_id or finding.seq > seen.cursor
@@ -310,7 +310,7 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
     return replace(memory, standing=worst_first(standing.values()))
 
 
-def _worse_of(finding: Standing, other: Standing | None) -> Standing:
+def _worse_of(finding: ActiveFinding, other: ActiveFinding | None) -> ActiveFinding:
     """Return the worse of two findings, with the earlier of their first observations.
 
     The check cycle may have ended before the Node was read.
@@ -329,7 +329,7 @@ def _by_now(other: Memory, now: Now) -> Memory:
     Any client with access to the Node may have written the record.
     """
 
-    def seen(finding: Standing) -> Standing:
+    def seen(finding: ActiveFinding) -> ActiveFinding:
         first, last = (min(at, now.wall) for at in (finding.first_seen, finding.last_seen))
         at, count = min(finding.last_at, now.monotonic), min(finding.count, _MOST_COUNTED)
         return replace(finding, first_seen=first, last_seen=last, last_at=at, count=count)
@@ -401,7 +401,7 @@ def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) ->
     return ""
 
 
-def ended_by_reset(memory: Memory, finding: Standing, wall: datetime) -> Memory:
+def ended_by_reset(memory: Memory, finding: ActiveFinding, wall: datetime) -> Memory:
     """Remember that a reset or a reboot ended it."""
     identity = gpu_identity(finding.finding.about)
     if not _can_escalate(finding.finding):
@@ -420,14 +420,14 @@ def _can_escalate(finding: Finding) -> bool:
     )
 
 
-def _is_after(finding: Standing, at: float, memory: Memory) -> bool:
+def _is_after(finding: ActiveFinding, at: float, memory: Memory) -> bool:
     return finding.boot_id == memory.boot_id and finding.last_at > at
 
 
 def _in_its_place(memory: Memory, address: str, gpu: Gpu, are_all_here: bool) -> Memory:
     """Remove findings of another GPU at this address, or of a MIG instance that no longer exists."""
 
-    def is_about_another(finding: Standing) -> bool:
+    def is_about_another(finding: ActiveFinding) -> bool:
         if gpu_address(finding.finding.subject) != address:
             return False
         # A level found at this address is about the GPU that is there now.
@@ -435,7 +435,7 @@ def _in_its_place(memory: Memory, address: str, gpu: Gpu, are_all_here: bool) ->
             return LOOK.is_open_to(finding) or (are_all_here and OTHER_GPU.is_open_to(finding))
         return INSTANCE_GONE.is_open_to(finding) and _instance_is_gone(finding.finding.subject, gpu)
 
-    def is_its_own(finding: Standing) -> bool:
+    def is_its_own(finding: ActiveFinding) -> bool:
         return gpu_address(finding.finding.subject) == address and not differs(finding.finding.about, gpu.about)
 
     memory = _without(memory, is_about_another)
@@ -508,7 +508,7 @@ def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
         finding.last_at for finding in memory.standing if finding.key == waiting and finding.boot_id == memory.boot_id
     ]
 
-    def is_past(finding: Standing) -> bool:
+    def is_past(finding: ActiveFinding) -> bool:
         if finding.finding.reason not in REMAP_XIDS or gpu_address(finding.finding.subject) != address:
             return False
         if differs(finding.finding.about, gpu.about):
@@ -530,7 +530,7 @@ def _is_other_hardware(memory: Memory, gpus: Iterable[Gpu]) -> bool:
     return 0 < len(known) <= len(seen) and known.isdisjoint(seen)
 
 
-def _end(memory: Memory, ends: Callable[[Standing], bool], wall: datetime) -> Memory:
+def _end(memory: Memory, ends: Callable[[ActiveFinding], bool], wall: datetime) -> Memory:
     """Remove the findings that a reset or a reboot ends, and count this in case they recur."""
     gone = [finding for finding in memory.standing if ends(finding)]
     for finding in gone:
@@ -542,6 +542,6 @@ def _end(memory: Memory, ends: Callable[[Standing], bool], wall: datetime) -> Me
     )
 
 
-def _without(memory: Memory, gone: Callable[[Standing], bool]) -> Memory:
+def _without(memory: Memory, gone: Callable[[ActiveFinding], bool]) -> Memory:
     kept = tuple(finding for finding in memory.standing if not gone(finding))
     return memory if len(kept) == len(memory.standing) else replace(memory, standing=kept)

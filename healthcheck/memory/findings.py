@@ -73,7 +73,7 @@ class FirstObservation(Struct, frozen=True):
     """How far the log of that boot was read: a clock that is set back makes nothing behind it older than the word."""
 
 
-class Standing(Struct, frozen=True):
+class ActiveFinding(Struct, frozen=True):
     """A finding and its observation times. `last_at` is monotonic, in seconds of the boot `boot_id`."""
 
     finding: Finding
@@ -118,7 +118,7 @@ class Memory(Struct, frozen=True):
     cursor: int | None = None
     driver_loaded_at: float | None = None
     """Seconds of this boot's monotonic clock at which the log says that the driver was loaded."""
-    standing: tuple[Standing, ...] = ()
+    standing: tuple[ActiveFinding, ...] = ()
     suspects: Mapping[tuple[str, Key], Suspect] = field(default_factory=dict)
     """By check: findings that can flicker and are being looked at again."""
     released: Release | None = None
@@ -198,6 +198,6 @@ def with_newest(known: Mapping[K, V], key: K, value: V, most: int) -> dict[K, V]
     return dict([*others[-(most - 1) :], (key, value)])
 
 
-def worst_first(standing: Iterable[Standing]) -> tuple[Standing, ...]:
+def worst_first(standing: Iterable[ActiveFinding]) -> tuple[ActiveFinding, ...]:
     ordered = sorted(standing, key=lambda finding: (-finding.finding.severity, finding.first_seen, finding.key))
     return tuple(ordered[:MOST_STANDING])

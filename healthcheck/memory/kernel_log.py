@@ -17,9 +17,9 @@ from healthcheck.memory.exit_table import RECOVERY_XID, SMOOTHING_OFF
 from healthcheck.memory.exits import driver_loaded, escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (
     MOST_GPUS,
+    ActiveFinding,
     Memory,
     ProcessHit,
-    Standing,
     age_seconds,
     gpu_address,
     with_newest,
@@ -102,7 +102,7 @@ class _Reading:
             self._stand(finding, sighting, check, self._escalate_after)
         if address and sighting.reason.startswith("Xid") and sighting.reason != CONSEQUENCE:
             self._explain_cleanups(sighting, address)
-            self.memory = _beside(self.memory, address, sighting.at)
+            self.memory = _with_reset(self.memory, address, sighting.at)
         if address and sighting.reason == RECOVERY_XID:
             self._apply_action(sighting, address)
         if sighting.reason in REPEATS:
@@ -125,7 +125,7 @@ class _Reading:
         if known is None or _rank(known.finding) < _rank(finding):
             finding = escalated(self.memory, finding, self._now, escalate_after)
         if known is None:
-            active = Standing(finding, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
+            active = ActiveFinding(finding, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
         else:
             # The same reason can be milder the next time (Xid 154 names an action): the worse one has not left yet.
             worse = known.finding if _rank(known.finding) > _rank(finding) else finding
@@ -156,7 +156,7 @@ class _Reading:
             is_code = finding.check == DRIVER_MESSAGES.name or key[0].removeprefix("Xid").isdecimal()
             if not is_code or key[0] == RECOVERY_XID or gpu_address(key[1]) != address:
                 continue
-            if tier is not None and _is_beside(finding, sighting.at, tier, self.memory):
+            if tier is not None and _is_milder_alone(finding, sighting.at, tier, self.memory):
                 self.standing[key] = replace(finding, finding=_at_tier(finding.finding, tier))
 
     def _explain_cleanups(self, sighting: KernelEvent, address: str) -> None:
@@ -183,7 +183,7 @@ def _at_tier(finding: Finding, tier: Severity | None) -> Finding:
     return replace(finding, severity=tier, rule=RECOVERY_XID)
 
 
-def _is_beside(finding: Standing, at: float, tier: Severity, memory: Memory) -> bool:
+def _is_milder_alone(finding: ActiveFinding, at: float, tier: Severity, memory: Memory) -> bool:
     """Whether the action announced at `at` applies to this event.
 
     An action lowers the tier only if it is announced within the window of the event's first line. Events that began
@@ -213,7 +213,7 @@ def _is_consequence(memory: Memory, sighting: KernelEvent, address: str) -> bool
     return sighting.follows or (last is not None and abs(sighting.at - last) <= WINDOW_SECONDS)
 
 
-def _is_withdrawn(finding: Standing, sighting: KernelEvent, memory: Memory) -> bool:
+def _is_withdrawn(finding: ActiveFinding, sighting: KernelEvent, memory: Memory) -> bool:
     return (
         finding.finding.severity < Severity.RESET
         and finding.boot_id == memory.boot_id
@@ -222,7 +222,7 @@ def _is_withdrawn(finding: Standing, sighting: KernelEvent, memory: Memory) -> b
     )
 
 
-def _beside(memory: Memory, address: str, at: float) -> Memory:
+def _with_reset(memory: Memory, address: str, at: float) -> Memory:
     """Record the time of the GPU's last Xid: cleanups within the window after it become no findings."""
     return replace(memory, last_xid=with_newest(memory.last_xid, address, at, MOST_GPUS))
 

@@ -17,9 +17,9 @@ from healthcheck.checks.severities import ESCALATED
 from healthcheck.memory.exits import ended_by_reset, escalated, every_gpu_taken, expired, gpus_answered
 from healthcheck.memory.findings import (
     MOST_GPUS,
+    ActiveFinding,
     Key,
     Memory,
-    Standing,
     Suspect,
     gpu_address,
     gpu_identity,
@@ -174,12 +174,12 @@ def _not_seen(suspects: dict[tuple[str, Key], Suspect], key: tuple[str, Key], ou
         suspects[key] = replace(suspect, blind=suspect.blind + 1)
 
 
-def _is_gone(finding: Standing, outcome: Outcome, shown: Mapping[Key, Finding]) -> bool:
+def _is_gone(finding: ActiveFinding, outcome: Outcome, shown: Mapping[Key, Finding]) -> bool:
     is_its_own = finding.nature is Nature.LEVEL and finding.check == outcome.check
     return is_its_own and finding.key not in shown and outcome.shows(*finding.key)
 
 
-def _is_of(silent: Container[str], finding: Standing, memory: Memory) -> bool:
+def _is_of(silent: Container[str], finding: ActiveFinding, memory: Memory) -> bool:
     """Whether a finding belongs to a GPU that answered before in this boot and is now silent.
 
     A silent GPU keeps its findings. After a reboot, the count check reports it as missing. A finding that only PCI
@@ -190,14 +190,14 @@ def _is_of(silent: Container[str], finding: Standing, memory: Memory) -> bool:
     return gpu_address(finding.finding.subject) in silent and finding.boot_id == memory.boot_id
 
 
-def _gone(memory: Memory, finding: Standing, now: Now) -> Memory:
+def _gone(memory: Memory, finding: ActiveFinding, now: Now) -> Memory:
     """Record the end of a level. If a reset or a reboot ended it, count that for its next occurrence."""
     loaded = memory.driver_loaded_at
     by_reset = finding.boot_id != memory.boot_id or (loaded is not None and finding.last_at < loaded)
     return ended_by_reset(memory, finding, now.wall) if by_reset else memory
 
 
-def _as_worse(memory: Memory, known: Standing | None, finding: Finding) -> Finding:
+def _as_worse(memory: Memory, known: ActiveFinding | None, finding: Finding) -> Finding:
     """Return the finding, with ISOLATE if it recurred too often.
 
     ISOLATE stays as long as the finding is active, even when the counts expire. This does not apply if a person's
@@ -209,6 +209,6 @@ def _as_worse(memory: Memory, known: Standing | None, finding: Finding) -> Findi
     return known.finding if is_counted else finding
 
 
-def _seen_again(known: Standing | None, finding: Finding, check: str, boot_id: str, now: Now) -> Standing:
+def _seen_again(known: ActiveFinding | None, finding: Finding, check: str, boot_id: str, now: Now) -> ActiveFinding:
     first = known.first_seen if known else now.wall
-    return Standing(finding, check, Nature.LEVEL, first, now.wall, 1, boot_id, now.monotonic)
+    return ActiveFinding(finding, check, Nature.LEVEL, first, now.wall, 1, boot_id, now.monotonic)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from healthcheck.memory.findings import Key, Memory, Standing, differs, gpu_address, worst_first
+from healthcheck.memory.findings import ActiveFinding, Key, Memory, differs, gpu_address, worst_first
 from healthcheck.model import Nature
 from healthcheck.probes.nvml.gpus import Gpu
 
@@ -23,7 +23,7 @@ def relocated(memory: Memory, answering: Mapping[str, Gpu]) -> Memory:
     """
     may_be_silent = len(answering) < len(memory.gpus)
     by_name = _by_name(answering)
-    active: dict[Key, Standing] = {}
+    active: dict[Key, ActiveFinding] = {}
     for finding in memory.standing:
         moved = _moved(_named_anew(finding, memory, answering), by_name)
         if moved is finding and may_be_silent:
@@ -51,7 +51,7 @@ def _place(about: Mapping[str, str], by_name: Mapping[tuple[str, str], str]) -> 
     return next((place for place in places if place), None)
 
 
-def _named_anew(finding: Standing, memory: Memory, answering: Mapping[str, Gpu]) -> Standing:
+def _named_anew(finding: ActiveFinding, memory: Memory, answering: Mapping[str, Gpu]) -> ActiveFinding:
     """An event of this boot that was logged before NVML answered in it is about the GPU that is at its address."""
     address = gpu_address(finding.finding.subject)
     if memory.gpus_boot_id in ("", memory.boot_id) or finding.boot_id != memory.boot_id or address not in answering:
@@ -62,7 +62,7 @@ def _named_anew(finding: Standing, memory: Memory, answering: Mapping[str, Gpu])
     )
 
 
-def _displaced(finding: Standing, answering: Mapping[str, Gpu]) -> Standing:
+def _displaced(finding: ActiveFinding, answering: Mapping[str, Gpu]) -> ActiveFinding:
     address, about = gpu_address(finding.finding.subject), finding.finding.about
     name = about.get("uuid") or about.get("serial")
     if finding.nature is Nature.LEVEL or not name or address not in answering:
@@ -70,7 +70,7 @@ def _displaced(finding: Standing, answering: Mapping[str, Gpu]) -> Standing:
     return _at(finding, name) if differs(about, answering[address].about) else finding
 
 
-def _moved(finding: Standing, by_name: Mapping[tuple[str, str], str]) -> Standing:
+def _moved(finding: ActiveFinding, by_name: Mapping[tuple[str, str], str]) -> ActiveFinding:
     address = gpu_address(finding.finding.subject)
     place = _place(finding.finding.about, by_name) if address else None
     if place is None or place == address:
@@ -78,6 +78,6 @@ def _moved(finding: Standing, by_name: Mapping[tuple[str, str], str]) -> Standin
     return _at(finding, place)
 
 
-def _at(finding: Standing, place: str) -> Standing:
+def _at(finding: ActiveFinding, place: str) -> ActiveFinding:
     subject = finding.finding.subject.replace(gpu_address(finding.finding.subject), place, 1)
     return replace(finding, finding=replace(finding.finding, subject=subject))

@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec.structs import replace
 
 from healthcheck.memory.exit_table import exit_words
-from healthcheck.memory.findings import Acknowledgement, Release, Standing
+from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Release
 from healthcheck.model import Finding, Nature, Severity
 from healthcheck.text.json_rows import NULL, JsonObject, names, one_of, seconds, whole, word, yes
 from healthcheck.text.moments import held, moment_or_none
@@ -46,7 +46,7 @@ class FindingRow(JsonObject, frozen=True):
     catalogued: Annotated[Severity | None, one_of(SEVERITIES)] = None
     catalogued_rule: Annotated[str | None, word] = None
 
-    def standing(self, boot_id: str = "") -> Standing:
+    def standing(self, boot_id: str = "") -> ActiveFinding:
         """Return the finding, with the given boot if the row names none.
 
         Raises ValueError if the row is not a complete finding.
@@ -67,7 +67,7 @@ class FindingRow(JsonObject, frozen=True):
         assert self.first_seen is not None
         assert self.last_seen is not None
         assert self.nature is not None
-        return Standing(
+        return ActiveFinding(
             finding,
             self.check or "",
             self.nature,
@@ -126,7 +126,7 @@ def row_of(finding: Finding, nature: Nature) -> FindingRow:
     )
 
 
-def whole_row(standing: Standing) -> FindingRow:
+def whole_row(standing: ActiveFinding) -> FindingRow:
     """Return the row of a recorded finding with full precision, for the file."""
     return replace(
         row_of(standing.finding, standing.nature),
@@ -142,7 +142,7 @@ def whole_row(standing: Standing) -> FindingRow:
     )
 
 
-def finding_row(standing: Standing) -> FindingRow:
+def finding_row(standing: ActiveFinding) -> FindingRow:
     """Return the row of a recorded finding for the Node's record, without its boot and with rounded times."""
     first, last = _second(standing.first_seen), _second(standing.last_seen)
     at = round(standing.last_at, 3)

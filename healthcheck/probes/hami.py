@@ -110,7 +110,7 @@ def read_hami(host: Host) -> Hami:
         hami_processes = [
             hami_process
             for process in found.plugins
-            if (hami_process := _told(root, process)) is not None and hami_process.hook
+            if (hami_process := _read_process(root, process)) is not None and hami_process.hook
         ]
         if hami_processes:
             return _read(root, hami_processes, found.processes)
@@ -124,7 +124,7 @@ def read_hami(host: Host) -> Hami:
     return Hami()
 
 
-def _told(root: Path, process: Process) -> _HamiProcess | None:
+def _read_process(root: Path, process: Process) -> _HamiProcess | None:
     """Return the process's settings; None if it has just ended or is hidden.
 
     A hidden process may be NVIDIA's own plugin.

@@ -130,10 +130,10 @@ class _ConfigMap(SecretsSettingsSource):
 
     def __init__(self, settings_cls: type[BaseSettings], directory: Any, messages: frozenset[str]) -> None:
         super().__init__(settings_cls, directory)
-        self._told = messages
+        self._problems = messages
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        if field.alias in self._told:
+        if field.alias in self._problems:
             return None, str(field.alias), False
         value, key, is_complex = super().get_field_value(field, field_name)
         if field.alias == OVERRIDES and isinstance(value, str) and isinstance(self.secrets_dir, Path):

@@ -89,7 +89,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
             "starts its own."
         ),
     ] = field(default="", name="DCGM_HOST")
-    dcgm_beside_exporter: Annotated[
+    dcgm_second_engine: Annotated[
         bool,
         Meta(
             description="true: deep diagnostics run although the node has another DCGM engine that they cannot "

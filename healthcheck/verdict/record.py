@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import healthcheck
-from healthcheck.memory.findings import Acknowledgement, Memory, Standing
+from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory
 from healthcheck.memory.rows import FindingRow, ReleaseRow, finding_row, short_release_row
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
@@ -380,7 +380,7 @@ def passed_since(record: RunRecord) -> datetime | None:
     return began(record) if is_passed and is_ours(record) else None
 
 
-def _row_of(standing: Standing, boot_id: str) -> FindingRow:
+def _row_of(standing: ActiveFinding, boot_id: str) -> FindingRow:
     row = finding_row(standing)
     return row if standing.boot_id == boot_id else replace(row, boot_id=standing.boot_id)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from healthcheck.memory.findings import Memory, Standing
+from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.model import Outcome, Severity, Status, Unobserved
 
 
@@ -30,7 +30,7 @@ class Verdict(Struct, frozen=True):
 
     status: Status
     severity: Severity
-    standing: tuple[Standing, ...]
+    standing: tuple[ActiveFinding, ...]
     unobserved: tuple[CheckCause, ...]
     groups: tuple[GroupVerdict, ...]
     blind: frozenset[tuple[str, str]] = frozenset()

@@ -256,13 +256,13 @@ def a_container_runtime_that_lost_nvidias_handler_is_warned_of_until_it_is_mende
     before, looks = now(world), [world.agent.metric("looks_total")]
     world.host.put_file(file, right)
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         ended = world.agent.metric("looks_total")
         if world.node().status != "pass":
             looks.append(ended)  # so many, and it was not told yet
         return world.node().status == "pass"
 
-    eventually(is_told)
+    eventually(is_reported)
     world.wait_for_status("pass")
     # The look that was under way may still have seen it, and what the next one saw may be on its way to the Node.
     assert looks[-1] <= looks[0] + 2

@@ -18,57 +18,62 @@ RIVAL = "eks-node-monitoring-agent"
 Json = dict[str, Any]
 
 
-def told(status: str = "False", message: str = "x", kind: str = HARDWARE_READY) -> Json:
+def written_condition(status: str = "False", message: str = "x", kind: str = HARDWARE_READY) -> Json:
     return {"type": kind, "status": status, "reason": "R", "message": message, "lastTransitionTime": f"at {status}"}
 
 
 class TestPutBack:
     def test_is_done_at_once_and_then_in_turn(self) -> None:
         ours = WrittenConditions()
-        assert ours.may_go([told()], 100.0)
-        ours.went([told()], 100.0)
+        assert ours.may_go([written_condition()], 100.0)
+        ours.went([written_condition()], 100.0)
 
-        assert (ours.may_go([told()], 100.1), ours.put_off_seconds(100.1)) == (True, None)
-        ours.went([told()], 100.1)
-        assert not ours.may_go([told()], 103.1)
+        assert (ours.may_go([written_condition()], 100.1), ours.put_off_seconds(100.1)) == (True, None)
+        ours.went([written_condition()], 100.1)
+        assert not ours.may_go([written_condition()], 103.1)
         assert ours.put_off_seconds(103.1) == pytest.approx(7.0)
-        assert (ours.may_go([told()], 110.2), ours.put_off_seconds(110.2)) == (True, None)
+        assert (ours.may_go([written_condition()], 110.2), ours.put_off_seconds(110.2)) == (True, None)
 
     @pytest.mark.parametrize(
         "news",
-        [told("True"), told(message="y"), told(kind=REBOOT_REQUIRED), {"type": HARDWARE_READY, "$patch": "delete"}],
+        [
+            written_condition("True"),
+            written_condition(message="y"),
+            written_condition(kind=REBOOT_REQUIRED),
+            {"type": HARDWARE_READY, "$patch": "delete"},
+        ],
     )
     def test_holds_up_nothing_new(self, news: Json) -> None:
         ours = WrittenConditions()
-        ours.went([told()], 100.0)
-        ours.went([told()], 100.1)
+        ours.went([written_condition()], 100.0)
+        ours.went([written_condition()], 100.1)
 
-        assert ours.may_go([told(), news], 100.2)
-        assert not ours.may_go([told()], 100.2)
+        assert ours.may_go([written_condition(), news], 100.2)
+        assert not ours.may_go([written_condition()], 100.2)
 
     def test_that_is_due_is_said_to_be_due_once(self) -> None:
         ours = WrittenConditions()
         for now in (100.0, 100.1):
-            ours.went([told()], now)
-        ours.may_go([told()], 100.2)
+            ours.went([written_condition()], now)
+        ours.may_go([written_condition()], 100.2)
 
         assert [ours.put_off_seconds(now) for now in (105.1, 110.2, 110.3)] == [pytest.approx(5.0), 0.0, None]
 
     def test_waits_no_longer_once_nothing_is_undone(self) -> None:
         ours = WrittenConditions()
         for now in (100.0, 100.1):
-            ours.went([told()], now)
-        ours.may_go([told()], 100.2)
+            ours.went([written_condition()], now)
+        ours.may_go([written_condition()], 100.2)
 
         assert (ours.may_go([], 100.3), ours.put_off_seconds(100.3)) == (True, None)
 
     def test_keeps_the_time_of_the_transition(self) -> None:
         ours = WrittenConditions()
-        ours.went([told("False")], 100.0)
+        ours.went([written_condition("False")], 100.0)
 
-        again = told("False", message="y") | {"lastTransitionTime": "now"}
+        again = written_condition("False", message="y") | {"lastTransitionTime": "now"}
         assert ours.with_time(again)["lastTransitionTime"] == "at False"
-        assert ours.with_time(told("True"))["lastTransitionTime"] == "at True"
+        assert ours.with_time(written_condition("True"))["lastTransitionTime"] == "at True"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from sim.container_runtime import NVIDIA_V3, RUNC_V3, STANDARD_FILE, handler
 from tests.agent import quick_agent
 from tests.agent.world import StandIn, World
-from tests.host.grpc_server import Json, Server, serving, told
+from tests.host.grpc_server import Json, Server, answers_to, serving
 
 pytestmark = pytest.mark.cluster
 
@@ -40,7 +40,7 @@ def runs_with(*handlers: str) -> dict[str, bytes]:
         "status": {"conditions": [{"type": "RuntimeReady", "status": True}]},
         "info": [{"key": "config", "value": json.dumps(config)}],
     }
-    return told("container-runtime", {"runtime_name": "containerd", "runtime_version": "v2.1.4"}, status)
+    return answers_to("container-runtime", {"runtime_name": "containerd", "runtime_version": "v2.1.4"}, status)
 
 
 def has_one_look(world: World, number: int) -> None:

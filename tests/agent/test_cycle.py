@@ -31,7 +31,7 @@ from healthcheck.telemetry import Telemetry
 from healthcheck.verdict.inventory import DcgmRow
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.agent.parts import Reports, reader
-from tests.host.grpc_server import serving, told
+from tests.host.grpc_server import answers_to, serving
 from tests.waiting import eventually
 
 CHECKS = ["driver", "gpu-count", "recovery-action", "efa-count"]
@@ -130,7 +130,7 @@ def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, no
 def test_a_later_look_has_what_the_runtime_says(short_root: Path, config: Path, mocker: MockerFixture) -> None:
     (config / "CHECKS_LIGHTWEIGHT").write_text("container-runtime")
     ready = {"status": {"conditions": [{"type": "RuntimeReady", "status": True}]}}
-    answers = told("container-runtime", {}, ready)
+    answers = answers_to("container-runtime", {}, ready)
     with (
         closing(SimulatedNode.create(short_root / "node", "p5.48xlarge")) as node,
         serving(node.root / "run/containerd/containerd.sock", answers),

@@ -35,7 +35,7 @@ from healthcheck.cluster.errors import Unavailable
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep import claim as deep_runs
 from healthcheck.host import clock
-from healthcheck.memory.findings import Memory, Standing
+from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.model import Evidence, Finding, Nature, Now, Severity, Unobserved
 from healthcheck.node.state import NodeState, PatchFor
 from healthcheck.probes.dcgm.diag import Dcgm
@@ -49,7 +49,7 @@ from healthcheck.text.moments import timestamp
 from healthcheck.verdict.record import RunRecord
 from sim.host_services import Container
 from tests.agent.world import P, StandIn, World
-from tests.host.grpc_server import Server, serving, told
+from tests.host.grpc_server import Server, answers_to, serving
 from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, Said, Story, dcgm_4
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
@@ -191,7 +191,7 @@ class Rig:
         self.world.cluster.edit({"metadata": {"annotations": {names[key]: text for key, text in annotations.items()}}})
 
     def pods(self, *pods: Json) -> None:
-        self.kubelet.answers = told("pod-resources", {"pod_resources": list(pods)})
+        self.kubelet.answers = answers_to("pod-resources", {"pod_resources": list(pods)})
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def rig(short_root: Path) -> Iterator[Rig]:
     with ExitStack() as undo:
         world = undo.enter_context(World(short_root / "world", StandIn("gpu-node-1", "p5.48xlarge")))
         socket = world.host.root / SOCKETS[0].lstrip("/")
-        kubelet = undo.enter_context(serving(socket, told("pod-resources", {})))
+        kubelet = undo.enter_context(serving(socket, answers_to("pod-resources", {})))
         world.host.install_dcgmi()
         world.cluster.edit({"metadata": WELL, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
         rig = Rig(world, kubelet, Cluster(lambda: client(world.kubeconfig)), Watched(world, clock.now))
@@ -303,7 +303,7 @@ def being_upgraded(rig: Rig) -> None:
 def failed(rig: Rig) -> None:
     finding = Finding("Xid95", Severity.RESET, "gpu/0000:53:00.0", "x")
     now = clock.now()
-    standing = Standing(finding, "xid", Nature.EVENT, now.wall, now.wall, 1, "boot-1", now.monotonic)
+    standing = ActiveFinding(finding, "xid", Nature.EVENT, now.wall, now.wall, 1, "boot-1", now.monotonic)
     rig.state.remember(replace(rig.state.memory, standing=(standing,)))
 
 
@@ -404,7 +404,7 @@ class TestTheNodesEngine:
 
     def test_inside_an_exporter_is_accepted_by_a_setting(self, rig: Rig) -> None:
         run_exporter(rig)
-        rig.configure(NodeSettings(dcgm_beside_exporter=True))
+        rig.configure(NodeSettings(dcgm_second_engine=True))
         rig.start().attempt()
 
         assert (rig.asked, rig.result["status"]) == (["2"], "pass")
@@ -423,7 +423,7 @@ class TestTheNodesEngine:
         services.start("nv-hostengine", 60.0)
         services.listen(services.pid_of("nv-hostengine"), "127.0.0.1", 5555)
         rig.dcgm(hostengine="127.0.0.1:5555", seconds="1")
-        before, worker = rig.result, beside(rig.start())
+        before, worker = rig.result, in_thread(rig.start())
         eventually(lambda: rig.asked)
         services.stop("nv-hostengine")
         worker.join()
@@ -436,7 +436,7 @@ class TestTheNodesEngine:
         services.start_in_container(4243, "nv-hostengine", Container("0::/kubepods.slice/pod1"))
         services.listen(4243, "127.0.0.1", 5555)
         for text_it in (False, True):
-            rig.configure(NodeSettings(dcgm_beside_exporter=text_it))
+            rig.configure(NodeSettings(dcgm_second_engine=text_it))
             rig.start().attempt()
 
             assert rig.asked == []
@@ -531,7 +531,7 @@ class TestARun:
 
     def test_is_not_begun_when_a_pod_came_with_the_taint(self, rig: Rig) -> None:
         rig.waits = replace(QUICK, maintenance=0.5)
-        worker = beside(rig.start())
+        worker = in_thread(rig.start())
         eventually(lambda: rig.marks)
         rig.pods(GPU_POD)
         worker.join()
@@ -554,7 +554,7 @@ class TestARun:
     def test_is_stopped_for_a_pod_that_comes_and_comes_again(self, rig: Rig) -> None:
         rig.dcgm(hang="")
         tests = rig.start()
-        before, worker = rig.result, beside(tests)
+        before, worker = rig.result, in_thread(tests)
         eventually(lambda: rig.asked)
         rig.pods(GPU_POD)
         worker.join()
@@ -567,7 +567,7 @@ class TestARun:
 
     def test_is_stopped_when_the_kubelet_says_nothing_any_more(self, rig: Rig) -> None:
         rig.dcgm(hang="")
-        worker = beside(rig.start())
+        worker = in_thread(rig.start())
         eventually(lambda: rig.asked)
         rig.kubelet.answers = {}
         worker.join()
@@ -576,7 +576,7 @@ class TestARun:
 
     def test_is_stopped_when_somebody_takes_the_node_from_it(self, rig: Rig) -> None:
         rig.dcgm(hang="")
-        worker = beside(rig.start())
+        worker = in_thread(rig.start())
         eventually(lambda: rig.asked)
         other = run_text("quarantine", "job-7", 3)
         rig.annotate(run=other)
@@ -595,7 +595,7 @@ class TestARun:
 
     def test_is_stopped_when_its_mark_goes(self, rig: Rig) -> None:
         rig.dcgm(hang="")
-        worker = beside(rig.start())
+        worker = in_thread(rig.start())
         eventually(lambda: rig.asked)
         looks = rig.state.looks
         eventually(lambda: rig.state.looks > looks + 1)  # one at least that saw the mark
@@ -607,7 +607,7 @@ class TestARun:
     def test_ends_with_its_agent_and_gives_the_node_back(self, rig: Rig) -> None:
         rig.dcgm(hang="")
         tests, before = rig.start(), rig.result
-        worker = beside(tests)
+        worker = in_thread(tests)
         eventually((rig.world.host.root / "dcgm/sleeper").exists)
         tests.end()
         worker.join()
@@ -619,7 +619,7 @@ class TestARun:
     def test_of_two_who_want_the_node_at_once_only_one_gets_it(self, rig: Rig) -> None:
         sweep = deep_runs.Claim(deep_runs.RunKind.SWEEP, "job-1", datetime.now(UTC) + timedelta(hours=1))
         reached = rig.world.api.stop_at("PATCH", f"/nodes/{rig.name}")
-        worker = beside(rig.start())
+        worker = in_thread(rig.start())
         assert reached.wait(GIVE_UP_SECONDS)
         patch = deep_runs.take(node_state(rig.world.node().object), sweep, datetime.now(UTC))
         assert patch is not None
@@ -645,7 +645,7 @@ class TestAResultThatNobodyCouldTake:
         path = rig.world.host.root / "dcgm/answer"
         os.mkfifo(path)
         tests = rig.start()
-        worker = beside(tests)
+        worker = in_thread(tests)
         eventually(lambda: rig.asked)
         rig.world.api.refuse()
         path.write_text(answer())
@@ -760,7 +760,7 @@ class TestWhatADeadRunLeft:
     def test_is_not_the_run_that_goes_on(self, rig: Rig) -> None:
         rig.dcgm(hang="")
         tests = rig.start()
-        worker = beside(tests)
+        worker = in_thread(tests)
         eventually(lambda: rig.asked)
         before = rig.marks
         tests.tidy()
@@ -908,7 +908,7 @@ def answer(place: tuple[str, int] | None = None, *errors: Said, tests: Sequence[
     return json.dumps({**document, "entity_groups": []})
 
 
-def beside(tests: DeepTests) -> threading.Thread:
+def in_thread(tests: DeepTests) -> threading.Thread:
     """An attempt on a thread of its own."""
     worker = threading.Thread(target=tests.attempt, daemon=True)
     worker.start()

@@ -24,7 +24,7 @@ def test_looks_that_follow_each_other_ask_once_in_a_while_how_many_places_are_ta
         asked = []
         for _ in range(9):
             before = len(api.requests)
-            slot.look_around(node)
+            slot.reconcile(node)
             paths = [urlsplit(request.path) for request in api.requests[before:]]
             asked.append(any(BUDGET_NAMESPACE in path.path and path.query == "limit=1" for path in paths))
             now[0] += LOOK_SECONDS

@@ -144,5 +144,5 @@ def capture(form: Form, records: Iterable[Record]) -> bytes:
     return "".join(form(record) for record in records).encode("utf-8", "surrogateescape")
 
 
-def records(*told: tuple[float, str]) -> Sequence[Record]:
-    return tuple(Record(seq, at, 0, text) for seq, (at, text) in enumerate(told))
+def records(*lines: tuple[float, str]) -> Sequence[Record]:
+    return tuple(Record(seq, at, 0, text) for seq, (at, text) in enumerate(lines))

@@ -32,8 +32,8 @@ YESTERDAY = -86400.0
 """Seconds from this boot's start to the one before."""
 
 
-def text(form: str, *told: tuple[float, str]) -> str:
-    return capture(FORMS[form], records(*told)).decode()
+def text(form: str, *lines: tuple[float, str]) -> str:
+    return capture(FORMS[form], records(*lines)).decode()
 
 
 def report(*sections: str, date: str = "Fri Nov 20 10:00:00 UTC 2026") -> bytes:

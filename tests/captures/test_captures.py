@@ -47,7 +47,7 @@ STORY = records(
     (150.75, SWITCH),
     (161.0, "NVRM: Xid (0000:03:00): 14, Channel 00000001"),
 )
-TOLD = [one for one in STORY if "NVRM" in one.text or "SXid" in one.text]
+RECORDED = [one for one in STORY if "NVRM" in one.text or "SXid" in one.text]
 
 
 class Reading:
@@ -84,7 +84,7 @@ class Reading:
 def test_a_form_tells_the_same_records_as_the_device(name: str) -> None:
     read = Reading(capture(FORMS[name], STORY))
 
-    assert read.texts == [record.text for record in TOLD]
+    assert read.texts == [record.text for record in RECORDED]
 
 
 @pytest.mark.parametrize("name", sorted(set(FORMS) - WITHOUT_TIMES))
@@ -92,7 +92,7 @@ def test_a_form_tells_how_much_time_lies_between_two_records(name: str) -> None:
     read = Reading(capture(FORMS[name], STORY)).records
 
     seconds = 60.0 if name in TO_THE_MINUTE else 1.0
-    assert read[-1].at - read[0].at == pytest.approx(TOLD[-1].at - TOLD[0].at, abs=seconds)
+    assert read[-1].at - read[0].at == pytest.approx(RECORDED[-1].at - RECORDED[0].at, abs=seconds)
 
 
 @pytest.mark.parametrize("name", sorted(set(FORMS) - WITHOUT_TIMES))
@@ -102,7 +102,7 @@ def test_a_capture_ends_when_its_last_line_was_written(name: str) -> None:
 
     seconds = 60.0 if name in TO_THE_MINUTE else 1.0
     at_the_end = read.batches[-1].now.monotonic - read.records[0].at
-    assert at_the_end == pytest.approx(late.at - TOLD[0].at, abs=seconds)
+    assert at_the_end == pytest.approx(late.at - RECORDED[0].at, abs=seconds)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -123,11 +123,11 @@ def test_a_capture_ends_when_its_last_line_was_written(name: str) -> None:
 def test_how_it_was_saved_changes_nothing(name: str, save: Callable[[bytes], bytes]) -> None:
     read = Reading(save(capture(FORMS[name], STORY)))
 
-    assert read.texts == [record.text for record in TOLD]
+    assert read.texts == [record.text for record in RECORDED]
 
 
 texts = st.one_of(
-    st.sampled_from([one.text for one in TOLD]),
+    st.sampled_from([one.text for one in RECORDED]),
     st.builds(
         "NVRM: Xid (PCI:{:04x}:{:02x}:00): {}, pid={}, name={}, text".format,
         st.integers(0, 0xFFFF),
@@ -149,16 +149,16 @@ def test_what_the_kernel_escapes_is_read_as_it_was_logged(name: str) -> None:
 
 @given(stories, st.sampled_from(sorted(FORMS)))
 def test_any_story_read_back_is_the_story(steps: list[tuple[float, str]], name: str) -> None:
-    at, told = 0.0, []
+    at, recorded = 0.0, []
     for step, text in steps:
         at += step + 0.000_002
-        told.append((round(at, 6), text))
-    story = records(*told)
+        recorded.append((round(at, 6), text))
+    story = records(*recorded)
     read = Reading(capture(FORMS[name], story))
 
     # Without a prefix, only what begins as the driver's lines do is known for the kernel's.
     known = ("NVRM: ", "nvidia-nvswitch") if name in WITHOUT_TIMES else ""
-    assert read.texts == [text for _, text in told if re.search("NVRM|SXid", text) and text.startswith(known)]
+    assert read.texts == [text for _, text in recorded if re.search("NVRM|SXid", text) and text.startswith(known)]
 
 
 def test_a_record_names_the_first_of_its_lines() -> None:
@@ -376,8 +376,8 @@ def test_a_file_without_any_line_of_the_kernel_is_not_recognised(text: str) -> N
 BANNER = "Linux version 6.1.0-18-cloud-amd64 (build@host) (gcc 12.2.0) #1 SMP"
 
 
-def dmesg(*told: tuple[float, str]) -> bytes:
-    return capture(FORMS["dmesg"], records(*told))
+def dmesg(*recorded: tuple[float, str]) -> bytes:
+    return capture(FORMS["dmesg"], records(*recorded))
 
 
 @pytest.mark.parametrize(
@@ -415,8 +415,10 @@ def test_a_clock_that_goes_back_to_zero_is_a_boot_even_without_its_banner() -> N
 @pytest.mark.parametrize("form", FORMS)
 def test_a_processs_name_begins_no_boot(form: str, name: str) -> None:
     assert len(name) <= 15
-    told = records((5000.0, OFF_BUS), (5010.0, f"{name}[1234]: segfault at 0"), (5011.0, f"{name}: oom"), (5020.0, MIG))
-    read = Reading(capture(FORMS[form], told))
+    recorded = records(
+        (5000.0, OFF_BUS), (5010.0, f"{name}[1234]: segfault at 0"), (5011.0, f"{name}: oom"), (5020.0, MIG)
+    )
+    read = Reading(capture(FORMS[form], recorded))
 
     assert read.boots == [[OFF_BUS, MIG]]
 
@@ -440,8 +442,8 @@ def test_a_boot_is_seen_between_two_lines_about_a_gpu_that_are_far_apart() -> No
 @pytest.mark.parametrize("banner", [True, False])
 def test_the_journal_says_where_a_boot_begins(mark: str, banner: bool) -> None:
     journal = FORMS["journal short"]
-    told = records((10.0, BANNER), (20.0, MIG)) if banner else records((20.0, MIG))
-    read = Reading(capture(journal, records((1.0, OFF_BUS))) + mark.encode() + b"\n" + capture(journal, told))
+    recorded = records((10.0, BANNER), (20.0, MIG)) if banner else records((20.0, MIG))
+    read = Reading(capture(journal, records((1.0, OFF_BUS))) + mark.encode() + b"\n" + capture(journal, recorded))
 
     assert read.boots == [[OFF_BUS], [MIG]]
     assert read.reader.boot_id == ("" if "Reboot" in mark else "0123456789abcdef0123456789abcdef")

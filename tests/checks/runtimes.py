@@ -34,7 +34,7 @@ BROKEN = ConfigurationProblem(FILE, "Expected ']'", 3, 7)
 UNREADABLE = ConfigurationProblem(FILE, "more than 1 MiB", only_ours=True)
 RESTART = "`systemctl restart containerd`"
 MEND = f"correct {FILE}"
-_AROUND = set(ContainerRuntime.__struct_fields__)
+_RUNTIME_FIELDS = set(ContainerRuntime.__struct_fields__)
 
 
 def configuration(*handlers: Handler, **more: Any) -> RuntimeConfiguration:
@@ -46,7 +46,7 @@ def configuration(*handlers: Handler, **more: Any) -> RuntimeConfiguration:
 
 def runtime(*handlers: Handler, **more: Any) -> ContainerRuntime:
     """With those handlers; `more` changes what is around it, or its configuration."""
-    fields = {key: more.pop(key) for key in [*more] if key in _AROUND}
+    fields = {key: more.pop(key) for key in [*more] if key in _RUNTIME_FIELDS}
     base = ContainerRuntime(
         configuration(*handlers, **more),
         socket=SOCKET,

@@ -18,7 +18,7 @@ PLUGINS = "/var/run/cdi/k8s.device-plugin.nvidia.com-gpu.json"
 AGAIN = f"`systemctl restart nvidia-cdi-refresh` or `nvidia-ctk cdi generate --output={SPEC.path}`"
 
 
-def around(*specs: CdiSpec, **more: Any) -> Any:
+def runtime_with(*specs: CdiSpec, **more: Any) -> Any:
     return runtime(RUNC, NVIDIA, **{"cdi": True, "cdi_specs": specs, **more})
 
 
@@ -30,13 +30,13 @@ def around(*specs: CdiSpec, **more: Any) -> Any:
     ],
 )
 def test_what_is_not_there_is_named(missing: tuple[str, ...], named: str) -> None:
-    assert judge(CHECK, around(replace(SPEC, missing=missing))) == [
+    assert judge(CHECK, runtime_with(replace(SPEC, missing=missing))) == [
         finding("CdiSpecStale", f"{SPEC.path} (nvidia.com/gpu) names {named}, not there; {AGAIN}")
     ]
 
 
 def test_a_specification_that_names_what_exists_is_well() -> None:
-    assert judge(CHECK, around(SPEC)) == []
+    assert judge(CHECK, runtime_with(SPEC)) == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_specification_that_names_what_exists_is_well() -> None:
 )
 def test_only_what_somebody_reads_is_judged(more: dict[str, Any], judged: bool) -> None:
     nobody = [NotConfigured("no CDI specification of NVIDIA's that anything reads")]
-    findings = judge(CHECK, around(STALE, **more))
+    findings = judge(CHECK, runtime_with(STALE, **more))
     assert (findings, reasons(findings)) == (findings if judged else nobody, ["CdiSpecStale"] if judged else [])
 
 
@@ -70,11 +70,11 @@ def test_only_what_somebody_reads_is_judged(more: dict[str, Any], judged: bool) 
     ],
 )
 def test_one_whose_devices_a_later_folder_has_is_never_used(other: CdiSpec, hidden: bool) -> None:
-    assert (reasons(judge(CHECK, around(STATIC, other))) == []) is hidden
+    assert (reasons(judge(CHECK, runtime_with(STATIC, other))) == []) is hidden
 
 
 def test_a_static_one_is_made_again_in_its_place() -> None:
-    assert judge(CHECK, around(STATIC)) == [
+    assert judge(CHECK, runtime_with(STATIC)) == [
         finding(
             "CdiSpecStale",
             "/etc/cdi/nvidia.yaml (nvidia.com/gpu) names /dev/nvidia9, not there;"
@@ -85,7 +85,7 @@ def test_a_static_one_is_made_again_in_its_place() -> None:
 
 def test_the_device_plugins_is_its_own() -> None:
     spec = replace(STALE, path=PLUGINS, kind="k8s.device-plugin.nvidia.com/gpu")
-    [found] = judge(CHECK, around(spec))
+    [found] = judge(CHECK, runtime_with(spec))
     assert "nvidia-ctk" not in str(found)
     assert "device plugin" in str(found)
 
@@ -107,20 +107,20 @@ def test_its_pod_is_not_deleted_where_none_would_take_its_place(more: dict[str, 
 @pytest.mark.parametrize("only_ours", [True, False])
 def test_one_that_nobody_can_read_is_found_with_its_place(only_ours: bool) -> None:
     spec = CdiSpec(SPEC.path, problem=ConfigurationProblem(SPEC.path, "expected ',' or ']'", 3, 5, only_ours))
-    told = finding("CdiSpecMalformed", f"{SPEC.path}, line 3, column 5: expected ',' or ']'; {AGAIN}")
-    assert judge(CHECK, around(spec)) == ([] if only_ours else [told])
+    malformed = finding("CdiSpecMalformed", f"{SPEC.path}, line 3, column 5: expected ',' or ']'; {AGAIN}")
+    assert judge(CHECK, runtime_with(spec)) == ([] if only_ours else [malformed])
 
 
 def test_all_of_one_fault_are_one_finding() -> None:
     """What stands is kept by reason and subject: the last would hide the others."""
     specs = [replace(STALE, path=f"/var/run/cdi/{number}.yaml", kind=f"{number}.nvidia.com/gpu") for number in range(6)]
-    [found] = judge(CHECK, around(*specs))
+    [found] = judge(CHECK, runtime_with(*specs))
     assert [f"/{number}.yaml (" in str(found) for number in range(6)] == [True] * 4 + [False] * 2
     assert "; and 2 more" in str(found)
 
 
 def test_it_tells_them() -> None:
     broken = CdiSpec(PLUGINS, problem=ConfigurationProblem(PLUGINS, "x"))
-    assert seen(CHECK, around(SPEC, broken))[0].what == (
+    assert seen(CHECK, runtime_with(SPEC, broken))[0].what == (
         f"{SPEC.path}: 2 devices of nvidia.com/gpu, {PLUGINS}: unreadable"
     )

@@ -123,8 +123,8 @@ def test_what_is_also_in_its_right_place_or_not_nvidias_is_not(place: Misplaced)
 
 @pytest.mark.parametrize("file", ["", FILE])
 def test_without_the_cri_plugin_no_kubelet_can_use_it(file: str) -> None:
-    told = finding("RuntimeCriDisabled", f"{FILE}: disabled_plugins names the CRI plugin; {MEND}")
-    assert judge(CHECK, runtime(NVIDIA, disabled_in=file)) == ([told] if file else [])
+    disabled = finding("RuntimeCriDisabled", f"{FILE}: disabled_plugins names the CRI plugin; {MEND}")
+    assert judge(CHECK, runtime(NVIDIA, disabled_in=file)) == ([disabled] if file else [])
 
 
 # Where none of the group looks.

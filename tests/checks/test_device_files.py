@@ -40,7 +40,9 @@ def files(*without: str, folder: str = HOST, **other: tuple[int, int] | None) ->
     )
 
 
-def around(*some: DeviceFile, folders: tuple[str, ...] = (HOST,), majors: dict[str, int] | None = None) -> DeviceFiles:
+def device_files(
+    *some: DeviceFile, folders: tuple[str, ...] = (HOST,), majors: dict[str, int] | None = None
+) -> DeviceFiles:
     return DeviceFiles(folders, some, MAJORS if majors is None else majors)
 
 
@@ -55,11 +57,15 @@ def lacks(reason: str, detail: str, gpu: Gpu | None = None) -> Finding:
 
 
 def test_where_all_are_there_nothing_is_found() -> None:
-    assert judge(around(*files())) == []
-    facts: dict[Any, Any] = {DEVICE_FILES: around(*files()), NVML: driver_says(*GPUS), FUNCTIONS: functions(*ADDRESSES)}
+    assert judge(device_files(*files())) == []
+    facts: dict[Any, Any] = {
+        DEVICE_FILES: device_files(*files()),
+        NVML: driver_says(*GPUS),
+        FUNCTIONS: functions(*ADDRESSES),
+    }
     assert says(CHECK, P5, facts) == [Observation("7 device files in /dev", "7")]
 
-    unused = around(*files("nvidia-uvm", "nvidia-uvm-tools"), majors={"nvidia": 195})
+    unused = device_files(*files("nvidia-uvm", "nvidia-uvm-tools"), majors={"nvidia": 195})
     assert says(CHECK, P5, facts | {DEVICE_FILES: unused}) == [
         Observation("4 device files in /dev, nvidia-uvm not loaded yet", "4")
     ]
@@ -67,7 +73,7 @@ def test_where_all_are_there_nothing_is_found() -> None:
 
 def test_gpus_that_are_on_no_pci_bus_have_other_files() -> None:
     """Those of WSL, for one: NVML answers, and there is no nvidiactl."""
-    facts: dict[Any, Any] = {DEVICE_FILES: around(), NVML: driver_says(*GPUS), FUNCTIONS: ()}
+    facts: dict[Any, Any] = {DEVICE_FILES: device_files(), NVML: driver_says(*GPUS), FUNCTIONS: ()}
 
     assert says(CHECK, P5, facts) == [NotConfigured("NVIDIA's driver has no GPU on PCI")]
 
@@ -76,18 +82,18 @@ def test_gpus_that_are_on_no_pci_bus_have_other_files() -> None:
     ("missing", "gpu"), [("nvidiactl", None), ("nvidia-uvm", None), ("nvidia0", GPUS[0]), ("nvidia1", GPUS[1])]
 )
 def test_one_that_must_be_there_is_missed(missing: str, gpu: Gpu | None) -> None:
-    assert judge(around(*files(missing))) == [lacks("DeviceFileMissing", f"no /dev/{missing}", gpu)]
+    assert judge(device_files(*files(missing))) == [lacks("DeviceFileMissing", f"no /dev/{missing}", gpu)]
 
 
 @pytest.mark.parametrize("missing", ["nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps/nvidia-cap12"])
 def test_one_that_is_made_when_somebody_wants_it_is_not(missing: str) -> None:
-    assert judge(around(*files(missing))) == []
+    assert judge(device_files(*files(missing))) == []
 
 
 def test_of_the_module_that_nobody_asked_for_yet_no_file_is_expected() -> None:
     """Nor is one judged that was left over from a time when it was loaded."""
     for there in (files("nvidia-uvm", "nvidia-uvm-tools"), files(nvidia_uvm=(508, 0))):
-        assert judge(around(*there, majors={"nvidia": 195})) == []
+        assert judge(device_files(*there, majors={"nvidia": 195})) == []
 
 
 @pytest.mark.parametrize(
@@ -105,11 +111,11 @@ def test_of_the_module_that_nobody_asked_for_yet_no_file_is_expected() -> None:
 def test_one_of_another_kind_or_number_is_wrong(name: str, number: tuple[int, int] | None, detail: str) -> None:
     wrong = DeviceFile(HOST, name, number is not None, *(number or (0, 0)))
 
-    assert judge(around(*files(name), wrong)) == [lacks("DeviceFileWrong", f"/dev/{name} is {detail}")]
+    assert judge(device_files(*files(name), wrong)) == [lacks("DeviceFileWrong", f"/dev/{name} is {detail}")]
 
 
 def test_of_a_gpu_it_is_told_on_that_gpu() -> None:
-    there = around(*files(nvidia1=(195, 0)))
+    there = device_files(*files(nvidia1=(195, 0)))
 
     assert judge(there) == [lacks("DeviceFileWrong", "/dev/nvidia1 is the character device 195:0, not 195:1", GPUS[1])]
 
@@ -117,31 +123,33 @@ def test_of_a_gpu_it_is_told_on_that_gpu() -> None:
 def test_several_of_the_driver_are_one_finding() -> None:
     detail = "no /dev/nvidiactl; no /dev/nvidia-uvm"
 
-    assert judge(around(*files("nvidiactl", "nvidia-uvm"))) == [lacks("DeviceFileMissing", detail)]
+    assert judge(device_files(*files("nvidiactl", "nvidia-uvm"))) == [lacks("DeviceFileMissing", detail)]
 
 
 def test_the_minor_number_is_the_drivers_and_not_the_index() -> None:
     swapped = (replace(GPUS[0], minor=1), replace(GPUS[1], minor=0))
-    assert judge(around(*files()), *swapped) == []
+    assert judge(device_files(*files()), *swapped) == []
 
-    assert judge(around(*files()), replace(GPUS[0], minor=4)) == [
+    assert judge(device_files(*files()), replace(GPUS[0], minor=4)) == [
         lacks("DeviceFileMissing", "no /dev/nvidia4", GPUS[0])
     ]
 
 
 def test_one_that_is_right_in_either_folder_is_right() -> None:
     both = (HOST, CONTAINER)
-    assert judge(around(*files(folder=CONTAINER), folders=both)) == []
-    assert judge(around(*files(nvidia_uvm=(508, 0)), *files(folder=CONTAINER), folders=both)) == []
+    assert judge(device_files(*files(folder=CONTAINER), folders=both)) == []
+    assert judge(device_files(*files(nvidia_uvm=(508, 0)), *files(folder=CONTAINER), folders=both)) == []
 
     missing = "no /dev/nvidia-uvm or /run/nvidia/driver/dev/nvidia-uvm"
-    assert judge(around(*files("nvidia-uvm", folder=CONTAINER), folders=both)) == [lacks("DeviceFileMissing", missing)]
+    assert judge(device_files(*files("nvidia-uvm", folder=CONTAINER), folders=both)) == [
+        lacks("DeviceFileMissing", missing)
+    ]
 
 
 def test_where_nvml_fails_a_missing_control_file_may_be_why() -> None:
     silent = Unobserved(UnobservedCause.named("DriverNotLoaded"), "NVML: Driver Not Loaded")
     facts: dict[Any, Any] = {
-        DEVICE_FILES: around(*files("nvidiactl")),
+        DEVICE_FILES: device_files(*files("nvidiactl")),
         NVML: driver_is_silent(silent),
         FUNCTIONS: functions(*ADDRESSES),
     }
@@ -161,7 +169,7 @@ def test_while_the_driver_comes_up_they_are_still_being_made() -> None:
     young = replace(P5, driver_age_seconds=119.0)
     wait = "no /dev/nvidia-uvm; judged 120 s after the driver was loaded"
 
-    assert judge(around(*files("nvidia-uvm")), expected=young) == [
+    assert judge(device_files(*files("nvidia-uvm")), expected=young) == [
         Unobserved(UnobservedCause.named("DriverJustLoaded"), wait, "driver")
     ]
 
@@ -169,7 +177,7 @@ def test_while_the_driver_comes_up_they_are_still_being_made() -> None:
 def test_many_that_are_wrong_are_counted() -> None:
     some = [DeviceFile(HOST, f"nvidia-caps/nvidia-cap{number}", True, 1, number) for number in range(9)]
 
-    (judgement,) = judge(around(*files(), *some))
+    (judgement,) = judge(device_files(*files(), *some))
     assert isinstance(judgement, Finding)
     assert judgement.detail.endswith("; and 5 more")
 

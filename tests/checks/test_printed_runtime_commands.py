@@ -235,8 +235,8 @@ def node(
 
 
 def findings(runtime: ContainerRuntime) -> list[Finding]:
-    told = (find for check in GROUP for find in finds(check, EXPECTED, {CONTAINER_RUNTIME: runtime}))
-    return [finding for finding in told if isinstance(finding, Finding)]
+    advised = (find for check in GROUP for find in finds(check, EXPECTED, {CONTAINER_RUNTIME: runtime}))
+    return [finding for finding in advised if isinstance(finding, Finding)]
 
 
 def printed(found: list[Finding]) -> list[str]:

@@ -38,8 +38,8 @@ LIVE = Live("containerd", "1.7.27", ("", "runc", "nvidia"), (("nvidia", PROGRAM)
 def test_a_file_newer_than_its_reader_is_found(after: float, well: bool) -> None:
     files = (ReadFile(FILE, STARTED - 60), ReadFile(DROP_IN, STARTED + after))
 
-    told = finding("RuntimeConfigNotLoaded", f"{DROP_IN}: changed after containerd was started; {RESTART}")
-    assert judge(CHECK, runtime(NVIDIA, files=files)) == ([] if well else [told])
+    not_loaded = finding("RuntimeConfigNotLoaded", f"{DROP_IN}: changed after containerd was started; {RESTART}")
+    assert judge(CHECK, runtime(NVIDIA, files=files)) == ([] if well else [not_loaded])
 
 
 def test_where_no_runtime_is_to_be_seen_there_is_none_to_have_loaded_anything() -> None:
@@ -133,9 +133,9 @@ def test_a_handler_that_only_the_running_one_has_is_lost_at_its_next_restart(
 
 def test_one_that_is_not_ready_is_found_whatever_its_files_say() -> None:
     live = Live("containerd", "1.7.27", not_ready="ShimFailed: no such file")
-    told = finding("RuntimeNotReady", f"ShimFailed: no such file; {RESTART}")
+    not_loaded = finding("RuntimeNotReady", f"ShimFailed: no such file; {RESTART}")
 
-    assert judge(CHECK, runtime(NVIDIA, live=live)) == [told]
+    assert judge(CHECK, runtime(NVIDIA, live=live)) == [not_loaded]
     held = "first correct what RuntimeConfigMalformed found in its files: a restart would load it"
     assert judge(CHECK, runtime(problem=BROKEN, live=live)) == [
         finding("RuntimeNotReady", f"ShimFailed: no such file; {held}"),
@@ -174,8 +174,10 @@ HELD = "first correct what {} found in its files: a restart would load it"
 )
 def test_no_restart_is_advised_with_files_that_would_not_serve_the_kubelet(fault: dict[str, Any], reason: str) -> None:
     newer = (ReadFile(FILE, STARTED + 3600),)
-    told = finding("RuntimeConfigNotLoaded", f"{FILE}: changed after containerd was started; {HELD.format(reason)}")
-    assert judge(CHECK, runtime(RUNC, NVIDIA, files=newer, **fault)) == [told]
+    not_loaded = finding(
+        "RuntimeConfigNotLoaded", f"{FILE}: changed after containerd was started; {HELD.format(reason)}"
+    )
+    assert judge(CHECK, runtime(RUNC, NVIDIA, files=newer, **fault)) == [not_loaded]
 
     [kept] = judge(CHECK, runtime(RUNC, live=replace(LIVE, default=fault.get("default", "runc")), **fault))
     assert "`" not in str(kept)

@@ -38,7 +38,7 @@ HELM = 'helm upgrade "$(helm list -qn gpu-operator)" nvidia/gpu-operator -n gpu-
 HOSTS, OPERATORS = "/usr/bin/nvidia-container-runtime", "/usr/local/nvidia/toolkit/nvidia-container-runtime"
 
 
-def around(path: str = FILE, **more: Any) -> ContainerRuntime:
+def runtime_at(path: str = FILE, **more: Any) -> ContainerRuntime:
     used = RuntimeConfiguration(path, kind=more.pop("kind", "containerd"), template=more.pop("template", ""))
     base = ContainerRuntime(used, socket=more.pop("socket", SOCKET))
     toolkit = more.pop("of", "")
@@ -74,23 +74,23 @@ EITHER = f"with the GPU operator {STANDARD}; with the toolkit on the host {CONFI
     ],
 )
 def test_in_the_standard_place_by_the_toolkit_that_the_node_has(distribution: str, toolkit: str, message: str) -> None:
-    assert give(around(distribution=distribution, of=toolkit)) == message
+    assert give(runtime_at(distribution=distribution, of=toolkit)) == message
 
 
 def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too() -> None:
     other = RuntimeConfiguration("/x", handlers=(Handler("nvidia", "", OPERATORS, None, "/x"),))
     operators = Toolkit("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml")
 
-    assert give(around(others=(other,))) == STANDARD
-    assert give(around(toolkit=operators)) == STANDARD
-    assert give(around(toolkit=Toolkit("/etc/nvidia-container-runtime/config.toml"))) == EITHER
+    assert give(runtime_at(others=(other,))) == STANDARD
+    assert give(runtime_at(toolkit=operators)) == STANDARD
+    assert give(runtime_at(toolkit=Toolkit("/etc/nvidia-container-runtime/config.toml"))) == EITHER
 
 
 @pytest.mark.parametrize(
     ("runtime", "parts"),
     [
         (
-            around(SNAP_FILE, distribution=K8S_SNAP, socket=f"{SNAP}/run/containerd/containerd.sock", of=OPERATORS),
+            runtime_at(SNAP_FILE, distribution=K8S_SNAP, socket=f"{SNAP}/run/containerd/containerd.sock", of=OPERATORS),
             [
                 values(
                     CONTAINERD_CONFIG=SNAP_FILE,
@@ -101,11 +101,11 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
             ],
         ),
         (
-            around(SNAP_FILE, distribution=K8S_SNAP, of=HOSTS),
+            runtime_at(SNAP_FILE, distribution=K8S_SNAP, of=HOSTS),
             [f"--config={SNAP_FILE} --drop-in-config={SNAP_DROP_IN} && snap restart k8s.containerd`"],
         ),
         (
-            around("/k3s/config.toml", distribution=K3S, unit="k3s.service", template="/k3s/config-v3.toml.tmpl"),
+            runtime_at("/k3s/config.toml", distribution=K3S, unit="k3s.service", template="/k3s/config-v3.toml.tmpl"),
             [
                 "install nvidia-container-toolkit on the host",
                 values(CONTAINERD_SOCKET=SOCKET),
@@ -113,14 +113,14 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
                 "what is edited there is lost (other changes: /k3s/config-v3.toml.tmpl)",
             ],
         ),
-        (around(distribution=K3S), ["`systemctl restart 'k3s*'`"]),
-        (around(distribution=RKE2, unit="rke2-agent.service"), ["`systemctl restart rke2-agent`"]),
+        (runtime_at(distribution=K3S), ["`systemctl restart 'k3s*'`"]),
+        (runtime_at(distribution=RKE2, unit="rke2-agent.service"), ["`systemctl restart rke2-agent`"]),
         (
-            around(distribution=MICROK8S, template="/args/containerd-template.toml"),
+            runtime_at(distribution=MICROK8S, template="/args/containerd-template.toml"),
             ["`microk8s enable nvidia`", "made from /args/containerd-template.toml", "is lost"],
         ),
         (
-            around(distribution=K0S, of=OPERATORS),
+            runtime_at(distribution=K0S, of=OPERATORS),
             [
                 values(
                     RUNTIME_CONFIG="/etc/k0s/containerd.d/nvidia.toml",
@@ -129,17 +129,17 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
                 )
             ],
         ),
-        (around(distribution=K0S, of=HOSTS), ["--config=/etc/k0s/containerd.d/nvidia.toml", "restart 'k0s*'`"]),
-        (around(distribution=BOTTLEROCKET), ["aws-k8s-VERSION-nvidia", "can't be changed"]),
-        (around(distribution=TALOS), ["nvidia-container-toolkit-production", "can't be changed"]),
-        (around(distribution=EKS_AL2023, of=HOSTS), ["EKS AMI for NVIDIA", CONFIGURE, "anew at each boot"]),
+        (runtime_at(distribution=K0S, of=HOSTS), ["--config=/etc/k0s/containerd.d/nvidia.toml", "restart 'k0s*'`"]),
+        (runtime_at(distribution=BOTTLEROCKET), ["aws-k8s-VERSION-nvidia", "can't be changed"]),
+        (runtime_at(distribution=TALOS), ["nvidia-container-toolkit-production", "can't be changed"]),
+        (runtime_at(distribution=EKS_AL2023, of=HOSTS), ["EKS AMI for NVIDIA", CONFIGURE, "anew at each boot"]),
         (
-            around(kind=CRIO, of=HOSTS),
+            runtime_at(kind=CRIO, of=HOSTS),
             [f"`nvidia-ctk runtime configure --runtime=crio {CRIOS_DROP_IN} && systemctl restart crio`"],
         ),
-        (around(kind=CRIO, of=OPERATORS), ["rollout restart ds/nvidia-container-toolkit-daemonset`"]),
+        (runtime_at(kind=CRIO, of=OPERATORS), ["rollout restart ds/nvidia-container-toolkit-daemonset`"]),
         (
-            around("/etc/docker/daemon.json", kind=DOCKER),
+            runtime_at("/etc/docker/daemon.json", kind=DOCKER),
             ["--runtime=docker --config=/etc/docker/daemon.json --set-as-default && systemctl restart docker`"],
         ),
     ],
@@ -152,12 +152,12 @@ def test_each_distribution_has_its_own(runtime: ContainerRuntime, parts: list[st
 @pytest.mark.parametrize(
     ("runtime", "command"),
     [
-        (around(), "systemctl restart containerd"),
-        (around(unit="crio.service", kind=CRIO), "systemctl restart crio"),
-        (around(unit="snap.microk8s.daemon-containerd.service"), "snap restart microk8s.daemon-containerd"),
-        (around(distribution=MICROK8S), "snap restart microk8s.daemon-containerd"),
-        (around(distribution=RKE2), "systemctl restart 'rke2-*'"),
-        (around(unit="odd; reboot.service"), "systemctl restart 'odd; reboot'"),
+        (runtime_at(), "systemctl restart containerd"),
+        (runtime_at(unit="crio.service", kind=CRIO), "systemctl restart crio"),
+        (runtime_at(unit="snap.microk8s.daemon-containerd.service"), "snap restart microk8s.daemon-containerd"),
+        (runtime_at(distribution=MICROK8S), "snap restart microk8s.daemon-containerd"),
+        (runtime_at(distribution=RKE2), "systemctl restart 'rke2-*'"),
+        (runtime_at(unit="odd; reboot.service"), "systemctl restart 'odd; reboot'"),
     ],
 )
 def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, command: str) -> None:
@@ -168,14 +168,14 @@ def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, comman
 @pytest.mark.parametrize(
     ("runtime", "file", "message"),
     [
-        (around(), FILE, f"correct {FILE}"),
+        (runtime_at(), FILE, f"correct {FILE}"),
         (
-            around(template="/t"),
+            runtime_at(template="/t"),
             FILE,
             f"correct /t, from which {FILE} is made at each start, then restart what makes it",
         ),
-        (around(template="/t"), "/etc/drop-in.toml", "correct /etc/drop-in.toml"),
-        (around(distribution=BOTTLEROCKET), FILE, "its files can't be changed: `apiclient set`"),
+        (runtime_at(template="/t"), "/etc/drop-in.toml", "correct /etc/drop-in.toml"),
+        (runtime_at(distribution=BOTTLEROCKET), FILE, "its files can't be changed: `apiclient set`"),
     ],
 )
 def test_a_file_is_corrected_where_it_stays(runtime: ContainerRuntime, file: str, message: str) -> None:
@@ -189,7 +189,7 @@ def test_a_path_never_breaks_out_of_a_command(path: str) -> None:
     escaped = "".join(f"\\{letter}" if letter in ",{}" else letter for letter in path)
     assert words[-1] == f"toolkit.env[0].name=CONTAINERD_CONFIG,toolkit.env[0].value={escaped}"
     assert shlex.split(runtime_mending.make_executable(path).strip("`"))[-1] == path
-    configured = give(around(path, kind=DOCKER)).strip("`").partition(" && ")[0]
+    configured = give(runtime_at(path, kind=DOCKER)).strip("`").partition(" && ")[0]
     assert shlex.split(configured)[-2] == f"--config={path}"
 
 

@@ -26,12 +26,12 @@ OLD = ["io.containerd.runtime.v1.linux", "io.containerd.runc.v1"]
     ],
 )
 def test_a_type_that_containerd_2_dropped_is_found_there(old: str, version: str, schema: int, well: bool) -> None:
-    told = finding(
+    wrong_type = finding(
         "RuntimeTypeRemoved",
         f"{FILE}, line 12: nvidia has runtime_type {old}, which containerd 2 does not have; {MEND}",
     )
     handler = replace(NVIDIA, runtime_type=old)
-    assert judge(CHECK, runtime(RUNC, handler, version=version, schema=schema)) == ([] if well else [told])
+    assert judge(CHECK, runtime(RUNC, handler, version=version, schema=schema)) == ([] if well else [wrong_type])
 
 
 @pytest.mark.parametrize("well", [True, False])
@@ -52,11 +52,11 @@ def test_of_the_others_only_the_default_one_counts(well: bool) -> None:
 )
 def test_a_type_that_does_not_start_the_program_named_is_found(kind: str, binary: str, well: bool) -> None:
     handler = replace(NVIDIA, runtime_type=kind, binary=binary)
-    told = finding(
+    wrong_type = finding(
         "RuntimeTypeIgnoresBinary",
         f"{FILE}, line 12: nvidia has runtime_type {kind}, which does not start {binary}; {MEND}",
     )
-    assert judge(CHECK, runtime(RUNC, handler)) == ([] if well else [told])
+    assert judge(CHECK, runtime(RUNC, handler)) == ([] if well else [wrong_type])
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_a_type_that_does_not_start_the_program_named_is_found(kind: str, binary
 )
 def test_the_oldest_shim_takes_its_program_from_another_option(binary: str, ignored: str, well: bool) -> None:
     handler = replace(NVIDIA, runtime_type=OLD[0], binary=binary, ignored_binary=ignored)
-    told = finding(
+    wrong_type = finding(
         "RuntimeTypeIgnoresBinary",
         f"{FILE}, line 12: nvidia has runtime_type {OLD[0]}, which does not start {PROGRAM}; {MEND}",
     )
-    assert judge(CHECK, runtime(RUNC, handler)) == ([] if well else [told])
+    assert judge(CHECK, runtime(RUNC, handler)) == ([] if well else [wrong_type])
 
 
 def test_only_containerd_has_them() -> None:

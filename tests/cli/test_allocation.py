@@ -19,9 +19,9 @@ NODE, POD = "ip-10-0-123-45.us-west-2.compute.internal", "distributed-training-w
 @pytest.mark.parametrize(("width", "begins"), [(60, f"{NODE}: 8 GPUs, "), (80, f"{NODE}: 8 GPUs, "), (200, "Node ")])
 def test_names_are_whole_on_a_terminal_of_any_width(width: int, begins: str) -> None:
     screen = Screen(file=StringIO(), width=width)
-    told = allocation(snapshot(node(NODE), pod(POD, 6, on=NODE)))
+    allocated = allocation(snapshot(node(NODE), pod(POD, 6, on=NODE)))
 
-    for part in page(told, screen):
+    for part in page(allocated, screen):
         screen.print(part, soft_wrap=isinstance(part, Text))
 
     text = screen.file.getvalue()  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ def ask(*words: str) -> Result:
     return CliRunner().invoke(app, ["explain", *words])
 
 
-def told(*words: str) -> str:
+def explained(*words: str) -> str:
     answer = ask(*words)
     assert (answer.exit_code, answer.stderr) == (0, "")
     return re.sub(r" +", " ", answer.stdout).replace(" \n", "\n")
@@ -38,7 +38,7 @@ def told(*words: str) -> str:
 
 @pytest.mark.parametrize("words", [("79",), ("Xid79",), ("xid79",), ("xid", "79"), ("XID 79",), ("079",)])
 def test_an_xid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
-    answer = told(*words)
+    answer = explained(*words)
 
     assert answer.startswith("Xid79 ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS\n")
     assert "fell off the bus" in answer
@@ -49,7 +49,7 @@ def test_an_xid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("words", [("SXid20034",), ("sxid", "20034"), ("20034",), ("SXID 20034",)])
 def test_an_sxid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
-    answer = told(*words)
+    answer = explained(*words)
 
     assert answer.startswith("SXid20034 DLPL_LTSSM_FAULT_UP\n")
     assert "here RESET: drain the node and reset the GPU, or reboot (sxid.csv:20034)" in answer
@@ -66,7 +66,7 @@ def test_an_sxid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
     ],
 )
 def test_the_words_of_an_nvlink_xid_are_decoded_in_both_layouts(words: tuple[str, ...]) -> None:
-    answer = told(*words)
+    answer = explained(*words)
 
     assert "here RESET: drain the node and reset the GPU, or reboot (nvlink5_decode.csv:80;" in answer
     assert "before R575 NETIR_LINK_EVT: Link Fatal, RESET_GPU (nvlink5_decode.csv:80)" in answer
@@ -74,7 +74,7 @@ def test_the_words_of_an_nvlink_xid_are_decoded_in_both_layouts(words: tuple[str
 
 
 def test_the_registers_of_an_xid_74_are_decoded_bit_by_bit() -> None:
-    answer = told("74", "0x11", "0x0", "0x10000", "0x0", "0x4")
+    answer = explained("74", "0x11", "0x0", "0x10000", "0x0", "0x4")
 
     assert "1, bit 0 nothing to do\n" in answer
     assert "1, bit 4 a parity or ECC fault of the link's hardware" in answer
@@ -84,11 +84,11 @@ def test_the_registers_of_an_xid_74_are_decoded_bit_by_bit() -> None:
 
 
 def test_an_nvlink_xid_without_its_words_says_how_to_give_them() -> None:
-    assert "explain 74 0x... 0x..." in told("74")
+    assert "explain 74 0x... 0x..." in explained("74")
 
 
 def test_the_recovery_actions_stand_with_xid_154() -> None:
-    answer = told("154")
+    answer = explained("154")
 
     assert "0x0 None: no finding;" in answer
     assert "0x2 Node Reboot Required: REBOOT;" in answer
@@ -97,7 +97,7 @@ def test_the_recovery_actions_stand_with_xid_154() -> None:
 
 @pytest.mark.parametrize("reason", OWN_NAMES, ids=lambda reason: reason.name)
 def test_every_reason_is_explained(reason: Reason) -> None:
-    answer = told(reason.name)
+    answer = explained(reason.name)
 
     assert answer.startswith(f"{reason.name}\n")
     assert f"docs/runbook.md#{reason.name.lower()}" in answer
@@ -113,7 +113,7 @@ def _unfolded(text: str) -> str:
 
 @pytest.mark.parametrize("word", ["DcgmDiagMemory", "dcgmdiagmemory", "DcgmDiagATestOfTomorrow"])
 def test_a_test_of_dcgm_is_as_severe_as_the_error_that_it_names(word: str) -> None:
-    answer = told(word)
+    answer = explained(word)
 
     assert "here MONITOR" in answer
     assert "or worse, as the error that its detail names: explain dcgm" in _unfolded(answer)
@@ -121,7 +121,7 @@ def test_a_test_of_dcgm_is_as_severe_as_the_error_that_it_names(word: str) -> No
 
 @pytest.mark.parametrize("words", [("dcgm", "46"), ("Dcgm46",), ("dcgm 46",)])
 def test_an_error_of_dcgm_is_explained(words: tuple[str, ...]) -> None:
-    answer = told(*words)
+    answer = explained(*words)
 
     assert answer.startswith("Dcgm46 PCIE_WIDTH\n")
     assert "DCGM CONFIG, which is MONITOR on our ladder" in answer
@@ -130,11 +130,11 @@ def test_an_error_of_dcgm_is_explained(words: tuple[str, ...]) -> None:
 
 
 def test_a_test_that_could_not_run_says_nothing_about_the_hardware() -> None:
-    assert "The test could not run" in told("dcgm", "117")
+    assert "The test could not run" in explained("dcgm", "117")
 
 
 def test_where_we_depart_from_nvidia_the_reason_is_told() -> None:
-    answer = told("142")
+    answer = explained("142")
 
     assert "here RESET:" in answer
     assert "we differ the video encoder stays stopped" in answer
@@ -144,7 +144,7 @@ def test_where_we_depart_from_nvidia_the_reason_is_told() -> None:
     ("words", "name"), [(("999",), "Xid999"), (("99999",), "SXid99999"), (("dcgm", "999"), "Dcgm999")]
 )
 def test_a_number_that_no_table_has_is_watched(words: tuple[str, ...], name: str) -> None:
-    answer = told(*words)
+    answer = explained(*words)
 
     assert answer.startswith(f"{name}\n")
     assert "Not in the catalogue" in answer
@@ -181,7 +181,7 @@ def test_what_the_cluster_has_changed_is_shown(
     monkeypatch.setenv("COLUMNS", "400")
     (config / "severity-overrides").write_text(override)
 
-    assert here.format(config / "severity-overrides") in told(*words)
+    assert here.format(config / "severity-overrides") in explained(*words)
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_the_clusters_other_settings_count_too(
 ) -> None:
     (config / key).write_text(value)
 
-    assert here in told(*words)
+    assert here in explained(*words)
 
 
 def test_without_a_word_everything_is_listed(config: Path) -> None:
     (config / "severity-overrides").write_text("xid 31 = RESET")
 
-    answer = told()
+    answer = explained()
 
     assert [
         name for name in ("Xid79 REBOOT", "Xid43 -", "Xid31 RESET*", "GpuCountLow REBOOT") if name not in answer
@@ -221,7 +221,7 @@ def test_without_a_word_everything_is_listed(config: Path) -> None:
 
 @pytest.mark.parametrize(("word", "shown", "hidden"), [("xid", "Xid79", "Dcgm52"), ("DCGM", "Dcgm52", "Xid79")])
 def test_one_table_is_listed_by_its_name(word: str, shown: str, hidden: str) -> None:
-    answer = told(word)
+    answer = explained(word)
 
     assert (shown in answer, hidden in answer) == (True, False)
 
@@ -278,27 +278,27 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
     ],
 )
 def test_a_word_of_a_record_or_a_label_is_explained(word: str, shown: str) -> None:
-    assert shown in told(word)
+    assert shown in explained(word)
 
 
 def test_a_setting_is_shown_as_the_cluster_has_it(config: Path) -> None:
     (config / "CHECK_INTERVAL").write_text("60")
     (config / "TAINT_SEVERITY").write_text("REBOOT")
 
-    assert "here 60\n" in told("CHECK_INTERVAL")
-    assert "here REBOOT\n" in told("taint_severity")
+    assert "here 60\n" in explained("CHECK_INTERVAL")
+    assert "here REBOOT\n" in explained("taint_severity")
 
 
 def test_a_setting_where_there_is_no_configmap_is_shown_as_the_default(config: Path) -> None:
     config.rmdir()
 
-    assert f"here 300, the default, for there is no {config} here; a cluster's is in its ConfigMap" in told(
+    assert f"here 300, the default, for there is no {config} here; a cluster's is in its ConfigMap" in explained(
         "CHECK_INTERVAL"
     )
 
 
 def test_a_word_of_two_kinds_is_explained_as_both() -> None:
-    assert re.findall(r"^as (.*)$", told("reset"), re.MULTILINE) == ["a recommendation", "a severity"]
+    assert re.findall(r"^as (.*)$", explained("reset"), re.MULTILINE) == ["a recommendation", "a severity"]
 
 
 def test_a_bad_setting_is_named_and_nothing_is_explained(config: Path) -> None:

@@ -24,14 +24,14 @@ def kubeconfig(tmp_path: Path) -> Iterator[Path]:
         yield api.kubeconfig(tmp_path / "config")
 
 
-def told(kubeconfig: Path, *words: str) -> str:
+def status_output(kubeconfig: Path, *words: str) -> str:
     done = run_here(kubeconfig, "status", *words)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def test_names_are_as_kubectl_has_them(kubeconfig: Path) -> None:
-    assert told(kubeconfig, "-o", "name") == "node/gpu-node-1\nnode/gpu-node-2\n"
+    assert status_output(kubeconfig, "-o", "name") == "node/gpu-node-1\nnode/gpu-node-2\n"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_names_are_as_kubectl_has_them(kubeconfig: Path) -> None:
     ],
 )
 def test_a_selector_chooses_among_gpu_nodes(selector: str, nodes: list[str], kubeconfig: Path) -> None:
-    assert told(kubeconfig, "-l", selector, "-o", "name").split() == [f"node/{name}" for name in nodes]
+    assert status_output(kubeconfig, "-l", selector, "-o", "name").split() == [f"node/{name}" for name in nodes]
 
 
 def test_a_selector_that_nobody_can_read_is_wrong_use(kubeconfig: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_selector_that_nobody_can_read_is_wrong_use(kubeconfig: Path) -> None:
 
 
 def test_json_and_yaml_hold_the_same(kubeconfig: Path) -> None:
-    by_form = [yaml.safe_load(told(kubeconfig, "-o", form)) for form in ("json", "yaml")]
+    by_form = [yaml.safe_load(status_output(kubeconfig, "-o", form)) for form in ("json", "yaml")]
     for fleet in by_form:
         for row in fleet["nodes"]:
             del row["heartbeat_age_seconds"]
@@ -66,13 +66,13 @@ def test_json_and_yaml_hold_the_same(kubeconfig: Path) -> None:
 
 
 def test_wide_has_more_columns(kubeconfig: Path) -> None:
-    narrow, wide = (told(kubeconfig, "-o", form).splitlines()[0].split() for form in ("table", "wide"))
+    narrow, wide = (status_output(kubeconfig, "-o", form).splitlines()[0].split() for form in ("table", "wide"))
 
     assert wide == [*narrow, "since", "findings", "next", "step"]
 
 
 def test_without_headers_there_are_rows_alone(kubeconfig: Path) -> None:
-    rows = told(kubeconfig, "--no-headers").splitlines()
+    rows = status_output(kubeconfig, "--no-headers").splitlines()
 
     assert [row.split()[0] for row in rows] == [*NODES]
 
@@ -109,7 +109,7 @@ def test_watched_a_program_gets_one_document_after_the_other(
             raise end
 
     monkeypatch.setattr("time.sleep", sleep)
-    documents = read(told(kubeconfig, "-w", "-o", form))  # type: ignore[operator]
+    documents = read(status_output(kubeconfig, "-w", "-o", form))  # type: ignore[operator]
 
     assert [[row["node"] for row in document["nodes"]] for document in documents] == [[*NODES], [*NODES]]
 

@@ -21,7 +21,7 @@ from tests.cli.cluster import SPOT, Json, P, client, cordon, run_here
 
 OURS = {"app.kubernetes.io/name": "gpu-healthcheck"}
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
-TOLD = "labels last-check, severity, status; annotation results"
+REMOVED = "labels last-check, severity, status; annotation results"
 CONDITION = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": "x"}
 
 
@@ -61,9 +61,9 @@ def test_a_dry_run_shows_all_and_writes_nothing(api: ApiStandIn, kubeconfig: Pat
 
     assert (done.returncode, done.stderr, api.writes) == (0, "", [])
     assert done.stdout.splitlines() == [
-        f"failed: {TOLD}; taint unhealthy=true:NoSchedule; condition GpuHealthy",
+        f"failed: {REMOVED}; taint unhealthy=true:NoSchedule; condition GpuHealthy",
         "  takes work again, and its verdict is REBOOT",
-        f"well: {TOLD}; condition GpuHealthy",
+        f"well: {REMOVED}; condition GpuHealthy",
         "2 nodes carry something of ours",
     ]
 

@@ -38,7 +38,7 @@ def wanted(amounts: Mapping[str, str], **spec: Any) -> Object:
     return {"kind": "Pod", "metadata": {"name": "new", "namespace": "team"}, "spec": {"containers": [main], **spec}}
 
 
-def told(*objects: Object, ask: Any = None, **manifest: Any) -> WouldFit:
+def would_fit_answer(*objects: Object, ask: Any = None, **manifest: Any) -> WouldFit:
     raw = manifest.pop("raw", None) or wanted(manifest.pop("amounts"), **manifest)
     (answer,) = answers(snapshot(*objects), [raw], ask)
     return answer
@@ -90,7 +90,7 @@ BY_RULES: list[tuple[list[Object], dict[str, Any], dict[str, bool], tuple[str, .
 def test_each_node_answers_for_a_pod_that_nobody_has_made(
     state: list[Object], manifest: dict[str, Any], fits: dict[str, bool], added: tuple[str, ...]
 ) -> None:
-    answer = told(*state, **manifest)
+    answer = would_fit_answer(*state, **manifest)
     assert {node.node: node.fits for node in answer.nodes if node.node in fits} == fits
     assert answer.added == added
     assert answer.fits is any(fits.values())
@@ -106,21 +106,21 @@ def test_each_node_answers_for_a_pod_that_nobody_has_made(
 def test_what_hamis_webhook_denies_would_never_be_made(
     more: list[Object], manifest: dict[str, Any], refused: str
 ) -> None:
-    answer = told(*HAMI, shared("a", card(0)), *more, **manifest)
+    answer = would_fit_answer(*HAMI, shared("a", card(0)), *more, **manifest)
     assert (answer.admission.refused, answer.fits, answer.nodes) == (refused, False, ())
 
 
 def test_memory_in_other_units_is_no_request_for_hami() -> None:
-    answer = told(*HAMI, shared("a", card(0)), amounts={GPU: "1", MEMORY: "4Gi"})
+    answer = would_fit_answer(*HAMI, shared("a", card(0)), amounts={GPU: "1", MEMORY: "4Gi"})
     assert (answer.unread, answer.fits) == (("main",), False)
 
 
 def test_a_privileged_container_is_denied_since_2_10() -> None:
     raw = wanted(ONE)
     raw["spec"]["containers"][0]["securityContext"] = {"privileged": True}
-    assert told(*HAMI, shared("a", card(0)), raw=raw).admission.refused == "container main is privileged"
+    assert would_fit_answer(*HAMI, shared("a", card(0)), raw=raw).admission.refused == "container main is privileged"
     old = [scheduler("v2.9.0"), WEBHOOK, NAMESPACE, shared("a", card(0))]
-    assert not told(*old, raw=raw).admission.refused
+    assert not would_fit_answer(*old, raw=raw).admission.refused
 
 
 def test_the_api_server_says_itself_what_it_makes_of_the_pod() -> None:
@@ -131,7 +131,7 @@ def test_the_api_server_says_itself_what_it_makes_of_the_pod() -> None:
         made = wanted(ONE | {CORES: "50"}, schedulerName="gpu-share")
         return made | {"metadata": made["metadata"] | {"namespace": namespace}}
 
-    answer = told(scheduler(), shared("a", card(0)), amounts=ONE, ask=dry_run)
+    answer = would_fit_answer(scheduler(), shared("a", card(0)), amounts=ONE, ask=dry_run)
     assert answer.admission.asked
     assert answer.added == ("scheduler gpu-share", "container main: nvidia.com/gpucores 50")
     assert answer.fits
@@ -156,7 +156,7 @@ def test_a_denial_is_told_apart_from_a_server_that_can_not_be_asked(error: Clust
     def dry_run(_: str, __: Mapping[str, Any]) -> Mapping[str, Any]:
         raise error
 
-    answer = told(*HAMI, shared("a", card(0)), amounts=ONE, ask=dry_run)
+    answer = would_fit_answer(*HAMI, shared("a", card(0)), amounts=ONE, ask=dry_run)
     assert bool(answer.admission.refused) is refused
     assert answer.admission.why_not == ("" if refused else str(error))
     assert answer.fits is not refused
@@ -237,5 +237,5 @@ def test_without_pods_nobody_knows_what_is_free(tmp_path: Path) -> None:
 
 
 def test_a_document_holds_what_the_page_says() -> None:
-    (entry,) = document([told(*HAMI, shared("a", card(0)), amounts=ONE)])
+    (entry,) = document([would_fit_answer(*HAMI, shared("a", card(0)), amounts=ONE)])
     assert (entry["fits"], entry["added"], entry["admission"]) == (True, ["scheduler hami-scheduler"], "by rules")

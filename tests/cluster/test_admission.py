@@ -773,22 +773,22 @@ OTHER_HEARTBEATS: dict[str, tuple[dict[str, Any], str]] = {
         LEASE_MARKS,
     ),
 }
-TOLD = event(DIGEST, OWN)
+ALLOWED_EVENT = event(DIGEST, OWN)
 OTHER_EVENTS: dict[str, tuple[dict[str, Any], str]] = {
-    "called as its neighbour's": (TOLD | {"metadata": {"name": f"{OTHER}.{DIGEST}"}}, EVENT_NAME),
-    "called anything": (TOLD | {"metadata": {"name": "anything"}}, EVENT_NAME),
-    "of a long message": (TOLD | {"message": "\u00e9" * 513}, EVENT_LENGTH),
-    "of a sentence for a reason": (TOLD | {"reason": "it broke"}, EVENT_WORDS),
-    "of a long reason": (TOLD | {"reason": "X" * 64}, EVENT_WORDS),
-    "without a reason": (TOLD | {"reason": ""}, EVENT_WORDS),
-    "of another type": (TOLD | {"type": "Error"}, EVENT_WORDS),
-    "that happened very often": (TOLD | {"count": 2_000_000_000}, EVENT_WORDS),
-    "from another's host": (TOLD | {"source": {"component": "gpu-healthcheck", "host": OTHER}}, EVENT_SOURCE),
-    "by another instance": (TOLD | {"reportingInstance": OTHER}, EVENT_SOURCE),
-    "with something beside": (TOLD | {"related": {"kind": "Pod", "name": "x"}}, EVENT_FIELDS),
-    "with labels": (TOLD | {"metadata": TOLD["metadata"] | {"labels": {"a": "b"}}}, EVENT_FIELDS),
+    "called as its neighbour's": (ALLOWED_EVENT | {"metadata": {"name": f"{OTHER}.{DIGEST}"}}, EVENT_NAME),
+    "called anything": (ALLOWED_EVENT | {"metadata": {"name": "anything"}}, EVENT_NAME),
+    "of a long message": (ALLOWED_EVENT | {"message": "\u00e9" * 513}, EVENT_LENGTH),
+    "of a sentence for a reason": (ALLOWED_EVENT | {"reason": "it broke"}, EVENT_WORDS),
+    "of a long reason": (ALLOWED_EVENT | {"reason": "X" * 64}, EVENT_WORDS),
+    "without a reason": (ALLOWED_EVENT | {"reason": ""}, EVENT_WORDS),
+    "of another type": (ALLOWED_EVENT | {"type": "Error"}, EVENT_WORDS),
+    "that happened very often": (ALLOWED_EVENT | {"count": 2_000_000_000}, EVENT_WORDS),
+    "from another's host": (ALLOWED_EVENT | {"source": {"component": "gpu-healthcheck", "host": OTHER}}, EVENT_SOURCE),
+    "by another instance": (ALLOWED_EVENT | {"reportingInstance": OTHER}, EVENT_SOURCE),
+    "with something beside": (ALLOWED_EVENT | {"related": {"kind": "Pod", "name": "x"}}, EVENT_FIELDS),
+    "with labels": (ALLOWED_EVENT | {"metadata": ALLOWED_EVENT["metadata"] | {"labels": {"a": "b"}}}, EVENT_FIELDS),
     "that outlives its deletion": (
-        TOLD | {"metadata": TOLD["metadata"] | {"finalizers": ["example.com/hold"]}},
+        ALLOWED_EVENT | {"metadata": ALLOWED_EVENT["metadata"] | {"finalizers": ["example.com/hold"]}},
         EVENT_FIELDS,
     ),
 }

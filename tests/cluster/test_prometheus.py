@@ -26,8 +26,8 @@ def test_a_prefix_of_the_path_is_kept() -> None:
         assert instant(f"{world.url}/prometheus", "up") == UP
 
 
-def error(status: int, **told: Any) -> Any:
-    body = json.dumps({"status": "error", **told}).encode()
+def error(status: int, **fields: Any) -> Any:
+    body = json.dumps({"status": "error", **fields}).encode()
     return lambda answers: answers.answer(status, body, JSON)
 
 

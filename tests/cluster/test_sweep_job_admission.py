@@ -103,7 +103,7 @@ def mount(path: str, **fields: Any) -> Change:
     return lambda job: put(job["spec"]["template"]["spec"]["containers"][0], {"volumeMounts": mounts})
 
 
-def beside(kind: str, **fields: Any) -> Change:
+def job_change(kind: str, **fields: Any) -> Change:
     """Another container, as good as the first but for its name."""
 
     def change(job: Job) -> None:
@@ -292,9 +292,9 @@ OF_THE_POD: dict[str, tuple[Change, Change, str]] = {
         "pod may not set dnsConfig",
     ),
     "pod's deadline": (same, pod(activeDeadlineSeconds=60), "pod may not set activeDeadlineSeconds"),
-    "container beside it": (same, beside("containers"), "has one container"),
-    "container before it": (same, beside("initContainers"), "pod may not set initContainers"),
-    "sidecar": (same, beside("initContainers", restartPolicy="Always"), "pod may not set initContainers"),
+    "container beside it": (same, job_change("containers"), "has one container"),
+    "container before it": (same, job_change("initContainers"), "pod may not set initContainers"),
+    "sidecar": (same, job_change("initContainers", restartPolicy="Always"), "pod may not set initContainers"),
     "account": (
         pod(automountServiceAccountToken=True),
         pod(serviceAccountName="gpu-healthcheck"),

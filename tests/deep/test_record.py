@@ -343,7 +343,7 @@ class TestARelease:
     def test_after_it_was_taken_lasts_until_a_later_run_finds_it_again(self) -> None:
         text = run(row(severity="ISOLATE", subject="gpu/3"))
         memory = after(knows(), sweep=text)
-        word = release_of(_told(memory, text), "mia", "swapped", WALL + timedelta(minutes=5))
+        word = release_of(_recorded(memory, text), "mia", "swapped", WALL + timedelta(minutes=5))
 
         memory = exits.release(memory, word, later(3600))
         assert after(memory, at(6), sweep=text).standing == ()
@@ -352,7 +352,7 @@ class TestARelease:
 
     def test_by_the_label_speaks_of_a_taken_record_once(self) -> None:
         memory = after(knows(), sweep=(text := run(row(severity="ISOLATE", subject="gpu/3"))))
-        state = _told(memory, text)
+        state = _recorded(memory, text)
 
         word = release_of(state, "mia", "swapped", WALL)
         assert [(finding.reason, finding.subject) for finding in word.findings] == [(MEMORY, GPU)]
@@ -373,7 +373,7 @@ class TestTheMemory:
     def test_is_rebuilt_from_the_node(self) -> None:
         text = run(row(severity="ISOLATE"))
         memory = after(knows(), sweep=text)
-        lost = records.remembered(records.parse(AgentRecord, _told(memory, text).annotations[RESULTS]))
+        lost = records.remembered(records.parse(AgentRecord, _recorded(memory, text).annotations[RESULTS]))
 
         rebuilt = exits.adopted(knows(), lost, later(3600))
         assert (rebuilt.taken, reasons(rebuilt)) == (memory.taken, {(MEMORY, GPU)})
@@ -397,7 +397,7 @@ def _others() -> list[Gpu]:
     ]
 
 
-def _told(memory: Memory, text: str) -> NodeState:
+def _recorded(memory: Memory, text: str) -> NodeState:
     """The Node once the agent told that memory."""
     own = records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
     return node(annotations={SWEEP_RESULT: text, RESULTS: own})

@@ -25,7 +25,7 @@ def agree(objects: Sequence[Mapping[str, Any]], whole: Snapshot) -> None:
             target = Target("Pod", entry["metadata"]["namespace"], entry["metadata"]["name"])
             near = looked_at(Served(objects, tuple(whole.missing)), target, whole)
             # Which logs are read is another matter.
-            assert _told(near, target) == _told(replace(whole, logs=near.logs), target), target.subject
+            assert _results(near, target) == _results(replace(whole, logs=near.logs), target), target.subject
 
 
 def looked_at(served: Served, target: Target, whole: Snapshot) -> Snapshot:
@@ -40,7 +40,7 @@ def _at(now: datetime) -> Iterator[None]:
         yield
 
 
-def _told(snapshot: Snapshot, target: Target) -> list[Any]:
+def _results(snapshot: Snapshot, target: Target) -> list[Any]:
     return _shape(narrowed(diagnose(snapshot), concerned(snapshot, target)).problems)
 
 

@@ -160,7 +160,7 @@ def judged(*objects: Object, **more: Any) -> Diagnosis:
     return diagnose(whole)
 
 
-def told(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+def results(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The causes that stand by themselves, each with its subject."""
     return [(problem.found.cause.name, problem.found.subject) for problem in diagnosis.problems]
 

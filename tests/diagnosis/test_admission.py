@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from diagnosis.causes.admission.texts import RefusalSource, parse
-from tests.diagnosis.states import GPU, Object, container, event, judged, node, obj, pod, told
+from tests.diagnosis.states import GPU, Object, container, event, judged, node, obj, pod, results
 
 DEPLOYMENT = "deployment/team/serve"
 
@@ -199,7 +199,7 @@ STATES: list[tuple[str, list[Object], str, str]] = [
 
 @pytest.mark.parametrize(("state", "cause", "subject"), [pair[1:] for pair in STATES], ids=[pair[0] for pair in STATES])
 def test_each_state_tells_its_cause_and_no_other(state: list[Object], cause: str, subject: str) -> None:
-    assert told(judged(node("a"), *state)) == [(cause, subject)]
+    assert results(judged(node("a"), *state)) == [(cause, subject)]
 
 
 SILENT: list[tuple[str, list[Object]]] = [
@@ -230,7 +230,7 @@ SILENT: list[tuple[str, list[Object]]] = [
 
 @pytest.mark.parametrize("state", [pair[1] for pair in SILENT], ids=[pair[0] for pair in SILENT])
 def test_what_has_passed_is_no_cause(state: list[Object]) -> None:
-    assert told(judged(node("a"), *state)) == []
+    assert results(judged(node("a"), *state)) == []
 
 
 def test_the_text_of_a_stateful_set_is_read_too() -> None:
@@ -247,7 +247,7 @@ def test_where_replica_sets_are_not_visible_their_deployment_tells(made: int) ->
     noted = [event(replica_set, "FailedCreate", f"Error creating: {EXCEEDED}")] if not made else []
     diagnosis = judged(node("a"), deployment, *noted, quota("2"), missing=["ReplicaSet"])
 
-    assert told(diagnosis) == ([] if made else [("ExceededQuota", "resourcequota/team/gpus")])
+    assert results(diagnosis) == ([] if made else [("ExceededQuota", "resourcequota/team/gpus")])
     assert all(problem.found.affected == (DEPLOYMENT,) for problem in diagnosis.problems)
 
 
@@ -265,7 +265,7 @@ def test_a_job_set_that_cannot_make_its_jobs_is_told_of() -> None:
     made_of = obj("JobSet", "train", "team")
     text = f'job "train-w-0" creation failed with error: {DENIED}, for nvidia.com/gpu'
     state = [node("a"), made_of, event(made_of, "JobCreationFailed", text)]
-    assert told(judged(*state)) == [("WebhookDeniesPods", "jobset/team/train")]
+    assert results(judged(*state)) == [("WebhookDeniesPods", "jobset/team/train")]
 
 
 def test_who_holds_the_quota_is_named() -> None:
@@ -276,6 +276,6 @@ def test_who_holds_the_quota_is_named() -> None:
 def test_an_event_of_a_training_operator_counts_while_it_is_new() -> None:
     job = obj("PyTorchJob", "train", "team")
     fresh = event(job, "FailedCreatePod", f"Error creating: {EXCEEDED}")
-    assert told(judged(node("a"), fresh)) == [("ExceededQuota", "pytorchjob/team/train")]
+    assert results(judged(node("a"), fresh)) == [("ExceededQuota", "pytorchjob/team/train")]
     old = event(job, "FailedCreatePod", f"Error creating: {EXCEEDED}", minutes=50)
-    assert told(judged(node("a"), old)) == []
+    assert results(judged(node("a"), old)) == []

@@ -196,14 +196,14 @@ CLOSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("changes", "why"), CLOSED, ids=[why for _, why in CLOSED])
 def test_nothing_is_free_on_a_node_that_takes_no_new_pods(changes: dict[str, Any], why: str) -> None:
-    told = allocation(snapshot(node("a", 8, **changes), node("b", 8), pod("x", 3, on="a"), pod("y", 1, on="b")))
+    allocated = allocation(snapshot(node("a", 8, **changes), node("b", 8), pod("x", 3, on="a"), pod("y", 1, on="b")))
 
     assert [
-        (node_allocation.node, node_allocation.usable, node_allocation.closed) for node_allocation in told.nodes
+        (node_allocation.node, node_allocation.usable, node_allocation.closed) for node_allocation in allocated.nodes
     ] == [("a", False, why), ("b", True, "")]
-    assert [node_allocation.pools[0].free for node_allocation in told.nodes] == [0, 7]
-    assert [(total.total, total.held, total.free) for total in totals(told)] == [(16, 4, 7)]
-    shown = cluster_document(told)
+    assert [node_allocation.pools[0].free for node_allocation in allocated.nodes] == [0, 7]
+    assert [(total.total, total.held, total.free) for total in totals(allocated)] == [(16, 4, 7)]
+    shown = cluster_document(allocated)
     assert (shown["gpu_nodes_usable"], shown["resources"][0]["free"]) == (1, 7)
 
 

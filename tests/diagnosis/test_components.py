@@ -25,9 +25,9 @@ from tests.diagnosis.states import (
     judged,
     node,
     pod,
+    results,
     snapshot,
     terminated,
-    told,
     waiting,
 )
 
@@ -46,7 +46,7 @@ def crashing(name: str, on: str) -> Object:
 
 
 def test_a_working_cluster_is_told_nothing_of() -> None:
-    assert told(judged(*operator(A, B), pod("trainer", 8, on="a"))) == []
+    assert results(judged(*operator(A, B), pod("trainer", 8, on="a"))) == []
 
 
 ONE_NODE = [
@@ -61,20 +61,20 @@ ONE_NODE = [
 
 @pytest.mark.parametrize(("name", "cause"), ONE_NODE, ids=[cause for _, cause in ONE_NODE])
 def test_an_operand_that_crashes_on_one_node_is_told_with_that_node(name: str, cause: str) -> None:
-    assert told(judged(*with_pods([crashing(name, "a")]))) == [(cause, "node/a")]
+    assert results(judged(*with_pods([crashing(name, "a")]))) == [(cause, "node/a")]
 
 
 @pytest.mark.parametrize(("name", "cause"), ONE_NODE, ids=[cause for _, cause in ONE_NODE])
 def test_an_operand_that_crashes_on_all_nodes_is_told_once_with_its_workload(name: str, cause: str) -> None:
     changed = [crashing(name, "a"), crashing(name, "b")]
-    assert told(judged(*with_pods(changed))) == [(cause, f"daemonset/{NAMESPACE}/{name}")]
+    assert results(judged(*with_pods(changed))) == [(cause, f"daemonset/{NAMESPACE}/{name}")]
 
 
 def test_an_image_that_is_not_there_is_a_matter_of_the_workload_even_on_one_node() -> None:
     pull = waiting("ImagePullBackOff", 'Back-off pulling image "nvcr.io/nvidia/driver:1-x": not found', "main")
     changed = [operand(DRIVER, "a", states=[pull], phase="Pending")]
     diagnosis = judged(*with_pods(changed))
-    assert told(diagnosis) == [("ImageNotFound", f"daemonset/{NAMESPACE}/{DRIVER}")]
+    assert results(diagnosis) == [("ImageNotFound", f"daemonset/{NAMESPACE}/{DRIVER}")]
     assert consequences(diagnosis.problems[0]) == [("DriverNotReady", f"daemonset/{NAMESPACE}/{DRIVER}")]
 
 
@@ -86,13 +86,13 @@ def test_those_that_wait_for_the_driver_stand_beneath_it() -> None:
         operand(VALIDATOR, "a", stands_at="driver-validation"),
     ]
     diagnosis = judged(*with_pods(changed))
-    assert told(diagnosis) == [("DriverNotReady", "node/a")]
+    assert results(diagnosis) == [("DriverNotReady", "node/a")]
     assert consequences(diagnosis.problems[0]) == [("ValidationHangs", "node/a")]
 
 
 def test_a_stage_that_hangs_with_nothing_above_it_stands_by_itself() -> None:
     changed = [operand(VALIDATOR, "a", stands_at="cuda-validation")]
-    assert told(judged(*with_pods(changed))) == [("ValidationHangs", "node/a")]
+    assert results(judged(*with_pods(changed))) == [("ValidationHangs", "node/a")]
 
 
 INTENDED = [
@@ -117,7 +117,7 @@ INTENDED = [
 
 @pytest.mark.parametrize("state", [state for _, state in INTENDED], ids=[name for name, _ in INTENDED])
 def test_what_is_on_its_way_or_intended_is_told_nothing_of(state: list[Object]) -> None:
-    assert told(judged(*state)) == []
+    assert results(judged(*state)) == []
 
 
 def test_a_daemon_without_any_pod_is_told_with_what_its_controller_says() -> None:
@@ -125,7 +125,7 @@ def test_a_daemon_without_any_pod_is_told_with_what_its_controller_says() -> Non
     event_ = event(ours, "FailedCreate", 'pods "nvidia-driver-daemonset-" is forbidden: violates PodSecurity', by="x")
     state = [entry for entry in operator(A, B) if not entry["metadata"]["name"].startswith(DRIVER)]
     diagnosis = judged(*state, ours, event_)
-    assert told(diagnosis) == [("DriverNotReady", f"daemonset/{NAMESPACE}/{DRIVER}")]
+    assert results(diagnosis) == [("DriverNotReady", f"daemonset/{NAMESPACE}/{DRIVER}")]
     assert any("PodSecurity" in text for text in diagnosis.problems[0].found.evidence)
 
 
@@ -138,7 +138,7 @@ def test_an_operator_that_crashes_is_a_matter_of_its_deployment() -> None:
         owner=("ReplicaSet", "gpu-operator-5f7"),
         states=[{"name": "main", "ready": False, "restartCount": 20, **CRASHES}],
     )
-    assert told(judged(*operator(A), broken)) == [("GpuOperatorNotReady", f"deployment/{NAMESPACE}/gpu-operator")]
+    assert results(judged(*operator(A), broken)) == [("GpuOperatorNotReady", f"deployment/{NAMESPACE}/gpu-operator")]
 
 
 def test_a_log_tells_why_a_driver_does_not_come_up() -> None:
@@ -157,14 +157,14 @@ def test_a_plugin_that_sees_no_device_is_quoted() -> None:
 
 def test_without_the_nodes_a_component_that_ends_is_told_with_the_node_of_its_pod() -> None:
     diagnosis = judged(*with_pods([crashing(DRIVER, "a")]), missing=["Node"])
-    assert told(diagnosis) == [("DriverNotReady", "node/a")]
+    assert results(diagnosis) == [("DriverNotReady", "node/a")]
 
 
 def test_without_the_nodes_a_young_pod_may_be_on_a_young_node() -> None:
     young = operand(
         DRIVER, "a", age=4, states=[{"name": f"{DRIVER}-ctr", "ready": False, "restartCount": 3, **CRASHES}]
     )
-    assert told(judged(*with_pods([young]), missing=["Node"])) == []
+    assert results(judged(*with_pods([young]), missing=["Node"])) == []
 
 
 def test_without_the_pods_those_of_a_node_that_is_changed_are_not_missed() -> None:
@@ -172,8 +172,8 @@ def test_without_the_pods_those_of_a_node_that_is_changed_are_not_missed() -> No
     behind = daemon(PLUGIN, wanted=2, ready=1)
     kept = [entry for entry in operator(upgraded, B) if entry["metadata"]["name"] != PLUGIN and entry["kind"] != "Pod"]
 
-    assert told(judged(*kept, behind, missing=["Pod"])) == []
-    assert told(judged(*kept[:2], A, B, behind, missing=["Pod"])) == [
+    assert results(judged(*kept, behind, missing=["Pod"])) == []
+    assert results(judged(*kept[:2], A, B, behind, missing=["Pod"])) == [
         ("DevicePluginNotReady", f"daemonset/{NAMESPACE}/{PLUGIN}")
     ]
 
@@ -183,7 +183,7 @@ def test_a_plugin_that_ends_for_cards_cut_differently_stands_beneath_that() -> N
     nodes = (gpu_node("a", labels=cut, allocatable={"nvidia.com/gpu": "0"}, capacity={"nvidia.com/gpu": "0"}), B)
     diagnosis = judged(*with_pods([crashing(PLUGIN, "a")], nodes))
 
-    assert told(diagnosis) == [("MigGeometryInvalid", "node/a")]
+    assert results(diagnosis) == [("MigGeometryInvalid", "node/a")]
     assert ("DevicePluginNotReady", "node/a") in consequences(diagnosis.problems[0])
 
 
@@ -198,7 +198,7 @@ def test_the_master_of_feature_discovery_is_needed_wherever_it_runs() -> None:
         phase="Running",
     )
     diagnosis = judged(*operator(A, B), node("plain", None), master)
-    assert told(diagnosis) == [("NodeFeatureDiscoveryNotReady", "deployment/team/nfd-master")]
+    assert results(diagnosis) == [("NodeFeatureDiscoveryNotReady", "deployment/team/nfd-master")]
 
 
 DRIVERS = [

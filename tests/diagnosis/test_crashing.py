@@ -18,8 +18,8 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    results,
     terminated,
-    told,
     waiting,
 )
 
@@ -100,19 +100,19 @@ def test_its_last_words_in_its_message_or_its_log(words: str, cause: str, subjec
         states=[{"name": "main", "state": {"terminated": terminated(1, "Error", words)}}],
     )
 
-    assert told(judged(node("a"), JOB, by_message)) == [(cause, subject)]
-    assert told(judged(node("a"), JOB, crashing(), logs=log)) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, by_message)) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, crashing(), logs=log)) == [(cause, subject)]
     ended = [] if cause == "ContainerCrashes" else [(cause, subject)]
-    assert told(judged(node("a"), JOB, for_good)) == ended
+    assert results(judged(node("a"), JOB, for_good)) == ended
 
 
 @pytest.mark.parametrize("words", [row[0] for row in WORDS])
 def test_what_works_now_said_it_long_ago(words: str) -> None:
     log = {("pod/team/train-x", "main"): f"{words}\n" + "step\n" * 20}
 
-    assert not told(judged(node("a"), JOB, working(terminated(1, "Error", words)), logs=log))
+    assert not results(judged(node("a"), JOB, working(terminated(1, "Error", words)), logs=log))
     done = pod("train-x", on="a", phase="Succeeded", owner=("Job", "train"))
-    assert not told(judged(node("a"), JOB, done, logs=log))
+    assert not results(judged(node("a"), JOB, done, logs=log))
 
 
 def test_a_job_that_got_there_in_the_end_has_no_trouble_with_its_first_try() -> None:
@@ -125,8 +125,8 @@ def test_a_job_that_got_there_in_the_end_has_no_trouble_with_its_first_try() -> 
     )
     later = pod("train-y", on="a", age=20, owner=("Job", "train"))
 
-    assert told(judged(node("a"), JOB, failed)) == [("GpuMemoryExhausted", "job/team/train")]
-    assert not told(judged(node("a"), JOB, failed, later))
+    assert results(judged(node("a"), JOB, failed)) == [("GpuMemoryExhausted", "job/team/train")]
+    assert not results(judged(node("a"), JOB, failed, later))
 
 
 def test_the_kernel_kills_for_the_machines_memory_and_never_for_the_gpus() -> None:
@@ -134,12 +134,12 @@ def test_the_kernel_kills_for_the_machines_memory_and_never_for_the_gpus() -> No
 
     diagnosis = judged(node("a"), JOB, crashing(end=terminated(137, "OOMKilled")), logs=log)
 
-    assert told(diagnosis) == [("ContainerMemoryLimitExceeded", "job/team/train")]
+    assert results(diagnosis) == [("ContainerMemoryLimitExceeded", "job/team/train")]
 
 
 @pytest.mark.parametrize(("code", "cause"), [(139, "ContainerKilledBySignal"), (134, "ContainerKilledBySignal")])
 def test_exit_codes(code: int, cause: str) -> None:
-    assert told(judged(node("a"), JOB, crashing(end=terminated(code)))) == [(cause, "job/team/train")]
+    assert results(judged(node("a"), JOB, crashing(end=terminated(code)))) == [(cause, "job/team/train")]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_probe_that_kills_is_named() -> None:
     kills = crashing(end=terminated(137))
     fields = event(kills, "Unhealthy", "Liveness probe failed: Get http://10.0.0.1:8000/health: connection refused")
 
-    assert told(judged(node("a"), JOB, kills, fields)) == [("LivenessProbeKills", "job/team/train")]
+    assert results(judged(node("a"), JOB, kills, fields)) == [("LivenessProbeKills", "job/team/train")]
 
 
 def test_a_fault_of_the_node_outweighs_what_looks_like_the_programs() -> None:
@@ -176,7 +176,7 @@ def test_a_fault_of_the_node_outweighs_what_looks_like_the_programs() -> None:
 
     diagnosis = judged(sick, JOB, faults)
 
-    assert told(diagnosis) == [("NodeWithheld", "node/a")]
+    assert results(diagnosis) == [("NodeWithheld", "node/a")]
     assert ("GpuHardwareFault", "node/a") in consequences(diagnosis.problems[0])
 
 
@@ -188,7 +188,7 @@ def test_processes_that_lost_each_other_follow_from_what_one_of_them_died_of() -
 
     diagnosis = judged(node("a"), node("b"), JOB, dies, *misses)
 
-    assert told(diagnosis) == [("GpuHardwareFault", "node/a")]
+    assert results(diagnosis) == [("GpuHardwareFault", "node/a")]
     assert consequences(diagnosis.problems[0]) == [("CollectiveFails", "job/team/train")]
 
 
@@ -200,31 +200,31 @@ def test_processes_that_lost_each_other_follow_from_what_one_of_them_died_of() -
     ],
 )
 def test_what_somebody_ends_has_not_crashed(excuse: dict[str, Any]) -> None:
-    assert not told(judged(node("a"), JOB, crashing(end=terminated(143), **excuse)))
+    assert not results(judged(node("a"), JOB, crashing(end=terminated(143), **excuse)))
 
 
 def test_a_container_that_waits_to_be_made_after_a_reboot_has_not_crashed() -> None:
     state = waiting("ContainerCreating", lastState={"terminated": terminated(255, "Unknown")}, restartCount=1)
 
-    assert not told(judged(node("a"), JOB, pod("train-x", on="a", states=[state], owner=("Job", "train"))))
+    assert not results(judged(node("a"), JOB, pod("train-x", on="a", states=[state], owner=("Job", "train"))))
 
 
 def test_a_pod_that_asked_for_no_gpu_and_wants_one() -> None:
     plain = crashing(end=terminated(1, "Error", "RuntimeError: No CUDA GPUs are available"), containers=[container()])
 
-    assert told(judged(node("a"), JOB, plain)) == [("GpuNotRequested", "job/team/train")]
+    assert results(judged(node("a"), JOB, plain)) == [("GpuNotRequested", "job/team/train")]
 
 
 def test_crashes_of_others_are_nobodys_business() -> None:
-    assert not told(judged(node("a"), JOB, crashing(containers=[container()])))
+    assert not results(judged(node("a"), JOB, crashing(containers=[container()])))
 
 
 def test_a_container_of_which_nobody_kept_how_it_ended() -> None:
     bare = pod("train-x", on="a", states=[waiting("CrashLoopBackOff", "back-off 5m0s")], owner=("Job", "train"))
     log = {("pod/team/train-x", "main"): "torch.OutOfMemoryError: CUDA out of memory."}
 
-    assert told(judged(node("a"), JOB, bare)) == [("ContainerCrashes", "job/team/train")]
-    assert told(judged(node("a"), JOB, bare, logs=log)) == [("GpuMemoryExhausted", "job/team/train")]
+    assert results(judged(node("a"), JOB, bare)) == [("ContainerCrashes", "job/team/train")]
+    assert results(judged(node("a"), JOB, bare, logs=log)) == [("GpuMemoryExhausted", "job/team/train")]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_component_that_says_what_its_node_lacks_follows_from_that(words: str,
 
     diagnosis = judged(node("a"), plugin)
 
-    assert told(diagnosis) == [(cause, "node/a")]
+    assert results(diagnosis) == [(cause, "node/a")]
     assert consequences(diagnosis.problems[0]) == [("DevicePluginNotReady", "node/a")]
 
 
@@ -263,11 +263,11 @@ def test_where_the_driver_is_not_brought_in_its_tool_is_not_there(state: Object)
     runtime_class = obj("RuntimeClass", "nvidia", handler="nvidia")
     waits = pod("x", 1, on="a", phase="Running", states=[state])
 
-    assert told(judged(k3s, runtime_class, waits)) == [("RuntimeClassNotNamed", "pod/team/x")]
+    assert results(judged(k3s, runtime_class, waits)) == [("RuntimeClassNotNamed", "pod/team/x")]
 
 
 def test_one_that_runs_by_now_has_its_tool() -> None:
     ended = {"terminated": terminated(128, "StartError", NO_TOOL)}
     running = {"name": "main", "ready": True, "restartCount": 2, "state": {"running": {"startedAt": ago(9)}}}
 
-    assert told(judged(node("a", 1), pod("x", 1, on="a", states=[running | {"lastState": ended}]))) == []
+    assert results(judged(node("a", 1), pod("x", 1, on="a", states=[running | {"lastState": ended}]))) == []

@@ -10,7 +10,7 @@ from tests.diagnosis.component_states import (
     operand,
     operator,
 )
-from tests.diagnosis.states import GPU, Object, judged, node, pod, told
+from tests.diagnosis.states import GPU, Object, judged, node, pod, results
 
 A, B = gpu_node("a"), gpu_node("b")
 PLAIN = node("b", None, labels={"feature.node.kubernetes.io/pci-10de.present": "true"})
@@ -80,7 +80,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 
 @pytest.mark.parametrize(("state", "expected"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_what_a_node_offers_of_its_gpus_is_told(state: list[Object], expected: tuple[str, str]) -> None:
-    assert told(judged(*state)) == [expected]
+    assert results(judged(*state)) == [expected]
 
 
 HEALTHY: list[tuple[str, list[Object]]] = [
@@ -142,4 +142,4 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_what_is_meant_so_is_told_nothing_of(state: list[Object]) -> None:
-    assert told(judged(*state)) == []
+    assert results(judged(*state)) == []

@@ -18,7 +18,7 @@ from diagnosis.saved import read_saved
 from diagnosis.snapshot import Snapshot
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.node.state import CONDITION, RESULTS, UNHEALTHY
-from tests.diagnosis.states import NOW, Object, condition, judged, node, told
+from tests.diagnosis.states import NOW, Object, condition, judged, node, results
 from tests.diagnosis.test_unscheduled import claimed, devices, taint_rule, tainted, taken
 
 ADDRESS = "0000:53:00.0"
@@ -116,7 +116,7 @@ def test_what_the_claim_asks_for_decides_whether_a_taint_is_in_its_way(
     request_: dict[str, Any], devices_: list[Object], cause: str
 ) -> None:
     diagnosis = judged(node("a", None), node("b", None), *asking(**request_), *devices_, taint_rule())
-    assert [name for name, _ in told(diagnosis)] == [cause]
+    assert [name for name, _ in results(diagnosis)] == [cause]
 
 
 STATE = [node("a", None), *claimed(), devices("gpu-0"), taint_rule()]
@@ -127,7 +127,7 @@ def test_a_saved_state_tells_the_same(tmp_path: Path) -> None:
     for entry in STATE:
         bundle.keep(entry["kind"], entry)
     bundle.write(tmp_path / "state.tar.gz", NOW, {}, [kind.kind for kind in KINDS])
-    assert told(diagnose(read_saved([tmp_path / "state.tar.gz"]))) == told(judged(*STATE))
+    assert results(diagnose(read_saved([tmp_path / "state.tar.gz"]))) == results(judged(*STATE))
 
 
 def collected(state: list[Object], version: str, error: ClusterError | None = None) -> Snapshot:

@@ -21,9 +21,9 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    results,
     snapshot,
     terminated,
-    told,
     waiting,
 )
 
@@ -74,14 +74,14 @@ def web(number: int, on: str) -> Object:
 
 
 def causes(diagnosis: Diagnosis) -> list[str]:
-    return [name for name, _ in told(diagnosis)]
+    return [name for name, _ in results(diagnosis)]
 
 
 @pytest.mark.parametrize("severity", ["RESET", "REBOOT", "ISOLATE"])
 def test_a_pod_that_runs_on_a_node_with_a_fault_is_the_first_cause(severity: str) -> None:
     diagnosis = judged(faulty(finding(severity=severity)), pod("x", on="a"))
 
-    assert told(diagnosis) == [(FAULTY, "node/a"), ("NodeWithheld", "node/a")]
+    assert results(diagnosis) == [(FAULTY, "node/a"), ("NodeWithheld", "node/a")]
     found = diagnosis.problems[0].found
     where, what = f"gpu/0000:18:00.0 ({DEAD})", "GPU has fallen off the bus."
     assert found.affected == ("pod/team/x",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnosis.gpus import gpu_pods
-from tests.diagnosis.states import condition, container, judged, node, obj, pod, snapshot, told
+from tests.diagnosis.states import condition, container, judged, node, obj, pod, results, snapshot
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_a_claim_that_nobody_sees_is_of_gpus_where_nothing_else_can_be_claimed(
     state = [obj("DeviceClass", name) for name in classes]
     diagnosis = judged(node("a"), *state, pod("a", 0, spec=claims, conditions=[waits]), missing=["ResourceClaim"])
 
-    assert told(diagnosis) == ([("ResourceClaimMissing", "resourceclaim/team/nowhere")] if gpu else [])
+    assert results(diagnosis) == ([("ResourceClaimMissing", "resourceclaim/team/nowhere")] if gpu else [])
 
 
 def test_a_healthy_cluster_yields_nothing() -> None:
-    assert not told(judged(node("a"), pod("trainer", 8, on="a")))
+    assert not results(judged(node("a"), pod("trainer", 8, on="a")))

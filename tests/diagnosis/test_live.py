@@ -57,7 +57,7 @@ def _until_he_may(plane: ControlPlane, path: str, reader: Path) -> None:
     eventually(lambda: plane.request("GET", path, token=token).status == 200)
 
 
-def _told(done: Any) -> dict[str, Any]:
+def _document(done: Any) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
@@ -66,16 +66,16 @@ def test_a_live_cluster_is_diagnosed_and_its_saved_state_says_the_same(plane: Co
     saved = tmp_path / "state.tar.gz"
     live = run(plane.kubeconfig, "diagnose", "--json", "--save", str(saved))
     assert (live.returncode, live.stderr) == (1, "")
-    assert [(entry["cause"], entry["subject"]) for entry in _told(live)["causes"]] == [
+    assert [(entry["cause"], entry["subject"]) for entry in _document(live)["causes"]] == [
         ("NodeWithheld", "node/withheld")
     ]
-    assert _told(live)["unobserved"] == []
+    assert _document(live)["unobserved"] == []
     again = run(plane.kubeconfig, "diagnose", "--json", "--from", str(saved))
-    assert _told(again) == _told(live)
+    assert _document(again) == _document(live)
 
 
 def test_the_status_tells_who_has_which_gpus(plane: ControlPlane) -> None:
-    fields = _told(run(plane.kubeconfig, "status", "--allocation", "-o", "json"))
+    fields = _document(run(plane.kubeconfig, "status", "--allocation", "-o", "json"))
     assert [(entry["node"], entry["gpus"], entry["usable"]) for entry in fields["nodes"]] == [
         ("healthy", 8, True),
         ("withheld", 8, False),
@@ -98,7 +98,7 @@ def test_the_gpu_that_the_kubelet_reports_of_a_pod_decides(
     plane.kubectl("create", "-f", str(manifest))
     try:
         plane.kubectl("patch", "pod", "rank-0", "--subresource=status", "--type=merge", "-p", _status(device))
-        fields = _told(run(plane.kubeconfig, "diagnose", "pod", "rank-0", "--json"))
+        fields = _document(run(plane.kubeconfig, "diagnose", "pod", "rank-0", "--json"))
         assert [entry["cause"] for entry in fields["causes"]] == causes
     finally:
         plane.kubectl("delete", "pod", "rank-0", "--force", "--grace-period=0")
@@ -133,7 +133,7 @@ def test_who_may_list_pods_only_hears_what_could_not_be_seen(plane: ControlPlane
         plane.kubectl("delete", "clusterrole", _READER)
         plane.kubectl("delete", "clusterrolebinding", _READER)
     assert done.returncode == 2
-    unseen = {entry["kind"]: entry["why"] for entry in _told(done)["unobserved"]}
+    unseen = {entry["kind"]: entry["why"] for entry in _document(done)["unobserved"]}
     assert unseen["Node"] == "the right to list nodes is missing"
     assert "Pod" not in unseen
 
@@ -150,8 +150,8 @@ def test_who_may_see_one_namespace_hears_of_it_and_of_no_component_that_he_could
     finally:
         plane.kubectl("delete", "role", _READER, "--namespace=default")
         plane.kubectl("delete", "rolebinding", _READER, "--namespace=default")
-    unseen = {entry["kind"]: entry["why"] for entry in _told(done)["unobserved"]}
-    assert (done.returncode, _told(done)["causes"]) == (2, [])
+    unseen = {entry["kind"]: entry["why"] for entry in _document(done)["unobserved"]}
+    assert (done.returncode, _document(done)["causes"]) == (2, [])
     assert unseen["Node"] == "the right to list nodes is missing"
     assert "Pod" not in unseen
 
@@ -187,7 +187,7 @@ def test_what_was_not_asked_for_because_of_one_pod_is_not_told_as_gone_since(
     saved = tmp_path / "state.tar.gz"
     run(plane.kubeconfig, "diagnose", "--save", str(saved), "--json")
     done = run(plane.kubeconfig, "diagnose", "pod", placed, "--since", str(saved), "--json")
-    assert (done.returncode, _told(done)["changes"]) == (0, [])
+    assert (done.returncode, _document(done)["changes"]) == (0, [])
 
 
 def test_a_listing_of_several_pages_is_whole_and_in_order(plane: ControlPlane) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.diagnosis.states import Object, ago, condition, consequences, event, judged, node, obj, pod, told
+from tests.diagnosis.states import Object, ago, condition, consequences, event, judged, node, obj, pod, results
 
 SILENT = "Unknown"
 
@@ -17,12 +17,12 @@ def lease(name: str, minutes: float) -> Object:
 def test_a_gpu_node_that_is_not_ready(status: str) -> None:
     diagnosis = judged(node("a", ready=status), pod("x", on="a"))
 
-    assert told(diagnosis) == [("NodeNotReady", "node/a")]
+    assert results(diagnosis) == [("NodeNotReady", "node/a")]
     assert "pod/team/x" in diagnosis.problems[0].found.affected
 
 
 def test_one_without_gpus_is_others_business() -> None:
-    assert not told(judged(node("a", None, ready="False"), node("b")))
+    assert not results(judged(node("a", None, ready="False"), node("b")))
 
 
 def test_one_that_joins_or_is_being_upgraded_is_left_in_peace() -> None:
@@ -32,32 +32,32 @@ def test_one_that_joins_or_is_being_upgraded_is_left_in_peace() -> None:
     flaps = node("c", ready="True")
     flaps["status"]["conditions"] = [condition("Ready", "Unknown", minutes=1)]
 
-    assert not told(judged(joins))
-    assert not told(judged(upgrading))
-    assert not told(judged(flaps))
+    assert not results(judged(joins))
+    assert not results(judged(upgrading))
+    assert not results(judged(flaps))
 
 
 def test_a_lease_that_nobody_renews_while_others_are() -> None:
     nodes = [node(name) for name in "abc"]
 
-    assert told(judged(*nodes, lease("a", 9), lease("b", 0), lease("c", 0))) == [("NodeNotReady", "node/a")]
-    assert not told(judged(*nodes, lease("a", 9), lease("b", 9), lease("c", 9)))
+    assert results(judged(*nodes, lease("a", 9), lease("b", 0), lease("c", 0))) == [("NodeNotReady", "node/a")]
+    assert not results(judged(*nodes, lease("a", 9), lease("b", 9), lease("c", 9)))
 
 
 def test_pods_on_a_node_that_is_gone() -> None:
     bound = pod("x", on="a", phase="Pending")
 
-    assert told(judged(node("b"), bound)) == [("GpuNodeGone", "node/a")]
-    assert not told(judged(node("b"), pod("x", on="a", phase="Pending", age=2)))
-    assert not told(judged(node("b"), pod("x", on="a")))
-    assert not told(judged(bound, missing=["Node"]))
+    assert results(judged(node("b"), bound)) == [("GpuNodeGone", "node/a")]
+    assert not results(judged(node("b"), pod("x", on="a", phase="Pending", age=2)))
+    assert not results(judged(node("b"), pod("x", on="a")))
+    assert not results(judged(bound, missing=["Node"]))
 
 
 def test_pods_that_should_be_gone_are_what_their_node_keeps() -> None:
     pods = [pod(f"x-{number}", on="a", metadata={"deletionTimestamp": ago(45)}) for number in range(4)]
 
     diagnosis = judged(node("a", ready="Unknown"), *pods)
-    assert told(diagnosis) == [("NodeNotReady", "node/a")]
+    assert results(diagnosis) == [("NodeNotReady", "node/a")]
     assert consequences(diagnosis.problems[0]) == [
         ("TerminatingPodHoldsGpus", f"pod/team/x-{number}") for number in range(4)
     ]
@@ -67,15 +67,15 @@ def test_a_pod_that_is_on_its_way_out_is_no_fault() -> None:
     ends = pod("x", on="a", metadata={"deletionTimestamp": ago(3)})
     ended = pod("y", on="a", phase="Succeeded", metadata={"deletionTimestamp": ago(90), "finalizers": ["a/b"]})
 
-    assert not told(judged(node("a"), ends, ended))
+    assert not results(judged(node("a"), ends, ended))
 
 
 def test_a_kubelet_that_has_not_said_a_word_of_a_pod() -> None:
     bound = pod("x", on="a", phase="Pending", age=30)
 
-    assert told(judged(node("a"), bound)) == [("KubeletDoesNotAct", "node/a")]
-    assert told(judged(node("a"), bound, lease("a", 25))) == [("KubeletDoesNotAct", "node/a")]
+    assert results(judged(node("a"), bound)) == [("KubeletDoesNotAct", "node/a")]
+    assert results(judged(node("a"), bound, lease("a", 25))) == [("KubeletDoesNotAct", "node/a")]
     heard = event(bound, "Pulling", "Pulling image", warning=False, minutes=29)
-    assert not told(judged(node("a"), bound, heard))
-    assert not told(judged(node("a"), pod("x", on="a", phase="Pending", age=4)))
-    assert not told(judged(node("a"), bound, missing=["Event"]))
+    assert not results(judged(node("a"), bound, heard))
+    assert not results(judged(node("a"), pod("x", on="a", phase="Pending", age=4)))
+    assert not results(judged(node("a"), bound, missing=["Event"]))

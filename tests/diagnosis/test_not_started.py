@@ -16,8 +16,8 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    results,
     terminated,
-    told,
     waiting,
 )
 
@@ -221,9 +221,9 @@ def test_what_the_runtime_says_of_a_container(text: str, cause: str, subject: st
     again = waiting("CrashLoopBackOff", "back-off", lastState={"terminated": terminated(128, "StartError", text)})
     for_good = held({"name": "main", "state": {"terminated": terminated(128, "StartError", text)}}, phase="Failed")
 
-    assert told(judged(node("a"), JOB, by_state)) == [(cause, subject)]
-    assert told(judged(node("a"), JOB, held(again))) == [(cause, subject)]
-    assert told(judged(node("a"), JOB, for_good)) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, by_state)) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, held(again))) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, for_good)) == [(cause, subject)]
 
 
 @pytest.mark.parametrize(("text", "cause", "subject"), STARTS)
@@ -231,7 +231,7 @@ def test_what_runs_by_now_says_nothing_of_it(text: str, cause: str, subject: str
     last = {"lastState": {"terminated": terminated(128, "StartError", text)}}
     works = {"name": "main", "ready": True, "restartCount": 2, "state": {"running": {"startedAt": ago(5)}}, **last}
 
-    assert not told(judged(node("a"), JOB, held(works, phase="Running")))
+    assert not results(judged(node("a"), JOB, held(works, phase="Running")))
 
 
 @pytest.mark.parametrize(("text", "cause", "subject"), IMAGES)
@@ -240,8 +240,8 @@ def test_images(text: str, cause: str, subject: str) -> None:
     later = held(waiting("ImagePullBackOff", 'Back-off pulling image "registry.example/train:1"'))
     fields = event(later, "Failed", f'Failed to pull image "registry.example/train:1": {text}', minutes=3)
 
-    assert told(judged(node("a"), JOB, now)) == [(cause, subject)]
-    assert told(judged(node("a"), JOB, later, fields)) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, now)) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, later, fields)) == [(cause, subject)]
 
 
 @pytest.mark.parametrize(("reason", "text", "cause", "subject"), EVENTS)
@@ -249,11 +249,11 @@ def test_what_comes_before_any_container(reason: str, text: str, cause: str, sub
     stuck = held(waiting("ContainerCreating"))
     fields = event(stuck, reason, text, count=9)
 
-    assert told(judged(node("a"), JOB, stuck, fields)) == [(cause, subject)]
+    assert results(judged(node("a"), JOB, stuck, fields)) == [(cause, subject)]
     went_on = event(stuck, "Pulling", 'Pulling image "registry.example/train:1"', minutes=0.5, warning=False)
-    assert not told(judged(node("a"), JOB, stuck, fields, went_on))
+    assert not results(judged(node("a"), JOB, stuck, fields, went_on))
     young = held(waiting("ContainerCreating"), age=1)
-    assert not told(judged(node("a"), JOB, young, event(young, reason, text)))
+    assert not results(judged(node("a"), JOB, young, event(young, reason, text)))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_what_comes_before_any_container(reason: str, text: str, cause: str, sub
 def test_configuration_that_is_not_there(text: str, subject: str) -> None:
     stuck = held(waiting("CreateContainerConfigError", text))
 
-    assert told(judged(node("a"), JOB, stuck)) == [("ConfigReferenceMissing", subject)]
+    assert results(judged(node("a"), JOB, stuck)) == [("ConfigReferenceMissing", subject)]
 
 
 def test_an_init_container_that_fails() -> None:
@@ -276,27 +276,27 @@ def test_an_init_container_that_fails() -> None:
     main = waiting("PodInitializing")
     stuck = held(main, status={"initContainerStatuses": [init], "containerStatuses": [main]})
 
-    assert told(judged(node("a"), JOB, stuck)) == [("InitContainerFails", "job/team/train")]
+    assert results(judged(node("a"), JOB, stuck)) == [("InitContainerFails", "job/team/train")]
     words = terminated(1, "Error", "RuntimeError: No CUDA GPUs are available")
     looks = waiting("CrashLoopBackOff", "back-off", "fetch", lastState={"terminated": words})
     asks = held(main, status={"initContainerStatuses": [looks], "containerStatuses": [main]})
-    assert told(judged(node("a"), JOB, asks)) == [("GpuNotRequested", "job/team/train")]
+    assert results(judged(node("a"), JOB, asks)) == [("GpuNotRequested", "job/team/train")]
     runs = {"name": "fetch", "ready": False, "restartCount": 0, "state": {"running": {"startedAt": ago(8)}}}
     busy = held(main, status={"initContainerStatuses": [runs], "containerStatuses": [main]})
-    assert not told(judged(node("a"), JOB, busy))
+    assert not results(judged(node("a"), JOB, busy))
 
 
 def test_a_long_pull_of_a_large_image_is_no_fault() -> None:
     pulls = held(waiting("ContainerCreating"), age=25)
     fields = event(pulls, "Pulling", 'Pulling image "nvcr.io/nvidia/pytorch:26.01-py3"', minutes=24, warning=False)
 
-    assert not told(judged(node("a"), JOB, pulls, fields))
+    assert not results(judged(node("a"), JOB, pulls, fields))
 
 
 def test_pods_without_a_gpu_are_nobodys_business() -> None:
     plain = pod("web", 0, on="a", phase="Pending", states=[waiting("ImagePullBackOff", "not found")])
 
-    assert not told(judged(node("a"), plain))
+    assert not results(judged(node("a"), plain))
 
 
 def test_many_pods_on_one_node_are_one_find() -> None:
@@ -329,7 +329,7 @@ def test_a_volume_that_another_pod_keeps_is_told_at_once(going: dict[str, str]) 
     )
     keeps = pod("y", 0, on="b", spec=CLAIM, metadata=going)
 
-    assert told(judged(node("a"), node("b"), waits, fields, keeps)) == [
+    assert results(judged(node("a"), node("b"), waits, fields, keeps)) == [
         ("VolumeHeldByAnotherNode", "persistentvolumeclaim/team/data")
     ]
 
@@ -349,4 +349,4 @@ def test_a_specification_is_not_stale_where_the_node_lacks_what_it_names(missing
     message = 'CDI device injection failed: failed to stat CDI host device "/dev/nvidia-uvm": no such file or directory'
     stuck = pod("x", on="a", states=[waiting("CreateContainerError", message)])
 
-    assert told(judged(node("a", annotations={RESULTS: json.dumps(record)}), stuck)) == [(cause, "node/a")]
+    assert results(judged(node("a", annotations={RESULTS: json.dumps(record)}), stuck)) == [(cause, "node/a")]

@@ -10,7 +10,7 @@ from diagnosis.diagnose import diagnose
 from diagnosis.target import Target, is_there
 from tests.diagnosis.one_pod_looks import looked_at
 from tests.diagnosis.served import Served
-from tests.diagnosis.states import Object, condition, container, node, obj, pod, snapshot, terminated, told, waiting
+from tests.diagnosis.states import Object, condition, container, node, obj, pod, results, snapshot, terminated, waiting
 
 FULL = [pod("holder", 8, on="a", namespace="other"), pod("system", 0, on="a", namespace="kube-system")]
 LOST = "Failed to initialize NVML: Unknown Error"
@@ -56,7 +56,7 @@ def test_the_pods_of_all_namespaces_are_listed_only_where_they_matter(
     state = [node("a"), node("b", None), *FULL, asked]
     served = Served(state)
     seen = looked_at(served, Target("Pod", "team", asked["metadata"]["name"]), snapshot(*state))
-    assert [name for name, _ in told(diagnose(seen))] == ([cause] if cause else [])
+    assert [name for name, _ in results(diagnose(seen))] == ([cause] if cause else [])
     assert served.listed_all("Pod") is everything
 
 
@@ -90,7 +90,7 @@ def test_a_pod_whose_successor_works_elsewhere_is_none_that_failed() -> None:
     failed = pod("x", on="a", age=120, phase="Failed", states=[ended], owner=("Job", "train"))
     after = pod("y", on="b", age=60, owner=("Job", "train"))
     seen = looked_at(Served([node("a"), node("b"), job, failed, after]), Target("Pod", "team", "x"), snapshot())
-    assert told(diagnose(seen)) == []
+    assert results(diagnose(seen)) == []
 
 
 def test_what_runs_in_the_pod_that_is_asked_about_is_read_and_no_other_that_runs() -> None:
@@ -98,4 +98,4 @@ def test_what_runs_in_the_pod_that_is_asked_about_is_read_and_no_other_that_runs
     state = [node("a"), pod("x", on="a"), pod("y", on="a")]
     seen = looked_at(Served(state), Target("Pod", "team", "x"), snapshot(*state, logs=logs))
     assert list(seen.logs) == [("pod/team/x", "main")]
-    assert told(diagnose(seen)) == [("GpuAccessLostAtRuntime", "node/a")]
+    assert results(diagnose(seen)) == [("GpuAccessLostAtRuntime", "node/a")]

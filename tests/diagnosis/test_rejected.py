@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.diagnosis.states import GPU, Object, consequences, container, judged, node, obj, pod, told
+from tests.diagnosis.states import GPU, Object, consequences, container, judged, node, obj, pod, results
 
 UNEXPECTED = "UnexpectedAdmissionError"
 BY_TEXT = [
@@ -137,14 +137,14 @@ def test_each_text_is_one_cause_however_many_pods_meet_it(reason: str, message: 
 
     diagnosis = judged(node("a"), *makers(0), *pods)
 
-    assert told(diagnosis) == [(cause, subject)]
+    assert results(diagnosis) == [(cause, subject)]
     assert len(diagnosis.problems[0].found.affected) == 30
 
 
 @pytest.mark.parametrize(("reason", "message"), [row[:2] for row in BY_TEXT])
 def test_what_others_do_by_now_is_no_trouble_any_more(reason: str, message: str) -> None:
     """The rejected pod only lies there."""
-    assert not told(judged(node("a"), *makers(2), rejected("llm-0", reason, message)))
+    assert not results(judged(node("a"), *makers(2), rejected("llm-0", reason, message)))
 
 
 def test_a_completed_job_has_no_trouble_with_a_pod_that_a_restarted_kubelet_rejected() -> None:
@@ -157,15 +157,15 @@ def test_a_completed_job_has_no_trouble_with_a_pod_that_a_restarted_kubelet_reje
         status={"reason": UNEXPECTED, "message": BY_TEXT[0][1]},
     )
 
-    assert not told(judged(node("a"), done, left))
-    assert told(judged(node("a"), left))
+    assert not results(judged(node("a"), done, left))
+    assert results(judged(node("a"), left))
 
 
 @pytest.mark.parametrize("reason", ["NodeShutdown", "Terminated", "Preempting", "DeadlineExceeded", ""])
 def test_what_was_meant_to_end_is_none(reason: str) -> None:
     ended = pod("x", on="a", phase="Failed", status={"reason": reason, "message": "Pod was terminated"})
 
-    assert not told(judged(node("a"), ended))
+    assert not results(judged(node("a"), ended))
 
 
 def test_a_template_that_names_a_node_is_what_has_to_be_changed() -> None:
@@ -177,7 +177,7 @@ def test_a_template_that_names_a_node_is_what_has_to_be_changed() -> None:
 
     diagnosis = judged(node("a"), maker, left)
 
-    assert told(diagnosis) == [("NodeOverbooked", "job/team/train")]
+    assert results(diagnosis) == [("NodeOverbooked", "job/team/train")]
     assert "the template names the node itself: nodeName a" in diagnosis.problems[0].found.evidence
 
 

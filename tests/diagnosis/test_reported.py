@@ -17,9 +17,9 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    results,
     snapshot,
     terminated,
-    told,
     waiting,
 )
 
@@ -211,12 +211,12 @@ HEALTHY: dict[str, list[Object]] = {
 
 @pytest.mark.parametrize(("state", "expected"), REPORTED.values(), ids=REPORTED)
 def test_the_cause_of_a_report_is_named(state: list[Object], expected: list[tuple[str, str]]) -> None:
-    assert told(judged(*state)) == expected
+    assert results(judged(*state)) == expected
 
 
 @pytest.mark.parametrize("state", HEALTHY.values(), ids=HEALTHY)
 def test_what_only_looks_like_one_is_none(state: list[Object]) -> None:
-    assert told(judged(*state)) == []
+    assert results(judged(*state)) == []
 
 
 def test_a_pod_that_runs_and_of_whose_containers_nothing_is_told_is_ready() -> None:
@@ -225,7 +225,7 @@ def test_a_pod_that_runs_and_of_whose_containers_nothing_is_told_is_ready() -> N
     late = pod("t", on="a", **bare)
     old = event(late, "FailedMount", "MountVolume.SetUp failed for volume: timed out", minutes=50)
 
-    assert told(judged(gpu_node("a"), daemon(PLUGIN), plugin, late, old)) == []
+    assert results(judged(gpu_node("a"), daemon(PLUGIN), plugin, late, old)) == []
 
 
 def test_pods_of_a_group_that_all_say_something_else_are_one_group() -> None:
@@ -234,7 +234,7 @@ def test_pods_of_a_group_that_all_say_something_else_are_one_group() -> None:
     short = "0/1 nodes are unavailable: 1 Insufficient nvidia.com/gpu."
     pods = [pod(f"r-{i}", 8, annotations=of_group, conditions=refused(result[i] + short)) for i in range(2)]
 
-    assert told(judged(node("a"), *pods)) == [("GangIncomplete", "podgroup/team/ring")]
+    assert results(judged(node("a"), *pods)) == [("GangIncomplete", "podgroup/team/ring")]
 
 
 def test_what_keeps_the_driver_away_is_why_no_gpu_is_offered() -> None:
@@ -244,7 +244,7 @@ def test_what_keeps_the_driver_away_is_why_no_gpu_is_offered() -> None:
     state = [gpu_node("a", None), driver, event(driver, "FailedCreate", why), obj("Namespace", NAMESPACE)]
     state[-1]["metadata"]["labels"] = labels
 
-    assert told(judged(*state)) == [("PodSecurityDenied", f"namespace/{NAMESPACE}")]
+    assert results(judged(*state)) == [("PodSecurityDenied", f"namespace/{NAMESPACE}")]
 
 
 def test_a_plugin_seen_by_its_pods_alone_is_for_other_nodes_too() -> None:
@@ -269,8 +269,8 @@ def test_who_could_make_some_of_its_pods_and_no_more_is_still_refused() -> None:
     later = pod("llm-worker-1", 8, on="b", owner=("PyTorchJob", "llm"), age=1)
     refusal = event(fields_of, "FailedCreatePod", text, minutes=5)
 
-    assert [name for name, _ in told(judged(node("a"), node("b"), worker, refusal))] == ["ExceededQuota"]
-    assert told(judged(node("a"), node("b"), worker, later, refusal)) == []
+    assert [name for name, _ in results(judged(node("a"), node("b"), worker, refusal))] == ["ExceededQuota"]
+    assert results(judged(node("a"), node("b"), worker, later, refusal)) == []
 
 
 def test_claims_of_an_older_api_are_read() -> None:
@@ -284,4 +284,4 @@ def test_an_old_end_is_past_where_its_conditions_say_so() -> None:
     status = {"reason": "UnexpectedAdmissionError", "message": "Allocate failed due to x, which is unexpected"}
     left = pod("t", on="a", phase="Failed", age=3000, conditions=old, status=status)
 
-    assert told(judged(node("a"), left)) == []
+    assert results(judged(node("a"), left)) == []

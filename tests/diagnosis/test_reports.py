@@ -16,7 +16,7 @@ from diagnosis.cause import FoundCause
 from diagnosis.components import component_table
 from diagnosis.diagnose import Diagnosis, Problem, diagnose
 from diagnosis.report import html, markdown, terminal
-from diagnosis.report.alike import told_once
+from diagnosis.report.alike import problem_groups
 from diagnosis.report.document import document
 from diagnosis.report.whole import Report
 from diagnosis.snapshot.gpu_use import read_use
@@ -127,14 +127,14 @@ def forms(report: Report) -> list[str]:
 
 
 def test_one_mistake_of_many_bare_pods_is_told_once_in_each_form_and_each_pod_in_json() -> None:
-    told = report(gpu_node("a"), *pods_of_a_mistake(f"trainer-{number}" for number in range(200)))
+    grouped = report(gpu_node("a"), *pods_of_a_mistake(f"trainer-{number}" for number in range(200)))
 
-    for text in forms(told):
+    for text in forms(grouped):
         assert text.count("trainer-") <= 24
         assert "200 times" in text
         assert "180 more" in text
         assert text.count("Take gpu-type out of the selector.") <= 2
-    assert len(document(told)["causes"]) == 200
+    assert len(document(grouped)["causes"]) == 200
 
 
 def test_mistakes_that_differ_are_told_one_by_one_until_it_is_enough() -> None:
@@ -149,7 +149,7 @@ def test_what_follows_from_one_node_and_from_another_stays_apart() -> None:
     (problem,) = report(*state()).diagnosis.problems
     apart = [Problem(replace(problem.found, subject=f"node/{name}"), (problem,)) for name in "ab"]
 
-    assert [len(group.subjects) for group in told_once(apart)] == [1, 1]
+    assert [len(group.subjects) for group in problem_groups(apart)] == [1, 1]
 
 
 LONG = "n" * 253

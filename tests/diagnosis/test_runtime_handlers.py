@@ -27,8 +27,8 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    results,
     terminated,
-    told,
     waiting,
 )
 
@@ -83,20 +83,20 @@ def test_a_node_without_the_handler_is_named_once(text: str) -> None:
 
     diagnosis = judged(node("a", handlers=None), NVIDIA, *pods, *events)
 
-    assert told(diagnosis) == [("RuntimeHandlerMissing", "node/a")]
+    assert results(diagnosis) == [("RuntimeHandlerMissing", "node/a")]
     assert len(diagnosis.problems[0].found.affected) == 5
 
 
 def test_a_list_of_handlers_is_enough_once_the_events_are_gone() -> None:
-    assert told(judged(node("a", handlers=("", "runc")), NVIDIA, stuck())) == [("RuntimeHandlerMissing", "node/a")]
-    assert not told(judged(node("a"), NVIDIA, stuck()))
+    assert results(judged(node("a", handlers=("", "runc")), NVIDIA, stuck())) == [("RuntimeHandlerMissing", "node/a")]
+    assert not results(judged(node("a"), NVIDIA, stuck()))
 
 
 def test_a_container_that_was_refused_later_tells_it_too() -> None:
     state = waiting("CreateContainerError", 'failed to get sandbox runtime: no runtime for "nvidia" is configured')
     held = pod("x", on="a", phase="Pending", spec={"runtimeClassName": "nvidia"}, states=[state])
 
-    assert told(judged(node("a", handlers=None), NVIDIA, held)) == [("RuntimeHandlerMissing", "node/a")]
+    assert results(judged(node("a", handlers=None), NVIDIA, held)) == [("RuntimeHandlerMissing", "node/a")]
 
 
 @pytest.mark.parametrize("progress", ["Pulling", "Pulled", "Created", "Started"])
@@ -105,14 +105,14 @@ def test_a_pod_that_has_gone_on_has_no_trouble(progress: str) -> None:
     fields = event(held, "FailedCreatePodSandBox", TEXTS[0], minutes=9, count=20)
     later = event(held, progress, "on it", minutes=1, warning=False)
 
-    assert not told(judged(node("a", handlers=None), NVIDIA, held, fields, later))
+    assert not results(judged(node("a", handlers=None), NVIDIA, held, fields, later))
 
 
 def test_an_event_about_a_pod_of_the_same_name_before_it_says_nothing() -> None:
     held = stuck()
     fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=20, uid="another")
 
-    assert not told(judged(node("a", handlers=None), NVIDIA, held, fields))
+    assert not results(judged(node("a", handlers=None), NVIDIA, held, fields))
 
 
 def test_a_node_or_a_pod_that_is_just_being_set_up_is_left_in_peace() -> None:
@@ -121,8 +121,8 @@ def test_a_node_or_a_pod_that_is_just_being_set_up_is_left_in_peace() -> None:
     held, young = stuck(), stuck("young", age=0.5)
     fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=20)
 
-    assert not told(judged(new, NVIDIA, held, fields))
-    assert not told(judged(node("b", handlers=("runc",)), NVIDIA, young))
+    assert not results(judged(new, NVIDIA, held, fields))
+    assert not results(judged(node("b", handlers=("runc",)), NVIDIA, young))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_class_whose_handler_is_nobodys_is_wrong_itself(asked: str, has: str) 
     events = [event(entry, "FailedCreatePodSandBox", NO_RUNTIME.format(asked), count=9) for entry in held]
     nodes = [node(name, handlers=("", "runc", has)) for name in "ab"]
 
-    assert told(judged(*nodes, named, *held, *events)) == [("RuntimeClassHandlerWrong", "runtimeclass/gpu-nvidia")]
+    assert results(judged(*nodes, named, *held, *events)) == [("RuntimeClassHandlerWrong", "runtimeclass/gpu-nvidia")]
 
 
 def test_a_pod_without_a_gpu_on_a_node_without_one_needs_another_class() -> None:
@@ -149,7 +149,7 @@ def test_a_pod_without_a_gpu_on_a_node_without_one_needs_another_class() -> None
 
     diagnosis = judged(node("cpu", None, handlers=("runc",)), node("a"), NVIDIA, plain)
 
-    assert told(diagnosis) == [("RuntimeClassOnNodeWithoutGpu", "runtimeclass/nvidia")]
+    assert results(diagnosis) == [("RuntimeClassOnNodeWithoutGpu", "runtimeclass/nvidia")]
 
 
 K3S = {"kubelet": "v1.33.3+k3s1", "runtime": "containerd://2.0.5-k3s2", "handlers": ("", "runc")}
@@ -167,7 +167,7 @@ PLUGIN_LABEL = "nvidia-device-plugin-ds"
 def test_where_no_node_tells_of_gpus_yet_a_plugin_that_can_not_start_is_why() -> None:
     diagnosis = judged(node("box", None, **K3S), *plugin_of("box"))
 
-    assert told(diagnosis) == [("RuntimeHandlerMissing", "node/box")]
+    assert results(diagnosis) == [("RuntimeHandlerMissing", "node/box")]
     assert "`systemctl restart k3s`" in diagnosis.problems[0].found.remedy[0]
 
 
@@ -220,14 +220,14 @@ def test_each_distribution_is_mended_in_its_own_way(changes: Object, words: str)
 def test_a_plugin_on_a_node_without_a_gpu_beside_nodes_with_some_needs_a_selector() -> None:
     diagnosis = judged(node("box", None, **K3S), node("a"), *plugin_of("box"))
 
-    assert ("RuntimeClassOnNodeWithoutGpu", "runtimeclass/nvidia") in told(diagnosis)
+    assert ("RuntimeClassOnNodeWithoutGpu", "runtimeclass/nvidia") in results(diagnosis)
 
 
 def test_the_handlers_of_others_are_not_ours_to_judge() -> None:
     plain = pod("x", 0, on="a", phase="Pending", spec={"runtimeClassName": "gvisor"}, states=[waiting("Pending")])
     fields = event(plain, "FailedCreatePodSandBox", NO_RUNTIME.format("runsc"), count=9)
 
-    assert not told(judged(node("a"), obj("RuntimeClass", "gvisor", handler="runsc"), plain, fields))
+    assert not results(judged(node("a"), obj("RuntimeClass", "gvisor", handler="runsc"), plain, fields))
 
 
 def test_a_toolkit_that_writes_beside_the_kubelets_own_is_what_all_follows_from() -> None:
@@ -237,7 +237,7 @@ def test_a_toolkit_that_writes_beside_the_kubelets_own_is_what_all_follows_from(
     diagnosis = judged(k3s, NVIDIA, stuck(), toolkit(), policy)
 
     (problem,) = diagnosis.problems
-    assert told(diagnosis) == [
+    assert results(diagnosis) == [
         ("ToolkitConfiguresAnotherRuntime", "daemonset/gpu-operator/nvidia-container-toolkit-daemonset")
     ]
     assert consequences(problem) == [("RuntimeHandlerMissing", "node/a")]
@@ -252,7 +252,7 @@ def test_a_toolkit_that_writes_where_the_kubelet_reads_is_not_to_blame() -> None
     k3s = node("a", handlers=("", "runc"), runtime="containerd://2.1.4-k3s1", kubelet="v1.33.4+k3s1")
     right = toolkit(socket="/var/run/k3s/containerd")
 
-    assert told(judged(k3s, NVIDIA, stuck(), right)) == [("RuntimeHandlerMissing", "node/a")]
+    assert results(judged(k3s, NVIDIA, stuck(), right)) == [("RuntimeHandlerMissing", "node/a")]
 
 
 def test_what_our_agent_saw_on_the_node_is_told_with_its_mending() -> None:
@@ -322,7 +322,7 @@ def test_where_no_operator_is_a_toolkit_on_the_host_may_have_written_beside_the_
 
     diagnosis = judged(seen, NVIDIA, stuck())
 
-    assert told(diagnosis) == [("ToolkitConfiguresAnotherRuntime", "node/a")]
+    assert results(diagnosis) == [("ToolkitConfiguresAnotherRuntime", "node/a")]
     assert consequences(diagnosis.problems[0]) == [("RuntimeHandlerMissing", "node/a")]
     assert diagnosis.problems[0].found.remedy[0].endswith(HOST)
 
@@ -344,7 +344,7 @@ def test_a_young_node_is_left_in_peace_while_its_toolkit_is_at_work(
     fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
     its = [operator_pod(*ready)] if ready is not None else []
 
-    assert told(judged(new, NVIDIA, held, fields, toolkit(), *its)) == causes
+    assert results(judged(new, NVIDIA, held, fields, toolkit(), *its)) == causes
 
 
 def test_a_young_node_to_which_nothing_brings_a_toolkit_is_told_at_once_by_our_agent() -> None:
@@ -355,7 +355,7 @@ def test_a_young_node_to_which_nothing_brings_a_toolkit_is_told_at_once_by_our_a
     (problem,) = judged(new, NVIDIA, held, fields).problems
 
     assert (problem.found.subject, problem.found.affected) == ("node/a", ("pod/team/trainer",))
-    assert not told(judged(new, NVIDIA, held, fields, missing=["DaemonSet"]))
+    assert not results(judged(new, NVIDIA, held, fields, missing=["DaemonSet"]))
 
 
 def operator_pod(status: str = "True", minutes: float = 300) -> Object:
@@ -370,8 +370,8 @@ def operator_pod(status: str = "True", minutes: float = 300) -> Object:
 def test_what_our_agent_saw_is_a_cause_even_when_nothing_waits() -> None:
     seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", "/etc/containerd/config.toml: x"))
 
-    assert told(judged(seen, NVIDIA)) == [("RuntimeHandlerMissing", "node/a")]
-    assert not told(judged(seen, NVIDIA, pod("works", on="a")))
+    assert results(judged(seen, NVIDIA)) == [("RuntimeHandlerMissing", "node/a")]
+    assert not results(judged(seen, NVIDIA, pod("works", on="a")))
 
 
 def test_components_that_wait_for_the_handler_are_its_consequences() -> None:
@@ -381,7 +381,7 @@ def test_components_that_wait_for_the_handler_are_its_consequences() -> None:
 
     diagnosis = judged(node("a", handlers=None), NVIDIA, waits, fields)
 
-    assert told(diagnosis) == [("RuntimeHandlerMissing", "node/a")]
+    assert results(diagnosis) == [("RuntimeHandlerMissing", "node/a")]
     assert consequences(diagnosis.problems[0]) == [("DevicePluginNotReady", "node/a")]
 
 
@@ -396,20 +396,22 @@ def test_a_class_that_is_not_there_keeps_pods_from_being_made() -> None:
 
     diagnosis = judged(node("a"), waits, event(waits, "FailedCreate", refused, by="job-controller"))
 
-    assert ("RuntimeClassMissing", "runtimeclass/nvidia") in told(diagnosis)
-    assert not told(judged(node("a"), NVIDIA, job("train", "nvidia", active=2, ready=2)))
-    assert not told(judged(node("a"), job("train", "nvidia", succeeded=2)))
+    assert ("RuntimeClassMissing", "runtimeclass/nvidia") in results(diagnosis)
+    assert not results(judged(node("a"), NVIDIA, job("train", "nvidia", active=2, ready=2)))
+    assert not results(judged(node("a"), job("train", "nvidia", succeeded=2)))
 
 
 def test_what_nobody_listed_is_not_taken_for_what_is_not_there() -> None:
-    assert not told(judged(node("a"), job("train", "nvidia"), missing=["RuntimeClass"]))
+    assert not results(judged(node("a"), job("train", "nvidia"), missing=["RuntimeClass"]))
 
 
 def test_a_pod_that_works_has_no_use_for_what_was_said() -> None:
     works = pod("x", on="a", spec={"runtimeClassName": "nvidia"})
     works["status"]["containerStatuses"][0]["lastState"] = {"terminated": terminated(128, "StartError", TEXTS[0])}
 
-    assert not told(judged(node("a", handlers=None), NVIDIA, works, event(works, "FailedCreatePodSandBox", TEXTS[0])))
+    assert not results(
+        judged(node("a", handlers=None), NVIDIA, works, event(works, "FailedCreatePodSandBox", TEXTS[0]))
+    )
 
 
 def test_the_reasons_of_our_agent_are_its_own() -> None:
@@ -464,7 +466,7 @@ def test_the_kubelets_socket_tells_which_runtime_the_toolkit_should_configure(
     only["spec"] |= whole["spec"]["template"]["spec"]
 
     for objects, missing in (((whole,), ()), ((only,), ("DaemonSet",))):
-        causes = [name for name, _ in told(judged(seen, NVIDIA, stuck(), *objects, missing=missing))]
+        causes = [name for name, _ in results(judged(seen, NVIDIA, stuck(), *objects, missing=missing))]
         assert causes == ["ToolkitConfiguresAnotherRuntime" if blamed else "RuntimeHandlerMissing"]
 
 
@@ -500,7 +502,7 @@ def test_without_the_nodes_a_pod_that_has_waited_long_tells(age: float, found: l
     waits = stuck(age=age)
     fields = event(waits, "FailedCreatePodSandBox", TEXTS[0], count=90)
 
-    assert told(judged(waits, fields, NVIDIA, missing=["Node"])) == found
+    assert results(judged(waits, fields, NVIDIA, missing=["Node"])) == found
 
 
 # Files that would not serve the kubelet, and commands that would load them.
@@ -533,7 +535,7 @@ def test_a_runtime_whose_files_keep_it_from_the_kubelet_is_what_the_rest_follows
 
     diagnosis = judged(down, NVIDIA, held, unreached, *events)
 
-    assert told(diagnosis) == [(reason, "node/a")]
+    assert results(diagnosis) == [(reason, "node/a")]
     (problem,) = diagnosis.problems
     assert sorted(name for name, _ in consequences(problem)) == [
         "ContainerRuntimeUnreachable",
@@ -552,7 +554,7 @@ def test_of_two_such_faults_one_follows_from_the_other() -> None:
 
 
 def test_where_everything_works_the_next_restart_is_no_cause_yet() -> None:
-    assert not told(judged(node("a", annotations=of_reasons("RuntimeCriDisabled")), NVIDIA, pod("works", on="a")))
+    assert not results(judged(node("a", annotations=of_reasons("RuntimeCriDisabled")), NVIDIA, pod("works", on="a")))
 
 
 @pytest.mark.parametrize("reason", REASONS)

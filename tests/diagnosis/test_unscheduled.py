@@ -21,8 +21,8 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    results,
     terminated,
-    told,
     waiting,
 )
 
@@ -674,7 +674,7 @@ STATES: list[tuple[str, list[Object], str, str]] = [
 
 @pytest.mark.parametrize(("state", "cause", "subject"), [pair[1:] for pair in STATES], ids=[pair[0] for pair in STATES])
 def test_each_state_tells_its_cause_and_no_other(state: list[Object], cause: str, subject: str) -> None:
-    assert told(judged(*state)) == [(cause, subject)]
+    assert results(judged(*state)) == [(cause, subject)]
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in STATES], ids=[pair[0] for pair in STATES])
@@ -687,7 +687,7 @@ def test_once_placed_nothing_is_wrong(state: list[Object]) -> None:
         if entry["kind"] == "Pod" and entry["status"]["phase"] == "Running" and not _goes(entry)
     ]
     placed = pod("train-0", 1, on="z", owner=("Job", "train"))
-    assert told(judged(*healthy, *others, node("z"), placed)) == []
+    assert results(judged(*healthy, *others, node("z"), placed)) == []
 
 
 def _is_sick(entry: Object) -> bool:
@@ -792,7 +792,7 @@ SILENT: list[tuple[str, list[Object]]] = [
 
 @pytest.mark.parametrize("state", [pair[1] for pair in SILENT], ids=[pair[0] for pair in SILENT])
 def test_what_is_on_its_way_or_meant_so_is_no_cause(state: list[Object]) -> None:
-    assert told(judged(*state)) == []
+    assert results(judged(*state)) == []
 
 
 @pytest.mark.parametrize(
@@ -830,18 +830,18 @@ def test_a_bound_volume_and_the_nodes_on_both_sides_are_named() -> None:
 def test_more_pods_than_a_rollout_makes_room_for_still_wait() -> None:
     leaves = runs("old", 1, "a", metadata={"deletionTimestamp": ago(-0.4)})
     pods = [waits(SHORT, name=f"train-{number}") for number in range(2)]
-    assert told(judged(node("a"), leaves, runs("busy", 7, "a"), *pods)) == [("GpusAllInUse", f"resource/{GPU}")]
+    assert results(judged(node("a"), leaves, runs("busy", 7, "a"), *pods)) == [("GpusAllInUse", f"resource/{GPU}")]
 
 
 def test_without_the_nodes_the_scheduler_is_quoted() -> None:
     diagnosis = judged(waits(SHORT), missing=["Node"])
-    assert told(diagnosis) == [("InsufficientResource", f"resource/{GPU}")]
+    assert results(diagnosis) == [("InsufficientResource", f"resource/{GPU}")]
 
 
 def test_that_a_node_without_gpus_is_short_of_them_is_no_cause() -> None:
     text = f"1 Insufficient {GPU}, 1 node(s) had untolerated taint {{dedicated: vision}}"
-    assert told(judged(node("a"), node("cpu", None), waits(text))) == [("TaintNotTolerated", JOB)]
-    assert told(judged(node("a"), node("b"), waits(text))) == [("InsufficientResource", f"resource/{GPU}")]
+    assert results(judged(node("a"), node("cpu", None), waits(text))) == [("TaintNotTolerated", JOB)]
+    assert results(judged(node("a"), node("b"), waits(text))) == [("InsufficientResource", f"resource/{GPU}")]
 
 
 @pytest.mark.parametrize("build", [lambda: waits(SELECTOR, spec=SELECTS_A100)])
@@ -856,7 +856,7 @@ def test_pods_that_nobody_made_and_that_wait_for_each_other_are_one_group() -> N
     pods = [pod(f"ring-{i}", 8, annotations=of_group, conditions=fieldses) for i in range(2)]
     diagnosis = judged(node("a"), *pods)
 
-    assert told(diagnosis) == [("GangIncomplete", "podgroup/team/ring")]
+    assert results(diagnosis) == [("GangIncomplete", "podgroup/team/ring")]
     assert (
         "2 pods that ask for 16 nvidia.com/gpu wait; 8 free on nodes that take them"
         in diagnosis.problems[0].found.evidence
@@ -897,7 +897,7 @@ def test_a_claim_waits_for_the_driver_that_is_down() -> None:
     )
     diagnosis = judged(node("a", None), driver, *claimed(), missing=["ResourceSlice"])
 
-    assert told(diagnosis) == [("DraDriverNotReady", "node/a")]
+    assert results(diagnosis) == [("DraDriverNotReady", "node/a")]
     assert consequences(diagnosis.problems[0]) == [("ClaimNotSatisfied", JOB)]
 
 
@@ -905,7 +905,7 @@ def test_without_the_nodes_what_keeps_gpus_stands_above() -> None:
     going = runs("old", 8, "a", metadata=GONE)
     diagnosis = judged(waits(f"1 Insufficient cpu, {SHORT}", 8), going, missing=["Node"])
 
-    assert told(diagnosis) == [("TerminatingPodHoldsGpus", "pod/team/old")]
+    assert results(diagnosis) == [("TerminatingPodHoldsGpus", "pod/team/old")]
     assert consequences(diagnosis.problems[0]) == [("InsufficientResource", f"resource/{GPU}")]
 
 
@@ -913,7 +913,7 @@ def test_a_node_that_goes_is_nobodys_to_uncordon() -> None:
     leaves = [{"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}]
     diagnosis = judged(node("a", cordoned=True, taints=leaves), waits("2 node(s) were unschedulable"))
 
-    assert told(diagnosis) == [("NodeUnderMaintenance", "node/a")]
+    assert results(diagnosis) == [("NodeUnderMaintenance", "node/a")]
 
 
 @pytest.mark.parametrize(
@@ -923,7 +923,7 @@ def test_a_node_with_gpus_that_joins_is_waited_for(kind: str, causes: list[tuple
     joins = node("b", None, age=2, labels={"node.kubernetes.io/instance-type": kind})
     young = waits("1 Insufficient nvidia.com/gpu", 8, age=4)
 
-    assert told(judged(node("a"), runs("busy", 8, "a"), joins, young)) == causes
+    assert results(judged(node("a"), runs("busy", 8, "a"), joins, young)) == causes
 
 
 @pytest.mark.parametrize(
@@ -938,5 +938,5 @@ def test_what_a_driver_published_before_is_not_free(count: int, certainty: Certa
     diagnosis = judged(node("a", None), *claimed(), old, new, taken("gpu-1"))
 
     (problem,) = diagnosis.problems
-    assert told(diagnosis) == [("DevicesAllAllocated", "deviceclass/gpu.nvidia.com")]
+    assert results(diagnosis) == [("DevicesAllAllocated", "deviceclass/gpu.nvidia.com")]
     assert (problem.found.certainty, problem.found.evidence[2:]) == (certainty, anew)

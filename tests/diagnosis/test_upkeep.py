@@ -16,8 +16,8 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    results,
     terminated,
-    told,
     waiting,
 )
 
@@ -240,7 +240,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 
 @pytest.mark.parametrize(("state", "expected"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_each_state_tells_its_cause_and_no_other(state: list[Object], expected: tuple[str, str]) -> None:
-    assert told(judged(*state)) == [expected]
+    assert results(judged(*state)) == [expected]
 
 
 UPGRADING = {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}
@@ -303,7 +303,7 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_what_is_meant_so_is_told_nothing_of(state: list[Object]) -> None:
-    assert told(judged(*state)) == []
+    assert results(judged(*state)) == []
 
 
 def test_a_policy_stands_beneath_the_operand_that_it_waits_for() -> None:
@@ -311,5 +311,5 @@ def test_a_policy_stands_beneath_the_operand_that_it_waits_for() -> None:
     broken = operand(PLUGIN, "a", states=[{"name": f"{PLUGIN}-ctr", "ready": False, "restartCount": 9, **crashed}])
     state = [entry for entry in with_policy(NOT_READY) if entry["metadata"]["name"] != f"{PLUGIN}-a"]
     diagnosis = judged(*state, broken)
-    assert told(diagnosis) == [("DevicePluginNotReady", "node/a")]
+    assert results(diagnosis) == [("DevicePluginNotReady", "node/a")]
     assert consequences(diagnosis.problems[0]) == [("ClusterPolicyNotReady", "clusterpolicy/cluster-policy")]

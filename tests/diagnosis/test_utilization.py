@@ -13,7 +13,7 @@ from diagnosis.diagnose import Diagnosis, diagnose
 from diagnosis.report.document import cluster_document
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, USE, read_use
-from tests.diagnosis.states import Object, ago, container, node, obj, pod, snapshot, told
+from tests.diagnosis.states import Object, ago, container, node, obj, pod, results, snapshot
 from tests.prometheus import Series, series
 
 FOUND = [("GpusHeldIdle", "pod/team/x")]
@@ -55,7 +55,7 @@ IDLES: dict[str, tuple[list[Object], list[Series]]] = {
 
 @pytest.mark.parametrize(("objects", "some"), IDLES.values(), ids=IDLES)
 def test_a_pod_with_idle_cards_is_found(objects: list[Object], some: list[Series]) -> None:
-    assert told(idle(objects, *some)) == FOUND
+    assert results(idle(objects, *some)) == FOUND
 
 
 def test_what_made_the_pods_is_told_once_with_each_pods_cards() -> None:
@@ -104,13 +104,13 @@ BUSY: dict[str, tuple[list[Object], list[Series]]] = {
 
 @pytest.mark.parametrize(("objects", "some"), BUSY.values(), ids=BUSY)
 def test_nothing_is_claimed_of_what_is_used_or_may_be(objects: list[Object], some: list[Series]) -> None:
-    assert told(idle(objects, *some)) == []
+    assert results(idle(objects, *some)) == []
 
 
 def test_it_is_no_second_cause_beside_what_hides_the_gpus() -> None:
     boxes = [container("main", 2, env=[{"name": "CUDA_VISIBLE_DEVICES", "value": "-1"}])]
     diagnosis = idle([node("a", 8), pod("x", 2, on="a", age=90, containers=boxes)], owned(0), owned(1))
-    assert told(diagnosis) == [("GpusHiddenByVariable", "pod/team/x")]
+    assert results(diagnosis) == [("GpusHiddenByVariable", "pod/team/x")]
     assert [consequence.found.cause.name for consequence in diagnosis.problems[0].consequences] == ["GpusHeldIdle"]
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from healthcheck.node.state import MAINTENANCE, RUN, STARTUP, UNHEALTHY
-from tests.diagnosis.states import Object, ago, condition, judged, node, told
+from tests.diagnosis.states import Object, ago, condition, judged, node, results
 
 
 def tainted(key: str, value: str = "", **changes: object) -> Object:
@@ -30,9 +30,9 @@ def run(minutes: float) -> dict[str, str]:
     ],
 )
 def test_what_stands_on_a_node_keeps_it_from_work(state: Object, causes: str) -> None:
-    assert told(judged(state)) == [(causes, "node/a")]
+    assert results(judged(state)) == [(causes, "node/a")]
 
 
 @pytest.mark.parametrize("state", [tainted(MAINTENANCE, "l2", annotations=run(-20)), tainted(STARTUP, age=4)])
 def test_a_run_and_a_first_look_that_are_on_their_way_are_no_fault(state: Object) -> None:
-    assert told(judged(state)) == []
+    assert results(judged(state)) == []

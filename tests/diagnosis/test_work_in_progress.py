@@ -14,8 +14,8 @@ from tests.diagnosis.states import (
     node,
     obj,
     pod,
+    results,
     terminated,
-    told,
     waiting,
 )
 
@@ -170,10 +170,10 @@ STATES = {
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 def test_none_of_it_is_a_fault(state: list[Object]) -> None:
-    assert not told(judged(*NODES, *state))
+    assert not results(judged(*NODES, *state))
 
 
 def test_nor_is_all_of_it_together() -> None:
     objects = {(entry["kind"], entry["metadata"]["name"]): entry for state in STATES.values() for entry in state}
 
-    assert not told(judged(*NODES, *objects.values()))
+    assert not results(judged(*NODES, *objects.values()))

@@ -93,15 +93,15 @@ class Stage:
         )
 
     def of_each_code(self, file: str) -> dict[int, Said]:
-        told = {}
+        reported = {}
         for code in CODES:
             self.node.write_value(f"nvml/{file}", code)
             if "Inforom" in file:
                 self.driver.end()  # a valid one is believed for an hour, by the child that found it so
-            told[code] = self.says()
+            reported[code] = self.says()
         (self.node.root / "nvml" / file).unlink()
         assert self.says() == NOTHING
-        return told
+        return reported
 
     def expected(self, code: int, absent: set[int]) -> Said:
         """Of a call that fails on the first GPU."""

@@ -47,12 +47,12 @@ class Stage:
         assert self.driver.child_pid == child
         assert not isinstance(answer.answer, Unobserved) or answer.answer.cause.name == "NvmlNonsense"
         seen = Evidence({**self.seen, NVML: answer}, 1010.0, Evidence(self.seen, 1000.0))
-        told = []
+        reported = []
         for check in LEVEL_CHECKS:
             findings = list(check.judge(seen, EXPECTED))
             is_in_order(check, findings)
-            told += findings
-        return told
+            reported += findings
+        return reported
 
 
 @pytest.fixture(scope="module")

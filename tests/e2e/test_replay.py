@@ -19,7 +19,7 @@ from healthcheck.captures.kernel_logs import BootRecords, Line
 from healthcheck.captures.replay import Replay
 from healthcheck.checks import CHECKS
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.findings import Standing
+from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Nature, Now
 from healthcheck.probes.kernel_log import Record
 from sim.scenarios import Scenario, scenarios
@@ -47,8 +47,8 @@ def run(*words: str, config: Path | None = None, stdin: bytes = b"") -> tuple[in
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-def dmesg(*told: tuple[float, str]) -> bytes:
-    return capture(FORMS["dmesg"], records(*told))
+def dmesg(*lines: tuple[float, str]) -> bytes:
+    return capture(FORMS["dmesg"], records(*lines))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def saved(tmp_path: Path) -> Any:
     return save
 
 
-def replayed(*files: str) -> list[Standing]:
+def replayed(*files: str) -> list[ActiveFinding]:
     captures = Captures(files)
     replay = Replay(EVENTS, Expectation(), 86400.0)
     for batch in captures.batches():
@@ -68,7 +68,7 @@ def replayed(*files: str) -> list[Standing]:
     return list(replay.ended(captures.boot_id, captures.undated_by).standing)
 
 
-def judged(records: Sequence[Record]) -> list[Standing]:
+def judged(records: Sequence[Record]) -> list[ActiveFinding]:
     """What the checks say of the records themselves, every one of them shown."""
     replay = Replay(EVENTS, Expectation(), 86400.0)
     lines = tuple(Line(record, f"record:{record.seq}", record.text) for record in records)
@@ -76,7 +76,7 @@ def judged(records: Sequence[Record]) -> list[Standing]:
     return list(replay.ended("", timedelta()).standing)
 
 
-def found(standing: list[Standing]) -> set[tuple[str, str, str, int]]:
+def found(standing: list[ActiveFinding]) -> set[tuple[str, str, str, int]]:
     return {
         (finding.finding.reason, finding.finding.subject, finding.finding.severity.name, finding.count)
         for finding in standing

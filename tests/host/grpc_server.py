@@ -57,7 +57,7 @@ def serving(path: Path, answers: Mapping[str, bytes]) -> Iterator[Server]:
         server.stop(None).wait()
 
 
-def told(question: str, *answers: Json) -> dict[str, bytes]:
+def answers_to(question: str, *answers: Json) -> dict[str, bytes]:
     """The answers to a question's calls, as they travel."""
     asked = QUESTIONS[question]
     messages = message_classes(asked)

@@ -20,7 +20,7 @@ from healthcheck.host.command import isolated
 from healthcheck.host.grpc_child import QUESTIONS
 from healthcheck.host.grpc_socket import NodeSocket
 from healthcheck.model import ProbeError
-from tests.host.grpc_server import serving, told
+from tests.host.grpc_server import answers_to, serving
 
 MODULES = Path(os.environ.get("GOMODCACHE", Path.home() / "go/pkg/mod")) / "k8s.io"
 PROTOS = {
@@ -63,7 +63,7 @@ def test_only_questions_that_change_nothing_are_known() -> None:
 
 
 def test_the_answers_come_back_and_the_request_asks_for_all(short_root: Path) -> None:
-    with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)) as server:
+    with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)) as server:
         assert NodeSocket("container-runtime").ask(short_root, PATH) == [VERSION, STATUS]
     verbose = b"\x08\x01"
     assert [request for _, request in server.asked] == [b"", verbose]
@@ -71,7 +71,7 @@ def test_the_answers_come_back_and_the_request_asks_for_all(short_root: Path) ->
 
 def test_a_path_that_is_no_plain_word_is_found(short_root: Path) -> None:
     path = "/run/100%25 #1?.sock"
-    with serving(short_root / "run/plain.sock", told("container-runtime", VERSION, STATUS)):
+    with serving(short_root / "run/plain.sock", answers_to("container-runtime", VERSION, STATUS)):
         (short_root / path[1:]).symlink_to("plain.sock")
         os.link(short_root / "run/plain.sock", short_root / "run/hard %41.sock")
         assert NodeSocket("container-runtime").ask(short_root, path) == [VERSION, STATUS]
@@ -81,7 +81,7 @@ def test_a_path_that_is_no_plain_word_is_found(short_root: Path) -> None:
 def test_a_link_leads_inside_the_root(short_root: Path) -> None:
     (short_root / "var").mkdir()
     (short_root / "var/run").symlink_to("/run")
-    with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)):
+    with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)):
         assert NodeSocket("container-runtime").ask(short_root, "/var/run/r.sock") == [VERSION, STATUS]
 
 
@@ -151,7 +151,7 @@ def test_a_path_that_is_too_long_for_a_socket(short_root: Path) -> None:
 
 
 def test_one_that_hangs(short_root: Path) -> None:
-    with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)) as server:
+    with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)) as server:
         server.holds.clear()
         assert why_not(short_root, deadline_seconds=0.5) == "/run/r.sock: no end within 0.5 s; its process was ended"
 
@@ -197,7 +197,7 @@ def test_one_that_speaks_no_grpc(short_root: Path) -> None:
     ids=["garbage", "cut off", "64 MiB", "a long name"],
 )
 def test_nonsense_is_no_answer(short_root: Path, answer: bytes, why: str) -> None:
-    good = told("container-runtime", VERSION, STATUS)
+    good = answers_to("container-runtime", VERSION, STATUS)
     method = (
         "/runtime.v1.RuntimeService/Version" if why != "its output is longer" else "/runtime.v1.RuntimeService/Status"
     )
@@ -208,7 +208,7 @@ def test_nonsense_is_no_answer(short_root: Path, answer: bytes, why: str) -> Non
 def test_a_child_that_nobody_ends_ends_itself(short_root: Path) -> None:
     """Whoever started it was killed."""
     argv = [*isolated("healthcheck.host.grpc_child"), "container-runtime", str(short_root / PATH[1:])]
-    with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)) as server:
+    with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)) as server:
         server.holds.clear()
         assert subprocess.run([*argv, "0.5"], check=False).returncode == -signal.SIGALRM
 
@@ -221,7 +221,7 @@ def test_who_asks_never_loads_grpc(short_root: Path) -> None:
         "answer = NodeSocket('container-runtime').ask(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
         "print(json.dumps([len(answer), [one for one in sys.modules if one.startswith(('grpc', 'google.'))]]))\n"
     )
-    with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)):
+    with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)):
         done = subprocess.run(
             [sys.executable, "-c", program, str(short_root), PATH], capture_output=True, text=True, check=True
         )

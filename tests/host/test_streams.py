@@ -12,7 +12,7 @@ from healthcheck.host.streams import write_json
 from healthcheck.model import Severity, Status
 
 
-class Told(Struct, frozen=True):
+class Printed(Struct, frozen=True):
     name: str
     parts: tuple[float, ...]
 
@@ -23,8 +23,8 @@ def plain(value: Any) -> Any:
 
 DOCUMENTS = {
     "plain": {"a": [1, None, True, {"b": []}, {}], "status": Status.FAIL, "severity": Severity.RESET},
-    "values": [Told("node-1", (0.5, 2.0)), Told('"quoted"\\', ())],
-    "letters that are no ASCII": {"name": "n\u00f6de \U0001f600", "told": Told("\u2028", ())},
+    "values": [Printed("node-1", (0.5, 2.0)), Printed('"quoted"\\', ())],
+    "letters that are no ASCII": {"name": "n\u00f6de \U0001f600", "told": Printed("\u2028", ())},
 }
 
 

@@ -13,7 +13,7 @@ from healthcheck.checks.driver_reasons import PROBE_FAILED
 from healthcheck.memory import exit_table as table
 from healthcheck.memory.exit_table import EXITS, Exit, exit_words
 from healthcheck.memory.exits import begin, driver_loaded, expired, gpus_answered, passed, recovered, release, retested
-from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
+from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Nature, Outcome, Passed, Severity
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
@@ -106,7 +106,7 @@ def test_each_exit_but_a_look_has_its_evidence_here() -> None:
 
 
 def test_every_finding_has_an_exit_that_a_person_can_take() -> None:
-    def is_open(finding: Standing, ways: Iterable[Exit]) -> bool:
+    def is_open(finding: ActiveFinding, ways: Iterable[Exit]) -> bool:
         return any(way.is_open_to(finding) for way in ways)
 
     assert all(is_open(finding, (table.LOOK, table.RELEASE)) for finding in STANDING)

@@ -20,7 +20,7 @@ from healthcheck.memory.exits import (
     release,
     within_log,
 )
-from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
+from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
 from healthcheck.model import Finding, Nature, Outcome, Severity
@@ -156,7 +156,7 @@ class TestRowsThatWaitForAReset:
     LATEST = MONOTONIC + 300.0
     """The last look that saw rows wait."""
 
-    def waits(self, *standing: Standing, boot_id: str = BOOT) -> Memory:
+    def waits(self, *standing: ActiveFinding, boot_id: str = BOOT) -> Memory:
         pending = fault("RowRemapPending", RESET, about=ABOUT)
         level = stands(pending, Nature.LEVEL, check="row-remap", at=self.LATEST, boot_id=boot_id)
         return remembers(level, *standing)

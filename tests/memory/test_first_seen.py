@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from healthcheck.checks.expectation import ONCE_HAD, EarlierHardware, GpuPosition
 from healthcheck.memory.content import dump, parse
 from healthcheck.memory.exits import begin, gpus_answered, release
-from healthcheck.memory.findings import MOST_GPUS, Acknowledgement, Memory, Release, Standing
+from healthcheck.memory.findings import MOST_GPUS, Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.memory.looks import JudgedCycle, after_look, first_seen
 from healthcheck.model import Evidence, Nature, Probe, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.efa.infiniband import RDMA
@@ -125,7 +125,7 @@ def test_a_release_accepts_the_smaller_count_and_only_where_it_names_the_finding
     missing = stands(replace(LOW, source=ONCE_HAD), Nature.LEVEL, check="gpu-count")
     memory = replace(remembers(missing), first=KNOWN)
 
-    def released(reason: str, standing: Standing = missing) -> Memory:
+    def released(reason: str, standing: ActiveFinding = missing) -> Memory:
         rows = (Acknowledgement(reason, "node", BOOT, None, WALL - timedelta(hours=1)),)
         return release(replace(memory, standing=(standing,)), Release("ops", "sold", WALL, rows), NOW)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.memory.exits import begin, gpus_answered
-from healthcheck.memory.findings import Memory, Standing
+from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Nature, Outcome, Severity
 from healthcheck.probes.nvml.gpus import Gpu
@@ -24,7 +24,7 @@ def answered(memory: Memory, *gpus: Gpu, at: float = 100.0) -> Memory:
     return gpus_answered(memory, gpus, at, later(at))
 
 
-def known(*standing: Standing, of: tuple[Gpu, ...] = (gpu(A, "1"), gpu(B, "2"))) -> Memory:
+def known(*standing: ActiveFinding, of: tuple[Gpu, ...] = (gpu(A, "1"), gpu(B, "2"))) -> Memory:
     return gpus_answered(remembers(*standing), of, MONOTONIC - 10, later(-10))
 
 
@@ -39,7 +39,7 @@ def places(memory: Memory) -> list[tuple[str, str, str]]:
     )
 
 
-def isolated(address: str = A, reason: str = "Xid54", part: str = "") -> Standing:
+def isolated(address: str = A, reason: str = "Xid54", part: str = "") -> ActiveFinding:
     return stands(fault(reason, ISOLATE, f"gpu/{address}{part}"))
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from healthcheck.memory.exits import REMAP_XIDS, begin, expired, gpus_answered, recovered, release
 from healthcheck.memory.file import MemoryFile
-from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing, gpu_address
+from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release, gpu_address
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
 from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
@@ -154,7 +154,7 @@ def severities(memory: Memory) -> dict[tuple[str, str], Severity]:
     return {finding.key: finding.finding.severity for finding in memory.standing}
 
 
-def gone(before: Memory, after: Memory) -> list[Standing]:
+def gone(before: Memory, after: Memory) -> list[ActiveFinding]:
     left = severities(after)
     return [finding for finding in before.standing if left.get(finding.key, Severity.PASS) < finding.finding.severity]
 
@@ -186,7 +186,7 @@ def gone(before: Memory, after: Memory) -> list[Standing]:
 )
 @given(steps=histories)
 def test_a_severity_falls_by_a_written_exit_alone(
-    step: Step, may_leave: Callable[[Standing], bool], steps: list[Step]
+    step: Step, may_leave: Callable[[ActiveFinding], bool], steps: list[Step]
 ) -> None:
     before = lived(steps)
 
@@ -264,14 +264,14 @@ def test_the_file_gives_back_what_it_was_given(tmp_path_factory: pytest.TempPath
 
     assert read
     assert [(finding.key, finding.finding, finding.count, finding.boot_id) for finding in read.standing] == [
-        (finding.key, _as_told(finding.finding), finding.count, finding.boot_id) for finding in memory.standing
+        (finding.key, _as_recorded(finding.finding), finding.count, finding.boot_id) for finding in memory.standing
     ]
     assert {key: len(ends) for key, ends in read.ended.items()} == {key: len(e) for key, e in memory.ended.items()}
     assert (read.gpus, read.recovery, read.last_xid) == (memory.gpus, memory.recovery, memory.last_xid)
     assert (read.boot_id, read.cursor, len(read.acknowledged)) == (memory.boot_id, memory.cursor, 0)
 
 
-def _as_told(finding: Finding) -> Finding:
+def _as_recorded(finding: Finding) -> Finding:
     """Where a finding was read and whether it flickers is of no use to the next process."""
     return replace(finding, seq=-1, at=None, flickers=False, about=dict(finding.about))
 
@@ -294,7 +294,7 @@ def test_a_record_always_fits_is_one_and_tells_the_worst(
     findings: list[Finding], times: int, acknowledged: int
 ) -> None:
     standing = tuple(
-        Standing(
+        ActiveFinding(
             replace(finding, subject=f"{finding.subject}/gi{number}"), "xid", Nature.EVENT, WALL, WALL, 1, "b", 1.0, 5
         )
         for number in range(times)

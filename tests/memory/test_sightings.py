@@ -46,7 +46,7 @@ def reads(memory: Memory, *lines: KernelEvent, after: float = 0.0) -> Memory:
     return after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", sightings=lines)], later(after))
 
 
-def told(memory: Memory) -> list[tuple[str, int]]:
+def observed(memory: Memory) -> list[tuple[str, int]]:
     return [(finding.finding.reason, finding.count) for finding in memory.standing]
 
 
@@ -57,7 +57,7 @@ class TestCleanup:
         return line("Xid45", severity, at, **more)
 
     def test_alone_it_is_watched(self) -> None:
-        assert told(reads(remembers(), self.cleanup())) == [("Xid45", 1)]
+        assert observed(reads(remembers(), self.cleanup())) == [("Xid45", 1)]
 
     @pytest.mark.parametrize("other", [line("Xid48", RESET, 5), line("Xid31", MONITOR, 5), line("Xid43", None, 5)])
     @pytest.mark.parametrize("cleanup_at", [4.0, 6.0, -54.0, 64.0])
@@ -70,41 +70,41 @@ class TestCleanup:
     def test_further_away_it_stands_for_itself(self, cleanup_at: float) -> None:
         lines = sorted([line("Xid48", RESET, 5), self.cleanup(cleanup_at)], key=lambda event: event.at)
 
-        assert set(told(reads(remembers(), *lines, after=70))) == {("Xid48", 1), ("Xid45", 1)}
+        assert set(observed(reads(remembers(), *lines, after=70))) == {("Xid48", 1), ("Xid45", 1)}
 
     def test_a_finding_already_told_is_withdrawn_when_its_cause_comes_after_it(self) -> None:
         memory = reads(remembers(), self.cleanup(), self.cleanup(1.0), after=1)
-        assert told(memory) == [("Xid45", 2)]
+        assert observed(memory) == [("Xid45", 2)]
 
-        assert told(reads(memory, line("Xid79", REBOOT, 20), after=20)) == [("Xid79", 1)]
+        assert observed(reads(memory, line("Xid79", REBOOT, 20), after=20)) == [("Xid79", 1)]
 
     def test_what_stood_alone_for_long_is_not_withdrawn(self) -> None:
         memory = reads(remembers(), self.cleanup(), self.cleanup(300.0), after=300)
 
-        assert told(reads(memory, line("Xid79", REBOOT, 310), after=310)) == [("Xid79", 1), ("Xid45", 2)]
+        assert observed(reads(memory, line("Xid79", REBOOT, 310), after=310)) == [("Xid79", 1), ("Xid45", 2)]
 
     def test_another_gpus_xid_explains_nothing(self) -> None:
         after = reads(remembers(), line("Xid48", RESET, subject=OTHER), self.cleanup(1.0), after=1)
 
-        assert set(told(after)) == {("Xid48", 1), ("Xid45", 1)}
+        assert set(observed(after)) == {("Xid48", 1), ("Xid45", 1)}
 
     def test_a_mig_instance_is_a_part_of_its_gpu(self) -> None:
         after = reads(remembers(), line("Xid94", MONITOR, subject=f"{GPU}/gi5"), self.cleanup(1.0), after=1)
 
-        assert told(after) == [("Xid94", 1)]
+        assert observed(after) == [("Xid94", 1)]
 
     def test_what_the_driver_itself_calls_a_consequence_is_one(self) -> None:
-        assert told(reads(remembers(), self.cleanup(follows=True))) == []
+        assert observed(reads(remembers(), self.cleanup(follows=True))) == []
 
     def test_where_a_cluster_made_it_worse_it_counts(self) -> None:
         after = reads(remembers(), line("Xid48", RESET), self.cleanup(1.0, RESET, follows=True), after=1)
 
-        assert set(told(after)) == {("Xid48", 1), ("Xid45", 1)}
+        assert set(observed(after)) == {("Xid48", 1), ("Xid45", 1)}
 
     def test_a_storm_of_it_is_one_finding_with_a_count(self) -> None:
         after = reads(remembers(), *(self.cleanup(number / 100) for number in range(3000)), after=30)
 
-        assert told(after) == [("Xid45", 3000)]
+        assert observed(after) == [("Xid45", 3000)]
 
 
 class TestRecovery:
@@ -118,22 +118,22 @@ class TestRecovery:
             line("Xid154", None, 79, recovery_action=0),
         ]
 
-        assert told(reads(remembers(), *lines, after=80)) == [("Xid13", 1)]
+        assert observed(reads(remembers(), *lines, after=80)) == [("Xid13", 1)]
 
     def test_what_comes_after_it_stands(self) -> None:
         lines = [line("Xid154", None, 9, recovery_action=0), line("Xid95", RESET, 9.5)]
 
-        assert told(reads(remembers(), *lines, after=10)) == [("Xid95", 1)]
+        assert observed(reads(remembers(), *lines, after=10)) == [("Xid95", 1)]
 
     def test_a_reboot_that_is_needed_for_another_reason_stays(self) -> None:
         lines = [line("Xid79", REBOOT), line("Xid154", REBOOT, 0.1), line("Xid154", None, 9, recovery_action=0)]
 
-        assert told(reads(remembers(), *lines, after=10)) == [("Xid79", 1)]
+        assert observed(reads(remembers(), *lines, after=10)) == [("Xid79", 1)]
 
     def test_of_another_gpu_it_ends_nothing(self) -> None:
         lines = [line("Xid95", RESET), line("Xid154", None, 9, subject=OTHER, recovery_action=0)]
 
-        assert told(reads(remembers(), *lines, after=10)) == [("Xid95", 1)]
+        assert observed(reads(remembers(), *lines, after=10)) == [("Xid95", 1)]
 
 
 class TestAPendingActionByTheText:
@@ -209,7 +209,7 @@ class TestRepeats:
     @pytest.mark.parametrize("reason", ["Xid13", "Xid31"])
     def test_the_third_process_makes_it_the_hardwares_fault(self, reason: str) -> None:
         two = reads(remembers(), self.hit(1, reason), self.hit(2, reason), after=2)
-        assert told(two) == [(reason, 2)]
+        assert observed(two) == [(reason, 2)]
 
         three = reads(two, self.hit(3, reason), after=3)
 
@@ -220,32 +220,32 @@ class TestRepeats:
     def test_the_same_process_over_and_over_is_a_bug_of_its_own(self) -> None:
         after = reads(remembers(), *(self.hit(number, process="7 python") for number in range(500)), after=500)
 
-        assert told(after) == [("Xid13", 500)]
+        assert observed(after) == [("Xid13", 500)]
 
     def test_processes_without_a_name_cannot_be_told_apart(self) -> None:
         after = reads(remembers(), *(self.hit(number, process="") for number in range(9)), after=9)
 
-        assert told(after) == [("Xid13", 9)]
+        assert observed(after) == [("Xid13", 9)]
 
     def test_on_several_tpcs_it_is_the_programs(self) -> None:
         after = reads(remembers(), *(self.hit(number, place=f"GPC 0, TPC {number}") for number in range(9)), after=9)
 
-        assert told(after) == [("Xid13", 9)]
+        assert observed(after) == [("Xid13", 9)]
 
     def test_without_a_place_it_is_not_on_one_tpc(self) -> None:
         after = reads(remembers(), *(self.hit(number, place="") for number in range(9)), after=9)
 
-        assert told(after) == [("Xid13", 9)]
+        assert observed(after) == [("Xid13", 9)]
 
     def test_on_two_gpus_it_is_the_programs(self) -> None:
         lines = [self.hit(0, subject=OTHER), *(self.hit(number) for number in range(1, 9))]
 
-        assert {reason for reason, _ in told(reads(remembers(), *lines, after=9))} == {"Xid13"}
+        assert {reason for reason, _ in observed(reads(remembers(), *lines, after=9))} == {"Xid13"}
 
     def test_what_is_a_day_ago_counts_no_more(self) -> None:
         memory = reads(remembers(), self.hit(1), self.hit(2), after=2)
 
-        assert told(reads(memory, self.hit(86403), after=86403)) == [("Xid13", 3)]
+        assert observed(reads(memory, self.hit(86403), after=86403)) == [("Xid13", 3)]
 
     def test_what_is_remembered_of_them_is_bounded(self) -> None:
         lines = [self.hit(number, subject=f"gpu/0000:{number % 200:02x}:00.0") for number in range(4000)]
@@ -270,22 +270,22 @@ class TestAGpuThatTheDriverCouldNotTake:
         """A BAR is read while the GPUs are probed, one after the other; the sum of failures stands before the end."""
         memory = reads(remembers(), self.failed(0, GPU), self.failed(8), self.loaded(8.5), after=9)
 
-        assert told(memory) == [("GpuInitFailed", 1), ("GpuInitFailed", 1)]
+        assert observed(memory) == [("GpuInitFailed", 1), ("GpuInitFailed", 1)]
 
     def test_a_later_load_without_a_failure_ends_it(self) -> None:
         memory = reads(remembers(), self.failed(0, GPU), self.failed(8), self.loaded(8.5), after=9)
 
-        assert told(reads(memory, self.loaded(600), after=600)) == []
+        assert observed(reads(memory, self.loaded(600), after=600)) == []
 
     def test_a_later_load_with_the_same_failure_does_not(self) -> None:
         memory = reads(remembers(), self.failed(8), self.loaded(8.5), after=9)
 
-        assert told(reads(memory, self.failed(600), self.loaded(600.2), after=601)) == [("GpuInitFailed", 2)]
+        assert observed(reads(memory, self.failed(600), self.loaded(600.2), after=601)) == [("GpuInitFailed", 2)]
 
     def test_a_load_ends_no_failure_to_start_a_gpu_that_was_taken(self) -> None:
         memory = reads(remembers(), line("GpuInitFailed", RESET, 0), self.loaded(600), after=600)
 
-        assert told(memory) == [("GpuInitFailed", 1)]
+        assert observed(memory) == [("GpuInitFailed", 1)]
 
     @pytest.mark.parametrize(
         ("driver", "error", "ends"),
@@ -298,7 +298,7 @@ class TestAGpuThatTheDriverCouldNotTake:
 
         after = after_look(memory, JudgedCycle((), gpus, MONOTONIC + 60, seen), later(60))
         before = after_look(memory, JudgedCycle((), gpus, MONOTONIC - 1, seen), later(1))
-        assert (told(after) == [], told(before)) == (ends, [("GpuInitFailed", 1)])
+        assert (observed(after) == [], observed(before)) == (ends, [("GpuInitFailed", 1)])
 
 
 class TestWhatIsNoFault:
@@ -325,14 +325,14 @@ class TestWhatIsNoFault:
         assert after.gpus == {ADDRESS: {"uuid": "GPU-8"}}
 
     def test_an_ignored_code_stands_nowhere(self) -> None:
-        assert told(reads(remembers(), line("Xid43", None))) == []
+        assert observed(reads(remembers(), line("Xid43", None))) == []
 
 
 def test_records_of_several_checks_are_taken_in_the_logs_order() -> None:
     loads = Outcome("driver-messages", "0", sightings=(line("Xid154", None, 5, recovery_action=0),))
     fault_before = Outcome("xid", "0", sightings=(line("Xid95", RESET, 1), line("Xid62", RESET, 6)))
 
-    assert told(after_kernel_log(remembers(), [loads, fault_before], later(6))) == [("Xid62", 1)]
+    assert observed(after_kernel_log(remembers(), [loads, fault_before], later(6))) == [("Xid62", 1)]
 
 
 def test_a_flood_of_many_faults_is_bounded_and_keeps_the_worst() -> None:
@@ -355,5 +355,5 @@ def test_what_hit_a_deep_test_is_no_sign_of_anything() -> None:
     of_tests = [line("Xid13", None, at, process=f"{at} nvvs", place="GPC 1", of_a_test=True) for at in range(5)]
     after = reads(remembers(), *of_tests, line("Xid45", MONITOR, 5), after=10)
 
-    assert told(after) == [("Xid45", 1)]
+    assert observed(after) == [("Xid45", 1)]
     assert (after.hits, list(after.last_xid)) == ({}, [])

@@ -186,7 +186,7 @@ def is_typed(line: str) -> bool:
     return line.startswith(PROMPT)
 
 
-def told(message: str) -> list[str]:
+def logged(message: str) -> list[str]:
     """The lines of its progress, without their times."""
     return [line.partition(" ")[2] for line in message.splitlines() if re.match(r"\d\d:\d\d:\d\d ", line)]
 
@@ -212,7 +212,7 @@ def test_a_false_alarm_is_cleared_and_the_node_takes_its_work_again(suspect: Sta
 
     print(done.stdout, done.stderr)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    lines = told(done.stdout)
+    lines = logged(done.stdout)
     assert lines[0] == "cordoned"
     assert lines[-1] == "uncordoned"
     assert [f"test: begun (test {name})" in lines for name in TESTS] == [True] * 3
@@ -279,7 +279,7 @@ def test_a_run_whose_process_is_killed_is_run_again_and_a_persons_own_cordon_sta
     assert "recommendation: rerun" in message
     assert f"  $ gpu-healthcheck quarantine {suspect.node.name}\n" in message
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert told(done.stdout)[0] == "is cordoned already, by somebody else: it stays so"
+    assert logged(done.stdout)[0] == "is cordoned already, by somebody else: it stays so"
     assert "recommendation: return-to-service" in done.stdout
     suspect.wait(lambda node: node.status in WELL)
     assert marks(suspect) == CORDONED

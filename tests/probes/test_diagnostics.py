@@ -33,7 +33,7 @@ def logs(root: Path, namespace: str, uid: str, name: str = "sweep-1") -> None:
 
 
 @pytest.fixture
-def told(node: SimulatedNode) -> SimulatedNode:
+def with_diagnostics(node: SimulatedNode) -> SimulatedNode:
     logs(node.root, "gpu-healthcheck", OURS)
     logs(node.root, "default", THEIRS, "gpu-healthcheck")
     return node

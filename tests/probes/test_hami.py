@@ -24,9 +24,9 @@ def read(node: SimulatedNode) -> Hami:
 
 
 def plugin(node: SimulatedNode) -> Plugin:
-    told = read(node).plugin
-    assert told is not None
-    return told
+    found = read(node).plugin
+    assert found is not None
+    return found
 
 
 def left(node: SimulatedNode) -> tuple[str, ...] | None:
@@ -123,11 +123,11 @@ def test_a_folder_in_a_files_place_is_no_plain_file(node: SimulatedNode) -> None
     node.install_hami("2.4")
     node.hami.put_folder("libvgpu.so")
     node.hami.put_folder("ld.so.preload")
-    told = plugin(node)
+    found = plugin(node)
 
-    assert [(library.name, library.plain) for library in told.libraries] == [("libvgpu.so", False)]
-    assert told.preload is not None
-    assert (told.preload.plain, told.preloads) == (False, ())
+    assert [(library.name, library.plain) for library in found.libraries] == [("libvgpu.so", False)]
+    assert found.preload is not None
+    assert (found.preload.plain, found.preloads) == (False, ())
 
 
 def test_a_link_counts_as_the_file_that_it_leads_to_on_the_host(node: SimulatedNode) -> None:
@@ -138,21 +138,21 @@ def test_a_link_counts_as_the_file_that_it_leads_to_on_the_host(node: SimulatedN
     # What HAMi's script does not copy is not missed.
     (node.root / f"proc/{PLUGIN_PID}/root/k8s-vgpu/lib/nvidia/libvgpu.so.link").symlink_to("libvgpu.so.v2.5.3")
 
-    told = plugin(node)
-    assert [(library.name, library.plain) for library in told.libraries] == [
+    found = plugin(node)
+    assert [(library.name, library.plain) for library in found.libraries] == [
         ("libvgpu.so", True),
         ("libvgpu.so.broken", False),
         ("libvgpu.so.v2.5.3", True),
     ]
-    assert told.brings == ("libvgpu.so.v2.5.3",)
+    assert found.brings == ("libvgpu.so.v2.5.3",)
 
 
 def test_without_its_files_all_are_missing(node: SimulatedNode) -> None:
     node.install_hami("2.5")
     shutil.rmtree(node.root / "usr/local/vgpu")
-    told = plugin(node)
+    found = plugin(node)
 
-    assert (told.libraries, told.preload) == ((), None)
+    assert (found.libraries, found.preload) == ((), None)
 
 
 def test_a_real_listener_is_seen_and_who_only_talks_to_it_is_not(tmp_path: Path) -> None:

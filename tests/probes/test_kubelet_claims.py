@@ -11,7 +11,7 @@ import pytest
 from healthcheck.model import Host, ProbeError
 from healthcheck.probes.kubelet_claims import FILES, read_claims, read_gpu_holders
 from healthcheck.probes.pod_resources import SOCKETS
-from tests.host.grpc_server import Json, serving, told
+from tests.host.grpc_server import Json, answers_to, serving
 
 GPU = "gpu.nvidia.com"
 HELD = ("ml", "train-gpu", 2)
@@ -76,7 +76,7 @@ def test_a_claim_that_the_socket_tells_of_counts_once(short_root: Path) -> None:
     container = {"name": "main", "dynamic_resources": [SHOWN]}
     pod = {"name": "train", "namespace": "ml", "containers": [container]}
     keep(short_root, checkpoint(kept({GPU: devices("gpu-0")}), kept({GPU: devices("gpu-1")}, "init")))
-    with serving(short_root / SOCKETS[0][1:], told("pod-resources", {"pod_resources": [pod]})):
+    with serving(short_root / SOCKETS[0][1:], answers_to("pod-resources", {"pod_resources": [pod]})):
         assert read_gpu_holders(Host(short_root)) == [("ml/train", GPU, 1), ("the claim ml/init", GPU, 1)]
 
 

@@ -21,7 +21,7 @@ from healthcheck.probes.pod_resources import (
     read_pod_resources,
 )
 from tests.captures.saving import saved_and_read
-from tests.host.grpc_server import Json, serving, told
+from tests.host.grpc_server import Json, answers_to, serving
 
 GPU, UUID = "nvidia.com/gpu", "GPU-8f2e6c1a-0000-4000-8000-000000000000"
 
@@ -59,7 +59,7 @@ def test_a_kubelet_is_asked_over_its_socket(short_root: Path) -> None:
             pod("dra", {"name": "main", "dynamic_resources": [claimed("gpu.nvidia.com", "gpu-0")]}),
         ]
     }
-    with serving(short_root / SOCKETS[0][1:], told("pod-resources", answer)):
+    with serving(short_root / SOCKETS[0][1:], answers_to("pod-resources", answer)):
         pods = read_pod_resources(Host(short_root))
     devices = (ResourceDevices(GPU, ("a", "b")), ResourceDevices("vpc.amazonaws.com/efa", ("e",)))
     claim = DeviceClaim("ml", "train-gpu", "", (ClaimedDevice("gpu.nvidia.com", "node-1", "gpu-0"),))
@@ -71,14 +71,14 @@ def test_a_kubelet_is_asked_over_its_socket(short_root: Path) -> None:
 
 
 def test_the_folder_of_k0s_is_known(short_root: Path) -> None:
-    with serving(short_root / SOCKETS[1][1:], told("pod-resources", {})):
+    with serving(short_root / SOCKETS[1][1:], answers_to("pod-resources", {})):
         assert read_pod_resources(Host(short_root)) == ()
 
 
 def test_the_folder_of_microk8s_is_a_link(short_root: Path) -> None:
     (short_root / "var/lib").mkdir(parents=True)
     (short_root / "var/lib/kubelet").symlink_to("/var/snap/kubelet")
-    with serving(short_root / "var/snap/kubelet/pod-resources/kubelet.sock", told("pod-resources", {})):
+    with serving(short_root / "var/snap/kubelet/pod-resources/kubelet.sock", answers_to("pod-resources", {})):
         assert read_pod_resources(Host(short_root)) == ()
 
 

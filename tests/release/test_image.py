@@ -71,11 +71,11 @@ def test_what_two_builds_differ_in_is_named(tmp_path: Path) -> None:
     layout = a_layout(tmp_path / "1", {"etc/a": "same"}, {"usr/b": "one", "usr/gone": "", "usr/c": "same"})
     other = a_layout(tmp_path / "2", {"etc/a": "same"}, {"usr/b": "two", "usr/c": "same"})
     later = a_layout(tmp_path / "3", {"etc/a": "same"}, time=8)
-    told = a_layout(tmp_path / "4", {"etc/a": "same"}, time=8, comment="another")
+    commented = a_layout(tmp_path / "4", {"etc/a": "same"}, time=8, comment="another")
 
     assert differences(layout, layout) == []
     assert "layer 2: usr/b" in differences(layout, other)
     assert "layer 2: usr/gone" in differences(layout, other)
     assert "layer 2: usr/c" not in differences(layout, other)
     assert differences(layout, later) == ["2 layers, 1 layers", "layer 1: etc/a"]
-    assert differences(later, told) == ["the configuration or the compression; the files are equal"]
+    assert differences(later, commented) == ["the configuration or the compression; the files are equal"]

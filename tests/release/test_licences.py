@@ -25,7 +25,7 @@ RUN python3 -m pip --python bin/python3 uninstall --yes --quiet \\
 """
 
 
-def told(**headers: str) -> Message:
+def metadata(**headers: str) -> Message:
     found = Message()
     found["Name"] = "one"
     for name, value in headers.items():
@@ -40,13 +40,15 @@ def test_what_the_image_leaves_out_is_not_listed() -> None:
 @pytest.mark.parametrize(
     ("metadata", "expected"),
     [
-        (told(License_Expression="Apache-2.0 AND MIT", License="other"), "Apache-2.0 AND MIT"),
-        (told(License="MIT License"), "MIT"),
+        (metadata(License_Expression="Apache-2.0 AND MIT", License="other"), "Apache-2.0 AND MIT"),
+        (metadata(License="MIT License"), "MIT"),
         (
-            told(License="Permission is hereby granted,\nfree", Classifier="License :: OSI Approved :: BSD License"),
+            metadata(
+                License="Permission is hereby granted,\nfree", Classifier="License :: OSI Approved :: BSD License"
+            ),
             "BSD",
         ),
-        (told(Classifier="License :: OSI Approved :: MIT License"), "MIT"),
+        (metadata(Classifier="License :: OSI Approved :: MIT License"), "MIT"),
     ],
 )
 def test_a_packages_licence_is_what_its_metadata_says_most_exactly(metadata: Message, expected: str) -> None:
@@ -55,7 +57,7 @@ def test_a_packages_licence_is_what_its_metadata_says_most_exactly(metadata: Mes
 
 def test_a_package_without_a_licence_is_no_package_for_the_image() -> None:
     with pytest.raises(ReleaseError, match="one says no licence"):
-        licence(told(Classifier="Topic :: Software Development"))
+        licence(metadata(Classifier="Topic :: Software Development"))
 
 
 def test_the_page_lists_what_is_locked() -> None:

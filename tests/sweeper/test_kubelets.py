@@ -16,7 +16,9 @@ from tests.sweeper.world import PODS, Fleet
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
-TOLD = "import json, os; print(json.dumps({k: os.environ.get(k) for k in ('NODE_NAME', 'HOST_ROOT', 'LIMIT')}))"
+PRINT_ENVIRONMENT = (
+    "import json, os; print(json.dumps({k: os.environ.get(k) for k in ('NODE_NAME', 'HOST_ROOT', 'LIMIT')}))"
+)
 STUBBORN = """
 import signal, time
 signal.signal(signal.SIGTERM, lambda *_: print('asked'))
@@ -57,7 +59,7 @@ def test_a_command_runs_with_its_variables_and_its_end_is_told(
 ) -> None:
     roots = {"kubelet-told": tmp_path / "root"}
     with Kubelets(fleet.plane, tmp_path, roots) as kubelets:
-        message, failed = run("told", TOLD), run("failed", "raise SystemExit(3)")
+        message, failed = run("told", PRINT_ENVIRONMENT), run("failed", "raise SystemExit(3)")
 
         eventually(lambda: status(fleet, message)["phase"] == "Succeeded")
         eventually(lambda: status(fleet, failed)["phase"] == "Failed")

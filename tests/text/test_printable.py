@@ -103,7 +103,7 @@ def test_it_is_bounded_and_no_character_is_torn(text: str, message: str) -> None
     assert printable(text, 20) == message
 
 
-TOLD = [Finding, KernelEvent, Unobserved, Passed, NotConfigured, TooEarly, Observation, Release, Acknowledgement]
+PRINTABLE = [Finding, KernelEvent, Unobserved, Passed, NotConfigured, TooEarly, Observation, Release, Acknowledgement]
 
 
 @given(ANY_TEXT, ANY_TEXT, ANY_TEXT)
@@ -113,7 +113,7 @@ def test_a_cause_can_be_shown(name: str, meaning: str, action: str) -> None:
 
 
 @given(data=st.data())
-@pytest.mark.parametrize("kind", TOLD)
+@pytest.mark.parametrize("kind", PRINTABLE)
 def test_whatever_is_told_can_be_shown(kind: type[Printable], data: st.DataObject) -> None:
     text = {
         field.name: data.draw(st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=2) if field.name == "about" else ANY_TEXT)
@@ -132,4 +132,4 @@ def test_whatever_is_told_can_be_shown(kind: type[Printable], data: st.DataObjec
 
 
 def test_nothing_that_a_check_says_is_left_out() -> None:
-    assert set(get_args(Judgement)) <= set(TOLD)
+    assert set(get_args(Judgement)) <= set(PRINTABLE)

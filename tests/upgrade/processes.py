@@ -27,20 +27,20 @@ QUARANTINE = ("quarantine-run", "gpu-healthcheck-quarantine")
 
 def tell(before: Version, after: Version) -> None:
     """Raises AssertionError where something is lost on the way."""
-    with stage() as told:
-        told.apply(before)
-        stand_faults(told, before)
-        up(told, before, after)
-        back(told, before, after)
-        told.apply(after)
-        told.world.host.write_value("nvml/gpu6/remap_pending", 0)
+    with stage() as upgraded:
+        upgraded.apply(before)
+        stand_faults(upgraded, before)
+        up(upgraded, before, after)
+        back(upgraded, before, after)
+        upgraded.apply(after)
+        upgraded.world.host.write_value("nvml/gpu6/remap_pending", 0)
         for agent, policies in ((before, after), (after, before)):
-            fault_is_told(told, agent, policies)
-            told.sweep(agent)
+            fault_is_reported(upgraded, agent, policies)
+            upgraded.sweep(agent)
             print(f"the sweeper of {agent.name} makes its Job under the policies of {policies.name}", flush=True)
-        told.apply(after)
+        upgraded.apply(after)
         for ran, agent in ((before, after), (after, before), (after, after)):
-            in_flight(told, ran, agent)
+            in_flight(upgraded, ran, agent)
 
 
 def stand_faults(stage: Stage, version: Version) -> None:
@@ -76,7 +76,7 @@ def up(stage: Stage, before: Version, after: Version) -> None:
     settled(old)
     print(f"  refused to that agent: {refusals(old)}", flush=True)
     with stage.nothing_changes(f"an agent of {after.name} beside it"):
-        new = stage.start_beside(after)
+        new = stage.start_second(after)
         eventually(lambda: any("another agent" in line["event"] for line in new.lines), new.log.read_text)
         settled(old)
     with stage.nothing_changes("the older one ends, the newer one takes over"):
@@ -123,7 +123,7 @@ def reset_of_95(stage: Stage) -> str:
     return severity
 
 
-def fault_is_told(stage: Stage, agent: Version, policies: Version) -> None:
+def fault_is_reported(stage: Stage, agent: Version, policies: Version) -> None:
     """While the other version's policies stand; the other's agent then finds the place in the budget, and frees it."""
     stage.apply(policies)
     release_all(stage, agent)

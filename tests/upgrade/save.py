@@ -22,22 +22,22 @@ _HEARTBEATS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
 def save(version: Version, folder: Path) -> None:
     """One file for each situation."""
     folder.mkdir(parents=True, exist_ok=True)
-    with stage() as told:
-        told.apply(version)
-        told.start(version)
-        told.world.wait_for_status("pass")
-        settled(told.world.agent)
-        told.stop()
-        _write(told, folder / "healthy.json")
-        told.world.host.kernel_log.clear()
-        stand_faults(told, version)
+    with stage() as upgraded:
+        upgraded.apply(version)
+        upgraded.start(version)
+        upgraded.world.wait_for_status("pass")
+        settled(upgraded.world.agent)
+        upgraded.stop()
+        _write(upgraded, folder / "healthy.json")
+        upgraded.world.host.kernel_log.clear()
+        stand_faults(upgraded, version)
         for process in ((7, "python"), (8, "trainer")):
-            told.world.host.xid(2, 31, "MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted", process=process)
-        told.world.wait(lambda node: node.findings.get("Xid31", {}).get("count") == 2)
-        settled(told.world.agent)
-        told.stop()
-        _write(told, folder / "faults.json")
-        _save_what_waits(told, version, folder)
+            upgraded.world.host.xid(2, 31, "MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted", process=process)
+        upgraded.world.wait(lambda node: node.findings.get("Xid31", {}).get("count") == 2)
+        settled(upgraded.world.agent)
+        upgraded.stop()
+        _write(upgraded, folder / "faults.json")
+        _save_what_waits(upgraded, version, folder)
 
 
 def _save_what_waits(stage: Stage, version: Version, folder: Path) -> None:

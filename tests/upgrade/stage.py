@@ -48,9 +48,9 @@ class Stage:
     def start(self, version: Version) -> AgentProcess:
         """Its agent, which reads the kernel's ring from its oldest record, as after each start of a pod."""
         self.world.host.kernel_log.replay()
-        return self.start_beside(version)
+        return self.start_second(version)
 
-    def start_beside(self, version: Version) -> AgentProcess:
+    def start_second(self, version: Version) -> AgentProcess:
         """The same, while another one reads the log."""
         self.world.python, self.world.checkout = str(version.python), version.root
         return self.world.start()

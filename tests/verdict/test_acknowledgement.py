@@ -250,26 +250,28 @@ class TestTheGesture:
 class TestTheDeepRecords:
     def test_count_no_more_once_released(self) -> None:
         state = node(annotations={SWEEP_RESULT: deep(deep_row()), QUARANTINE_RESULT: deep(deep_row("X", RESET))})
-        told = acknowledgements(faults_on(state))
+        acknowledged = acknowledgements(faults_on(state))
 
         assert other_severities(state, ()) == ([ISOLATE, RESET], ())
-        assert other_severities(state, told) == ([PASS, PASS], ())
+        assert other_severities(state, acknowledged) == ([PASS, PASS], ())
         assert other_severities(
-            state, [acknowledgement for acknowledgement in told if acknowledgement.reason == "X"]
+            state, [acknowledgement for acknowledgement in acknowledged if acknowledgement.reason == "X"]
         ) == ([ISOLATE, PASS], ())
 
     def test_count_again_when_a_later_run_finds_the_same(self) -> None:
-        told = acknowledgements(faults_on(node(annotations={SWEEP_RESULT: deep(deep_row())})))
+        acknowledged = acknowledgements(faults_on(node(annotations={SWEEP_RESULT: deep(deep_row())})))
         again = deep(deep_row(last_seen="2026-11-22T01:00:00Z"), timestamp="2026-11-22T01:02:03Z")
 
-        assert other_severities(node(annotations={SWEEP_RESULT: again}), told) == ([ISOLATE], ())
+        assert other_severities(node(annotations={SWEEP_RESULT: again}), acknowledged) == ([ISOLATE], ())
 
     def test_whose_severity_none_of_their_findings_explains_are_released_as_a_whole(self) -> None:
         state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE","timestamp":"2026-11-21T01:02:03Z"}'})
-        told = acknowledgements(faults_on(state))
+        acknowledged = acknowledgements(faults_on(state))
 
-        assert [(acknowledgement.reason, acknowledgement.subject) for acknowledgement in told] == [(UNTOLD, "node")]
-        assert other_severities(state, told) == ([PASS], ())
+        assert [(acknowledgement.reason, acknowledgement.subject) for acknowledgement in acknowledged] == [
+            (UNTOLD, "node")
+        ]
+        assert other_severities(state, acknowledged) == ([PASS], ())
 
     def test_that_do_not_say_when_cannot_be_told_from_later_ones_and_stay(self) -> None:
         state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})

@@ -10,7 +10,7 @@ import pytest
 
 from healthcheck import __version__
 from healthcheck.memory import rows
-from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
+from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.model import Nature, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.text.json_rows import as_json, row_in
 from healthcheck.text.moments import timestamp
@@ -20,7 +20,7 @@ from healthcheck.verdict.verdict import decide
 from tests.examples import BLIND, BOOT, IDENTITY, MACHINE, NODE, WALL, fault, remembers, says, stands
 
 
-def finding_row(standing: Standing) -> dict[str, Any]:
+def finding_row(standing: ActiveFinding) -> dict[str, Any]:
     return as_json(rows.finding_row(standing))
 
 

@@ -58,17 +58,17 @@ def plan_for(
     return plan(verdict, record, state, rules, now, memory.acknowledged, grant)
 
 
-def told(change: NodeChange) -> dict[str, Json]:
+def conditions(change: NodeChange) -> dict[str, Json]:
     return {condition["type"]: dict(condition) for condition in change.repair.conditions}
 
 
 def words(change: NodeChange) -> tuple[str, ...]:
     """The three statuses; `-` where nothing is written."""
-    return tuple(told(change).get(kind, {"status": "-"})["status"] for kind in REPAIR_CONDITIONS)
+    return tuple(conditions(change).get(kind, {"status": "-"})["status"] for kind in REPAIR_CONDITIONS)
 
 
 def with_conditions(change: NodeChange, **about: Any) -> NodeState:
-    return node(conditions=list(told(change).values()), **about)
+    return node(conditions=list(conditions(change).values()), **about)
 
 
 # Verdict, could not look → reboot required, replacement required, hardware ready.
@@ -91,7 +91,7 @@ def test_each_tier_has_its_own_condition(severity: Severity, blind: bool, messag
     change = plan_for(node(), memory_of(severity), blind=BLIND if blind else None)
 
     assert words(change) == messages
-    for entry in told(change).values():
+    for entry in conditions(change).values():
         assert entry["message"].startswith(OUR_WORD)
         assert entry["lastTransitionTime"] == entry["lastHeartbeatTime"] == timestamp(WALL)
 
@@ -110,7 +110,7 @@ def test_the_cluster_says_from_which_severity_on_its_hardware_is_not_ready(
 ) -> None:
     rules = Rules(repair=RepairPolicy((HARDWARE_READY,), threshold))
 
-    assert told(plan_for(node(), memory_of(severity), rules=rules))[HARDWARE_READY]["status"] == message
+    assert conditions(plan_for(node(), memory_of(severity), rules=rules))[HARDWARE_READY]["status"] == message
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_a_node_without_our_taint_is_not_given_to_repair(
     change = plan_for(node(labels=labels), memory_of(ISOLATE), rules=rules, grant=grant)
 
     assert words(change) == ("False", "True", "Unknown")
-    assert told(change)[HARDWARE_READY]["reason"] == "RepairWithheld"
+    assert conditions(change)[HARDWARE_READY]["reason"] == "RepairWithheld"
 
 
 def test_a_taint_that_was_there_before_is_enough() -> None:
     change = plan_for(node(taints=[TAINT]), memory_of(ISOLATE), grant=FULL)
 
-    assert told(change)[HARDWARE_READY]["status"] == "False"
+    assert conditions(change)[HARDWARE_READY]["status"] == "False"
 
 
 def test_hardware_that_still_settles_is_not_said_to_be_ready() -> None:
@@ -164,14 +164,14 @@ def test_the_time_of_the_transition_moves_with_the_status_alone() -> None:
     other = remembers(stands(fault("RowRemapFailed", ISOLATE)))
     state = with_conditions(plan_for(node(), first), taints=[TAINT])
 
-    again = told(plan_for(state, other, now=LATER))
+    again = conditions(plan_for(state, other, now=LATER))
 
     assert {kind: entry["lastTransitionTime"] for kind, entry in again.items()} == {
         REPLACEMENT_REQUIRED: timestamp(WALL),
         HARDWARE_READY: timestamp(WALL),
     }
     assert again[HARDWARE_READY]["reason"] == "NvidiaDoubleBitError"
-    well = told(plan_for(state, remembers(), now=LATER))
+    well = conditions(plan_for(state, remembers(), now=LATER))
     assert {entry["lastTransitionTime"] for entry in well.values()} == {timestamp(LATER)}
     assert (well[REPLACEMENT_REQUIRED]["status"], well[HARDWARE_READY]["status"]) == ("False", "True")
 
@@ -200,14 +200,14 @@ class TestOthers:
     def test_that_nobody_is_noted_for_is_another_s_all_the_same(self) -> None:
         change = plan_for(node(conditions=[THEIRS]), memory_of(ISOLATE))
 
-        assert HARDWARE_READY not in told(change)
+        assert HARDWARE_READY not in conditions(change)
         assert "whom managedFields do not name" in change.repair.events[0].message
 
     def test_is_not_taken_away_when_ours_are_switched_off(self) -> None:
         assert plan_for(node(conditions=[THEIRS]), memory_of(ISOLATE), rules=Rules()).repair == NO_REPAIR
 
     def test_copy_of_ours_is_ours(self) -> None:
-        stale = told(plan_for(node(), remembers()))[HARDWARE_READY]
+        stale = conditions(plan_for(node(), remembers()))[HARDWARE_READY]
         managers = {HARDWARE_READY: (FieldManager("eks-node-monitoring-agent", WALL),)}
 
         change = plan_for(node(conditions=[stale], repair_managers=managers), memory_of(ISOLATE), now=LATER)

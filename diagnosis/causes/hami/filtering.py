@@ -37,6 +37,7 @@ from diagnosis.fit_error import ReasonSubject
 from diagnosis.gpu_nodes import has_hami, has_nvidia
 from diagnosis.hami.asking import CardRequest, asked_of
 from diagnosis.hami.books import SchedulerState, books_of, cards_of, unregistered, verdicts
+from diagnosis.hami.card_options import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID, card_options
 from diagnosis.hami.card_row import part_text
 from diagnosis.hami.fit import CardVerdict, NodeVerdict
 from diagnosis.hami.holding import CardUsage
@@ -44,7 +45,6 @@ from diagnosis.hami.installation import Installation, installation_of, installat
 from diagnosis.hami.quota import given_of, kept_quotas
 from diagnosis.hami.reasons import UNREGISTERED, Code
 from diagnosis.hami.registration import CORDON
-from diagnosis.hami.wishes import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID, wishes
 from diagnosis.placement import selects
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
@@ -75,7 +75,7 @@ _CAUSES: Mapping[str, Cause] = {
 WORD = re.compile(rf"\b({'|'.join(_CAUSES)})\b", re.ASCII)
 _UNKNOWN = re.compile(r"node unregistered|node usage unavailable", re.ASCII)
 _NOT_ITS_KIND = (Code.TYPE, Code.UUID)
-_WISHES = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, MODE)
+_CARD_OPTIONS = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, MODE)
 _ESCAPED = CORDON.replace(".", "\\.")
 _FEWEST_JUDGED, _MOST_WALKED = 4, 100_000
 """Of more than these requests HAMi's own words are told."""
@@ -148,7 +148,7 @@ def _request(waiting: Waiting) -> tuple[str, str, str]:
     return (
         pod.meta.namespace,
         waiting.shape,
-        repr((wishes(pod.meta), [container.limits for container in pod.spec.containers])),
+        repr((card_options(pod.meta), [container.limits for container in pod.spec.containers])),
     )
 
 
@@ -384,7 +384,7 @@ def _subject(snapshot: Snapshot, judged_node: _Judged, code: Code) -> tuple[str,
             return f"resource/{settings.count_name}", ()
         case Code.TYPE | Code.UUID | Code.NUMA:
             annotations = judged_node.waiting.pods[0].meta.annotations
-            keys = (*_WISHES, NUMA_BIND) if code is Code.NUMA else _WISHES
+            keys = (*_CARD_OPTIONS, NUMA_BIND) if code is Code.NUMA else _CARD_OPTIONS
             return judged_node.waiting.workload, tuple(
                 f"{key}: {annotations[key]}" for key in keys if key in annotations
             )

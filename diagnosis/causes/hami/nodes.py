@@ -84,27 +84,27 @@ def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
     every = installations(snapshot)
     there = plugin_pods(every)
     for node in snapshot.nodes:
-        told, pods = registration(node), there.get(node.name, ())
+        registered, pods = registration(node), there.get(node.name, ())
         if not is_judged(node, snapshot.now) or is_changed(node):
             continue
         starting = any(pod.meta.created is not None and snapshot.now - pod.meta.created < YOUNG for pod in pods)
         offer = offered(node, every)
-        if told is not None and told.cards and offer.is_none and not starting:
-            yield _stale(snapshot, node, told, pods)
-        elif pods and not (told is not None and told.cards) and not offer.is_none:
-            yield from _unregistered(snapshot, every, node, told, pods)
+        if registered is not None and registered.cards and offer.is_none and not starting:
+            yield _stale(snapshot, node, registered, pods)
+        elif pods and not (registered is not None and registered.cards) and not offer.is_none:
+            yield from _unregistered(snapshot, every, node, registered, pods)
 
 
 def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Cards that their plugin holds for unhealthy, waited for or not."""
     for node in snapshot.nodes:
-        told = registration(node)
-        sick = [card for card in told.cards if not card.healthy] if told is not None else []
-        if told is not None and sick and is_judged(node, snapshot.now) and not is_changed(node):
+        registered = registration(node)
+        sick = [card for card in registered.cards if not card.healthy] if registered is not None else []
+        if registered is not None and sick and is_judged(node, snapshot.now) and not is_changed(node):
             named = ", ".join(card.uuid for card in sick[:_MOST_CARDS])
             more = f" and {len(sick) - _MOST_CARDS} more" if len(sick) > _MOST_CARDS else ""
             evidence = (
-                f"{node.subject}: {len(sick)} of {len(told.cards)} cards registered as unhealthy: {named}{more}",
+                f"{node.subject}: {len(sick)} of {len(registered.cards)} cards registered as unhealthy: {named}{more}",
             )
             because = tuple((cause, node.subject) for cause in (REGISTER_STALE, UNHEALTHY, WITHHELD))
             remedy = (f"Look at the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)

@@ -35,13 +35,13 @@ def find_tainted(
     """
     rules = [taint.rule for taint in taints if taint.rule is not None]
     unheeded = len(rules) == len(taints) and not any(rule.is_heeded for rule in rules)
-    evidence = (*asks, *(_told(snapshot, taint) for taint in taints))
+    evidence = (*asks, *(_described(snapshot, taint) for taint in taints))
     remedy = tuple(dict.fromkeys(step for taint in taints[:_MOST] for step in _steps(snapshot, taint)))
     certainty = Certainty.LIKELY if unheeded else Certainty.PROVEN
     return FoundCause(TAINTED, subject, evidence, remedy, waiting.names, certainty)
 
 
-def _told(snapshot: Snapshot, taint: BlockingTaint) -> str:
+def _described(snapshot: Snapshot, taint: BlockingTaint) -> str:
     where = f"node/{taint.offer.node}" if taint.offer.node else f"the pool {taint.offer.pool}"
     device = f"{taint.offer.device.name} of {where} has the taint {taint.taint}"
     if taint.rule is None:

@@ -98,7 +98,11 @@ def find_shortages(
     Faults are reported before full nodes. `silent` have GPUs and offer none; the reason for that is the origin of the
     shortage.
     """
-    faults = [*_stuck(snapshot, waiting, rooms), *_unhealthy(snapshot, waiting, rooms), *_beside_gpus(waiting, rooms)]
+    faults = [
+        *_stuck(snapshot, waiting, rooms),
+        *_unhealthy(snapshot, waiting, rooms),
+        *_lacks_other_resources(waiting, rooms),
+    ]
     subjects = (*(room.node.subject for room in silent), *(stack(snapshot) if silent and not faults else ()))
     above = tuple((cause, subject) for subject in subjects for cause in OFFERS_NONE) if not faults else ()
     yield from faults or (replace(result, because_of=above) for result in _all_in_use(snapshot, waiting, rooms))
@@ -206,7 +210,7 @@ def _sick(room: NodeUse, name: str, affected: tuple[str, ...], above: tuple[tupl
     )
 
 
-def _beside_gpus(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
+def _lacks_other_resources(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Yield nodes with enough GPUs that lack another resource, such as CPU or memory."""
     short = [(room, _short(waiting, room)) for room in rooms]
     plain = [(room, some) for room, some in short if some and not any(is_gpu(obstacle.resource) for obstacle in some)]

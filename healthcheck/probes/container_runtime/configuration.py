@@ -116,7 +116,7 @@ def _of_node(host: Host) -> ContainerRuntime:
     if used is None:
         message = f"the kubelet's runtime is at {settings.endpoint}: not one that we know"
         return cri.with_live(host, replace(_not_found(message, settings), kubelet=_facts(kubelet, settings)))
-    return _around(host, settings, used, kubelet, found)
+    return _observe(host, settings, used, kubelet, found)
 
 
 def _processes(host: Host) -> Sequence[Process]:
@@ -246,7 +246,7 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
         which = "no file of it is here" if known else "not one that we know"
         why = f"the kubelet's runtime would be at {settings.endpoint}: {which}"
         return cri.with_live(host, replace(_not_found(why, settings), assumed=True))
-    return _around(host, settings, _in_place(root, fitting, settings.how), None, found)
+    return _observe(host, settings, _in_place(root, fitting, settings.how), None, found)
 
 
 def _not_found(why: str, settings: KubeletSettings) -> ContainerRuntime:
@@ -298,7 +298,7 @@ def _configuration_in(root: Path, layout: RuntimePaths, version: str = "") -> Ru
     return containerd.read_configuration(root, layout.config, version)
 
 
-def _around(
+def _observe(
     host: Host, settings: KubeletSettings, used: _Used, kubelet: Process | None, found: Sequence[Process]
 ) -> ContainerRuntime:
     root = host.root

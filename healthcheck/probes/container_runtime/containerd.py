@@ -370,7 +370,7 @@ def _effective(known: RuntimeConfiguration, sources: Sequence[_Source], release:
         cdi=found.cdi,
         cdi_folders=found.cdi_folders,
         misplaced=tuple(
-            _beside(place, found.handlers, release) for place in _misplaced([*merged.lost, *others], section)
+            _with_handler(place, found.handlers, release) for place in _misplaced([*merged.lost, *others], section)
         ),
         replaced=replaced,
         replaced_by=merged.last_with[section] if replaced else "",
@@ -515,7 +515,7 @@ def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
         yield Misplaced(file, schema, written, section, tuple(handlers), right_schema)
 
 
-def _beside(place: Misplaced, handlers: Sequence[Handler], release: Release) -> Misplaced:
+def _with_handler(place: Misplaced, handlers: Sequence[Handler], release: Release) -> Misplaced:
     """Return the table with the reason why it is not read although it has the section of its schema."""
     if place.section != _section_of(place.schema):
         return place

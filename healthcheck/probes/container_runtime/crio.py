@@ -65,12 +65,12 @@ def read_configuration(
         except MalformedError as error:
             files, problem = tuple(merged.files), config_files.problem(error, file)
             return RuntimeConfiguration(path, CRIO, version, 0, files, cdi=True, problem=problem)
-    beside = _beside(root, {read_file.path for read_file in merged.files})
-    handlers = [_handler(name, ("", _NONE), *result) for name, result in beside.runtimes.items()]
-    return replace(_effective(path, version, merged), unread=tuple(beside.files), unread_handlers=tuple(handlers))
+    others = _other_files(root, {read_file.path for read_file in merged.files})
+    handlers = [_handler(name, ("", _NONE), *result) for name, result in others.runtimes.items()]
+    return replace(_effective(path, version, merged), unread=tuple(others.files), unread_handlers=tuple(handlers))
 
 
-def _beside(root: Path, read: Container[str]) -> _Merged:
+def _other_files(root: Path, read: Container[str]) -> _Merged:
     """Return the content of files in folders that CRI-O does not read. Unreadable files are skipped."""
     merged = _Merged()
     for file in host_files.walk(root, _NEVER_READ):

@@ -52,7 +52,7 @@ class Engine(Struct, frozen=True):
     host: str = ""
     pid: int = 0
     blocked: Unobserved | None = None
-    may_run_beside: bool = False
+    may_run_second: bool = False
 
 
 NO_ENGINE = Engine()
@@ -85,7 +85,7 @@ def choose_engine(root: Path, host: str, *, second_engine: bool) -> Engine:
 
 def accept_second_engine(engine: Engine, *, second_engine: bool) -> Engine:
     """Return the engine, or no engine if `beside` accepts a second one on the node."""
-    return Engine() if second_engine and engine.may_run_beside else engine
+    return Engine() if second_engine and engine.may_run_second else engine
 
 
 def read_engine(host: Host) -> Engine:
@@ -112,7 +112,7 @@ def find_engine(root: Path, found: KnownProcesses) -> Engine:
     for process, pod in engines:
         is_trusted = (process, pod) in trusted
         if is_trusted or (_may_use_gpus(root, process) and not _is_remote(root, process)):
-            return Engine(blocked=_why_blocked(process, pod, is_trusted=is_trusted), may_run_beside=True)
+            return Engine(blocked=_why_blocked(process, pod, is_trusted=is_trusted), may_run_second=True)
     return Engine()
 
 
@@ -256,7 +256,7 @@ def _is_remote(root: Path, process: Process) -> bool:
     """Whether an exporter asks an engine elsewhere, and has none of its own."""
     if process.name != DCGM_EXPORTER:
         return False
-    if process.second_engine("r", "remote-hostengine-info"):
+    if process.flag("r", "remote-hostengine-info"):
         return True
     with suppress(OSError):
         words = host_files.read_whole(root, f"/proc/{process.pid}/environ", _LONGEST_ENVIRONMENT).split(b"\0")

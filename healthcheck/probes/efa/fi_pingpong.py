@@ -47,7 +47,7 @@ _NOT_THE_DEVICE = (
 """A right, a limit (locked memory is ENOMEM) or a library that lacks something, whatever call meets it."""
 _LEFT_ALONE = (errno.ECONNABORTED, errno.ECONNRESET, errno.EPIPE)
 """The other side went away: it knows why."""
-_TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL)
+_ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 _LONGEST_TEXT = 200
 
 
@@ -104,7 +104,7 @@ def read_side(ended: ProgramEnd) -> PingResult | None:
         return Broken(text)  # the exit code may be 0: of errors above 255 the rest is cut off
     if ended.code == 0:
         return _measured(out)
-    if number in _LEFT_ALONE or ended.code in _TOLD_TO_END:
+    if number in _LEFT_ALONE or ended.code in _ENDED_BY_US:
         return None
     opens_device = call.startswith("fi_") and call != "fi_getinfo"
     return Broken(text) if opens_device and number in _DEVICE_ERRORS else Unobserved(NOT_RUN, text)

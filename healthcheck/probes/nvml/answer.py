@@ -78,9 +78,9 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
     errors |= dict.fromkeys(unread, NONSENSE)
     counters = readings.pop("nvlink_counters", {})
     if "nvlinks" in readings:
-        told = enumerate(readings["nvlinks"])
+        numbers = enumerate(readings["nvlinks"])
         readings["nvlinks"] = tuple(
-            NvLink(link, active, version, counters.get(link, {})) for link, (active, version) in told
+            NvLink(link, active, version, counters.get(link, {})) for link, (active, version) in numbers
         )
     return Gpu(
         index,
@@ -94,16 +94,16 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
 
 def _read(table: Mapping[str, Callable[[Any], Any]], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the readings of a GPU that the table lists, and the names of those with invalid values."""
-    told = {}
+    numbers = {}
     nonsense = [name for name in _listed(raw.get("nonsense", [])) if name in table]
     for name, read in table.items():
         if raw.get(name) is None:
             continue
         try:
-            told[name] = read(raw[name])
+            numbers[name] = read(raw[name])
         except (ValueError, TypeError, AttributeError):
             nonsense.append(name)
-    return told, nonsense
+    return numbers, nonsense
 
 
 def _integer(least: int, most: int) -> Callable[[Any], int]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, vgpu_pod
-from tests.diagnosis.states import NOW, Object, ago, consequences, judged, terminated, told, waiting
+from tests.diagnosis.states import NOW, Object, ago, consequences, judged, results, terminated, waiting
 
 A = hami_node("a")
 OPEN = [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]
@@ -57,7 +57,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 
 @pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_what_goes_wrong_behind_the_binding_is_named(state: list[Object], cause: tuple[str, str]) -> None:
-    assert told(judged(*state)) == [cause]
+    assert results(judged(*state)) == [cause]
 
 
 def looked_at(reason: str, detail: str) -> Object:
@@ -113,4 +113,4 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_of_shares_that_are_used_as_they_should_be_nothing_is_told(state: list[Object]) -> None:
-    assert told(judged(*state)) == []
+    assert results(judged(*state)) == []

@@ -10,7 +10,7 @@ from diagnosis.hami_chain import HamiLink, hami_chains
 from tests.diagnosis.hami.clusters import device_config
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.hami.test_allocating import bound
-from tests.diagnosis.hami.test_two_installations import told_to
+from tests.diagnosis.hami.test_two_installations import with_flags
 from tests.diagnosis.hami.test_ways import NOT_PLACED, plain, rejected
 from tests.diagnosis.states import Object, event, node, pod, snapshot
 
@@ -69,7 +69,7 @@ def test_a_limit_of_cores_that_always_holds_is_shown_and_no_fault() -> None:
 
 def test_the_schedulers_own_policy_is_shown_where_the_pod_names_none() -> None:
     state = [
-        told_to(entry, "--gpu-scheduler-policy=binpack") if entry["kind"] == "Deployment" else entry
+        with_flags(entry, "--gpu-scheduler-policy=binpack") if entry["kind"] == "Deployment" else entry
         for entry in hami(A)
     ]
     [chain] = chains(*state, vgpu_pod("x", on="a", annotations={"hami.io/node-scheduler-policy": "spread"}))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.diagnosis.hami.clusters import device_config
 from tests.diagnosis.hami.hami_states import hami, hami_node
-from tests.diagnosis.states import judged, node, told
+from tests.diagnosis.states import judged, node, results
 
 MAP = "configmap/kube-system/hami-scheduler-device"
 
@@ -20,7 +20,7 @@ MAP = "configmap/kube-system/hami-scheduler-device"
     ],
 )
 def test_a_configuration_that_does_not_do_what_it_says_is_named(text: str, cause: str) -> None:
-    assert told(judged(*hami(hami_node("a")), device_config(text))) == [(cause, MAP)]
+    assert results(judged(*hami(hami_node("a")), device_config(text))) == [(cause, MAP)]
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_a_configuration_that_does_not_do_what_it_says_is_named(text: str, cause
     ],
 )
 def test_a_configuration_of_another_version_is_left_in_peace(text: str) -> None:
-    assert told(judged(*hami(hami_node("a")), device_config(text))) == []
+    assert results(judged(*hami(hami_node("a")), device_config(text))) == []
 
 
 def test_without_hami_its_old_configuration_is_nobodys_business() -> None:
-    assert told(judged(node("a", 8), device_config("nvidia: ["))) == []
+    assert results(judged(node("a", 8), device_config("nvidia: ["))) == []

@@ -9,7 +9,7 @@ import pytest
 from diagnosis.causes.hami import filtering
 from tests.diagnosis.hami.clusters import device_config
 from tests.diagnosis.hami.hami_states import GIB_80, asking, card, hami, hami_node, plugin_pod, unplaced, vgpu_pod
-from tests.diagnosis.states import GPU, Object, consequences, event, judged, node, obj, told, waiting
+from tests.diagnosis.states import GPU, Object, consequences, event, judged, node, obj, results, waiting
 
 A = hami_node("a")
 REFUSED = "0/2 nodes are available: 1 NodeUnfitPod, 1 node(s) had untolerated taint {control-plane: }."
@@ -172,7 +172,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 
 @pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_what_cards_lack_is_named(state: list[Object], cause: tuple[str, str]) -> None:
-    assert told(judged(*state)) == [cause]
+    assert results(judged(*state)) == [cause]
 
 
 def test_the_answer_has_the_numbers() -> None:
@@ -254,14 +254,14 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_of_what_has_room_by_now_nothing_is_told(state: list[Object]) -> None:
-    assert told(judged(*state)) == []
+    assert results(judged(*state)) == []
 
 
 def test_of_more_requests_than_can_be_judged_hamis_words_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filtering, "_MOST_WALKED", 0)
     many = [waits(asking(1, 40000 + number), name=f"x{number}", text=BY_MEMORY) for number in range(6)]
     found = judged(*hami(A), *many)
-    assert {name for name, _ in told(found)} == {"HamiCardMemoryShort"}
+    assert {name for name, _ in results(found)} == {"HamiCardMemoryShort"}
     assert sorted(problem.found.certainty.name for problem in found.problems) == ["LIKELY"] * 2 + ["PROVEN"] * 4
 
 

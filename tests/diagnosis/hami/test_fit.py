@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from diagnosis.hami.asking import CardRequest
 from diagnosis.hami.card_checks import PodConditions
+from diagnosis.hami.card_options import CardOptions
 from diagnosis.hami.fit import ContainerRequest, NodeVerdict, fit
 from diagnosis.hami.holding import CardUsage, Share
 from diagnosis.hami.quota import Limit, QuotaAmounts
 from diagnosis.hami.reasons import Code
 from diagnosis.hami.registration import Card, MigProfile
 from diagnosis.hami.versions import NEWEST, Version
-from diagnosis.hami.wishes import CardOptions
 from tests.diagnosis.hami.clusters import MEMORY, asking, card, device_config, given, judged, quota, scheduler, shared
 from tests.diagnosis.states import GPU, Object, container, pod, snapshot
 
@@ -122,9 +122,9 @@ def test_cards_that_fit_are_counted_where_they_are_too_few() -> None:
 
 def test_a_pod_bound_to_one_numa_node_needs_all_its_cards_there() -> None:
     cards = held(0, numa=0), held(1, numa=1), held(2, numa=1)
-    both = fitted(*cards, asked=asks(2), wishes=CardOptions(numa_bind=True))
+    both = fitted(*cards, asked=asks(2), card_options=CardOptions(numa_bind=True))
     assert set(both.chosen[0]) == {"GPU-1", "GPU-2"}
-    apart = fitted(held(0, numa=0), held(1, numa=1), asked=asks(2), wishes=CardOptions(numa_bind=True))
+    apart = fitted(held(0, numa=0), held(1, numa=1), asked=asks(2), card_options=CardOptions(numa_bind=True))
     assert apart.counts == {Code.NUMA: 1, Code.TOO_FEW: 1}
     assert fitted(held(0, numa=0), held(1, numa=1), asked=asks(2)).fits
 
@@ -132,7 +132,7 @@ def test_a_pod_bound_to_one_numa_node_needs_all_its_cards_there() -> None:
 @pytest.mark.parametrize(("policy", "chosen"), [("binpack", "GPU-1"), ("spread", "GPU-0"), (None, "GPU-0")])
 def test_the_policy_chooses_among_cards_that_fit(policy: str | None, chosen: str) -> None:
     cards = held(0), held(1, used=Share(1, 4096, 10))
-    assert fitted(*cards, asked=asks(), wishes=CardOptions(gpu_policy=policy)).chosen == ((chosen,),)
+    assert fitted(*cards, asked=asks(), card_options=CardOptions(gpu_policy=policy)).chosen == ((chosen,),)
 
 
 def test_a_percentage_below_100_counts_for_nothing_where_cards_are_ranked() -> None:
@@ -149,8 +149,8 @@ def test_before_2_10_the_numa_node_came_before_the_policy() -> None:
 
 def test_mutex_finds_the_card_that_nobody_is_on() -> None:
     cards = held(0, used=Share(1, 0, 0)), held(1)
-    assert fitted(*cards, asked=asks(), wishes=CardOptions(gpu_policy="mutex")).chosen == (("GPU-1",),)
-    assert not fitted(*cards, asked=asks(2), wishes=CardOptions(gpu_policy="mutex")).fits
+    assert fitted(*cards, asked=asks(), card_options=CardOptions(gpu_policy="mutex")).chosen == (("GPU-1",),)
+    assert not fitted(*cards, asked=asks(2), card_options=CardOptions(gpu_policy="mutex")).fits
 
 
 def test_cards_beyond_those_that_are_taken_are_judged_too() -> None:
@@ -403,13 +403,13 @@ def test_an_answer_is_whole(states: list[CardUsage], asked: CardRequest, terms: 
     if verdict.fits:
         assert len(set(verdict.chosen[0])) == asked.cards
         assert codes[None] >= asked.cards
-        if terms.wishes.numa_bind:
+        if terms.card_options.numa_bind:
             numa = {card.card.uuid: card.card.numa for card in cards}
             assert terms.by_topology or len({numa[text] for text in verdict.chosen[0]}) == 1
     elif Code.NO_SUCH_NUMBER not in verdict.counts:
         refused = {code: number for code, number in verdict.counts.items() if code not in (Code.TOO_FEW, Code.NUMA)}
         assert refused == {code: codes[code] for code in codes if code not in (None, Code.NUMA)}
-        assert codes[None] < asked.cards or terms.wishes.numa_bind
+        assert codes[None] < asked.cards or terms.card_options.numa_bind
 
 
 @for_all(st.lists(CARDS, min_size=1, max_size=4), ASKED, st.integers(0, 3), st.integers(1, 5000))

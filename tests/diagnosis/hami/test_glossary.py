@@ -10,15 +10,18 @@ from typer.testing import CliRunner
 from cli.app import app
 from cli.index import words
 from diagnosis.causes.hami import filtering
-from diagnosis.hami import grants, node_lock, registration, wishes
+from diagnosis.hami import card_options, grants, node_lock, registration
 from diagnosis.hami.glossary import hami_words
 from diagnosis.hami.reasons import Code
 
 NAMES = {one.name for one in hami_words()}
 KEYS = [
     *(getattr(grants, name) for name in ("NODE", "TIME", "ALLOCATED", "TO_ALLOCATE", "MIG_ALLOCATIONS", "BIND_PHASE")),
-    *(getattr(wishes, name) for name in ("USE_TYPE", "AVOID_TYPE", "USE_UUID", "AVOID_UUID", "NUMA_BIND", "MODE")),
-    *(grants.BIND_TIME, wishes.NODE_POLICY, wishes.GPU_POLICY, node_lock.LOCK, registration.CORDON),
+    *(
+        getattr(card_options, name)
+        for name in ("USE_TYPE", "AVOID_TYPE", "USE_UUID", "AVOID_UUID", "NUMA_BIND", "MODE")
+    ),
+    *(grants.BIND_TIME, card_options.NODE_POLICY, card_options.GPU_POLICY, node_lock.LOCK, registration.CORDON),
 ]
 
 

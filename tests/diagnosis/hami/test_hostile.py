@@ -9,7 +9,7 @@ from diagnosis.diagnose import diagnose
 from diagnosis.hami_chain import hami_chains
 from diagnosis.hami_parts import installation_tables
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
-from tests.diagnosis.hami.test_two_installations import told_to
+from tests.diagnosis.hami.test_two_installations import with_flags
 from tests.diagnosis.states import Object, event, snapshot
 from tests.hostile import ANY_TEXT
 
@@ -58,9 +58,9 @@ def test_each_installation_is_shown(flags: list[str], expires: str, bundle: str,
     webhook["namespaceSelector"] = {"matchExpressions": [{"key": rule}]}
     state = hami(hami_node("a"), webhook=webhook)
     fieldses = [
-        told_to(entry, *flags, HAMI_NODELOCK_EXPIRE=expires) if entry["kind"] == "Deployment" else entry
+        with_flags(entry, *flags, HAMI_NODELOCK_EXPIRE=expires) if entry["kind"] == "Deployment" else entry
         for entry in state
     ]
     (table,) = installation_tables(snapshot(*fieldses))
-    texts = [text for part in table.parts for text in (part.what, part.status, part.version, part.told)]
+    texts = [text for part in table.parts for text in (part.what, part.status, part.version, part.detail)]
     assert all(name.isprintable() for name in texts)

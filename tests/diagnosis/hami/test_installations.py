@@ -21,7 +21,7 @@ from tests.diagnosis.hami.hami_states import (
     text_card,
     vgpu_pod,
 )
-from tests.diagnosis.states import GPU, Object, ago, condition, consequences, judged, node, obj, pod, snapshot, told
+from tests.diagnosis.states import GPU, Object, ago, condition, consequences, judged, node, obj, pod, results, snapshot
 
 A = hami_node("a")
 UNLABELLED = node("b", None, labels={"nvidia.com/gpu.present": "true"})
@@ -119,7 +119,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 @pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_what_keeps_hami_from_work_is_named(state: list[Object], cause: tuple[str, str]) -> None:
     diagnosis = judged(*state)
-    assert told(diagnosis) == [cause]
+    assert results(diagnosis) == [cause]
     assert all(problem.found.evidence for problem in diagnosis.problems)
 
 
@@ -161,7 +161,7 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_of_hami_in_order_nothing_is_told(state: list[Object]) -> None:
-    assert told(judged(*state)) == []
+    assert results(judged(*state)) == []
 
 
 def test_a_scheduler_that_is_away_is_why_nobody_answers() -> None:
@@ -208,7 +208,7 @@ def test_the_table_of_components_has_its_own_version_and_not_that_of_kubernetes(
 def test_a_ca_has_an_end(name: str, causes: list[tuple[str, str]]) -> None:
     """Of 2020 to 2026 and to 2120; of what is no certificate nobody can tell."""
     text = (Path(__file__).parent / f"ca-{name}.pem").read_text() if name != "none" else "-----BEGIN CERTIFICATE-----"
-    assert told(judged(*hami(A, webhook={"ca": base64.b64encode(text.encode()).decode()}))) == causes
+    assert results(judged(*hami(A, webhook={"ca": base64.b64encode(text.encode()).decode()}))) == causes
 
 
 def test_a_node_shows_what_hami_has_written_there() -> None:

@@ -17,7 +17,7 @@ from diagnosis.report.document import document
 from diagnosis.report.whole import Report
 from tests.console import typed
 from tests.diagnosis.hami.hami_states import hami, hami_node, vgpu_pod
-from tests.diagnosis.hami.test_two_installations import cluster, told_to
+from tests.diagnosis.hami.test_two_installations import cluster, with_flags
 from tests.diagnosis.states import Object, node, obj, pod, snapshot
 from tests.hostile import HOSTILE
 
@@ -49,7 +49,7 @@ def test_every_part_has_its_health_and_version() -> None:
 def test_a_container_that_crashes_is_not_the_one_beside_it() -> None:
     fields = parts(*hami(A, ready=False))
     assert fields["extender"].health is Health.DOWN
-    assert fields["extender"].told.startswith("0 of 1 ready")
+    assert fields["extender"].detail.startswith("0 of 1 ready")
     assert fields["webhook"].health is Health.DOWN
 
 
@@ -100,7 +100,7 @@ SELECTED: list[tuple[Object, str, str]] = [
 @pytest.mark.parametrize(("webhook", "taken", "alone"), SELECTED)
 def test_whom_the_webhook_takes_is_told_as_it_stands_there(webhook: Object, taken: str, alone: str) -> None:
     fields = parts(*hami(A, webhook=webhook))
-    assert (fields["it takes"].told, fields["it leaves alone"].told) == (taken, alone)
+    assert (fields["it takes"].detail, fields["it leaves alone"].detail) == (taken, alone)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_whom_the_webhook_takes_is_told_as_it_stands_there(webhook: Object, take
     ],
 )
 def test_what_becomes_of_a_pod_without_an_answer(webhook: Object, words: str) -> None:
-    assert parts(*hami(A, webhook=webhook))["without an answer"].told == words
+    assert parts(*hami(A, webhook=webhook))["without an answer"].detail == words
 
 
 def test_a_webhook_of_other_objects_is_never_asked() -> None:
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}]
     webhook = parts(*hami(A, webhook={"rules": rules}))["webhook"]
     assert webhook.health is Health.DOWN
-    assert "no rule of it is of pods that are made" in webhook.told
+    assert "no rule of it is of pods that are made" in webhook.detail
 
 
 @pytest.mark.parametrize(
@@ -136,22 +136,21 @@ def test_a_webhook_of_other_objects_is_never_asked() -> None:
 def test_a_ca_is_shown_with_its_time(bundle: str, status: str, words: str) -> None:
     fields = parts(*hami(A, webhook={"ca": bundle}))
     assert fields["its CA"].status == status
-    assert words in fields["its CA"].told
+    assert words in fields["its CA"].detail
     assert (fields["webhook"].health is Health.DOWN) == (status in ("expired", "missing"))
 
 
 def test_the_newest_pod_shows_whether_the_webhook_answers() -> None:
-    assert "pod/team/x, has its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"))["webhook"].told
+    assert "pod/team/x, has its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"))["webhook"].detail
     passed = vgpu_pod("y", age=1, spec={"schedulerName": "default-scheduler"})
-    assert "pod/team/y, has not its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"), passed)["webhook"].told
+    assert "pod/team/y, has not its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"), passed)["webhook"].detail
 
 
 def test_how_the_extender_chooses_is_told() -> None:
-    assert "(the chart's defaults)" in parts(*hami(A))["extender"].told
-    state = [
-        told_to(entry, "--node-label-selector=gpu=on") if entry["kind"] == "Deployment" else entry for entry in hami(A)
-    ]
-    assert parts(*state)["extender"].told.endswith("a node's lock holds 5 min; only nodes with gpu=on")
+    assert "(the chart's defaults)" in parts(*hami(A))["extender"].detail
+    flag = "--node-label-selector=gpu=on"
+    state = [with_flags(entry, flag) if entry["kind"] == "Deployment" else entry for entry in hami(A)]
+    assert parts(*state)["extender"].detail.endswith("a node's lock holds 5 min; only nodes with gpu=on")
 
 
 def test_two_installations_have_a_table_each() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from diagnosis.hami.card_options import CardOptions, card_options
 from diagnosis.hami.grants import BindPhase, ContainerShare, MigInstance, grant
 from diagnosis.hami.handshake import HandshakeState, handshake, handshakes
 from diagnosis.hami.node_lock import node_lock
 from diagnosis.hami.registration import Card, MigProfile, RegistrationFormat, cordoned, registration, registrations
-from diagnosis.hami.wishes import CardOptions, wishes
 from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.nodes import Node
 from tests.hostile import ANY_TEXT
@@ -78,9 +78,9 @@ CARDS: list[tuple[str, RegistrationFormat, list[Card]]] = [
 
 @pytest.mark.parametrize(("text", "form", "cards"), CARDS, ids=["json", "no card", "7 fields", "9 fields"])
 def test_each_versions_registration_is_read(text: str, form: RegistrationFormat, cards: list[Card]) -> None:
-    told = registration(registered_as(text))
-    assert told is not None
-    assert (told.form, list(told.cards), told.unreadable) == (form, cards, "")
+    parsed = registration(registered_as(text))
+    assert parsed is not None
+    assert (parsed.form, list(parsed.cards), parsed.unreadable) == (form, cards, "")
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_each_versions_registration_is_read(text: str, form: RegistrationFormat,
     ],
 )
 def test_a_registration_that_hami_refuses_is_one_that_nobody_can_read(text: str) -> None:
-    told = registration(registered_as(text))
-    assert told is not None
-    assert told.unreadable
-    assert not told.cards
+    parsed = registration(registered_as(text))
+    assert parsed is not None
+    assert parsed.unreadable
+    assert not parsed.cards
 
 
 def test_other_vendors_register_in_the_same_forms() -> None:
@@ -141,17 +141,17 @@ HANDSHAKES: list[tuple[str, HandshakeState, datetime | None, bool]] = [
 
 @pytest.mark.parametrize(("text", "state", "at", "zoned"), HANDSHAKES)
 def test_each_versions_handshake_is_read(text: str, state: HandshakeState, at: datetime | None, zoned: bool) -> None:
-    told = handshake(on_node(node_handshake=text))
-    assert told is not None
-    assert (told.said, told.at) == (state, at)
-    assert told.at is None or told.zoned == zoned
+    parsed = handshake(on_node(node_handshake=text))
+    assert parsed is not None
+    assert (parsed.said, parsed.at) == (state, at)
+    assert parsed.at is None or parsed.zoned == zoned
 
 
 def test_a_time_without_its_zone_is_old_only_beyond_all_zones() -> None:
     def old(text: str) -> bool | None:
-        told = handshake(on_node(node_handshake=text))
-        assert told is not None
-        return told.older_than(timedelta(minutes=1), NOW)
+        parsed = handshake(on_node(node_handshake=text))
+        assert parsed is not None
+        return parsed.older_than(timedelta(minutes=1), NOW)
 
     assert old("Requesting_2026-11-21 12:00:00") is True
     assert old("Requesting_2026-11-22 04:00:00") is None
@@ -220,7 +220,7 @@ def test_a_grant_that_hami_refuses_is_named_with_its_annotation(text: str) -> No
 
 
 def test_wishes_are_what_the_pod_says() -> None:
-    options = wishes(
+    options = card_options(
         on_pod(
             {
                 "nvidia.com/use-gputype": "A100,h100",
@@ -250,5 +250,5 @@ def test_no_text_breaks_a_reader(text: str) -> None:
     node = Node(Meta("Node", "", "a", annotations=dict.fromkeys(keys, text)))
     entries: list[Any] = [*registrations(node), handshake(node), node_lock(node), cordoned(node)]
     pod = on_pod(dict.fromkeys(("hami.io/vgpu-devices-allocated", "hami.io/vgpu-node", "nvidia.com/vgpu-mode"), text))
-    entries += [grant(pod), wishes(pod)]
+    entries += [grant(pod), card_options(pod)]
     assert len(repr(entries)) < 20_000

@@ -20,7 +20,7 @@ from diagnosis.would_fit import by_rules, would_fit
 from tests.diagnosis.hami.clusters import device_config, judged
 from tests.diagnosis.hami.hami_states import asking, card, hami, hami_node, text_card, vgpu_pod
 from tests.diagnosis.hami.test_filtering import filtered
-from tests.diagnosis.states import GPU, Object, ago, condition, container, obj, snapshot, told
+from tests.diagnosis.states import GPU, Object, ago, condition, container, obj, results, snapshot
 from tests.diagnosis.states import judged as diagnosed
 
 OTHER = {"release": "lab-hami", "namespace": "lab"}
@@ -40,7 +40,7 @@ def profile(name: str, **place: str) -> Object:
     return obj("ConfigMap", f"{place['release']}-scheduler", place["namespace"], data=data)
 
 
-def told_to(entry: Object, *flags: str, **env: str) -> Object:
+def with_flags(entry: Object, *flags: str, **env: str) -> Object:
     """The Deployment of a scheduler with these on its extender's command line."""
     for each in entry["spec"]["template"]["spec"]["containers"]:
         if each["name"] == "vgpu-scheduler-extender":
@@ -68,7 +68,7 @@ def cluster(*flags: str, **env: str) -> list[Object]:
     second = hami(lab_node(), version="v2.9.2", **OTHER)
     names = {entry["metadata"]["name"] for entry in first if entry["kind"] == "Namespace"}
     second = [entry for entry in second if entry["kind"] != "Namespace" or entry["metadata"]["name"] not in names]
-    second = [told_to(entry, *flags, **env) if entry["kind"] == "Deployment" else entry for entry in second]
+    second = [with_flags(entry, *flags, **env) if entry["kind"] == "Deployment" else entry for entry in second]
     return [*first, *second, own_config(CONFIG, **OTHER), profile("lab-scheduler", **OTHER)]
 
 
@@ -78,7 +78,7 @@ def lab_pod(name: str, memory: int = 1000, **changes: Any) -> Object:
 
 
 def test_two_in_working_order_are_no_fault() -> None:
-    assert told(diagnosed(*cluster(), vgpu_pod("x", on="a"), lab_pod("y", on="b"))) == []
+    assert results(diagnosed(*cluster(), vgpu_pod("x", on="a"), lab_pod("y", on="b"))) == []
 
 
 def test_each_has_its_own_names_version_and_nodes() -> None:
@@ -125,7 +125,7 @@ def test_a_pod_that_no_card_takes_is_answered_by_its_own_scheduler() -> None:
     refused = [condition("PodScheduled", "False", "Unschedulable", "0/2 nodes are available: 2 NodeUnfitPod.")]
     waits = filtered("1 nodes CardInsufficientMemory(b)", waiting=lab_pod("y", 30000, conditions=refused))
     diagnosis = diagnosed(*cluster(), *waits)
-    assert told(diagnosis) == [("HamiCardMemoryShort", "pod/team/y")]
+    assert results(diagnosis) == [("HamiCardMemoryShort", "pod/team/y")]
     (problem,) = diagnosis.problems
     assert "Ask for at most 24576 lab.example/mem: no card has more." in problem.found.remedy
     assert any(
@@ -163,7 +163,7 @@ def test_a_webhook_that_answers_says_nothing_of_the_other() -> None:
     hook = next(entry for entry in state if entry["metadata"]["name"] == "lab-hami-webhook")["webhooks"][0]
     hook["clientConfig"]["caBundle"] = ""
     without = ("HamiWebhookWithoutCa", "mutatingwebhookconfiguration/lab-hami-webhook")
-    assert told(diagnosed(*state, vgpu_pod("x", on="a"))) == [without]
+    assert results(diagnosed(*state, vgpu_pod("x", on="a"))) == [without]
 
 
 def test_a_pods_way_goes_through_its_own_scheduler_alone() -> None:
@@ -205,7 +205,7 @@ def test_a_lock_holds_as_long_as_its_scheduler_is_told(minutes: float, causes: l
     node = next(entry for entry in state if entry["kind"] == "Node" and entry["metadata"]["name"] == "b")
     node["metadata"]["annotations"]["hami.io/mutex.lock"] = f"{ago(minutes)},team,x"
     waits = lab_pod("x", conditions=[], age=minutes)
-    assert told(diagnosed(*state, waits)) == causes
+    assert results(diagnosed(*state, waits)) == causes
 
 
 def test_no_other_word_of_a_command_line_is_kept() -> None:

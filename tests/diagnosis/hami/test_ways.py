@@ -9,7 +9,7 @@ import pytest
 from diagnosis.cause import Certainty
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.hami.test_two_installations import cluster
-from tests.diagnosis.states import Object, ago, consequences, event, judged, node, obj, pod, told
+from tests.diagnosis.states import Object, ago, consequences, event, judged, node, obj, pod, results
 
 A = hami_node("a")
 SHORT = "0/3 nodes are available: 3 Insufficient nvidia.com/gpumem. preemption: 0/3 nodes are available."
@@ -164,7 +164,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 @pytest.mark.parametrize(("state", "cause"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
 def test_where_the_way_ends_is_named(state: list[Object], cause: tuple[str, str]) -> None:
     diagnosis = judged(*state)
-    assert told(diagnosis) == [cause]
+    assert results(diagnosis) == [cause]
     assert all(problem.found.evidence and problem.found.affected is not None for problem in diagnosis.problems)
 
 
@@ -182,13 +182,13 @@ FIT = "find fit node(a), 0 nodes not fit, 1 nodes fit(a:0.1)"
 
 
 def test_a_pod_that_passed_the_filter_and_goes_no_further_is_named() -> None:
-    assert told(judged(*noted("FilteringSucceed", FIT))) == [("HamiFilteredNotBound", "pod/team/x")]
+    assert results(judged(*noted("FilteringSucceed", FIT))) == [("HamiFilteredNotBound", "pod/team/x")]
 
 
 def test_a_binding_that_fails_for_its_own_reason_is_quoted() -> None:
     waits = unplaced("x", "binding rejected: no such annotation", reason="SchedulerError")
     found = judged(*hami(A), waits, event(waits, "BindingFailed", "no such annotation", by="hami-scheduler"))
-    assert told(found) == [("HamiBindingFails", "pod/team/x")]
+    assert results(found) == [("HamiBindingFails", "pod/team/x")]
     assert "no such annotation" in found.problems[0].found.evidence[0]
 
 
@@ -217,7 +217,7 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_of_pods_on_their_way_nothing_is_told(state: list[Object]) -> None:
-    assert told(judged(*state)) == []
+    assert results(judged(*state)) == []
 
 
 def test_what_the_kubelet_says_follows_from_what_kept_the_webhook_away() -> None:
@@ -246,4 +246,4 @@ def test_what_may_have_kept_the_webhook_away_unseen_makes_it_likely_alone(
 
 def test_of_two_installations_the_one_whose_resources_are_asked_for_is_looked_at() -> None:
     kept = [entry for entry in cluster() if entry["metadata"]["name"] != "hami-webhook"]
-    assert told(judged(*kept, plain())) == [("HamiWebhookMissing", SCHEDULER)]
+    assert results(judged(*kept, plain())) == [("HamiWebhookMissing", SCHEDULER)]

@@ -77,9 +77,9 @@ def test_handlers_under_another_plugin_are_none(
     seen = read(tmp_path, {MAIN: head + handler(written, "nvidia", "/opt/n")})
 
     section = written.removeprefix("plugins.").strip('"')
-    told = Handler("nvidia", "io.containerd.runc.v2", "/opt/n", True, MAIN, 2 if head else 1)
+    expected = Handler("nvidia", "io.containerd.runc.v2", "/opt/n", True, MAIN, 2 if head else 1)
     assert seen.handlers == ()
-    assert seen.misplaced == (Misplaced(MAIN, schema, section, right, (told,), schema),)
+    assert seen.misplaced == (Misplaced(MAIN, schema, section, right, (expected,), schema),)
 
 
 @pytest.mark.parametrize(

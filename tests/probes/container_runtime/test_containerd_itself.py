@@ -160,19 +160,19 @@ def program(request: pytest.FixtureRequest, real_containerd: Callable[[str], Pat
     if request.param != DEBIANS:
         return real_containerd(request.param)
     found = shutil.which("containerd")
-    if found is None or not _told(found).startswith(f"containerd github.com/containerd/containerd {DEBIANS}"):
+    if found is None or not _version_of(found).startswith(f"containerd github.com/containerd/containerd {DEBIANS}"):
         pytest.skip(f"NOT TESTED against Debian 12's own containerd {DEBIANS}: it is not installed")
     return Path(found)
 
 
 @cache
-def _told(program: str) -> str:
+def _version_of(program: str) -> str:
     return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def _version(program: Path) -> str:
     """As it tells its version over the CRI too."""
-    found = re.search(r" v?(\d+\.\d+\.\S+)", _told(str(program)))
+    found = re.search(r" v?(\d+\.\d+\.\S+)", _version_of(str(program)))
     return found[1] if found else ""
 
 
@@ -291,7 +291,7 @@ def test_where_it_names_a_place_we_name_the_same(
     match = re.search(r"at row (\d+)|\((\d+), \d+\)", done.stderr)
     assert match is not None
     # go-toml 1 names the line of the table for what stands in it, and the next one for what is cut off.
-    assert abs(int(match[1] or match[2]) - line) <= (1 if "/v2" not in _told(str(program)) else 0)
+    assert abs(int(match[1] or match[2]) - line) <= (1 if "/v2" not in _version_of(str(program)) else 0)
 
 
 def started(program: Path, file: Path) -> list[str | Path]:

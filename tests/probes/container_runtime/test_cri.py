@@ -31,7 +31,7 @@ from healthcheck.probes.container_runtime.cri import (
 )
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Handler, Live, ReadFile, RuntimeConfiguration
 from sim.node import SimulatedNode
-from tests.host.grpc_server import Json, Server, serving, told
+from tests.host.grpc_server import Json, Server, answers_to, serving
 from tests.waiting import eventually
 
 SOCKET = "/run/containerd/containerd.sock"
@@ -138,7 +138,7 @@ class Asked:
 
 @contextmanager
 def asked(root: Path, *answers: Json) -> Iterator[Asked]:
-    with serving(root / SOCKET[1:], told("container-runtime", *answers)) as server:
+    with serving(root / SOCKET[1:], answers_to("container-runtime", *answers)) as server:
         one = Asked(root, server)
         yield one
         assert one.status.end() is None

@@ -37,7 +37,7 @@ def distribution(request: pytest.FixtureRequest, node: SimulatedNode) -> str:
     return name
 
 
-def told(root: Path) -> ContainerRuntime | None:
+def runtime_of(root: Path) -> ContainerRuntime | None:
     """The facts, after every check of the group has judged them."""
     try:
         facts = read_container_runtime(Host(root))
@@ -69,7 +69,7 @@ def test_any_damage_to_any_file_leaves_facts(distribution: str, node: SimulatedN
     whole = file.read_bytes()
     try:
         file.write_bytes(damaged(whole, data.draw(st.lists(byte_damages, max_size=3))))
-        seen = told(root)
+        seen = runtime_of(root)
     finally:
         file.write_bytes(whole)
     assert seen is None or all(step.isprintable() for step in seen.how)
@@ -93,7 +93,7 @@ def test_anything_else_in_the_place_of_a_file_leaves_facts(distribution: str, no
             case "long":
                 file.write_bytes(b"a" * (1 << 21))
         try:
-            seen = told(root)
+            seen = runtime_of(root)
         finally:
             file.rmdir() if kind == "folder" else file.unlink(missing_ok=True)
             aside.rename(file)

@@ -38,14 +38,14 @@ class Dcgmi:
     def __init__(self, root: Path) -> None:
         self.node = SimulatedNode.create(root, "p5.48xlarge")
         programs = self.node.install_dcgmi()
-        self.told = root / "dcgm"
+        self.calls_file = root / "dcgm"
         self.path = f"{programs}:/usr/bin:/bin"
 
     def tell(self, name: str, content: str | bytes = b"") -> None:
-        (self.told / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        (self.calls_file / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
     def asked(self) -> list[str]:
-        return (self.told / "asked").read_text().splitlines()
+        return (self.calls_file / "asked").read_text().splitlines()
 
     def diag(self, deadline_seconds: float = LONG, patience_seconds: float = LONG, host: str = "") -> Dcgm:
         return Dcgm(host, deadline_seconds, self.path, patience_seconds)
@@ -179,8 +179,8 @@ def test_one_that_does_not_end_is_asked_to_and_then_made_to(dcgmi: Dcgmi, deaf: 
     assert cause(seen) == Unobserved(
         UnobservedCause.named("DcgmTimedOut"), "dcgmi diag -r 2: no end within 1 s; its process was ended"
     )
-    eventually(lambda: is_gone(int((dcgmi.told / "sleeper").read_text())))
-    (dcgmi.told / "hang").unlink()
+    eventually(lambda: is_gone(int((dcgmi.calls_file / "sleeper").read_text())))
+    (dcgmi.calls_file / "hang").unlink()
     assert answer(dcgmi.diag().run(2)).code == 0
 
 
@@ -199,7 +199,7 @@ def test_one_that_somebody_needs_the_gpus_from_is_stopped_and_none_follows(dcgmi
     diag, seen = dcgmi.diag(), []
     thread = threading.Thread(target=lambda: seen.append(diag.run(2)))
     thread.start()
-    eventually((dcgmi.told / "sleeper").exists)
+    eventually((dcgmi.calls_file / "sleeper").exists)
 
     diag.stop()
     thread.join()
@@ -213,7 +213,7 @@ def test_one_that_somebody_else_killed_could_not_look(dcgmi: Dcgmi) -> None:
     diag, seen = dcgmi.diag(), []
     thread = threading.Thread(target=lambda: seen.append(diag.run(2)))
     thread.start()
-    eventually((dcgmi.told / "sleeper").exists)
+    eventually((dcgmi.calls_file / "sleeper").exists)
 
     diag._program.end()
     thread.join()

@@ -40,8 +40,8 @@ def use_gpus(node: SimulatedNode, pid: int) -> None:
     link.symlink_to("/dev/nvidiactl")
 
 
-def choose(node: SimulatedNode, host: str = "", *, flag: bool = False) -> Engine:
-    return choose_engine(node.root, host, flag=flag)
+def choose(node: SimulatedNode, host: str = "", *, second_engine: bool = False) -> Engine:
+    return choose_engine(node.root, host, second_engine=second_engine)
 
 
 def of_the_host(node: SimulatedNode, address: str = "127.0.0.1") -> None:
@@ -175,7 +175,7 @@ def test_beside_an_engine_that_cannot_be_used_none_is_started_unless_a_person_ac
 
     assert blocked is not None
     assert blocked.cause == cause
-    assert choose(node, flag=True) == Engine()
+    assert choose(node, second_engine=True) == Engine()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_what_dcgmi_would_ask_by_itself_is_never_asked_unproven(
     state(node)
 
     for text in (False, True):
-        blocked = choose(node, flag=text).blocked
+        blocked = choose(node, second_engine=text).blocked
         assert blocked is not None
         assert blocked.cause == ENGINE_UNPROVEN
 

@@ -26,9 +26,9 @@ class Bench:
 
     def __init__(self, node: SimulatedNode) -> None:
         self.node = node
-        self.told: list[Loopback] = []
+        self.calls: list[Loopback] = []
         path = f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin"
-        self.loopback = EfaLoopback(node.root, LONG, self.told.append, path, patience_seconds=0.5)
+        self.loopback = EfaLoopback(node.root, LONG, self.calls.append, path, patience_seconds=0.5)
         self.node.write_value("fi_pingpong/log", "")
 
     @property
@@ -69,7 +69,7 @@ def test_each_device_is_measured_and_told_as_it_comes(bench: Bench) -> None:
     assert look.loopbacks == tuple(
         Loopback(device, Measured(speed, 1 << 20)) for device, speed in zip(bench.devices, speeds, strict=True)
     )
-    assert tuple(bench.told) == look.loopbacks
+    assert tuple(bench.calls) == look.loopbacks
 
 
 def test_the_data_goes_through_the_device_and_is_compared_in_a_run_of_its_own(bench: Bench) -> None:
@@ -166,12 +166,12 @@ def test_stopping_ends_both_sides_and_begins_no_more(bench: Bench) -> None:
     bench.befall(bench.devices[1], "hang")
     thread = threading.Thread(target=bench.loopback.run)
     thread.start()
-    eventually(lambda: len(bench.told) == 1 and sum(run[2] == bench.devices[1] for run in bench.runs) == 2)
+    eventually(lambda: len(bench.calls) == 1 and sum(run[2] == bench.devices[1] for run in bench.runs) == 2)
 
     bench.loopback.stop()
     thread.join()
 
-    assert [loopback.answer for loopback in bench.told] == [Measured(4321.0, 1 << 20), STOPPED, STOPPED, STOPPED]
+    assert [loopback.answer for loopback in bench.calls] == [Measured(4321.0, 1 << 20), STOPPED, STOPPED, STOPPED]
     assert {run[2] for run in bench.runs} == set(bench.devices[:2])
     assert bench.leftovers() == []
 
@@ -229,8 +229,8 @@ def test_without_the_program_or_a_device_nothing_is_run(bench: Bench, tmp_path: 
 def test_a_light_look_sends_nothing(bench: Bench) -> None:
     with pytest.raises(ProbeError, match="no deep one"):
         read_efa_loopback(Host(bench.node.root))
-    assert read_efa_loopback(Host(bench.node.root, ask_efa_loopback=bench.loopback.run)).loopbacks == tuple(bench.told)
-    assert len(bench.told) == 4
+    assert read_efa_loopback(Host(bench.node.root, ask_efa_loopback=bench.loopback.run)).loopbacks == tuple(bench.calls)
+    assert len(bench.calls) == 4
 
 
 def test_where_the_hosts_devices_can_t_be_seen_nobody_says_that_there_are_none(bench: Bench, tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ def test_a_line_that_is_no_answer_is_nonsense_but_came_back(raw: bytes) -> None:
     assert (answer.gpus.cause.name, answer.answered_by_driver) == ("NvmlNonsense", True)
 
 
-def read(**told: object) -> tuple[Gpu, ...]:
+def read(**values: object) -> tuple[Gpu, ...]:
     """Two GPUs of which the first told this."""
-    answer = read_answer(line(gpus=[TWO_GPUS[0] | told, TWO_GPUS[1]])).gpus
+    answer = read_answer(line(gpus=[TWO_GPUS[0] | values, TWO_GPUS[1]])).gpus
     assert isinstance(answer, Gpus)
     return answer.gpus
 

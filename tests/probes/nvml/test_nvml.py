@@ -200,40 +200,40 @@ class TestAnswers:
         assert [gpu.index for gpu in seen] == list(range(7))
 
     def test_every_error_of_a_handle_is_told_for_that_gpu_alone(self, node: SimulatedNode, driver: Driver) -> None:
-        told = {}
+        answered = {}
         for error in ERRORS:
             node.write_value("nvml/gpu2/error", error)
             seen = gpus(driver.look())
             assert seen[:2] + seen[3:] == healthy(node)[:2] + healthy(node)[3:]
-            told[error] = seen[2]
+            answered[error] = seen[2]
 
-        assert told == {error: Gpu(2, error) for error in ERRORS}
+        assert answered == {error: Gpu(2, error) for error in ERRORS}
 
     @pytest.mark.parametrize("call", WITHOUT_ANSWER_OF)
     def test_an_error_of_a_call_is_the_gpus_unless_the_call_is_not_for_it(
         self, node: SimulatedNode, driver: Driver, call: str
     ) -> None:
-        told = {}
+        answered = {}
         for error in ERRORS:
             node.write_value(f"nvml/gpu2/error.{call}", error)
-            told[error] = gpus(driver.look())[2]
+            answered[error] = gpus(driver.look())[2]
 
         nameless = WITHOUT_ANSWER_OF[call](healthy(node)[2])
-        assert {error: gpu for error, gpu in told.items() if error not in GONE} == {
+        assert {error: gpu for error, gpu in answered.items() if error not in GONE} == {
             error: replace(nameless, error=0 if error in NOT_OF_THE_GPU else error)
             for error in ERRORS
             if error not in GONE
         }
-        assert [(told[error].error, told[error].fabric) for error in GONE] == [(error, None) for error in GONE]
+        assert [(answered[error].error, answered[error].fabric) for error in GONE] == [(error, None) for error in GONE]
 
     @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlSystemGetDriverVersion"])
     def test_an_error_of_the_system_could_not_look(self, node: SimulatedNode, driver: Driver, call: str) -> None:
-        told = {}
+        answered = {}
         for error in ERRORS:
             node.write_value(f"nvml/error/{call}", error)
-            told[error] = cause(driver.look())
+            answered[error] = cause(driver.look())
 
-        assert told == {error: CAUSES.get(error, "NvmlError") for error in ERRORS}
+        assert answered == {error: CAUSES.get(error, "NvmlError") for error in ERRORS}
         (node.root / "nvml/error" / call).unlink()
         assert gpus(driver.look()) == healthy(node)
 
@@ -318,13 +318,13 @@ class TestAnswers:
 
 class TestRecoveryAction:
     def test_an_action_is_told_as_the_driver_numbers_it_known_or_not(self, node: SimulatedNode, driver: Driver) -> None:
-        told = []
+        answered = []
         for action in (0, 1, 7, 8, 4294967295):
             node.want_recovery(2, action)
-            told.append(gpus(driver.look())[2])
+            answered.append(gpus(driver.look())[2])
 
-        assert [gpu.recovery_action for gpu in told] == [0, 1, 7, 8, 4294967295]
-        assert [replace(gpu, recovery_action=0) for gpu in told] == [healthy(node)[2]] * 5
+        assert [gpu.recovery_action for gpu in answered] == [0, 1, 7, 8, 4294967295]
+        assert [replace(gpu, recovery_action=0) for gpu in answered] == [healthy(node)[2]] * 5
 
     def test_a_value_that_the_driver_never_wrote_is_no_action(self, node: SimulatedNode, driver: Driver) -> None:
         (node.root / "nvml/gpu2/field/230").unlink()
@@ -436,7 +436,7 @@ class TestReadings:
             node.remove_gpu(index)
         return node
 
-    def told(self, driver: Driver) -> Gpu:
+    def answered(self, driver: Driver) -> Gpu:
         return gpus(driver.look())[0]
 
     @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ class TestReadings:
     ) -> None:
         node.write_value(f"nvml/gpu0/{file}", value)
 
-        assert self.told(driver) == replace(healthy(node)[0], **expected)
+        assert self.answered(driver) == replace(healthy(node)[0], **expected)
 
     def test_a_link_has_its_own_state_version_and_counters(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/gpu0/nvlink/3/state", 0)
@@ -500,13 +500,13 @@ class TestReadings:
         links[3] = NvLink(3, active=False)
         links[4] = replace(links[4], version=4)
         links[5] = replace(links[5], counters={"replays": 0, "recoveries": 2**40, "crc_errors": 0})
-        assert self.told(driver).nvlinks == tuple(links)
+        assert self.answered(driver).nvlinks == tuple(links)
 
     def test_retired_pages_are_those_of_a_gpu_that_remaps_no_rows(self, node: SimulatedNode, driver: Driver) -> None:
         for file, value in {"retired_sbe": 3, "retired_dbe": 1, "retired_pending": 1}.items():
             node.write_value(f"nvml/gpu0/{file}", value)
 
-        assert self.told(driver).retired_pages == RetiredPages(3, 1, pending=True)
+        assert self.answered(driver).retired_pages == RetiredPages(3, 1, pending=True)
 
     @pytest.mark.parametrize("call", CALLS)
     def test_every_error_of_every_call_is_an_absence_or_told_with_its_reading(
@@ -529,12 +529,12 @@ class TestReadings:
         self.meet_every_error(node, driver, call, OLD_CALLS[call])
 
     def meet_every_error(self, node: SimulatedNode, driver: Driver, call: str, about: Call) -> None:
-        sound = self.told(driver)
+        sound = self.answered(driver)
         driver.end()  # a child remembers a valid InfoROM
-        told = {}
+        answered = {}
         for error in ERRORS:
             node.write_value(f"nvml/gpu0/error.{call}", error)
-            told[error] = self.told(driver)
+            answered[error] = self.answered(driver)
 
         expected = {error: spoiled(sound, about.spoils, error) for error in ERRORS}
         expected |= dict.fromkeys(ABSENT, about.absent(sound))
@@ -544,10 +544,10 @@ class TestReadings:
         if call == "nvmlDeviceGetComputeRunningProcesses_v3":  # there is an older one
             expected[13] = sound
         for error in GONE:
-            lost = told.pop(error)
+            lost = answered.pop(error)
             del expected[error]
             assert (lost.error, {*lost.errors.values(), lost.recovery_error}) in [(error, {error}), (error, {0, error})]
-        assert told == expected
+        assert answered == expected
 
     @pytest.mark.parametrize("field", [214, 215, 221])
     def test_links_of_nvlink_5_count_other_things(self, make_node: Callable[[str], SimulatedNode], field: int) -> None:
@@ -585,14 +585,14 @@ class TestReadings:
         assert [(gpus.p2p, [gpu.errors for gpu in gpus.gpus]) for gpus in (divided, lost)] == [((), [{}, {}])] * 2
 
     def test_every_error_of_a_pair_is_told_with_both_gpus(self, node: SimulatedNode, driver: Driver) -> None:
-        told = {}
+        answered = {}
         for error in ERRORS:
             node.write_value("nvml/gpu1/error.nvmlDeviceGetP2PStatus", error)
             answer = driver.look().answer
             assert isinstance(answer, Gpus)
-            told[error] = (answer.p2p, *(gpu.errors for gpu in answer.gpus))
+            answered[error] = (answer.p2p, *(gpu.errors for gpu in answer.gpus))
 
-        assert told == {
+        assert answered == {
             error: ((), {}, {}) if error in ABSENT else ((), {"p2p": error}, {"p2p": error}) for error in ERRORS
         }
 
@@ -600,7 +600,7 @@ class TestReadings:
         age(node)
         node.write_value("nvml/gpu0/processes", "4711 4712")
 
-        assert self.told(driver) == replace(
+        assert self.answered(driver) == replace(
             healthy(node)[0],
             sram_threshold_exceeded=None,
             exhausted_banks=None,
@@ -643,7 +643,7 @@ class TestReadings:
     ) -> None:
         node.write_value("nvml/gpu0/field/230", f"7 of type {kind}")
 
-        assert self.told(driver) == replace(healthy(node)[0], recovery_action=number)
+        assert self.answered(driver) == replace(healthy(node)[0], recovery_action=number)
 
     @pytest.mark.parametrize("value", ["", "three", "-1", "4294967295", "18446744073709551615", "\x7f", "0x", "1 2"])
     def test_whatever_stands_in_the_place_of_a_value_silences_no_other_gpu(
@@ -661,7 +661,7 @@ class TestReadings:
             file.write_bytes(before)
             assert seen[1] == healthy(node)[1], file
 
-        assert (self.told(driver), driver.child_pid) == (healthy(node)[0], child)
+        assert (self.answered(driver), driver.child_pid) == (healthy(node)[0], child)
 
 
 LOOKS_AN_HOUR_APART = """
@@ -796,14 +796,14 @@ class TestInstances:
     )
     def test_an_error_of_any_call_can_t_say(self, node: SimulatedNode, driver: Driver, call: str) -> None:
         node.divide_gpu(2, {0: 1})
-        told = {}
+        answered = {}
         for error in (3, 4, 13, 999):
             node.write_value(f"nvml/gpu2/error.{call}", error)
-            told[error] = gpus(driver.look())[2]
+            answered[error] = gpus(driver.look())[2]
 
         unknown = replace(healthy(node)[2], instances=None, mig_mode=Mode(current=True, pending=True))
-        assert told == {
-            error: replace(unknown, errors={} if error in ABSENT else {"instances": error}) for error in told
+        assert answered == {
+            error: replace(unknown, errors={} if error in ABSENT else {"instances": error}) for error in answered
         }
 
     def test_a_count_that_no_gpu_has_can_t_say(self, node: SimulatedNode, driver: Driver) -> None:

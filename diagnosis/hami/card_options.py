@@ -32,7 +32,7 @@ class CardOptions(Struct, frozen=True):
     gpu_policy: str | None = None
 
 
-def wishes(meta: Meta) -> CardOptions:
+def card_options(meta: Meta) -> CardOptions:
     fields = meta.annotations
     return CardOptions(
         _list(fields.get(USE_TYPE)),
