@@ -112,7 +112,7 @@ def packed(*wheels: Path) -> dict[str, bytes]:
     return archive.files(wheels, LAUNCHER, ROOT / "LICENSE")
 
 
-def test_compiled_modules_of_several_pythons_lie_beside_what_they_share(tmp_path: Path) -> None:
+def test_compiled_modules_of_several_pythons_share_a_folder(tmp_path: Path) -> None:
     ours = wheel(tmp_path, "ours.whl", **{"gpu_healthcheck/cli/app.py": "1", "gpu_healthcheck-1.dist-info/RECORD": "x"})
     shared = {"a/__init__.py": "", "a-1.dist-info/METADATA": "A"}
     two = (

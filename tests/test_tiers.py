@@ -43,6 +43,6 @@ def test_a_test_of_the_second_tier_runs_wherever_there_is_room(request: pytest.F
     assert tiers.group(request.node) is None
 
 
-def test_a_group_is_told_to_xdist(request: pytest.FixtureRequest) -> None:
+def test_a_group_is_passed_to_xdist(request: pytest.FixtureRequest) -> None:
     """By the name of each test, in its processes: or each of them starts what one shall, and nothing fails."""
     assert request.node.nodeid.endswith("@test_tiers") == hasattr(request.config, "workerinput")

@@ -89,7 +89,7 @@ def _why_unread(used: RuntimeConfiguration, spot: Misplaced) -> str:
     """Return why the merged files do not use a table that is valid for the version of its own file."""
     if spot.right_schema == spot.schema:
         return ""
-    text = f'beside plugins."{spot.right_section}" of {spot.beside}' if spot.beside else "with these files"
+    text = f'beside plugins."{spot.right_section}" of {spot.handler_file}' if spot.handler_file else "with these files"
     later = f" ({spot.read_from} and later do)" if spot.read_from else ""
     return f", which {gpu_runtime.reader(used)} does not read {text}{later}"
 

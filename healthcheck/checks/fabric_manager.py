@@ -65,7 +65,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     states = seen[services.SERVICES]
     running = states.find(services.FABRIC_MANAGER)
     driver = seen[kernel_modules.MODULES].nvidia
-    start, text = states.fabric_manager_start, states.beside(services.FABRIC_MANAGER)
+    start, text = states.fabric_manager_start, states.namesakes(services.FABRIC_MANAGER)
     if states.is_unsure(services.FABRIC_MANAGER):
         yield Unobserved(services.UNCERTAIN, f"whether the node's own fabric manager runs can't be told: {text}")
     elif running is None and expected.driver_age_seconds < DRIVER_GRACE.seconds:

@@ -39,7 +39,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         # The DRA driver requires that it is disabled on the host, and runs it in a pod while a job needs it.
         yield NotConfigured("systemd does not start nvidia-imex on this node")
     elif not running and states.of_host and states.is_unsure(services.IMEX):
-        why = f"whether the node's own nvidia-imex runs can't be told: {states.beside(services.IMEX)}"
+        why = f"whether the node's own nvidia-imex runs can't be told: {states.namesakes(services.IMEX)}"
         yield Unobserved(services.UNCERTAIN, why)
     elif not running and not states.of_host:
         yield Unobserved(services.PROCESSES_HIDDEN, "the host's processes can't be seen from here")
@@ -47,7 +47,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         if not running:
             detail = f"no process {services.IMEX}, which systemd starts here"
             yield Finding(NOT_RUNNING.name, NOT_RUNNING.severity, "node", detail, flickers=NOT_RUNNING.flickers)
-        text = states.beside(services.IMEX)
+        text = states.namesakes(services.IMEX)
         message = ("running" if running else "not running") + (f"; not counted: {text}" if text else "")
         yield Observation(message, "running", f"{row.instance_type} in fabrics.csv")
 

@@ -74,7 +74,7 @@ class Services(Struct, frozen=True):
     def find(self, name: str) -> Service | None:
         return next((service for service in self.running if service.name == name), None)
 
-    def beside(self, name: str) -> str:
+    def namesakes(self, name: str) -> str:
         """Return a text about other processes of this name; '' if there are none."""
         return "; ".join(
             f"{uncounted.number} called {name} {uncounted.where}"

@@ -122,7 +122,7 @@ def a_taint_is_neither_added_nor_lifted_while_somebody_changes_the_driver(world:
     world.wait(lambda node: set(node.findings) == {"Xid79", "GpuLost"})
 
 
-def an_annotation_that_is_no_json_is_written_anew_and_told(world: World) -> None:
+def an_annotation_without_json_is_rewritten_and_reported(world: World) -> None:
     world.cluster.edit({"metadata": {"annotations": {RESULTS: "no JSON"}}})
     node = world.wait(lambda node: node.object["metadata"]["annotations"][RESULTS] != "no JSON")
 
@@ -224,7 +224,7 @@ def a_startup_taint_stays_until_a_look_ends_well(world: World) -> None:
     assert UNHEALTHY not in [taint for node in past(world) for taint in node.taints]
 
 
-def a_gpu_that_was_away_for_one_look_is_never_told(world: World) -> None:
+def a_gpu_missing_in_one_cycle_is_never_reported(world: World) -> None:
     before = now(world)
     looks = world.agent.metric("looks_total")
     world.host.write_value("nvml/count", 7)
@@ -405,13 +405,13 @@ STORIES = (
     an_unloaded_driver_is_unknown_and_adds_no_taint,
     looks_pause_while_somebody_changes_the_driver,
     a_taint_is_neither_added_nor_lifted_while_somebody_changes_the_driver,
-    an_annotation_that_is_no_json_is_written_anew_and_told,
+    an_annotation_without_json_is_rewritten_and_reported,
     the_last_good_settings_stay_and_an_event_names_each_bad_one,
     the_limit_of_retired_pages_is_the_clusters_from_the_next_look_on,
     a_switch_thrown_without_a_restart_takes_ours_away_once,
     a_taint_is_withheld_while_the_budget_is_full_and_set_once_a_place_is_free,
     a_startup_taint_stays_until_a_look_ends_well,
-    a_gpu_that_was_away_for_one_look_is_never_told,
+    a_gpu_missing_in_one_cycle_is_never_reported,
     a_missing_gpu_counts_only_after_three_more_looks,
     a_missing_efa_device_counts_only_after_three_more_looks,
     a_container_runtime_that_lost_nvidias_handler_is_warned_of_until_it_is_mended,

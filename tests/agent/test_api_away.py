@@ -139,7 +139,7 @@ def test_foreign_taints_that_came_in_between_survive_a_conflict(watched: World) 
     assert watched.agent.metric("cluster_writes_total{nodes,conflict}") >= 1
 
 
-def test_a_node_that_is_deleted_and_comes_back_is_told_anew(watched: World) -> None:
+def test_a_recreated_node_is_reported_again(watched: World) -> None:
     watched.host.xid(3, 79, ERROR)
     before = watched.wait_for_taint()
     watched.api.delete_node("gpu-node-1")
@@ -231,7 +231,7 @@ def test_the_heartbeat_goes_on_where_events_are_refused(world: World, status: in
     assert world.cluster.events() == []
 
 
-def test_events_that_had_to_wait_are_told_later(world: World) -> None:
+def test_delayed_events_are_reported_later(world: World) -> None:
     world.api.fail_with(429, 1, path_part="/events", times=2)
     world.start()
     world.wait_for_status("pass")
@@ -242,7 +242,7 @@ def test_events_that_had_to_wait_are_told_later(world: World) -> None:
     assert len(world.agent.logged("Events have to wait")) == 1
 
 
-def test_a_release_is_taken_while_no_event_can_be_told(watched: World) -> None:
+def test_a_release_is_processed_while_events_fail(watched: World) -> None:
     watched.host.xid(3, 79, ERROR)
     watched.wait_for_taint()
     watched.api.fail_with(429, 600, path_part="/events")

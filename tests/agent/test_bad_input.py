@@ -31,7 +31,7 @@ class TestSettingsAtTheStart:
     }
 
     @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-    def test_that_are_bad_leave_the_defaults_and_are_told(self, world: World, bad: dict[str, tuple[str, str]]) -> None:
+    def test_invalid_files_leave_the_defaults_and_are_reported(self, world: World, bad: dict[str, tuple[str, str]]) -> None:
         for key, (value, _) in bad.items():
             (world.config / key).write_bytes(value.encode("utf-8", "surrogateescape"))
         world.start()
@@ -100,7 +100,7 @@ class TestAnnotations:
         "text",
         ["no JSON", '{"schema":1,"severity":"AWFUL"}', TWICE],
     )
-    def test_of_a_deep_run_that_are_no_record_are_told_and_passed_over(self, world: World, text: str) -> None:
+    def test_malformed_deep_records_are_reported_and_skipped(self, world: World, text: str) -> None:
         world.cluster.edit({"metadata": {"annotations": {f"{P}/sweep-result": text}}})
         world.start()
         world.wait_for_status("pass")

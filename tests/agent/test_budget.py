@@ -279,7 +279,7 @@ class TestAFullBudget:
         message = patient.wait_for_event("TaintWithheld")["message"]
         assert "3 of the fleet's 2 places for tainted nodes are taken" in message
 
-    def test_whose_size_nobody_can_say_has_one_place(self, make_world: MakeWorld) -> None:
+    def test_a_fleet_of_unknown_size_has_one_slot(self, make_world: MakeWorld) -> None:
         world = make_world()
         world.api.fail_with(403, path_part="/namespaces/gpu-healthcheck/leases")
         world.start()

@@ -90,7 +90,7 @@ def test_a_library_that_is_replaced_while_the_driver_is_changed_is_no_fault(quic
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_node_whose_gpus_all_belong_to_virtual_machines_passes_and_loses_its_startup_taint(
+def test_a_node_with_all_gpus_in_virtual_machines_passes_and_loses_its_startup_taint(
     world: World, loaded: bool
 ) -> None:
     world.hurry()
@@ -105,7 +105,7 @@ def test_a_node_whose_gpus_all_belong_to_virtual_machines_passes_and_loses_its_s
     assert (node.taints, node.findings, node.causes) == ([], {}, set())
 
 
-def test_a_node_whose_driver_is_not_loaded_and_needed_is_no_pass(world: World) -> None:
+def test_a_node_without_its_needed_driver_does_not_pass(world: World) -> None:
     world.hurry()
     for gpu in world.host.gpus[1:]:
         world.host.hand_gpu_to_a_virtual_machine(gpu.index)

@@ -252,7 +252,7 @@ class TestWhen:
 
         assert rig.asked == []
 
-    def test_a_node_whose_engine_keeps_sweeps_away_is_its_agents(self, rig: Rig) -> None:
+    def test_a_node_with_an_engine_that_blocks_sweeps_is_left_to_its_agent(self, rig: Rig) -> None:
         record = json.dumps({"status": "pass", "inventory": {"dcgm": {"host": "127.0.0.1:5555"}}})
         rig.world.cluster.edit({"metadata": {"annotations": {f"{P}/results": record}}})
         rig.annotate(sweep=swept(7))
@@ -631,7 +631,7 @@ class TestARun:
         assert (json.loads(rig.marks[RUN])["holder"], rig.asked) == ("job-1", [])
 
 
-def test_no_second_run_is_begun_beside_one_that_cannot_be_killed(rig: Rig) -> None:
+def test_no_run_starts_while_an_unkillable_run_exists(rig: Rig) -> None:
     rig.dcgm(code="217", answer="", error="A diag instance is already running")
     rig.level_2 = Stuck
     tests = rig.start()
@@ -641,7 +641,7 @@ def test_no_second_run_is_begun_beside_one_that_cannot_be_killed(rig: Rig) -> No
 
 
 class TestAResultThatNobodyCouldTake:
-    def test_is_kept_and_told_by_the_next_agent(self, rig: Rig) -> None:
+    def test_is_kept_and_reported_by_the_next_agent(self, rig: Rig) -> None:
         path = rig.world.host.root / "dcgm/answer"
         os.mkfifo(path)
         tests = rig.start()
@@ -661,7 +661,7 @@ class TestAResultThatNobodyCouldTake:
         assert (rig.result["by"], rig.result["status"], rig.marks, kept.exists()) == ("agent", "pass", {}, False)
         assert rig.asked == ["2"]
 
-    def test_is_told_though_what_stands_there_is_of_a_time_to_come(self, rig: Rig) -> None:
+    def test_is_reported_although_the_record_is_from_the_future(self, rig: Rig) -> None:
         rig.annotate(sweep=swept(-24))
         tests = rig.start()
         (rig.world.folder / "state/sweep-result.json").write_text(swept(1, status="fail", severity="ISOLATE"))
@@ -669,7 +669,7 @@ class TestAResultThatNobodyCouldTake:
 
         assert rig.result["severity"] == "ISOLATE"
 
-    def test_keeps_the_node_until_it_is_told_and_is_tried_again_soon(self, rig: Rig) -> None:
+    def test_keeps_the_node_until_the_result_is_written(self, rig: Rig) -> None:
         kept = rig.world.folder / "state/sweep-result.json"
         rig.annotate(run=run_text("l2", HOLDER, 0.5))
         tests = rig.start()

@@ -89,7 +89,7 @@ def test_what_level_2_finds_taints_the_node_before_the_taint_of_the_test_goes(ri
     assert rig.asked == ["2"]
 
 
-def test_light_looks_go_on_beside_a_run_and_a_pod_ends_it(rig: Rig) -> None:
+def test_check_cycles_continue_during_a_run_and_a_pod_ends_it(rig: Rig) -> None:
     rig.dcgm(hang="")
     rig.world.configure(CHECK_INTERVAL="10")
     with running(rig.world) as agent:

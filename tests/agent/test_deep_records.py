@@ -56,7 +56,7 @@ OLD = {
 
 class TestARecordOfTheBashSuite:
     @pytest.mark.cluster
-    def test_is_told_once_and_never_a_finding_where_its_taint_is_gone(self, world: World) -> None:
+    def test_is_reported_once_and_is_no_finding_without_its_taint(self, world: World) -> None:
         tell(world, OLD, QUARANTINE)
         world.cluster.edit({"metadata": {"labels": {f"{P}/status": "agent-stopped", f"{P}/severity": "SKIP"}}})
         world.start()

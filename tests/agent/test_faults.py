@@ -111,7 +111,7 @@ class TestAnXid79:
         assert node.object["spec"]["unschedulable"] is True
         assert "Ready" in [entry["type"] for entry in node.object["status"]["conditions"]]
 
-    def test_is_told_again_when_somebody_takes_the_taint_or_the_label_away(self, watched: World) -> None:
+    def test_is_reported_again_after_a_person_removes_taint_or_label(self, watched: World) -> None:
         watched.host.xid(3, 79, "GPU has fallen off the bus.")
         watched.wait_for_taint()
 
@@ -280,7 +280,7 @@ class TestTheDriver:
         assert node.causes == {"NvmlNonsense"}
         assert not node.tainted
 
-    def test_whose_library_lies_nowhere_is_unknown(self, world: World) -> None:
+    def test_a_driver_without_a_library_is_unknown(self, world: World) -> None:
         for file in world.host.library.parent.glob("libnvidia-ml*"):
             file.unlink()
         world.start()

@@ -234,7 +234,7 @@ class TestARecordThatCannotBeTaken:
         node.xid(3, 95, "the last")
         return _Following(node, file, tuple(_stumbling(check, "poison") for check in EVENT_CHECKS))
 
-    def test_is_set_aside_by_name_and_those_around_it_count(self, node: SimulatedNode, file: MemoryFile) -> None:
+    def test_is_set_aside_by_name_and_the_others_count(self, node: SimulatedNode, file: MemoryFile) -> None:
         following = self.following(node, file)
         following.follower.start()
         eventually(lambda: len(following.state.memory.standing) == 3)

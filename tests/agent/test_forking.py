@@ -49,7 +49,7 @@ def begun(out: Path, end: str, monkeypatch: pytest.MonkeyPatch, **variables: str
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )
-def test_its_end_is_told_as_that_of_any_program(
+def test_its_exit_is_reported_like_any_programs(
     out: Path, end: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = begun(out, end, monkeypatch, SAID="this")

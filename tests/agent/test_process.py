@@ -310,7 +310,7 @@ class TestEnding:
 
         assert watched.agent.terminate() == 0
 
-    def test_a_child_whose_agent_was_killed_ends_by_itself(self, watched: World) -> None:
+    def test_a_child_exits_after_its_agent_was_killed(self, watched: World) -> None:
         children = watched.agent.children
         watched.agent.kill()
 

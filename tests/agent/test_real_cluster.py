@@ -142,7 +142,7 @@ def no_word_of_the_future_hides_a_later_fault(plane: ControlPlane, world: World)
     world.wait(lambda node: len(node.record.get("findings", [])) == 2)
 
 
-def a_time_that_cannot_be_held_is_refused_and_told(plane: ControlPlane, world: World) -> None:
+def an_unrepresentable_time_is_rejected_and_reported(plane: ControlPlane, world: World) -> None:
     world.host.xid(3, 79, ERROR)
     world.wait_for_taint()
     word = {"by": "x", "reason": "x", "at": "0001-01-01T00:00:00+23:59", "findings": []}
@@ -223,7 +223,7 @@ STORIES = (
     a_release_by_kubectl_label_is_taken_and_its_place_given_back,
     a_release_is_seen_though_nobody_is_noted_for_it,
     no_word_of_the_future_hides_a_later_fault,
-    a_time_that_cannot_be_held_is_refused_and_told,
+    an_unrepresentable_time_is_rejected_and_reported,
     a_release_by_command_is_waited_for,
     a_startup_taint_is_taken_away_with_the_first_good_look,
     a_place_of_a_node_of_before_goes_with_it,

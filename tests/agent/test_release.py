@@ -161,7 +161,7 @@ class TestARelease:
 
     @BOTH
     @pytest.mark.parametrize("gpu_is_unobserved", [False, True])
-    def test_lifts_a_taint_whose_finding_has_ended(
+    def test_lifts_a_taint_when_its_finding_has_ended(
         self, failed: World, gesture: Gesture, by: str, *, gpu_is_unobserved: bool
     ) -> None:
         """After the reboot that ended Xid 79, one check cannot be observed: the GPU's own one, or an unrelated one."""
@@ -216,7 +216,7 @@ class TestARelease:
         watched.cluster.edit(deep_result(now + timedelta(seconds=5)))
         watched.wait(lambda node: node.tainted)
 
-    def test_that_nobody_can_read_is_removed_and_told(self, failed: World) -> None:
+    def test_an_unreadable_annotation_is_removed_and_reported(self, failed: World) -> None:
         failed.cluster.edit({"metadata": {"annotations": {RELEASE: "please"}}})
         node = failed.wait(lambda node: RELEASE not in node.object["metadata"]["annotations"])
 

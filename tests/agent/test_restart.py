@@ -195,7 +195,7 @@ class TestTheMemoryFile:
         assert len(failed.events("Xid79")) == 1
 
     @pytest.mark.parametrize("name", ["memory.json", "lock"])
-    def test_whose_name_a_pipe_has_is_done_without(self, failed: World, name: str) -> None:
+    def test_a_pipe_in_place_of_a_file_is_skipped(self, failed: World, name: str) -> None:
         assert failed.agent.terminate() == 0
         path = failed.memory_file.with_name(name)
         path.unlink()

@@ -31,7 +31,7 @@ def test_2_a_warning_taints_no_node(world: World) -> None:
     assert (node.severity, node.taints) == ("MONITOR", [])
 
 
-def test_3_an_agent_that_is_told_to_end_takes_no_taint_away(watched: World) -> None:
+def test_3_a_stopped_agent_removes_no_taint(watched: World) -> None:
     watched.host.xid(3, 79, ERROR)
     watched.wait_for_taint()
     writes = len(watched.api.writes)

@@ -196,7 +196,7 @@ def test_files_that_did_not_change_cost_no_child(here: Here, config: Path) -> No
         ("instance-profiles.conf", b"p5|8"),
     ],
 )
-def test_a_wrong_value_is_read_once_and_told_once(here: Here, config: Path, key: str, value: bytes) -> None:
+def test_a_wrong_value_is_read_and_reported_once(here: Here, config: Path, key: str, value: bytes) -> None:
     loaded = Loaded(here)
     write(config, CHECK_INTERVAL="77")
     assert loaded.interval() == 300

@@ -73,7 +73,7 @@ def test_thousands_of_connections_blind_nobody(quick: World, peers: ExitStack) -
     assert not quick.node().record["unobserved"]
 
 
-def test_without_a_descriptor_left_a_new_fault_is_told_and_nothing_false(quick: World) -> None:
+def test_without_file_descriptors_a_new_fault_is_reported_and_nothing_false(quick: World) -> None:
     agent = quick.agent
     eventually(lambda: agent.metric("verdict_pending") == 0)
     saved = quick.memory_file.read_bytes()

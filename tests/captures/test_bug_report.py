@@ -87,7 +87,7 @@ NOW = ((4.0, LOADED), (100.5, OFF_BUS), (130.5, MMU), (131.5, MMU))
         [scanned(b0=text("journal short", *NOW)), "dmesg:\n\n" + text("dmesg", *NOW[2:])],
     ],
 )
-def test_an_event_counts_once_however_often_it_is_told(sections: list[str]) -> None:
+def test_a_repeated_event_counts_once(sections: list[str]) -> None:
     read = Reading(report(*sections))
 
     assert read.boots[-1] == [name for _, name in NOW]

@@ -152,7 +152,7 @@ def test_an_xid_154_that_was_wrapped_where_it_was_saved_means_the_same() -> None
         "NONE",
     ],
 )
-def test_an_xid_154_whose_action_cannot_be_read_is_only_watched(text: str) -> None:
+def test_an_xid_154_with_an_unreadable_action_is_monitor(text: str) -> None:
     assert severity_of(154, text, Policy()) is MONITOR
 
 

@@ -62,7 +62,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_taken_away(helm: Helm) 
         release = Release(plane, helm)
         it_is_installed_with_its_policies_before_its_pods(release)
         verify_says_what_is_lacking(release)
-        a_test_is_told_in_two_hooks_and_its_rights_go(release)
+        a_test_is_announced_in_two_hooks_and_its_permissions_are_removed(release)
         it_is_upgraded_and_rolled_back(release)
         a_namespace_that_allows_no_agent_is_refused(release)
         nothing_stays_of_it(release)
@@ -102,7 +102,7 @@ def verify_says_what_is_lacking(release: Release) -> None:
     release.plane.kubectl("delete", "-f", "-", input=rights)
 
 
-def a_test_is_told_in_two_hooks_and_its_rights_go(release: Release) -> None:
+def a_test_is_announced_in_two_hooks_and_its_permissions_are_removed(release: Release) -> None:
     """Its pod is played: there is no kubelet here."""
     for _ in range(2):
         with ThreadPoolExecutor(1) as executor:

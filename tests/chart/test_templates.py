@@ -229,7 +229,7 @@ spec:
         (("spec", "last"), MANIFEST.replace("1", "X")),
     ],
 )
-def test_a_value_is_replaced_and_all_around_it_stays(path: tuple[str | int, ...], expected: str) -> None:
+def test_only_the_value_is_replaced(path: tuple[str | int, ...], expected: str) -> None:
     document = Document(MANIFEST)
 
     assert as_template(MANIFEST, [document.replaced(path, "X")]) == expected.replace("{{ not", '{{ "{{" }} not')

@@ -69,7 +69,7 @@ def test_only_what_somebody_reads_is_judged(more: dict[str, Any], judged: bool) 
         (replace(SPEC, problem=ConfigurationProblem(SPEC.path, "x", only_ours=True)), False),
     ],
 )
-def test_one_whose_devices_a_later_folder_has_is_never_used(other: CdiSpec, hidden: bool) -> None:
+def test_a_spec_overridden_by_a_later_folder_is_unused(other: CdiSpec, hidden: bool) -> None:
     assert (reasons(judge(CHECK, runtime_with(STATIC, other))) == []) is hidden
 
 

@@ -68,7 +68,7 @@ def test_reasons_that_could_not_be_read_could_not_look_there(error: int) -> None
     ]
 
 
-def test_a_person_is_told_how_many_are_held_down() -> None:
+def test_the_output_counts_the_throttled_gpus() -> None:
     gpus = (*every()[:6], healthy(6, clock_reasons=0xC8), healthy(7, clock_reasons=0x8))
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Observation("held down by hardware on 2 of 8 GPUs", "none")]

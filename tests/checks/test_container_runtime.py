@@ -55,7 +55,7 @@ def test_a_file_that_we_cannot_read_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize("check", OF_THE_FILES, ids=lambda check: check.name)
-def test_what_a_malformed_file_would_have_said_cannot_be_told(check: Check) -> None:
+def test_the_content_of_a_malformed_file_is_unknown(check: Check) -> None:
     assert judge(check, runtime(problem=BROKEN)) == [
         TooEarly(f"{FILE} can't be read by containerd", "runtime/containerd")
     ]

@@ -129,7 +129,7 @@ def test_persistence_mode_off_is_watched_and_isolates_nothing(shape: str) -> Non
     assert (findings(diag_answer), causes(diag_answer)) == ({("DcgmDiagSoftware", "gpu/0"): MONITOR}, [])
 
 
-def test_the_worst_error_of_a_test_wins_and_all_are_told() -> None:
+def test_the_worst_error_of_a_test_wins_and_all_are_reported() -> None:
     errors = [Said("slow", 62, 1, 4), FAULTY, *(Said(f"other {n}", 61, 8, 1) for n in range(9))]
     diag_answer = answer(dcgm_4(Story(errors={("memory", 0): errors, ("pcie", 0): [Said("narrow", 46, 13, 5)]})))
 
@@ -158,7 +158,7 @@ def test_every_error_of_a_failed_test_is_what_its_table_says(error_id: int, stat
 
 @pytest.mark.parametrize("error_id", [None, *sorted(dcgm_table())])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_error_beside_a_test_that_passed_is_no_fault(error_id: int | None, shape: str) -> None:
+def test_an_error_with_a_passed_test_is_no_fault(error_id: int | None, shape: str) -> None:
     """DCGM issue 284: memory that could not be had, and a pass all the same; the exit code says 226."""
     said = Said("Couldn't allocate at least 75.0% of GPU memory on GPU 1", -1 if error_id is None else error_id)
     document = SHAPES[shape](Story(errors={("memory", 1): [said]}))
@@ -431,7 +431,7 @@ def test_skipped_everywhere_is_no_pass(shape: str) -> None:
     assert [word.subject for word in said(answer_gpu) if isinstance(word, Unobserved)] == ["gpu/1"]
 
 
-def test_one_test_that_is_skipped_beside_another_that_ran_leaves_nobody_blind() -> None:
+def test_a_skipped_test_with_another_that_ran_is_no_gap() -> None:
     diag_answer = answer(dcgm_4(Story(skipped=[("memory", 0), ("memory", 1)])), 0)
 
     assert (findings(diag_answer), causes(diag_answer)) == ({}, [])
@@ -557,7 +557,7 @@ def test_an_answer_that_ends_early_is_no_pass() -> None:
     assert causes(replace(answer(dcgm_4(WELL), 0), too_long=True)) == ["DcgmTooLong"]
 
 
-def test_beside_nvml_a_gpu_has_its_address() -> None:
+def test_a_gpu_has_its_address_from_nvml() -> None:
     gpus = [replace(healthy(index), serial=f"165012300{1 - index}") for index in range(2)]
     other_order = said(answer(dcgm_4(FAILED), 205), gpus=gpus)
     by_number = said(answer(SHAPES["2.4"](FAILED), 205), gpus=gpus)

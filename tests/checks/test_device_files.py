@@ -114,7 +114,7 @@ def test_one_of_another_kind_or_number_is_wrong(name: str, number: tuple[int, in
     assert judge(device_files(*files(name), wrong)) == [lacks("DeviceFileWrong", f"/dev/{name} is {detail}")]
 
 
-def test_of_a_gpu_it_is_told_on_that_gpu() -> None:
+def test_a_device_file_of_a_gpu_is_reported_on_that_gpu() -> None:
     there = device_files(*files(nvidia1=(195, 0)))
 
     assert judge(there) == [lacks("DeviceFileWrong", "/dev/nvidia1 is the character device 195:0, not 195:1", GPUS[1])]

@@ -88,7 +88,7 @@ def test_a_library_of_another_version_is_found_while_nvml_still_opens() -> None:
     assert judge(versions(driver_says(), MODULE, OTHER)) == [mismatch(f"kernel module {MODULE}, library {OTHER}")]
 
 
-def test_a_library_of_another_version_is_found_beside_an_nvml_that_does_not_open() -> None:
+def test_a_library_of_another_version_is_found_when_nvml_does_not_open() -> None:
     blind = Unobserved(UnobservedCause.named("NvmlLibraryMismatch"), "NVML: Driver/library version mismatch")
 
     assert judge(versions(driver_is_silent(blind), MODULE, OTHER, "580.65.06")) == [
@@ -113,14 +113,14 @@ def test_a_library_that_nvml_refuses_for_180_s_is_a_fault_in_place_of_the_warnin
 
 
 @pytest.mark.parametrize("libraries", [(MODULE,), (OTHER, MODULE), ()])
-def test_an_nvml_that_does_not_open_is_no_fault_of_the_node_whose_library_fits(libraries: tuple[str, ...]) -> None:
+def test_a_failed_nvml_open_is_no_fault_with_a_matching_library(libraries: tuple[str, ...]) -> None:
     """The library in our own container is older than the driver that was loaded since, or nobody knows the node's."""
     look = mismatched(600.0)
 
     assert judge(versions(look, MODULE, *libraries)) == [look.answer]
 
 
-def test_a_person_is_told_both_versions() -> None:
+def test_the_output_has_both_versions() -> None:
     source = "NVML's rule"
 
     assert tells(CHECK, P5, {NVML: versions(driver_says(), MODULE, MODULE)}) == [

@@ -50,7 +50,7 @@ def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
     ]
 
 
-def test_a_person_is_told_how_many_have_it_on_and_what_will_change() -> None:
+def test_the_output_counts_the_gpus_with_the_mode_and_pending_changes() -> None:
     gpus = (*every()[:6], healthy(6, ecc_mode=OFF), healthy(7, ecc_mode=TO_BE_OFF))
     source = "p5.48xlarge in instance-profiles.conf"
 

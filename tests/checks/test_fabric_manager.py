@@ -69,7 +69,7 @@ IN_PODS = Uncounted(FABRIC_MANAGER, 3, "in containers")
 PRIVILEGED = Uncounted(FABRIC_MANAGER, 1, "in privileged containers, none of them the driver's", unsure=True)
 
 
-def test_one_in_a_users_pod_does_not_stand_in_for_it_and_is_told() -> None:
+def test_an_instance_in_a_users_pod_is_no_substitute_and_is_reported() -> None:
     message = "3 called nv-fabricmanager in containers"
     (finding, seen) = judge(start=None, uncounted=(IN_PODS,))
 
@@ -190,7 +190,7 @@ def test_a_running_one_of_another_version_is_found() -> None:
     ]
 
 
-def test_one_that_refused_this_driver_is_found_beside_its_absence() -> None:
+def test_a_library_that_rejected_the_driver_is_found_with_the_absence() -> None:
     assert findings(judge(start=FabricManagerStart(OTHER, DRIVER))) == [NOT_RUNNING, MISMATCH]
 
 
@@ -204,7 +204,7 @@ def test_one_that_refused_this_driver_is_found_beside_its_absence() -> None:
         (RUNNING, FabricManagerStart(DRIVER)),
     ],
 )
-def test_a_version_that_nobody_told_of_now_is_not_judged(
+def test_an_unreported_version_is_not_judged(
     running: tuple[Service, ...], start: FabricManagerStart | None
 ) -> None:
     assert MISMATCH not in judge(*running, start=start)

@@ -315,7 +315,7 @@ def test_a_node_without_gpus_that_expects_none_is_not_configured(expected: Expec
     assert judge(driver_says(), (), expected) == [NotConfigured("no GPU on PCI, none in NVML, none expected")]
 
 
-def test_a_person_is_told_both_counts_and_whose_expectation_it_is() -> None:
+def test_the_output_has_both_counts_and_the_source_of_the_expectation() -> None:
     seen: dict[Probe[Any], Any] = {NVML: driver_says(*ALL[:7]), FUNCTIONS: functions(*ADDRESSES)}
 
     assert tells(CHECK, P5, seen) == [

@@ -79,7 +79,7 @@ def test_where_processes_are_out_of_sight_nothing_is_judged() -> None:
     ]
 
 
-def test_a_person_is_told_the_most_that_an_unused_gpu_holds() -> None:
+def test_the_output_has_the_highest_memory_use_of_an_unused_gpu() -> None:
     gpus = (*every()[:6], healthy(6, memory=using(512 << 20)), healthy(7, memory=using(70 * GIB), processes=2))
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [

@@ -171,7 +171,7 @@ def test_what_its_monitor_may_still_remove_is_no_leftover(up: float, delay: floa
         (replace(HERE, plugin=None), {"HamiLibraryNotInstalled", "HamiPreloadWrong"}),
     ],
 )
-def test_what_can_not_be_told_stays_as_it_was(hami: Hami, open_faults: set[str]) -> None:
+def test_an_unobserved_state_stays_unchanged(hami: Hami, open_faults: set[str]) -> None:
     assert too_early(hami) == open_faults
 
 
@@ -188,7 +188,7 @@ def test_elsewhere_it_is_nobodys_business(hami: Hami, driver: str, why: str) -> 
     assert findings == [NotConfigured(why)]
 
 
-def test_a_person_is_told_what_it_has() -> None:
+def test_the_output_has_the_observed_value() -> None:
     findings = says(CHECK, P5, {HAMI: HERE, FUNCTIONS: functions(*ADDRESSES)})
 
     observation = Observation(

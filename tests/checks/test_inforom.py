@@ -86,7 +86,7 @@ def test_a_driver_that_does_not_answer_could_not_look() -> None:
     assert finds(CHECK, P5, {NVML: driver_is_silent(blind), FUNCTIONS: ()}) == [blind]
 
 
-def test_a_person_is_told_how_many_are_valid() -> None:
+def test_the_output_counts_the_valid_inforoms() -> None:
     gpus = with_one(healthy(3, inforom_valid=False))
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus), FUNCTIONS: ()}) == [Observation("valid on 7 of 8 GPUs", "all")]

@@ -34,7 +34,7 @@ def test_a_mode_that_waits_for_a_reset_is_found(mode: Mode, detail: str, instanc
     assert judge(healthy(2), healthy(3, mig_mode=mode, instances=instances)) == [found("MigModePending", detail)]
 
 
-def test_a_gpu_with_mig_on_and_no_instance_beside_whole_ones_is_found() -> None:
+def test_a_mig_gpu_without_instances_among_whole_gpus_is_found() -> None:
     assert judge(healthy(2), healthy(3, mig_mode=ON), healthy(4, mig_mode=ON, instances=(1, 2))) == [
         found("MigModeInconsistent", "MIG is on and no instance exists, while MIG is off for other GPUs")
     ]
@@ -74,7 +74,7 @@ def test_instances_that_could_not_be_read_are_missed_only_where_they_matter() ->
     assert judge(*every(mig_mode=ON, **unread)) == judge(*every(**unread)) == []
 
 
-def test_a_person_is_told_how_many_have_it_on() -> None:
+def test_the_output_counts_the_gpus_with_the_mode() -> None:
     gpus = (*every()[:6], healthy(6, mig_mode=ON, instances=(1,)), healthy(7, mig_mode=TO_BE_OFF, instances=(1,)))
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Observation("on for 2 of 8 GPUs")]

@@ -95,12 +95,12 @@ def test_on_gke_there_is_none_by_design() -> None:
     ]
 
 
-def test_one_in_a_table_that_is_not_read_is_told_as_that() -> None:
+def test_a_handler_in_an_unread_table_is_reported_as_unread() -> None:
     place = Misplaced(FILE, 3, "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", (NVIDIA,), 3)
     assert judge(CHECK, runtime(RUNC, misplaced=(place,))) == []
 
 
-def test_one_in_a_drop_in_that_nobody_imports_is_told_with_its_place() -> None:
+def test_a_handler_in_an_unimported_drop_in_is_reported_with_its_file() -> None:
     unread = (replace(NVIDIA, file=DROP_IN, line=3),)
 
     assert judge(CHECK, runtime(RUNC, unread_handlers=unread)) == [
@@ -118,7 +118,7 @@ def test_one_in_a_drop_in_that_nobody_imports_is_told_with_its_place() -> None:
 @pytest.mark.parametrize(
     ("version", "reader"), [("1.7.27", "containerd 1.7"), ("", "containerd 1.7 (assumed from version 2)")]
 )
-def test_one_whose_table_a_later_file_replaces_is_told_with_that_file(version: str, reader: str) -> None:
+def test_a_handler_with_a_replaced_table_is_reported_with_the_later_file(version: str, reader: str) -> None:
     observed = runtime(RUNC, replaced=(RUNC, NVIDIA), replaced_by=DROP_IN, version=version, generation="1.7")
 
     assert judge(CHECK, observed) == [
@@ -130,7 +130,7 @@ def test_one_whose_table_a_later_file_replaces_is_told_with_that_file(version: s
     ]
 
 
-def test_one_where_crio_does_not_look_is_told_with_its_place() -> None:
+def test_a_file_outside_crios_folders_is_reported_with_its_path() -> None:
     file = "/etc/crio/conf.d/99-nvidia.toml"
     unread = (replace(NVIDIA, file=file, line=6),)
 
@@ -162,7 +162,7 @@ def test_what_the_running_one_has_counts(live: Live, well: bool) -> None:
     assert (judge(CHECK, runtime(RUNC, live=live, cdi_specs=(SPEC,))) == []) is well
 
 
-def test_one_that_is_defined_and_not_loaded_is_told_as_that() -> None:
+def test_a_defined_and_unloaded_handler_is_reported_as_unloaded() -> None:
     assert judge(CHECK, runtime(RUNC, NVIDIA, live=Live(handlers=("runc",)))) == []
 
 
@@ -172,7 +172,7 @@ OTHER = RuntimeConfiguration("/etc/other.toml", schema=2, handlers=(replace(NVID
 
 
 @pytest.mark.parametrize(("kind", "owner"), [("containerd", "another containerd"), (DOCKER, "Docker"), (CRIO, "CRI-O")])
-def test_a_handler_in_another_runtimes_file_is_told_with_both_files(kind: str, owner: str) -> None:
+def test_a_handler_in_another_runtimes_file_is_reported_with_both_files(kind: str, owner: str) -> None:
     assert judge(CHECK, runtime(RUNC, others=(replace(OTHER, kind=kind),))) == [
         finding(
             "NvidiaRuntimeElsewhere",
@@ -184,7 +184,7 @@ def test_a_handler_in_another_runtimes_file_is_told_with_both_files(kind: str, o
 @pytest.mark.parametrize(
     "other", [replace(OTHER, handlers=(RUNC,)), replace(OTHER, problem=ConfigurationProblem("/x", "no TOML"))]
 )
-def test_another_runtime_without_it_is_not_told(other: RuntimeConfiguration) -> None:
+def test_another_runtime_without_the_handler_is_not_reported(other: RuntimeConfiguration) -> None:
     assert reasons(judge(CHECK, runtime(RUNC, others=(other,)))) == ["NvidiaRuntimeMissing"]
 
 

@@ -76,7 +76,7 @@ def test_a_person_reads_how_many_are_active() -> None:
     assert judge(P5, *every(nvlinks=links(down=(5,))))[-1] == seen("136 of 144 NVLinks active")
 
 
-def test_a_driver_that_knows_no_nvlink_is_shown_beside_what_the_type_has() -> None:
+def test_a_driver_without_nvlink_is_shown_with_the_expected_links() -> None:
     assert judge(P5, *every(nvlinks=None)) == [seen("0 of 0 NVLinks active")]
 
 

@@ -94,7 +94,7 @@ def test_a_counter_that_nobody_has_a_limit_for_is_not_judged() -> None:
     ],
     ids=["another address", "another GPU", "no links", "other counters", "counts anew"],
 )
-def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
+def test_a_gpu_without_an_earlier_count_is_judged_later(before: Gpu) -> None:
     early = TooEarly("its counters were not read in the look before, or began anew", SUBJECT)
 
     assert judge(counts(replays=1000), before) == [early]
@@ -105,7 +105,7 @@ def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
     [None, driver_is_silent(Unobserved(UnobservedCause.named("DriverNotLoaded"), "why"))],
     ids=["first look", "blind before"],
 )
-def test_without_an_earlier_look_all_is_told_later(before: DriverReading | None) -> None:
+def test_without_an_earlier_cycle_all_is_judged_later(before: DriverReading | None) -> None:
     assert judge(counts(replays=1000), before) == [TooEarly("a rate needs an earlier look")]
 
 

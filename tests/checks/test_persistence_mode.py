@@ -73,7 +73,7 @@ def test_a_driver_that_does_not_answer_could_not_look() -> None:
     assert judge() == [NotConfigured("NVML lists no GPU")]
 
 
-def test_a_person_is_told_how_many_have_it_on() -> None:
+def test_the_output_counts_the_gpus_with_the_mode() -> None:
     gpus = (*every()[:7], healthy(7, persistence=False))
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Observation("on for 7 of 8 GPUs", "all")]

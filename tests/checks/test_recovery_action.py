@@ -75,7 +75,7 @@ def test_the_same_number_of_an_older_driver_is_a_finding_of_its_gpu(driver: str,
     )
 
 
-def test_a_reset_beside_an_imex_domain_is_found_on_its_own_gpu() -> None:
+def test_a_reset_is_found_on_its_own_gpu_with_an_imex_domain() -> None:
     findings = judge(wants(1, 5), wants(2, 1))
 
     assert [(finding.reason, finding.subject) for finding in findings if isinstance(finding, Finding)] == [

@@ -78,7 +78,7 @@ def test_a_handler_in_other_letters_is_always_found(defined: str, asked: str) ->
     ]
 
 
-def test_what_the_running_one_has_counts_and_what_is_not_loaded_is_told_elsewhere() -> None:
+def test_the_running_configuration_counts_and_unloaded_parts_are_reported_separately() -> None:
     live = Live(handlers=("runc", "nvidia"))
     assert judged(runtime(RUNC, AKS, live=live), named("nvidia")) == []
     assert judged(runtime(RUNC, NVIDIA, AKS, live=Live(handlers=("runc", AKS.name))), named("nvidia")) == []

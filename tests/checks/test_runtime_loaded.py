@@ -47,7 +47,7 @@ def test_where_no_runtime_is_to_be_seen_there_is_none_to_have_loaded_anything() 
     assert judge(CHECK, runtime(NVIDIA, why_not_live=cri.NOT_HERE, started=None)) == [untold]
 
 
-def test_where_no_clock_tells_whether_it_is_older_than_its_files_nothing_is_told() -> None:
+def test_without_a_comparable_clock_no_unloaded_file_is_reported() -> None:
     untold = NotConfigured("nothing here tells whether containerd was started before its files were written")
     newer = (ReadFile(FILE, STARTED + 3600),)
     observed = runtime(NVIDIA, files=newer, why_not_live=cri.NOT_HERE, started=None, since_boot=10.0)

@@ -106,7 +106,7 @@ def test_a_temperature_that_could_not_be_read_could_not_look_there(error: int) -
         ([Temperature(34)], Observation("34 °C")),
     ],
 )
-def test_a_person_is_told_the_temperatures_and_the_limits(temperatures: list[Temperature], line: Observation) -> None:
+def test_the_output_has_temperatures_and_limits(temperatures: list[Temperature], line: Observation) -> None:
     gpus = [healthy(index, temperature=temperature) for index, temperature in enumerate(temperatures)]
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [line]

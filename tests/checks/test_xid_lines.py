@@ -117,7 +117,7 @@ def test_a_process_may_be_called_anything(pid: str, name: str) -> None:
         ("somebody said pid=1, name=x, GPU", "", "somebody said pid=1, name=x, GPU"),
     ],
 )
-def test_the_process_and_the_drivers_own_text_are_told_apart(text: str, process: str, rest: str) -> None:
+def test_the_process_and_the_drivers_text_are_separated(text: str, process: str, rest: str) -> None:
     seen = read_xid(record(f"NVRM: Xid (PCI:0000:05:00): 109, {text}"), Expectation())
 
     assert seen
@@ -261,7 +261,7 @@ def test_a_finding_keeps_where_and_when_its_record_stood() -> None:
     )
 
 
-def test_a_line_without_text_is_told_by_its_mnemonic() -> None:
+def test_a_line_without_text_is_shown_by_its_mnemonic() -> None:
     finding = read("NVRM: Xid (PCI:0000:3f:00): 46")
 
     assert finding

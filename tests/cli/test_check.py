@@ -76,7 +76,7 @@ def test_level_2_runs_here_and_now(world: World, word: str) -> None:
     assert "DCGM's level 2 begins" in done.stderr
 
 
-def test_level_2_beside_light_checks_makes_one_record(world: World) -> None:
+def test_level_2_and_light_checks_make_one_record(world: World) -> None:
     record = world.record("1", "nvidia-smi", "topology")
 
     assert [entry["check"] for entry in record["checks"]] == ["0-nvidia-smi", "3-topology-check", "1-dcgm-diag-l2"]
@@ -222,7 +222,7 @@ def test_a_host_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert refused("nouveau") == "gpu-healthcheck check: HOST_ROOT /nowhere: no such directory\n"
 
 
-def test_who_is_not_root_is_told_that_it_may_matter(world: World) -> None:
+def test_without_root_the_output_warns(world: World) -> None:
     if subprocess.run(["unshare", "--user", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this kernel lets nobody become somebody else")
     command = ["unshare", "--user", *world.command("xid", "--json")]  # to its own eyes nobody

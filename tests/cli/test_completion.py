@@ -51,7 +51,7 @@ def test_words_of_ours(words: tuple[str, ...], messages: list[str], capsys: pyte
     assert offered(capsys, *words) == (messages, ":4")
 
 
-def test_commands_are_told_with_what_they_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_listed_with_their_purpose(capsys: pytest.CaptureFixture[str]) -> None:
     commands_offered, directive = offered(capsys, "")
 
     assert {"status", "quarantine", "completion"} <= set(commands_offered)
@@ -130,14 +130,14 @@ def test_a_program_that_a_kubeconfig_runs_keeps_no_shell_waiting(tmp_path: Path,
 
 
 @pytest.mark.parametrize("shell", [text for text in Shell if text is not Shell.KUBECTL])
-def test_a_shell_is_told_how_to_ask(shell: str) -> None:
+def test_a_shell_gets_its_completion_script(shell: str) -> None:
     message = typed(["completion", shell], {}).stdout.decode()
 
     assert "gpu-healthcheck" in message
     assert f"_GPU_HEALTHCHECK_COMPLETE=complete_{shell}" in message
 
 
-def test_bash_completes_with_what_it_was_told() -> None:
+def test_bash_completes_with_the_offered_words() -> None:
     """By the variables of bash's own completion."""
     environment = {"_GPU_HEALTHCHECK_COMPLETE": "complete_bash", "COMP_WORDS": "gpu-healthcheck rel", "COMP_CWORD": "1"}
 

@@ -228,7 +228,7 @@ def test_in_a_pipe_of_a_shell_it_is_as_other_programs() -> None:
     assert (done.stdout.splitlines()[-1], done.stderr) == ("141", "")
 
 
-def test_a_full_disk_is_told() -> None:
+def test_a_full_disk_is_reported() -> None:
     command = [sys.executable, "-m", "cli", "explain"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

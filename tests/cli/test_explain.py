@@ -133,7 +133,7 @@ def test_a_test_that_could_not_run_says_nothing_about_the_hardware() -> None:
     assert "The test could not run" in explained("dcgm", "117")
 
 
-def test_where_we_depart_from_nvidia_the_reason_is_told() -> None:
+def test_deviations_from_nvidia_have_a_reason() -> None:
     answer = explained("142")
 
     assert "here RESET:" in answer

@@ -111,7 +111,7 @@ def test_a_square_says_what_its_node_says(state: NodeState, heard: float | None,
     assert bool(facts(fleet_row)[0][-1]) is bool(next_step)
 
 
-def test_an_agent_whose_heartbeat_is_gone_is_silent_where_heartbeats_can_be_seen() -> None:
+def test_an_agent_without_heartbeat_is_silent_if_leases_are_visible() -> None:
     seen, unseen = (row_of_node(node("a", "pass"), None, timedelta(0), NOW, listed=listed) for listed in (True, False))
 
     assert (titles(seen, unseen), facts(seen)[0][6]) == (["a: pass, its agent is silent", "a: pass"], "none, silent")

@@ -108,7 +108,7 @@ def test_all_suspects_are_looked_at_with_the_agents_image(world: World) -> None:
     assert world.pods() == []
 
 
-def test_what_admission_refuses_is_said_and_the_rest_is_told(world: World) -> None:
+def test_an_admission_rejection_is_reported_with_the_other_results(world: World) -> None:
     world.make("/api/v1/namespaces", "restricted", **{"pod-security.kubernetes.io/enforce": "restricted"})
     world.make("/api/v1/namespaces/restricted/serviceaccounts", "default")
 
@@ -152,7 +152,7 @@ def test_a_second_signal_waits_for_no_kubelet(plane: ControlPlane) -> None:
     assert (process.returncode, world.pods()) == (130, [])
 
 
-def test_who_lacks_the_rights_is_told_which(world: World, tmp_path: Path) -> None:
+def test_missing_permissions_are_named(world: World, tmp_path: Path) -> None:
     plane, account = world.plane, "probe-reader"
     plane.kubectl("create", "serviceaccount", account, "--namespace=default")
     plane.kubectl("create", "clusterrole", account, "--verb=get,list", "--resource=nodes,pods")

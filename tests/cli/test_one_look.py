@@ -78,7 +78,7 @@ def test_what_is_wrong_stands_under_it(capsys: pytest.CaptureFixture[str]) -> No
     assert messages[3].split(maxsplit=3) == ["3", "driver", "unknown", "DriverNotLoaded: as above"]
 
 
-def test_without_anything_seen_the_first_thing_wrong_stands_beside_the_check(
+def test_without_an_observation_the_first_fault_is_shown_with_the_check(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     messages = lines(capsys, look(check("nvlink", INACTIVE)))
@@ -99,7 +99,7 @@ def test_what_needs_a_second_look_says_so(capsys: pytest.CaptureFixture[str]) ->
     assert messages[0].split("  ")[-1] == "8 GPUs; expected few; a rate needs two readings; gpu/1: it began anew"
 
 
-def test_a_cause_that_was_told_above_stands_at_the_end_of_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cause_shown_above_is_named_at_the_end_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     messages = lines(capsys, look(check("gpu-count", BLIND), check("nvlink", SEEN, INACTIVE, BLIND)))
 
     assert messages[1].endswith("(p5.48xlarge in instance-profiles.conf); DriverNotLoaded: as above")

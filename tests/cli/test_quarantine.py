@@ -261,7 +261,7 @@ def test_killed_after_any_of_its_writes_the_same_command_brings_it_to_its_end(ho
 
 
 @pytest.mark.parametrize(("recommendation", "code", "is_flag"), [("reset", 1, True), ("rerun", 1, False)])
-def test_a_result_that_nobody_saw_is_told_before_anything_is_tested_anew(
+def test_an_unseen_result_is_reported_before_a_new_test(
     hospital: Hospital, recommendation: str, code: int, *, is_flag: bool
 ) -> None:
     """After hours, with the terminal closed long ago. What is to be run again is run again."""
@@ -284,7 +284,7 @@ def test_a_result_that_nobody_saw_is_told_before_anything_is_tested_anew(
     assert hospital.jobs("unseen") != first
 
 
-def test_a_job_by_hand_that_has_ended_has_told_whoever_started_it(hospital: Hospital) -> None:
+def test_a_manual_job_reports_its_end_to_its_creator(hospital: Hospital) -> None:
     hospital.admit("by-hand", recommendation="reset")
     hospital.quarantine("by-hand")
     first = hospital.jobs("by-hand")
@@ -429,7 +429,7 @@ def test_a_job_that_somebody_suspends_says_so(hospital: Hospital) -> None:
     interrupted(process)
 
 
-def test_a_pod_whose_kubelet_cannot_start_it_says_why(hospital: Hospital) -> None:
+def test_a_pod_that_cannot_start_shows_the_reason(hospital: Hospital) -> None:
     hospital.admit("volume")
     hospital.kubelets.stuck.add("volume")
     process = hospital.start("volume")
@@ -535,7 +535,7 @@ def test_missing_rights_are_named_and_nothing_is_changed(hospital: Hospital) -> 
     assert "  create jobs.batch in gpu-healthcheck\n" in err
 
 
-def test_missing_rights_are_told_to_programs_too(hospital: Hospital) -> None:
+def test_missing_permissions_are_part_of_the_json(hospital: Hospital) -> None:
     hospital.admit("guarded")
     kubeconfig = hospital.plane.account_kubeconfig("gpu-healthcheck-sweep")
 

@@ -90,7 +90,7 @@ def test_a_fault_that_no_release_ends_is_no_success_where_nothing_else_is_to_rel
     assert release(kubeconfig, "--dry-run").returncode == 0
 
 
-def test_our_cordon_goes_also_where_no_agent_ever_told(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_our_cordon_is_removed_without_an_agents_record(api: ApiStandIn, kubeconfig: Path) -> None:
     cordon(api, "n", **OURS)
 
     assert release(kubeconfig).returncode == 0
@@ -111,7 +111,7 @@ def test_it_stays_where_a_person_wants_it_to(api: ApiStandIn, kubeconfig: Path, 
 
 
 @pytest.mark.parametrize("mark_left", ["", "gpu-quarantine-n"], ids=["", "after one of ours"])
-def test_a_persons_cordon_stays_and_is_told(api: ApiStandIn, kubeconfig: Path, mark_left: str) -> None:
+def test_a_persons_cordon_stays_and_is_reported(api: ApiStandIn, kubeconfig: Path, mark_left: str) -> None:
     failed(api)
     cordon(api, "n", by=mark_left, manager="kubectl")
     done = release(kubeconfig)

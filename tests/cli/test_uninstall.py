@@ -163,7 +163,7 @@ def test_a_dry_run_says_also_what_still_runs(api: ApiStandIn, kubeconfig: Path) 
     assert "pods gpu-healthcheck/agent-4 and 2 more\n" in done.stderr
 
 
-def test_only_our_own_cordon_is_lifted_and_told(api: ApiStandIn, kubeconfig: Path) -> None:
+def test_only_our_own_cordon_is_lifted_and_reported(api: ApiStandIn, kubeconfig: Path) -> None:
     cordon(api, "failed", by="gpu-quarantine-failed")
     cordon(api, "well", by="gpu-quarantine-well", manager="kubectl")
     cordon(api, "plain", manager="kubectl")

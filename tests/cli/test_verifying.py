@@ -19,7 +19,7 @@ def answers(*nodes: NodeState) -> list[Verification]:
     return list(engine_answers(nodes))
 
 
-def test_nodes_whose_engine_cannot_be_used_are_named_with_what_to_do() -> None:
+def test_nodes_with_an_unusable_engine_are_listed_with_advice() -> None:
     (found,) = answers(*(node(name, dcgm={"cause": "DcgmEngineEmbedded"}) for name in ("b", "a")), node("c"))
 
     assert (found.about, found.holds) == ("deep tests", False)

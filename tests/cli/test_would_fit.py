@@ -152,7 +152,7 @@ DENIED = 'admission webhook "vgpu.hami.io" denied the request: pod has node assi
         (Unavailable("timed out"), False),
     ],
 )
-def test_a_denial_is_told_apart_from_a_server_that_can_not_be_asked(error: ClusterError, refused: bool) -> None:
+def test_a_denial_differs_from_an_unreachable_server(error: ClusterError, refused: bool) -> None:
     def dry_run(_: str, __: Mapping[str, Any]) -> Mapping[str, Any]:
         raise error
 

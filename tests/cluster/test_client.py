@@ -52,7 +52,7 @@ def test_each_answer_is_of_one_kind_and_the_next_question_is_answered(
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_the_patience_that_the_server_asked_for_is_told(api: ApiStandIn, cluster: Cluster, status: int) -> None:
+def test_the_retry_delay_of_the_server_is_reported(api: ApiStandIn, cluster: Cluster, status: int) -> None:
     api.fail_with(status, 7)
     with pytest.raises(Unavailable) as exception_info:
         cluster.read_node(NODE)

@@ -96,7 +96,7 @@ class TestInAPod:
 
         assert choose(NOTHING_SAID) is None
 
-    def test_a_program_whose_token_is_not_there_asks_nobody_else(self, pod: Path, home: Path) -> None:
+    def test_a_program_without_its_token_uses_no_other_credentials(self, pod: Path, home: Path) -> None:
         write(home / ".kube/config", "mine")
         pod.unlink()
 
@@ -174,7 +174,7 @@ class TestOutside:
         with pytest.raises(KubeconfigError, match=f"^no file /nowhere, /elsewhere, {message}$"):
             choose(None)
 
-    def test_a_user_without_a_home_is_told_so_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_user_without_a_home_gets_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", "")
 
         with pytest.raises(KubeconfigError, match=r"no file ~/\.kube/config"):

@@ -181,7 +181,7 @@ def test_every_request_that_we_make_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), [(403, Forbidden), (422, Refused), (429, Unavailable)])
-def test_a_status_whose_causes_are_readable_names_the_disruption_budgets(
+def test_a_status_with_readable_causes_names_the_disruption_budgets(
     proxy: LyingProxy, kubeconfig: Path, status: int, kind: type[ClusterError]
 ) -> None:
     cause = {"reason": "DisruptionBudget", "message": "the budget x needs 1"}

@@ -80,7 +80,7 @@ ODD = {
 
 
 @pytest.mark.parametrize(("instead", "message"), ODD.values(), ids=ODD)
-def test_any_other_answer_is_told_in_one_printable_sentence(instead: Any, message: str) -> None:
+def test_any_other_answer_is_reported_in_one_printable_sentence(instead: Any, message: str) -> None:
     with PrometheusStandIn(instead=instead) as world, pytest.raises(PrometheusError) as exception_info:
         instant(world.url, "up")
     assert str(exception_info.value).startswith(world.url)

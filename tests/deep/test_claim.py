@@ -51,7 +51,7 @@ def test_a_run_is_taken_and_given_back_without_a_trace(run: Claim) -> None:
     assert patched(node, give_back(node, run)) == FREE
 
 
-def test_only_a_run_whose_pods_ask_for_no_gpus_sets_a_taint() -> None:
+def test_only_a_run_without_gpu_requests_sets_a_taint() -> None:
     assert held(SWEEP).taints == (SPOT,)
     assert held(L2).taints == (SPOT, {"key": MAINTENANCE, "value": "l2", "effect": "NoSchedule"})
 

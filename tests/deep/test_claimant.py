@@ -138,7 +138,7 @@ def test_a_taint_that_the_scripts_left_is_taken_away_under_a_living_run() -> Non
     assert api.node == held
 
 
-def test_who_has_a_node_is_told_by_kind_and_name() -> None:
+def test_the_owner_of_a_node_is_shown_by_kind_and_name() -> None:
     agent = agent_on(Api())
     assert [agent.has(under(claim).node) for claim in (OURS, replace(OURS, until=LATER))] == [True, True]
     others = (None, THEIRS, replace(OURS, holder="another"), replace(OURS, until=NOW))

@@ -251,7 +251,7 @@ def test_where_replica_sets_are_not_visible_their_deployment_tells(made: int) ->
     assert all(problem.found.affected == (DEPLOYMENT,) for problem in diagnosis.problems)
 
 
-def test_a_deployment_that_something_else_made_is_told_by_its_replica_set_too() -> None:
+def test_an_owned_deployment_is_recognised_by_its_replica_set() -> None:
     deployment, *others = refused(EXCEEDED)
     owner = {"kind": "InferenceService", "name": "llm", "uid": "i", "controller": True}
     deployment["metadata"]["ownerReferences"] = [owner]
@@ -261,7 +261,7 @@ def test_a_deployment_that_something_else_made_is_told_by_its_replica_set_too() 
     assert not any("deployment/" in line for line in problem.found.evidence)
 
 
-def test_a_job_set_that_cannot_make_its_jobs_is_told_of() -> None:
+def test_a_job_set_without_its_jobs_is_reported() -> None:
     made_of = obj("JobSet", "train", "team")
     text = f'job "train-w-0" creation failed with error: {DENIED}, for nvidia.com/gpu'
     state = [node("a"), made_of, event(made_of, "JobCreationFailed", text)]

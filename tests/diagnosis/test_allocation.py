@@ -121,7 +121,7 @@ def test_each_way_to_give_out_gpus_is_counted_its_own_way(
     assert (pair.resource, pair.kind, pair.total, pair.held, pair.free) == pool
 
 
-def test_hamis_memory_and_cores_are_told_by_card() -> None:
+def test_hamis_memory_and_cores_are_listed_by_card() -> None:
     register = {"hami.io/node-nvidia-register": json.dumps(CARDS)}
     (node_allocation,) = allocation(
         snapshot(node("a", 20, annotations=register), pod("x", 1, on="a", annotations=GIVEN))
@@ -132,13 +132,13 @@ def test_hamis_memory_and_cores_are_told_by_card() -> None:
     ]
 
 
-def test_what_is_left_beside_the_gpus_counts_all_pods() -> None:
+def test_free_cpu_and_memory_count_all_pods() -> None:
     others = asks("web", "cpu", 90)
     (node_allocation,) = allocation(snapshot(node("a", 8), pod("x", 1, on="a"), others)).nodes
     assert (int(node_allocation.cpu_free), int(node_allocation.memory_free)) == (6, 1000 * 1024**3)
 
 
-def test_each_namespace_is_told_with_the_memory_that_is_its_own() -> None:
+def test_each_namespace_is_listed_with_its_own_memory() -> None:
     state = [
         node("a", 8, labels=H100),
         node("b", 0, capacity={SLICE: "7"}, allocatable={SLICE: "7"}),

@@ -35,7 +35,7 @@ def test_a_consequence_stands_beneath_its_cause_and_by_itself_without_it() -> No
     assert [problem.found.cause for problem in arranged([leaf, root])] == [ROOT, LEAF]
 
 
-def test_two_that_follow_from_each_other_are_both_told() -> None:
+def test_two_mutual_consequences_are_both_reported() -> None:
     result = FoundCause(ROOT, "a", ("x",), because_of=((MIDDLE, "b"),))
     other = FoundCause(MIDDLE, "b", ("y",), because_of=((ROOT, "a"),))
     assert {problem.found.cause.name for problem in arranged([result, other])} == {"Root", "Middle"}
@@ -55,7 +55,7 @@ def test_evidence_is_bounded_and_what_is_left_out_is_counted() -> None:
     assert problem.evidence_left_out == 100 - MOST_EVIDENCE
 
 
-def test_a_search_is_not_asked_without_what_it_needs_and_that_is_told() -> None:
+def test_a_search_without_its_kinds_is_skipped_and_reported() -> None:
     def find(_: object) -> list[FoundCause]:
         raise AssertionError
 

@@ -45,7 +45,7 @@ def crashing(name: str, on: str) -> Object:
     return operand(name, on, states=[{"name": f"{name}-ctr", "ready": False, "restartCount": 9, **CRASHES}])
 
 
-def test_a_working_cluster_is_told_nothing_of() -> None:
+def test_a_healthy_cluster_has_no_causes() -> None:
     assert results(judged(*operator(A, B), pod("trainer", 8, on="a"))) == []
 
 
@@ -60,12 +60,12 @@ ONE_NODE = [
 
 
 @pytest.mark.parametrize(("name", "cause"), ONE_NODE, ids=[cause for _, cause in ONE_NODE])
-def test_an_operand_that_crashes_on_one_node_is_told_with_that_node(name: str, cause: str) -> None:
+def test_an_operand_that_crashes_on_one_node_is_reported_with_that_node(name: str, cause: str) -> None:
     assert results(judged(*with_pods([crashing(name, "a")]))) == [(cause, "node/a")]
 
 
 @pytest.mark.parametrize(("name", "cause"), ONE_NODE, ids=[cause for _, cause in ONE_NODE])
-def test_an_operand_that_crashes_on_all_nodes_is_told_once_with_its_workload(name: str, cause: str) -> None:
+def test_an_operand_that_crashes_on_all_nodes_is_reported_once_with_its_workload(name: str, cause: str) -> None:
     changed = [crashing(name, "a"), crashing(name, "b")]
     assert results(judged(*with_pods(changed))) == [(cause, f"daemonset/{NAMESPACE}/{name}")]
 
@@ -116,11 +116,11 @@ INTENDED = [
 
 
 @pytest.mark.parametrize("state", [state for _, state in INTENDED], ids=[name for name, _ in INTENDED])
-def test_what_is_on_its_way_or_intended_is_told_nothing_of(state: list[Object]) -> None:
+def test_transitional_and_intended_states_have_no_causes(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 
-def test_a_daemon_without_any_pod_is_told_with_what_its_controller_says() -> None:
+def test_a_daemon_set_without_pods_is_reported_with_its_controllers_message() -> None:
     ours = daemon(DRIVER, wanted=2, made=0, ready=0)
     event_ = event(ours, "FailedCreate", 'pods "nvidia-driver-daemonset-" is forbidden: violates PodSecurity', by="x")
     state = [entry for entry in operator(A, B) if not entry["metadata"]["name"].startswith(DRIVER)]
@@ -155,7 +155,7 @@ def test_a_plugin_that_sees_no_device_is_quoted() -> None:
     assert problem.found.evidence[-1] == "No devices found. Waiting indefinitely."
 
 
-def test_without_the_nodes_a_component_that_ends_is_told_with_the_node_of_its_pod() -> None:
+def test_without_nodes_a_crashing_component_is_reported_with_its_pods_node() -> None:
     diagnosis = judged(*with_pods([crashing(DRIVER, "a")]), missing=["Node"])
     assert results(diagnosis) == [("DriverNotReady", "node/a")]
 

@@ -79,7 +79,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("state", "expected"), [pair[1:] for pair in SICK], ids=[pair[0] for pair in SICK])
-def test_what_a_node_offers_of_its_gpus_is_told(state: list[Object], expected: tuple[str, str]) -> None:
+def test_the_advertised_gpus_of_a_node_are_shown(state: list[Object], expected: tuple[str, str]) -> None:
     assert results(judged(*state)) == [expected]
 
 
@@ -141,5 +141,5 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
-def test_what_is_meant_so_is_told_nothing_of(state: list[Object]) -> None:
+def test_intended_states_have_no_causes(state: list[Object]) -> None:
     assert results(judged(*state)) == []

@@ -12,7 +12,7 @@ def _daemon(image: str, config: str) -> dict[str, object]:
     return obj("DaemonSet", "toolkit", "gpu-operator", spec={"template": {"spec": spec}})
 
 
-def test_each_change_is_told_with_both_values() -> None:
+def test_each_change_is_reported_with_both_values() -> None:
     old = snapshot(
         node("a"), node("gone"), _daemon("toolkit:1", "/etc/a"), obj("RuntimeClass", "nvidia", handler="nvidia")
     )
@@ -37,7 +37,7 @@ def test_each_change_is_told_with_both_values() -> None:
     ]
 
 
-def test_nothing_changed_is_nothing_told() -> None:
+def test_without_a_change_nothing_is_reported() -> None:
     assert changes(snapshot(node("a")), snapshot(node("a"))) == ()
 
 

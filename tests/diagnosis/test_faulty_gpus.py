@@ -106,7 +106,7 @@ def test_the_ranks_of_a_job_that_are_there_are_named() -> None:
     assert any("pod/team/train-0 (node rank 0)" in text for text in many.problems[0].found.evidence)
 
 
-def test_a_rank_elsewhere_is_told_of_the_one_on_a_faulty_gpu() -> None:
+def test_a_rank_on_another_node_is_linked_to_the_rank_on_a_faulty_gpu() -> None:
     state = snapshot(faulty(finding()), node("b"), *job())
     others = snapshot(faulty(finding()), node("b"), *(web(number, "b" if number % 2 else "a") for number in range(4)))
 
@@ -134,7 +134,7 @@ def test_a_fault_without_a_taint_asks_for_a_cordon_first() -> None:
     assert "`kubectl cordon a`" in diagnosis.problems[0].found.remedy[1]
 
 
-def test_a_taint_without_a_record_is_told_by_the_condition() -> None:
+def test_a_taint_without_a_record_is_explained_by_the_condition() -> None:
     conditions = [condition("GpuHealthy", "False", "Xid79", "GPU has fallen off the bus", minutes=40)]
     diagnosis = judged(node("a", taints=[TAINT], conditions=conditions), pod("x", on="a"))
 
@@ -182,7 +182,7 @@ def test_the_gpu_of_a_pod_is_known_or_the_node_counts(work: Object, evidence: st
     ],
     ids=["another GPU", "its replica", "by HAMi", "ended", "no GPU", "going", "our own test", "another node"],
 )
-def test_work_beside_a_faulty_gpu_is_no_cause(work: Object) -> None:
+def test_work_on_healthy_gpus_of_a_faulty_node_is_no_cause(work: Object) -> None:
     assert causes(judged(faulty(finding()), node("b"), work)) == ["NodeWithheld"]
 
 

@@ -45,7 +45,7 @@ def test_what_to_correct_takes_the_place_of_a_command_that_would_load_a_fault(
 
 @pytest.mark.parametrize("line", [HELM, ROLLOUT, RESTART, SNAP, DELETE, DELETES])
 @pytest.mark.parametrize("reasons", [(), ("Xid79",), ("RuntimeConfigNotLoaded",), ("CdiSpecStale",)])
-def test_beside_other_findings_they_stay(line: str, reasons: tuple[str, ...]) -> None:
+def test_they_stay_with_other_findings(line: str, reasons: tuple[str, ...]) -> None:
     assert remedy(line, OF_NODE_A, with_findings("a", *reasons)) == (line, DESCRIBE)
 
 
@@ -66,6 +66,6 @@ def test_the_worst_fault_comes_first() -> None:
     assert "RuntimeCriDisabled, CgroupDriverMismatch; see" in first
 
 
-def test_of_many_nodes_some_are_told() -> None:
+def test_only_some_of_many_nodes_are_listed() -> None:
     messages = remedy(HELM, OF_NODE_A, *(with_findings(f"n-{number}", "RuntimeCriDisabled") for number in range(99)))
     assert len(messages) < 10

@@ -162,7 +162,7 @@ DAMAGES: dict[str, Callable[[Packed], Packed]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damage_is_told_and_never_taken_for_the_end(damage: Callable[[Packed], Packed], tmp_path: Path) -> None:
+def test_damage_is_reported_and_not_taken_for_the_end(damage: Callable[[Packed], Packed], tmp_path: Path) -> None:
     file = _bundle(tmp_path, node("a", None), pod("x", 0, on="a"))
     assert _diagnosed(file)[0] == 0
     file.write_bytes(damage(gzip.decompress(file.read_bytes())))

@@ -181,7 +181,7 @@ def test_of_a_pod_on_a_node_only_what_it_depends_on_is_asked(plane: ControlPlane
     ] == []
 
 
-def test_what_was_not_asked_for_because_of_one_pod_is_not_told_as_gone_since(
+def test_kinds_left_out_for_one_pod_are_not_reported_as_deleted(
     plane: ControlPlane, placed: str, tmp_path: Path
 ) -> None:
     saved = tmp_path / "state.tar.gz"
@@ -200,7 +200,7 @@ def test_a_listing_of_several_pages_is_whole_and_in_order(plane: ControlPlane) -
     plane.request("DELETE", where)
 
 
-def test_who_may_see_nothing_is_told_so(reader: Path) -> None:
+def test_a_user_without_permissions_gets_an_error(reader: Path) -> None:
     done = run(reader, "diagnose")
     assert done.returncode == 2
     assert "forbidden" in done.stderr.lower()

@@ -322,7 +322,7 @@ CLAIM = {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"
 
 
 @pytest.mark.parametrize("going", [{}, {"deletionTimestamp": ago(20)}])
-def test_a_volume_that_another_pod_keeps_is_told_at_once(going: dict[str, str]) -> None:
+def test_a_volume_used_by_another_pod_is_reported_at_once(going: dict[str, str]) -> None:
     waits = pod("x", on="a", phase="Pending", age=3, states=[waiting("ContainerCreating")], spec=CLAIM)
     fields = event(
         waits, "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) y'

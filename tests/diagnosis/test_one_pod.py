@@ -81,7 +81,7 @@ def test_for_a_pod_that_is_not_there_nothing_further_is_listed() -> None:
     assert {path for path, _ in served.asked} == {"/api/v1/namespaces/team/pods"}
 
 
-def test_a_pod_whose_successor_works_elsewhere_is_none_that_failed() -> None:
+def test_a_pod_replaced_on_another_node_has_not_failed() -> None:
     """By the pods of its namespace, not those of its node alone."""
     job = obj(
         "Job", "train", "team", spec={"parallelism": 1, "template": {"spec": {"containers": [container("main", 1)]}}}

@@ -35,7 +35,7 @@ def _init(name: str, gpus: int, **more: Any) -> dict[str, Any]:
         ([2, (1, "Always")], [1], 2),
     ],
 )
-def test_init_containers_run_alone_and_sidecars_beside(inits: list[Any], mains: list[int], gpus: int) -> None:
+def test_init_containers_run_alone_and_sidecars_in_parallel(inits: list[Any], mains: list[int], gpus: int) -> None:
     pairs = [entries if isinstance(entries, tuple) else (entries, None) for entries in inits]
     init = [_init(f"i{n}", count, **({"restartPolicy": how} if how else {})) for n, (count, how) in enumerate(pairs)]
     raw = pod(
@@ -81,7 +81,7 @@ def test_a_toleration_is_matched_by_key_value_and_effect(tolerations: list[Any],
     assert _why(pod("x", spec={"tolerations": tolerations}), node("a", taints=[_UNHEALTHY])) == why
 
 
-def test_a_preference_keeps_nothing_away_and_a_cordon_is_told_once() -> None:
+def test_a_preference_blocks_nothing_and_a_cordon_is_reported_once() -> None:
     assert _why(pod("x"), node("a", taints=[_UNHEALTHY | {"effect": "PreferNoSchedule"}])) == set()
     assert _why(pod("x"), node("a", cordoned=True)) == {ObstacleKind.CORDONED}
 

@@ -69,7 +69,7 @@ def test_admission_answers_and_stores_nothing(plane: ControlPlane) -> None:
         ({"resources": {"requests": {GPU: "1"}}}, "Limit must be set"),
     ],
 )
-def test_a_pod_that_admission_refuses_is_told_in_its_words(
+def test_a_pod_that_admission_rejects_is_reported_with_its_message(
     plane: ControlPlane, main: dict[str, Any], message: str
 ) -> None:
     answer = tried(plane, **main)

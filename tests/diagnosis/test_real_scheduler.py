@@ -407,7 +407,7 @@ def test_its_text_is_taken_apart(cluster: ControlPlane, pod: dict[str, Any], sub
     assert not read.of(ReasonSubject.OTHER), message
 
 
-def test_every_pod_has_its_cause_and_no_other_is_told(cluster: ControlPlane, diagnosis: Diagnosis) -> None:
+def test_every_pod_has_exactly_its_cause(cluster: ControlPlane, diagnosis: Diagnosis) -> None:
     waiting = [(pod, cause, subject) for pod, _, cause, subject in PODS] + UNLOOKED
     wanted = {(cause, subject) for pod, cause, subject in waiting if _can_be(pod, cluster)}
     wanted |= {(cause, subject) for _, cause, subject in ADMISSION}

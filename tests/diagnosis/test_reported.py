@@ -219,7 +219,7 @@ def test_what_only_looks_like_one_is_none(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 
-def test_a_pod_that_runs_and_of_whose_containers_nothing_is_told_is_ready() -> None:
+def test_a_running_pod_without_container_states_is_ready() -> None:
     bare: dict[str, Any] = {"states": [], "conditions": []}
     plugin = operand(PLUGIN, "a", status={"containerStatuses": [], "initContainerStatuses": []}, **bare)
     late = pod("t", on="a", **bare)

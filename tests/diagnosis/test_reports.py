@@ -126,7 +126,7 @@ def forms(report: Report) -> list[str]:
     return [shown.file.getvalue(), markdown.text(report), page]  # type: ignore[attr-defined]
 
 
-def test_one_mistake_of_many_bare_pods_is_told_once_in_each_form_and_each_pod_in_json() -> None:
+def test_one_mistake_of_many_bare_pods_is_grouped_except_in_json() -> None:
     grouped = report(gpu_node("a"), *pods_of_a_mistake(f"trainer-{number}" for number in range(200)))
 
     for text in forms(grouped):
@@ -137,7 +137,7 @@ def test_one_mistake_of_many_bare_pods_is_told_once_in_each_form_and_each_pod_in
     assert len(document(grouped)["causes"]) == 200
 
 
-def test_mistakes_that_differ_are_told_one_by_one_until_it_is_enough() -> None:
+def test_different_mistakes_are_listed_up_to_a_limit() -> None:
     pods = [entry for number in range(60) for entry in pods_of_a_mistake([f"x-{number}"], f"type-{number}")]
 
     for text in forms(report(gpu_node("a"), *pods)):
@@ -179,7 +179,7 @@ def test_what_is_piped_has_no_escapes_and_each_thing_on_one_line(tmp_path: Path)
     assert f"   {means}" in text.splitlines()
 
 
-def test_how_much_gpus_are_used_is_told_where_a_prometheus_was_asked() -> None:
+def test_gpu_utilization_is_shown_with_a_prometheus() -> None:
     seen = replace(snapshot(*state()), gpu_use=read_use([series(30, Hostname="a", gpu="0", UUID="GPU-0")]))
     used = Report(diagnose(seen), cluster=allocation(seen))
 

@@ -128,7 +128,7 @@ def test_a_node_or_a_pod_that_is_just_being_set_up_is_left_in_peace() -> None:
 @pytest.mark.parametrize(
     ("asked", "has"), [("Nvidia", "nvidia"), ("nvidia", "nvidia-container-runtime"), ("nvdia", "nvidia")]
 )
-def test_a_class_whose_handler_is_nobodys_is_wrong_itself(asked: str, has: str) -> None:
+def test_a_class_with_an_unknown_handler_is_the_fault(asked: str, has: str) -> None:
     named = obj("RuntimeClass", "gpu-nvidia", handler=asked)
     held = [stuck(f"x-{on}", on=on, runtime_class="gpu-nvidia") for on in "ab"]
     events = [event(entry, "FailedCreatePodSandBox", NO_RUNTIME.format(asked), count=9) for entry in held]
@@ -217,7 +217,7 @@ def test_each_distribution_is_mended_in_its_own_way(changes: Object, words: str)
     assert words.startswith("`nvidia-ctk") or "nvidia-ctk" not in commands
 
 
-def test_a_plugin_on_a_node_without_a_gpu_beside_nodes_with_some_needs_a_selector() -> None:
+def test_a_plugin_on_a_node_without_gpus_needs_a_selector() -> None:
     diagnosis = judged(node("box", None, **K3S), node("a"), *plugin_of("box"))
 
     assert ("RuntimeClassOnNodeWithoutGpu", "runtimeclass/nvidia") in results(diagnosis)
@@ -230,7 +230,7 @@ def test_the_handlers_of_others_are_not_ours_to_judge() -> None:
     assert not results(judged(node("a"), obj("RuntimeClass", "gvisor", handler="runsc"), plain, fields))
 
 
-def test_a_toolkit_that_writes_beside_the_kubelets_own_is_what_all_follows_from() -> None:
+def test_a_toolkit_that_configures_another_runtime_is_the_root_cause() -> None:
     k3s = node("a", handlers=("", "runc"), runtime="containerd://2.1.4-k3s1", kubelet="v1.33.4+k3s1")
     policy = obj("ClusterPolicy", "policy", spec={"toolkit": {"env": [{"name": "NVIDIA_RUNTIME_NAME", "value": "n"}]}})
 
@@ -255,7 +255,7 @@ def test_a_toolkit_that_writes_where_the_kubelet_reads_is_not_to_blame() -> None
     assert results(judged(k3s, NVIDIA, stuck(), right)) == [("RuntimeHandlerMissing", "node/a")]
 
 
-def test_what_our_agent_saw_on_the_node_is_told_with_its_mending() -> None:
+def test_the_agents_finding_is_reported_with_its_fix() -> None:
     detail = (
         "/etc/containerd/config.toml, line 9 has it, which another containerd reads; the kubelet's containerd reads "
         "/var/lib/k8s-containerd/k8s-containerd/etc/containerd/config.toml: `helm upgrade …`"
@@ -278,7 +278,7 @@ HOST = f"`{CONFIGURE} && systemctl restart containerd`"
 EITHER = f"/etc/containerd/config.toml: with the GPU operator {HELM}; with the toolkit on the host {HOST}"
 
 
-def test_of_the_agents_two_ways_only_the_clusters_own_is_told() -> None:
+def test_only_the_cluster_path_of_the_agent_is_shown() -> None:
     seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", EITHER))
 
     (without,) = judged(seen, NVIDIA, stuck()).problems
@@ -314,7 +314,7 @@ def test_a_record_has_nobody_paste_what_we_do_not_write(command: str) -> None:
         )
 
 
-def test_where_no_operator_is_a_toolkit_on_the_host_may_have_written_beside_the_kubelets_own() -> None:
+def test_without_an_operator_a_host_toolkit_may_configure_another_runtime() -> None:
     message_there = (
         f"/etc/two.toml, line 9 has it, which another containerd reads; the kubelet's containerd reads {EITHER}"
     )
@@ -347,7 +347,7 @@ def test_a_young_node_is_left_in_peace_while_its_toolkit_is_at_work(
     assert results(judged(new, NVIDIA, held, fields, toolkit(), *its)) == causes
 
 
-def test_a_young_node_to_which_nothing_brings_a_toolkit_is_told_at_once_by_our_agent() -> None:
+def test_a_new_node_without_a_toolkit_is_reported_at_once() -> None:
     held = stuck(age=4)
     fields = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
     new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", EITHER))
@@ -524,7 +524,7 @@ UNIMPLEMENTED = (
 
 
 @pytest.mark.parametrize("reason", ["RuntimeCriDisabled", "DefaultRuntimeUndefined", "RuntimeConfigMalformed"])
-def test_a_runtime_whose_files_keep_it_from_the_kubelet_is_what_the_rest_follows_from(reason: str) -> None:
+def test_a_runtime_with_an_invalid_configuration_is_the_root_cause(reason: str) -> None:
     down = node("a", handlers=None, annotations=of_reasons("NvidiaRuntimeMissing", reason))
     down["status"]["conditions"] = [condition("Ready", "False", minutes=30, reason="KubeletNotReady")]
     held, unreached = stuck(), stuck("unreached")
@@ -559,7 +559,7 @@ def test_where_everything_works_the_next_restart_is_no_cause_yet() -> None:
 
 @pytest.mark.parametrize("reason", REASONS)
 @pytest.mark.parametrize("operators", [True, False])
-def test_no_command_restarts_a_runtime_in_whose_files_a_fault_is_found(reason: str, operators: bool) -> None:
+def test_no_command_restarts_a_runtime_with_faulty_files(reason: str, operators: bool) -> None:
     seen = node("a", handlers=("", "runc"), annotations=of_reasons("NvidiaRuntimeMissing", reason))
     its = [toolkit(), operator_pod()] if operators else []
 

@@ -25,13 +25,13 @@ def test_those_that_a_problem_names_are_by_name() -> None:
     assert named(node("b", taints=[UNHEALTHY]), node("a", taints=[UNHEALTHY]), node("c")) == ["a", "b"]
 
 
-def test_what_an_agent_has_told_of_is_known() -> None:
+def test_a_value_reported_by_an_agent_is_known() -> None:
     fields = {"gpu-healthcheck.aws-samples.io/results": json.dumps(RECORD)}
 
     assert named(node("a", taints=[UNHEALTHY], annotations=fields)) == []
 
 
-def test_a_node_whose_kubelet_is_silent_would_not_answer() -> None:
+def test_a_node_with_a_silent_kubelet_would_not_answer() -> None:
     assert named(node("a", taints=[UNHEALTHY], ready="Unknown")) == []
 
 

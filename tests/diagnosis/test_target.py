@@ -105,7 +105,7 @@ def test_a_pod_shows_how_far_it_has_come(raw: dict[str, object], fine: int, then
     assert set(states[fine + 1 :]) <= {LinkState.NOT_REACHED}
 
 
-def test_a_pod_for_whose_waiting_no_cause_is_known_shows_what_is_said_of_it() -> None:
+def test_a_waiting_pod_without_a_known_cause_shows_its_messages() -> None:
     waits = pod("x", on="a", age=1, phase="Pending", states=[waiting("ContainerCreating")])
     state = snapshot(node("a"), waits, event(waits, "FailedCreatePodSandBox", "something that nobody knows", count=3))
     (chain,) = chains_of(state, state.pods, ())

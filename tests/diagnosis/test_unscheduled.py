@@ -805,7 +805,7 @@ def test_what_is_on_its_way_or_meant_so_is_no_cause(state: list[Object]) -> None
         ),
     ],
 )
-def test_nobody_is_told_to_name_the_scheduler_that_is_missing(of_scheduler: list[Object], step: str) -> None:
+def test_no_advice_names_a_missing_scheduler(of_scheduler: list[Object], step: str) -> None:
     (problem,) = judged(node("a"), runs("busy", 1, "a"), *of_scheduler, unlooked("default-scheduler")).problems
     assert problem.found.remedy == (step,)
 

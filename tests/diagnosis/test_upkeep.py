@@ -302,7 +302,7 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
-def test_what_is_meant_so_is_told_nothing_of(state: list[Object]) -> None:
+def test_intended_states_have_no_causes(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 

@@ -58,7 +58,7 @@ def test_a_pod_with_idle_cards_is_found(objects: list[Object], some: list[Series
     assert results(idle(objects, *some)) == FOUND
 
 
-def test_what_made_the_pods_is_told_once_with_each_pods_cards() -> None:
+def test_the_workload_is_reported_once_with_each_pods_cards() -> None:
     owner = {"owner": ("ReplicaSet", "web"), "age": 90}
     pods = [pod(name, 1, on="a", **owner) for name in ("web-1", "web-2", "web-3")]
     (problem,) = idle(
@@ -107,14 +107,14 @@ def test_nothing_is_claimed_of_what_is_used_or_may_be(objects: list[Object], som
     assert results(idle(objects, *some)) == []
 
 
-def test_it_is_no_second_cause_beside_what_hides_the_gpus() -> None:
+def test_it_is_no_second_cause_when_the_gpus_are_hidden() -> None:
     boxes = [container("main", 2, env=[{"name": "CUDA_VISIBLE_DEVICES", "value": "-1"}])]
     diagnosis = idle([node("a", 8), pod("x", 2, on="a", age=90, containers=boxes)], owned(0), owned(1))
     assert results(diagnosis) == [("GpusHiddenByVariable", "pod/team/x")]
     assert [consequence.found.cause.name for consequence in diagnosis.problems[0].consequences] == ["GpusHeldIdle"]
 
 
-def test_a_prometheus_that_was_asked_in_vain_is_told_and_one_that_was_not_is_no_lack() -> None:
+def test_a_failed_prometheus_query_is_reported_and_an_omitted_query_is_not() -> None:
     seen = snapshot(*on_a())
     assert diagnose(seen).unseen == ()
     (unchecked,) = diagnose(replace(seen, missing={USE: "http://x:9090 has not answered within 30 s"})).unseen
@@ -125,7 +125,7 @@ def used(*some: Series) -> Snapshot:
     return replace(snapshot(*on_a()), gpu_use=read_use(some))
 
 
-def test_each_card_is_told_once_with_its_pod_in_the_order_of_their_numbers() -> None:
+def test_each_card_is_listed_once_with_its_pod_in_numeric_order() -> None:
     some = [owned(10, value="1"), card(2, 50), card(2, 50), owned(1)]
     some[0]["value"][1] = "100"
     (node_allocation,) = allocation(used(*some)).nodes
@@ -139,7 +139,7 @@ def test_each_card_is_told_once_with_its_pod_in_the_order_of_their_numbers() -> 
     assert (row["utilization_percent"], row["utilization"][0]["pod"]) == (50, "pod/team/x")
 
 
-def test_where_nobody_was_asked_nothing_is_told() -> None:
+def test_without_a_query_nothing_is_reported() -> None:
     (row,) = cluster_document(allocation(used()))["nodes"]
     assert (row["utilization_percent"], row["utilization"]) == (None, [])
 

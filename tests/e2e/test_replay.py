@@ -311,6 +311,6 @@ def test_several_files_are_one_story(saved: Any) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file whose first byte can't be read is Linux's")
-def test_a_file_whose_first_byte_cannot_be_read_is_refused() -> None:
+def test_a_file_with_an_unreadable_first_byte_is_rejected() -> None:
     done = typed(["replay", "/proc/self/mem"], {})
     assert (done.returncode, done.stderr) == (3, b"gpu-healthcheck replay: /proc/self/mem: Input/output error\n")

@@ -190,7 +190,7 @@ def test_what_steers_a_terminal_is_not_printed(saved: Any) -> None:
     assert "\u202e" not in out
 
 
-def test_9_a_failure_of_dcgm_4_is_told(saved: Any) -> None:
+def test_9_a_failure_of_dcgm_4_is_reported(saved: Any) -> None:
     assert record(saved(printed(dcgm_4(FAILED))))[0] == 1
 
 

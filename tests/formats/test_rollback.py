@@ -69,7 +69,7 @@ def test_the_annotations_are_read() -> None:
 
 
 @pytest.mark.parametrize("schema", [1, 3])
-def test_a_file_of_another_schema_is_set_aside_and_told(tmp_path: Any, schema: int) -> None:
+def test_a_file_of_another_schema_is_set_aside_and_reported(tmp_path: Any, schema: int) -> None:
     file = MemoryFile(tmp_path)
     assert file.acquire()
     file.path.write_bytes(content.dump(MEMORY).replace(b'"schema": 2', f'"schema": {schema}'.encode(), 1))

@@ -295,7 +295,7 @@ def python(text: str) -> tuple[str, ...]:
         ("os.write(2, b'e' * 300_000); os.write(1, b'o' * 1_000_000)", ProgramEnd(0, b"o" * 1_000_000, b"e" * 300_000)),
     ],
 )
-def test_a_program_is_told_by_its_outputs_and_its_end(program: Program, text: str, ended: ProgramEnd) -> None:
+def test_a_program_is_recognised_by_output_and_exit(program: Program, text: str, ended: ProgramEnd) -> None:
     assert program.run(python(text), LONG) == ended
 
 
@@ -406,7 +406,7 @@ def test_what_a_program_started_is_ended_with_it(program: Program, tmp_path: Pat
     eventually(lambda: is_gone(int(file.read_text())))
 
 
-def test_a_program_works_where_it_is_told_to_and_writes_as_much_as_it_may(tmp_path: Path) -> None:
+def test_a_program_runs_in_its_directory_with_bounded_output(tmp_path: Path) -> None:
     program = Program(ENVIRONMENT, SHORT, most_output_bytes=2_000_000)
 
     assert program.run(("pwd", "-P"), LONG, tmp_path).out.decode().strip() == str(tmp_path.resolve())
@@ -449,7 +449,7 @@ def test_what_another_thread_runs_can_be_ended(program: Program) -> None:
     assert [end.code for end in ends] == [-signal.SIGKILL]
 
 
-def test_a_program_that_cannot_be_killed_is_named_and_none_is_started_beside_it(
+def test_an_unkillable_program_is_reported_and_no_second_is_started(
     disk: FrozenDisk, program: Program
 ) -> None:
     file = str(disk.mount / "file")

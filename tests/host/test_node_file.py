@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(path: Path, on_disk: bool) -> None:
+def test_a_file_is_replaced_atomically_without_leftovers(path: Path, on_disk: bool) -> None:
     node_file.replace_whole(path, b"old", on_disk=on_disk)
     with path.open("rb") as reader:
         node_file.replace_whole(path, b"new", on_disk=on_disk)

@@ -220,7 +220,7 @@ def test_could_not_look_and_the_message_names(
     assert driver.child_pid == child  # it never died
 
 
-def test_a_bad_library_that_two_folders_lead_to_is_told_once(node: SimulatedNode, driver: Driver) -> None:
+def test_an_invalid_library_behind_two_folders_is_reported_once(node: SimulatedNode, driver: Driver) -> None:
     path = node.root / "usr/lib64" / SONAME
     path.parent.mkdir()
     path.write_text("not a library\n" * 10)
@@ -231,7 +231,7 @@ def test_a_bad_library_that_two_folders_lead_to_is_told_once(node: SimulatedNode
     )
 
 
-def test_two_bad_libraries_are_both_told(node: SimulatedNode, driver: Driver) -> None:
+def test_two_invalid_libraries_are_both_reported(node: SimulatedNode, driver: Driver) -> None:
     first, second = node.root / "usr/lib64" / SONAME, node.root / "opt/nvidia/lib64" / SONAME
     for path in (first, second):
         path.parent.mkdir(parents=True)

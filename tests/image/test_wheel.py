@@ -82,7 +82,7 @@ def test_what_is_installed_has_one_name(wheel: ZipFile) -> None:
     assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == {"gpu_healthcheck"}
 
 
-def test_beside_it_there_is_a_man_page(wheel: ZipFile) -> None:
+def test_there_is_a_man_page(wheel: ZipFile) -> None:
     (text,) = [name for name in wheel.namelist() if name.partition("/")[0].endswith(".data")]
 
     assert text.endswith(".data/data/share/man/man1/gpu-healthcheck.1")
@@ -96,13 +96,13 @@ def test_every_file_of_the_programs_is_in_it(wheel: ZipFile) -> None:
 
 
 @pytest.mark.parametrize("program", ["agent", "sweep-run", "quarantine-run"])
-def test_the_programs_of_the_cluster_start_beside_others_of_their_names(site: Path, program: str) -> None:
+def test_the_programs_of_the_cluster_start_with_namesakes_running(site: Path, program: str) -> None:
     done = script(site, program)
 
     assert (done.returncode, done.stderr) == (3, f"gpu-healthcheck {program}: NODE_NAME is not set\n")
 
 
-def test_a_look_asks_nvml_beside_others_of_our_names(site: Path, node: SimulatedNode) -> None:
+def test_a_cycle_reads_nvml_with_other_processes_of_our_name(site: Path, node: SimulatedNode) -> None:
     done = script(site, "check", "gpu-count", "--root", str(node.root), "--json")
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -165,7 +165,7 @@ def test_an_imex_domain_to_recover_lowers_no_tier() -> None:
     assert at((0, xid(79)), (1, xid(154, IMEX))) == ["Xid154 MONITOR node", f"Xid79 REBOOT {GPU}"]
 
 
-def test_a_gpu_whose_reboot_became_a_reset_is_well_after_its_reset() -> None:
+def test_a_reboot_finding_that_became_reset_ends_with_the_reset() -> None:
     back = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 
     assert at((0, xid(79)), (0, FELL_OFF), (1, xid(154, RESET)), (300, xid(154, back))) == []

@@ -237,7 +237,7 @@ class TestAnotherGpu:
         assert reasons(gpus_answered(memory, [gpu(**same)], MONOTONIC + 1, later(1))) == ["Xid54"]
 
     @pytest.mark.parametrize("less", [{"serial": ""}, {"uuid": ""}, {"serial": "", "uuid": ""}])
-    def test_a_gpu_that_says_less_for_a_look_keeps_its_names_and_so_is_told_from_the_next_one(
+    def test_a_gpu_with_fewer_readings_in_one_cycle_keeps_its_names(
         self, less: dict[str, str]
     ) -> None:
         memory = remembers(stands(fault("Xid54", ISOLATE, about=ABOUT)))
@@ -257,7 +257,7 @@ class TestAnotherGpu:
 
         assert finding.finding.about == ABOUT
 
-    def test_a_fault_of_a_gpu_that_is_gone_is_told_with_the_names_that_it_had(self) -> None:
+    def test_a_fault_of_a_missing_gpu_is_reported_with_its_former_names(self) -> None:
         memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
 
         (finding,) = comes(memory, fault("Xid79", REBOOT), MONOTONIC + 5).standing
@@ -274,7 +274,7 @@ class TestAnotherGpu:
 
         assert set(reasons(after)) == ({"Xid79", "Xid94"} if stays else {"Xid79"})
 
-    def test_a_machine_whose_gpus_are_all_others_inherits_nothing_of_another_boot(self) -> None:
+    def test_a_machine_with_other_gpus_inherits_nothing_from_another_boot(self) -> None:
         memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
         old = stands(fault("SXid20034", ISOLATE, "nvswitch/0000:85:00.0"), boot_id="the boot before")
         new = stands(fault("SXid11004", RESET, "nvswitch/0000:85:00.0"))
@@ -299,7 +299,7 @@ class TestAnotherGpu:
             "DriverLibraryMismatch"
         ]
 
-    def test_an_nvml_that_opens_ends_a_mismatch_that_the_log_told(self) -> None:
+    def test_an_nvml_that_opens_ends_a_logged_mismatch(self) -> None:
         mismatch = stands(fault("DriverLibraryMismatch", MONITOR, "driver"))
 
         assert reasons(gpus_answered(remembers(mismatch), [gpu()], MONOTONIC + 1, later(1))) == []
@@ -497,7 +497,7 @@ class TestRelease:
 
         assert reasons(release(memory, self.word(self.row("GpuLost", cursor=None)), later(3600))) == ["GpuLost"]
 
-    def test_what_has_no_place_in_the_log_is_told_apart_by_time(self) -> None:
+    def test_records_without_a_sequence_number_are_distinguished_by_time(self) -> None:
         memory = remembers(stands(fault("DcgmDiagMemory", ISOLATE)))
         row = self.row("DcgmDiagMemory", cursor=None)
 

@@ -80,7 +80,7 @@ def test_an_empty_memory_is_read_back_too(file: MemoryFile) -> None:
     assert file.read() == Memory()
 
 
-def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(file: MemoryFile) -> None:
+def test_a_write_replaces_the_file_without_leftovers(file: MemoryFile) -> None:
     file.write(remembers())
     with file.path.open("rb") as reader:
         file.write(MEMORY)

@@ -84,7 +84,7 @@ class TestLevels:
 
         assert sorted(finding.finding.subject for finding in after.standing) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
 
-    def test_a_level_stays_while_its_fault_alone_cannot_be_told(self) -> None:
+    def test_a_level_stays_active_while_only_its_fault_is_unobserved(self) -> None:
         before = after_look(remembers(), JudgedCycle([says(LOST), says(PENDING, check="row-remap")]), NOW)
         untold = (TooEarly("not told in MIG mode", LOST.subject, ("GpuLost",)),)
 

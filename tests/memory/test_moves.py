@@ -93,7 +93,7 @@ class TestAfterAReboot:
 
         assert [finding.finding.subject for finding in memory.standing] == [f"gpu/{B}"]
 
-    def test_two_gpus_on_one_board_are_told_apart_by_their_uuids(self) -> None:
+    def test_two_gpus_on_one_board_are_distinguished_by_uuid(self) -> None:
         of = (gpu(A, "7", uuid="GPU-a"), gpu(B, "7", uuid="GPU-b"))
         memory = rebooted(known(isolated(A), of=of))
 

@@ -36,7 +36,7 @@ def test_xid_79_alone_is_a_reboot() -> None:
     assert verdict(XID_79).severity is Severity.REBOOT
 
 
-def test_xid_79_stays_a_reboot_beside_a_milder_fault() -> None:
+def test_xid_79_stays_a_reboot_with_a_milder_fault() -> None:
     assert verdict(XID_79, persistence_mode=False).severity is Severity.REBOOT
 
 

@@ -61,7 +61,7 @@ class TestCleanup:
 
     @pytest.mark.parametrize("other", [line("Xid48", RESET, 5), line("Xid31", MONITOR, 5), line("Xid43", None, 5)])
     @pytest.mark.parametrize("cleanup_at", [4.0, 6.0, -54.0, 64.0])
-    def test_beside_another_xid_it_is_that_ones_consequence(self, other: KernelEvent, cleanup_at: float) -> None:
+    def test_with_another_xid_it_is_a_consequence(self, other: KernelEvent, cleanup_at: float) -> None:
         after = reads(remembers(), *sorted([other, self.cleanup(cleanup_at)], key=lambda event: event.at), after=70)
 
         assert "Xid45" not in [finding.finding.reason for finding in after.standing]
@@ -72,7 +72,7 @@ class TestCleanup:
 
         assert set(observed(reads(remembers(), *lines, after=70))) == {("Xid48", 1), ("Xid45", 1)}
 
-    def test_a_finding_already_told_is_withdrawn_when_its_cause_comes_after_it(self) -> None:
+    def test_a_reported_finding_is_withdrawn_when_its_cause_is_found_later(self) -> None:
         memory = reads(remembers(), self.cleanup(), self.cleanup(1.0), after=1)
         assert observed(memory) == [("Xid45", 2)]
 
@@ -222,7 +222,7 @@ class TestRepeats:
 
         assert observed(after) == [("Xid13", 500)]
 
-    def test_processes_without_a_name_cannot_be_told_apart(self) -> None:
+    def test_processes_without_a_name_are_indistinguishable(self) -> None:
         after = reads(remembers(), *(self.hit(number, process="") for number in range(9)), after=9)
 
         assert observed(after) == [("Xid13", 9)]
@@ -312,7 +312,7 @@ class TestWhatIsNoFault:
 
         assert memory.standing[0].finding.about == {"uuid": "GPU-7"}
 
-    def test_a_uuid_that_nvml_told_too_takes_nothing_away(self) -> None:
+    def test_a_uuid_that_nvml_reports_too_removes_nothing(self) -> None:
         about = {"index": "3", "uuid": "GPU-7", "serial": "165"}
 
         assert reads(remembers(gpus={ADDRESS: about}), line("GpuNamed", None, uuid="GPU-7")).gpus == {ADDRESS: about}

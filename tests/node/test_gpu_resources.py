@@ -39,7 +39,7 @@ def test_what_a_node_offers(allocatable: object, gpus: dict[str, int]) -> None:
     assert offered(allocatable) == gpus
 
 
-def test_containers_run_beside_each_other() -> None:
+def test_containers_run_in_parallel() -> None:
     assert held(container({GPU: "2"}), container({GPU: "1", "cpu": "4"})) == {GPU: 3}
 
 
@@ -48,7 +48,7 @@ def test_an_init_container_runs_alone_and_its_share_stays_held() -> None:
     assert held(container(), init=(container({GPU: "1"}),)) == {GPU: 1}
 
 
-def test_a_sidecar_runs_beside_the_containers_and_the_init_containers_after_it() -> None:
+def test_a_sidecar_runs_in_parallel_with_containers_and_later_init_containers() -> None:
     before, after = container({GPU: "3"}), container({GPU: "3"})
     assert held(container({GPU: "1"}), init=(before, container({GPU: "1"}, sidecar=True), after)) == {GPU: 4}
     assert held(container({GPU: "3"}), init=(container({GPU: "2"}, sidecar=True), container({GPU: "1"}))) == {GPU: 5}

@@ -19,7 +19,7 @@ def entry(*labels: str, manager: str = "kubectl-label", time: str = "2026-11-21T
     return {"manager": manager, "operation": "Update", "apiVersion": "v1", "time": time, "fieldsV1": fields}
 
 
-def test_the_owners_of_a_label_are_those_whose_entry_has_it() -> None:
+def test_the_owners_of_a_label_are_the_managers_with_its_entry() -> None:
     fields = [entry("team"), entry(STATUS, "team"), entry(STATUS, manager="gpu-healthcheck"), entry()]
 
     assert managers_of_label(fields, STATUS) == (FieldManager("kubectl-label", AT), FieldManager("gpu-healthcheck", AT))

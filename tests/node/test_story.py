@@ -142,7 +142,7 @@ def test_the_agent_lives_through_a_restart_of(stage: Stage, program: str) -> Non
     assert marks(stage) == FAILED
 
 
-def test_what_happens_while_the_api_server_is_away_is_told_afterwards(stage: Stage) -> None:
+def test_events_during_an_api_server_outage_are_reported_afterwards(stage: Stage) -> None:
     before = stage.pod.ready()
 
     stage.node.stop("kube-apiserver")

@@ -264,7 +264,7 @@ def break_memory(stage: Stage, index: int) -> None:
     stage.host.write_value("dcgm/code", "205")
 
 
-def test_a_run_whose_process_is_killed_is_run_again_and_a_persons_own_cordon_stays(suspect: Stage) -> None:
+def test_a_killed_run_is_repeated_and_a_persons_cordon_stays(suspect: Stage) -> None:
     suspect.node.kubectl("cordon", suspect.node.name)
     suspect.host.write_value("dcgm/hang", "")
 
@@ -318,7 +318,7 @@ def recipe(suspect: Stage) -> Iterator[list[str]]:
     shutil.rmtree(checkout)
 
 
-def test_by_hand_a_run_whose_pod_is_deleted_is_run_again(
+def test_a_manual_run_with_a_deleted_pod_is_repeated(
     suspect: Stage, from_a_registry: Stage, recipe: list[str]
 ) -> None:
     suspect.host.xid(5, 95, "Uncontained ECC error.")

@@ -93,7 +93,7 @@ def test_its_row_is_in_the_record(agent: Stage) -> None:
     assert agent.wait(lambda node: _row(node) == "pass")
 
 
-def test_a_file_that_was_edited_without_a_restart_is_told_by_what_runs_and_healed_by_the_restart(edited: Stage) -> None:
+def test_an_edit_without_a_restart_is_reported_and_ends_with_the_restart(edited: Stage) -> None:
     found = edited.wait(lambda node: "RuntimeConfigNotLoaded" in node.findings).findings["RuntimeConfigNotLoaded"]
     assert (found["subject"], found["severity"]) == ("runtime/containerd", "MONITOR")
     assert "nvidia-legacy is defined, and the running containerd does not know it" in found["detail"]
@@ -104,7 +104,7 @@ def test_a_file_that_was_edited_without_a_restart_is_told_by_what_runs_and_heale
     assert "RuntimeConfigNotLoaded" not in edited.wait(lambda node: _row(node) == "pass").findings
 
 
-def test_a_file_that_containerd_would_not_start_with_is_told_with_its_line_until_it_is_mended(agent: Stage) -> None:
+def test_a_file_that_stops_containerd_is_reported_with_its_line_until_it_is_fixed(agent: Stage) -> None:
     agent.configure(CHECK_INTERVAL="10")
     _write(agent, f"{CONTAINERD_CONFIGURATION}[plugins\n")
     line = CONTAINERD_CONFIGURATION.count("\n") + 1

@@ -99,7 +99,7 @@ def diagnose(stage: Stage) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_a_toolkit_that_wrote_beside_the_kubelets_containerd_is_named_and_its_command_mends_it(incident: Stage) -> None:
+def test_a_toolkit_of_another_containerd_is_named_and_its_command_fixes_it(incident: Stage) -> None:
     code, fields = diagnose(incident)
 
     (cause,) = fields["causes"]

@@ -120,7 +120,7 @@ def test_a_template_without_a_container_is_refused(template: dict[str, Any]) -> 
         (None, False),
     ],
 )
-def test_what_a_killed_command_left_is_told_from_what_another_reads(made_at: str | None, is_left: bool) -> None:
+def test_leftovers_of_a_killed_command_are_distinguished_from_files_in_use(made_at: str | None, is_left: bool) -> None:
     now = datetime(2026, 11, 21, 1, 0, 0, tzinfo=UTC)
 
     assert is_left_over({"metadata": {"creationTimestamp": made_at}}, now) is is_left

@@ -59,7 +59,7 @@ def test_all_of_ours_goes_in_one_patch_and_what_is_foreign_stays() -> None:
     )
 
 
-def test_what_a_person_said_under_our_prefix_stays_and_is_told() -> None:
+def test_a_persons_annotation_under_our_prefix_stays_and_is_reported() -> None:
     kept = node(labels={f"{P}/enabled": "true"}, taints=THEIRS)
 
     assert (patch(kept), bool(removal(kept))) == (None, False)

@@ -50,7 +50,7 @@ class TestRealOnes:
     def _made(self, node: SimulatedNode) -> None:
         node.make_device_files()
 
-    def test_each_is_told_with_its_number(self, node: SimulatedNode) -> None:
+    def test_each_is_reported_with_its_number(self, node: SimulatedNode) -> None:
         there = read(node.root)
 
         assert (there.folders, there.majors) == (("/dev",), {"nvidia": 195, "nvidia-uvm": 510})
@@ -62,7 +62,7 @@ class TestRealOnes:
         }
         assert all(file.character for file in there.files)
 
-    def test_what_is_none_is_told_to_be_so(self, node: SimulatedNode) -> None:
+    def test_absent_values_are_shown_as_absent(self, node: SimulatedNode) -> None:
         node.remove_device_file("nvidia-uvm")
         (node.root / "dev/nvidia-uvm").mkdir()
 

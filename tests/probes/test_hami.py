@@ -105,7 +105,7 @@ def test_a_folder_that_is_no_path_is_none(hook: str, node: SimulatedNode) -> Non
     assert read(node) == Hami()
 
 
-def test_hidden_processes_beside_its_folder_could_be_anything(node: SimulatedNode) -> None:
+def test_hidden_processes_with_its_folder_are_unknown(node: SimulatedNode) -> None:
     node.install_hami("2.5")
     node.hide_host_processes()
     for pid in (PLUGIN_PID, MONITOR_PID):

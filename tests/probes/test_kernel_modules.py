@@ -21,7 +21,7 @@ def test_an_unloaded_driver_has_no_version(node: SimulatedNode) -> None:
     assert read_modules(Host(node.root)) == KernelModules("", nouveau=False)
 
 
-def test_nouveau_is_seen_beside_it(node: SimulatedNode) -> None:
+def test_nouveau_is_observed_with_the_nvidia_driver(node: SimulatedNode) -> None:
     node.load_nouveau()
 
     assert read_modules(Host(node.root)) == KernelModules(DRIVER_VERSION, nouveau=True)

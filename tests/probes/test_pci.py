@@ -23,7 +23,7 @@ from sim.node import SimulatedNode
         ("g6.xlarge", 1, 0),
     ],
 )
-def test_gpus_and_efa_devices_are_told_from_all_else(
+def test_gpus_and_efa_devices_are_recognised(
     make_node: Callable[[str], SimulatedNode], instance_type: str, gpus: int, efa: int
 ) -> None:
     node = make_node(instance_type)

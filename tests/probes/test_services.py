@@ -72,7 +72,7 @@ def test_a_name_may_hold_anything(node: SimulatedNode) -> None:
 
 
 @pytest.mark.parametrize("stat", ["", "1041", "1041 (nv-fabricmanage) S 1", f"1041 (x) S {'0 ' * 18}{'9' * 400}"])
-def test_one_whose_start_cannot_be_read_runs_all_the_same(node: SimulatedNode, stat: str) -> None:
+def test_a_process_with_an_unreadable_start_counts_as_running(node: SimulatedNode, stat: str) -> None:
     node.write_value("proc/1041/stat", stat)
 
     assert manager(node) == Service(FABRIC_MANAGER, 1041, None)
@@ -91,7 +91,7 @@ def test_a_process_that_goes_while_we_look_does_not_run(node: SimulatedNode) -> 
     assert manager(node) is None
 
 
-def test_a_process_whose_name_can_t_be_read_is_not_taken_for_another(node: SimulatedNode) -> None:
+def test_a_process_with_an_unreadable_name_is_not_misattributed(node: SimulatedNode) -> None:
     """As when this process has no file descriptor left: the fabric manager would seem to be gone."""
     manager = read_services(Host(node.root)).find("nv-fabricmanager")
     assert manager is not None

@@ -58,7 +58,7 @@ def ended(record: dict[str, Any]) -> list[str]:
     ("group", "file", "text", "done", "number"),
     [*((*step, signal.SIGTERM) for step in STEPS), (*STEPS[0], signal.SIGINT)],
 )
-def test_a_run_that_is_told_to_end_ends_its_test_and_says_so(
+def test_a_stopped_run_ends_its_test_and_reports_it(
     world: World, group: str, file: str, text: str, done: list[str], number: signal.Signals
 ) -> None:
     hangs(world, file, text)

@@ -54,7 +54,7 @@ def test_a_script_that_hangs_or_fails_leaves_none(tmp_path: Path, body: str) -> 
     assert BugReport(tmp_path, tmp_path / "reports", 0.5).collect(AT) == ""
 
 
-def test_a_run_that_is_told_to_end_does_not_wait_for_it(world: World) -> None:
+def test_a_stopped_run_does_not_wait(world: World) -> None:
     install(world.host.root, "sleep 999")
     world.host.write_value("nccl/fails", "nvlink")
     with world.started() as process:

@@ -46,7 +46,7 @@ def test_a_node_that_passes_goes_back_to_service(world: World) -> None:
     assert (world.marks, world.node["spec"]["taints"]) == (NOBODY, [SPOT])
 
 
-def test_each_result_is_told_in_the_log_as_it_comes(world: World) -> None:
+def test_each_result_is_logged_at_once(world: World) -> None:
     ended = world.run()
 
     assert [line["test"] for line in ended.said("test: ended")] == [LEVEL_4, LOOPBACK, ALL_REDUCE]
@@ -271,7 +271,7 @@ def test_the_same_fault_after_the_nodes_return_is_why_it_is_replaced(world: Worl
     assert [row["returned"] for row in world.record["history"]] == [True, True]
 
 
-def test_a_bad_setting_is_told_and_its_default_taken(world: World) -> None:
+def test_an_invalid_setting_is_reported_and_replaced_by_its_default(world: World) -> None:
     (world.folder / "config").mkdir()
     (world.folder / "config/EFA_MIN_BW").write_text("fast")
 

@@ -271,7 +271,7 @@ class TestWaiting:
 
 
 class TestFailures:
-    def test_it_fails_as_told_until_it_recovers(self, api: Any, stand_in: ApiStandIn) -> None:
+    def test_it_fails_as_configured_until_it_recovers(self, api: Any, stand_in: ApiStandIn) -> None:
         stand_in.fail_with(429, retry_after=7)
         with pytest.raises(client.ApiException) as refused:
             api.read_node(NODE)

@@ -27,7 +27,7 @@ def source(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_a_compiler_gets_an_install_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)

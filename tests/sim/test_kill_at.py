@@ -81,7 +81,7 @@ def numbered(directory: Path, calls: list[tuple[str, str]]) -> list[FileCall]:
     return [FileCall(number, name, directory / path) for number, (name, path) in enumerate(calls, 1)]
 
 
-def test_nobody_is_killed_at_call_0_and_every_call_is_told(directory: Path) -> None:
+def test_no_kill_at_call_0_and_every_call_is_listed(directory: Path) -> None:
     assert run(STORY.format(directory), directory) == (0, numbered(directory, CALLS))
     assert content(directory) == STATES[-1]
 

@@ -43,7 +43,7 @@ def claims(fleet: Fleet) -> Fleet:
     return fleet
 
 
-def test_a_node_whose_gpus_are_claimed_is_swept_as_others_are(claims: Fleet, kubelets: Kubelets) -> None:
+def test_a_node_with_claimed_gpus_is_swept(claims: Fleet, kubelets: Kubelets) -> None:
     name = claims.add("dra", gpus=0)
     claims.give_out(name, 4)
 

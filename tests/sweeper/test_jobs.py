@@ -70,7 +70,7 @@ def test_6_the_job_asks_for_every_gpu_so_that_the_scheduler_proves_that_nobody_u
 
 
 @pytest.mark.parametrize(("gpus", "asked"), [({}, {}), ({"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "2"})])
-def test_what_is_given_out_by_dra_is_claimed_by_our_template_beside_what_a_plugin_offers(
+def test_dra_devices_are_claimed_and_plugin_devices_requested(
     gpus: dict[str, int], asked: dict[str, str]
 ) -> None:
     node = Candidate("n", "uid-1", "p5", gpus, None, None, "", under_run=False, overdue=False, devices=8)

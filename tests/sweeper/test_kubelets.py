@@ -54,7 +54,7 @@ def status(fleet: Fleet, path: str) -> dict[str, Any]:
     return found
 
 
-def test_a_command_runs_with_its_variables_and_its_end_is_told(
+def test_a_command_runs_with_its_variables_and_reports_its_exit(
     fleet: Fleet, tmp_path: Path, run: Callable[..., str]
 ) -> None:
     roots = {"kubelet-told": tmp_path / "root"}
@@ -85,7 +85,7 @@ def test_what_is_deleted_is_asked_to_end_and_killed_after_its_grace(
     assert kubelets.log("stubborn") == "listens\nasked\n"
 
 
-def test_a_status_that_did_not_arrive_is_told_again(
+def test_a_lost_status_is_reported_again(
     fleet: Fleet, kubelets: Kubelets, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request, lost = fleet.plane.request, Counter[str]()

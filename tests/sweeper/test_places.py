@@ -126,7 +126,7 @@ def test_a_sweep_gives_back_what_a_node_that_is_gone_has_left(budget: Fleet) -> 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("spec", [{}, {"holderIdentity": "../nodes"}, {"holderIdentity": "no name!"}])
-def test_a_place_whose_holder_is_no_node_takes_nobody_elses_along(budget: Fleet, spec: dict[str, str]) -> None:
+def test_freeing_a_slot_without_a_node_frees_no_other(budget: Fleet, spec: dict[str, str]) -> None:
     """No agent can make such a one; a person's hand, or another program, can."""
     budget.add("held", taints=[TAINT])
     hold(budget, "held", 1)

@@ -40,7 +40,7 @@ def test_wrong_usage_is_no_failure_of_the_cluster(words: list[str], variables: d
         ("SWEEP_IMAGE", "registry.example.com/x:1", b"that of the CronJob gpu-healthcheck-sweep-node"),
     ],
 )
-def test_a_setting_that_is_not_taken_is_told(tmp_path: Path, key: str, value: str, words: bytes) -> None:
+def test_an_ignored_setting_is_reported(tmp_path: Path, key: str, value: str, words: bytes) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / key).write_text(value)
     (tmp_path / "server.yaml").write_text(

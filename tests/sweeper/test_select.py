@@ -98,7 +98,7 @@ def test_a_job_that_came_to_no_verdict_is_waited_for_and_one_that_did_is_not() -
     assert why_not(one("n", 0.9), replace(LIMITS, interval=HOUR / 2), tried=job) == ""
 
 
-def test_a_job_whose_pod_was_refused_is_named_with_the_kubelets_words() -> None:
+def test_a_job_with_a_rejected_pod_is_reported_with_the_kubelets_message() -> None:
     """Time-slicing with `failRequestsGreaterThanOne`: a pod gets one replica, which no scheduler knows."""
     words = "maximum request size for shared resources is 1; found 32"
     assert why_not(one("n"), tried={"n": Attempt(NOW - HOUR, words)}).endswith(f"11:00:00Z: {words}")
@@ -126,7 +126,7 @@ def test_nodes_under_a_run_count_against_their_types_share() -> None:
     assert taken(held, *others, limits=SweepLimits(10, 10, 6 * HOUR)) == []
 
 
-def test_every_other_node_is_told_why_its_turn_comes_later() -> None:
+def test_every_waiting_node_has_its_reason() -> None:
     fleet = [one("a"), one("b"), one("c", kind="")]
     fields = {each.node.name: each.why for each in select(fleet, {}, {}, 1, SweepLimits(1, 50, 6 * HOUR), NOW)}
 
@@ -161,7 +161,7 @@ def test_a_node_is_reduced_to_what_the_selection_needs() -> None:
     assert found.devices == 0
 
 
-def test_a_node_whose_gpus_are_given_out_by_dra_alone_is_a_candidate() -> None:
+def test_a_node_with_gpus_allocated_by_dra_alone_is_a_candidate() -> None:
     found = reduced(node(gpus={}, devices=NodeDevices(8)))
     assert (found.gpus, found.devices, found.obstacle) == ({}, 8, "")
 
@@ -227,7 +227,7 @@ def test_a_record_that_says_that_it_could_not_test_is_a_try_in_vain() -> None:
         ({"nvidia.com/gpu.sharing-strategy": "none"}, False),
     ],
 )
-def test_a_node_whose_gpus_no_pod_can_have_for_itself_is_left_to_its_agent(
+def test_a_node_without_exclusive_gpus_is_left_to_its_agent(
     labels: dict[str, str], is_left: bool
 ) -> None:
     found = node(gpus={"nvidia.com/gpu.shared": 32})

@@ -125,7 +125,7 @@ def test_work_that_comes_ends_the_diagnostic_and_has_the_gpus(fleet: Fleet, stor
     assert story.world.node().status == "pass"
 
 
-def test_a_sweep_whose_sweeper_and_pod_were_killed_is_cleaned_by_the_next(fleet: Fleet, story: Story) -> None:
+def test_the_next_sweep_cleans_up_after_a_killed_sweeper_and_pod(fleet: Fleet, story: Story) -> None:
     story.hold()
     sweeper = fleet.sweeper()
     eventually(lambda: story.asked)

@@ -102,7 +102,7 @@ def test_a_lost_api_server_ends_no_sweep(fleet: Fleet, kubelets: Kubelets) -> No
     assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {"outage": "pass"}, {}), message
 
 
-def test_6_a_sweeper_that_is_told_to_stop_leaves_its_jobs_to_the_next_one(fleet: Fleet, kubelets: Kubelets) -> None:
+def test_6_a_stopped_sweeper_leaves_its_jobs_to_the_next(fleet: Fleet, kubelets: Kubelets) -> None:
     """Defect 6: a CronJob's pod that was killed left its taints behind."""
     fleet.hold(fleet.add("followed"))
     first = fleet.sweeper()
@@ -225,7 +225,7 @@ def test_real_work_gets_the_gpus_of_a_sweep_at_once(fleet: Fleet, kubelets: Kube
     assert "in use: default/work holds 1 nvidia.com/gpu" in printed
 
 
-def test_work_that_comes_at_any_moment_of_a_sweep_is_never_on_the_gpus_beside_it(
+def test_work_that_arrives_during_a_sweep_never_shares_its_gpus(
     fleet: Fleet, kubelets: Kubelets
 ) -> None:
     names = [fleet.add(f"race-{number}", gpus=1) for number in range(12)]
@@ -258,7 +258,7 @@ def test_a_node_that_is_refused_keeps_the_test_from_no_other(fleet: Fleet, kubel
     assert "nobody changes this node" in message
 
 
-def test_a_template_that_the_policy_refuses_is_told_by_its_rule_and_keeps_no_node(
+def test_a_template_that_the_policy_rejects_is_reported_and_blocks_no_node(
     fleet: Fleet, kubelets: Kubelets
 ) -> None:
     fleet.configure(MAX_SWEEP_PERCENT="100")
@@ -305,7 +305,7 @@ def test_a_test_that_is_killed_comes_to_no_verdict_and_is_not_tried_again_at_onc
     assert "tried in vain at" in printed
 
 
-def test_a_node_whose_plugin_refuses_all_replicas_is_named_and_left_to_its_agent(
+def test_a_node_with_a_plugin_that_rejects_all_replicas_is_left_to_its_agent(
     fleet: Fleet, kubelets: Kubelets
 ) -> None:
     """Time-slicing with `failRequestsGreaterThanOne`: the scheduler places the pod, and the kubelet refuses it."""

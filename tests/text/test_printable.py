@@ -84,7 +84,7 @@ def test_what_can_be_seen_stays(text: str) -> None:
 
 
 @given(ANY_TEXT, ANY_TEXT)
-def test_two_that_differ_by_what_is_not_seen_differ_when_told(before: str, after: str) -> None:
+def test_names_that_differ_invisibly_differ_in_print(before: str, after: str) -> None:
     assert printable(f"{before}\u200b{after}", 10**6) != printable(f"{before}{after}", 10**6)
 
 
@@ -114,7 +114,7 @@ def test_a_cause_can_be_shown(name: str, meaning: str, action: str) -> None:
 
 @given(data=st.data())
 @pytest.mark.parametrize("kind", PRINTABLE)
-def test_whatever_is_told_can_be_shown(kind: type[Printable], data: st.DataObject) -> None:
+def test_every_message_is_printable(kind: type[Printable], data: st.DataObject) -> None:
     text = {
         field.name: data.draw(st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=2) if field.name == "about" else ANY_TEXT)
         for field in fields(kind)

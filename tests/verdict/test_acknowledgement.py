@@ -241,7 +241,7 @@ class TestTheGesture:
         assert [finding.reason for finding in word.findings] == ["Xid79"]
 
     @pytest.mark.parametrize("own", ["", "no JSON", "[]", '{"released":7}', '{"released":{"at":7}}'])
-    def test_beside_a_record_that_nobody_can_read_is_none(self, own: str) -> None:
+    def test_an_unreadable_record_is_treated_as_absent(self, own: str) -> None:
         state = gestured(remembers(), {RESULTS: own, SWEEP_RESULT: deep(deep_row())})
 
         assert read_release(state, gestures=True) == (None, ())
@@ -264,7 +264,7 @@ class TestTheDeepRecords:
 
         assert other_severities(node(annotations={SWEEP_RESULT: again}), acknowledged) == ([ISOLATE], ())
 
-    def test_whose_severity_none_of_their_findings_explains_are_released_as_a_whole(self) -> None:
+    def test_records_with_an_unexplained_severity_are_released_as_a_whole(self) -> None:
         state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE","timestamp":"2026-11-21T01:02:03Z"}'})
         acknowledged = acknowledgements(faults_on(state))
 
@@ -273,7 +273,7 @@ class TestTheDeepRecords:
         ]
         assert other_severities(state, acknowledged) == ([PASS], ())
 
-    def test_that_do_not_say_when_cannot_be_told_from_later_ones_and_stay(self) -> None:
+    def test_undated_findings_cannot_be_ordered_and_stay(self) -> None:
         state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})
 
         assert acknowledgements(faults_on(state)) == ()
@@ -335,7 +335,7 @@ class TestARecordOfTheBashSuite:
 
 
 @pytest.mark.parametrize("at", ["1969-12-31T23:59:59Z", "9999-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59", 7, {}])
-def test_a_deep_record_whose_time_cannot_be_held_counts_and_is_complained_of(at: Any) -> None:
+def test_a_deep_record_with_an_unrepresentable_time_counts_and_is_reported(at: Any) -> None:
     severities, complaints = other_severities(node(annotations={SWEEP_RESULT: deep(deep_row(), timestamp=at)}), ())
 
     assert severities == [ISOLATE]

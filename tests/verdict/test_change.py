@@ -206,7 +206,7 @@ class TestTheBudget:
         assert condition is not None
         assert condition["status"] == "False"
 
-    def test_a_withheld_taint_is_told_once_with_the_reason(self) -> None:
+    def test_a_withheld_taint_is_reported_once_with_the_reason(self) -> None:
         state = settled()
         first = plan_for(state, memory_of(REBOOT), grant=FULL)
         after = written(state, first)
@@ -414,7 +414,7 @@ class TestARelease:
 
         assert RELEASE not in written(state, plan_for(state)).annotations
 
-    def test_is_one_event_however_often_it_is_told(self) -> None:
+    def test_repetitions_are_one_event(self) -> None:
         finding = Acknowledgement("Xid79", "gpu/0", "boot", 7, WALL)
         word = Release("mia", "swapped", WALL, (finding,))
 
@@ -492,7 +492,7 @@ class TestLabels:
         assert [event.reason for event in change.events] == ["SwitchedOff"]
         assert plan_for(after, rules=rules) == NodeChange()
 
-    def test_both_switched_off_are_told_in_one_event(self) -> None:
+    def test_disabling_both_is_reported_in_one_event(self) -> None:
         state = settled(memory_of(REBOOT))
 
         change = plan_for(state, memory_of(REBOOT), rules=Rules(enable_taint=False, enable_label=False))
@@ -625,7 +625,7 @@ class TestOtherRecords:
         assert condition is not None
         assert (condition["status"], condition["reason"]) == ("False", "DeepDiagnosticFailed")
 
-    def test_a_deep_fault_is_told_once_where_labels_are_switched_off(self) -> None:
+    def test_a_deep_fault_is_reported_once_without_labels(self) -> None:
         rules = Rules(enable_label=False)
         deep = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})
         change = plan_for(deep, rules=rules)
@@ -635,7 +635,7 @@ class TestOtherRecords:
         assert [event.reason for event in change.events] == ["GpuHealthFail"]
         assert (again.patch is not None, again.events) == (True, ())
 
-    def test_a_deep_fault_that_is_gone_is_told_as_a_transition(self) -> None:
+    def test_the_end_of_a_deep_fault_is_reported_as_a_transition(self) -> None:
         deep = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})
         failed = written(deep, plan_for(deep))
         passed = NodeState(
@@ -663,7 +663,7 @@ class TestOtherRecords:
         ],
     )
     @pytest.mark.parametrize("key", [SWEEP_RESULT, QUARANTINE_RESULT])
-    def test_a_record_that_nobody_can_read_is_passed_over_and_told(self, key: str, text: str) -> None:
+    def test_an_unreadable_record_is_skipped_and_reported(self, key: str, text: str) -> None:
         state = node(annotations={key: text})
 
         change = plan_for(state)
@@ -672,7 +672,7 @@ class TestOtherRecords:
         assert written(state, change).labels[STATUS] == "pass"
 
     @pytest.mark.parametrize("text", ["", "pass:SKIP", "[]", "null", "[" * 50_000, "x" * 300_000])
-    def test_our_own_annotation_that_is_no_record_is_written_anew_and_told(self, text: str) -> None:
+    def test_our_malformed_annotation_is_rewritten_and_reported(self, text: str) -> None:
         settled_node = settled(memory_of(REBOOT))
         state = NodeState(NODE, labels=settled_node.labels, annotations={RESULTS: text}, taints=[TAINT])
 
@@ -745,7 +745,7 @@ class TestCondition:
         assert condition is not None
         assert condition["type"] == "GpuHealthy"
 
-    def test_the_worst_finding_is_told_first_and_what_was_not_seen_last(self) -> None:
+    def test_the_worst_finding_is_listed_first_and_unobserved_checks_last(self) -> None:
         memory = remembers(
             stands(fault("Xid54", ISOLATE, detail="power")), stands(fault("Xid13", MONITOR, detail="warp"))
         )
@@ -777,7 +777,7 @@ class TestCondition:
 
 
 class TestEvents:
-    def test_a_new_finding_and_its_transition_are_told_once(self) -> None:
+    def test_a_new_finding_and_its_transition_are_reported_once(self) -> None:
         memory = memory_of(REBOOT)
         state = settled()
 
@@ -789,7 +789,7 @@ class TestEvents:
         ]
         assert plan_for(written(state, change), memory).events == ()
 
-    def test_a_second_finding_is_told_without_a_transition(self) -> None:
+    def test_a_second_finding_is_reported_without_a_transition(self) -> None:
         first = stands(fault("Xid79", REBOOT))
         second = stands(fault("Xid48", RESET))
 

@@ -217,7 +217,7 @@ def test_the_node_has_no_taint_where_its_gpus_have(
     assert says_devices(node(annotations={RESULTS: text})) is (word == "devices")
 
 
-def test_no_repairer_is_called_to_a_node_whose_other_gpus_work() -> None:
+def test_no_repair_is_requested_for_a_node_with_working_gpus() -> None:
     memory = memory_of(on(f"gpu/{A}", ISOLATE))
     verdict = decide(memory, [says()])
     record = records.render(verdict, memory, IDENTITY, WALL)

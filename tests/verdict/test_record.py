@@ -88,7 +88,7 @@ def test_a_healthy_record_is_at_most_2_kib() -> None:
     assert size(render(remembers(cursor=2**63))) <= 2048
 
 
-def test_a_finding_is_told_with_all_that_joins_it_to_other_names() -> None:
+def test_a_finding_is_reported_with_all_names_of_its_subject() -> None:
     about = {"index": "0", "uuid": "GPU-1", "serial": "165"}
     finding = fault(about=about, rule="xid.csv:79", source="dmesg.txt:4")
 
@@ -112,7 +112,7 @@ def test_a_finding_is_told_with_all_that_joins_it_to_other_names() -> None:
     }
 
 
-def test_what_could_not_be_seen_is_told_with_its_cause() -> None:
+def test_an_unchecked_part_is_reported_with_its_cause() -> None:
     record = render(remembers(), [says(blind=Unobserved(UnobservedCause.named("ProbeFailed"), "x" * 5000))])
 
     assert record["status"] == "unknown"
@@ -120,7 +120,7 @@ def test_what_could_not_be_seen_is_told_with_its_cause() -> None:
 
 
 @pytest.mark.parametrize("taint", ["set", "withheld", "off"])
-def test_the_taint_is_told_where_there_is_something_to_tell(taint: str) -> None:
+def test_the_taint_is_shown_only_if_set_or_withheld(taint: str) -> None:
     assert render(remembers(), taint=taint)["taint"] == taint
     assert "taint" not in render(remembers())
 

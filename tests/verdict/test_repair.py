@@ -215,7 +215,7 @@ class TestOthers:
         assert (words(change), change.repair.events) == (("False", "True", "False"), ())
 
 
-def test_without_the_setting_nothing_is_written_or_told() -> None:
+def test_without_the_setting_nothing_is_written_or_reported() -> None:
     for severity in Severity:
         assert plan_for(node(), memory_of(severity), rules=Rules()).repair == NO_REPAIR
 

@@ -104,7 +104,7 @@ def test_without_a_single_check_nothing_passed(severity: Severity) -> None:
     assert merge(verdict, [PASS])[0] is verdict.status
 
 
-def test_one_cause_is_told_once_for_each_group() -> None:
+def test_one_cause_is_reported_once_per_group() -> None:
     outcomes = [
         says(check="driver", blind=BLIND),
         says(check="gpu-count", blind=BLIND),
@@ -117,7 +117,7 @@ def test_one_cause_is_told_once_for_each_group() -> None:
     )
 
 
-def test_two_causes_of_one_group_are_both_told() -> None:
+def test_two_causes_of_one_group_are_both_reported() -> None:
     other = Unobserved(UnobservedCause.named("ProbeFailed"), "pci: no such directory")
     outcome = Outcome("gpu-count", "0-nvidia-smi", unobserved=(BLIND, other))
 

@@ -521,7 +521,7 @@ def _with_handler(place: Misplaced, handlers: Sequence[Handler], release: Releas
         return place
     text = next((handler.file for handler in handlers), "")
     taken_over = _2_0 <= release < _TAKES_OVER_EACH_FILE and text != place.file
-    return replace(place, beside=text, read_from=".".join(map(str, _TAKES_OVER_EACH_FILE)) if taken_over else "")
+    return replace(place, handler_file=text, read_from=".".join(map(str, _TAKES_OVER_EACH_FILE)) if taken_over else "")
 
 
 def _section_of(schema: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from healthcheck.model import UnobservedCause
 
@@ -90,8 +90,8 @@ class Misplaced(_Fact, frozen=True):
     handlers: tuple[Handler, ...]
     right_schema: int
     """The schema of `right_section`. Where it is not the file's own, the files together are why it counts."""
-    beside: str = ""
-    """The file whose handlers stand under `right_section`; '' where nobody's do."""
+    handler_file: str = field(default="", name="beside")
+    """File whose handlers are in `right_section`; '' if there is none. Saved evidence calls it `beside`."""
     read_from: str = ""
     """The release from which on they are read there too, as `2.3`; '' where none does."""
 

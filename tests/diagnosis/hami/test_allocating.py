@@ -85,7 +85,7 @@ def test_what_the_agent_saw_of_hami_on_the_host_is_said_of_the_pods_that_it_expl
     assert {*there.found.evidence} - {*unlooked.found.evidence} == {f"our agent there: {reason}: {detail}"}
 
 
-def test_a_program_that_wants_more_than_its_share_is_told_how_much_that_is() -> None:
+def test_a_program_beyond_its_share_is_reported_with_the_limit() -> None:
     [problem] = judged(*hami(A), crashing(OOM)).problems
     assert "HAMi allows it 1024 MiB of card GPU-a-0" in problem.found.evidence
 
@@ -112,5 +112,5 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
-def test_of_shares_that_are_used_as_they_should_be_nothing_is_told(state: list[Object]) -> None:
+def test_correctly_used_shares_have_no_causes(state: list[Object]) -> None:
     assert results(judged(*state)) == []

@@ -89,6 +89,6 @@ def test_an_images_tag_tells_the_version(image: str, version: Version | None) ->
     assert image_version(image) == version
 
 
-def test_the_extender_tells_the_version_and_not_the_scheduler_beside_it() -> None:
+def test_the_version_comes_from_the_extender_and_not_the_scheduler() -> None:
     (installation,) = installations(snapshot(scheduler("v2.8.1")))
     assert installation.version == (2, 8)

@@ -189,7 +189,7 @@ def test_the_answer_has_the_numbers() -> None:
     assert rest == ["HAMi says: NodeUnfitPod", "HAMi says: 1 nodes CardInsufficientMemory(a)"]
 
 
-def test_where_hami_says_something_else_that_is_told() -> None:
+def test_a_different_reason_from_hami_is_shown() -> None:
     waiting = filtered("1 nodes CardTimeSlicingExhausted(a)", waiting=waits(asking(1, 40000)))
     [problem] = judged(*hami(A), *waiting).problems
     assert any(
@@ -253,11 +253,11 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
-def test_of_what_has_room_by_now_nothing_is_told(state: list[Object]) -> None:
+def test_a_pod_that_fits_now_has_no_causes(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 
-def test_of_more_requests_than_can_be_judged_hamis_words_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_request_limit_hamis_own_message_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filtering, "_MOST_WALKED", 0)
     many = [waits(asking(1, 40000 + number), name=f"x{number}", text=BY_MEMORY) for number in range(6)]
     found = judged(*hami(A), *many)
@@ -265,11 +265,11 @@ def test_of_more_requests_than_can_be_judged_hamis_words_are_told(monkeypatch: p
     assert sorted(problem.found.certainty.name for problem in found.problems) == ["LIKELY"] * 2 + ["PROVEN"] * 4
 
 
-def test_of_too_many_cards_the_most_that_a_node_has_are_told() -> None:
+def test_a_request_for_too_many_cards_names_the_largest_node() -> None:
     [problem] = judged(*hami(A), waits(asking(3, 1000))).problems
     assert problem.found.evidence[0] == "no node that may take it has more than 2 cards"
 
 
-def test_what_to_ask_for_is_told_in_the_unit_of_the_configuration() -> None:
+def test_the_advice_uses_the_unit_of_the_configuration() -> None:
     [problem] = judged(*hami(A), device_config("nvidia: {memoryFactor: 1024}"), waits(asking(1, 40))).problems
     assert problem.found.remedy[0] == "Ask for at most 24 nvidia.com/gpumem: no card has more."

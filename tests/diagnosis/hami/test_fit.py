@@ -108,7 +108,7 @@ def test_one_card_takes_a_container_or_says_why(
     assert [card.code for card in verdict.cards] == [code]
 
 
-def test_a_node_with_fewer_cards_than_asked_is_told_in_each_versions_form() -> None:
+def test_a_node_with_too_few_cards_is_reported_in_each_versions_format() -> None:
     assert fitted(held(), asked=asks(2), version=OLD).reason == "NodeInsufficientDevice"
     assert fitted(held(), asked=asks(2)).reason == "1/1 NodeInsufficientDevice"
 
@@ -365,7 +365,7 @@ def test_an_init_container_that_ended_holds_nothing_more() -> None:
     assert not left("False")
 
 
-def test_a_sidecar_is_looked_at_beside_nothing_else() -> None:
+def test_a_sidecar_is_judged_alone() -> None:
     half = {GPU: "1", MEMORY: "20000"}
     sidecar = container("proxy", resources=half) | {"restartPolicy": "Always"}
     spec = {"initContainers": [sidecar], "containers": [container("main", resources=half)]}

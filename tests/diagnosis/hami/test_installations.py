@@ -160,7 +160,7 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
-def test_of_hami_in_order_nothing_is_told(state: list[Object]) -> None:
+def test_a_healthy_hami_has_no_causes(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 
@@ -174,7 +174,7 @@ def test_without_hami_nothing_is_said_of_it() -> None:
     assert "Hami" not in "".join(unchecked.hides for unchecked in hidden.unseen)
 
 
-def test_installations_are_told_apart() -> None:
+def test_installations_are_distinguished() -> None:
     two = [*hami(A, version="v2.7.0"), *hami(hami_node("b"), release="gpu-hami", namespace="other", version="v2.9.2")]
     found = installations(snapshot(*two))
     assert [

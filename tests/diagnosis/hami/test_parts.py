@@ -46,7 +46,7 @@ def test_every_part_has_its_health_and_version() -> None:
     }
 
 
-def test_a_container_that_crashes_is_not_the_one_beside_it() -> None:
+def test_a_crash_is_attributed_to_the_crashing_container() -> None:
     fields = parts(*hami(A, ready=False))
     assert fields["extender"].health is Health.DOWN
     assert fields["extender"].detail.startswith("0 of 1 ready")
@@ -60,7 +60,7 @@ def test_what_is_not_seen_is_not_missing() -> None:
     assert parts(*hami(A, webhook=None))["webhook"].status == "missing"
 
 
-def test_a_plugin_without_its_monitor_is_told() -> None:
+def test_a_plugin_without_its_monitor_is_reported() -> None:
     state = hami(A)
     for entry in state:
         if "device-plugin" in entry["metadata"]["name"]:
@@ -98,7 +98,7 @@ SELECTED: list[tuple[Object, str, str]] = [
 
 
 @pytest.mark.parametrize(("webhook", "taken", "alone"), SELECTED)
-def test_whom_the_webhook_takes_is_told_as_it_stands_there(webhook: Object, taken: str, alone: str) -> None:
+def test_the_webhooks_selector_is_shown_as_configured(webhook: Object, taken: str, alone: str) -> None:
     fields = parts(*hami(A, webhook=webhook))
     assert (fields["it takes"].detail, fields["it leaves alone"].detail) == (taken, alone)
 
@@ -146,7 +146,7 @@ def test_the_newest_pod_shows_whether_the_webhook_answers() -> None:
     assert "pod/team/y, has not its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"), passed)["webhook"].detail
 
 
-def test_how_the_extender_chooses_is_told() -> None:
+def test_the_policies_of_the_extender_are_shown() -> None:
     assert "(the chart's defaults)" in parts(*hami(A))["extender"].detail
     flag = "--node-label-selector=gpu=on"
     state = [with_flags(entry, flag) if entry["kind"] == "Deployment" else entry for entry in hami(A)]

@@ -219,7 +219,7 @@ def test_a_grant_that_hami_refuses_is_named_with_its_annotation(text: str) -> No
     assert list(pod_grant.unreadable) == ["hami.io/vgpu-devices-allocated"]
 
 
-def test_wishes_are_what_the_pod_says() -> None:
+def test_card_options_are_those_of_the_pod() -> None:
     options = card_options(
         on_pod(
             {

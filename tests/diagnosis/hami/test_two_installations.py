@@ -103,7 +103,7 @@ def test_one_without_its_own_settings_has_not_those_of_the_other() -> None:
     assert [installation.settings.default_memory for installation in installations(seen)] == [0, 2000]
 
 
-def test_a_pod_belongs_to_the_one_whose_scheduler_it_names_else_whose_resources_it_asks_for() -> None:
+def test_a_pod_belongs_to_the_installation_of_its_scheduler_or_resources() -> None:
     plain = vgpu_pod("p", container("main", resources={LAB: "1"}), spec={"schedulerName": "default-scheduler"})
     seen = snapshot(*cluster(), vgpu_pod("x"), lab_pod("y"), plain)
     every = installations(seen)
@@ -133,7 +133,7 @@ def test_a_pod_that_no_card_takes_is_answered_by_its_own_scheduler() -> None:
     )
 
 
-def test_before_it_is_made_a_pod_is_asked_of_the_one_whose_resources_it_names() -> None:
+def test_an_uncreated_pod_belongs_to_the_installation_of_its_resources() -> None:
     seen = snapshot(*cluster(), lab_pod("y"))
     written = next(pod for pod in seen.pods if pod.meta.name == "y")
     admission = by_rules(seen, written, "")
@@ -200,7 +200,7 @@ def test_a_scheduler_that_looks_at_some_nodes_only_knows_no_card_of_others() -> 
 
 
 @pytest.mark.parametrize(("minutes", "causes"), [(8, []), (12, [("HamiNodeLockStale", "node/b")])])
-def test_a_lock_holds_as_long_as_its_scheduler_is_told(minutes: float, causes: list[tuple[str, str]]) -> None:
+def test_a_lock_lasts_as_long_as_its_scheduler_configures(minutes: float, causes: list[tuple[str, str]]) -> None:
     state = cluster(HAMI_NODELOCK_EXPIRE="10m")
     node = next(entry for entry in state if entry["kind"] == "Node" and entry["metadata"]["name"] == "b")
     node["metadata"]["annotations"]["hami.io/mutex.lock"] = f"{ago(minutes)},team,x"

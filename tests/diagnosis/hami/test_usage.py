@@ -64,7 +64,7 @@ def test_no_answer_makes_it_fail(text: str) -> None:
     assert len(read_memory(odd)) <= len(odd)
 
 
-def test_what_is_in_use_stands_beside_what_was_given() -> None:
+def test_used_and_allocated_amounts_are_both_shown() -> None:
     state = seen([series(512 * MIB, **NEW)], [])
     [shown] = allocation(state).nodes
     assert card_row(shown.cards[0], True, shown.used).pods == ("team/x (1024 MiB, 10 %; 512 MiB in use)",)

@@ -36,7 +36,7 @@ def rejected(message: str, **changes: Any) -> Object:
     )
 
 
-def test_a_node_without_cards_is_not_short_of_them_beside_what_no_other_scheduler_knows() -> None:
+def test_a_node_without_cards_is_not_reported_as_short_of_cards() -> None:
     message = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 2 Insufficient nvidia.com/gpumem."
     waits = unplaced("x", message, asking(1, 1000), spec={"schedulerName": "default-scheduler"})
     [problem] = judged(*hami(A), node("cpu", None), waits).problems
@@ -216,7 +216,7 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 
 
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
-def test_of_pods_on_their_way_nothing_is_told(state: list[Object]) -> None:
+def test_starting_pods_have_no_causes(state: list[Object]) -> None:
     assert results(judged(*state)) == []
 
 
@@ -244,6 +244,6 @@ def test_what_may_have_kept_the_webhook_away_unseen_makes_it_likely_alone(
     assert bool(doubts) == (certainty is Certainty.LIKELY)
 
 
-def test_of_two_installations_the_one_whose_resources_are_asked_for_is_looked_at() -> None:
+def test_the_installation_of_the_requested_resources_is_checked() -> None:
     kept = [entry for entry in cluster() if entry["metadata"]["name"] != "hami-webhook"]
     assert results(judged(*kept, plain())) == [("HamiWebhookMissing", SCHEDULER)]

@@ -54,7 +54,7 @@ def test_those_of_nvidias_for_pods_count(name: str, kind: str, counts: bool, tmp
     assert found == ((CdiSpec(path, kind, ("0", "all")),) if counts else ())
 
 
-def test_folders_are_told_in_their_order(tmp_path: Path) -> None:
+def test_folders_are_listed_in_order(tmp_path: Path) -> None:
     found = specs(tmp_path, ("/var/run/cdi/b.json", of()), ("/etc/cdi/z.json", of()), ("/etc/other/c.json", of()))
     assert [spec.path for spec in found] == ["/etc/cdi/z.json", "/var/run/cdi/b.json"]
 
@@ -146,7 +146,7 @@ def test_one_that_nobody_can_read_tells_why(name: str, text: str, line: int, mes
 
 
 @pytest.mark.parametrize("name", ["amd.yaml", "management.nvidia.com-gpu.yaml"])
-def test_whose_it_is_that_cannot_be_read_its_name_tells(name: str, tmp_path: Path) -> None:
+def test_an_unreadable_annotation_is_attributed_by_its_name(name: str, tmp_path: Path) -> None:
     assert specs(tmp_path, (f"/etc/cdi/{name}", "kind: [")) == ()
 
 

@@ -134,7 +134,7 @@ def test_on_a_captured_tree_it_is_assumed_from_the_layout(distribution: str, nod
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_a_tree_without_proc_is_read_as_one_whose_processes_are_hidden(distribution: str, node: SimulatedNode) -> None:
+def test_a_tree_without_proc_is_read_as_hidden_processes(distribution: str, node: SimulatedNode) -> None:
     node.run_kubernetes(distribution)
     node.hide_host_processes()
     hidden = read(node)
@@ -276,7 +276,7 @@ def test_processes_that_cannot_be_looked_at_are_no_kubelet_that_is_gone(node: Si
 
 
 @pytest.mark.parametrize(("path", "text"), [("proc/uptime", "soon"), ("proc/stat", "cpu 1 2 3\nbtime soon\n")])
-def test_without_a_time_of_boot_no_start_is_told(path: str, text: str, node: SimulatedNode) -> None:
+def test_without_a_boot_time_no_start_is_shown(path: str, text: str, node: SimulatedNode) -> None:
     node.write_value(path, text)
 
     assert read(node).started is None
@@ -388,7 +388,7 @@ def test_a_containerd_in_a_container_is_no_other_runtime_of_the_node(node: Simul
         ("etc/containerd/config.toml", f"version = 2\n{NVIDIA_V2}", facts.CONTAINERD),
     ],
 )
-def test_what_was_configured_for_a_runtime_that_is_not_used_is_told(
+def test_configuration_of_an_unused_runtime_is_reported(
     path: str, text: str, kind: str, node: SimulatedNode
 ) -> None:
     node.run_kubernetes("k3s")
@@ -428,7 +428,7 @@ def test_a_containerd_in_an_unknown_place_was_not_looked_at(node: SimulatedNode)
     assert (seen.used, seen.socket, seen.not_found) == (None, "/run/foo/containerd.sock", True)
 
 
-def test_a_kubelet_whose_containerd_does_not_run_is_known_by_its_socket(node: SimulatedNode) -> None:
+def test_a_kubelet_without_running_containerd_is_recognised_by_its_socket(node: SimulatedNode) -> None:
     node.run_kubernetes("rke2")
     (node.root / "proc/902/comm").write_text("other\n")
 
@@ -453,7 +453,7 @@ def test_a_kubelet_whose_containerd_does_not_run_is_known_by_its_socket(node: Si
         ("k8s-snap", (), ""),
     ],
 )
-def test_a_generated_file_is_told_with_its_template(
+def test_a_generated_file_is_reported_with_its_template(
     distribution: str, there: tuple[str, ...], template: str, node: SimulatedNode
 ) -> None:
     node.run_kubernetes(distribution)
@@ -478,7 +478,7 @@ def test_a_generated_file_is_told_with_its_template(
         ("openshift", "cgroupDriver: systemd", None),
     ],
 )
-def test_the_kubelets_cgroup_driver_is_told_where_it_is_its_own(
+def test_the_kubelets_own_cgroup_driver_is_reported(
     distribution: str, options: str, systemd: bool | None, node: SimulatedNode
 ) -> None:
     node.run_kubernetes(distribution)
@@ -497,7 +497,7 @@ def test_the_kubelets_cgroup_driver_is_told_where_it_is_its_own(
     ("version", "generation", "systemd"),
     [("", "1.7", True), ("1.6.20~ds1", "1.6", True), ("1.7.28", "1.7", True), ("2.1.4-k3s1", "2.1", None)],
 )
-def test_the_containerd_that_runs_says_by_whose_rules_its_files_are_read(
+def test_the_running_containerd_decides_the_rules_for_its_files(
     version: str, generation: str, systemd: bool | None, node: SimulatedNode
 ) -> None:
     """From 2.0 on it tells the kubelet its cgroup driver, whatever that one's own is."""

@@ -208,7 +208,7 @@ NVIDIA, OTHER = handler(V2, "nvidia", "/opt/n"), handler(V2, "nvidia", "/opt/oth
         ("2.1.4", {MAIN: NVIDIA, FIRST: REGISTRY}, {}, ""),
     ],
 )
-def test_what_a_later_files_table_replaced_is_told_with_that_file(
+def test_a_replaced_table_is_reported_with_the_later_file(
     version: str, files: dict[str, str], replaced: dict[str, str], by: str, tmp_path: Path
 ) -> None:
     empty = {FIRST: "", SECOND: ""}
@@ -229,7 +229,7 @@ def test_what_a_later_files_table_replaced_is_told_with_that_file(
         (2, default(V2, "nvidia"), f"[{V2}]\nenable_cdi = true\n", ""),
     ],
 )
-def test_the_file_that_names_the_default_is_told(
+def test_the_file_with_the_default_is_reported(
     version: int, of_main: str, of_drop_in: str, file: str, tmp_path: Path
 ) -> None:
     head = f"version = {version}\n"
@@ -328,7 +328,7 @@ def test_an_older_drop_in_below_a_newer_file_is_lost_before_containerd_2_3(
     assert origins(seen) == left
     assert {one.name: place.file for place in seen.misplaced for one in place.handlers} == lost
     # Nothing is wrong with its table: it is the other file that keeps it from being read.
-    assert {(misplaced.right_schema, misplaced.beside, misplaced.read_from) for misplaced in seen.misplaced} == (
+    assert {(misplaced.right_schema, misplaced.handler_file, misplaced.read_from) for misplaced in seen.misplaced} == (
         {(3, FIRST, "2.3")} if lost else set()
     )
 
@@ -345,14 +345,14 @@ def test_an_older_drop_in_below_a_newer_file_is_lost_before_containerd_2_3(
         ("2.1.4", "version = 2\n" + handler(V3, "runc"), V2, "", (3, MAIN, "")),
     ],
 )
-def test_why_a_table_of_its_own_version_is_not_read_is_told(
+def test_the_reason_for_an_unread_table_is_reported(
     version: str, head: str, written: str, of_drop_in: str, result: tuple[int, str, str], tmp_path: Path
 ) -> None:
     files = {MAIN: 'imports = ["a.toml"]\n' + head + handler(written, "nvidia", "/opt/n"), FIRST: of_drop_in}
 
     (place,) = read(tmp_path, files, version).misplaced
 
-    assert (place.file, (place.right_schema, place.beside, place.read_from)) == (MAIN, result)
+    assert (place.file, (place.right_schema, place.handler_file, place.read_from)) == (MAIN, result)
 
 
 @pytest.mark.parametrize("head", ["", "version = 2\n"])
@@ -497,7 +497,7 @@ def test_what_lies_outside_of_the_root_is_never_read(tmp_path: Path) -> None:
         ("a = [1,\n", 1, 8),
     ],
 )
-def test_what_is_no_toml_is_told_with_its_place(text: str, line: int, column: int, tmp_path: Path) -> None:
+def test_invalid_toml_is_reported_with_its_position(text: str, line: int, column: int, tmp_path: Path) -> None:
     found = problem(tmp_path, {MAIN: text})
 
     assert (found.file, found.line, found.column, found.only_ours) == (MAIN, line, column, False)
@@ -505,7 +505,7 @@ def test_what_is_no_toml_is_told_with_its_place(text: str, line: int, column: in
     assert "end of document" not in found.message
 
 
-def test_what_is_no_utf8_is_told_with_its_place(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported_with_its_position(tmp_path: Path) -> None:
     put(tmp_path, {MAIN: ""})
     (tmp_path / "etc/containerd/config.toml").write_bytes(b"version = 2\n# \xff\n")
 
@@ -546,7 +546,7 @@ def test_a_value_of_another_kind_is_a_problem(text: str, line: int, message: str
     assert problem(tmp_path, {MAIN: text}) == ConfigurationProblem(MAIN, message, line)
 
 
-def test_a_value_of_another_kind_is_told_of_the_file_that_has_it(tmp_path: Path) -> None:
+def test_a_value_of_another_type_is_reported_with_its_file(tmp_path: Path) -> None:
     files = {
         MAIN: "version = 3\n" + IMPORTS + handler(V3, "nvidia", "/opt/n"),
         FIRST: f"version = 3\n[{V3}.containerd.runtimes.nvidia]\nruntime_type = 1\n",
@@ -588,7 +588,7 @@ def test_containerd_1_once_took_any_newer_schema_for_its_own(version: str, tmp_p
 
 
 @pytest.mark.parametrize("version", ["", "1.7.28", "2.2.9", "2.4.2"])
-def test_a_plugin_that_is_switched_off_is_told_with_its_file(version: str, tmp_path: Path) -> None:
+def test_a_disabled_plugin_is_reported_with_its_file(version: str, tmp_path: Path) -> None:
     assert read(tmp_path, {MAIN: 'disabled_plugins = ["cri"]\n'}, version).disabled_in == MAIN
 
     files = {MAIN: "version = 2\nimports = ['a.toml']\n", FIRST: 'disabled_plugins = ["io.containerd.grpc.v1.cri"]'}
@@ -676,7 +676,7 @@ _lines = st.one_of(
 
 
 @given(st.lists(_lines, max_size=12).map("\n".join))
-def test_any_text_is_read_or_told_why_not(text: str) -> None:
+def test_any_text_is_read_or_rejected_with_a_reason(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         put(root, {MAIN: ""})

@@ -261,7 +261,7 @@ def test_where_nobody_listens_is_harmless_and_tried_again(short_root: Path) -> N
     assert (facts.live, facts.why_not_live) == (None, f"{SOCKET}: No such file or directory")
 
 
-def test_the_answer_stands_beside_what_the_files_say(short_root: Path) -> None:
+def test_the_answer_is_shown_with_the_file_values(short_root: Path) -> None:
     with asked(short_root, *GOOD[:2]) as one:
         host = Host(short_root, ask_container_runtime=one.look)
         assert with_live(host, FACTS) == replace(FACTS, why_not_live=NOT_YET)

@@ -96,7 +96,7 @@ def test_a_runtime_may_inherit_the_default_ones_program(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("file", ["crio.conf", "crio.conf.d/99-nvidia.conf"])
-def test_what_it_refuses_is_told_with_its_place(
+def test_a_value_that_crio_rejects_is_reported_with_its_line(
     file: str, text: str | bytes, message: str, place: tuple[int, int], tmp_path: Path
 ) -> None:
     problem = read(tmp_path, {file: text}).problem
@@ -116,7 +116,7 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
         assert configuration.problem.message == "named, and does not exist"
 
 
-def test_a_drop_in_where_it_does_not_look_is_told_and_does_not_count(tmp_path: Path) -> None:
+def test_a_drop_in_outside_the_read_folders_is_reported_and_ignored(tmp_path: Path) -> None:
     seen = read(tmp_path, {"crio.conf.d/10-crio.conf": "", "conf.d/99-nvidia.toml": NVIDIA, "conf.d/a": "x = ["})
 
     assert [handler.name for handler in seen.handlers] == ["crun"]
@@ -125,7 +125,7 @@ def test_a_drop_in_where_it_does_not_look_is_told_and_does_not_count(tmp_path: P
     ]
 
 
-def test_a_folder_that_crio_was_told_of_is_read(tmp_path: Path) -> None:
+def test_a_configured_crio_folder_is_read(tmp_path: Path) -> None:
     read(tmp_path, {"conf.d/99-nvidia.toml": NVIDIA})
     seen = read_configuration(tmp_path, folder="/etc/crio/conf.d")
 

@@ -66,7 +66,7 @@ TRAILING_COMMA = ("Illegal trailing comma", (2, 8)) if NEWER else ("Expecting pr
         ('{"features": 1}', "features is no object", (0, 0)),
     ],
 )
-def test_what_dockerd_refuses_is_told_with_its_place(
+def test_a_value_that_dockerd_rejects_is_reported_with_its_line(
     text: str | bytes, message: str, place: tuple[int, int], tmp_path: Path
 ) -> None:
     problem = read(tmp_path, text).problem

@@ -69,7 +69,7 @@ def test_a_flag_outranks_the_file_and_the_file_the_default(
     assert settings_of(tmp_path, kubelet(*arguments)).endpoint == socket
 
 
-def test_each_step_is_told(tmp_path: Path) -> None:
+def test_each_step_is_reported(tmp_path: Path) -> None:
     put(tmp_path, {"etc/k.yaml": "containerRuntimeEndpoint: [", "etc/d/1.conf": "containerRuntimeEndpoint: /a\n"})
 
     seen = settings_of(tmp_path, kubelet("--config=/etc/k.yaml", "--config-dir", "/etc/d"))
@@ -220,7 +220,7 @@ def test_a_command_of_a_persons_is_no_kubelet(words: tuple[str, ...], tmp_path: 
         ({}, None),
     ],
 )
-def test_the_files_of_its_service_tell_what_one_would_be_told(
+def test_the_service_files_give_the_flags_of_a_stopped_service(
     files: dict[str, str | bytes], endpoint: str | None, tmp_path: Path
 ) -> None:
     seen = settings_on_disk(put(tmp_path, files), STANDARD)

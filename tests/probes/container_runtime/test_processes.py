@@ -75,7 +75,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def test_a_real_process_is_told_with_its_words_its_file_and_its_start(start: Start) -> None:
+def test_a_real_process_has_arguments_file_and_start_time(start: Start) -> None:
     process = start("containerd", "--config=/x.toml")
 
     assert (process.name, process.arguments[-1]) == ("containerd", "--config=/x.toml")
@@ -85,7 +85,7 @@ def test_a_real_process_is_told_with_its_words_its_file_and_its_start(start: Sta
     assert 0 < process.since_boot <= processes.uptime(HOST)
 
 
-def test_of_one_that_goes_while_it_is_looked_at_nothing_is_told() -> None:
+def test_a_process_that_ends_during_the_read_is_ignored() -> None:
     """Without its control group a user's process would be the host's: with enough of them a service seems to run."""
     user = subprocess.Popen([sys.executable, "-I", "-c", SHORT_LIVED])
     try:
@@ -111,7 +111,7 @@ def test_a_real_listener_is_found_by_its_socket(start: Start, tmp_path: Path) ->
     assert holder_of(HOST, kubelet, f"{path}2", [other, kubelet, holder]) is None
 
 
-def test_which_runtime_a_real_kubelet_uses_is_told_step_by_step(start: Start, tmp_path: Path) -> None:
+def test_the_runtime_of_a_real_kubelet_is_explained_step_by_step(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "c.sock"
     (tmp_path / "kubelet.yaml").write_text(f"containerRuntimeEndpoint: unix://{path}\n")
     (tmp_path / "used.toml").write_text("version = 2\n")
@@ -186,7 +186,7 @@ def test_the_files_of_a_process_with_other_mounts_are_read_as_it_sees_them(tmp_p
 # The simulated /proc.
 
 
-def test_only_the_programs_that_we_look_for_are_told(node: SimulatedNode) -> None:
+def test_only_the_known_programs_are_listed(node: SimulatedNode) -> None:
     node.write_value("proc/950/comm", "containerd-shim")
     node.write_value("proc/951/comm", "kubelet")
     node.write_value("proc/951/stat", (node.root / "proc/902/stat").read_text().replace(") S ", ") Z ").strip())
@@ -228,7 +228,7 @@ def test_the_unit_is_the_innermost_service(cgroup: str, unit: str, node: Simulat
     assert find(node.root).processes[0].unit == unit
 
 
-def test_a_deleted_program_is_told_by_its_path(node: SimulatedNode) -> None:
+def test_a_deleted_program_is_recognised_by_its_path(node: SimulatedNode) -> None:
     """It was upgraded, and runs on."""
     (node.root / "proc/901/exe").unlink()
     (node.root / "proc/901/exe").symlink_to("/usr/bin/containerd (deleted)")

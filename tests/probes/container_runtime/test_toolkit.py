@@ -67,7 +67,7 @@ def test_without_a_file_there_is_none(tmp_path: Path) -> None:
         ((HOSTS, OPERATORS), OPERATORS_FILE),
     ],
 )
-def test_whose_program_it_is_tells_which_file_it_reads(programs: tuple[str, ...], file: str, tmp_path: Path) -> None:
+def test_the_program_decides_the_file_that_is_read(programs: tuple[str, ...], file: str, tmp_path: Path) -> None:
     put(tmp_path, STANDARD_FILE, 'nvidia-container-runtime = {mode = "legacy"}')
     put(tmp_path, OPERATORS_FILE, 'nvidia-container-runtime = {mode = "cdi"}')
 
@@ -138,13 +138,13 @@ def test_the_switches_are_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_the_program_cannot_take_is_told_with_its_line(
+def test_an_unsupported_value_is_reported_with_its_line(
     text: str, problem: ConfigurationProblem, tmp_path: Path
 ) -> None:
     assert read(tmp_path, text).problem == problem
 
 
-def test_what_is_no_file_of_ours_to_read_is_told_as_that(tmp_path: Path) -> None:
+def test_a_path_without_a_readable_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / STANDARD_FILE.lstrip("/")).mkdir(parents=True)
     found = read_toolkit(tmp_path)
     assert found is not None

@@ -129,7 +129,7 @@ def test_a_test_with_a_summary_only_is_read_from_it(results: Any) -> None:
     assert read(document).results == (DiagResult("memory", "skip"),)
 
 
-def test_a_summary_that_failed_is_told_though_no_gpu_did() -> None:
+def test_a_failed_summary_is_reported_although_no_gpu_failed() -> None:
     document = dcgm_4(Story(tests=("memory",)))
     document["DCGM Diagnostic"]["test_categories"][0]["tests"][0]["test_summary"] = {"status": "Fail"}
 
@@ -246,13 +246,13 @@ def test_a_result_of_several_gpus_is_one_of_each() -> None:
         (b"\xff\xfe\x00 noise\r\n", b"\0"),
     ],
 )
-def test_text_around_the_document_is_no_part_of_it(before: bytes, after: bytes) -> None:
+def test_text_before_and_after_the_document_is_ignored(before: bytes, after: bytes) -> None:
     answer = read_answer(before + printed(dcgm_4(FAILED)) + after)
 
     assert (answer.results, answer.documents, answer.cut_off) == (read(dcgm_4(FAILED)).results, 1, False)
 
 
-def test_what_stands_beside_is_told_in_lines() -> None:
+def test_further_details_are_printed_in_lines() -> None:
     answer = read_answer(BANNER + printed(dcgm_4(Story())) + b"bye\n", b"CUDA_VISIBLE_DEVICES is set\n", 0)
 
     assert answer.said == (BANNER.decode().strip(), "bye", "CUDA_VISIBLE_DEVICES is set")

@@ -86,7 +86,7 @@ def exporter(node: SimulatedNode) -> None:
     use_gpus(node, 4300)
 
 
-def exporter_whose_files_are_hidden(node: SimulatedNode) -> None:
+def exporter_with_hidden_files(node: SimulatedNode) -> None:
     start(node, 4300, "dcgm-exporter", EXPORTERS)
 
 
@@ -95,7 +95,7 @@ def exporter_that_asks_another(node: SimulatedNode) -> None:
     node.write_value("proc/4300/environ", "PATH=/bin\0DCGM_REMOTE_HOSTENGINE_INFO=nvidia-dcgm:5555\0")
 
 
-def exporter_that_is_told_another(node: SimulatedNode) -> None:
+def exporter_with_another_engine(node: SimulatedNode) -> None:
     exporter(node)
     node.write_value("proc/4300/cmdline", "dcgm-exporter\0-r\0nvidia-dcgm:5555\0")
 
@@ -161,13 +161,13 @@ def test_a_proven_engine_is_used(node: SimulatedNode, state: Callable[[Simulated
     ("state", "cause"),
     [
         (exporter, ENGINE_EMBEDDED),
-        (exporter_whose_files_are_hidden, ENGINE_EMBEDDED),
+        (exporter_with_hidden_files, ENGINE_EMBEDDED),
         (of_the_host_without_a_port, ENGINE_EMBEDDED),
         (privileged_tenants, ENGINE_UNPROVEN),
         (named_as_the_operators_without_its_rights, ENGINE_UNPROVEN),
     ],
 )
-def test_beside_an_engine_that_cannot_be_used_none_is_started_unless_a_person_accepts_it(
+def test_a_second_engine_starts_only_with_permission(
     node: SimulatedNode, state: Callable[[SimulatedNode], None], cause: UnobservedCause
 ) -> None:
     state(node)
@@ -196,7 +196,7 @@ def test_what_dcgmi_would_ask_by_itself_is_never_asked_unproven(
     "state",
     [
         exporter_that_asks_another,
-        exporter_that_is_told_another,
+        exporter_with_another_engine,
         tenants_without_a_gpu,
         SimulatedNode.hide_host_processes,
     ],

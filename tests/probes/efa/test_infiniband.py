@@ -63,7 +63,7 @@ def test_a_device_that_goes_away_while_we_look_does_not_count(node: SimulatedNod
     assert len(rdma.efa) == 32
 
 
-def test_a_device_whose_vendor_can_t_be_read_is_not_taken_for_another_makers(node: SimulatedNode) -> None:
+def test_a_device_with_an_unreadable_vendor_is_not_assigned_to_another(node: SimulatedNode) -> None:
     vendor = node.root / "sys/bus/pci/devices" / node.shape.efa_addresses[0] / "vendor"
     vendor.unlink()
     vendor.symlink_to("/proc/self/mem")  # nothing lies at its beginning: EIO
@@ -72,7 +72,7 @@ def test_a_device_whose_vendor_can_t_be_read_is_not_taken_for_another_makers(nod
         read_rdma(Host(node.root))
 
 
-def test_what_is_told_is_on_one_line(node: SimulatedNode) -> None:
+def test_a_message_is_one_line(node: SimulatedNode) -> None:
     node.set_p2p("NVIDIA\nand more")
 
     assert {device.p2p for device in read_rdma(Host(node.root)).efa} == {"NVIDIA\\nand more"}
@@ -140,13 +140,13 @@ def test_the_kernels_own_driver_tells_less(node: SimulatedNode) -> None:
 
 
 @pytest.mark.parametrize("word", ["", "NEURON"])
-def test_whose_memory_the_driver_reaches_is_its_own_word(node: SimulatedNode, word: str) -> None:
+def test_peer_memory_access_is_as_the_driver_reports(node: SimulatedNode, word: str) -> None:
     node.set_p2p(word)
 
     assert {device.p2p for device in read_rdma(Host(node.root)).efa} == {word}
 
 
-def test_a_device_without_uverbs_is_told_from_the_others(node: SimulatedNode) -> None:
+def test_a_device_without_uverbs_is_distinguished(node: SimulatedNode) -> None:
     node.remove_uverbs(3)
 
     assert [device.name for device in read_rdma(Host(node.root)).efa if not device.uverbs] == [node.efa_names[3]]

@@ -157,7 +157,7 @@ def test_one_device_that_can_t_be_opened_hides_them_all(make_node: Callable[[str
     assert answer.says == "fi_getinfo: -61 (No data available)"
 
 
-def test_a_program_that_hangs_holds_up_no_look_and_none_is_started_beside_it(asked: Asked) -> None:
+def test_a_hanging_program_blocks_no_cycle_and_no_second_is_started(asked: Asked) -> None:
     asked.node.write_value("libfabric/hang", "")
 
     assert asked.libfabric.look() == LibfabricReading()

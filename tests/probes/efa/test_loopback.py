@@ -60,7 +60,7 @@ def bench(make_node: Callable[[str], SimulatedNode], monkeypatch: pytest.MonkeyP
     one.loopback.stop()
 
 
-def test_each_device_is_measured_and_told_as_it_comes(bench: Bench) -> None:
+def test_each_device_is_measured_and_reported_in_turn(bench: Bench) -> None:
     bench.node.write_value("fi_pingpong/megabytes", f"{bench.devices[2]} 123.45")
 
     look = bench.loopback.run()
@@ -185,7 +185,7 @@ def disk(tmp_path: Path) -> Iterator[FrozenDisk]:
     frozen_disk.remove()
 
 
-def test_beside_a_side_that_can_t_be_killed_no_other_is_started(bench: Bench, disk: FrozenDisk) -> None:
+def test_no_test_starts_while_an_unkillable_side_runs(bench: Bench, disk: FrozenDisk) -> None:
     """The kernel holds it, as it does who waits for a device in a driver."""
     program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
     stuck = f'[ ! "$server" ] || echo $$ >{disk.mount}/file\nfails='

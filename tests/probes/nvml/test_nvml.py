@@ -176,7 +176,7 @@ class TestAnswers:
 
         assert driver.child_pid == first is not None
 
-    def test_a_gpu_is_told_by_all_the_names_that_it_has(self, driver: Driver) -> None:
+    def test_a_gpu_is_recognised_by_all_its_names(self, driver: Driver) -> None:
         first = gpus(driver.look())[0]
 
         assert first.about == {"index": "0", "uuid": first.uuid, "serial": first.serial}
@@ -199,7 +199,7 @@ class TestAnswers:
         assert [gpu.address for gpu in seen] == [gpu.address for gpu in node.gpus[1:]]
         assert [gpu.index for gpu in seen] == list(range(7))
 
-    def test_every_error_of_a_handle_is_told_for_that_gpu_alone(self, node: SimulatedNode, driver: Driver) -> None:
+    def test_every_handle_error_is_reported_for_that_gpu_alone(self, node: SimulatedNode, driver: Driver) -> None:
         answered = {}
         for error in ERRORS:
             node.write_value("nvml/gpu2/error", error)
@@ -237,7 +237,7 @@ class TestAnswers:
         (node.root / "nvml/error" / call).unlink()
         assert gpus(driver.look()) == healthy(node)
 
-    def test_an_error_of_the_system_is_told_with_its_number_and_the_library(
+    def test_a_system_error_is_reported_with_number_and_library(
         self, node: SimulatedNode, driver: Driver
     ) -> None:
         node.write_value("nvml/error/nvmlInitWithFlags", 17)
@@ -317,7 +317,7 @@ class TestAnswers:
 
 
 class TestRecoveryAction:
-    def test_an_action_is_told_as_the_driver_numbers_it_known_or_not(self, node: SimulatedNode, driver: Driver) -> None:
+    def test_an_action_is_shown_with_the_drivers_number(self, node: SimulatedNode, driver: Driver) -> None:
         answered = []
         for action in (0, 1, 7, 8, 4294967295):
             node.want_recovery(2, action)
@@ -484,7 +484,7 @@ class TestReadings:
             ("fabric_newest_version", 2, {"fabric": Fabric(3, 0, 0, "", 0x1AA)}),
         ],
     )
-    def test_a_value_of_the_driver_is_told(
+    def test_a_value_of_the_driver_is_shown(
         self, node: SimulatedNode, driver: Driver, file: str, value: object, expected: dict[str, Any]
     ) -> None:
         node.write_value(f"nvml/gpu0/{file}", value)
@@ -509,7 +509,7 @@ class TestReadings:
         assert self.answered(driver).retired_pages == RetiredPages(3, 1, pending=True)
 
     @pytest.mark.parametrize("call", CALLS)
-    def test_every_error_of_every_call_is_an_absence_or_told_with_its_reading(
+    def test_every_call_error_is_an_absence_or_reported_with_its_reading(
         self, node: SimulatedNode, driver: Driver, call: str
     ) -> None:
         if call in ("field.29", "field.30", "field.31"):
@@ -564,7 +564,7 @@ class TestReadings:
         assert links[0] == NvLink(0, active=True, version=7, counters=counters)
         assert links[17] == NvLink(17, active=True, version=7, counters=counters | {names[field]: 5})
 
-    def test_p2p_is_told_of_each_pair(self, node: SimulatedNode, driver: Driver) -> None:
+    def test_p2p_is_read_for_each_pair(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/gpu0/p2p_nvlink.1", 5)
 
         answer = driver.look().answer
@@ -584,7 +584,7 @@ class TestReadings:
         assert isinstance(lost, Gpus)
         assert [(gpus.p2p, [gpu.errors for gpu in gpus.gpus]) for gpus in (divided, lost)] == [((), [{}, {}])] * 2
 
-    def test_every_error_of_a_pair_is_told_with_both_gpus(self, node: SimulatedNode, driver: Driver) -> None:
+    def test_every_pair_error_is_reported_with_both_gpus(self, node: SimulatedNode, driver: Driver) -> None:
         answered = {}
         for error in ERRORS:
             node.write_value("nvml/gpu1/error.nvmlDeviceGetP2PStatus", error)
@@ -754,7 +754,7 @@ class TestInstances:
     def instances(self, driver: Driver) -> tuple[int, ...] | None:
         return gpus(driver.look())[2].instances
 
-    def test_each_gpu_instance_is_told_once_in_order_and_holes_are_none(
+    def test_each_gpu_instance_is_listed_once_in_order_without_gaps(
         self, node: SimulatedNode, driver: Driver
     ) -> None:
         node.divide_gpu(2, {0: 9, 1: 5, 4: 5, 6: 1})
@@ -981,7 +981,7 @@ class TestHandles:
 
 
 class TestDriverChanges:
-    def test_a_new_version_is_told_once_and_then_looked_at_with_its_own_library(
+    def test_a_new_version_is_reported_once_and_read_with_its_own_library(
         self, node: SimulatedNode, driver: Driver
     ) -> None:
         driver.look()
@@ -1328,6 +1328,6 @@ class TestProbe:
     def test_the_probe_asks_the_hosts_driver(self, node: SimulatedNode, driver: Driver) -> None:
         assert gpus(read_driver(Host(node.root, driver.look))) == healthy(node)
 
-    def test_a_host_whose_driver_nobody_may_ask_could_not_look(self, node: SimulatedNode) -> None:
+    def test_a_host_with_an_inaccessible_driver_is_not_checked(self, node: SimulatedNode) -> None:
         with pytest.raises(ProbeError, match="this look does not ask the driver"):
             read_driver(Host(node.root))
