@@ -16,7 +16,7 @@ def main() -> int:
         from agent.settings_reader import SettingsReader  # noqa: PLC0415 - not before
 
         reader = SettingsReader()  # by a child process, which takes less long than what is imported meanwhile
-        from agent.program import main as run  # noqa: PLC0415
+        from agent.agent_program import main as run  # noqa: PLC0415
     gc.collect()  # but for the classes that others have taken the place of
     gc.enable()
     with suppress(AttributeError):  # glibc's

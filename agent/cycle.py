@@ -9,21 +9,21 @@ from typing import Self
 import structlog
 from msgspec import Struct
 
-from agent.configuration import MountedConfiguration
+from agent.agent_state import AgentState
 from agent.ledger import Ledger
-from agent.state import AgentState
+from agent.mounted_configuration import MountedConfiguration
 from healthcheck.checks import driver_reasons
 from healthcheck.checks.driver import being_changed
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.fabric import COMING_UP as FABRIC_COMING_UP
 from healthcheck.checks.temperature import slowdown_celsius
-from healthcheck.memory.looks import JudgedCycle
+from healthcheck.memory.cycles import JudgedCycle
 from healthcheck.model import Evidence, Host, Nature, Unobserved
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.dcgm.engine import ENGINE
 from healthcheck.probes.efa.libfabric import Libfabric
-from healthcheck.probes.nvml import causes
+from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverReading, Gpus
 from healthcheck.telemetry import Telemetry
@@ -32,8 +32,8 @@ log = structlog.get_logger()
 
 AGAIN_SECONDS = 10.0
 """After a look that showed something that can flicker (docs/rules.md 3)."""
-_NO_DRIVER = frozenset({causes.DRIVER_BEING_CHANGED, causes.DRIVER_NOT_LOADED})
-_PASSING = frozenset({causes.DRIVER_BEING_CHANGED, causes.DRIVER_JUST_LOADED, FABRIC_COMING_UP})
+_NO_DRIVER = frozenset({error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_NOT_LOADED})
+_PASSING = frozenset({error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_JUST_LOADED, FABRIC_COMING_UP})
 """Causes that pass by themselves: a node that comes up must not wait an interval for its verdict."""
 MISSED_AGAIN_SECONDS = 30.0
 """After a missed deadline: the second must be at least this much later (rule 10)."""
@@ -111,7 +111,7 @@ class Cycle:
         if paused:
             self._driver.pause()
             self._telemetry.show_no_driver()
-            return DriverReading(Unobserved(causes.DRIVER_BEING_CHANGED, paused))
+            return DriverReading(Unobserved(error_causes.DRIVER_BEING_CHANGED, paused))
         answer = self._driver.look()
         if answer.missed:
             self._telemetry.missed.inc()

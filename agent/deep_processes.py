@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent.state import AgentState
+from agent.agent_state import AgentState
 from healthcheck.checks.xid import may_be_of_a_test
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.model import ProbeError

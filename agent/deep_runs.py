@@ -14,16 +14,16 @@ from typing import Any, Protocol
 import structlog
 from msgspec import Struct
 
+from agent.agent_state import AgentState
 from agent.failures import Failures
 from agent.level_2 import Level2
 from agent.marks import KIND, DeepTestMarks, OwnNode
-from agent.state import AgentState
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
+from healthcheck.deep.deep_record import CompletedRun, render
+from healthcheck.deep.diagnostic import Diagnostic, look_deeply
 from healthcheck.deep.due import OVERDUE_INTERVALS, is_overdue, is_swept, last_deep_test
-from healthcheck.deep.look import Diagnostic, look_deeply
-from healthcheck.deep.record import CompletedRun, render
 from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity, Unobserved
 from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import NVML

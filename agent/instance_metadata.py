@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from agent.state import AgentState
+from agent.agent_state import AgentState
 from healthcheck.model import ProbeError
 from healthcheck.probes import machine
 

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 import structlog
 from msgspec.structs import replace
 
+from agent.agent_state import AgentState
 from agent.failures import Failures
-from agent.state import AgentState
-from healthcheck.deep.record import DeepRecord, PassedRun, after_deep_record
+from healthcheck.deep.deep_record import DeepRecord, PassedRun, after_deep_record
 from healthcheck.memory import exits
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look, without_checks
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import ActiveFinding, Memory, Release
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look, without_checks
-from healthcheck.memory.severities import in_force
+from healthcheck.memory.kernel_events import after_kernel_log
+from healthcheck.memory.severity_changes import in_force
 from healthcheck.model import Check, Now, Outcome, Severity, Unobserved
 from healthcheck.settings.values import Settings
 from healthcheck.telemetry import Telemetry

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from agent.state import AgentState
+from agent.agent_state import AgentState
+from healthcheck.deep.diagnostic import Diagnostic
 from healthcheck.deep.idle import Idleness
-from healthcheck.deep.look import Diagnostic
 from healthcheck.model import Host
 from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
 from healthcheck.probes.dcgm.engine import Engine, choose_engine

@@ -20,11 +20,11 @@ from msgspec.structs import replace
 
 from agent.kept_result import KeptResult
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.patience import RetryLimits
+from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep.claim import Claim, RunKind
 from healthcheck.deep.claimant import Claimant
+from healthcheck.deep.deep_record import deep_record, untaken
 from healthcheck.deep.due import keeping_verdict, obstacle
-from healthcheck.deep.record import deep_record, untaken
 from healthcheck.model import Now, ProbeError
 from healthcheck.node.devices import NodeDevices
 from healthcheck.node.state import SWEEP_RESULT, NodeState, PatchFor, annotated

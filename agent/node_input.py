@@ -6,17 +6,17 @@ import threading
 
 import structlog
 
+from agent.agent_state import AgentState
 from agent.api_server import ApiServer
 from agent.bad_annotations import BadAnnotations
 from agent.ledger import Ledger
 from agent.reporter import Reporter
-from agent.state import AgentState
-from healthcheck.deep.record import passed_run, untaken, void_record
+from healthcheck.deep.deep_record import passed_run, untaken, void_record
 from healthcheck.memory.findings import Release
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import read_release
-from healthcheck.verdict.events import released_event
+from healthcheck.verdict.node_events import released_event
 from healthcheck.verdict.record import AgentRecord, RecordError
 
 log = structlog.get_logger()

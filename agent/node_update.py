@@ -11,12 +11,12 @@ from typing import Any
 import structlog
 from msgspec.structs import replace
 
+from agent.agent_state import AgentKnowledge, AgentState
 from agent.api_server import ApiServer
 from agent.bad_annotations import BadAnnotations
 from agent.conditions import WrittenConditions
 from agent.record_left_out import RecordLeftOut, without_record
 from agent.reporter import Reporter
-from agent.state import AgentKnowledge, AgentState
 from agent.wanted_taint import WantedTaint
 from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
 from healthcheck.deep.claim import why_unread
@@ -26,7 +26,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import read_release
 from healthcheck.verdict.budget import HELD
 from healthcheck.verdict.change import NodeChange, plan
-from healthcheck.verdict.events import NodeEvent
+from healthcheck.verdict.node_events import NodeEvent
 from healthcheck.verdict.record import Identity
 from healthcheck.verdict.verdict import Verdict
 

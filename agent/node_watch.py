@@ -7,9 +7,9 @@ import threading
 import structlog
 import tenacity
 
+from agent.agent_state import AgentState
 from agent.bad_annotations import BadAnnotations
 from agent.reporter import Reporter
-from agent.state import AgentState
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Unavailable

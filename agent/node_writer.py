@@ -9,12 +9,12 @@ import time
 import structlog
 import tenacity
 
+from agent.agent_state import AgentState
 from agent.api_server import ApiServer
 from agent.bad_annotations import BadAnnotations, hidden, suspects
 from agent.node_input import NodeInput
 from agent.node_update import NodeUpdate
 from agent.reporter import Reporter
-from agent.state import AgentState
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable, Unreadable
 from healthcheck.model import Severity

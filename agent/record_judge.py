@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import structlog
 from msgspec.structs import replace
 
+from agent.agent_state import AgentState
 from agent.deep_processes import DeepProcesses
 from agent.ledger import Ledger
 from agent.reporter import Reporter
-from agent.state import AgentState
 from healthcheck.checks import driver_messages
 from healthcheck.checks.examine import CHECK_FAILED, RECORD_SET_ASIDE, failure, judge
 from healthcheck.model import Evidence, Outcome, Unobserved

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from healthcheck.node.state import RESULTS, NodeState
-from healthcheck.verdict.events import cut
+from healthcheck.verdict.node_events import cut
 
 _NOTE = "no room on the Node for the record"
 

@@ -14,13 +14,13 @@ from functools import partial
 import structlog
 from msgspec.structs import replace
 
+from agent.agent_state import AgentState
 from agent.api_server import ApiServer
-from agent.state import AgentState
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, NotFound, Unavailable
 from healthcheck.node.state import NodeState
 from healthcheck.text.printable import printable
-from healthcheck.verdict.events import NodeEvent, cut, event_name
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 
 log = structlog.get_logger()
 

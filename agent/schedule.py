@@ -15,7 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.date import DateTrigger
 
-from agent.state import AgentState
+from agent.agent_state import AgentState
 
 log = structlog.get_logger()
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import structlog
 
+from agent.agent_state import AgentState
 from agent.api_server import ApiServer
 from agent.own_slot import OwnSlot
-from agent.state import AgentState
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, Unavailable
 from healthcheck.node.state import NodeState

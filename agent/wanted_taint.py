@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.agent_state import AgentState
 from agent.api_server import ApiServer
 from agent.reporter import Reporter
 from agent.slot_requests import SlotRequests
-from agent.state import AgentState
 from healthcheck.memory.findings import Memory
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
@@ -16,7 +16,7 @@ from healthcheck.verdict.taint import Rules, says_devices, wants_place
 from healthcheck.verdict.verdict import Verdict
 
 if TYPE_CHECKING:
-    from agent.device_rules import DeviceRules
+    from agent.device_rule_writer import DeviceRules
 
 
 class WantedTaint:
@@ -72,6 +72,6 @@ class WantedTaint:
         left = self._is_first and says_devices(node)
         self._is_first = False
         if self._devices is None and (left or rules.device_taints):
-            from agent.device_rules import DeviceRules  # noqa: PLC0415 - who taints no device does not pay for it
+            from agent.device_rule_writer import DeviceRules  # noqa: PLC0415 - who taints no device does not pay for it
 
             self._devices = DeviceRules(self._api, self._state, self._reporter, self._telemetry, stand=left)

@@ -7,18 +7,20 @@ import time
 
 import structlog
 
+from agent.agent_state import AgentState
 from agent.api_server import ApiServer
 from agent.bad_annotations import BadAnnotations
-from agent.configuration import MountedConfiguration
 from agent.cycle import Cycle, Sources
 from agent.deep_processes import DeepProcesses
 from agent.deep_runs import WAITS, DeepIntervals, DeepTests
 from agent.instance_metadata import InstanceMetadata
-from agent.kernel_log import Follower
+from agent.kernel_log_follower import Follower
 from agent.last_failure import forget_failure
 from agent.ledger import Ledger
 from agent.level_2 import Level2
+from agent.mounted_configuration import MountedConfiguration
 from agent.node_input import NodeInput
+from agent.node_runtime_classes import RuntimeClasses
 from agent.node_update import NodeUpdate
 from agent.node_watch import NodeWatch
 from agent.node_writer import NodeWriter
@@ -26,11 +28,9 @@ from agent.outage import Outage
 from agent.permissions import Permissions
 from agent.record_judge import RecordJudge
 from agent.reporter import Reporter
-from agent.runtime_classes import RuntimeClasses
 from agent.schedule import Schedule
 from agent.settings_reader import SettingsReader
 from agent.startup import StartState, start_from
-from agent.state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.memory.file import MemoryFile
 from healthcheck.probes.kernel_log import KERNEL_FACILITY

@@ -16,9 +16,9 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from msgspec.structs import replace
 
+from agent.agent_state import AgentState
 from agent.deep_runs import WAITS, DeepTests
 from agent.level_2 import Level2
-from agent.state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.host.log import log_as_json
 from healthcheck.model import Evidence

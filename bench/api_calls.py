@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from agent.node_runtime_classes import LISTED_AGAIN_SECONDS
 from agent.node_update import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
 from agent.own_slot import COUNTED_SECONDS, RECONCILE_SECONDS
-from agent.runtime_classes import LISTED_AGAIN_SECONDS
 from agent.schedule import _JITTER
 from bench.outcome import CouldNotMeasure, Outcome, Row
 from bench.stage import Stage

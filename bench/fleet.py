@@ -24,11 +24,11 @@ from typing import Any
 
 import structlog
 
+from agent.agent_state import AgentState
 from agent.api_server import ApiServer
 from agent.ledger import Ledger
 from agent.outage import Outage
 from agent.permissions import Permissions
-from agent.state import AgentState
 from agent.wiring import ClusterSide
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import INSTANCE_TYPE, Stage
@@ -37,8 +37,8 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host import clock
+from healthcheck.memory.cycles import JudgedCycle
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.looks import JudgedCycle
 from healthcheck.model import Finding, KernelEvent, Severity
 from healthcheck.model import Outcome as Looked
 from healthcheck.node.state import TAINT

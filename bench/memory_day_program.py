@@ -24,15 +24,15 @@ from healthcheck.catalog.xid import xid_table
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
 from healthcheck.memory.exits import begin, release
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nvml.causes import DRIVER_NOT_LOADED
+from healthcheck.probes.nvml.error_causes import DRIVER_NOT_LOADED
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.verdict.acknowledgement import release_of
 from healthcheck.verdict.record import Identity, dump, render

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import healthcheck
-from cli import completion, programs
+from cli import cluster_programs, completion
 from cli.command_help import Command, Group
 from healthcheck.host.opening import shortage_behind
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
@@ -97,9 +97,14 @@ def every_command(
         write_document(f"{context.get_help()}\n")
 
 
-for _program in (programs.agent, programs.sweep, programs.sweep_run, programs.quarantine_run):
+for _program in (
+    cluster_programs.agent,
+    cluster_programs.sweep,
+    cluster_programs.sweep_run,
+    cluster_programs.quarantine_run,
+):
     _name = _program.__name__.replace("_", "-")
-    app.command(_name, cls=Command, hidden=_program is programs.sweep_run)(_program)
+    app.command(_name, cls=Command, hidden=_program is cluster_programs.sweep_run)(_program)
 
 
 def run() -> None:

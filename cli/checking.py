@@ -15,8 +15,8 @@ import typer
 from msgspec.structs import replace
 
 from cli.check import CheckOptions
-from cli.level_2 import Level2Run, who_uses
-from cli.one_look import judged, show
+from cli.level_2_run import Level2Run, who_uses
+from cli.one_cycle import judged, show
 from cli.words import EXIT_CODES
 from healthcheck.captures import evidence_file
 from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
@@ -31,7 +31,7 @@ from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.host.streams import complain, say
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Acknowledgement, Memory
-from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Check, Evidence, Host, Nature, Now, ProbeError, Shortage
 from healthcheck.node.state import INSTANCE_TYPE
 from healthcheck.probes import kernel_log, machine

@@ -13,7 +13,7 @@ from rich.text import Text
 from cli import would_fit
 from cli.acyclic import acyclic
 from cli.diagnose import DiagnoseFormat, DiagnoseOptions
-from cli.documents import write_as
+from cli.json_documents import write_as
 from diagnosis.allocation import allocation
 from diagnosis.bundle import Bundle
 from diagnosis.chain import chains_of
@@ -28,8 +28,8 @@ from diagnosis.kinds import KINDS
 from diagnosis.node_inventory import inventory
 from diagnosis.one_pod import look_at_pod
 from diagnosis.report import markdown, terminal
+from diagnosis.report.content import Report
 from diagnosis.report.document import document
-from diagnosis.report.whole import Report
 from diagnosis.saved import NoSavedStateError, SavedStateError, read_saved
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import USE
@@ -175,7 +175,7 @@ def _look(options: DiagnoseOptions, target: Target | None) -> Snapshot:
         snapshot = probing.with_probes(snapshot, options.access, options.probes)
     if not options.prometheus:
         return snapshot
-    from cli.utilization import with_idle  # noqa: PLC0415 - where a Prometheus is to be asked
+    from cli.utilization_table import with_idle  # noqa: PLC0415 - where a Prometheus is to be asked
 
     return with_idle(snapshot, options.prometheus)
 

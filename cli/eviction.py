@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cli.patience import CommandRetries, TookTooLong
+from cli.command_retries import CommandRetries, TookTooLong
 from cli.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Conflict, Forbidden, NotFound, Refused, Unavailable

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from cli import catalogue, columns, index
 from cli.catalogue import Explanation
-from cli.documents import write_as
-from cli.here import LocalSettings, read_here
 from cli.index import IndexEntry
+from cli.json_documents import write_as
+from cli.local_settings import LocalSettings, read_here
 from cli.options import OutputFormat
 from cli.words import SEVERITY_MEANS, SEVERITY_STYLES
 from healthcheck.catalog.dcgm import dcgm_table

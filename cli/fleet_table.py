@@ -18,8 +18,8 @@ from rich.text import Text
 
 from cli import columns
 from cli.access import cluster_of
-from cli.documents import write_as
 from cli.fleet import Fleet, FleetRow, ago, looked, read_fleet
+from cli.json_documents import write_as
 from cli.status import StatusFormat, StatusOptions
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.cluster.errors import ClusterError, Refused
@@ -82,7 +82,7 @@ def _show(fleet: Fleet, options: StatusOptions) -> None:
 
 
 def _show_allocation(options: StatusOptions) -> None:
-    from cli.allocation import page, read_allocation  # noqa: PLC0415 - what a diagnosis knows; a table does without
+    from cli.allocation_table import page, read_allocation  # noqa: PLC0415 - what a diagnosis knows; a table does without
     from diagnosis.report.document import cluster_document  # noqa: PLC0415 - the same
 
     allocation = read_allocation(options.access, options.prometheus)

@@ -12,13 +12,13 @@ from cli.index import SETTING, Declared, IndexEntry
 from cli.setting_words import settings_in_words
 from cli.words import SEVERITY_MEANS
 from diagnosis.causes import CAUSES as DIAGNOSES
-from diagnosis.hami.glossary import hami_words
+from diagnosis.hami.hami_glossary import hami_words
 from diagnosis.hami.settings import KEYS, NODE_KEYS
 from healthcheck import checks
-from healthcheck.captures import files as captures
+from healthcheck.captures import capture_files as captures
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
 from healthcheck.deep import causes as deep
-from healthcheck.memory.kernel_log import REPEATS, REPEATS_FROM
+from healthcheck.memory.kernel_events import REPEATS, REPEATS_FROM
 from healthcheck.model import UnobservedCause
 from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.settings.declared import by_key, written

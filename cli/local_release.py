@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cli.checking import light_look, state_dir
 from cli.lines import print_line
-from cli.one_look import CheckResult, judged
+from cli.one_cycle import CheckResult, judged
 from cli.words import SEVERITY_STYLES
 from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.host.console import Screen

@@ -20,11 +20,11 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cli.patience import CommandRetries, Interrupted, TookTooLong
-from diagnosis.snapshot.record import NodeRecord, read_record
+from cli.command_retries import CommandRetries, Interrupted, TookTooLong
+from diagnosis.snapshot.agent_record import NodeRecord, read_record
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.cluster.patience import RetryLimits as Asking
+from healthcheck.cluster.retry_limits import RetryLimits as Asking
 from healthcheck.cluster.rights import Right
 from healthcheck.deep.job import TemplateError
 from healthcheck.node.pods import PodState, pod_state

@@ -13,10 +13,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from cli.command_retries import CommandRetries, TookTooLong
 from cli.eviction import CouldNot, Eviction
 from cli.lines import COMMAND
-from cli.log_lines import LogLines
-from cli.patience import CommandRetries, TookTooLong
+from cli.log_format import LogLines
 from cli.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.access import cluster_of
-from cli.documents import write_as
+from cli.command_retries import CommandRetries, Interrupted
 from cli.eviction import CouldNot
+from cli.json_documents import write_as
 from cli.lines import COMMAND, print_line
 from cli.options import TableFormat
-from cli.patience import CommandRetries, Interrupted
 from cli.progress import ProgressDisplay
 from cli.quarantine_node import (
     LOOK_SECONDS,

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from cli import index
-from cli.documents import write_as
-from cli.here import LocalSettings
+from cli.json_documents import write_as
+from cli.local_settings import LocalSettings
 from cli.replay import ReplayOptions
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.captures.blocks import CaptureError
@@ -40,7 +40,7 @@ from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.model import Evidence, Finding, Now, Outcome
 from healthcheck.probes.dcgm.diag import DcgmReading
-from healthcheck.probes.dcgm.document import DiagAnswer, DiagError, DiagResult, read_answer
+from healthcheck.probes.dcgm.diag_answer import DiagAnswer, DiagError, DiagResult, read_answer
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from cli.here import LocalSettings
-from cli.one_look import judged, show
+from cli.local_settings import LocalSettings
+from cli.one_cycle import judged, show
 from cli.replay import ReplayOptions
 from cli.words import EXIT_CODES
 from healthcheck.captures import evidence_file

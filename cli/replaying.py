@@ -5,12 +5,12 @@ from __future__ import annotations
 import typer
 from rich.text import Text
 
-from cli.documents import write_as
-from cli.here import LocalSettings, read_here
+from cli.json_documents import write_as
+from cli.local_settings import LocalSettings, read_here
 from cli.replay import ReplayOptions
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.captures.blocks import CaptureError
-from healthcheck.captures.files import Captures
+from healthcheck.captures.capture_files import Captures
 from healthcheck.captures.replay import KERNEL_CHECKS, Replay
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.expectation import Expectation

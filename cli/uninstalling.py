@@ -9,7 +9,7 @@ import typer
 from cli.access import cluster_of
 from cli.words import explained
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.device_taints import DeviceTaints
+from healthcheck.cluster.device_taint_rules import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.jobs import PodOwner
 from healthcheck.cluster.kubeconfig import Access

@@ -10,7 +10,7 @@ from healthcheck.host.streams import write_document
 def version(output: JsonOrYaml = None) -> None:
     """Print the version."""
     if output:
-        from cli.documents import write_as  # noqa: PLC0415 - its help needs none of it
+        from cli.json_documents import write_as  # noqa: PLC0415 - its help needs none of it
 
         write_as(output, {"version": healthcheck.__version__})
     else:

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.text import Text
 
+from diagnosis.hami.card_usage import CardUsage
 from diagnosis.hami.fit import CardVerdict
-from diagnosis.hami.holding import CardUsage
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 from diagnosis.wanted_pods import LONGEST, NoPodError, pods_in

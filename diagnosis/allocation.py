@@ -11,10 +11,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diagnosis.gpu_nodes import GPU, GPU_DRIVERS, MIG, SHARED, devices_in, gpu_nodes
-from diagnosis.gpus import gpu_pods
-from diagnosis.hami.books import cards_of
-from diagnosis.hami.holding import CardUsage, Share
+from diagnosis.gpu_requests import gpu_pods
+from diagnosis.hami.card_usage import CardUsage, Share
 from diagnosis.hami.installation import installations, serving, settings_of
+from diagnosis.hami.scheduler_state import cards_of
 from diagnosis.hami.settings import node_configs
 from diagnosis.hami.usage import MeasuredUse, used
 from diagnosis.placement import ZERO, asked_by, held_on

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from diagnosis.components import Role, components, is_ready
 from diagnosis.gpu_nodes import has_nvidia, offers_gpus
-from diagnosis.gpus import gpu_pods
+from diagnosis.gpu_requests import gpu_pods
 from diagnosis.hami.installation import config_maps, is_there
 from diagnosis.kinds import KINDS, OF_COMPONENTS, POD, ApiKind, everywhere
 from diagnosis.snapshot import Builder, Snapshot
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.pods import Pod, read_pod
-from diagnosis.snapshot.reading import Fields
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Unavailable
 from healthcheck.text.printable import printable
 

@@ -9,12 +9,12 @@ from functools import lru_cache
 from msgspec import Struct
 
 from diagnosis.gpu_nodes import GPU_DRIVERS, is_device
-from diagnosis.gpus import gpu_claims, gpus_of
+from diagnosis.gpu_requests import gpu_claims, gpus_of
 from diagnosis.hami.grants import shares
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.dra import ResourceClaim, SliceDevice
 from diagnosis.snapshot.pods import AllocatedDevice, Container, Pod
-from diagnosis.snapshot.record import RecordFinding
 from healthcheck.memory.findings import gpu_address
 from healthcheck.node.device_pools import address_of
 

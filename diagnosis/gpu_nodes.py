@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 
-from diagnosis.gpus import is_gpu
+from diagnosis.gpu_requests import is_gpu
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.node.device_pools import is_whole

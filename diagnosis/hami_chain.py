@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
 from diagnosis.cause import Cause, Link
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.hami import control_plane, filtering, nodes, scheduling, webhook
-from diagnosis.causes.hami.declared import EXTENDER, EXTENDER_SLOW, LOCK_STALE
+from diagnosis.causes.hami import control_plane, filtering, hami_nodes, scheduling, webhook
+from diagnosis.causes.hami.hami_causes import EXTENDER, EXTENDER_SLOW, LOCK_STALE
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.chain import MOST_CHAINS, Chain, steps, touching
 from diagnosis.components import Role
@@ -19,7 +19,7 @@ from diagnosis.hami.grants import BindPhase, PodGrant, grant
 from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, schedulers
 from diagnosis.hami.usage import used
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.pods import Pod
 
 _MOST = 4
@@ -159,7 +159,7 @@ _BY_CAUSE: Mapping[Cause, HamiLink] = {
     **dict.fromkeys((cause for one in control_plane.SEARCHES for cause in one.causes), HamiLink.WEBHOOK),
     **dict.fromkeys(webhook.CAUSES, HamiLink.WEBHOOK),
     **dict.fromkeys((EXTENDER, EXTENDER_SLOW, NO_SCHEDULER, NOT_READY[Role.HAMI_SCHEDULER]), HamiLink.SCHEDULER),
-    **dict.fromkeys((cause for one in nodes.SEARCHES for cause in one.causes), HamiLink.FILTER),
+    **dict.fromkeys((cause for one in hami_nodes.SEARCHES for cause in one.causes), HamiLink.FILTER),
     **dict.fromkeys(
         (LOCK_STALE, *(one for one in scheduling.CAUSES if one not in (EXTENDER, EXTENDER_SLOW))), HamiLink.BIND
     ),

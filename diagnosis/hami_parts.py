@@ -16,7 +16,7 @@ from diagnosis.hami.installation import Installation, installations, newest_aski
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import HAMI_EXTENDER, OTHER_VALUE, Container
-from diagnosis.snapshot.rules import Webhook
+from diagnosis.snapshot.policy_objects import Webhook
 from healthcheck.text.naming import named
 
 COLUMNS = ("Part", "Status", "Version", "What is told of it")

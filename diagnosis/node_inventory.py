@@ -8,12 +8,12 @@ from msgspec import Struct
 
 from diagnosis.components import components, is_ready
 from diagnosis.gpu_nodes import devices_in
-from diagnosis.hami.books import cards_of
 from diagnosis.hami.card_row import card_row
 from diagnosis.hami.handshake import handshake
 from diagnosis.hami.installation import installations, serving
 from diagnosis.hami.node_lock import node_lock
 from diagnosis.hami.registration import registrations
+from diagnosis.hami.scheduler_state import cards_of
 from diagnosis.hami.versions import ANSWERED_UNTIL
 from diagnosis.placement import ZERO, held_on
 from diagnosis.quantity import amount, counted, shown

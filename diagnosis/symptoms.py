@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from diagnosis.cause import Cause
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.pods import Condition, ContainerEnd, ContainerState, Pod
 from diagnosis.snapshot.workloads import Workload
 

@@ -10,18 +10,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.gpu_nodes import gpu_nodes
-from diagnosis.gpus import asks_for_gpus
-from diagnosis.hami.asking import admitted, asked_of
-from diagnosis.hami.books import SchedulerState, books_of, unregistered, verdicts
+from diagnosis.gpu_requests import asks_for_gpus
+from diagnosis.hami.card_requests import admitted, asked_of
+from diagnosis.hami.card_usage import CardUsage
 from diagnosis.hami.fit import NodeVerdict
-from diagnosis.hami.holding import CardUsage
 from diagnosis.hami.installation import WEBHOOK, Installation, asks_for, installation_of, installations, schedulers
 from diagnosis.hami.quota import room_of
+from diagnosis.hami.scheduler_state import SchedulerState, books_of, unregistered, verdicts
 from diagnosis.placement import Obstacle, ObstacleKind, asked_by, held_on, refusals, shortages
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
-from diagnosis.snapshot.reading import Fields
 
 _DEFAULT = ("", "default-scheduler")
 _QUOTA_SINCE, _PRIVILEGED_SINCE = (2, 9), (2, 10)

@@ -22,7 +22,7 @@ from healthcheck.settings.reading import read_settings
 from healthcheck.settings.sources import read_variables
 from healthcheck.settings.values import Settings, SettingsError
 from healthcheck.text.json_rows import as_json
-from quarantine.marks import NodeNotTestable, QuarantineMarks, lock
+from quarantine.node_marks import NodeNotTestable, QuarantineMarks, lock
 from quarantine.recommendation import Recommendation
 from quarantine.run import QuarantineRun
 from quarantine.settings import QuarantineSettings

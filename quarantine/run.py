@@ -22,9 +22,9 @@ from healthcheck.probes.nccl import AllReduce
 from healthcheck.settings.values import Settings
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import history_of
-from quarantine.marks import QuarantineMarks
+from quarantine.node_marks import QuarantineMarks
 from quarantine.nvidia_report import BugReport
-from quarantine.record import QuarantineProgress, RunStart, carried_by
+from quarantine.quarantine_record import QuarantineProgress, RunStart, carried_by
 from quarantine.settings import QuarantineSettings
 from quarantine.suite import Suite
 

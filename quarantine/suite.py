@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
-from healthcheck.deep.look import Diagnostic, look_deeply
+from healthcheck.deep.diagnostic import Diagnostic, look_deeply
 from healthcheck.model import Check, Evidence, Host, Outcome, ProbeError, Unobserved
 from healthcheck.probes.efa.fi_pingpong import Broken, PingResult
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackReading
@@ -21,7 +21,7 @@ from healthcheck.probes.efa.loopback_run import EfaLoopback
 from healthcheck.probes.nccl import AllReduce, AllReduceReading
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
-from quarantine.record import TESTS, QuarantineProgress, TestResult, finding_lines, outcome_status
+from quarantine.quarantine_record import TESTS, QuarantineProgress, QuarantineTestResult, finding_lines, outcome_status
 
 log = structlog.get_logger()
 
@@ -74,7 +74,7 @@ class Suite:
             test.stop()
 
     def _keep(self, check: Check, outcome: Outcome, *, ended: bool) -> None:
-        results = {**self.progress.results, check.group: TestResult(outcome, ended)}
+        results = {**self.progress.results, check.group: QuarantineTestResult(outcome, ended)}
         running = "" if ended else check.group
         self.progress = replace(self.progress, results=results, running=running, stopped=self.stopped)
         log.info(

@@ -22,10 +22,10 @@ from healthcheck.catalog import dcgm_causes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.cluster.patience import RetryLimits
+from healthcheck.cluster.retry_limits import RetryLimits
+from healthcheck.deep.deep_record import CompletedRun, render
+from healthcheck.deep.diagnostic import look_deeply
 from healthcheck.deep.due import is_verdict, keeping_verdict
-from healthcheck.deep.look import look_deeply
-from healthcheck.deep.record import CompletedRun, render
 from healthcheck.host import clock
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, Options, exit_code

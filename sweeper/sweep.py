@@ -19,7 +19,7 @@ from msgspec import Struct
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.patience import RetryLimits
+from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep.claim import Claim, RunKind, claim_on, clear, is_marked
 from healthcheck.deep.claimant import Claimant
 from healthcheck.deep.due import Attempt, obstacle
@@ -30,10 +30,10 @@ from healthcheck.node.state import NodeState, with_devices
 from healthcheck.settings.values import NodeSettings
 from healthcheck.verdict.budget import Slot
 from healthcheck.verdict.taint import says_devices
-from sweeper.jobs import SELECTOR, JobSettings, in_the_way, job_for, job_name, tolerations
 from sweeper.leftovers import Leftovers, find_leftovers, is_working
-from sweeper.places import FreedSlot, SlotOwner, kept_without_agent, unowned
 from sweeper.select import Candidate, Decision, SweepLimits, busy_nodes, candidate, select
+from sweeper.slots import FreedSlot, SlotOwner, kept_without_agent, unowned
+from sweeper.sweep_jobs import SELECTOR, JobSettings, in_the_way, job_for, job_name, tolerations
 
 log = structlog.get_logger()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import read_xid
+from healthcheck.memory.cycles import JudgedCycle, after_look
 from healthcheck.memory.findings import ActiveFinding, Memory
-from healthcheck.memory.looks import JudgedCycle, after_look
 from healthcheck.model import PREFIX, Finding, KernelEvent, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.node.state import NodeState
 from healthcheck.probes.kernel_log import Record

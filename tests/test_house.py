@@ -48,7 +48,7 @@ WITHOUT_A_TWIN: list[str] = []
 """Scenarios of faults that no healthy one stands beside yet."""
 SHARED = {
     *("__init__", "driver_reasons", "listed", "examine", "expectation", "gpu_runtime", "per_gpu"),
-    *("runtime_mending", "runtime_restart", "severities"),
+    *("runtime_fixes", "runtime_restart", "severities"),
 }
 """What stands beside the checks and is none."""
 MODULES = sorted(file.stem for file in (ROOT / "healthcheck/checks").glob("*.py") if file.stem not in SHARED)

@@ -25,8 +25,8 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS, DEEP_CHECKS
+from healthcheck.memory.cycles import LOOKS_TO_CONFIRM
 from healthcheck.memory.exit_table import EXITS
-from healthcheck.memory.looks import LOOKS_TO_CONFIRM
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.settings.declared import settings_of
 from healthcheck.telemetry import Telemetry

@@ -45,8 +45,8 @@ inside='mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc && printf %s "
 # text and decides, how a driver's errors, hangs and places are told, and how programs are started and ended.
 nvml=tests/probes/nvml/test_nvml.py agent=tests/agent
 (($#)) || set -- \
-  $nvml::TestReadings::test_a_value_of_the_driver_is_told $nvml::TestReadings::test_a_field_has_any_type_of_whole_numbers \
-  $nvml::TestReadings::test_a_link_has_its_own_state_version_and_counters $nvml::TestReadings::test_p2p_is_told_of_each_pair \
+  $nvml::TestReadings::test_a_value_of_the_driver_is_shown $nvml::TestReadings::test_a_field_has_any_type_of_whole_numbers \
+  $nvml::TestReadings::test_a_link_has_its_own_state_version_and_counters $nvml::TestReadings::test_p2p_is_read_for_each_pair \
   $nvml::TestReadings::test_links_of_nvlink_5_count_other_things $nvml::TestInstances $nvml::TestRecoveryAction \
   $nvml::TestCrashes $nvml::TestAnswers::test_eight_gpus_answer_with_all_their_names \
   $nvml::TestLibraryPlaces::test_a_file_that_is_no_library_is_named \

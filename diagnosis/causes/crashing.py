@@ -15,10 +15,9 @@ from msgspec.structs import replace
 
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import upkeep, verdicts
-from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.faulty_gpus import FAULTY, struck_pods
 from diagnosis.causes.hami.allocating import LIBRARY_REASONS, seen_on_host
-from diagnosis.causes.hami.declared import LIBRARY as HAMI_LIBRARY
+from diagnosis.causes.hami.hami_causes import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.not_started import START_REASONS, TOOL
 from diagnosis.causes.running import (
     CLASS_NOT_NAMED,
@@ -33,13 +32,14 @@ from diagnosis.causes.running import (
     why_without_gpu,
 )
 from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.components import Role, role_of
-from diagnosis.gpus import asks_for_gpus, claims_gpus, gpu_claims
+from diagnosis.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
 from diagnosis.hami.grants import shares
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
-from diagnosis.snapshot.record import RecordFinding
 from diagnosis.symptoms import (
     Recognised,
     Symptom,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
-from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY, stack
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.components import Component, Role, components, is_for, is_ready, refused
 from diagnosis.gpu_nodes import (

@@ -11,12 +11,12 @@ from msgspec import Struct
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.components import role_of
 from diagnosis.given_gpus import AllocatedGpu, given_gpus, unhealthy_gpus
-from diagnosis.gpus import gpu_pods, gpus_of, is_deep_test
+from diagnosis.gpu_requests import gpu_pods, gpus_of, is_deep_test
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import AllocatedDevice, Pod
-from diagnosis.snapshot.record import RecordFinding
 from diagnosis.symptoms import shortened
 from healthcheck.node.state import CONDITION, SEVERITY, UNHEALTHY
 from healthcheck.text.moments import timestamp

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
-from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.offer_causes import MIG_FAILED, MIG_PENDING
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.components import Component, Role, components, is_for, is_ready
 from diagnosis.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
-from diagnosis.gpus import gpus_of
+from diagnosis.gpu_requests import gpus_of
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from diagnosis.cause import Cause, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import verdicts
-from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.handler_causes import unloadable
 from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
 from diagnosis.causes.runtime_handlers import HANDLER_TEXTS
@@ -48,10 +47,11 @@ from diagnosis.causes.starting_causes import (
     VOLUME_ELSEWHERE,
     VOLUME_FAILS,
 )
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.components import Role, role_of
-from diagnosis.gpus import gpu_pods
+from diagnosis.gpu_requests import gpu_pods
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.pods import ContainerState, Pod
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 from diagnosis.symptoms import (

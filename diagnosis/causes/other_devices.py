@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
-from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.gpu_nodes import (

@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import verdicts
-from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami import webhook as hami
-from diagnosis.causes.hami.declared import CARD_GONE, NODE_NAMED, NOT_SEEN, NUMBER
+from diagnosis.causes.hami.hami_causes import CARD_GONE, NODE_NAMED, NOT_SEEN, NUMBER
 from diagnosis.causes.offer_causes import MISSING, NOT_OFFERED, UNHEALTHY
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.components import Role
-from diagnosis.gpus import gpu_pods, gpus_of, is_gpu
+from diagnosis.gpu_requests import gpu_pods, gpus_of, is_gpu
 from diagnosis.placement import selects
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node

@@ -13,18 +13,18 @@ from msgspec import Struct
 
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import verdicts
-from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.handler_causes import MISSING
 from diagnosis.causes.starting_causes import NOT_INJECTED
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.components import Role, components, role_of
 from diagnosis.gpu_nodes import is_device
-from diagnosis.gpus import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
+from diagnosis.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
 from diagnosis.symptoms import Recognised, TextSource, of_log, recognised, signature
-from diagnosis.toolkit import toolkits
+from diagnosis.toolkit_advice import toolkits
 
 HIDDEN = Cause(
     "GpusHiddenByVariable",

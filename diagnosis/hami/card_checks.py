@@ -12,9 +12,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diagnosis.hami import mig
-from diagnosis.hami.asking import CardRequest
 from diagnosis.hami.card_options import CardOptions
-from diagnosis.hami.holding import CardUsage, Share
+from diagnosis.hami.card_requests import CardRequest
+from diagnosis.hami.card_usage import CardUsage, Share
 from diagnosis.hami.quota import QuotaAmounts
 from diagnosis.hami.reasons import Code
 from diagnosis.hami.registration import MIG_MODE

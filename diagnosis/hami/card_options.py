@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from diagnosis.hami.words import flag, word
+from diagnosis.hami.annotation_text import flag, word
 from diagnosis.snapshot.meta import Meta
 
 USE_TYPE = "nvidia.com/use-gputype"

@@ -7,7 +7,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from diagnosis.hami.holding import CardUsage, Share
+from diagnosis.hami.card_usage import CardUsage, Share
 from diagnosis.hami.registration import MIG_MODE
 from diagnosis.hami.usage import MeasuredUse
 

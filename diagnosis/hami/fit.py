@@ -13,9 +13,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diagnosis.hami import mig
-from diagnosis.hami.asking import CardRequest
 from diagnosis.hami.card_checks import PodConditions, refusal
-from diagnosis.hami.holding import CardUsage, Share
+from diagnosis.hami.card_requests import CardRequest
+from diagnosis.hami.card_usage import CardUsage, Share
 from diagnosis.hami.order import in_order
 from diagnosis.hami.reasons import Code, reason_text
 from diagnosis.hami.registration import MIG_MODE

@@ -9,9 +9,9 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from diagnosis.hami.words import LONGEST_TEXT, MOST_PARTS, epoch, whole, word
+from diagnosis.hami.annotation_text import LONGEST_TEXT, MOST_PARTS, epoch, whole, word
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta
-from diagnosis.snapshot.reading import Fields
 from healthcheck.text import strict_json
 
 NODE = "hami.io/vgpu-node"

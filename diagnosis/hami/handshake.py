@@ -11,7 +11,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from diagnosis.hami.words import epoch, word
+from diagnosis.hami.annotation_text import epoch, word
 from diagnosis.snapshot.nodes import Node
 from healthcheck.text.moments import held
 

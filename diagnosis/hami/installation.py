@@ -23,7 +23,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod, PodSpec
-from diagnosis.snapshot.rules import Webhook
+from diagnosis.snapshot.policy_objects import Webhook
 
 WEBHOOK = "vgpu.hami.io"
 """What the entry in a MutatingWebhookConfiguration is called, whatever the configuration's own name is."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from diagnosis.hami.holding import CardUsage, MigLayout, Share
+from diagnosis.hami.card_usage import CardUsage, MigLayout, Share
 from diagnosis.hami.registration import MigProfile
 
 Placement = tuple[int, int]

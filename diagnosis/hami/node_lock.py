@@ -6,7 +6,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from diagnosis.hami.words import word
+from diagnosis.hami.annotation_text import word
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from healthcheck.text.moments import moment_or_none

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from diagnosis.hami.asking import CardRequest
 from diagnosis.hami.card_checks import PodConditions
-from diagnosis.hami.holding import CardUsage
+from diagnosis.hami.card_requests import CardRequest
+from diagnosis.hami.card_usage import CardUsage
 from diagnosis.hami.versions import Version
 
 BINPACK = "binpack"

@@ -10,9 +10,9 @@ from functools import lru_cache
 from msgspec import Struct
 
 from diagnosis.gpu_nodes import HAMI_REGISTER
-from diagnosis.hami.words import LONGEST_TEXT, MOST_PARTS, flag, listed, whole, word
+from diagnosis.hami.annotation_text import LONGEST_TEXT, MOST_PARTS, flag, listed, whole, word
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.reading import Fields
 from healthcheck.text import strict_json
 
 CORDON = "hami.io/device-cordon"

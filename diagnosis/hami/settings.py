@@ -8,11 +8,11 @@ from itertools import islice
 
 from msgspec import Struct
 
+from diagnosis.hami.annotation_text import word
 from diagnosis.hami.registration import MigProfile
-from diagnosis.hami.words import word
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
-from diagnosis.snapshot.reading import Fields
+from diagnosis.snapshot.json_fields import Fields
 from healthcheck.text.documents import MalformedError, yaml_object
 
 DEVICE_CONFIG = "device-config.yaml"

@@ -10,9 +10,9 @@ from diagnosis.allocation import Allocation, NodeAllocation, Pool, Total, totals
 from diagnosis.chain import Chain, Step
 from diagnosis.components import ComponentRow
 from diagnosis.diagnose import Problem
-from diagnosis.hami.holding import CardUsage
+from diagnosis.hami.card_usage import CardUsage
 from diagnosis.hami_parts import InstallationTable
-from diagnosis.report.whole import Report
+from diagnosis.report.content import Report
 from healthcheck.text.moments import timestamp
 
 _MOST_AFFECTED = 200

@@ -9,10 +9,10 @@ from diagnosis.cause import Certainty
 from diagnosis.hami.card_row import COLUMNS, CardRow, card_row
 from diagnosis.hami_parts import COLUMNS as PART_COLUMNS
 from diagnosis.quantity import shown
-from diagnosis.report.alike import ProblemGroup, problem_groups
+from diagnosis.report.content import Report
 from diagnosis.report.one_file import rendered
 from diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours
-from diagnosis.report.whole import Report
+from diagnosis.report.problem_groups import ProblemGroup, problem_groups
 from healthcheck.text.moments import timestamp
 
 _MOST_NODES = 500

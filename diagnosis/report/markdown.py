@@ -13,8 +13,8 @@ from diagnosis.hami.card_row import COLUMNS, card_row
 from diagnosis.hami_parts import COLUMNS as PART_COLUMNS
 from diagnosis.hami_parts import InstallationTable
 from diagnosis.quantity import shown
-from diagnosis.report.alike import ProblemGroup, problem_groups
-from diagnosis.report.whole import Report
+from diagnosis.report.content import Report
+from diagnosis.report.problem_groups import ProblemGroup, problem_groups
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 

@@ -19,8 +19,8 @@ from diagnosis.components import Health
 from diagnosis.diagnose import Problem
 from diagnosis.hami_parts import InstallationTable
 from diagnosis.node_inventory import InventoryRow
-from diagnosis.report.alike import ProblemGroup, problem_groups
-from diagnosis.report.whole import Report
+from diagnosis.report.content import Report
+from diagnosis.report.problem_groups import ProblemGroup, problem_groups
 from healthcheck.text.naming import named
 
 _STYLES = {CauseSeverity.HIGH: "bold red", CauseSeverity.MEDIUM: "bold yellow", CauseSeverity.LOW: "bold blue"}

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from diagnosis.snapshot.cluster_events import Event, read_event
 from diagnosis.snapshot.cluster_objects import (
     ClusterPolicy,
     ConfigMap,
@@ -34,15 +35,14 @@ from diagnosis.snapshot.dra import (
     read_device_rule,
     read_slice,
 )
-from diagnosis.snapshot.events import Event, read_event
 from diagnosis.snapshot.gpu_use import GpuUse
 from diagnosis.snapshot.hami_use import ShareUse
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.kueue import Queue, Queued, read_queue, read_queued
 from diagnosis.snapshot.meta import Meta, read_meta, subject
 from diagnosis.snapshot.nodes import Node, read_node
 from diagnosis.snapshot.pods import Pod, read_pod
-from diagnosis.snapshot.reading import Fields
-from diagnosis.snapshot.rules import (
+from diagnosis.snapshot.policy_objects import (
     DisruptionBudget,
     LimitRange,
     Quota,

@@ -7,9 +7,9 @@ from datetime import datetime
 
 from msgspec import Struct, field
 
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, Expression, read_conditions, read_term
-from diagnosis.snapshot.reading import Fields
 
 _LONGEST_DOCUMENT = 256 * 1024
 _ZONES = (

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.nodes import Taint
 from diagnosis.snapshot.pods import Toleration, read_toleration
-from diagnosis.snapshot.reading import Fields
 from healthcheck.node.device_rules import HEEDED
 
 _SELECTED_BY = frozenset(("driver", "pool", "device"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, PodSpec, read_conditions, read_spec
-from diagnosis.snapshot.reading import Fields
 
 
 class Queued(Struct, frozen=True):

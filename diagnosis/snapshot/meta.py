@@ -8,7 +8,7 @@ from datetime import datetime
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.reading import Fields
+from diagnosis.snapshot.json_fields import Fields
 
 _KEPT = re.compile(
     r"(?:[a-z0-9.-]{0,200}\.)?"

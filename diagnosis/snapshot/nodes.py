@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from diagnosis.snapshot.agent_record import NodeRecord, read_record
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, read_conditions
-from diagnosis.snapshot.reading import Fields
-from diagnosis.snapshot.record import NodeRecord, read_record
 from healthcheck.node.state import KEEPS_AWAY, RESULTS, UNHEALTHY
 
 

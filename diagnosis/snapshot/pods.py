@@ -9,8 +9,8 @@ from itertools import islice
 
 from msgspec import Struct, field
 
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
-from diagnosis.snapshot.reading import Fields
 
 VISIBLE_DEVICES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _DEVICES = re.compile(r"(?:all|none|void|no|-1|(?:\d{1,3}|(?:GPU|MIG)-[0-9a-zA-Z/-]{1,60})(?:,|\Z))*\Z", re.ASCII)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from diagnosis.snapshot.reading import Fields
+from diagnosis.snapshot.json_fields import Fields
 
 Pair = tuple[str, str]
 EXPORTED: Pair = ("exported_namespace", "exported_pod")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, read_conditions
-from diagnosis.snapshot.reading import Fields
 
 _API = "scheduling.volcano.sh/"
 

@@ -15,7 +15,7 @@ from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import begin, expired
 from healthcheck.memory.findings import ActiveFinding, Key, Memory
-from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Check, Evidence, KernelEvent, Now, Outcome, Severity, Unobserved, UnobservedCause, counted
 from healthcheck.probes import kernel_log
 

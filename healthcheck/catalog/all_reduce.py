@@ -7,7 +7,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from healthcheck.catalog.rows import read_rows
+from healthcheck.catalog.csv_rows import read_rows
 
 
 class AllReduceRow(Struct, frozen=True):

@@ -8,9 +8,9 @@ from functools import cache
 
 from msgspec import Struct
 
+from healthcheck.catalog.csv_rows import read_rows
 from healthcheck.catalog.dcgm_causes import CAUSES
 from healthcheck.catalog.policy import OVERRIDDEN, Policy
-from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling
 from healthcheck.model import Severity, UnobservedCause
 

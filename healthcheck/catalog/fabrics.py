@@ -7,7 +7,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from healthcheck.catalog.rows import read_rows
+from healthcheck.catalog.csv_rows import read_rows
 
 _WORDS = {"yes": True, "no": False}
 

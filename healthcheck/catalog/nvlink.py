@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 
 from msgspec import Struct
 
-from healthcheck.catalog.rows import read_rows
+from healthcheck.catalog.csv_rows import read_rows
 from healthcheck.catalog.ruling import Ruling, worst
 from healthcheck.model import Severity
 

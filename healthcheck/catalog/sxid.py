@@ -10,8 +10,8 @@ from functools import cache
 
 from msgspec import Struct
 
+from healthcheck.catalog.csv_rows import read_rows
 from healthcheck.catalog.policy import OVERRIDDEN, Policy
-from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling
 from healthcheck.model import Severity
 

@@ -7,10 +7,10 @@ from functools import cache
 
 from msgspec import Struct
 
+from healthcheck.catalog.csv_rows import read_rows
 from healthcheck.catalog.nvlink import rule_nvlink4, rule_nvlink5
 from healthcheck.catalog.policy import OVERRIDDEN, Policy
 from healthcheck.catalog.recovery import NONE, recovery_action_in, recovery_in
-from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling
 from healthcheck.model import Severity
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
+from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity, counted
@@ -93,7 +93,7 @@ def _again(runtime: ContainerRuntime, used: RuntimeConfiguration, spec: CdiSpec)
     if "k8s.device-plugin" in f"{spec.kind} {spec.path}":
         remedy = "restart NVIDIA's device plugin on this node, which writes it: delete its pod"
         return runtime_restart.make_pod_anew(runtime, used, remedy)
-    return runtime_mending.generate_spec(spec.path)
+    return runtime_fixes.generate_spec(spec.path)
 
 
 def _summary(spec: CdiSpec) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
@@ -62,7 +62,7 @@ def _of_all(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: bool)
     """CRI-O and Docker have one driver for all handlers."""
     if used.systemd_cgroup not in (None, wanted):
         message = f"{used.path}: the cgroup driver is {_NAMES[not wanted]}, the kubelet's {_NAMES[wanted]}"
-        yield found(MISMATCH, used, f"{message}; {runtime_mending.correct(runtime, used, used.path)}")
+        yield found(MISMATCH, used, f"{message}; {runtime_fixes.correct(runtime, used, used.path)}")
 
 
 def _of_handlers(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: bool) -> Iterator[Finding]:
@@ -70,7 +70,7 @@ def _of_handlers(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: 
     for handler in used.handlers if used.kind == CONTAINERD else ():
         if handler.name in ours and _starts_runc(handler) and bool(handler.systemd_cgroup) is not wanted:
             message = f"{where(handler)}: SystemdCgroup of {handler.name} is {_said(handler)}"
-            mend = runtime_mending.correct(runtime, used, handler.file)
+            mend = runtime_fixes.correct(runtime, used, handler.file)
             yield found(MISMATCH, used, f"{message}, the kubelet's driver is {_NAMES[wanted]}; {mend}")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
 from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity, Unobserved
@@ -66,7 +66,7 @@ def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterat
         yield from _disabled(runtime, used)
         yield from gpu_runtime.together(_misplaced(runtime, used))
     elif not problem.only_ours:
-        yield found(MALFORMED, used, f"{in_words(problem)}; {runtime_mending.correct(runtime, used, problem.file)}")
+        yield found(MALFORMED, used, f"{in_words(problem)}; {runtime_fixes.correct(runtime, used, problem.file)}")
 
 
 def _misplaced(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
@@ -81,7 +81,7 @@ def _misplaced(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterato
                 used,
                 f'{place}: {names} under plugins."{spot.section}"{_why_unread(used, spot)};'
                 f' version {spot.right_schema} has it in plugins."{spot.right_section}";'
-                f" {runtime_mending.correct(runtime, used, spot.file)}",
+                f" {runtime_fixes.correct(runtime, used, spot.file)}",
             )
 
 
@@ -97,7 +97,7 @@ def _why_unread(used: RuntimeConfiguration, spot: Misplaced) -> str:
 def _disabled(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     if used.disabled_in:
         message = f"{used.disabled_in}: disabled_plugins names the CRI plugin"
-        yield found(CRI_DISABLED, used, f"{message}; {runtime_mending.correct(runtime, used, used.disabled_in)}")
+        yield found(CRI_DISABLED, used, f"{message}; {runtime_fixes.correct(runtime, used, used.disabled_in)}")
 
 
 def _known(runtime: ContainerRuntime) -> str:

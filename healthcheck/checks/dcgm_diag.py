@@ -43,7 +43,7 @@ from healthcheck.model import (
     counted,
 )
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
-from healthcheck.probes.dcgm.document import SOFTWARE, DiagAnswer, DiagError, DiagResult
+from healthcheck.probes.dcgm.diag_answer import SOFTWARE, DiagAnswer, DiagError, DiagResult
 from healthcheck.probes.nvml import gpus as nvml
 from healthcheck.text.naming import named
 

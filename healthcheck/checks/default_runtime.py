@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
@@ -38,7 +38,7 @@ def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterat
     if used.default not in defined:
         file = used.default_in or used.path
         message = f"{file}: the default is {used.default!r}; defined are {', '.join(defined)}"
-        yield found(UNDEFINED, used, f"{message}; {runtime_mending.correct(runtime, used, file)}")
+        yield found(UNDEFINED, used, f"{message}; {runtime_fixes.correct(runtime, used, file)}")
 
 
 def _defined(used: RuntimeConfiguration) -> list[str]:

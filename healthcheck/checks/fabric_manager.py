@@ -19,10 +19,10 @@ from healthcheck.model import (
     Unobserved,
 )
 from healthcheck.probes import kernel_modules, pci, services
-from healthcheck.probes.nvml import causes
+from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
-_NO_DRIVER = (causes.DRIVER_BEING_CHANGED, causes.DRIVER_NOT_LOADED)
+_NO_DRIVER = (error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_NOT_LOADED)
 """Causes why NVML did not answer in which a fabric manager can't run either."""
 _OURS = ("nvidia", "")
 """The driver of a GPU that was not handed to a virtual machine."""
@@ -70,7 +70,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield Unobserved(services.UNCERTAIN, f"whether the node's own fabric manager runs can't be told: {text}")
     elif running is None and expected.driver_age_seconds < DRIVER_GRACE.seconds:
         yield Unobserved(
-            causes.DRIVER_JUST_LOADED,
+            error_causes.DRIVER_JUST_LOADED,
             f"no fabric manager runs yet; judged {DRIVER_GRACE.seconds:g} s after {DRIVER_GRACE.since}",
         )
     elif running is None:
@@ -100,7 +100,7 @@ def _blind(seen: Evidence) -> Unobserved | None:
         return answer
     if not seen[kernel_modules.MODULES].nvidia:
         return Unobserved(
-            causes.DRIVER_NOT_LOADED, "the fabric manager needs the nvidia kernel module, which is not loaded"
+            error_causes.DRIVER_NOT_LOADED, "the fabric manager needs the nvidia kernel module, which is not loaded"
         )
     if not seen[services.SERVICES].of_host:
         return Unobserved(services.PROCESSES_HIDDEN, "the host's processes can't be seen from here")

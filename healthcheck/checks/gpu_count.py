@@ -22,7 +22,7 @@ from healthcheck.model import (
     counted,
 )
 from healthcheck.probes import pci
-from healthcheck.probes.nvml import causes
+from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 LOST = Reason(
@@ -93,7 +93,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if isinstance(answer, Unobserved):
         yield answer
         # With no GPU on PCI the driver refuses to load, so that NVML can never be asked.
-        if expected.first.gpus and not functions and answer.cause == causes.DRIVER_NOT_LOADED:
+        if expected.first.gpus and not functions and answer.cause == error_causes.DRIVER_NOT_LOADED:
             yield _low(f"PCI shows none, this machine had {expected.first.gpus}", by_memory=True)
         return
     if not functions and not answer.gpus and not _promised(expected)[0]:

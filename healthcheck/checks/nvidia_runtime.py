@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
+from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, gives_gpus, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
@@ -71,13 +71,13 @@ def _why_replaced(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     file = used.replaced_by
     why = f"and {file}, read after it, replaces the CRI plugin's whole table in {gpu_runtime.reader(used)}"
     move = f"write the handlers into {file} too, or take that table out of it"
-    return f"{why}: {move}; {runtime_mending.correct(runtime, used, file)}"
+    return f"{why}: {move}; {runtime_fixes.correct(runtime, used, file)}"
 
 
 def _why_unread(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     if used.kind == CRIO:
         return f"where CRI-O does not look: move it to {crio.STANDARD_FOLDER}"
-    name = f"name it in `imports` of {used.path}; {runtime_mending.correct(runtime, used, used.path)}"
+    name = f"name it in `imports` of {used.path}; {runtime_fixes.correct(runtime, used, used.path)}"
     return f"and nothing imports that file: {name}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
+from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
 from healthcheck.model import (
@@ -83,7 +83,7 @@ def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, toolkit: To
 
 
 def _set_mode(runtime: ContainerRuntime, used: RuntimeConfiguration, path: str) -> str:
-    remedy = runtime_mending.set_mode(path)
+    remedy = runtime_fixes.set_mode(path)
     # The operator's pod restarts the container runtime when it starts.
     return remedy if "`" in remedy else runtime_restart.make_pod_anew(runtime, used, remedy)
 

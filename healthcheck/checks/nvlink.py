@@ -18,7 +18,7 @@ from healthcheck.model import (
     Severity,
     Unobserved,
 )
-from healthcheck.probes.nvml import causes
+from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 VERSION_NAMES = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
@@ -77,7 +77,7 @@ def _judge_gpu(gpu: nvml.Gpu, expected: Expectation) -> Iterator[Judgement]:
     for fault in _faults(gpu, gpu.nvlinks, expected.instance_type):
         if expected.driver_age_seconds < LINK_GRACE.seconds:
             message = f"{gpu.subject}: {fault.detail}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
-            yield Unobserved(causes.DRIVER_JUST_LOADED, message, gpu.subject)
+            yield Unobserved(error_causes.DRIVER_JUST_LOADED, message, gpu.subject)
         else:
             yield fault
 

@@ -20,7 +20,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.nvml import causes
+from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 OK, DISABLED_BY_REGKEY, UNKNOWN = 0, 4, 6
@@ -61,7 +61,7 @@ def _judge_pairs(answer: nvml.Gpus, gpus: tuple[nvml.Gpu, ...], expected: Expect
     if broken and expected.driver_age_seconds < LINK_GRACE.seconds:
         message = f"{len(broken)} of {len(answer.p2p)} pairs of GPUs without P2P over NVLink"
         yield Unobserved(
-            causes.DRIVER_JUST_LOADED, f"{message}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
+            error_causes.DRIVER_JUST_LOADED, f"{message}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
         )
         return
     blamed = _blamed(broken)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Grace, Judgement, NotConfigured, Reason, TooEarly, Unobserved
 from healthcheck.probes import pci
-from healthcheck.probes.nvml import causes
+from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 DRIVER_GRACE = Grace(120.0, "the driver was loaded")
@@ -76,8 +76,8 @@ def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
     # A GPU without an address may be any of the known GPUs.
     place = gpu.subject if gpu.address else ""
     if code == nvml.NONSENSE:
-        return Unobserved(causes.NONSENSE, f"{about}: NVML's answer makes no sense", place)
-    return Unobserved(causes.GPU_NOT_ANSWERING, f"{about}: NVML error {code}", place)
+        return Unobserved(error_causes.NONSENSE, f"{about}: NVML's answer makes no sense", place)
+    return Unobserved(error_causes.GPU_NOT_ANSWERING, f"{about}: NVML error {code}", place)
 
 
 def unread(gpu: nvml.Gpu, *readings: str) -> Iterator[Unobserved]:
@@ -126,4 +126,4 @@ def settled(finding: Finding, expected: Expectation) -> Judgement:
     if expected.driver_age_seconds >= DRIVER_GRACE.seconds:
         return finding
     wait = f"judged {DRIVER_GRACE.seconds:.0f} s after {DRIVER_GRACE.since}"
-    return Unobserved(causes.DRIVER_JUST_LOADED, f"{finding.detail}; {wait}", finding.subject)
+    return Unobserved(error_causes.DRIVER_JUST_LOADED, f"{finding.detail}; {wait}", finding.subject)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity
@@ -77,7 +77,7 @@ def _without(runtime: ContainerRuntime, used: RuntimeConfiguration, handler: Han
     if used.kind == CONTAINERD and not gpu_runtime.cdi_specs(runtime):
         message = f"{where(handler)}: {handler.name} has no BinaryName, so it starts runc"
         name = "name NVIDIA's program there, /usr/bin/nvidia-container-runtime"
-        yield found(MISSING, used, f"{message}; {name}: {runtime_mending.correct(runtime, used, handler.file)}")
+        yield found(MISSING, used, f"{message}; {name}: {runtime_fixes.correct(runtime, used, handler.file)}")
 
 
 def _unfit(runtime: ContainerRuntime, used: RuntimeConfiguration, handler: Handler) -> Iterator[Finding]:
@@ -98,7 +98,7 @@ def _fault(runtime: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | 
         install = "install the NVIDIA container toolkit again"
         return MISSING, f"which is not there{nowhere}; {install}"
     if not program.executable:
-        return NOT_EXECUTABLE, f"which nobody may run; {runtime_mending.make_executable(program.path)}"
+        return NOT_EXECUTABLE, f"which nobody may run; {runtime_fixes.make_executable(program.path)}"
     if program.architecture and runtime.architecture and program.architecture != runtime.architecture:
         made = f"made for {program.architecture} on a machine of {runtime.architecture}"
         return FOREIGN, f"{made}; install the NVIDIA container toolkit for {runtime.architecture}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from healthcheck.checks import gpu_runtime, runtime_mending, runtime_restart
+from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
 from healthcheck.checks.expectation import Expectation, PodRuntimeClass
 from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import (
@@ -89,7 +89,7 @@ def _is_needed(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime) ->
 
 
 def _rename(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    return runtime_mending.correct(runtime, used, used.path)
+    return runtime_fixes.correct(runtime, used, used.path)
 
 
 def _defined(used: RuntimeConfiguration, defined: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from healthcheck.checks import (
     default_runtime,
     gpu_runtime,
     runtime_binary,
-    runtime_mending,
+    runtime_fixes,
     runtime_type,
 )
 from healthcheck.model import Finding
@@ -31,12 +31,12 @@ def restart(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the advice to restart: the command, or the correction that must come first."""
     lost = ", ".join(lost_handlers(runtime, used)) or ("CDI" if _loses_gpus(runtime) else "")
     hold = f"first give {lost} back to its files: after a restart pods would not get it" if lost else ""
-    return _hold(runtime, used) or hold or f"`{runtime_mending.restart(runtime, used)}`"
+    return _hold(runtime, used) or hold or f"`{runtime_fixes.restart(runtime, used)}`"
 
 
 def give_handler(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Advice that gives the runtime NVIDIA's handler; its commands restart the runtime."""
-    return _hold(runtime, used) or runtime_mending.give_handler(runtime, used)
+    return _hold(runtime, used) or runtime_fixes.give_handler(runtime, used)
 
 
 def make_pod_anew(runtime: ContainerRuntime, used: RuntimeConfiguration, remedy: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks import gpu_runtime, runtime_fixes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
@@ -60,7 +60,7 @@ def _unfit(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Fi
         if handler.name not in ours and handler.name != used.default:
             continue
         message = f"{where(handler)}: {handler.name} has runtime_type {handler.runtime_type}"
-        mend = runtime_mending.correct(runtime, used, handler.file)
+        mend = runtime_fixes.correct(runtime, used, handler.file)
         if handler.runtime_type in _NOT_IN_2 and used.is_containerd_2:
             yield found(REMOVED, used, f"{message}, which containerd 2 does not have; {mend}")
         elif gpu_runtime.is_nvidias_program(ignored := _ignored(handler)):

@@ -5,8 +5,8 @@ To read another kind, add a class over `Connection`, and list it here if the pro
 
 from __future__ import annotations
 
-from healthcheck.cluster.configuration import ClusterSettings
-from healthcheck.cluster.devices import DraObjects
+from healthcheck.cluster.cluster_settings import ClusterSettings
+from healthcheck.cluster.dra_objects import DraObjects
 from healthcheck.cluster.events import Events
 from healthcheck.cluster.jobs import Jobs
 from healthcheck.cluster.leases import Leases

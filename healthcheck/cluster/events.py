@@ -12,7 +12,7 @@ from healthcheck.cluster.names import COMPONENT
 from healthcheck.node.state import NodeState
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
-from healthcheck.verdict.events import NodeEvent
+from healthcheck.verdict.node_events import NodeEvent
 
 
 class Events(Connection):

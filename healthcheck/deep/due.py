@@ -23,7 +23,7 @@ from healthcheck.node.state import (
 from healthcheck.text.moments import is_future, moment_or_none, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
-from healthcheck.verdict.events import CONDITION_STATUS
+from healthcheck.verdict.node_events import CONDITION_STATUS
 from healthcheck.verdict.record import AgentRecord, RunRecord, VerdictRow
 
 OVERDUE_INTERVALS = 3

@@ -31,7 +31,7 @@ from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.budget import HELD, SlotGrant
-from healthcheck.verdict.events import (
+from healthcheck.verdict.node_events import (
     CONDITION_STATUS,
     NodeEvent,
     headline,

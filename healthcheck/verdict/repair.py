@@ -25,7 +25,7 @@ from healthcheck.node.state import (
     removed_condition,
 )
 from healthcheck.text.moments import timestamp
-from healthcheck.verdict.events import NodeEvent, cut, event_name, headline
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name, headline
 from healthcheck.verdict.verdict import Verdict
 
 

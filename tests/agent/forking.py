@@ -168,7 +168,7 @@ def _mind(program: int, heard: socket.socket) -> NoReturn:
 
 def main() -> int | None:
     with without_unused_parts():
-        importlib.import_module("agent.program")
+        importlib.import_module("agent.agent_program")
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the programs

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from agent.agent_state import AgentState
 from agent.deep_runs import DeepTests
 from agent.level_2 import Level2
-from agent.state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.node.state import NodeState

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from kubernetes.client import ApiClient
 
+from agent.agent_state import AgentState
 from agent.api_server import ApiServer
 from agent.outage import Outage
 from agent.permissions import Permissions
 from agent.reporter import Reporter
 from agent.settings_reader import SettingsReader
-from agent.state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.telemetry import Telemetry
 

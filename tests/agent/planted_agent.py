@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 
 from msgspec.structs import force_setattr
 
-from agent import node_input, run_on_node, state
-from agent.program import main
+from agent import agent_state, node_input, run_on_node
+from agent.agent_program import main
 from healthcheck.checks import gpu_count
 from healthcheck.cluster import nodes
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.claim import claim_on
-from healthcheck.deep.record import untaken
+from healthcheck.deep.deep_record import untaken
 from healthcheck.host import node_file
 from healthcheck.node.state import STATUS
 from healthcheck.verdict.verdict import decide
@@ -38,7 +38,7 @@ def in_the_verdict() -> None:
             stumble()
         return decide(memory, outcomes)
 
-    vars(state)["decide"] = planted
+    vars(agent_state)["decide"] = planted
 
 
 def in_a_deep_record() -> None:

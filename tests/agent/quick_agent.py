@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from agent import cycle, schedule
-from agent.program import main
+from agent.agent_program import main
 from healthcheck.checks import driver_reasons
 
 TIMES = 5

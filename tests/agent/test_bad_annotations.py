@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from agent.agent_state import AgentState
 from agent.bad_annotations import BadAnnotations
-from agent.state import AgentState
 from healthcheck.model import PREFIX
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry

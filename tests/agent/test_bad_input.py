@@ -31,7 +31,9 @@ class TestSettingsAtTheStart:
     }
 
     @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-    def test_invalid_files_leave_the_defaults_and_are_reported(self, world: World, bad: dict[str, tuple[str, str]]) -> None:
+    def test_invalid_files_leave_the_defaults_and_are_reported(
+        self, world: World, bad: dict[str, tuple[str, str]]
+    ) -> None:
         for key, (value, _) in bad.items():
             (world.config / key).write_bytes(value.encode("utf-8", "surrogateescape"))
         world.start()

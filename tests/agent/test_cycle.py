@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from pytest_mock import MockerFixture
 
 import agent.cycle
-from agent.configuration import MountedConfiguration
+from agent.agent_state import AgentState
 from agent.cycle import AGAIN_SECONDS, Cycle, Sources
 from agent.ledger import Ledger
-from agent.state import AgentState
+from agent.mounted_configuration import MountedConfiguration
 from healthcheck.checks.driver_messages import DRIVER_LOADED
 from healthcheck.checks.expectation import Expectation, PodRuntimeClass
 from healthcheck.host import clock

@@ -24,11 +24,11 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from msgspec.structs import replace
 
+from agent.agent_state import AgentState
 from agent.deep_runs import DeepIntervals, DeepTests
 from agent.level_2 import Level2
 from agent.marks import HOLDER, DeepTestMarks, OwnNode
 from agent.run_on_node import RunOnNode
-from agent.state import AgentState
 from healthcheck.checks.expectation import DeepDiagnostic
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Unavailable
@@ -40,7 +40,7 @@ from healthcheck.model import Evidence, Finding, Nature, Now, Severity, Unobserv
 from healthcheck.node.state import NodeState, PatchFor
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.kubelet_claims import FILES
-from healthcheck.probes.nvml.causes import DRIVER_NOT_LOADED
+from healthcheck.probes.nvml.error_causes import DRIVER_NOT_LOADED
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from healthcheck.probes.pod_resources import SOCKETS
 from healthcheck.settings.values import NodeSettings, Settings

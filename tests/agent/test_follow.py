@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agent.agent_state import AgentState
 from agent.deep_processes import DeepProcesses
-from agent.kernel_log import Follower
+from agent.kernel_log_follower import Follower
 from agent.ledger import Ledger
 from agent.record_judge import RecordJudge
-from agent.state import AgentState
 from healthcheck.checks import CHECKS
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Now, Outcome, Severity
 from healthcheck.probes.kernel_log import RING
 from healthcheck.settings.values import NodeSettings, Settings

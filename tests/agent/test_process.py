@@ -37,7 +37,7 @@ LEAN = """
 import sys
 from agent.unused_modules import UNUSED, without_unused_parts
 with without_unused_parts():
-    import agent.program
+    import agent.agent_program
 """
 LOADED = f"{LEAN}print(*sys.modules)"
 WHOLE_AGAIN = (
@@ -94,7 +94,7 @@ class TestLoading:
         assert subprocess.check_output(program, text=True, env=environment).strip() == message
 
     def test_whoever_imports_the_agents_modules_has_the_libraries_whole(self) -> None:
-        program = "import sys, agent.__main__, agent.program, pickle; print(pickle.dumps, *sys.modules)"
+        program = "import sys, agent.__main__, agent.agent_program, pickle; print(pickle.dumps, *sys.modules)"
         loaded = subprocess.check_output([sys.executable, "-I", "-c", program], text=True).split()
 
         assert {part.__name__ for part in UNUSED} <= set(loaded)

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import force_setattr, replace
 
+from agent.agent_state import AgentState
 from agent.bad_annotations import BadAnnotations
 from agent.reporter import MOST_PER_HOUR, Reporter
-from agent.state import AgentState
 from healthcheck.cluster import kubeconfig
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import Unavailable
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
-from healthcheck.verdict.events import NodeEvent
+from healthcheck.verdict.node_events import NodeEvent
 from sim.api_objects import EVENTS
 from sim.api_stand_in import ApiStandIn
 from tests.agent.parts import api_server

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from agent.runtime_classes import LISTED_AGAIN_SECONDS, RuntimeClasses
-from agent.state import AgentState
+from agent.agent_state import AgentState
+from agent.node_runtime_classes import LISTED_AGAIN_SECONDS, RuntimeClasses
 from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.agent_state import AgentState
 from agent.schedule import Schedule
-from agent.state import AgentState
 from healthcheck.settings.values import NodeSettings, Settings
 from tests.waiting import GIVE_UP_SECONDS
 

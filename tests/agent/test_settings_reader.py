@@ -13,11 +13,11 @@ from pytest_mock import MockerFixture
 
 import agent.settings_reader
 from agent import settings_child
-from agent.configuration import MountedConfiguration
+from agent.agent_state import AgentState
 from agent.ledger import Ledger
+from agent.mounted_configuration import MountedConfiguration
 from agent.settings_child import SettingsReading
 from agent.settings_reader import SettingsReader
-from agent.state import AgentState
 from agent.unused_modules import UNUSED_BY_THE_READER
 from healthcheck.model import Severity, Shortage
 from healthcheck.settings.values import BadValue, SettingsError
@@ -117,7 +117,7 @@ def test_wrong_variables_are_named_as_they_would_be_here(config: Path) -> None:
         reader("", config, LOG_LEVEL="loud").own()
 
     assert wrong.value.bad == (
-        BadValue("NODE_NAME", "", "the name of a Node, of 1 to 253 characters, is wanted", "environment"),
+        BadValue("NODE_NAME", "", "the name of a Node, of 1 to 253 characters", "environment"),
         BadValue("LOG_LEVEL", "loud", "allowed are debug, info, warning, error", "environment"),
     )
 

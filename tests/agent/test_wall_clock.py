@@ -24,7 +24,7 @@ import sys, threading, time
 from functools import partial
 from pathlib import Path
 from agent.schedule import Schedule
-from agent.state import State
+from agent.agent_state import State
 from healthcheck.settings.values import NodeSettings, Settings
 
 def say(what, seconds):

@@ -20,7 +20,7 @@ from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import DeepDiagnostic, EarlierHardware, Expectation, GpuPosition, PodRuntimeClass
 from healthcheck.model import Evidence, Probe, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, DcgmReading
-from healthcheck.probes.dcgm.document import DiagAnswer
+from healthcheck.probes.dcgm.diag_answer import DiagAnswer
 from healthcheck.probes.efa.fi_pingpong import Broken, Measured
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listing

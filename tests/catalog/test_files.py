@@ -10,6 +10,7 @@ from pkgutil import iter_modules
 import pytest
 
 from healthcheck import catalog
+from healthcheck.catalog.csv_rows import read_rows
 from healthcheck.catalog.recovery import (
     RecoveryAction,
     recovery_action,
@@ -17,7 +18,6 @@ from healthcheck.catalog.recovery import (
     recovery_actions,
     recovery_in,
 )
-from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.tables import TABLES
 from healthcheck.catalog.xid import actions, xid_table
 

@@ -45,7 +45,7 @@ from healthcheck.model import (
     Unobserved,
 )
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
-from healthcheck.probes.dcgm.document import DiagAnswer, DiagError, DiagResult, read_answer
+from healthcheck.probes.dcgm.diag_answer import DiagAnswer, DiagError, DiagResult, read_answer
 from healthcheck.probes.nvml import gpus as nvml
 from tests.checks.evidence import healthy
 from tests.examples import NOW

@@ -204,9 +204,7 @@ def test_a_library_that_rejected_the_driver_is_found_with_the_absence() -> None:
         (RUNNING, FabricManagerStart(DRIVER)),
     ],
 )
-def test_an_unreported_version_is_not_judged(
-    running: tuple[Service, ...], start: FabricManagerStart | None
-) -> None:
+def test_an_unreported_version_is_not_judged(running: tuple[Service, ...], start: FabricManagerStart | None) -> None:
     assert MISMATCH not in judge(*running, start=start)
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.nvidia_runtime import CHECK
-from healthcheck.checks.runtime_mending import give_handler
+from healthcheck.checks.runtime_fixes import give_handler
 from healthcheck.model import Finding, Observation
 from healthcheck.probes.container_runtime.configuration import GKE
 from healthcheck.probes.container_runtime.facts import (

@@ -19,7 +19,7 @@ from go_programs.build import NoProgramError
 from healthcheck.checks import CHECKS, gpu_runtime
 from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.model import Finding
-from healthcheck.probes.container_runtime import programs
+from healthcheck.probes.container_runtime import runtime_binaries
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.containerd import read_configuration
 from healthcheck.probes.container_runtime.cri import RuntimeStatus
@@ -205,7 +205,9 @@ class Node:
             started=self.containerd.started,
             kubelet=Kubelet("kubelet", 1, systemd_cgroup=True),
             programs=tuple(
-                programs.find(self.containerd.root, handler.binary) for handler in used.handlers if handler.binary
+                runtime_binaries.find(self.containerd.root, handler.binary)
+                for handler in used.handlers
+                if handler.binary
             ),
             for_gpus=True,
         )

@@ -8,8 +8,8 @@ import pytest
 
 from healthcheck.checks import examine
 from healthcheck.checks.row_remap import CHECK
+from healthcheck.memory.cycles import JudgedCycle, after_look
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.looks import JudgedCycle, after_look
 from healthcheck.model import (
     Evidence,
     Finding,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.checks.runtime_classes import CHECK
-from healthcheck.checks.runtime_mending import give_handler
+from healthcheck.checks.runtime_fixes import give_handler
 from healthcheck.model import Judgement, TooEarly
 from healthcheck.probes.container_runtime.configuration import GKE
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live

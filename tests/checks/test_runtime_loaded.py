@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from healthcheck.checks.runtime_fixes import give_handler
 from healthcheck.checks.runtime_loaded import CHECK
-from healthcheck.checks.runtime_mending import give_handler
 from healthcheck.model import NotConfigured, TooEarly
 from healthcheck.probes.container_runtime import cri
 from healthcheck.probes.container_runtime.facts import Handler, Live, ReadFile

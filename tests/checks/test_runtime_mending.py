@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import runtime_mending
+from healthcheck.checks import runtime_fixes
 from healthcheck.probes.container_runtime.distributions import (
     AKS,
     BOTTLEROCKET,
@@ -48,7 +48,7 @@ def runtime_at(path: str = FILE, **more: Any) -> ContainerRuntime:
 
 def give(runtime: ContainerRuntime) -> str:
     assert runtime.used is not None
-    return runtime_mending.give_handler(runtime, runtime.used)
+    return runtime_fixes.give_handler(runtime, runtime.used)
 
 
 def values(**env: str) -> str:
@@ -162,7 +162,7 @@ def test_each_distribution_has_its_own(runtime: ContainerRuntime, parts: list[st
 )
 def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, command: str) -> None:
     assert runtime.used is not None
-    assert runtime_mending.restart(runtime, runtime.used) == command
+    assert runtime_fixes.restart(runtime, runtime.used) == command
 
 
 @pytest.mark.parametrize(
@@ -180,15 +180,15 @@ def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, comman
 )
 def test_a_file_is_corrected_where_it_stays(runtime: ContainerRuntime, file: str, message: str) -> None:
     assert runtime.used is not None
-    assert runtime_mending.correct(runtime, runtime.used, file).startswith(message)
+    assert runtime_fixes.correct(runtime, runtime.used, file).startswith(message)
 
 
 @pytest.mark.parametrize("path", ["/a b", "/$(reboot)", "/a'b", "/a,b{c}", "/`x`"])
 def test_a_path_never_breaks_out_of_a_command(path: str) -> None:
-    words = shlex.split(runtime_mending.helm_values({"CONTAINERD_CONFIG": path}))
+    words = shlex.split(runtime_fixes.helm_values({"CONTAINERD_CONFIG": path}))
     escaped = "".join(f"\\{letter}" if letter in ",{}" else letter for letter in path)
     assert words[-1] == f"toolkit.env[0].name=CONTAINERD_CONFIG,toolkit.env[0].value={escaped}"
-    assert shlex.split(runtime_mending.make_executable(path).strip("`"))[-1] == path
+    assert shlex.split(runtime_fixes.make_executable(path).strip("`"))[-1] == path
     configured = give(runtime_at(path, kind=DOCKER)).strip("`").partition(" && ")[0]
     assert shlex.split(configured)[-2] == f"--config={path}"
 
@@ -201,4 +201,4 @@ def test_a_path_never_breaks_out_of_a_command(path: str) -> None:
     ],
 )
 def test_a_specification_is_made_again_in_its_place(path: str, command: str) -> None:
-    assert runtime_mending.generate_spec(path).startswith(command)
+    assert runtime_fixes.generate_spec(path).startswith(command)

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.text import Text
 
-from cli.allocation import page
+from cli.allocation_table import page
 from diagnosis.allocation import allocation
 from healthcheck.host.console import Screen
 from healthcheck.node.state import UNHEALTHY

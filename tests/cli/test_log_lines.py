@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cli.log_lines import LogLines, words
+from cli.log_format import LogLines, words
 
 FIRST, SECOND, THIRD = (f"2026-11-21T12:00:00.00000000{digit}Z" for digit in "123")
 

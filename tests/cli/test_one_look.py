@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from cli import one_look
-from cli.one_look import judged, show
+from cli import one_cycle
+from cli.one_cycle import judged, show
 from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks import driver_messages
@@ -158,7 +158,7 @@ def test_a_terminal_breaks_a_line_under_its_own_column(
     def terminal(**_: object) -> Screen:
         return Screen(width=width, force_terminal=True, color_system=None, legacy_windows=False)
 
-    monkeypatch.setattr(one_look, "Screen", terminal)
+    monkeypatch.setattr(one_cycle, "Screen", terminal)
     messages = [
         line.rstrip() for line in lines(capsys, look(check("nvlink", SEEN), check("imex", NotConfigured("none"))))
     ]

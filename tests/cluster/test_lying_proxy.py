@@ -17,7 +17,7 @@ import pytest
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import Connection, connect
-from healthcheck.cluster.device_taints import DeviceTaints
+from healthcheck.cluster.device_taint_rules import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, Refused, Unavailable
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.rights import Right
@@ -27,7 +27,7 @@ from healthcheck.node.pods import PodState
 from healthcheck.node.state import NodeState
 from healthcheck.verdict.budget import Slot
 from healthcheck.verdict.device_taints import MissingRule
-from healthcheck.verdict.events import NodeEvent
+from healthcheck.verdict.node_events import NodeEvent
 from sim.loopback import LoopbackAnswers, LoopbackServer
 from tests.cli.cluster import run_here
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.cluster.patience import RetryLimits
-from quarantine import marks
+from healthcheck.cluster.retry_limits import RetryLimits
+from quarantine import node_marks
 
 AWAY = Unavailable("away")
 
@@ -70,7 +70,9 @@ def test_but_not_of_whoever_has_no_time_for_it() -> None:
     assert waits.seconds == [3.0]
 
 
-@pytest.mark.parametrize("asks", [marks._AT_THE_START, marks._AT_THE_END], ids=["to have its node", "to tell its end"])
+@pytest.mark.parametrize(
+    "asks", [node_marks._AT_THE_START, node_marks._AT_THE_END], ids=["to have its node", "to tell its end"]
+)
 def test_a_quarantine_run_waits_no_longer_than_its_pod_may(asks: RetryLimits) -> None:
     waits = Waits()
     replace(asks, sleep=waits.sleep).ask(Answers([Unavailable("busy", 600.0), "yes"]))

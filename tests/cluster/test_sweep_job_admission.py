@@ -14,8 +14,8 @@ import yaml
 
 from healthcheck import __version__
 from sim.control_plane import MANIFESTS, ControlPlane, install, unbound_token
-from sweeper.jobs import JobSettings, job_for
 from sweeper.select import Candidate
+from sweeper.sweep_jobs import JobSettings, job_for
 from tests.sweeper.world import make_sweep_namespace
 from tests.waiting import GIVE_UP_SECONDS
 

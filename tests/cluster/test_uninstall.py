@@ -13,7 +13,7 @@ import yaml
 
 from cli.verifying import crowd_answers
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.device_taints import DeviceTaints
+from healthcheck.cluster.device_taint_rules import DeviceTaints
 from healthcheck.deep.claim import Claim, RunKind, take
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome

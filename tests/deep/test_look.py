@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.deep.look import look_deeply
+from healthcheck.deep.diagnostic import look_deeply
 from healthcheck.model import Outcome
 from healthcheck.probes.dcgm.diag import Dcgm
 from sim.node import SimulatedNode

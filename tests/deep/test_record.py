@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep.record import CompletedRun, after_deep_record, render, untaken
+from healthcheck.deep.deep_record import CompletedRun, after_deep_record, render, untaken
 from healthcheck.memory import exits
 from healthcheck.memory import file as memory_file
+from healthcheck.memory.cycles import JudgedCycle, after_look
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.looks import JudgedCycle, after_look
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved, UnobservedCause
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, SWEEP_RESULT, NodeState
 from healthcheck.probes.nvml.gpus import Gpu

@@ -8,8 +8,8 @@ import pytest
 from diagnosis.allocation import allocation, totals
 from diagnosis.diagnose import diagnose
 from diagnosis.report import html, markdown
+from diagnosis.report.content import Report
 from diagnosis.report.document import cluster_document
-from diagnosis.report.whole import Report
 from healthcheck.node.state import MAINTENANCE, STARTUP, UNHEALTHY
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod, snapshot
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from diagnosis.placement import ObstacleKind, asked_by, held_on, obstacles
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import read_node
 from diagnosis.snapshot.pods import read_pod
-from diagnosis.snapshot.reading import Fields
 from tests.diagnosis.states import GPU, container, node, pod
 
 _UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}

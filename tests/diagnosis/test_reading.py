@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagnosis.snapshot import KINDS, Builder
+from diagnosis.snapshot.json_fields import LONGEST_NAME, Fields
 from diagnosis.snapshot.pods import OTHER_VALUE, read_pod, shown_value
-from diagnosis.snapshot.reading import LONGEST_NAME, Fields
 from tests.diagnosis.states import NOW, container, node, pod, snapshot
 
 _ANYTHING = st.recursive(

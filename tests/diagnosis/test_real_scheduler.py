@@ -325,7 +325,7 @@ def cluster(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="module")
-def diagnosed(cluster: ControlPlane) -> Diagnosis:
+def diagnosis(cluster: ControlPlane) -> Diagnosis:
     builder = Builder()
     for kind in (*_KINDS, *(_KINDS_OF_DRA if cluster.has_dra else ())):
         listed = json.loads(cluster.kubectl("get", kind, "--all-namespaces", "-o", "json"))

@@ -16,9 +16,9 @@ from diagnosis.cause import FoundCause
 from diagnosis.components import component_table
 from diagnosis.diagnose import Diagnosis, Problem, diagnose
 from diagnosis.report import html, markdown, terminal
-from diagnosis.report.alike import problem_groups
+from diagnosis.report.content import Report
 from diagnosis.report.document import document
-from diagnosis.report.whole import Report
+from diagnosis.report.problem_groups import problem_groups
 from diagnosis.snapshot.gpu_use import read_use
 from healthcheck.host.console import Screen
 from tests.diagnosis.component_states import DRIVER, gpu_node, operand, operator

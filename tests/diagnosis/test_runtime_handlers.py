@@ -14,7 +14,7 @@ from diagnosis.cause import FoundCause
 from diagnosis.causes.runtime_handlers import RECORD_REASONS
 from diagnosis.diagnose import Diagnosis, Problem
 from healthcheck.checks import CHECKS
-from healthcheck.checks.runtime_mending import helm_values
+from healthcheck.checks.runtime_fixes import helm_values
 from healthcheck.checks.runtime_restart import REASONS
 from tests.diagnosis.states import (
     Object,

@@ -7,8 +7,8 @@ import pytest
 from diagnosis.cause import Cause, CauseSeverity, FoundCause, Link
 from diagnosis.chain import LinkState, chain, chains_of
 from diagnosis.diagnose import arranged
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.pods import read_pod
-from diagnosis.snapshot.reading import Fields
 from diagnosis.target import Target, TargetError, concerned, parse_target, pods_of
 from tests.diagnosis.states import condition, event, node, obj, pod, snapshot, terminated, waiting
 

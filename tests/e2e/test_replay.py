@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.captures.files import Captures
+from healthcheck.captures.capture_files import Captures
 from healthcheck.captures.kernel_logs import BootRecords, Line
 from healthcheck.captures.replay import Replay
 from healthcheck.checks import CHECKS

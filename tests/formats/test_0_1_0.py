@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.deep.claim import RunKind, claim_on
-from healthcheck.deep.record import untaken
+from healthcheck.deep.deep_record import untaken
 from healthcheck.memory import exits
 from healthcheck.model import PREFIX, Severity
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS

@@ -12,7 +12,7 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.memory import content
 from healthcheck.memory.exits import adopted, begin
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.severities import in_force
+from healthcheck.memory.severity_changes import in_force
 from healthcheck.model import Severity
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import AgentRecord

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from healthcheck.deep import claim, record
+from healthcheck.deep import claim, deep_record
 from healthcheck.memory import content
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory
@@ -47,13 +47,13 @@ def left_on_a_node() -> dict[str, Any]:
     verdict = decide(MEMORY, [says(blind=BLIND)])
     message = records.dump(records.render(verdict, MEMORY, IDENTITY, WALL, "set"))
     outcome = Outcome("dcgm-diag-l2", "1-dcgm-diag-l2", findings=(fault(),), passed=(Passed("DcgmDiagPcie", GPU),))
-    ran = record.CompletedRun(NODE, "sweep", WALL, WALL, MACHINE, BOOT)
+    ran = deep_record.CompletedRun(NODE, "sweep", WALL, WALL, MACHINE, BOOT)
     taken = claim.take(node(), claim.Claim(claim.RunKind.L2, "agent", WALL + timedelta(hours=1)), WALL)
     assert taken is not None
     release = release_of(node(annotations={RESULTS: message}), "ann", "cable reseated", WALL)
     return {
         "results": json.loads(message),
-        "deep": json.loads(records.dump(record.render(outcome, ran))),
+        "deep": json.loads(records.dump(deep_record.render(outcome, ran))),
         "run": json.loads(taken["metadata"]["annotations"][RUN]),
         "release": json.loads(dump_release(release)),
     }

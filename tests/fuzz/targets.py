@@ -19,7 +19,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.content import SCHEMA
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Evidence, Nature, Now, Outcome
 from healthcheck.probes.kernel_log import RING, KernelLog, Record, RecordBatch, parse_record
 from healthcheck.verdict.record import LONGEST, dump, render

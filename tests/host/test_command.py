@@ -449,9 +449,7 @@ def test_what_another_thread_runs_can_be_ended(program: Program) -> None:
     assert [end.code for end in ends] == [-signal.SIGKILL]
 
 
-def test_an_unkillable_program_is_reported_and_no_second_is_started(
-    disk: FrozenDisk, program: Program
-) -> None:
+def test_an_unkillable_program_is_reported_and_no_second_is_started(disk: FrozenDisk, program: Program) -> None:
     file = str(disk.mount / "file")
     disk.freeze()
 

@@ -16,10 +16,10 @@ from healthcheck.checks import CHECKS, driver_messages, sxid
 from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
 from healthcheck.memory.exits import begin, gpus_answered, passed, release
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Evidence, Host, Nature, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.driver import Driver

@@ -10,8 +10,8 @@ from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import gpus_answered
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.severities import in_force
+from healthcheck.memory.kernel_events import after_kernel_log
+from healthcheck.memory.severity_changes import in_force
 from healthcheck.model import Evidence, Nature, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu

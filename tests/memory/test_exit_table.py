@@ -14,7 +14,7 @@ from healthcheck.memory import exit_table as table
 from healthcheck.memory.exit_table import EXITS, Exit, exit_words
 from healthcheck.memory.exits import begin, driver_loaded, expired, gpus_answered, passed, recovered, release, retested
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
-from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Nature, Outcome, Passed, Severity
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, later, remembers, sighting, stands

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
 from healthcheck.memory.exits import (
     adopted,
     begin,
@@ -21,8 +22,7 @@ from healthcheck.memory.exits import (
     within_log,
 )
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Finding, Nature, Outcome, Severity
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from tests.examples import (
@@ -237,9 +237,7 @@ class TestAnotherGpu:
         assert reasons(gpus_answered(memory, [gpu(**same)], MONOTONIC + 1, later(1))) == ["Xid54"]
 
     @pytest.mark.parametrize("less", [{"serial": ""}, {"uuid": ""}, {"serial": "", "uuid": ""}])
-    def test_a_gpu_with_fewer_readings_in_one_cycle_keeps_its_names(
-        self, less: dict[str, str]
-    ) -> None:
+    def test_a_gpu_with_fewer_readings_in_one_cycle_keeps_its_names(self, less: dict[str, str]) -> None:
         memory = remembers(stands(fault("Xid54", ISOLATE, about=ABOUT)))
 
         memory = gpus_answered(memory, [gpu(**less)], MONOTONIC + 1, later(1))

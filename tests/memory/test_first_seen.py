@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from healthcheck.checks.expectation import ONCE_HAD, EarlierHardware, GpuPosition
 from healthcheck.memory.content import dump, parse
+from healthcheck.memory.cycles import JudgedCycle, after_look, first_seen
 from healthcheck.memory.exits import begin, gpus_answered, release
 from healthcheck.memory.findings import MOST_GPUS, Acknowledgement, ActiveFinding, Memory, Release
-from healthcheck.memory.looks import JudgedCycle, after_look, first_seen
 from healthcheck.model import Evidence, Nature, Probe, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.nvml.gpus import Gpu

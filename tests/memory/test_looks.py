@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.memory.exit_table import exit_words
-from healthcheck.memory.exits import begin, expired
-from healthcheck.memory.findings import Memory, Suspect
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import (
+from healthcheck.memory.cycles import (
     LOOKS_TO_CONFIRM,
     MOST_BLIND_LOOKS,
     JudgedCycle,
@@ -20,6 +16,10 @@ from healthcheck.memory.looks import (
     after_look,
     without_checks,
 )
+from healthcheck.memory.exit_table import exit_words
+from healthcheck.memory.exits import begin, expired
+from healthcheck.memory.findings import Memory, Suspect
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Finding, Nature, Outcome, Severity, TooEarly
 from healthcheck.probes.nvml.gpus import Gpu
 from tests.examples import (

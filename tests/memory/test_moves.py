@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.memory.exits import begin, gpus_answered
 from healthcheck.memory.findings import ActiveFinding, Memory
-from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Nature, Outcome, Severity
 from healthcheck.probes.nvml.gpus import Gpu
 from tests.examples import MACHINE, MONOTONIC, fault, later, remembers, sighting, stands

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
 from healthcheck.memory.exits import REMAP_XIDS, begin, expired, gpus_answered, recovered, release
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release, gpu_address
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap

@@ -7,8 +7,8 @@ import pytest
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Evidence, Nature, Severity, Status
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.verdict.verdict import Verdict, decide

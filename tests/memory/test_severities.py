@@ -16,8 +16,8 @@ from healthcheck.checks.xid import CHECK as XID
 from healthcheck.memory.content import dump, parse
 from healthcheck.memory.exits import begin, recovered
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.severities import in_force
+from healthcheck.memory.kernel_events import after_kernel_log
+from healthcheck.memory.severity_changes import in_force
 from healthcheck.model import Evidence, Severity, Status
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.verdict.verdict import decide

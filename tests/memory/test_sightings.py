@@ -12,10 +12,10 @@ from healthcheck.checks.driver_reasons import PROBE_FAILED
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import CHECK as XID
+from healthcheck.memory.cycles import JudgedCycle, after_look
 from healthcheck.memory.exits import gpus_answered, passed
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedCycle, after_look
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Evidence, Finding, KernelEvent, Nature, Outcome, Severity
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu

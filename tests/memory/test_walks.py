@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
 from healthcheck.memory.exits import begin, quarantined, release
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory, Release
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap

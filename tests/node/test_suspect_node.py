@@ -318,9 +318,7 @@ def recipe(suspect: Stage) -> Iterator[list[str]]:
     shutil.rmtree(checkout)
 
 
-def test_a_manual_run_with_a_deleted_pod_is_repeated(
-    suspect: Stage, from_a_registry: Stage, recipe: list[str]
-) -> None:
+def test_a_manual_run_with_a_deleted_pod_is_repeated(suspect: Stage, from_a_registry: Stage, recipe: list[str]) -> None:
     suspect.host.xid(5, 95, "Uncontained ECC error.")
     suspect.wait(lambda node: node.tainted)
     suspect.host.write_value("dcgm/hang", "")

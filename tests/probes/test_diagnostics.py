@@ -33,7 +33,7 @@ def logs(root: Path, namespace: str, uid: str, name: str = "sweep-1") -> None:
 
 
 @pytest.fixture
-def with_diagnostics(node: SimulatedNode) -> SimulatedNode:
+def with_logs(node: SimulatedNode) -> SimulatedNode:
     logs(node.root, "gpu-healthcheck", OURS)
     logs(node.root, "default", THEIRS, "gpu-healthcheck")
     return node
@@ -44,17 +44,17 @@ def found(node: SimulatedNode) -> frozenset[int]:
 
 
 @pytest.mark.parametrize("name", ["nvvs", "dcgmi", "nv-hostengine", "nvbandwidth"])
-def test_a_service_of_the_node_is(node: SimulatedNode, name: str) -> None:
-    node.services.start(name, 60.0)
+def test_a_service_of_the_node_is(with_logs: SimulatedNode, name: str) -> None:
+    with_logs.services.start(name, 60.0)
 
-    assert len(found(node)) == 1
+    assert len(found(with_logs)) == 1
 
 
-def test_a_program_of_another_name_is_none(node: SimulatedNode) -> None:
-    node.services.start("all_reduce_perf", 60.0)
-    node.services.start_in_container(900, "python3", Container(systemd(OURS)))
+def test_a_program_of_another_name_is_none(with_logs: SimulatedNode) -> None:
+    with_logs.services.start("all_reduce_perf", 60.0)
+    with_logs.services.start_in_container(900, "python3", Container(systemd(OURS)))
 
-    assert found(node) == frozenset()
+    assert found(with_logs) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -71,33 +71,33 @@ def test_a_program_of_another_name_is_none(node: SimulatedNode) -> None:
         ("", False),
     ],
 )
-def test_in_a_pod_the_namespace_of_the_pod_decides(node: SimulatedNode, cgroup: str, is_ours: bool) -> None:
-    node.services.start_in_container(900, "nvvs", Container(cgroup))
+def test_in_a_pod_the_namespace_of_the_pod_decides(with_logs: SimulatedNode, cgroup: str, is_ours: bool) -> None:
+    with_logs.services.start_in_container(900, "nvvs", Container(cgroup))
 
-    assert found(node) == (frozenset({900}) if is_ours else frozenset())
-
-
-def test_a_pod_that_two_namespaces_claim_is_nobodys(node: SimulatedNode) -> None:
-    logs(node.root, "default", OURS)
-    node.services.start_in_container(900, "nvvs", Container(systemd(OURS)))
-
-    assert found(node) == frozenset()
+    assert found(with_logs) == (frozenset({900}) if is_ours else frozenset())
 
 
-def test_a_dead_process_is_none(node: SimulatedNode) -> None:
-    node.services.start_in_container(900, "nvvs", Container("0::/"))
-    assert found(node) == {900}
-    stat = node.root / "proc/900/stat"
+def test_a_pod_that_two_namespaces_claim_is_nobodys(with_logs: SimulatedNode) -> None:
+    logs(with_logs.root, "default", OURS)
+    with_logs.services.start_in_container(900, "nvvs", Container(systemd(OURS)))
+
+    assert found(with_logs) == frozenset()
+
+
+def test_a_dead_process_is_none(with_logs: SimulatedNode) -> None:
+    with_logs.services.start_in_container(900, "nvvs", Container("0::/"))
+    assert found(with_logs) == {900}
+    stat = with_logs.root / "proc/900/stat"
     stat.write_text(stat.read_text().replace(") S ", ") Z "))
 
-    assert found(node) == frozenset()
+    assert found(with_logs) == frozenset()
 
 
-def test_without_the_hosts_numbers_there_is_none(node: SimulatedNode) -> None:
-    node.services.start("nvvs", 60.0)
-    node.hide_host_processes()
+def test_without_the_hosts_numbers_there_is_none(with_logs: SimulatedNode) -> None:
+    with_logs.services.start("nvvs", 60.0)
+    with_logs.hide_host_processes()
 
-    assert found(node) == frozenset()
+    assert found(with_logs) == frozenset()
 
 
 def test_where_nobody_knows_the_pods_nobody_says_so(node: SimulatedNode) -> None:

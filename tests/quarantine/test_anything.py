@@ -14,8 +14,8 @@ from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeStat
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import MOST_FINDINGS, MOST_RUNS, history_of
+from quarantine.quarantine_record import TESTS, QuarantineProgress, QuarantineTestResult, RunStart, carried_by, render
 from quarantine.recommendation import Recommendation, Returned
-from quarantine.record import TESTS, QuarantineProgress, RunStart, TestResult, carried_by, render
 
 AT = datetime(2026, 11, 21, 1, 0, 0, tzinfo=UTC)
 TEXT = st.text(max_size=20)
@@ -40,7 +40,9 @@ def rendered(node: NodeState, progress: QuarantineProgress) -> RunRecord:
 @given(ANNOTATION, ANNOTATION, ANNOTATION)
 def test_no_annotation_keeps_a_run_from_its_record(quarantine: str, results: str, release: str) -> None:
     node = NodeState("n", annotations={QUARANTINE_RESULT: quarantine, RESULTS: results, RELEASE: release})
-    progress = QuarantineProgress({TESTS[0].group: TestResult(Outcome(TESTS[0].name, TESTS[0].group))}, TESTS[1].group)
+    progress = QuarantineProgress(
+        {TESTS[0].group: QuarantineTestResult(Outcome(TESTS[0].name, TESTS[0].group))}, TESTS[1].group
+    )
 
     record = rendered(node, progress)
 
@@ -55,7 +57,7 @@ def test_no_annotation_keeps_a_run_from_its_record(quarantine: str, results: str
 def test_a_fault_outlives_any_number_of_runs_that_came_to_nothing(severity: Severity, killed: int) -> None:
     check = TESTS[0]
     found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", severity, "gpu/0", "x"),))
-    record = rendered(NodeState("n"), QuarantineProgress({check.group: TestResult(found)}))
+    record = rendered(NodeState("n"), QuarantineProgress({check.group: QuarantineTestResult(found)}))
     for _ in range(killed):
         node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record)})
         record = rendered(node, QuarantineProgress(stopped="killed"))
@@ -68,7 +70,7 @@ def test_what_a_reboot_has_ended_is_not_carried_on() -> None:
     check = TESTS[0]
     for severity, expected in ((Severity.RESET, []), (Severity.REBOOT, []), (Severity.ISOLATE, ["DcgmDiagMemory"])):
         found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", severity, "gpu/0", "x"),))
-        record = rendered(NodeState("n"), QuarantineProgress({check.group: TestResult(found)}))
+        record = rendered(NodeState("n"), QuarantineProgress({check.group: QuarantineTestResult(found)}))
         node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record)})
 
         assert [row.reason for row in carried_by(node, "machine", "boot")] == ["DcgmDiagMemory"]
@@ -79,7 +81,7 @@ def test_what_a_reboot_has_ended_is_not_carried_on() -> None:
 def test_what_the_agent_has_taken_is_the_agents() -> None:
     check = TESTS[0]
     found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", Severity.ISOLATE, "gpu/0", "x"),))
-    record = rendered(NodeState("n"), QuarantineProgress({check.group: TestResult(found)}))
+    record = rendered(NodeState("n"), QuarantineProgress({check.group: QuarantineTestResult(found)}))
     taken = json.dumps({"schema": 1, "taken": {"quarantine-result": record.timestamp}})
     node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record), RESULTS: taken})
 
@@ -132,8 +134,10 @@ def test_history_knows_a_gpu_by_its_serial_and_for_seven_days(
 ) -> None:
     def record_of(about: dict[str, str], subject: str, node: NodeState, at: datetime) -> RunRecord:
         found = Finding("DcgmDiagPcie", Severity.RESET, subject, "x", about)
-        ended = {check.group: TestResult(Outcome(check.name, check.group, configured=False)) for check in TESTS}
-        ended[TESTS[0].group] = TestResult(Outcome(TESTS[0].name, TESTS[0].group, findings=(found,)))
+        ended = {
+            check.group: QuarantineTestResult(Outcome(check.name, check.group, configured=False)) for check in TESTS
+        }
+        ended[TESTS[0].group] = QuarantineTestResult(Outcome(TESTS[0].name, TESTS[0].group, findings=(found,)))
         return render(RunStart("n", "pod", at, history=history_of(node, at)), QuarantineProgress(ended), node, at)
 
     first = record_of({"serial": "A"}, "gpu/0000:18:00.0", NodeState("n"), AT)

@@ -12,14 +12,14 @@ import pytest
 
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.claim import clear
-from healthcheck.deep.record import deep_record
+from healthcheck.deep.deep_record import deep_record
 from healthcheck.memory.deep_tests import DeepResult
 from healthcheck.model import Severity
 from healthcheck.text.json_rows import row_in
 from healthcheck.text.moments import moment
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
-from quarantine.marks import HELD
+from quarantine.node_marks import HELD
 from tests.agent.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, P, World, end_of

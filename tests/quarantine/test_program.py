@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.deep.record import deep_record
+from healthcheck.deep.deep_record import deep_record
 from healthcheck.text.json_rows import row_in
 from healthcheck.text.moments import moment, timestamp
 from healthcheck.verdict.record import RunRecord, passed_since

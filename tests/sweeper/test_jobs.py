@@ -13,8 +13,8 @@ import yaml
 from healthcheck import __version__
 from healthcheck.deep.job import JobState, TemplateError
 from sim.control_plane import MANIFESTS
-from sweeper.jobs import JobSettings, in_the_way, job_for, job_name, tolerations
 from sweeper.select import Candidate
+from sweeper.sweep_jobs import JobSettings, in_the_way, job_for, job_name, tolerations
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ORDER = JobSettings("gpu-healthcheck", 1800)
@@ -70,9 +70,7 @@ def test_6_the_job_asks_for_every_gpu_so_that_the_scheduler_proves_that_nobody_u
 
 
 @pytest.mark.parametrize(("gpus", "asked"), [({}, {}), ({"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "2"})])
-def test_dra_devices_are_claimed_and_plugin_devices_requested(
-    gpus: dict[str, int], asked: dict[str, str]
-) -> None:
+def test_dra_devices_are_claimed_and_plugin_devices_requested(gpus: dict[str, int], asked: dict[str, str]) -> None:
     node = Candidate("n", "uid-1", "p5", gpus, None, None, "", under_run=False, overdue=False, devices=8)
     pod = pod_of(job_for(template(), node, ORDER, NOW))
 

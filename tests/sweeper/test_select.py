@@ -227,9 +227,7 @@ def test_a_record_that_says_that_it_could_not_test_is_a_try_in_vain() -> None:
         ({"nvidia.com/gpu.sharing-strategy": "none"}, False),
     ],
 )
-def test_a_node_without_exclusive_gpus_is_left_to_its_agent(
-    labels: dict[str, str], is_left: bool
-) -> None:
+def test_a_node_without_exclusive_gpus_is_left_to_its_agent(labels: dict[str, str], is_left: bool) -> None:
     found = node(gpus={"nvidia.com/gpu.shared": 32})
     obstacle = reduced(replace(found, labels={**found.labels, **labels})).obstacle
 

@@ -225,9 +225,7 @@ def test_real_work_gets_the_gpus_of_a_sweep_at_once(fleet: Fleet, kubelets: Kube
     assert "in use: default/work holds 1 nvidia.com/gpu" in printed
 
 
-def test_work_that_arrives_during_a_sweep_never_shares_its_gpus(
-    fleet: Fleet, kubelets: Kubelets
-) -> None:
+def test_work_that_arrives_during_a_sweep_never_shares_its_gpus(fleet: Fleet, kubelets: Kubelets) -> None:
     names = [fleet.add(f"race-{number}", gpus=1) for number in range(12)]
     fleet.configure(MAX_NODES_PER_SWEEP="100", MAX_SWEEP_PERCENT="100")
     sweeper = fleet.sweeper()
@@ -258,9 +256,7 @@ def test_a_node_that_is_refused_keeps_the_test_from_no_other(fleet: Fleet, kubel
     assert "nobody changes this node" in message
 
 
-def test_a_template_that_the_policy_rejects_is_reported_and_blocks_no_node(
-    fleet: Fleet, kubelets: Kubelets
-) -> None:
+def test_a_template_that_the_policy_rejects_is_reported_and_blocks_no_node(fleet: Fleet, kubelets: Kubelets) -> None:
     fleet.configure(MAX_SWEEP_PERCENT="100")
     for name in ("a-refused", "b-refused"):
         fleet.add(name)
@@ -305,9 +301,7 @@ def test_a_test_that_is_killed_comes_to_no_verdict_and_is_not_tried_again_at_onc
     assert "tried in vain at" in printed
 
 
-def test_a_node_with_a_plugin_that_rejects_all_replicas_is_left_to_its_agent(
-    fleet: Fleet, kubelets: Kubelets
-) -> None:
+def test_a_node_with_a_plugin_that_rejects_all_replicas_is_left_to_its_agent(fleet: Fleet, kubelets: Kubelets) -> None:
     """Time-slicing with `failRequestsGreaterThanOne`: the scheduler places the pod, and the kubelet refuses it."""
     words = "maximum request size for shared resources is 1; found 8"
     kubelets.refuses[fleet.add("sliced")] = f"Pod was rejected: Allocate failed due to rpc error: {words}"

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from cli.fleet import row_of_node
 from healthcheck.cluster.leases import Heartbeat
 from healthcheck.deep.claim import claim_on, why_unread
-from healthcheck.deep.record import after_deep_record, passed_run, untaken
+from healthcheck.deep.deep_record import after_deep_record, passed_run, untaken
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Severity
 from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, RUN, STATUS, SWEEP_RESULT, TAINT, NodeState
 from healthcheck.text.moments import timestamp
@@ -31,7 +31,7 @@ from healthcheck.verdict.acknowledgement import dump_release, faults_on, other_s
 from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import decide
 from quarantine.history import history_of
-from quarantine.record import carried_by
+from quarantine.quarantine_record import carried_by
 from sweeper.select import candidate
 from tests.examples import (
     BOOT,

@@ -17,7 +17,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD, dump_release
 from healthcheck.verdict.budget import HELD, SlotGrant
 from healthcheck.verdict.change import NodeChange, plan
-from healthcheck.verdict.events import cut, event_name, released_event
+from healthcheck.verdict.node_events import cut, event_name, released_event
 from healthcheck.verdict.taint import Rules, wants_place
 from healthcheck.verdict.verdict import Verdict, decide
 from tests.examples import BLIND, GPU, IDENTITY, NODE, WALL, fault, later, node, remembers, says, stands

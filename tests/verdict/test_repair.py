@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from healthcheck.catalog.csv_rows import read_rows
 from healthcheck.catalog.eks_reasons import eks_reason
-from healthcheck.catalog.rows import read_rows
 from healthcheck.checks import CHECKS
 from healthcheck.memory.findings import Memory, Suspect
 from healthcheck.model import Severity, Unobserved

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
-from diagnosis.causes.admission import declared, quotas, rules
+from diagnosis.causes.admission import admission_causes, quotas, rules
 from diagnosis.causes.admission.texts import Refusal, RefusalSource
 from diagnosis.causes.admission.wanting import IncompleteWorkload, strangers, wanting
 from diagnosis.causes.hami.denials import denied
@@ -22,7 +22,7 @@ def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
 def find_strangers(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield refused objects of other kinds, such as those of training operators, known only from an event."""
     for event, refusal in strangers(snapshot):
-        cause = declared.BY_TEXT.get(refusal.why, declared.REFUSED)
+        cause = admission_causes.BY_TEXT.get(refusal.why, admission_causes.REFUSED)
         yield FoundCause(cause, event.about, (refusal.text,), (), (), Certainty.LIKELY)
 
 
@@ -63,7 +63,7 @@ def _judged(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator[Foun
 
 
 def _by_text(incomplete: IncompleteWorkload, refusal: Refusal) -> FoundCause:
-    cause = declared.BY_TEXT.get(refusal.why, declared.REFUSED)
+    cause = admission_causes.BY_TEXT.get(refusal.why, admission_causes.REFUSED)
     subject, remedy = rules.mend(incomplete, refusal)
     if not remedy:
         kind, namespace, name = (
@@ -76,7 +76,7 @@ def _by_text(incomplete: IncompleteWorkload, refusal: Refusal) -> FoundCause:
 
 
 SEARCHES = (
-    Search(declared.CAUSES, (), find_refused),
-    Search((declared.REFUSED,), ("Event",), find_strangers),
-    Search((declared.NEVER_APPLIES,), ("ResourceQuota",), quotas.find_never_applies),
+    Search(admission_causes.CAUSES, (), find_refused),
+    Search((admission_causes.REFUSED,), ("Event",), find_strangers),
+    Search((admission_causes.NEVER_APPLIES,), ("ResourceQuota",), quotas.find_never_applies),
 )

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from diagnosis.cause import Certainty, FoundCause, command
-from diagnosis.causes.admission.declared import EXCEEDED, NEVER_APPLIES
+from diagnosis.causes.admission.admission_causes import EXCEEDED, NEVER_APPLIES
 from diagnosis.causes.admission.texts import Refusal
 from diagnosis.causes.admission.wanting import IncompleteWorkload
-from diagnosis.gpus import SHARES, is_gpu
+from diagnosis.gpu_requests import SHARES, is_gpu
 from diagnosis.placement import ZERO, asked_by
 from diagnosis.quantity import amount, shown
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Expression, PodSpec
-from diagnosis.snapshot.rules import Quota
+from diagnosis.snapshot.policy_objects import Quota
 
 _REQUESTS, _LIMITS = "requests.", "limits."
 _PLAIN = frozenset(("cpu", "memory", "ephemeral-storage"))

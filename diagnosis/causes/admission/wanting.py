@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from diagnosis.causes.admission.texts import Refusal, parse
 from diagnosis.components import role_of
-from diagnosis.gpus import gpu_claims, meant_as_gpu
+from diagnosis.gpu_requests import gpu_claims, meant_as_gpu
 from diagnosis.placement import asked_by
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.pods import PodSpec
 from diagnosis.snapshot.workloads import KINDS, Workload

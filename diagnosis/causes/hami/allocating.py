@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from diagnosis.cause import Certainty, FoundCause, Search, command
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.hami.declared import ALLOCATION_FAILED, ALLOCATION_HANGS, NO_CONTROL, REGISTER_STALE
+from diagnosis.causes.hami.hami_causes import ALLOCATION_FAILED, ALLOCATION_HANGS, NO_CONTROL, REGISTER_STALE
 from diagnosis.causes.starting_causes import NODES
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.components import Role
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, PodGrant, grant

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from diagnosis.cause import Cause, FoundCause, Search, command
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.hami.declared import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
+from diagnosis.causes.hami.hami_causes import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.components import Role, is_ready
 from diagnosis.hami.certificate import authorities
 from diagnosis.hami.installation import (
@@ -21,7 +21,7 @@ from diagnosis.hami.installation import (
 )
 from diagnosis.pod_stage import StageKind, stage
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.rules import Webhook
+from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.snapshot.workloads import Workload
 
 _JOBS = ("-admission-create", "-admission-patch")

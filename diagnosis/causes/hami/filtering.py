@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
-from diagnosis.causes.hami.declared import (
+from diagnosis.causes.hami.hami_causes import (
     CONSTRAINED,
     CORDONED,
     CORES,
@@ -30,21 +30,21 @@ from diagnosis.causes.hami.declared import (
     UNFIT,
     UNHEALTHY,
 )
-from diagnosis.causes.hami.nodes import why_unknown
+from diagnosis.causes.hami.hami_nodes import why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
 from diagnosis.fit_error import ReasonSubject
 from diagnosis.gpu_nodes import has_hami, has_nvidia
-from diagnosis.hami.asking import CardRequest, asked_of
-from diagnosis.hami.books import SchedulerState, books_of, cards_of, unregistered, verdicts
 from diagnosis.hami.card_options import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID, card_options
+from diagnosis.hami.card_requests import CardRequest, asked_of
 from diagnosis.hami.card_row import part_text
+from diagnosis.hami.card_usage import CardUsage
 from diagnosis.hami.fit import CardVerdict, NodeVerdict
-from diagnosis.hami.holding import CardUsage
 from diagnosis.hami.installation import Installation, installation_of, installations, is_there
 from diagnosis.hami.quota import given_of, kept_quotas
 from diagnosis.hami.reasons import UNREGISTERED, Code
 from diagnosis.hami.registration import CORDON
+from diagnosis.hami.scheduler_state import SchedulerState, books_of, cards_of, unregistered, verdicts
 from diagnosis.placement import selects
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot

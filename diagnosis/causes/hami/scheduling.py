@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.hami.declared import (
+from diagnosis.causes.hami.hami_causes import (
     BIND_FAILS,
     EXTENDER,
     EXTENDER_SLOW,
@@ -20,6 +19,7 @@ from diagnosis.causes.hami.declared import (
     NO_RIGHT,
     WRITE_FAILS,
 )
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, unplaced, unschedulable
 from diagnosis.components import Role
 from diagnosis.fit_error import ReasonSubject
@@ -33,7 +33,7 @@ from diagnosis.hami.installation import (
 )
 from diagnosis.pod_stage import StageKind, stage
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import ContainerState, Pod
 

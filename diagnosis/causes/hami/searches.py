@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from diagnosis.cause import Search
-from diagnosis.causes.hami import allocating, configuration, control_plane, filtering, nodes, scheduling, webhook
+from diagnosis.causes.hami import (
+    allocating,
+    control_plane,
+    filtering,
+    hami_configuration,
+    hami_nodes,
+    scheduling,
+    webhook,
+)
 
 SEARCHES: tuple[Search, ...] = (
     *webhook.SEARCHES,
     *control_plane.SEARCHES,
-    *configuration.SEARCHES,
-    *nodes.SEARCHES,
+    *hami_configuration.SEARCHES,
+    *hami_nodes.SEARCHES,
     *filtering.SEARCHES,
     *scheduling.SEARCHES,
     *allocating.SEARCHES,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.hami.control_plane import unreachable
-from diagnosis.causes.hami.declared import (
+from diagnosis.causes.hami.hami_causes import (
     IGNORED,
     MISSED,
     NODE_NAMED,
@@ -16,7 +16,7 @@ from diagnosis.causes.hami.declared import (
     WEBHOOK_MISSING,
 )
 from diagnosis.components import is_ready
-from diagnosis.gpus import SHARES, gpu_pods, gpus_of
+from diagnosis.gpu_requests import SHARES, gpu_pods, gpus_of
 from diagnosis.hami.installation import (
     IGNORE,
     Installation,
@@ -28,7 +28,7 @@ from diagnosis.hami.installation import (
 )
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod, PodSpec
-from diagnosis.snapshot.rules import Webhook
+from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.symptoms import replaced
 from healthcheck.text.moments import timestamp
 

@@ -14,7 +14,16 @@ from msgspec.structs import replace
 
 from diagnosis.cause import FoundCause, Search
 from diagnosis.causes.hami import webhook as hami
-from diagnosis.causes.unscheduled import device_claims, names, queues, refused, resources, selectors, volcano, volumes
+from diagnosis.causes.unscheduled import (
+    device_claims,
+    queues,
+    refused,
+    resources,
+    selectors,
+    unknown_resources,
+    volcano_queues,
+    volumes,
+)
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_stuck, rooms, unschedulable, without
 from diagnosis.fit_error import ReasonSubject
 from diagnosis.gpu_nodes import devices_in, has_hami, has_nvidia
@@ -27,7 +36,13 @@ _MOST = 4
 _LOOKS_AGAIN = timedelta(minutes=10)
 WITHOUT_HOLDERS = frozenset(
     (
-        *(names.MISSPELLED, names.RENAMED, names.ONLY_MIG, resources.TOO_MANY, selectors.UNMATCHED),
+        *(
+            unknown_resources.MISSPELLED,
+            unknown_resources.RENAMED,
+            unknown_resources.ONLY_MIG,
+            resources.TOO_MANY,
+            selectors.UNMATCHED,
+        ),
         *(queues.KUEUE, queues.TOPOLOGY, queues.GATED, queues.ERROR),
         *(volumes.UNBOUND, volumes.MISSING, device_claims.NO_CLASS, device_claims.NO_CLAIM),
     )
@@ -131,13 +146,13 @@ def _apart_from_nodes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCau
 
 def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Step by step fewer nodes: with the resource, selected, large enough, with room, open."""
-    lacking = names.absent(waiting, everywhere)
+    lacking = unknown_resources.absent(waiting, everywhere)
     if lacking:
         by_claim = {
             device_class.resource: device_class for device_class in snapshot.device_classes if device_class.resource
         }
         rest = [name for name in lacking if name not in by_claim]
-        yield from names.find_absent(snapshot, waiting, rest, everywhere)
+        yield from unknown_resources.find_absent(snapshot, waiting, rest, everywhere)
         for name in sorted(set(lacking) & set(by_claim)):
             yield from device_claims.find_by_resource(snapshot, waiting, name, by_claim[name])
         return
@@ -147,7 +162,7 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
         everywhere = [room for room in everywhere if has_hami(room.node)] or everywhere
     offering, others = _parted(everywhere, lambda room: all(has(room.node, name) for name in devices))
     if not offering:
-        yield names.find_apart(waiting)
+        yield unknown_resources.find_apart(waiting)
         return
     selected = [room for room in offering if selects(waiting.spec, room.node)]
     if not selected:
@@ -231,13 +246,13 @@ def _by_text_alone(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]
 SEARCHES = (
     Search((*queues.CAUSES[:3],), ("Pod",), queues.find_gates),
     Search((queues.KUEUE,), (), queues.find_queued),
-    Search((volcano.HELD,), (), volcano.find_groups),
+    Search((volcano_queues.HELD,), (), volcano_queues.find_groups),
     Search((device_claims.NO_CLAIM,), ("Pod",), device_claims.find_unlooked),
     Search((queues.NO_SCHEDULER, queues.GANG), ("Pod",), queues.find_unlooked),
     Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),
     Search(
         (
-            *(*names.CAUSES, *selectors.CAUSES, *resources.CAUSES, *refused.CAUSES),
+            *(*unknown_resources.CAUSES, *selectors.CAUSES, *resources.CAUSES, *refused.CAUSES),
             *(*volumes.CAUSES, *device_claims.CAUSES, queues.ERROR),
         ),
         ("Pod",),

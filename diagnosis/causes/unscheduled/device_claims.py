@@ -10,11 +10,11 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
-from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.other_devices import NO_SLICES
-from diagnosis.causes.unscheduled.device_taints import TAINTED, find_tainted
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.offers import PublishedDevice, offered, published_anew, shut
 from diagnosis.causes.unscheduled.refused import closed_by, find_refused
+from diagnosis.causes.unscheduled.tainted_devices import TAINTED, find_tainted
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, unplaced
 from diagnosis.components import Role, components
 from diagnosis.fit_error import ReasonSubject, UnfitReason

@@ -11,11 +11,11 @@ from datetime import timedelta
 from decimal import Decimal
 
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
-from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, group_of, tells_of_gang, unplaced
 from diagnosis.components import Component, is_ready
-from diagnosis.gpus import asks_for_gpus
+from diagnosis.gpu_requests import asks_for_gpus
 from diagnosis.hami.installation import installations
 from diagnosis.placement import ZERO, asked_by
 from diagnosis.quantity import shown

@@ -12,7 +12,7 @@ from diagnosis.causes.offer_causes import OFFERS_NONE, UNHEALTHY, stack, why_non
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended, is_stuck, without
 from diagnosis.fit_error import ReasonSubject
-from diagnosis.gpus import SHARES, is_gpu, meant_as_gpu
+from diagnosis.gpu_requests import SHARES, is_gpu, meant_as_gpu
 from diagnosis.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
 from diagnosis.quantity import counted, shown
 from diagnosis.snapshot import Snapshot

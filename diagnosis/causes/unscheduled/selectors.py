@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
-from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.node_labels import UNLABELLED
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.components import Role, components
 from diagnosis.fit_error import ReasonSubject

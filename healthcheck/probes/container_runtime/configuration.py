@@ -24,7 +24,7 @@ from healthcheck.probes.container_runtime import (
     facts,
     named_paths,
     processes,
-    programs,
+    runtime_binaries,
     toolkit,
 )
 from healthcheck.probes.container_runtime import kubelet as kubelets
@@ -310,9 +310,9 @@ def _observe(
     distribution = distribution or (used.layout.distribution if used.layout is not None else "")
     distribution = distribution or distributions.by_files(root, configuration.path)
     named = list(dict.fromkeys(handler.binary for handler in configuration.handlers if handler.binary))[:_MOST_PROGRAMS]
-    looked_for = [programs.find(used.root, name) for name in named]
+    looked_for = [runtime_binaries.find(used.root, name) for name in named]
     named_programs = tuple(
-        binary for binary in looked_for if binary.path or programs.can_be_missing(used.root, binary.named)
+        binary for binary in looked_for if binary.path or runtime_binaries.can_be_missing(used.root, binary.named)
     )
     template = distributions.template_of(used.root, distribution, configuration.path, configuration.schema)
     return ContainerRuntime(
@@ -433,7 +433,7 @@ def _architecture(root: Path, running: Sequence[Process]) -> str:
         return platform.machine()
     paths = [(processes.root_of(root, process), process.program) for process in running if process.program]
     paths += [(root, path) for path in _HOST_PROGRAMS]
-    found = (programs.architecture(base, path) for base, path in paths if host_files.exists(base, path))
+    found = (runtime_binaries.architecture(base, path) for base, path in paths if host_files.exists(base, path))
     return next((text for text in found if text), "")
 
 

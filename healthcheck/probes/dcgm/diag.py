@@ -23,7 +23,7 @@ from msgspec import Struct
 from healthcheck.catalog import dcgm_causes
 from healthcheck.host.command import ChildError, MissedDeadline, Program, StoppedOnRequest
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
-from healthcheck.probes.dcgm.document import LONGEST_ANSWER, DiagAnswer, read_answer
+from healthcheck.probes.dcgm.diag_answer import LONGEST_ANSWER, DiagAnswer, read_answer
 from healthcheck.probes.dcgm.engine import PORT, Engine, choose_engine
 
 PATIENCE_SECONDS = 60.0

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from healthcheck.host.opening import is_shortage
 from healthcheck.model import PROBE_FAILED, Unobserved
-from healthcheck.probes.nvml import causes
+from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.gpus import (
     NONSENSE,
     SUCCESS,
@@ -53,7 +53,7 @@ def read_answer(line: bytes) -> DriverAnswer:
     try:
         answer = json.loads(line)
         if "changed" in answer:
-            gone = Unobserved(causes.DRIVER_BEING_CHANGED, f"{answer['changed']} was replaced")
+            gone = Unobserved(error_causes.DRIVER_BEING_CHANGED, f"{answer['changed']} was replaced")
             return DriverAnswer(gone, replaced=True)
         if "gpus" not in answer:
             return DriverAnswer(_refused(answer), answered_by_driver=answer["library"] is not None)
@@ -64,7 +64,7 @@ def read_answer(line: bytes) -> DriverAnswer:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return DriverAnswer(
-            Unobserved(causes.NONSENSE, f"NVML's answer makes no sense: {error}"), answered_by_driver=True
+            Unobserved(error_causes.NONSENSE, f"NVML's answer makes no sense: {error}"), answered_by_driver=True
         )
 
 
@@ -220,12 +220,12 @@ def _refused(answer: dict[str, Any]) -> Unobserved:
     if is_shortage(message):
         return Unobserved(PROBE_FAILED, f"nvml: {message}")
     if answer["library"] is None:
-        return Unobserved(causes.LIBRARY_NOT_FOUND, message)
+        return Unobserved(error_causes.LIBRARY_NOT_FOUND, message)
     match answer["error"]:
         case 9:
-            return Unobserved(causes.DRIVER_NOT_LOADED, f"NVML: {message} ({answer['library']})")
+            return Unobserved(error_causes.DRIVER_NOT_LOADED, f"NVML: {message} ({answer['library']})")
         case 18:
-            return Unobserved(causes.LIBRARY_MISMATCH, f"NVML: {message} ({answer['library']})")
+            return Unobserved(error_causes.LIBRARY_MISMATCH, f"NVML: {message} ({answer['library']})")
         case None:
-            return Unobserved(causes.NONSENSE, f"NVML's answer makes no sense: {message}")
-    return Unobserved(causes.ERROR, f"NVML: {message} (error {answer['error']}, {answer['library']})")
+            return Unobserved(error_causes.NONSENSE, f"NVML's answer makes no sense: {message}")
+    return Unobserved(error_causes.ERROR, f"NVML: {message} (error {answer['error']}, {answer['library']})")

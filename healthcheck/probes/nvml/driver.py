@@ -14,7 +14,7 @@ from healthcheck.host.command import Child, ChildError, MissedDeadline, isolated
 from healthcheck.host.kernel_files import read
 from healthcheck.host.opening import is_there
 from healthcheck.model import ProbeError, Unobserved
-from healthcheck.probes.nvml import causes
+from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml.answer import read_answer
 from healthcheck.probes.nvml.gpus import DriverReading, Gpus
 from healthcheck.probes.nvml.library import PLACES, SONAME, resolve_inside
@@ -56,15 +56,15 @@ class Driver:
             self._missed.clear()  # no process can be stuck in a module that was changed
             if before:
                 change = f"driver {before} became {self._version or 'unloaded'}"
-                return self._as_look(Unobserved(causes.DRIVER_BEING_CHANGED, change))
+                return self._as_look(Unobserved(error_causes.DRIVER_BEING_CHANGED, change))
         try:
             answer = read_answer(self._child.ask("look", self.deadline_seconds))
         except MissedDeadline as error:
             self._missed = [*self._missed[:1], self.clock()]
             detail = f"{error} (deadline {self.deadline_seconds:g} s)"
-            return self._as_look(Unobserved(causes.DRIVER_NOT_ANSWERING, detail), error.pid)
+            return self._as_look(Unobserved(error_causes.DRIVER_NOT_ANSWERING, detail), error.pid)
         except ChildError as error:
-            return self._as_look(Unobserved(causes.CRASHED, f"the look at NVML failed: {error}"))
+            return self._as_look(Unobserved(error_causes.CRASHED, f"the look at NVML failed: {error}"))
         if answer.answered_by_driver:
             self._missed.clear()
         if answer.replaced:
@@ -96,7 +96,7 @@ class Driver:
         )
 
     def _mismatch_seconds(self, answer: Gpus | Unobserved) -> float | None:
-        if isinstance(answer, Gpus) or answer.cause != causes.LIBRARY_MISMATCH:
+        if isinstance(answer, Gpus) or answer.cause != error_causes.LIBRARY_MISMATCH:
             self._mismatch_since = None
             return None
         now = self.clock()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes import pci
-from healthcheck.probes.nvml.causes import CAUSES, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
+from healthcheck.probes.nvml.error_causes import CAUSES, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 
 SUCCESS = 0
 INSUFFICIENT_POWER, IRQ_ISSUE, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 8, 11, 14, 15, 16

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from diagnosis.hami.books import books_of, verdicts
 from diagnosis.hami.fit import NodeVerdict
 from diagnosis.hami.installation import installation_of, installations
+from diagnosis.hami.scheduler_state import books_of, verdicts
 from diagnosis.snapshot import Snapshot
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod
 

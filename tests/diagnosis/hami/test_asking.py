@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.hami.asking import CardRequest, admitted, asked_of
+from diagnosis.hami.card_requests import CardRequest, admitted, asked_of
 from diagnosis.hami.installation import installations
 from diagnosis.hami.settings import HamiSettings
 from diagnosis.hami.versions import NEWEST, Version, image_version

@@ -8,13 +8,13 @@ from io import StringIO
 from rich.table import Table
 from rich.text import Text
 
-from cli.allocation import page
+from cli.allocation_table import page
 from diagnosis.allocation import allocation
 from diagnosis.diagnose import diagnose
 from diagnosis.node_inventory import inventory
 from diagnosis.report import html, markdown
+from diagnosis.report.content import Report
 from diagnosis.report.document import cluster_document
-from diagnosis.report.whole import Report
 from healthcheck.host.console import Screen
 from tests.diagnosis.hami.clusters import card, device_config, given, shared
 from tests.diagnosis.states import Object, node, obj, snapshot

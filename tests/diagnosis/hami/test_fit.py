@@ -10,11 +10,11 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from diagnosis.hami.asking import CardRequest
 from diagnosis.hami.card_checks import PodConditions
 from diagnosis.hami.card_options import CardOptions
+from diagnosis.hami.card_requests import CardRequest
+from diagnosis.hami.card_usage import CardUsage, Share
 from diagnosis.hami.fit import ContainerRequest, NodeVerdict, fit
-from diagnosis.hami.holding import CardUsage, Share
 from diagnosis.hami.quota import Limit, QuotaAmounts
 from diagnosis.hami.reasons import Code
 from diagnosis.hami.registration import Card, MigProfile
@@ -48,33 +48,33 @@ ONE_CARD: list[tuple[CardUsage, CardRequest, dict[str, Any], Code | None]] = [
     (held(healthy=False, used=FULL), asks(), {}, Code.UNHEALTHY),
     (held(cordoned=True), asks(), {}, Code.CORDONED),
     (held(cordoned=True), asks(), {"version": OLD}, None),
-    (held(), asks(), {"wishes": CardOptions(use_types=("v100", "A100"))}, None),
-    (held(), asks(), {"wishes": CardOptions(use_types=("A100",))}, Code.TYPE),
-    (held(), asks(), {"wishes": CardOptions(avoid_types=("tesla",))}, Code.TYPE),
-    (held(), asks(), {"wishes": CardOptions(use_types=("",))}, None),
-    (held(), asks(), {"wishes": CardOptions(avoid_types=("",))}, None),
-    (held(), asks(), {"wishes": CardOptions(avoid_types=("",)), "version": OLD}, Code.TYPE),
-    (held(), asks(), {"wishes": CardOptions(use_types=(" V100 ",))}, None),
-    (held(), asks(), {"wishes": CardOptions(use_types=(" V100 ",)), "version": OLD}, Code.TYPE),
-    (held(), asks(), {"wishes": CardOptions(mode="mig")}, Code.TYPE),
-    (held(), asks(), {"wishes": CardOptions(mode="hami-core")}, None),
-    (held(), asks(), {"wishes": CardOptions(use_uuids=("GPU-9", " GPU-0"))}, None),
-    (held(), asks(), {"wishes": CardOptions(use_uuids=("GPU-9", " GPU-0")), "version": OLD}, Code.UUID),
-    (held(), asks(), {"wishes": CardOptions(use_uuids=("GPU-0",), avoid_uuids=("GPU-0",))}, Code.UUID),
-    (held(), asks(), {"wishes": CardOptions(use_uuids=("GPU-0",), avoid_uuids=("GPU-0",)), "version": OLD}, None),
-    (held(), asks(), {"wishes": CardOptions(use_uuids=("",)), "version": OLD}, Code.UUID),
-    (held(), asks(), {"wishes": CardOptions(avoid_uuids=("GPU-9", "GPU-0")), "version": OLD}, Code.UUID),
-    (held(), asks(), {"wishes": CardOptions(use_uuids=("GPU-9",))}, Code.UUID),
-    (held(), asks(), {"wishes": CardOptions(use_uuids=("",))}, None),
-    (held(), asks(), {"wishes": CardOptions(use_uuids=("", ""))}, Code.UUID),
-    (held(), asks(), {"wishes": CardOptions(avoid_uuids=("GPU-0",))}, Code.UUID),
-    (held(used=Share(10, 0, 0)), asks(), {"wishes": CardOptions(use_uuids=("GPU-9",))}, Code.UUID),
+    (held(), asks(), {"card_options": CardOptions(use_types=("v100", "A100"))}, None),
+    (held(), asks(), {"card_options": CardOptions(use_types=("A100",))}, Code.TYPE),
+    (held(), asks(), {"card_options": CardOptions(avoid_types=("tesla",))}, Code.TYPE),
+    (held(), asks(), {"card_options": CardOptions(use_types=("",))}, None),
+    (held(), asks(), {"card_options": CardOptions(avoid_types=("",))}, None),
+    (held(), asks(), {"card_options": CardOptions(avoid_types=("",)), "version": OLD}, Code.TYPE),
+    (held(), asks(), {"card_options": CardOptions(use_types=(" V100 ",))}, None),
+    (held(), asks(), {"card_options": CardOptions(use_types=(" V100 ",)), "version": OLD}, Code.TYPE),
+    (held(), asks(), {"card_options": CardOptions(mode="mig")}, Code.TYPE),
+    (held(), asks(), {"card_options": CardOptions(mode="hami-core")}, None),
+    (held(), asks(), {"card_options": CardOptions(use_uuids=("GPU-9", " GPU-0"))}, None),
+    (held(), asks(), {"card_options": CardOptions(use_uuids=("GPU-9", " GPU-0")), "version": OLD}, Code.UUID),
+    (held(), asks(), {"card_options": CardOptions(use_uuids=("GPU-0",), avoid_uuids=("GPU-0",))}, Code.UUID),
+    (held(), asks(), {"card_options": CardOptions(use_uuids=("GPU-0",), avoid_uuids=("GPU-0",)), "version": OLD}, None),
+    (held(), asks(), {"card_options": CardOptions(use_uuids=("",)), "version": OLD}, Code.UUID),
+    (held(), asks(), {"card_options": CardOptions(avoid_uuids=("GPU-9", "GPU-0")), "version": OLD}, Code.UUID),
+    (held(), asks(), {"card_options": CardOptions(use_uuids=("GPU-9",))}, Code.UUID),
+    (held(), asks(), {"card_options": CardOptions(use_uuids=("",))}, None),
+    (held(), asks(), {"card_options": CardOptions(use_uuids=("", ""))}, Code.UUID),
+    (held(), asks(), {"card_options": CardOptions(avoid_uuids=("GPU-0",))}, Code.UUID),
+    (held(used=Share(10, 0, 0)), asks(), {"card_options": CardOptions(use_uuids=("GPU-9",))}, Code.UUID),
     (held(used=Share(9, 0, 0)), asks(), {}, None),
     (held(used=Share(10, 32768, 0)), asks(), {}, Code.SLOTS),
     (held(used=Share(15, 0, 0)), asks(), {}, Code.SLOTS),
-    (held(used=Share(1, 0, 0)), asks(), {"wishes": CardOptions(gpu_policy="mutex")}, Code.EXCLUSIVE),
-    (held(used=Share(1, 0, 0)), asks(), {"wishes": CardOptions(gpu_policy="mutex"), "version": OLD}, None),
-    (held(), asks(), {"wishes": CardOptions(gpu_policy="binpack, mutex")}, None),
+    (held(used=Share(1, 0, 0)), asks(), {"card_options": CardOptions(gpu_policy="mutex")}, Code.EXCLUSIVE),
+    (held(used=Share(1, 0, 0)), asks(), {"card_options": CardOptions(gpu_policy="mutex"), "version": OLD}, None),
+    (held(), asks(), {"card_options": CardOptions(gpu_policy="binpack, mutex")}, None),
     (held(), asks(memory=500), {"room": LIMITED}, Code.QUOTA),
     (held(used=Share(1, 32768, 0)), asks(memory=500), {"room": LIMITED}, Code.QUOTA),
     (held(), asks(memory=100), {"room": LIMITED}, None),

@@ -11,7 +11,7 @@ from cli.app import app
 from cli.index import words
 from diagnosis.causes.hami import filtering
 from diagnosis.hami import card_options, grants, node_lock, registration
-from diagnosis.hami.glossary import hami_words
+from diagnosis.hami.hami_glossary import hami_words
 from diagnosis.hami.reasons import Code
 
 NAMES = {one.name for one in hami_words()}

@@ -13,8 +13,8 @@ from diagnosis.components import Health
 from diagnosis.diagnose import diagnose
 from diagnosis.hami_parts import HamiPart, installation_tables
 from diagnosis.report import html, markdown
+from diagnosis.report.content import Report
 from diagnosis.report.document import document
-from diagnosis.report.whole import Report
 from tests.console import typed
 from tests.diagnosis.hami.hami_states import hami, hami_node, vgpu_pod
 from tests.diagnosis.hami.test_two_installations import cluster, with_flags

@@ -10,9 +10,9 @@ import pytest
 
 from cli.would_fit import page
 from diagnosis.allocation import allocation
-from diagnosis.hami.books import books_of, unregistered
 from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.installation import installation_of, installations, serving
+from diagnosis.hami.scheduler_state import books_of, unregistered
 from diagnosis.hami_chain import hami_chains
 from diagnosis.node_inventory import inventory
 from diagnosis.redaction import redacted

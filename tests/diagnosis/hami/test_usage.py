@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from cli.utilization import with_shares
+from cli.utilization_table import with_shares
 from diagnosis.allocation import allocation
 from diagnosis.chain import Chain
 from diagnosis.diagnose import diagnose

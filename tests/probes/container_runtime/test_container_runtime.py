@@ -388,9 +388,7 @@ def test_a_containerd_in_a_container_is_no_other_runtime_of_the_node(node: Simul
         ("etc/containerd/config.toml", f"version = 2\n{NVIDIA_V2}", facts.CONTAINERD),
     ],
 )
-def test_configuration_of_an_unused_runtime_is_reported(
-    path: str, text: str, kind: str, node: SimulatedNode
-) -> None:
+def test_configuration_of_an_unused_runtime_is_reported(path: str, text: str, kind: str, node: SimulatedNode) -> None:
     node.run_kubernetes("k3s")
     node.put_file(path, text)
 

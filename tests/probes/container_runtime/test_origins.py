@@ -191,7 +191,9 @@ def real_pod() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("rights", [WITHOUT_RIGHTS, WITH_USERS_OF_ITS_OWN], ids=["unprivileged", "own users"])
-def test_a_real_process_in_a_pod_is_distinguished_from_the_nodes(real_pod: Path, tmp_path: Path, rights: list[str]) -> None:
+def test_a_real_process_in_a_pod_is_distinguished_from_the_nodes(
+    real_pod: Path, tmp_path: Path, rights: list[str]
+) -> None:
     """Without rights, and with all of them in a user namespace of its own."""
     program = tmp_path / "containerd"
     program.symlink_to(sys.executable)

@@ -71,18 +71,18 @@ def dcgm_3_1_8(story: Story) -> dict[str, Any]:
 def dcgm_3_2(story: Story) -> dict[str, Any]:
     """The id of the first error beside the text."""
 
-    def told(errors: Sequence[Said]) -> dict[str, Any]:
+    def reported_errors(errors: Sequence[Said]) -> dict[str, Any]:
         return _joined(errors) | ({"error_id": errors[0].id} if errors else {})
 
-    old = _old(story, lambda gpu: {"gpu_ids": str(gpu)}, told, lambda _, errors: told(errors))
+    old = _old(story, lambda gpu: {"gpu_ids": str(gpu)}, reported_errors, lambda _, errors: reported_errors(errors))
     return old | {"version": "3.2.6", "Driver Version Detected": "535.54.03"}
 
 
 def dcgm_3_3_1(story: Story) -> dict[str, Any]:
-    def beside(_: Sequence[int], errors: Sequence[Said]) -> dict[str, Any]:
+    def separate_errors(_: Sequence[int], errors: Sequence[Said]) -> dict[str, Any]:
         return {"warnings": errors[0].text, **_numbers(errors[0])} if errors else {}
 
-    return _newer_old(story, beside, "3.3.1")
+    return _newer_old(story, separate_errors, "3.3.1")
 
 
 def dcgm_3_3_9(story: Story) -> dict[str, Any]:

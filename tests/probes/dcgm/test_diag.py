@@ -22,7 +22,7 @@ from healthcheck.probes.dcgm.diag import (
     checked_host,
     level_2_patience_seconds,
 )
-from healthcheck.probes.dcgm.document import DiagAnswer
+from healthcheck.probes.dcgm.diag_answer import DiagAnswer
 from sim.node import SimulatedNode
 from tests.host.test_command import is_gone
 from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4, printed, runtime_error

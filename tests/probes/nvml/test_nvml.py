@@ -237,9 +237,7 @@ class TestAnswers:
         (node.root / "nvml/error" / call).unlink()
         assert gpus(driver.look()) == healthy(node)
 
-    def test_a_system_error_is_reported_with_number_and_library(
-        self, node: SimulatedNode, driver: Driver
-    ) -> None:
+    def test_a_system_error_is_reported_with_number_and_library(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/error/nvmlInitWithFlags", 17)
 
         library = node.root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.570.133.20"
@@ -754,9 +752,7 @@ class TestInstances:
     def instances(self, driver: Driver) -> tuple[int, ...] | None:
         return gpus(driver.look())[2].instances
 
-    def test_each_gpu_instance_is_listed_once_in_order_without_gaps(
-        self, node: SimulatedNode, driver: Driver
-    ) -> None:
+    def test_each_gpu_instance_is_listed_once_in_order_without_gaps(self, node: SimulatedNode, driver: Driver) -> None:
         node.divide_gpu(2, {0: 9, 1: 5, 4: 5, 6: 1})
 
         seen = gpus(driver.look())

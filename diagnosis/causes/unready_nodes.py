@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
-from diagnosis.causes.hami.declared import ALLOCATION_HANGS
+from diagnosis.causes.hami.hami_causes import ALLOCATION_HANGS
 from diagnosis.causes.handler_causes import unloadable
 from diagnosis.causes.unscheduled.refused import NOT_READY
 from diagnosis.gpu_nodes import gpu_nodes
-from diagnosis.gpus import gpu_pods
+from diagnosis.gpu_requests import gpu_pods
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod

@@ -23,7 +23,7 @@ from healthcheck.text.moments import held, moment, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD, Fault, counts, deep_faults, is_taken
-from healthcheck.verdict.events import NodeEvent, cut, event_name
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 from healthcheck.verdict.record import DEEP, CauseRow, CheckRow, RunRecord
 from healthcheck.verdict.verdict import status_of, worst
 

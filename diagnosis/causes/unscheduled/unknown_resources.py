@@ -12,7 +12,7 @@ from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended
 from diagnosis.components import Role, components
 from diagnosis.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, switched_off
-from diagnosis.gpus import is_gpu, meant_as_gpu
+from diagnosis.gpu_requests import is_gpu, meant_as_gpu
 from diagnosis.placement import has, selects
 from diagnosis.quantity import counted, shown
 from diagnosis.snapshot import Snapshot

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import OTHER_VALUE, PodSpec
-from diagnosis.snapshot.record import RecordFinding
 from diagnosis.snapshot.workloads import Workload
-from healthcheck.checks.runtime_mending import helm_values
+from healthcheck.checks.runtime_fixes import helm_values
 
 _NAME = "nvidia-container-toolkit"
 _CONFIG, _SOCKET = "CONTAINERD_CONFIG", "CONTAINERD_SOCKET"

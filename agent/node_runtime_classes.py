@@ -6,8 +6,8 @@ import random
 
 import structlog
 
+from agent.agent_state import AgentState
 from agent.api_server import ApiServer
-from agent.state import AgentState
 from healthcheck.cluster.errors import ClusterError, Forbidden
 
 log = structlog.get_logger()

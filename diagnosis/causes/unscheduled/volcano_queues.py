@@ -9,7 +9,7 @@ from decimal import Decimal
 from diagnosis.cause import Cause, CauseSeverity, FoundCause, Link, command
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.causes.unscheduled.waiting import group_of
-from diagnosis.gpus import asks_for_gpus, is_gpu
+from diagnosis.gpu_requests import asks_for_gpus, is_gpu
 from diagnosis.placement import ZERO
 from diagnosis.quantity import amount, shown
 from diagnosis.snapshot import Snapshot

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cli.access import listings_of
 from cli.acyclic import acyclic
-from cli.utilization import with_use
+from cli.utilization_table import with_use
 from diagnosis.allocation import Allocation, NodeAllocation, Pool, allocation, totals
 from diagnosis.collect import Collector
 from diagnosis.hami.card_row import COLUMNS, card_row

@@ -19,12 +19,12 @@ from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.components import YOUNG, Component, Role, components
 from diagnosis.gpu_nodes import devices_in, has_gpu, is_changed
-from diagnosis.gpus import asks_for_gpus
+from diagnosis.gpu_requests import asks_for_gpus
 from diagnosis.placement import ZERO
 from diagnosis.pod_stage import IMAGE, Stage, StageKind, stage
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 

@@ -9,18 +9,18 @@ from msgspec import Struct
 from rich.table import Column, Table
 from rich.text import Text
 
-from cli.documents import write_as
+from cli.json_documents import write_as
 from cli.options import OutputFormat
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.checks import DEEP_CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.host.console import Screen
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
 from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.exits import expired
 from healthcheck.memory.findings import ActiveFinding, Memory
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Check, Evidence, Nature, Observation, Outcome, Severity, Status, Unobserved, counted
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
 from healthcheck.text import json_rows

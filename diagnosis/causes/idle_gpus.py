@@ -11,7 +11,7 @@ from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search,
 from diagnosis.causes.faulty_gpus import FAULTY
 from diagnosis.causes.running import CLASS_NOT_NAMED, HIDDEN, NOT_REQUESTED
 from diagnosis.causes.starting_causes import NOT_INJECTED
-from diagnosis.gpus import gpus_of
+from diagnosis.gpu_requests import gpus_of
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import SERIES, USE
 from diagnosis.snapshot.pods import Pod

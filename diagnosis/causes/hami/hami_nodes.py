@@ -10,8 +10,7 @@ from datetime import timedelta
 
 from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.component_words import last_line
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.hami.declared import (
+from diagnosis.causes.hami.hami_causes import (
     CLOCK_APART,
     LOCK_STALE,
     NOT_REGISTERED,
@@ -20,9 +19,10 @@ from diagnosis.causes.hami.declared import (
     REGISTER_STALE,
     REGISTER_UNREADABLE,
 )
-from diagnosis.causes.hami.declared import UNHEALTHY as CARD_UNHEALTHY
+from diagnosis.causes.hami.hami_causes import UNHEALTHY as CARD_UNHEALTHY
 from diagnosis.causes.offer_causes import UNHEALTHY
 from diagnosis.causes.starting_causes import NODES
+from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes

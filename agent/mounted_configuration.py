@@ -5,10 +5,10 @@ from __future__ import annotations
 import structlog
 from msgspec.structs import replace
 
+from agent.agent_state import AgentState
 from agent.ledger import Ledger
 from agent.reporter import Reporter
 from agent.settings_reader import SettingsReader
-from agent.state import AgentState
 from healthcheck.model import Shortage
 from healthcheck.settings.files import UnknownKeys, seen_in, unknown_keys
 from healthcheck.settings.meaning import understood

@@ -14,18 +14,18 @@ from datetime import UTC, datetime
 import structlog
 from msgspec import Struct
 
+from agent.agent_state import AgentState
 from agent.api_server import ApiServer
 from agent.reporter import Reporter
-from agent.state import AgentState
 from healthcheck.checks.examine import failure
-from healthcheck.cluster.device_taints import DeviceTaints, NotServed
+from healthcheck.cluster.device_taint_rules import DeviceTaints, NotServed
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, Refused, Unavailable
 from healthcheck.memory.findings import Memory
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict.device_taints import BadGpu, DeviceTaintCover, RuleChange, gpus_to_taint, plan_rules
-from healthcheck.verdict.events import NodeEvent, cut, event_name
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name
 from healthcheck.verdict.taint import Rules
 from healthcheck.verdict.verdict import Verdict
 

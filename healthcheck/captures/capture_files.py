@@ -21,7 +21,7 @@ from healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE, InputKind
 from healthcheck.captures.log_lines import YEARS
 from healthcheck.captures.replay import LINES_NOT_READ
 from healthcheck.model import Unobserved, UnobservedCause, counted
-from healthcheck.probes.dcgm.document import DOCUMENT_MARK, LONGEST_ANSWER
+from healthcheck.probes.dcgm.diag_answer import DOCUMENT_MARK, LONGEST_ANSWER
 
 STANDARD_INPUT = "-"
 NOTHING_RECOGNISED = UnobservedCause(

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.reading import Fields
 
 
 class Event(Struct, frozen=True):

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from diagnosis.cause import command
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.record import RecordFinding
 from diagnosis.snapshot.workloads import Workload
 from diagnosis.symptoms import shortened
-from diagnosis.toolkit import RuntimeFiles, by_hand, toolkits, where_it_should_write
+from diagnosis.toolkit_advice import RuntimeFiles, by_hand, toolkits, where_it_should_write
 
 _EITHER = re.compile(
     r"with the GPU operator (`[^`]{1,900}`); with the toolkit on the host (`[^`]{1,900}`)(.*)", re.DOTALL

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from healthcheck.cluster import patience
+from healthcheck.cluster import retry_limits
 from healthcheck.cluster.errors import Conflict, Unavailable
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class CommandRetries:
         self._stopping = stopping
         self._say = say
         self._every_seconds = every_seconds
-        self._asking = patience.RetryLimits(
+        self._asking = retry_limits.RetryLimits(
             _ASK_SECONDS, longest_asked=_LONGEST_PAUSE_SECONDS, sleep=stopping.wait, is_over=stopping.is_set
         )
         self._away = False

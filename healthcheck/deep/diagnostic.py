@@ -13,7 +13,7 @@ from healthcheck.checks.examine import CHECK_FAILED, failure, judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Outcome, Probe, Unobserved
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
-from healthcheck.probes.dcgm.document import DiagAnswer
+from healthcheck.probes.dcgm.diag_answer import DiagAnswer
 
 _RESULTS = ("pass", "fail")
 _LEVELS = {2: (LEVEL_2, LEVEL_2_RUN), 4: (LEVEL_4, LEVEL_4_RUN)}

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.reading import Fields
+from diagnosis.snapshot.json_fields import Fields
 from healthcheck.model import Severity
 from healthcheck.verdict.inventory import Inventory, read
 from healthcheck.verdict.record import RecordError, load

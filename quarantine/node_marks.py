@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from healthcheck.checks.driver import being_changed
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Unavailable
-from healthcheck.cluster.patience import RetryLimits
+from healthcheck.cluster.retry_limits import RetryLimits
 from healthcheck.deep.claim import Claim, RunKind
 from healthcheck.deep.claimant import Claimant
 from healthcheck.host import node_file
@@ -28,7 +28,7 @@ from healthcheck.text.naming import named
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import has_taken
 from healthcheck.verdict.record import RunRecord
-from quarantine.record import KIND, QuarantineProgress, RunStart, render
+from quarantine.quarantine_record import KIND, QuarantineProgress, RunStart, render
 
 log = structlog.get_logger()
 

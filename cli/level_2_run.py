@@ -12,8 +12,8 @@ from healthcheck.catalog import dcgm_causes
 from healthcheck.checks import driver
 from healthcheck.checks.examine import look
 from healthcheck.checks.expectation import Expectation
+from healthcheck.deep.diagnostic import with_doubts_settled
 from healthcheck.deep.idle import Idleness
-from healthcheck.deep.look import with_doubts_settled
 from healthcheck.host.signals import stop_at_signals
 from healthcheck.host.streams import say
 from healthcheck.model import Host, ProbeError, Unobserved

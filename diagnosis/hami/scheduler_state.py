@@ -8,12 +8,12 @@ from functools import lru_cache
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from diagnosis.hami.asking import asked_of
 from diagnosis.hami.card_checks import PodConditions
 from diagnosis.hami.card_options import card_options
+from diagnosis.hami.card_requests import asked_of
+from diagnosis.hami.card_usage import CardUsage, by_node, held_on
 from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.fit import ContainerRequest, NodeVerdict, fit
-from diagnosis.hami.holding import CardUsage, by_node, held_on
 from diagnosis.hami.installation import Installation, elsewhere, installations, serving, settings_of
 from diagnosis.hami.quota import room_of
 from diagnosis.hami.reasons import UNREGISTERED

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from healthcheck.catalog import dcgm_causes
 from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
 from healthcheck.deep import causes
-from healthcheck.deep.record import by_reason
+from healthcheck.deep.deep_record import by_reason
 from healthcheck.memory import exits
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.rows import FindingRow, row_of
@@ -35,7 +35,7 @@ TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, nccl_allreduc
 _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
 
 
-class TestResult(Struct, frozen=True):
+class QuarantineTestResult(Struct, frozen=True):
     """What one test says so far; `ended`: that is all that it will say."""
 
     outcome: Outcome
@@ -58,7 +58,7 @@ class RunStart(Struct, frozen=True):
 class QuarantineProgress(Struct, frozen=True):
     """How far a run has come. `results` by the group of the test; `stopped`: why nothing more is to come, or ''."""
 
-    results: Mapping[str, TestResult] = field(default_factory=dict)
+    results: Mapping[str, QuarantineTestResult] = field(default_factory=dict)
     running: str = ""
     stopped: str = ""
     bug_report: str = ""
