@@ -11,16 +11,16 @@ from agent.unused_modules import without_unused_parts
 
 
 def main() -> int:
-    gc.disable()  # what is imported stays: there is nothing to find by walking through it again and again
+    gc.disable()  # imported modules stay loaded: collecting them again finds nothing
     with without_unused_parts():
         from agent.settings_reader import SettingsReader  # noqa: PLC0415 - not before
 
-        reader = SettingsReader()  # by a child process, which takes less long than what is imported meanwhile
+        reader = SettingsReader()  # in a child process, in parallel with the imports below
         from agent.agent_program import main as run  # noqa: PLC0415
     gc.collect()  # but for the classes that others have taken the place of
     gc.enable()
     with suppress(AttributeError):  # glibc's
-        ctypes.CDLL(None).malloc_trim(0)  # what importing has freed would stay ours for good, more than a MiB
+        ctypes.CDLL(None).malloc_trim(0)  # memory freed by the imports, more than a MiB, would otherwise stay allocated
     return run(reader=reader)
 
 

@@ -129,7 +129,7 @@ def _work(agent: Agent, stop: threading.Event, *, once: bool) -> None:
 
 @dataclass
 class _Serving:
-    """What /healthz and /readyz speak of: the agent of the moment."""
+    """Sources of /healthz and /readyz: the current agent."""
 
     agent: Agent | None = None
 
@@ -163,9 +163,10 @@ def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
 
 
 def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
-    """A thread that ended by a fault of ours would leave a blind or dumb agent: the kubelet starts a whole one.
+    """End the process after a thread failed, because the agent would miss faults without it.
 
-    That one reads how often this happened, and begins without what may have caused it.
+    The kubelet starts a new process. That one reads how often this happened, and starts without the state that may have
+    caused it.
     """
     name = ended.thread.name if ended.thread else ""
     result = (ended.exc_type, ended.exc_value, ended.exc_traceback)
@@ -178,7 +179,7 @@ def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
 
 
 def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
-    """Whether we are the one who writes. Without a disk to lock on there is nobody to share with."""
+    """Whether this process is the one that writes. Without a disk to lock on, it is."""
     try:
         held = file.acquire()
     except Shortage as error:

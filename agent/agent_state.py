@@ -1,8 +1,8 @@
-"""What the agent knows at this moment: the Node as last seen, the settings in force, the memory, the last look.
+"""Current state of the agent: the Node, the settings, the memory and the last check cycle.
 
-Each part has the one `State` and asks it anew whenever it needs something. The rule for its lock: it is held to put one
-`Known` in the place of another and for nothing else, so that nobody holds it who asks the API server, the disk or a
-child. A `Known` never changes: what belongs together is read from one.
+All parts share one `AgentState` and ask it for each value when they need it. Its lock is held only to replace one
+`AgentKnowledge` with another, never during a request, a disk access or a call of a child process. An `AgentKnowledge`
+is immutable: read values that belong together from one object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOT_YET = Unobserved(NOT_LOOKED_YET, "the first look has not ended")
 
 
 class AgentKnowledge(Struct, frozen=True):
-    """What is known at one moment, and what follows from it."""
+    """State of the agent at one moment, and the values derived from it."""
 
     memory: Memory = field(default_factory=Memory)
     settings: Settings = field(default_factory=Settings)
@@ -57,7 +57,7 @@ class AgentKnowledge(Struct, frozen=True):
 
     @property
     def instance_type(self) -> str:
-        """Who can't ask anybody for a moment takes it for what the last look took it for, not for an unknown type."""
+        """If neither the Node nor the metadata service answers, return the instance type of the last cycle."""
         return self.metadata_type or (
             self.node.labels.get(INSTANCE_TYPE, "") if self.node else self.memory.instance_type
         )
@@ -79,7 +79,7 @@ class AgentKnowledge(Struct, frozen=True):
 
     @property
     def driver_look(self) -> DriverReading | None:
-        """What the last look saw of NVML."""
+        """Return the NVML reading of the last cycle."""
         last = self.last_look
         return last[NVML] if last is not None and last.unread(NVML) is None else None
 
@@ -89,11 +89,11 @@ class AgentKnowledge(Struct, frozen=True):
         return worst(finding.finding.severity for finding in self.memory.standing)
 
     def severity_on(self, node: NodeState) -> Severity:
-        """Of all records on the Node, and of what stands here by now."""
+        """Return the worst severity of the Node's records and of this agent's active findings."""
         return worst((self.severity, *other_severities(node, self.memory.acknowledged, self.memory.taken)[0]))
 
     def after(self, memory: Memory, outcomes: Iterable[Outcome]) -> AgentKnowledge:
-        """The same with this memory, and what these checks said."""
+        """Return a copy with this memory and these outcomes of checks."""
         return replace(
             self, memory=memory, outcomes={**self.outcomes, **{outcome.check: outcome for outcome in outcomes}}
         )
@@ -111,7 +111,7 @@ class AgentKnowledge(Struct, frozen=True):
         return replace(run, processes=self.deep_processes) if run is not None else None
 
     def expectation(self, now: Now) -> Expectation:
-        """What a look is judged against."""
+        """Return the expectation that a cycle is judged against."""
         values, memory, node = self.settings.values, self.memory, self.node
         classes = self.runtime_classes
         return Expectation(
@@ -175,14 +175,20 @@ class AgentState:
             self._known = self._known.after(memory, outcomes)
 
     def configure(self, settings: Settings, memory: Memory) -> None:
-        """Settings, and the memory without what they no longer want, for the ledger alone."""
+        """Set the settings, and the memory without the findings of checks that no longer run.
+
+        Only the ledger calls this.
+        """
         names = {check.name for check in settings.values.checks}
         with self._lock:
             outcomes = {name: outcome for name, outcome in self._known.outcomes.items() if name in names}
             self._known = replace(self._known, settings=settings, memory=memory, outcomes=outcomes)
 
     def keep_newer(self, node: NodeState) -> bool:
-        """Whether it is taken: the watch may still bring what our own last write has overtaken."""
+        """Keep the Node if it is newer, and return whether it is.
+
+        The watch may deliver a state from before our last write.
+        """
         with self._lock:
             before = self._known.node
             if before is not None and _is_older(node, before):
@@ -195,13 +201,13 @@ class AgentState:
         self._put(node=node)
 
     def note_unreadable(self, why: str) -> bool:
-        """Why nobody can read the Node as it is, '' where somebody could. Whether that is new."""
+        """Set the reason why the Node can't be read ('' if it can), and return whether the reason is new."""
         with self._lock:
             is_new, self._unreadable = why != self._unreadable, why
             return is_new
 
     def see_run(self, node: NodeState | None) -> None:
-        """Which deep run has the node by what the watch shows of it, in whose thread alone this is called."""
+        """Update the deep diagnostic or quarantine that owns the node. Only the thread of the watch calls this."""
         self._put(run=self._known.run.seen(node, self.now()))
 
     def see_deep_processes(self, pids: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""What all parts talk to the API server through."""
+"""Access of all parts to the API server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from healthcheck.cluster.client import Cluster
 
 
 class ApiServer(Struct, frozen=True):
-    """`write` False: a dry run or a standby, which logs what it would write and writes nothing."""
+    """Access to the API server. With `write` False (a dry run or a standby), writes are logged and not sent."""
 
     cluster: Cluster
     permissions: Permissions

@@ -1,4 +1,4 @@
-"""Annotations on the Node that nobody can read, or that end in a failure of ours: each is named, none is in the way."""
+"""Annotations on the Node that can't be read, or that cause a failure here: each is reported and then ignored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BadAnnotations:
         """The text by the annotation's key; replaced whole, for the watch reads it while the node writer adds to it."""
 
     def report(self, complaints: tuple[str, ...]) -> None:
-        """What nobody can read, once for the same."""
+        """Report the unreadable annotations, once per state."""
         if complaints and complaints != self._complaints:
             self._telemetry.bad_annotations.inc()
             for complaint in complaints:
@@ -34,12 +34,12 @@ class BadAnnotations:
         self._complaints = complaints or self._complaints
 
     def without(self, node: NodeState) -> NodeState:
-        """The Node as if what is skipped were not there."""
+        """Return the Node without the skipped annotations."""
         skipped = {key for key, text in self._skipped.items() if node.annotations.get(key) == text}
         return hidden(node, skipped) if skipped else node
 
     def skip(self, node: NodeState, keys: set[str], error: Exception) -> None:
-        """Pass these over until somebody changes them: reading them failed by a fault of ours."""
+        """Skip these annotations until they change, because reading them failed by a fault of this program."""
         for key in sorted(keys & node.annotations.keys()):
             self._skipped = {**self._skipped, key: node.annotations[key]}
             self._telemetry.set_aside.labels("annotation").inc()

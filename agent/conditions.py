@@ -27,7 +27,7 @@ class WrittenConditions:
         return {**condition, "lastTransitionTime": at, "lastHeartbeatTime": at}
 
     def may_go(self, conditions: Sequence[Mapping[str, Any]], now: float) -> bool:
-        """What says something new may go at once. What was undone waits for its turn."""
+        """Whether the conditions may be written now. News is written at once; a repeated correction waits for its turn."""
         due = self._put_back_at + _PUT_BACK_SECONDS
         waits = bool(conditions) and now < due and all(map(self._is_put_back, conditions))
         self._put_off_until = due if waits else None
@@ -39,9 +39,9 @@ class WrittenConditions:
         self._written.update((condition["type"], condition) for condition in conditions)
 
     def put_off_seconds(self, now: float) -> float | None:
-        """How long until what was put off may go; None: nothing was. Once it is due that is said one time.
+        """Return the time until a delayed write is due, in seconds; None without one. The due time is returned once.
 
-        Nothing is written while a look settles: who asked again and again would get no rest.
+        Nothing is written while a cycle settles, so a caller that polled would never rest.
         """
         until = self._put_off_until
         if until is not None and now >= until:

@@ -101,7 +101,7 @@ class Cycle:
             return max(left, AGAIN_SECONDS)
         changing = any(cause.cause in _PASSING for outcome in outcomes for cause in outcome.unobserved)
         changing = changing or _waits_for_the_runtime(evidence)
-        # A GPU that somebody resets is lost for some seconds: what one look saw of it must not stand for an interval.
+        # A GPU is lost for some seconds during a reset: one such observation must not stay active for a whole interval.
         new = any(finding.nature is Nature.LEVEL and finding.key not in before for finding in after.standing)
         return AGAIN_SECONDS if after.suspects or changing or new else None
 
@@ -148,5 +148,8 @@ def _until_mismatch_counts(look: DriverReading) -> float:
 
 
 def _waits_for_the_runtime(evidence: Evidence) -> bool:
-    """Whether a container runtime that was just started is still asked: what ended with it must not stand till then."""
+    """Whether a container runtime has just started and is not ready yet.
+
+    The next cycle then comes soon, so that an ended fault does not stay active for a whole interval.
+    """
     return evidence.unread(CONTAINER_RUNTIME) is None and evidence[CONTAINER_RUNTIME].why_not_live == NOT_YET

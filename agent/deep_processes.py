@@ -27,7 +27,7 @@ class DeepProcesses(threading.Thread):
         self._stopping = False
 
     def look(self) -> None:
-        """Where nobody can tell, nothing new is known: what a line says counts then."""
+        """Read the processes of deep diagnostics. If they can't be read, the kernel log lines alone decide."""
         try:
             found = diagnostics.find(self._root, NAMESPACE)
         except (OSError, ProbeError):
@@ -35,7 +35,7 @@ class DeepProcesses(threading.Thread):
         self._state.see_deep_processes(found)
 
     def look_for(self, records: Iterable[Record]) -> None:
-        """Before these lines are judged: whose process one names is looked at before it is gone."""
+        """Read the processes before these lines are judged: a process that a line names may end soon."""
         run = self._state.deep_run()
         if run is not None and any(may_be_of_a_test(record) and run.covers(record.at) for record in records):
             self.look()

@@ -83,7 +83,7 @@ class LightCycles(Protocol):
     """Who looks in between."""
 
     def look_soon(self) -> None:
-        """Have a light look begin soon: what it sees of processes tells who uses the GPUs."""
+        """Start a check cycle soon: its process list shows who uses the GPUs."""
 
 
 class DeepTests:
@@ -131,7 +131,7 @@ class DeepTests:
             self._at_rest.set()
 
     def tidy(self) -> None:
-        """Take away what a dead run left on the Node, and measure how long ago it was tested."""
+        """Remove the marks of a dead run from the Node, and measure the time since the last deep diagnostic."""
         self._marks.clear()
         node, now = self._state.node, self._state.now().wall
         if node is not None:
@@ -236,7 +236,7 @@ class DeepTests:
         return self._level_2.users()
 
     def _diagnose(self) -> Outcome | None:
-        """What the run says; None when it was stopped for work, for a person, or at our end."""
+        """Return the outcome of the diagnostic; None if it was stopped for work, by a person, or at the agent's end."""
         diagnostic = self._diagnostic = self._last_diagnostic = self._level_2.diagnostic()
         self._answered = self._state.now().monotonic
         outcomes: list[Outcome] = []
@@ -314,7 +314,7 @@ class DeepTests:
         return self._state.settings.values.dcgm_l2_interval_seconds
 
     def _nvml(self) -> dict[Probe[Any], Any]:
-        """What the last light look saw, by which a GPU that DCGM leaves out is missed."""
+        """Return the NVML reading of the last cycle; it shows a GPU that DCGM leaves out."""
         look = self._state.known.driver_look
         return {NVML: look} if look is not None else {}
 
@@ -339,7 +339,7 @@ def _own_node(cluster: Cluster, state: AgentState, level_2: Level2) -> OwnNode:
 
 
 def _users_or_why(ask: Callable[[], str]) -> str:
-    """Who uses the GPUs. Not to have looked is never to have found nobody."""
+    """Return the users of the GPUs, or the reason why they are unknown: an unread list is not an empty list."""
     try:
         return ask()
     except ProbeError as error:

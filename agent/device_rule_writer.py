@@ -1,6 +1,6 @@
-"""DeviceTaintRules in the place of the Node's taint: made, looked after and taken away beside the verdict.
+"""Create, update and delete the DeviceTaintRules that replace the taint of the Node.
 
-Loaded where DEVICE_TAINTS asks for it, or a record tells of rules that an earlier process left.
+Loaded if DEVICE_TAINTS is set, or if a record names rules of an earlier process.
 """
 
 from __future__ import annotations
@@ -83,18 +83,21 @@ class DeviceRules:
         self.stand = stand
 
     def look_ended(self) -> None:
-        """Somebody may have taken a rule away, or published the devices anew."""
+        """Check the rules again after a cycle.
+
+        Another client may have deleted a rule, or the devices may be published anew.
+        """
         with self._condition:
             has_gpus = self._target is not None and bool(self._target.gpus)
             self._is_due = has_gpus or self._answer is None or self.stand
 
     def hold(self, verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> bool | None:
-        """Whether rules keep work off each bad GPU; None: it is the node that is bad.
+        """Whether rules keep work off each faulty GPU; None if the fault is of the node.
 
-        What was answered before holds until there is another answer.
+        The last answer is valid until the next one.
         """
         gpus = gpus_to_taint(verdict, node, rules, memory)
-        if not gpus:  # where nobody could look, what stands stays
+        if not gpus:  # unobserved: the present rules stay
             return None if gpus is None else self.stand
         with self._condition:
             self._aim(_Target(node, gpus))
@@ -105,7 +108,7 @@ class DeviceRules:
         return stands
 
     def free(self, node: NodeState) -> None:
-        """Leave no rule of ours. Once that is so, nobody is asked."""
+        """Delete all rules of this node. Once they are gone, no more requests are sent."""
         self._telemetry.device_taints_failed.set(0)
         with self._condition:
             self._aim(_Target(node, ()))
@@ -134,7 +137,7 @@ class DeviceRules:
             if not target.is_same(self._target):
                 return
             before = self._answer
-            if answer is None and target.gpus:  # nobody says: what was known holds
+            if answer is None and target.gpus:  # no answer: the last one stays valid
                 answer = before
             self._answer = answer
             is_news = self._was_missed or lifted or (before is not None and before != answer)
@@ -144,7 +147,7 @@ class DeviceRules:
             self._news.set()
 
     def _bring(self, target: _Target) -> DeviceTaintCover | None:
-        """What came of it; None: nobody says."""
+        """Bring the cluster to the target and return the cover; None without an answer."""
         try:
             answer = self._cover(target) if target.gpus else self._clear(target)
         except Forbidden as error:
@@ -184,13 +187,13 @@ class DeviceRules:
             self._cluster.create_rule(wanted, node)
         if time.monotonic() >= self._ask_again_at:
             for rule in change.standing:
-                with suppress(Conflict):  # somebody has changed it at this moment: the next look reads it
+                with suppress(Conflict):  # changed by another client: the next cycle reads it
                     self._cluster.ask_again(rule, datetime.now(UTC))
             self._ask_again_at = time.monotonic() + _ASK_AGAIN_SECONDS
         return self._heeded(node, change)
 
     def _heeded(self, node: NodeState, change: RuleChange) -> DeviceTaintCover:
-        """Once the controllers have seen them all; what nobody acts on, or acts on any more, is taken back."""
+        """Wait until the controllers have processed all rules; delete the rules that no controller acts on."""
         deadline = time.monotonic() + _HEEDED_SECONDS
         while True:
             rules = [rule for rule in self._cluster.list_rules(node.name) if rule.is_ours and rule.name in change.names]

@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 
 class InstanceMetadata:
-    """Asked on one thread, beside the looks: it takes seconds at worst."""
+    """Reader of the instance type in a thread of its own, because it may take seconds."""
 
     def __init__(self, root: Path, endpoint: str, state: AgentState) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""What a deep test of the agent's own found, on the disk until the Node has it."""
+"""Result of the agent's own deep diagnostic, on the disk until the Node has it."""
 
 from __future__ import annotations
 

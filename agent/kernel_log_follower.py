@@ -36,7 +36,7 @@ class _LogEnded(ProbeError):
 
 
 class _Inbox:
-    """What was read and waits to be judged, as one batch. Bounded: when it is full, the log itself has to hold it."""
+    """Records that were read and not yet judged, as one batch of bounded size. Beyond it they stay in the kernel log."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

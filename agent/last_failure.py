@@ -1,4 +1,4 @@
-"""What last ended the agent by a fault of ours, and how often in a row: a file beside the memory."""
+"""Last failure of this program that ended the agent, and its number in a row: a file in the state directory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LONGEST = 4096
 
 
 class LastFailure(Struct, frozen=True):
-    """`words` name the failure and the line of ours where it came up, so that the next one can be told from it."""
+    """`words` names the failure and its source line, to compare it with the next one."""
 
     words: str = ""
     times: int = 0
 
 
 def read_failure(directory: Path) -> LastFailure:
-    """The last one; none where nobody can read it."""
+    """Return the last failure; an empty one if the file can't be read."""
     try:
         content = json.loads(node_file.read_start(_file(directory), _LONGEST))
         return LastFailure(printable(str(content["words"])), int(content["times"]))

@@ -1,4 +1,4 @@
-"""What the agent remembers: each change of it is on the disk before anybody hears of it."""
+"""Memory of the agent: each change is on the disk before any other part uses it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_UNSAVED_SECONDS = 1.0
 class Ledger:
     """Changes the memory, one change at a time: on the disk first, then in the state. Thread-safe.
 
-    Its lock orders the changes, over the disk too, and nobody waits for it who only reads: that is the state's.
+    Its lock orders the changes, including disk writes. Readers do not wait for it: they use the state.
     """
 
     def __init__(self, state: AgentState, file: MemoryFile | None, telemetry: Telemetry) -> None:
@@ -44,21 +44,22 @@ class Ledger:
 
     @property
     def unsaved(self) -> bool:
-        """Whether the memory has counted what its file has not."""
+        """Whether the memory has counts that its file lacks."""
         return self._unsaved_since is not None
 
     def configure(self, settings: Settings) -> None:
-        """Take over new settings. What a check said that nobody runs any more is forgotten."""
+        """Set new settings, and drop the outcomes of checks that no longer run."""
         with self._changing:
             names = [check.name for check in settings.values.checks]
             memory = in_force(without_checks(self._state.memory, names), settings.values.policy)
             self._state.configure(settings, memory)
 
     def kernel_log_judged(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
-        """What the event checks read in the kernel log, up to and with the record `cursor`.
+        """Add the outcomes of the event checks, up to and including the record `cursor`.
 
-        On the disk before anybody hears of it. What was only counted may wait: a flood would write the same file over
-        and over, and whoever starts from an older file has its older cursor, from which the log counts it again.
+        Findings are on the disk before any other part uses them. Mere counts may wait, because a flood would rewrite
+        the same file continuously. An agent that starts from an older file has its older cursor and counts the records
+        again.
         """
         outcomes = list(outcomes)
         self._failures.account(outcomes)
@@ -74,14 +75,14 @@ class Ledger:
         _log_found(self._wake_for_new(before, after))
 
     def log_was_read(self) -> None:
-        """The log was read to its end: what claims a later place in it is of the future."""
+        """Note that the log was read to its end: a cursor beyond that end is invalid."""
         with self._changing:
             if not self._log_was_read:
                 self._log_was_read = True
                 self._state.remember(exits.within_log(self._state.memory))
 
     def save(self) -> None:
-        """Write down what was only counted since the file was written."""
+        """Write the counts that the file lacks."""
         with self._changing:
             if self.unsaved:
                 self._write(self._state.memory)
@@ -92,7 +93,7 @@ class Ledger:
             self._state.remember(self._state.memory, [Outcome(check.name, check.group, unobserved=(cause,))])
 
     def look_ended(self, look: JudgedCycle) -> Memory:
-        """What the checks said of a look; the memory after it."""
+        """Add the outcomes of a cycle, and return the memory after it."""
         self._failures.account(look.outcomes)
         with self._changing:
             before = self._state.memory
@@ -102,7 +103,7 @@ class Ledger:
         return after
 
     def adopt(self, other: Memory) -> None:
-        """Take in what only the Node still remembered, after our own file was lost."""
+        """Add the findings that only the Node still had, after the memory file was lost."""
         with self._changing:
             memory, now = self._state.memory, self._state.now()
             kept = exits.begin(other, memory.machine, memory.boot_id, now)
@@ -116,14 +117,14 @@ class Ledger:
                 self._keep(self._bounded(after))
 
     def _bounded(self, memory: Memory) -> Memory:
-        """Without a word on what the log has not come to; before it was read to its end, nobody knows where that is."""
+        """Return the memory without entries beyond the end of the log; unchanged until the log was read to its end."""
         return exits.within_log(memory) if self._log_was_read else memory
 
     def take_over(self, records: Iterable[DeepRecord]) -> None:
-        """What deep runs found is ours from now on, on the disk before the Node hears of it.
+        """Adopt the findings of deep runs, on the disk before the Node is written.
 
-        Not before every check has looked: whose GPU is meant is known by then, and until then the records on the Node
-        count by themselves. What counts for nothing waits for no look: our own taint may stand by then.
+        This waits until every check has run, because the GPUs are known only then. Until then, the records on the Node
+        count on their own. Void records are removed at once, because our own taint may be set by then.
         """
         with self._changing:
             before = after = self._state.memory
@@ -145,7 +146,7 @@ class Ledger:
         return MemoryRules(values.escalate_after, values.monitor_ttl_seconds)
 
     def _wake_for_new(self, before: Memory, after: Memory) -> tuple[ActiveFinding, ...]:
-        """What of it is new; RESET or worse has the Node written at once."""
+        """Return the new findings; from RESET on, the Node is written at once."""
         new = _new(before, after)
         if any(finding.finding.severity >= Severity.RESET for finding in new):
             self._state.news.set()
@@ -163,9 +164,9 @@ class Ledger:
         self._state.remember(after, outcomes)
 
     def _write(self, after: Memory, outcomes: Sequence[Outcome] = ()) -> None:
-        """To the file. What no verdict can be made of, or no file can hold, raises and is not remembered.
+        """Write the memory to its file. Raises for content that has no verdict or can't be written; it is then dropped.
 
-        A disk that fails is said once, and the agent goes on in memory.
+        A failing disk is reported once, and the agent goes on in memory.
         """
         self._state.known.after(after, outcomes).verdict()
         if self._file is not None:
@@ -182,7 +183,7 @@ class Ledger:
 
 
 def _new(before: Memory, after: Memory) -> tuple[ActiveFinding, ...]:
-    """What stands now and did not before, or not as badly."""
+    """Return the findings that are new or have a higher severity."""
     known = {finding.key: finding.finding.severity for finding in before.standing}
     return tuple(
         finding for finding in after.standing if known.get(finding.key, Severity.PASS) < finding.finding.severity

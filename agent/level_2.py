@@ -1,4 +1,4 @@
-"""What the agent's own level 2 acts through on this machine: dcgmi, and who uses the GPUs."""
+"""Parts of this machine for the agent's level 2: dcgmi, and the users of the GPUs."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Level2:
         return choose_engine(self._host.root, values.dcgm_host, second_engine=values.dcgm_second_engine)
 
     def users(self) -> str:
-        """Who uses the GPUs, by the kubelet and the last look; '' for nobody. Raises ProbeError."""
+        """Return the users of the GPUs, by the kubelet and the last cycle; '' without users. Raises ProbeError."""
         return self._idleness.used()
 
     def pods(self) -> str:
-        """Which pods have GPUs, '' where none has: what is asked while a test uses them. Raises ProbeError."""
+        """Return the pods that own GPUs, '' without any; read while a test uses the GPUs. Raises ProbeError."""
         return self._idleness.held()
 
     def _pods(self) -> list[tuple[str, str, int]]:

@@ -1,6 +1,6 @@
-"""What the agent's own deep test writes on its Node: that it has the node, what it found, and the node given back.
+"""Marks of the agent's own deep diagnostic on its Node: the claim, the result, and the end of the claim.
 
-The result lies on the disk until the Node has it, so that neither an API server nor an agent that is away loses it.
+The result stays on the disk until the Node has it, so that no outage of the API server or the agent loses it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DeepTestMarks:
         self._was_seen = False
 
     def hindrance(self, node: NodeState) -> str:
-        """What on the Node keeps a deep test away, '' where nothing does."""
+        """Return the reason on the Node that prevents a deep diagnostic; '' without one."""
         now = self._clock().wall
         try:
             seen = replace(node, devices=NodeDevices()) if self._node.are_claimed() else node
@@ -88,7 +88,7 @@ class DeepTestMarks:
         return self._claimant.claim_on(node) if node is not None else None
 
     def is_ours(self) -> bool:
-        """Whether the Node still says so, as far as anybody has seen; the watch may not have come to our write yet."""
+        """Whether the Node has our claim, as far as observed; the watch may lag behind our write."""
         node = self._node.seen()
         if node is None or self._claimant.claim_on(node) is None:
             return self._is_at_work and not self._was_seen
@@ -96,13 +96,13 @@ class DeepTestMarks:
         return self._was_seen
 
     def give_back(self) -> None:
-        """Whatever happened. Raises ClusterError: then `clear` does it later, or anybody past `until`."""
+        """Release the node. Raises ClusterError: then `clear` does it later, or any other client after `until`."""
         if self._is_at_work:
             self._is_at_work = False
             self._claimant.give_back()
 
     def clear(self) -> None:
-        """Take away what a dead run left: one of ours that nobody runs, and any that is over its time."""
+        """Remove the claim of a dead run: one of ours without a run, or any expired one."""
         node = self._node.seen()
         if node is not None and self._claimant.is_to_clear(node):
             with suppress(ClusterError):  # it is tried again after the next look
@@ -126,16 +126,16 @@ class DeepTestMarks:
         self._kept.drop()
 
     def keep(self, record: RunRecord) -> None:
-        """The record on the disk, until it is told."""
+        """Keep the record on the disk until the Node has it."""
         self._kept.keep(record)
 
     @property
     def has_kept(self) -> bool:
-        """Whether a result lies on the disk that nobody has told yet."""
+        """Whether the disk has a result that the Node lacks."""
         return self._kept.is_there
 
     def tell_kept(self) -> None:
-        """What an API server or an agent was away for, unless a newer result stands there. Raises ClusterError."""
+        """Write a result that an outage delayed, unless the Node has a newer one. Raises ClusterError."""
         record = self._kept.read()
         if record is None:
             return
@@ -154,8 +154,8 @@ class DeepTestMarks:
             self.tell(record, give_back=True)
 
     def _gives_way(self, claim: Claim) -> bool:
-        """One of ours that nobody runs.
+        """Whether the claim is ours and has no run.
 
-        With a result that is not told yet it lives on: both go in one write, or the node would stand untainted between.
+        With an unwritten result it stays: both go in one write, or the node would be untainted in between.
         """
         return self._claimant.is_own(claim) and not self._is_at_work and not self.has_kept

@@ -1,4 +1,4 @@
-"""The settings in force: what changed is read before a look; of what is wrong with them the last good ones stay."""
+"""Settings in force: changes are read before each cycle. If a value is invalid, the last valid one stays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MountedConfiguration:
         self._ignored_logged = False
 
     def reload(self) -> None:
-        """Take over the configuration as it is now; what is wrong with it is reported once."""
+        """Read the configuration if it changed; errors in it are reported once."""
         try:
             if self._seen is None or self._seen != seen_in(self._directory):
                 self._read()
@@ -51,7 +51,7 @@ class MountedConfiguration:
         self._ledger.configure(self._settings)
 
     def _read(self) -> None:
-        """Raises Shortage; what was read before then stays, and is read anew the next time."""
+        """Read the configuration. Raises Shortage: the last values stay, and the next call tries again."""
         self._seen = None
         written = self._reader.read()
         settings, unknown = understood(written, self._directory), unknown_keys(self._directory)

@@ -1,4 +1,4 @@
-"""What only the Node knows, taken into the memory: our own lost record, a person's release, what deep runs found."""
+"""Facts that only the Node has, added to the memory: our lost record, a person's release, results of deep runs."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class NodeInput:
         """The one whose Event was queued last."""
 
     def want_record(self) -> None:
-        """The memory file was lost: take what the Node's own record still says before anybody writes over it."""
+        """Read our record from the Node before it is overwritten, because the memory file was lost."""
         self._wants_record = True
 
     def take_release(self, node: NodeState) -> tuple[bool, threading.Event | None]:
-        """Whether a person released something, and what is set once that was told; None where it need not be.
+        """Return whether a person released findings, and an event that is set after the report; None if none is needed.
 
-        First of all: it speaks of what deep runs had told by then. On the disk first, then told, then off the Node:
-        whoever dies in between does the same again.
+        The release is processed first, because it covers the results of deep runs so far. Order: disk, Event, Node. A
+        restart in between repeats the same steps.
         """
         if self._wants_record:
             self._take_record(node)
@@ -60,7 +60,7 @@ class NodeInput:
         return True, self._reporter.queue(released_event(node, release), first=True)
 
     def take_deep_runs(self, node: NodeState) -> None:
-        """What deep runs found or passed."""
+        """Adopt the findings and passed tests of deep runs."""
         deep = list(untaken(node, self._state.memory.taken))
         for record in deep:
             if record.void:

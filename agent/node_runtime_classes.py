@@ -26,7 +26,10 @@ class RuntimeClasses:
         self._due_at = state.now().monotonic
 
     def list_when_due(self) -> None:
-        """One listing an hour, whatever comes of it; but one that nobody answered is tried again the next time."""
+        """List the RuntimeClasses once an hour, whatever the result.
+
+        A request without an answer is repeated the next time.
+        """
         if self._state.now().monotonic < self._due_at:
             return
         try:

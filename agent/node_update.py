@@ -106,7 +106,7 @@ class NodeUpdate:
         return stands
 
     def _write(self, node: NodeState, change: NodeChange, verdict: Verdict) -> bool:
-        """The taint first: it is what keeps work away."""
+        """Write the Node's changes: the taint first, because it keeps work away."""
         stands = True
         if change.patch is not None:
             write = partial(self._write_node, node, change.patch)
@@ -117,7 +117,7 @@ class NodeUpdate:
                 log.info("told the node", status=verdict.status.value, severity=verdict.severity.name)
             else:
                 self._taint.give_back_place(node)  # a place that no taint can be had for is another's
-        # Nobody is asked to repair a node from which work is not kept away.
+        # No repair is requested for a node that still accepts work.
         repairs = change.repair.conditions if stands else ()
         verdicts = [] if change.condition is None else [self._record.noted_in(change.condition)]
         if not self._write_conditions(node, [*verdicts, *map(self._conditions.with_time, repairs)]):
@@ -171,9 +171,9 @@ class NodeUpdate:
         self._telemetry.record_left_out.set(0)
 
     def _keep(self, write: Callable[[], NodeState]) -> None:
-        """The answer to our write, unless the watch has already shown what came after it.
+        """Keep the answer to our write, unless the watch has already delivered a newer state.
 
-        One that nobody can read is passed over: it is written all the same.
+        An answer that can't be read is ignored: the write has succeeded.
         """
         try:
             node = write()

@@ -34,13 +34,13 @@ class NodeWatch(threading.Thread):
         self._stopping = threading.Event()
 
     def end(self) -> None:
-        """Stop as soon as the server says something; the thread is a daemon and nobody waits for it."""
+        """Stop at the next message of the server; the thread is a daemon, and the caller does not wait for it."""
         self._stopping.set()
 
     def run(self) -> None:
         while not self._stopping.is_set():
             again = tenacity.Retrying(
-                # A Node that nobody can read is shown again at its next change, which must not find us gone.
+                # A Node that can't be read is delivered again at its next change; the watch must still run then.
                 retry=tenacity.retry_if_exception_type(Exception),
                 wait=_pause,
                 sleep=tenacity.sleep_using_event(self._stopping),
@@ -87,7 +87,7 @@ class NodeWatch(threading.Thread):
 
 
 def _differs(before: NodeState, after: NodeState) -> bool:
-    """Whether somebody changed what is ours to keep; the kubelet's own writes are not."""
+    """Whether another client changed a field of ours; the kubelet's own writes are ignored."""
     return _ours(before) != _ours(after)
 
 
@@ -98,7 +98,7 @@ def _ours(node: NodeState) -> tuple[object, ...]:
 
 
 def _repair_conditions(node: NodeState) -> list[tuple[object, ...]]:
-    """Whoever else wrote one renews its times every few minutes."""
+    """Return the repair conditions without their times, which other writers renew every few minutes."""
     words = ("type", "status", "reason", "message")
     return [
         tuple(condition.get(key) for key in words)

@@ -69,7 +69,7 @@ class NodeWriter(threading.Thread):
 
     @property
     def is_done(self) -> bool:
-        """Whether the verdict stands on the Node, its Events and the heartbeat beside it."""
+        """Whether the Node has the verdict, and its Events and the heartbeat are written."""
         return self.verdict_stands.is_set() and (self._reporter.is_done or not self._api.write)
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class NodeWriter(threading.Thread):
             self._update.slot.start()
 
     def look_ended(self) -> None:
-        """Renew the heartbeat, and write what the look found."""
+        """Renew the heartbeat, and write the results of the cycle."""
         self._update.look_ended()
         self._look_ended = True
         self._reporter.renew_heartbeat()
@@ -132,7 +132,7 @@ class NodeWriter(threading.Thread):
         return self._update.apply(verdict, known, node)
 
     def _take_in(self, node: NodeState) -> bool:
-        """Take in what only the Node knows. Whether there was a release."""
+        """Read the facts that only the Node has, and return whether there was a release."""
         released, event = self._input.take_release(node)
         if event is not None:
             self._wait_for_release_events(event)
@@ -140,7 +140,7 @@ class NodeWriter(threading.Thread):
         return released
 
     def _wait_for_release_events(self, event: threading.Event) -> None:
-        """But Events that nobody takes for now hold up no verdict for long, and an urgent one not at all."""
+        """Wait for the Events of a release; briefly, and not at all for an urgent verdict."""
         deadline = time.monotonic() + _RELEASE_EVENT_SECONDS
         while not (event.wait(_POLL_SECONDS) or self._is_urgent() or self._stopping.is_set()):
             if time.monotonic() >= deadline:
@@ -188,9 +188,9 @@ class NodeWriter(threading.Thread):
         return False
 
     def _wait(self, seconds: float | None) -> None:
-        """Until there is news or the seconds passed, and never less than the server asked for.
+        """Wait for news or the given time, and at least as long as the server requested.
 
-        What it asked for on behalf of a lesser verdict does not hold an urgent one.
+        A delay that the server requested for a milder verdict does not hold an urgent one.
         """
         news = self._state.news
         news.wait(seconds)

@@ -25,7 +25,7 @@ RECONCILE_SECONDS = 1700.0
 
 
 class OwnSlot:
-    """Holds at most one place. What an agent that died left behind is found once for each Node's UID."""
+    """Owns at most one slot. A slot of a dead agent is looked up once for each UID of the Node."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
@@ -46,9 +46,9 @@ class OwnSlot:
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the places, no secret
 
     def take(self, node: NodeState, percent: int, *, closely: bool = True) -> SlotGrant:
-        """Hold a place. Raises ClusterError when the cluster does not say.
+        """Acquire a slot. Raises ClusterError if the cluster does not answer.
 
-        Only who looks `closely` finds the one that is left where somebody holds several; it costs a listing of all.
+        Only with `closely` a slot is found that is free because another node owns several; that lists all slots.
         """
         if self._holds_one(node) and not self._unsure:
             return HELD
@@ -69,7 +69,7 @@ class OwnSlot:
         return self._take_free(places, node)
 
     def reconcile(self, node: NodeState) -> None:
-        """Know what a taint would have to wait for: our own place, how many are taken, and how many nodes there are.
+        """Refresh the facts for the next request: our own slot, the slots in use, and the number of nodes.
 
         Raises ClusterError.
         """
@@ -99,7 +99,7 @@ class OwnSlot:
             self._slot = None
 
     def _take_free(self, places: int, node: NodeState) -> SlotGrant:
-        """Where none was found at random: see who holds them. Whoever holds more than one counts once."""
+        """List all slots if none was free at random. A node with several slots counts once."""
         taken = occupancy(self._cluster.list_slots())
         if len(taken.since) >= places:
             return SlotGrant(
@@ -111,7 +111,7 @@ class OwnSlot:
         return self._made_sure_of(places, node) if self._unsure else HELD
 
     def _made_sure_of(self, places: int, node: NodeState) -> SlotGrant:
-        """A name beyond the allowed number keeps nobody out: only the order of all says whether it was one too many."""
+        """Check the order of all slots: a name beyond the allowed number could be acquired, too."""
         if occupancy(self._cluster.list_slots()).before(node.name) >= places:
             self.give_back(node)
             return SlotGrant(
@@ -131,7 +131,7 @@ class OwnSlot:
         return False
 
     def _holds_one(self, node: NodeState) -> bool:
-        """Whether the place is still there: somebody may have deleted it by hand."""
+        """Whether the slot still exists: a person may have deleted its Lease."""
         if self._find(node) or self._slot is None:
             return self._slot is not None
         try:
@@ -145,7 +145,7 @@ class OwnSlot:
         return self._slot is not None
 
     def _find(self, node: NodeState) -> bool:
-        """Look for what an earlier process of ours took. True: looked just now."""
+        """Find the slot of an earlier process of this node. Returns True if it was looked up just now."""
         if self._known_for == node.uid:
             return False
         ours = oldest_first(self._cluster.list_slots(node.name))
@@ -159,7 +159,7 @@ class OwnSlot:
         return True
 
     def _fleet_size(self) -> None:
-        """As many as there are heartbeats; the last known number where nobody can say."""
+        """Count the nodes by their heartbeats; without an answer, the last known number stays."""
         try:
             self._fleet = self._cluster.count_heartbeats()
             self._counted_at = self._clock()

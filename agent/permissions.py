@@ -1,4 +1,4 @@
-"""What the cluster lets the agent do: each refusal is said once, counted, and tried again. Decides nothing."""
+"""Permissions of the agent in the cluster: each refusal is reported once, counted, and tried again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Permissions:
             log.error("the cluster forbids what the agent has to do", resource=resource, answer=str(error))
 
     def dropped(self, what: str) -> None:
-        """Count what failed for a fault of ours before anybody was asked."""
+        """Count a request that failed by a fault of this program before it was sent."""
         self._telemetry.set_aside.labels(what).inc()
 
     def _counted(self, resource: str, write: Callable[[], object]) -> None:

@@ -64,7 +64,7 @@ class RecordJudge:
         self._report_lost()
 
     def blind(self, why: str) -> None:
-        """Nobody can read the log."""
+        """Record that the log can't be read."""
         for check in self._state.known.event_checks:
             self._ledger.blind(check, Unobserved(UNREADABLE, why))
 
@@ -95,7 +95,7 @@ class RecordJudge:
         self._judge_each(batch)
 
     def _judge_each(self, batch: RecordBatch) -> None:
-        """One after the other: a record that nobody can judge or remember is set aside, and the others are not."""
+        """Judge the records one by one: a record that can't be judged or remembered is set aside, and the others count."""
         self._processes.look_for(batch.records)
         checks, expected = self._state.known.event_checks, self._state.expectation()
         for record in batch.records:
@@ -134,7 +134,7 @@ class RecordJudge:
                 self._telemetry.count(sighting)
 
     def _with_set_aside(self, outcome: Outcome) -> Outcome:
-        """A check whose record was set aside stays blind for a while: what comes next does not tell what it said."""
+        """Keep a check unobserved for a while after its record was set aside: later records do not replace it."""
         cause, until = self._set_aside.get(outcome.check, (None, 0.0))
         if cause is None or time.monotonic() >= until:
             return outcome
@@ -150,5 +150,5 @@ class RecordJudge:
 
 
 def _failure(outcome: Outcome) -> str:
-    """What its judge failed of; '' where it did not."""
+    """Return the error of the check's judge; '' without one."""
     return next((unobserved.detail for unobserved in outcome.unobserved if unobserved.cause == CHECK_FAILED), "")

@@ -1,4 +1,4 @@
-"""A Node too full for our record: what is written without it, and what the record would have said."""
+"""A Node without room for our record: the reduced write, and the record that it lacks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NOTE = "no room on the Node for the record"
 
 
 class RecordLeftOut:
-    """What the agent's record would say on a Node that does not take it; '' where it does.
+    """Record that the Node did not accept; '' if it did.
 
-    Its absence then is no news and says nothing: without it, it would be written again at each change of the Node.
+    The missing record is then no change, or it would be written again at each change of the Node.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class RecordLeftOut:
         return self.is_left_out and self._may_try
 
     def as_if_there(self, node: NodeState) -> NodeState:
-        """The Node with the record that it did not take, for comparing. Where somebody wrote one, that counts."""
+        """Return the Node with the record that it rejected, for comparison. A record on the Node takes precedence."""
         if not self._record or RESULTS in node.annotations:
             return node
         return replace(node, annotations={**node.annotations, RESULTS: self._record})
 
     def noted_in(self, condition: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The condition, which is the one place left to say it beside the Node's labels."""
+        """Add the note to the condition, the only other place for it on the Node."""
         if not self.is_left_out:
             return condition
         return {**condition, "message": cut(f"{_NOTE}; {condition['message']}")}
@@ -63,9 +63,9 @@ class RecordLeftOut:
 
 
 def without_record(patch: Mapping[str, Any], node: NodeState) -> dict[str, Any]:
-    """The same write without the record, and without an older one: beside newer labels it would tell lies.
+    """Return the write without the record, and remove an older record, which would contradict the new labels.
 
-    A label that says `pass` beside a record that says worse would even be a person's release.
+    A label `pass` with a worse record would even count as a person's release.
     """
     metadata = patch["metadata"]
     annotations = {key: value for key, value in metadata["annotations"].items() if key != RESULTS}

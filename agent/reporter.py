@@ -1,4 +1,4 @@
-"""Reporting: the heartbeat and the Events, beside the verdict and never in its way."""
+"""Write the heartbeat and the Events in a thread of their own, so that they never delay the verdict."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Reporter(threading.Thread):
         return self._beats_written < self._beats_wanted
 
     def renew_heartbeat(self) -> None:
-        """A look ended: renew the heartbeat, and try again what was forbidden."""
+        """Renew the heartbeat after a cycle, and retry forbidden requests."""
         self._beats_wanted += 1
         self._wake.set()
 
@@ -72,10 +72,10 @@ class Reporter(threading.Thread):
         self.queue(NodeEvent(name, "Warning", reason, cut(message)))
 
     def queue(self, event: NodeEvent, *, first: bool = False) -> threading.Event:
-        """Write it as soon as the cluster takes it; the answer is set once it was written, forbidden or left out.
+        """Queue an Event; the answer is set once it was written, forbidden or left out.
 
-        The last that its reason may have in this hour names the limit, later ones are left out: many Events answer what
-        others write to the Node, and the author chooses how often.
+        The last Event of a reason in an hour mentions the limit, and later ones are left out. Other clients trigger
+        many Events by writing to the Node, and could trigger any number.
         """
         left = self._shares[event.reason].take()
         waiting = _Waiting(event if left else replace(event, message=cut(f"{_LAST_OF_THE_HOUR}: {event.message}")))
@@ -87,7 +87,7 @@ class Reporter(threading.Thread):
         return waiting.done
 
     def retry_now(self) -> None:
-        """The Node came back: what waited only for that waits no longer."""
+        """Retry at once, because the Node exists again."""
         self._heartbeat_patience.end()
         self._event_patience.end()
         self._wake.set()
@@ -104,7 +104,7 @@ class Reporter(threading.Thread):
                 continue
 
     def _seconds(self) -> float | None:
-        """How long nothing is due; None: until somebody says so."""
+        """Return the time until the next retry, in seconds; None if nothing is due."""
         due = ((self._heartbeat_patience, self._beat_due), (self._event_patience, bool(self._events)))
         return min((patience.seconds for patience, is_due in due if is_due), default=None)
 

@@ -1,4 +1,4 @@
-"""Since when a deep run has had the node, whoever runs it, and until when one had it last."""
+"""Start and end of the last deep run on the node, of any kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthcheck.node.state import NodeState
 
 
 class RunOnNode(Struct, frozen=True):
-    """What the Node's changes so far tell of it."""
+    """Deep run on the node, from the changes of the Node so far."""
 
     held: Claim | None = None
     deep_run: DeepDiagnostic | None = None
@@ -22,7 +22,7 @@ class RunOnNode(Struct, frozen=True):
         """With one more change of the Node; None: it is gone."""
         held, deep_run = claim_on(node, now.wall) if node is not None else None, self.deep_run
         if held is not None and not (self.held is not None and held.is_same_run(self.held)):
-            # One that was there before us: nobody knows since when.
+            # A claim that existed before this agent: its start is unknown.
             deep_run = DeepDiagnostic(held.kind.value, now.monotonic if self.node_was_seen else 0.0)
         elif held is None:
             deep_run = _ended(deep_run, now.monotonic)

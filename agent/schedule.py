@@ -1,4 +1,4 @@
-"""When things happen: the one place that knows APScheduler. All by the monotonic clock, which nobody can set."""
+"""Schedule of the agent, the only user of APScheduler. All times are of the monotonic clock, which can't be set."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _DEEP_AGAIN_SECONDS = 600.0
 
 
 class _MonotonicZone(tzinfo):
-    """A time zone whose `now` is the monotonic clock's, whatever the wall clock says.
+    """Time zone whose `now` is the monotonic clock.
 
-    APScheduler asks `datetime.now` of its time zone for all that it plans and waits for: by the wall clock, one that is
-    set back by an hour would stop all looks for an hour. Nothing else may be taken into this zone.
+    APScheduler uses `datetime.now` of its time zone for all plans and waits. With the wall clock, setting it back by an
+    hour would stop all cycles for an hour. Do not convert other times to this zone.
     """
 
     def fromutc(self, _: datetime) -> datetime:
@@ -78,7 +78,7 @@ class Schedule:
         self._scheduled_seconds = 0
         self._scheduler = BackgroundScheduler(
             timezone=_MONOTONIC,
-            # One worker each: no two looks at once, and what else there is never delays one.
+            # One worker each: no two cycles run at once, and no other job delays one.
             executors={name: ThreadPoolExecutor(1) for name in ("light", "beside", "deep")},
             # A late look is run, not dropped; several late ones are one.
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
@@ -138,7 +138,7 @@ class Schedule:
         if seconds == self._scheduled_seconds and not sooner:
             return
         self._scheduled_seconds = seconds
-        # A sooner look takes the place of the next one: beside it, two looks could come close together.
+        # An earlier cycle replaces the next one. As an additional one, it could come close to the next.
         at = {"next_run_time": datetime.now(_MONOTONIC) + timedelta(seconds=again_seconds or 0)} if sooner else {}
         self._scheduler.add_job(
             self._run,
@@ -167,7 +167,7 @@ class Schedule:
 def _fingerprint(directory: Path) -> tuple[object, ...] | None:
     """Changes when the kubelet swaps the ConfigMap's `..data` link, or a file of a plain directory is written.
 
-    None where nobody could look.
+    None if the directory can't be read.
     """
     try:
         return tuple(

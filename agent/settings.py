@@ -1,4 +1,4 @@
-"""What the agent is told by its manifest: where it runs and what it may do. Cluster policy is the ConfigMap's."""
+"""Settings of the agent from its manifest: its environment and permissions. Cluster policy is in the ConfigMap."""
 
 from __future__ import annotations
 

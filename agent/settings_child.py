@@ -1,4 +1,4 @@
-"""The child process that reads the agent's settings, and ends with its answer: what it is told is one JSON document."""
+"""Child process that reads the agent's settings and exits with one JSON document as the answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from healthcheck.settings.values import BadValue, SettingsError, Written
 
 
 class SettingsReading(Struct, frozen=True):
-    """What one reading came to."""
+    """Result of one read of the settings."""
 
     own: AgentSettings | None = None
     bad: tuple[BadValue, ...] = ()

@@ -1,4 +1,4 @@
-"""The agent's settings by a child process: what reads them holds 8 MiB, and there is hardly ever anything to read."""
+"""Read the agent's settings in a child process: the reader needs 8 MiB, and changes are rare."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_WORDS = 2000
 
 
 class SettingsReader:
-    """Begins with a first reading, beside whatever is done meanwhile."""
+    """Reader of the settings. The first read starts at once, in parallel with the caller."""
 
     def __init__(self) -> None:
         self._child = Program(dict(os.environ), _PATIENCE_SECONDS, _LONGEST_ANSWER)
@@ -42,7 +42,7 @@ class SettingsReader:
         return self._first.own
 
     def read(self) -> Written:
-        """The ConfigMap and the environment as they are now. Raises Shortage where nobody could look."""
+        """Return the current ConfigMap and environment. Raises Shortage if they could not be read."""
         reading = self._ask() if self._taken else self._first
         self._taken = True
         if reading.written is None:
@@ -50,7 +50,7 @@ class SettingsReader:
         return reading.written
 
     def end(self) -> int | None:
-        """End what runs; its pid when it can't be ended."""
+        """End the running child, and return its pid if it can't be ended."""
         return self._child.end()
 
     @cached_property
@@ -63,7 +63,7 @@ class SettingsReader:
             return settings_child.read()
 
     def _ask(self) -> SettingsReading:
-        """By a child. Raises Shortage where it gives no answer: the settings may be well, but nobody could look."""
+        """Read in a child. Raises Shortage without an answer: the settings may be valid, but could not be read."""
         try:
             ended = self._child.run(isolated("agent.settings_child"), LONGEST_SECONDS)
         except ChildError as error:

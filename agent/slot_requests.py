@@ -1,4 +1,4 @@
-"""The node's place in the fleet budget, taken and given back beside the verdict, which waits only a moment for it."""
+"""Acquire and release the node's slot of the fleet budget in a thread; the verdict waits only a moment for it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class SlotRequests(threading.Thread):
             self._node, self._percent = node, percent
             self._is_owed = False
             if tainted:
-                # It only has to be there still; whoever took it away does not take the taint along.
+                # Only its existence matters: a deleted Lease does not remove the taint.
                 if self._answer is None or self._answer.held:
                     self._begin_request()
                 return HELD
@@ -117,7 +117,7 @@ class SlotRequests(threading.Thread):
             self._answer = None
 
     def reconcile(self, node: NodeState) -> None:
-        """Know beforehand what a taint would have to wait for: once a verdict stands, for none shall wait for this."""
+        """Check in advance whether a taint would get a slot, so that no verdict has to wait for it."""
         with self._condition:
             self._to_reconcile = node
             self._condition.notify_all()
@@ -136,7 +136,7 @@ class SlotRequests(threading.Thread):
                 again_at = time.monotonic() + self._request()
 
     def _wait(self, again_at: float) -> _Turn:
-        """Until there is something to do. What a verdict waits for comes first."""
+        """Wait for the next action. A request of a verdict comes first."""
         with self._condition:
             seconds = None if math.isinf(again_at) else max(again_at - time.monotonic(), 0.0)
             self._condition.wait_for(lambda: self._is_due or self._to_reconcile is not None or self._stopping, seconds)
@@ -187,7 +187,7 @@ class SlotRequests(threading.Thread):
         return random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slot.places) if self._was_refused else math.inf  # noqa: S311
 
     def _take_answer(self, node: NodeState, percent: int | None, grant: SlotGrant) -> bool:
-        """Whether it is news: somebody went on without it, or the closer look gained what the first glance did not."""
+        """Store the answer, and return whether it is new: the caller went on without it, or a slot was acquired later."""
         with self._condition:
             self._under_way = self._is_due
             gained = False

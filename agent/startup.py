@@ -1,4 +1,4 @@
-"""The memory that an agent starts with: what the node-local file holds, brought to this machine and boot."""
+"""Memory that an agent starts with: the content of the node-local file, adapted to this machine and boot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StartState(Struct, frozen=True):
 
     @property
     def warnings(self) -> Iterator[tuple[str, str]]:
-        """Reason and message of what somebody has to hear of."""
+        """Yield reason and message of each warning."""
         if self.unreadable:
             yield "MemoryUnreadable", self.unreadable
         if self.set_aside:
@@ -62,7 +62,7 @@ def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:
     try:
         boot = boot_id(root)
     except ProbeError as error:
-        # Not having looked ends nothing: what stood stands, and the whole log is judged again.
+        # A failed read ends nothing: active findings stay, and the whole log is judged again.
         before, boot = replace(before, cursor=None), before.boot_id
         log.warning("the boot can't be told from another", error=str(error))
     try:
@@ -80,9 +80,9 @@ def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:
 
 
 def _set_aside_after_failures(file: MemoryFile, telemetry: Telemetry) -> str:
-    """Begin without a memory that may be what ended the agent twice in the same way. What was done; '' for nothing.
+    """Set a memory aside that may have ended the agent twice in the same way; return a description, or '' if unchanged.
 
-    What stood comes back from the Node's own record and the kernel's log.
+    Active findings return from the Node's own record and the kernel log.
     """
     last = read_failure(file.directory)
     if last.times < _MOST_FAILURES:

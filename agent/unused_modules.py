@@ -1,8 +1,7 @@
-"""What our libraries import and an agent never uses: left out of its process, for its memory's sake.
+"""Libraries' imports that an agent never uses: left out of its process to save memory.
 
-The only place that touches `sys.modules`, and only for `python -m agent`: whoever imports a module of the agent's gets
-the libraries whole. A part stands here where nothing of it runs in an agent; what asks one of them for something all
-the same gets an OSError that names it.
+Only this module changes `sys.modules`, and only for `python -m agent`: importing a module of the agent elsewhere loads
+the libraries completely. A part is listed here if an agent runs nothing of it; any use raises an OSError with its name.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ class UnusedModule(ModuleType):
         def refuse(*_: object, **__: object) -> None:
             raise OSError(f"an agent does without {self.__name__}.{name}")
 
-        return type(name, (Exception,), {"__init__": refuse})  # an exception, for what is named after `except`
+        return type(name, (Exception,), {"__init__": refuse})  # an exception class, for use after `except`
 
 
 def _proxies() -> dict[str, str]:
-    """What the environment names, as the library that was left out reads it: loaded where there are any."""
+    """Return the proxies of the environment, as the omitted library reads them; it is loaded if there are any."""
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return {}
     from urllib.request import getproxies  # noqa: PLC0415 - half a MiB
@@ -46,9 +45,9 @@ _SOURCES = ("aws", "azure", "cli", "gcp", "json", "nested_secrets", "pyproject",
 _METADATA = UnusedModule("importlib.metadata", entry_points=lambda **_: (), PackageNotFoundError=OSError)
 UNUSED: tuple[ModuleType, ...] = (
     *(UnusedModule(f"kubernetes.{part}") for part in _CLIENT),  # we send plain objects, and read watches ourselves
-    # The client's, for secrets in what is sent and for answers that it has typed; what reads our settings is a child.
+    # Used by the client for secrets in requests and for typed answers; a child reads our settings.
     UnusedModule("pydantic", BaseModel=type("BaseModel", (), {}), Field=lambda *_, **__: None),
-    # The client renews the OIDC login of a kubeconfig with these; with them go requests and what guesses encodings.
+    # The client renews the OIDC login of a kubeconfig with these; requests and encoding detection depend on them.
     *(UnusedModule(name) for name in ("requests_oauthlib", "oauthlib", "oauthlib.oauth2")),
     *(UnusedModule(name) for name in ("dateutil", "dateutil.parser")),  # the client's, for times in typed objects
     *(UnusedModule(f"asyncio.{part}") for part in ("base_subprocess", "sslproto")),  # /metrics has plain sockets
@@ -62,15 +61,15 @@ UNUSED: tuple[ModuleType, ...] = (
     *(UnusedModule(name) for name in ("bz2", "lzma")),  # archives of shutil's
     *(UnusedModule(f"wsgiref{part}") for part in ("", ".simple_server")),  # prometheus_client's server; we have our own
     UnusedModule("tokenize"),  # inspect's, for sources
-    # Its too, for the signatures of what is C; since 3.14 it reads annotations with it.
+    # The client's too, for signatures of C functions; since 3.14 it reads annotations with it.
     *(UnusedModule(name) for name in ("ast",) if sys.version_info < (3, 14)),
     UnusedModule("mimetypes", inited=True),  # of files that are served or sent
     UnusedModule(
         "sysconfig", get_config_var=lambda _: None
     ),  # time zones lie where it says; our scheduler's is its own
-    # Proxies are the environment's, and prometheus_client's pushes are nobody's.
+    # Proxies come from the environment, and nothing pushes with prometheus_client.
     UnusedModule("urllib.request", getproxies=_proxies),
-    UnusedModule("zipfile"),  # importlib.resources', for what is installed as an archive
+    UnusedModule("zipfile"),  # for importlib.resources in an installed archive
     UnusedModule("html.entities", html5={}, name2codepoint={}),  # http.server only escapes
 )
 UNUSED_BY_THE_READER: tuple[ModuleType, ...] = (
@@ -80,14 +79,14 @@ UNUSED_BY_THE_READER: tuple[ModuleType, ...] = (
     *(UnusedModule(name) for name in ("asyncio", "argparse")),  # of command lines that pydantic_settings can make
     UnusedModule("importlib.resources.abc"),  # of settings inside a package
     _METADATA,  # for pydantic's plugins
-    UnusedModule("pydantic.json_schema"),  # nobody asks for a schema of the settings
+    UnusedModule("pydantic.json_schema"),  # for a schema of the settings, unused
 )
 """Of the child that reads the settings, which lives for a fifth of a second."""
 
 
 @contextmanager
 def without_unused_parts(parts: Iterable[ModuleType] = UNUSED) -> Iterator[None]:
-    """Whatever is imported meanwhile finds nothing where these would be. What is there already stays."""
+    """Replace these modules with stand-ins while the caller imports. Modules that are already loaded stay."""
     left_out: dict[str, ModuleType | None] = {module.__name__: module for module in parts}
     left_out["rich"] = None  # Python's word for "no such module": structlog's console renderer does without
     absent = {name: part for name, part in left_out.items() if name not in sys.modules}

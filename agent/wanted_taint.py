@@ -1,4 +1,4 @@
-"""What the taint that a verdict wants needs beside the Node: a place in the fleet budget, and rules for bad GPUs."""
+"""Requirements of a taint apart from the Node: a slot of the fleet budget, and rules for faulty GPUs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class WantedTaint:
         return BY_DEVICES if covered else grant
 
     def settle(self, node: NodeState) -> None:
-        """Give back what is not needed, once the Node says so."""
+        """Release unneeded slots and rules after the Node was written."""
         if self._devices is not None and (not self._is_wanted or (self._is_nodes and node.tainted())):
             self._devices.free(node)
         if not self._is_wanted:
@@ -68,7 +68,7 @@ class WantedTaint:
         return node.tainted() or (self._devices is not None and self._devices.stand)
 
     def _load(self, node: NodeState, rules: Rules) -> None:
-        """Once it is asked for; where an earlier process has used it, to take away what that one left."""
+        """Load the writer of rules if it is needed, or if an earlier process left rules to delete."""
         left = self._is_first and says_devices(node)
         self._is_first = False
         if self._devices is None and (left or rules.device_taints):

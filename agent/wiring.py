@@ -120,8 +120,8 @@ class Agent:
 
     def start(self) -> None:
         """Begin to follow, look and write, each in its own thread."""
-        # What was imported and wired lives as long as we do. To walk through it holds up all threads for 15 ms or more,
-        # and the ring of a flooded log is full in as much.
+        # Imported and wired objects live as long as the process. Collecting them would stop all threads for 15 ms or
+        # more, and a flooded log overruns its ring buffer in that time.
         gc.freeze()
         self.host.deep_processes.start()
         self.host.kernel_log.start()
@@ -132,7 +132,7 @@ class Agent:
     def look(self) -> float | None:
         """One light look and, after it, the heartbeat."""
         if not self.ready():
-            # The Node's labels say which type this is, and whether somebody is changing the driver.
+            # The Node's labels give the instance type, and show a change of the driver.
             self.state.node_shown.wait(_FIRST_SIGHT_SECONDS)
         again_seconds = self.host.cycle.run()
         if self._may_have_failed and time.monotonic() - self._began > _WELL_SECONDS:
@@ -142,7 +142,7 @@ class Agent:
         return again_seconds
 
     def _ask_others(self) -> None:
-        """What a look needs of others and never waits for."""
+        """Start the requests to other systems that a cycle needs and never waits for."""
         self.host.instance_metadata.ask()
         self.cluster.runtime_classes.list_when_due()
         if self.deep is not None:

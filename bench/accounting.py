@@ -1,4 +1,4 @@
-"""What a process and its children used, read from outside: the measured programs spend nothing on being measured."""
+"""Resource use of a process and its children, read from outside, so that measuring costs the measured program nothing."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def rss_mib(pid: int) -> float:
 
 
 def memory_mib(pid: int) -> dict[str, float]:
-    """RSS and PSS of the family, and what it would hold if nobody else on the machine shared its files.
+    """Return RSS and PSS of the process family, and its memory without shared files.
 
-    PSS splits a shared page among all who map it, and the bench's own Python maps many of the agent's.
+    PSS splits a shared page among all processes that map it, and the bench's own Python maps many of the agent's.
     """
     members = family(pid)
     sizes = {"rss": 0.0, "pss": 0.0, "private": 0.0}

@@ -90,7 +90,7 @@ def _asked(host: SimulatedNode) -> int:
 
 @contextmanager
 def _testing(nodes: GpuNodes, folder: Path, hosts: dict[str, SimulatedNode], kubelets: Kubelets) -> Iterator[None]:
-    """Each node's agent tests it again and again, beside what is done here."""
+    """Run the agent of each node in a loop of tests while the caller works."""
     with ExitStack() as undo:
         lines = []
         for name, host in hosts.items():

@@ -1,4 +1,4 @@
-"""What a healthy node asks of the API server in an hour, counted there, in the audit log, by the agent's identity."""
+"""Requests of a healthy node's agent in an hour, counted by its identity in the audit log of the API server."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _computed(window: Window) -> _Hour:
         sum(request.is_write and request.resource == "leases" for request in busy) / window.busy_cycles, 1
     )
     other_writes = sum(request.is_write and request.resource != "leases" for request in busy) / window.busy_cycles
-    # What an agent asks about once an hour, or twice, it has asked when it started, and not again within the window.
+    # Requests that an agent sends once or twice an hour were sent at its start, and do not recur within the window.
     reads = sum(request.verb in ("get", "list") for request in busy) / window.busy_cycles
     now_and_then = sum(map(_per_hour, (RECONCILE_SECONDS, COUNTED_SECONDS))) + _HOUR / LISTED_AGAIN_SECONDS
     rewrites = [request for request in window.rewrite if request.is_write]
@@ -105,7 +105,7 @@ def _computed(window: Window) -> _Hour:
 
 
 def _per_hour(seconds: float) -> float:
-    """What the first cycle does after so long."""
+    """Return how often per hour the first cycle after so many seconds comes."""
     return _HOUR / (math.ceil(seconds / _CYCLE_SECONDS) * _CYCLE_SECONDS)
 
 

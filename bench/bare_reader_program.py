@@ -1,7 +1,7 @@
-"""Reads the machine's kernel log and does nothing with it: what a reader gets at best, and what the ring itself lost.
+"""Read the machine's kernel log and drop it: the best case of a reader, and the losses of the ring itself.
 
-Begins and ends when it hears a line, and says how many records it read, how many were overwritten before, how many of
-those of the bench were Xids, and what that cost.
+Starts and ends at a line on standard input. Prints the number of records read, of overwritten ones, of the bench's Xids
+among them, and the cost.
 """
 
 from __future__ import annotations

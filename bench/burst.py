@@ -1,4 +1,4 @@
-"""Bursts that come near the end of the ring, with a bare reader beside the agent; and one that runs it over."""
+"""Bursts that nearly fill the ring, with a bare reader in parallel to the agent; and one that overruns it."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _stopped(program: Program) -> Iterator[None]:
 
 
 def _event(stage: Stage, node_name: str) -> str:
-    """What the Event on the Node says; '' when there is none."""
+    """Return the message of the Event on the Node; '' without one."""
     path = f"/api/v1/namespaces/default/events?fieldSelector=reason=KernelLogOverrun,involvedObject.name={node_name}"
     deadline = time.monotonic() + _EVENT_SECONDS
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What a command costs that asks no cluster: the CPU time of the whole process, Python and its children with it."""
+"""Cost of commands without a cluster: CPU time of the whole process, including Python and its children."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measure(stage: Stage) -> Outcome:
 
 
 def _commands(stage: Stage, environment: Mapping[str, str]) -> Mapping[str, _Command]:
-    """A few of each sort; the last three read what a look, a log or a cluster left behind."""
+    """Return some commands of each sort; the last three read a saved cycle, log and cluster."""
     tree, (log, look, state) = str(stage.make_node().root), _files(stage.folder)
     check = ("check", "--root", tree, "--instance-type", INSTANCE_TYPE)
     _run(_Command((*check, "--save-evidence", str(look))), environment)

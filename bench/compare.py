@@ -1,8 +1,7 @@
 """`python -m bench.compare BASE`: the same measures of another commit and of this tree in turn, printed as ratios.
 
-Each side is measured by its own `python -m bench --quick`, in a checkout and an environment of its own: what the agent
-starts imports what is installed, not what lies around it. The sides take turns, so that whatever slows this machine for
-a while slows both.
+Each side is measured by its own `python -m bench --quick` in its own checkout and environment, because the agent
+imports installed packages. The sides take turns, so that a slow phase of this machine slows both.
 
 Exit codes: 0 nothing is worse by more than 5 % · 1 something is · 2 a side could not be measured.
 """
@@ -64,14 +63,14 @@ Measured = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Side:
-    """A checkout, and the Python that has what it needs."""
+    """A checkout with the Python of its environment."""
 
     name: str
     root: Path
     python: Path
 
     def compile(self) -> None:
-        """Whoever has to compile at each start, for want of files that say how it was done, looks slower than it is."""
+        """Compile the programs: a side that compiles at each start would look slower than it is."""
         folders = [str(self.root / program) for program in _PROGRAMS if (self.root / program).is_dir()]
         _run(str(self.python), "-m", "compileall", "-q", *folders)
 
@@ -154,7 +153,7 @@ def _options() -> argparse.Namespace:
 
 @contextmanager
 def _base_side(commit: str) -> Iterator[Side]:
-    """A checkout beside ours, gone at the end."""
+    """Yield a second checkout, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-base-") as folder:
         root = Path(folder) / "base"
         _run("git", "worktree", "add", "--detach", str(root), commit)
@@ -176,7 +175,7 @@ def _rounds(base: Side, here: Side, names: Sequence[str], count: int) -> Iterato
             for side in sides:
                 print(f"round {number + 1} of {count}: {side.name} …", file=sys.stderr, flush=True)
                 measured[side.name] = side.measure(names, folder / "results.json")
-                (folder / "results.json").unlink()  # or it would keep what the other side left
+                (folder / "results.json").unlink()  # otherwise a result of the other side stays
             yield measured[base.name], measured[here.name]
     finally:
         shutil.rmtree(folder)

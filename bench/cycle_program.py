@@ -1,6 +1,6 @@
-"""For each line on standard input: one light cycle, as the agent's light worker runs it, and what it saw.
+"""For each line on standard input: one check cycle, as the agent's worker runs it, and its result.
 
-`judge` looks, and then only judges what that look saw, twice: with warm caches the second counts.
+`judge` probes once and then judges the same readings twice: with warm caches, the second time counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     file = MemoryFile(settings.state_dir)
     if not file.acquire():
         sys.exit("another agent holds the memory")
-    # A cluster that nobody asks: the cycle ends before the telling.
+    # A cluster without requests: the cycle ends before any report.
     agent = Agent(reader, Cluster(ApiClient), file, Telemetry(), write=False)
     agent.host.instance_metadata.ask()
     for line in sys.stdin:

@@ -72,7 +72,7 @@ def _stages(detections: list[Detection]) -> dict[str, Any]:
 def detect(
     stage: Stage, node: SimulatedNode, report: Callable[[Seat, Program], AbstractContextManager[None]]
 ) -> Detection:
-    """Once, beside whatever else goes on. A new Node and a new agent each time: a taint comes only once."""
+    """Measure one detection while other work runs. Each uses a new Node and a new agent: a taint is set only once."""
     seat = stage.seat(node)
     seat.remember(last_record(), time.monotonic() - _SETTLED_SECONDS)
     with stage.watch(seat) as watch, seat.run("-m", "bench.follow_program") as program:

@@ -1,6 +1,6 @@
-"""What a diagnosis of a large cluster costs in the real API server: time, memory, requests, and whether it is right.
+"""Cost of a diagnosis of a large cluster in the real API server: time, memory, requests, and correctness.
 
-Among the pods of a large fleet some are stuck, for a dozen causes; each cause has to be named, once.
+Some pods of a large fleet are stuck, for a dozen causes; each cause must be reported once.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _span(seconds: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """The same command several times, and what each asked of the API server."""
+    """The same command several times, and the requests of each."""
 
     runs: tuple[OneRun, ...]
     lists: int
@@ -161,7 +161,7 @@ def _look(stage: Stage, plane: ControlPlane, *words: str) -> Look:
     )
 
 
-# --- what is stuck
+# --- stuck pods
 
 
 def _stick(plane: ControlPlane, size: int) -> None:
@@ -210,7 +210,7 @@ def _started(state: dict[str, Any], since: str) -> dict[str, Any]:
 
 
 def _on_node(cause: str, number: int, size: int) -> dict[str, Any]:
-    # One of the nodes whose GPUs nobody has.
+    # One of the nodes with unused GPUs.
     name = f"fleet-node-{8 % size:05d}.us-west-2.compute.internal"
     return _pod(cause, number, {"nodeName": name}, {})
 

@@ -1,8 +1,8 @@
-"""A fleet fails at once: how many taints the budget grants, and what it costs the API server.
+"""Simultaneous faults in a fleet: the number of taints that the budget grants, and the load on the API server.
 
-Each agent is the product's own Ledger, NodeWriter and Cluster with a token of its own node. They are threads of a few
-processes: a thousand processes would measure this machine, and three thousand threads in one leave each other no turn.
-What looks at hardware is left out.
+Each agent consists of the product's own Ledger, NodeWriter and Cluster with a token of its own node. They are threads
+of a few processes: a thousand processes would measure this machine, and three thousand threads in one starve each
+other. Hardware probes are left out.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Member:
         self.failed_at = self.written_at = 0.0
 
     def pass_first(self) -> None:
-        """The first look ends well and is told, with the heartbeat; from here on its connection stands."""
+        """End the first cycle without a fault and report it with the heartbeat; this opens the connection."""
         known = self.state.known
         self.ledger.kernel_log_judged(_well(known.event_checks), 1)
         self.ledger.look_ended(JudgedCycle(_well(known.level_checks)))
@@ -226,7 +226,7 @@ def _asked(plane: ControlPlane, names: set[str], since: datetime) -> list[Reques
 
 
 def _is_for_the_taint(request: Request) -> bool:
-    """The Node and the budget; an Event, the condition and the heartbeat are told with or without a taint."""
+    """Whether a request is for the Node or the budget; others are sent with or without a taint."""
     if request.resource == "leases":
         return "gpu-healthcheck-budget" in request.uri or request.verb == "list"
     return request.resource == "nodes"

@@ -1,4 +1,4 @@
-"""Floods of the machine's own kernel log while the agent follows it: what is lost, what is doubled, what it costs."""
+"""Floods of the machine's own kernel log while the agent follows it: lost and duplicate records, and the cost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NOTES = (
 
 @dataclass(frozen=True)
 class Wrote:
-    """What the writer wrote. `xids` by `CODE ADDRESS`."""
+    """Records that the writer wrote. `xids` by `CODE ADDRESS`."""
 
     records: int
     seconds: float
@@ -60,7 +60,7 @@ class Wrote:
 
 @dataclass(frozen=True)
 class Flood:
-    """One flood, and what the agent made of it."""
+    """One flood, and the agent's result."""
 
     wrote: Wrote
     in_metrics: Mapping[str, int]
@@ -172,7 +172,7 @@ def _memory_row(stage: Stage, what: str, flood: Flood) -> Row:
 
 
 def pour(stage: Stage, rate: int, seconds: float, xids: int, timed: int) -> Flood:
-    """One flood over a healthy agent that has told its first verdict."""
+    """Run one flood after a healthy agent has reported its first verdict."""
     node = stage.make_node()
     use_real_log(node)
     seat = stage.seat(node)
@@ -201,7 +201,7 @@ def pour(stage: Stage, rate: int, seconds: float, xids: int, timed: int) -> Floo
 
 @contextmanager
 def following(stage: Stage, seat: Seat) -> Iterator[Program]:
-    """An agent on the real device that has read what was there and told its first verdict; it ends within."""
+    """Yield an agent on the real device that has read the log and reported its first verdict; it ends with the context."""
     seat.remember(last_record(), time.monotonic() - _SETTLED_SECONDS)
     with stage.watch(seat) as watch, seat.run("-m", "bench.follow_program") as program:
         try:

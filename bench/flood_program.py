@@ -1,8 +1,8 @@
-"""Writes into the machine's kernel log at a rate, Xids evenly among other lines, and says what it wrote.
+"""Write records into the machine's kernel log at a rate, with Xids evenly distributed, and print their number.
 
-Begins when it hears a line. `RATE SECONDS XIDS TIMED ADDRESS…`: so many records a second, so many Xids in all, so many
-of which carry the moment at which they were written. Each Xid is of the next GPU, and of the next code after a round of
-the GPUs. With as many Xids as records there is nothing else.
+Starts at a line on standard input. `RATE SECONDS XIDS TIMED ADDRESS…`: records per second, duration, number of Xids,
+and number of records with their time of writing. Each Xid is of the next GPU, and of the next code after a round of the
+GPUs. With as many Xids as records there are no other lines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The agent, wired as `python -m agent` wires it, but taking records of user space in the kernel log for the kernel's.
+"""The agent, wired as by `python -m agent`, but accepting kernel log records of user space as the kernel's.
 
-That is an argument and never a setting: nobody can make a running agent believe a forgery. On standard input:
-`reconnect` closes the connections that wait unused, as the API server does after 90 s; `noticed` answers how many
-milliseconds after it was written each Xid that says so had been judged and remembered; the end ends the agent.
+That is an argument and no setting, so that a running agent can't be made to accept a forgery. Standard input:
+`reconnect` closes idle connections, as the API server does after 90 s; `noticed` prints for each Xid with a time how
+many milliseconds passed until it was judged and remembered; the end of input ends the agent.
 """
 
 from __future__ import annotations

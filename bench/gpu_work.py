@@ -49,7 +49,7 @@ class GpuNodes:
             cluster.beat(cluster.patch_conditions(name, [condition]), datetime.now(UTC), 7200)
 
     def want(self, node: str, tolerations: Iterable[Mapping[str, str]] = ()) -> None:
-        """Somebody's pod for the GPU of this node."""
+        """Create another workload's pod for the GPU of this node."""
         container = {"name": "work", "image": "work", "resources": {"limits": {_GPU: "1"}}}
         spec = {
             "nodeSelector": {"kubernetes.io/hostname": node},
@@ -72,7 +72,7 @@ class GpuNodes:
         wait(lambda: self.plane.request("GET", path).status == 404)
 
     def forget(self, names: Iterable[str]) -> None:
-        """As if nobody had ever tested these."""
+        """Delete the results of these nodes, as if they had never been tested."""
         self.plane.request("DELETE", f"{JOBS}?propagationPolicy=Background")
         wait(lambda: not self.plane.request("GET", JOBS).body["items"])
         for name in names:
@@ -90,7 +90,7 @@ class GpuNodes:
 
     @contextmanager
     def sweep(self, folder: Path, nodes: int) -> Iterator[None]:
-        """One sweep beside what is done here, to its end; `folder` is its ConfigMap, and gets its log."""
+        """Run one sweep to its end while the caller works; `folder` is its ConfigMap, and gets its log."""
         (folder / "MAX_NODES_PER_SWEEP").write_text(str(nodes))
         (folder / "MAX_SWEEP_PERCENT").write_text("100")
         environment = {

@@ -1,6 +1,6 @@
-"""What 50,000 nodes cost whoever lists them: `status` in each of its forms, and the plan of a sweep.
+"""Cost of listing 50,000 nodes: `status` in each of its formats, and the plan of a sweep.
 
-No API server of this machine holds so many: a stand-in makes each page when it is asked for, in the bench's process.
+This machine can't hold that many in an API server: a stand-in generates each page on request, in the bench's process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an agent costs that has nothing to tell: processor time over some minutes, one scheduled cycle among them."""
+"""Cost of an idle agent: processor time over some minutes, including one scheduled cycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine's own kernel log: written by the benches at a rate, and read bare beside the agent."""
+"""The machine's own kernel log: written by the benches at a rate, and read bare in parallel to the agent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def use_real_log(node: SimulatedNode) -> None:
 
 
 def last_record() -> int | None:
-    """Where the ring ends now: an agent that begins there judges nothing of what earlier runs have left."""
+    """Return the current end of the ring: an agent that starts there judges nothing of earlier runs."""
     cursor = None
     with KernelLog(KMSG) as log:
         while (batch := log.read()).more or batch.cursor != cursor:
@@ -49,7 +49,7 @@ class Left:
 
 
 def ring() -> list[Left]:
-    """What a reader that comes now can still read, oldest first."""
+    """Return the records that a new reader can still read, oldest first."""
     left: list[Left] = []
     log = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK)
     try:

@@ -82,7 +82,7 @@ class Writer:
 
 
 def node(name: str, number: int, now: datetime) -> dict[str, Any]:
-    """One in ten was tested an hour ago; nobody has tested the others."""
+    """Return a node; one in ten was tested an hour ago, the others never."""
     labels = {f"feature.node.kubernetes.io/feature-{n}": "true" for n in range(40)} | {STATUS: "pass"}
     node = objects.node(name, labels, INSTANCE_TYPE, now, {"nvidia.com/gpu": "8"})
     swept = RunRecord(schema=records.SCHEMA, timestamp=timestamp(now - timedelta(hours=1)), status="pass")
@@ -93,7 +93,7 @@ def node(name: str, number: int, now: datetime) -> dict[str, Any]:
     node["status"]["images"] = [
         {"names": [f"registry.example.com/team/image-{n}@sha256:{n:064d}"], "sizeBytes": 1 << 30} for n in range(50)
     ]
-    # A log is asked of no host's name, which would first be looked up: nobody answers there at once.
+    # A log request by host name would first resolve it: there is no answer for these.
     node["status"]["addresses"] = [{"type": "InternalIP", "address": "127.0.0.1"}]
     node["status"]["conditions"].append({"type": CONDITION, "status": "True", "reason": "x", "message": "x"})
     return node

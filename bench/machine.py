@@ -1,4 +1,4 @@
-"""On what the figures were measured: without it they mean nothing. No names and no paths of this machine."""
+"""Description of the measured machine, without which figures mean nothing. No names and no paths of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_moment(folder: Path) -> dict[str, Any]:
-    """What changes from run to run: the code, how busy the machine was, and the disk under the agent's memory."""
+    """Return the conditions that differ between runs: the code, the load of the machine, and the disk of the agent's
+    memory.
+    """
     return {
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed": bool(_git("status", "--porcelain", "--", *_MEASURED)),
@@ -55,7 +57,7 @@ def _cpu_model() -> str:
 
 
 def _dependencies() -> dict[str, str]:
-    """Our direct ones, as installed; the optional extras have no part in what runs."""
+    """Return our direct dependencies as installed; optional extras do not run."""
     required = importlib.metadata.requires("gpu-healthcheck") or []
     names = [re.split(r"[^A-Za-z0-9._-]", text)[0] for text in required if "extra ==" not in text]
     return {name: importlib.metadata.version(name) for name in sorted(names, key=str.lower)}

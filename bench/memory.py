@@ -1,4 +1,4 @@
-"""What agent and child hold after some minutes."""
+"""Memory of agent and child after some minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the memory holds after a day on which everything fails, on a clock that runs faster."""
+"""Size of the memory file after a simulated day of constant failures."""
 
 from __future__ import annotations
 

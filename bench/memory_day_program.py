@@ -1,8 +1,9 @@
-"""A day of a node on which everything fails, on a clock of its own, through the product's own functions and its file.
+"""A simulated day of a node with constant failures, on a clock of its own, through the product's functions and its
+file.
 
-`HOURS FOLDER`. Each second brings lines of the kernel's log: any code on any GPU and MIG instance with any process;
-looks come every five minutes, some blind; GPUs are reset, exchanged and released, and the node reboots. Says after each
-hour what the process holds, how long the file is, how many findings stand.
+`HOURS FOLDER`. Each second adds lines to the kernel log: any code on any GPU and MIG instance with any process. A check
+cycle runs every five minutes, sometimes without readings; GPUs are reset, exchanged and released, and the node reboots.
+Prints after each hour the memory of the process, the length of the file, and the number of active findings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From an Xid to the taint while strangers hold the metrics port, and what that costs the agent."""
+"""Time from an Xid to the taint while strangers occupy the metrics port, and the agent's cost."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _rows(stage: Stage, costs: _Costs) -> tuple[Row, ...]:
 
 
 def _probe(seat: Seat) -> float:
-    """As the kubelet asks: over a new connection. Seconds, without end where nobody answered."""
+    """Probe as the kubelet does, over a new connection. Returns seconds; infinity without an answer."""
     time.sleep(_BETWEEN_SECONDS)
     began = time.monotonic()
     asking = http.client.HTTPConnection("127.0.0.1", seat.metrics_port, timeout=2 * MOST_PROBE_SECONDS)

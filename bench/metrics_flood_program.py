@@ -1,6 +1,6 @@
-"""Peers of a metrics port that never finish what they ask: `python -m bench.metrics_flood_program PORT IDLE FAT`.
+"""Peers of a metrics port that never finish their request: `python -m bench.metrics_flood_program PORT IDLE FAT`.
 
-Each that is given up comes again at once, until this program is ended. It says `ready` once all have been there.
+A dropped peer returns at once, until this program is ended. Prints `ready` once all have connected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Peers:
             return
         peer.setblocking(False)
         if fat:
-            with suppress(OSError):  # it is given up already, and will be told so
+            with suppress(OSError):  # the server has dropped it already
                 peer.send(_HEAD)
         self._sockets[peer.fileno()], self._fat[peer.fileno()] = peer, fat
         self._poll.register(peer, select.POLLIN)

@@ -1,4 +1,4 @@
-"""A moment inside a line of text, so that whoever reads the line knows how old it is. As light as what is measured."""
+"""A time inside a line of text that gives the age of the line. As light as the measured code."""
 
 from __future__ import annotations
 

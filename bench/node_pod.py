@@ -1,4 +1,4 @@
-"""Our image and manifests on a real kubelet, containerd and runc: how soon a fresh node passes, what the pod holds.
+"""Our image and manifests on a real kubelet, containerd and runc: time until a fresh node passes, memory of the pod.
 
 Debian and root (`python -m sim.real_node deps`), and no other node up.
 """
@@ -53,7 +53,7 @@ def measure(stage: Stage) -> Outcome:
 
 
 def _seconds_to_pass(node: RealNode, pod: AgentPod) -> float:
-    """On a Node that nobody has looked at, and with no memory on the disk."""
+    """Return the seconds until a Node without a record and without a memory file passes."""
     node.kubectl("delete", "-f", node.manifests, "--ignore-not-found", "--timeout=90s")
     node.run("rm", "-rf", _MEMORY)
     node.kubectl("label", "node", node.name, *(f"{_P}/{key}-" for key in ("status", "severity", "last-check")))
@@ -77,7 +77,7 @@ def _watch(group: Path, seconds: float) -> list[Sizes]:
 
 
 def _flood(host: SimulatedNode, group: Path, seconds: float) -> tuple[list[Sizes], float]:
-    """What the pod held meanwhile, and the lines per second that were really written."""
+    """Return the pod's memory during the flood, and the lines per second that were written."""
     sizes, written, begin = [], 0, time.monotonic()
     next_look = begin + _EVERY_SECONDS
     while (now := time.monotonic()) < begin + seconds:

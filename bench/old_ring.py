@@ -72,7 +72,7 @@ def _fill(node: SimulatedNode) -> None:
 
 
 def _start(stage: Stage, node: SimulatedNode, state: Path | None) -> tuple[_Start, Path]:
-    """On a Node that nobody has told anything; with what an agent before it left. And what it leaves itself."""
+    """Start an agent on a fresh Node with the state of an earlier agent, and return its state."""
     seat = stage.seat(node)
     if state is not None:
         shutil.copytree(state, seat.state_dir)

@@ -1,4 +1,4 @@
-"""A program of ours, run once to its end: what it said, how long it took, and what it used."""
+"""One run of a program of ours to its end: its output, duration and resource use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_once(
     exit_code: int = 0,
     read: Callable[[bytes], Mapping[str, Any]] = json.loads,
 ) -> OneRun:
-    """`python -m WORDS…`; `read` makes `told` of what it printed. Raises CouldNotMeasure where it ends otherwise."""
+    """Run `python -m WORDS…`; `read` parses its output. Raises CouldNotMeasure for any other end."""
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, "-m", *words], cwd=_ROOT, env=dict(environment), stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""What a measure says: rows of the table, and the figures behind them."""
+"""Result of a measure: rows of the table, and the raw figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class CouldNotMeasure(Exception):
-    """The measure could not run on this machine, or what it ran did not do its part. The message says why."""
+    """The measure could not run on this machine, or a measured program failed. The message has the reason."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class _Answers(LoopbackAnswers):
 
 
 def _judged(entry: dict[str, Any], now: datetime) -> dict[str, Any]:
-    """With the record of a healthy agent, and what the API server would have said of the Node."""
+    """Return the Node with the record of a healthy agent, and the API server's own fields."""
     metadata = entry["metadata"]
     metadata |= {"uid": _NAME, "resourceVersion": "1", "creationTimestamp": timestamp(now)}
     metadata["labels"]["nvidia.com/gpu.present"] = "true"

@@ -26,7 +26,7 @@ class Program:
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
         self._log = folder / "program.log"
-        self._pid_file = folder.parent / f"{folder.name}.pid"  # the stage's folder: whoever clears it kills these
+        self._pid_file = folder.parent / f"{folder.name}.pid"  # in the stage's folder: clearing it kills these
         with self._log.open("ab") as log:
             self.started_ns = time.monotonic_ns()
             self._process = subprocess.Popen(
@@ -68,7 +68,7 @@ class Program:
         return answer.decode().strip()
 
     def tail(self, lines: int = 15) -> str:
-        """The end of what it said, for the message of an error."""
+        """Return the end of the output, for the message of an error."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def logged(self, event: str) -> datetime:

@@ -28,7 +28,7 @@ def entry(outcome: Outcome, length: Length, moment: Mapping[str, Any]) -> Entry:
 
 
 def figures(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is a list: samples in a row tell a reader nothing that their percentiles do not."""
+    """Return the figures without lists: percentiles describe samples better than the samples themselves."""
     kept = {key: value for key, value in raw.items() if not isinstance(value, list | tuple)}
     return {key: figures(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
 

@@ -1,4 +1,4 @@
-"""What the measures play on: a real API server with our policies, simulated nodes, and places for agents."""
+"""Environment of the measures: a real API server with our policies, simulated nodes, and folders for agents."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Seat:
         return Program(words, self.environment, self.folder)
 
     def remember(self, cursor: int | None, driver_loaded_at: float) -> None:
-        """What an agent of this boot that had read the kernel log up to `cursor` would have left on the disk."""
+        """Write the state of an agent of this boot that has read the kernel log up to `cursor`."""
         file = MemoryFile(self.state_dir)
         file.acquire()
         file.write(Memory(machine_id(self.node.root), self.node.boot_id, cursor, driver_loaded_at))
@@ -98,7 +98,7 @@ class Stage:
 
     @property
     def bare_environment(self) -> dict[str, str]:
-        """What every program here needs, whatever it is."""
+        """Return the environment that every program here needs."""
         return {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ}
 
     @property
@@ -133,7 +133,7 @@ class Stage:
         return Seat(name, folder, node, port, environment)
 
     def leave(self, seat: Seat) -> None:
-        """Clear a place that is not needed any more, and what its Node holds of the fleet budget."""
+        """Remove an unneeded folder of an agent, and its Node's slot of the fleet budget."""
         shutil.rmtree(seat.folder)
         for lease in self.plane.request("GET", _SLOTS).body["items"]:
             if lease["spec"]["holderIdentity"] == seat.name:

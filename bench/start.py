@@ -1,4 +1,4 @@
-"""From the start of the agent's program to its first verdict on the Node, as somebody else's watch sees it."""
+"""Time from the start of the agent's program to its first verdict on the Node, as another client's watch receives it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _row(stage: Stage, what: str, samples: list[float]) -> Row:
 
 
 def _once(stage: Stage, node: SimulatedNode, words: tuple[str, ...]) -> float:
-    """A node that nobody has looked at and that remembers nothing. Returns seconds."""
+    """Start on a node without a record and a memory file. Returns seconds."""
     node.kernel_log.replay()
     seat = stage.seat(node)
     with stage.watch(seat) as watch, seat.run(*words) as program:

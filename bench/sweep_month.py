@@ -1,6 +1,6 @@
-"""A month of sweeps over a busy fleet, computed: the product's own selection on nodes whose jobs come and go.
+"""A simulated month of sweeps over a busy fleet: the product's own selection on nodes with changing jobs.
 
-No cluster takes part, and no time passes: a sweep comes every ten minutes, a test takes four.
+There is no cluster and no waiting: a sweep starts every ten minutes, a test takes four.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it costs to plan a sweep of a large fleet in the real API server: time, memory, and which requests.
+"""Cost of planning a sweep of a large fleet in the real API server: time, memory and requests.
 
 Nodes and pods are as long as real ones: labels, records, the list of images, variables and volumes.
 """

@@ -1,4 +1,4 @@
-"""The sweeper's plan and nothing after it: prints the seconds from the first request on, and what came of it."""
+"""Only the plan of a sweeper: prints the seconds since the first request, and the result."""
 
 from __future__ import annotations
 

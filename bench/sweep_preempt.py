@@ -1,4 +1,4 @@
-"""Real work that comes to a node under test, whose dcgmi and all that it started hear no SIGTERM for 40 s."""
+"""Real work on a node under test, with a dcgmi and children that ignore SIGTERM for 40 s."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _NOTES = (
 
 @dataclass(frozen=True)
 class _Times:
-    """Seconds since the work was created: the test's pod told to end, its processes gone, the work's pod runs."""
+    """Seconds since the work was created: end request to the test's pod, exit of its processes, start of the work's
+    pod.
+    """
 
     reported_at: float
     free: float

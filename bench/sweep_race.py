@@ -1,4 +1,6 @@
-"""GPU pods that come at any moment of a sweep, on the real scheduler: never on the GPUs beside it, and soon on them."""
+"""GPU pods that arrive at any moment of a sweep, on the real scheduler: never on the tested GPUs, and soon on free
+ones.
+"""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def observe(stage: Stage) -> Window:
         window = _idle(stage, actors)
         window.rewrite = _age_record(stage, actors["busy"])
         window.memory["probed"] = memory_mib(actors["probed"].program.pid)
-        others.close()  # so that they share no pages with the one whose memory counts
+        others.close()  # otherwise they share pages with the measured one
         window.memory["bare"] = memory_mib(actors["bare"].program.pid)
     return window
 
@@ -151,7 +151,7 @@ def _idle(stage: Stage, actors: dict[str, _Actor]) -> Window:
 
 
 def _all_beat(plane: ControlPlane, actors: Mapping[str, _Actor], since: datetime) -> bool:
-    """Whether each has renewed its heartbeat, so long ago that what belongs to the cycle is over as well."""
+    """Whether each agent renewed its heartbeat so long ago that the rest of its cycle is over, too."""
     until = datetime.now(UTC) - timedelta(seconds=_AFTER_BEAT_SECONDS)
     return all(
         any(
@@ -163,7 +163,7 @@ def _all_beat(plane: ControlPlane, actors: Mapping[str, _Actor], since: datetime
 
 
 def requests_of(plane: ControlPlane, node_name: str) -> Iterator[Request]:
-    """What the audit log says that the token bound to this node has asked."""
+    """Return the requests of the token bound to this node, from the audit log."""
     return (request for name, request in requests_of_all(plane) if name == node_name)
 
 
@@ -179,7 +179,7 @@ def requests_of_all(plane: ControlPlane, since: datetime | None = None) -> Itera
 
 
 def _age_record(stage: Stage, actor: _Actor) -> list[Request]:
-    """Make the record on the Node look an hour and a minute old, and see what its agent does about it."""
+    """Make the record on the Node look an hour and a minute old, and return the agent's requests."""
     path = f"/api/v1/nodes/{actor.seat.name}"
     record = json.loads(stage.plane.request("GET", path).body["metadata"]["annotations"][RESULTS])
     old = datetime.fromisoformat(record["timestamp"]) - timedelta(seconds=3660)

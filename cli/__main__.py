@@ -16,7 +16,7 @@ _PACKAGES = str(Path(__file__).resolve().parents[1])
 
 
 def main() -> None:
-    """Run a command. What runs in the cluster is a program of its own, and carries nothing of this one's."""
+    """Run a command. The programs of the cluster are separate, and load nothing of this one."""
     if _PACKAGES not in sys.path:
         sys.path.insert(0, _PACKAGES)  # installed, they lie in the package `gpu_healthcheck` (docs/decisions/0044)
     program = _PROGRAMS.get(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -12,7 +12,7 @@ from healthcheck.cluster.listings import Listings
 
 
 def cluster_of(access: Access, pass_over: Callable[[str], None] = refuse_to_read) -> Cluster:
-    """`pass_over` is told which object of a listing nobody can read. Raises ClusterError."""
+    """Return the cluster. `pass_over` is called for each unreadable object of a listing. Raises ClusterError."""
     return Cluster(partial(connect, access), pass_over, access.request_seconds)
 
 

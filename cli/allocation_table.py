@@ -1,4 +1,4 @@
-"""`gpu-healthcheck status --allocation`: who has which GPUs, and what is left beside the free ones."""
+"""`gpu-healthcheck status --allocation`: owners of the GPUs, and free CPU and memory on nodes with free GPUs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_allocation(access: Access, prometheus: str = "") -> Allocation:
 
 
 def page(allocation: Allocation, screen: Screen) -> Iterator[Text | Table]:
-    """What to print, in order: a table, or where that is too wide, each node with its rows beneath it."""
+    """Yield the output in order: a table, or on a narrow terminal each node followed by its rows."""
     if not allocation.pods_seen:
         yield Text("Pods are not visible: who holds what is not known.", "bold yellow")
     tables = [_table(allocation), *([_cards(allocation)] if any(node.cards for node in allocation.nodes) else [])]
@@ -85,7 +85,7 @@ def _lines(node: NodeAllocation, pods_seen: bool) -> Iterator[Text]:
 
 
 def _cards(allocation: Allocation) -> Table:
-    """Each that HAMi shares: what a pod asks for has to be free on single ones."""
+    """Return the table of cards that HAMi shares: a pod needs its request free on single cards."""
     table = Table("Node", *COLUMNS, box=None, pad_edge=False, header_style="bold")
     for node in allocation.nodes:
         for card in node.cards:
@@ -112,7 +112,7 @@ def _cells(node: NodeAllocation, pool: Pool | None, pods_seen: bool) -> Iterable
 
 
 def _shares(pool: Pool) -> str:
-    """Of what HAMi shares, memory and cores too."""
+    """Return memory and cores of GPUs that HAMi shares; '' for others."""
     if not pool.memory:
         return ""
     memory, cores = (sum(getattr(holder, name) for holder in pool.holders) for name in ("memory", "cores"))

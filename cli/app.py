@@ -80,7 +80,7 @@ def _print_help(context: typer.Context, *, wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(add_help_option=False)  # typer's own, where nobody asks for it, loads pydantic to find that out
+@app.callback(add_help_option=False)  # typer's default would load pydantic for it
 def every_command(
     context: typer.Context,
     version: Annotated[
@@ -91,7 +91,7 @@ def every_command(
         typer.Option("--help", "-h", help="Show this message and exit.", callback=_print_help, is_eager=True),
     ] = False,
 ) -> None:
-    """GPU node health for Kubernetes: the fleet, one node, what is wrong and what to do about it."""
+    """GPU node health for Kubernetes: the fleet, single nodes, their faults and how to fix them."""
     del version, wanted  # either has ended it
     if context.invoked_subcommand is None:
         write_document(f"{context.get_help()}\n")

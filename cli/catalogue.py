@@ -1,4 +1,4 @@
-"""What there is to say of one code or reason: what it means, what NVIDIA says to do, what this cluster does."""
+"""Explanation of one code or reason: its meaning, NVIDIA's advice, and the settings of this cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Explanation(Struct, frozen=True):
 
 
 def explain_xid(code: int, words: Sequence[int], policy: Policy) -> Explanation:
-    """An Xid; with the words that its line ends with, what they say."""
+    """Explain an Xid, and decode the data words of its line."""
     row = xid_table().get(code)
     ruling, plain = rule_xid(code, "", policy), rule_by_catalogue(code, "", policy)
     details: tuple[tuple[str, str], ...] = ()
@@ -130,7 +130,7 @@ def _decoded(code: int, words: Sequence[int], policy: Policy) -> Ruling:
 
 
 def _decoding(code: int, words: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """What each word says: all bits of Xid 74, all rows of the others."""
+    """Decode each data word: all bits of Xid 74, all matching rows of other codes."""
     if code == NVLINK4_CODE:
         yield from _registers(words)
         return

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck check`: look at this node once, without a cluster, and say what is wrong."""
+"""`gpu-healthcheck check`: check this node once, without a cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Force = Annotated[
 
 
 class CheckOptions(Struct, frozen=True):
-    """What was asked for on the command line."""
+    """Options of the command line."""
 
     names: tuple[str, ...]
     form: OutputFormat | None

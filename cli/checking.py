@@ -1,4 +1,4 @@
-"""What `gpu-healthcheck check` does: a look at this machine, judged and told, without a cluster."""
+"""Work of `gpu-healthcheck check`: probe this machine, judge it and print the result, without a cluster."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def state_dir(root: Path) -> Path:
 
 
 def _acknowledged(folder: Path, machine: str) -> tuple[Acknowledgement, ...]:
-    """Events that people released on this machine. What can't be read is reported, and releases none."""
+    """Return the events that people released on this machine. An unreadable file is reported, and releases none."""
     try:
         return MemoryFile(folder).acknowledged(machine)
     except (MemoryFileError, Shortage) as error:
@@ -146,7 +146,7 @@ def _host_root(root: Path | None) -> Path:
 
 
 def _named(words: list[str]) -> tuple[Check, ...]:
-    """What can be checked here. Raises ValueError for what exists and can't, and for what does not exist."""
+    """Return the named checks. Raises ValueError for a check that can't run here, and for an unknown name."""
     here = (*CHECKS, dcgm_diag.LEVEL_2)
     wanted: set[str] = set()
     for word in words:
@@ -158,7 +158,7 @@ def _named(words: list[str]) -> tuple[Check, ...]:
 
 
 def _may_test(host: Host, *, force: bool) -> None:
-    """Level 2 loads the GPUs, and fails or slows down what else uses them."""
+    """Exit if a process uses the GPUs: level 2 loads them, and would fail or slow that process down."""
     if force or not (used := who_uses(host)):
         return
     complain("check", f"{dcgm_diag.LEVEL_2.group}: {printable(used)}")
@@ -183,7 +183,7 @@ def _instance_type(root: Path) -> str:
 
 
 def _type_on_the_node() -> str:
-    """Inside the agent's pod, the Node's own label: what the agent goes by when nobody answers for the metadata."""
+    """Return the Node's instance type label inside the agent's pod, as the agent does without the metadata service."""
     node_name = os.environ.get("NODE_NAME", "")
     if not node_name or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return ""

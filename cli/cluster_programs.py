@@ -1,7 +1,7 @@
-"""What runs in the cluster, as the list of commands and their help have it.
+"""Programs of the cluster, for the list of commands and their help.
 
-Each is a program of its own: `main` has handed over to it before any of this is loaded, but for `-h`. Its options stand
-in that program, and here for whoever asks; a test holds both equal.
+Each is a separate program: `main` starts it before this module is loaded, except for `-h`. Their options are declared
+there, and here for the help; a test keeps both equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def agent(
     once: Once = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be written instead.")] = False,
 ) -> None:
-    """Run the node agent: what the DaemonSet starts."""
+    """Run the node agent. The DaemonSet starts it."""
 
 
 def sweep(
@@ -30,14 +30,14 @@ def sweep(
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Test the idle nodes that are due: what the CronJob starts."""
+    """Test the idle nodes that are due. The CronJob starts it."""
 
 
 def sweep_run() -> None:
-    """Test the node NODE_NAME: what the pod of a sweep's Job starts."""
+    """Test the node NODE_NAME. The pod of a sweep Job starts it."""
 
 
 def quarantine_run(
     force: Annotated[bool, typer.Option("--force", help="Test although GPU pods are on the node.")] = False,
 ) -> None:
-    """Test the node that this runs on, hours long: what the quarantine Job starts."""
+    """Test this node for hours. The quarantine Job starts it."""

@@ -18,7 +18,7 @@ class Command(TyperCommand):
         _write(formatter, "Options", self.options_of(ctx))
 
     def options_of(self, ctx: Any) -> list[tuple[str, str]]:
-        """Each as it is typed, and what it does."""
+        """Return each option as it is typed, with its purpose."""
         return _records(self, ctx)
 
     def arguments_of(self, ctx: Any) -> Iterator[tuple[str, str]]:

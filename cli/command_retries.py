@@ -19,15 +19,15 @@ _LONGEST_PAUSE_SECONDS = 10.0
 
 
 class Interrupted(Exception):
-    """Somebody pressed Ctrl-C while it waited."""
+    """Ctrl-C was pressed during a wait."""
 
 
 class TookTooLong(Exception):
-    """What was waited for did not come in its time."""
+    """The awaited state was not reached in time."""
 
 
 class CommandRetries:
-    """Waits until `stopping`. `say` is told when the API server goes away, once."""
+    """Waits and retries of a command, until `stopping`. `say` gets one message when the API server stops answering."""
 
     def __init__(self, stopping: threading.Event, say: Callable[[str], None], every_seconds: float) -> None:
         self._stopping = stopping
@@ -43,7 +43,7 @@ class CommandRetries:
         return self._stopping.is_set()
 
     def until(self, look: Callable[[], T | None], seconds: float) -> T:
-        """What `look` gives, once it gives something. Raises Interrupted, TookTooLong, and what `look` raises."""
+        """Call `look` until it returns a value, and return that. Raises Interrupted, TookTooLong, and errors of `look`."""
 
         def looking() -> T | None:
             seen = look()
@@ -57,14 +57,14 @@ class CommandRetries:
         return seen
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Its answer; asked again, for a minute at most, while nobody answers or another was faster.
+        """Return the answer of a request, repeated for at most a minute on outages and conflicts.
 
-        Raises Interrupted, and what `question` raises.
+        Raises Interrupted, and errors of `question`.
         """
         return self._waited(lambda: self._asking.ask(question))
 
     def _waited(self, wait: Callable[[], T]) -> T:
-        """Nothing new is begun once somebody wants it to end."""
+        """Start nothing new after the command was interrupted."""
         if self.is_over:
             raise Interrupted
         try:

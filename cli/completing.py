@@ -1,6 +1,6 @@
-"""The words that a shell is offered for a value: of the cluster's only names, soon, and none where nobody answers.
+"""Completions of values for a shell: names from the cluster, within a short time; none without an answer.
 
-A shell evaluates what it is offered, and a cluster or a kubeconfig may be anybody's: only names are.
+A shell evaluates completions, and a cluster or kubeconfig may be hostile, so only valid names are offered.
 """
 
 from __future__ import annotations

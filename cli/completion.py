@@ -1,4 +1,4 @@
-"""`gpu-healthcheck completion`: what a shell, or kubectl, has to be told once so that it completes our words."""
+"""`gpu-healthcheck completion`: the script that enables completion in a shell or in kubectl."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ShellName = Annotated[
 
 
 def completion(shell: ShellName) -> None:
-    """Print what makes a shell complete these words.
+    """Print the completion script of a shell.
 
     For bash and zsh: eval "$(gpu-healthcheck completion bash)"; for fish: gpu-healthcheck completion fish | source.
     """

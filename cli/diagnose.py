@@ -1,4 +1,4 @@
-"""`gpu-healthcheck diagnose`: why a GPU pod or node is stuck, and what mends it."""
+"""`gpu-healthcheck diagnose`: the causes that keep a GPU pod or node stuck, and their fixes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DiagnoseFormat(StrEnum):
 
 
 class ProbeOptions(Struct, frozen=True):
-    """Which nodes are looked at from within. `nodes` is empty where nobody asked for one."""
+    """Nodes to probe from within. `nodes` is empty if the command line names none."""
 
     nodes: tuple[str, ...] = ()
     image: str = ""
@@ -39,7 +39,7 @@ class ProbeOptions(Struct, frozen=True):
 
 
 class DiagnoseOptions(Struct, frozen=True):
-    """What was asked for. The state comes from `saved` files, or from a cluster of which it is kept in `save`."""
+    """Options of the command line. The state comes from `saved` files, or from a cluster; then `save` keeps a copy."""
 
     words: tuple[str, ...]
     access: Access

@@ -1,4 +1,4 @@
-"""What `gpu-healthcheck diagnose` does: a cluster's state is read, judged, and told."""
+"""Work of `gpu-healthcheck diagnose`: read the state of a cluster, judge it, and print the result."""
 
 from __future__ import annotations
 
@@ -82,20 +82,20 @@ def _print_report(report: Report, snapshot: Snapshot, target: Target | None, out
     if target is None:
         report = replace(report, hami=installation_tables(snapshot))
     if output is not DiagnoseFormat.TERMINAL and (target is None or target.kind != "Pod"):
-        # Of one pod only what it depends on was looked at: that is no picture of the cluster.
+        # For one pod only its dependencies are read, which is no overview of the cluster.
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
     _print(report, output)
     return _exit_code(report.diagnosis)
 
 
 def _is_near(target: Target | None, options: DiagnoseOptions) -> TypeGuard[Target]:
-    """Whether what lies around one pod may be enough: not to keep it, compare it, or choose other nodes from it."""
+    """Whether the dependencies of one pod are enough: not to save or compare the state, or to choose other nodes."""
     is_pod = target is not None and target.kind == "Pod"
     return is_pod and options.save is None and options.since is None and not options.probes.nodes
 
 
 def _read_old(path: Path) -> Snapshot:
-    """Raises SavedStateError: with a part unread, what it held would count as new."""
+    """Read a saved state. Raises SavedStateError for an incomplete one, because its missing part would count as new."""
     old = read_saved([path])
     if old.unread:
         raise SavedStateError(old.unread[0])
@@ -110,7 +110,7 @@ def _read_wanted(file: Path, namespace: str) -> tuple[dict[str, Any], ...]:
 
 
 def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], options: DiagnoseOptions) -> NoReturn:
-    """Ends with NOTHING where each pod fits on some node, CAUSES where one does not, COULD_NOT where nobody knows."""
+    """Exit with NOTHING if each pod fits on a node, CAUSES if one does not, COULD_NOT if that is unknown."""
     try:
         ask = None if options.saved else _listings(options).try_pod
         answers = list(would_fit.answers(snapshot, pods, ask))
@@ -157,7 +157,7 @@ def _look(options: DiagnoseOptions, target: Target | None) -> Snapshot:
     screen = Screen(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn()
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        # Nobody knows beforehand how far a look at one pod goes.
+        # For one pod, the number of steps is unknown in advance.
         task = bar.add_task("Listing", total=None if _is_near(target, options) else len(KINDS))
         cluster = _listings(options)
         collector = Collector(cluster.objects, bundle.keep if bundle else None, lambda _: bar.advance(task))

@@ -1,4 +1,4 @@
-"""Evicting the pods of a cordoned node, each told of as it goes."""
+"""Evict the pods of a cordoned node, with a line for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CouldNot(Exception):
 
 
 class Eviction:
-    """One node's. A pod is told to go until the API server takes it, and waited for until it is gone."""
+    """Evictions of one node: each is repeated until the API server accepts it, then awaited."""
 
     def __init__(self, cluster: Cluster, node_name: str, patience: CommandRetries, voice: NodeProgress) -> None:
         self._cluster = cluster
@@ -59,7 +59,7 @@ class Eviction:
         except (NotFound, Conflict):
             pass  # it has gone by itself; another may have its name by now
         except (Unavailable, Forbidden, Refused) as error:
-            # A disruption budget; a namespace that is ending; somebody's webhook. All of them may let it go later.
+            # A disruption budget, a terminating namespace or a webhook: each may allow the eviction later.
             why = f"{error}{self._budgets(pod) if _SEVERAL_BUDGETS in str(error) else ''}"
             if self._refusals.get(pod.uid) != why:
                 self._voice.say(f"not yet: {pod.title}: {why}")
@@ -78,7 +78,7 @@ class Eviction:
         return f" They are {', '.join(names)}." if names else ""
 
     def _stuck(self) -> list[str]:
-        """Each pod that is still there, and what holds it."""
+        """Return each remaining pod with the reason why it is still there."""
         pods = {str(pod["metadata"]["uid"]): pod for pod in self._cluster.list_pods_on(self._node)}
         return [
             f"{pod.title}: {what_holds(pods[uid]) if uid in self._sent else self._refusals.get(uid, 'not told to go')}"

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck explain`: what a code or a reason means, and what this cluster does about it."""
+"""`gpu-healthcheck explain`: the meaning of a code or reason, and the settings of this cluster for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Words = Annotated[
 
 
 def explain(word: Word = "", words: Words = None, output: JsonOrYaml = None) -> None:
-    """Say what a code or a reason means, what NVIDIA says to do, and what this cluster does."""
+    """Explain a code or reason: its meaning, NVIDIA's advice, and the settings of this cluster."""
     from cli.explaining import explain_words  # noqa: PLC0415 - its help needs none of it
 
     raise typer.Exit(explain_words([word, *(words or ())], output))

@@ -1,4 +1,4 @@
-"""What `gpu-healthcheck explain` does: a code or a word is looked up, and told with what this cluster makes of it."""
+"""Work of `gpu-healthcheck explain`: look up a code or name, and print it with the settings of this cluster."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _document(explanation: Explanation) -> dict[str, Any]:
 
 
 def _split(words: Sequence[str]) -> tuple[str, list[int]]:
-    """What is asked for, and the words of its line: given with commas and brackets as they were copied."""
+    """Return the code or name, and the data words after it, copied with commas and brackets."""
     words = words or ("",)
     pieces = [piece for word in words[1:] for piece in re.split(r"[\s,()]+", word) if piece]
     hexes = [piece for piece in pieces if _HEX.match(piece)]
@@ -113,7 +113,7 @@ def _split(words: Sequence[str]) -> tuple[str, list[int]]:
 
 
 def _words_of_ours(message: str) -> tuple[IndexEntry, ...]:
-    """What a word means that is no code; a reason of a finding, which may have the same name, says more."""
+    """Return the meanings of a term; none for the reason of a finding of that name, which explains more."""
     is_reason = message.lower() in index.reasons()
     return () if is_reason else index.words().get(index.without_prefix(message), ())
 

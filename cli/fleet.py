@@ -1,4 +1,4 @@
-"""The fleet as its nodes tell it: what `gpu-healthcheck status` shows, in whatever form."""
+"""State of the fleet from its Nodes, for all output formats of `gpu-healthcheck status`."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ class Fleet(Struct, frozen=True):
 
 
 def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
-    """The GPU nodes that the selector allows, worst first, and the fleet's places for tainted ones.
+    """Return the selected GPU nodes, worst first, and the fleet budget for tainted nodes.
 
-    `unread`: what the cluster passes over.
+    `unread` collects the objects that could not be read.
     """
     unread.clear()
     config = _allowed(cluster.read_config)
@@ -163,7 +163,7 @@ def _with_devices(
     config: Mapping[str, str] | None,
     is_late: Callable[[NodeState], bool],
 ) -> Iterator[NodeState]:
-    """The nodes with what DRA gives out there: asked for only once one without GPUs to offer is late with its test."""
+    """Add the DRA devices of the nodes; requested only if a node without advertised GPUs has an overdue diagnostic."""
     namespace = (config or {}).get("SWEEP_NAMESPACE") or NAMESPACE
     given_out: AllocatedDevices | None = None
     for node in nodes:
@@ -177,7 +177,7 @@ def _is_overdue(node: NodeState, interval: timedelta, now: datetime) -> bool:
 
 
 def _worst_first(row: FleetRow) -> tuple[int, int, bool, str]:
-    """A node of which nobody has said anything may be as bad as one that nobody could look at."""
+    """Return the sort key of a node. A node without a record may be as bad as one that could not be checked."""
     severity = Severity.__members__.get(row.severity, Severity.PASS)
     return _PLACES.get(row.status, _PLACES[""]), -severity, not row.silent, row.node
 
@@ -190,7 +190,7 @@ def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | Non
 
 
 def _number(config: Mapping[str, str] | None, key: str) -> int | None:
-    """A setting of the ConfigMap; None where the agents go by what only they know: the last good value."""
+    """Return a number of the ConfigMap; None if it is invalid, because the agents use a last valid value then."""
     try:
         number = None if config is None else int(config.get(key, index.defaults()[key]))
     except ValueError:
@@ -209,7 +209,7 @@ def _allowed(ask: Callable[[], T]) -> T | None:
 def row_of_node(
     node: NodeState, beat: Heartbeat | None, interval: timedelta, now: datetime, *, listed: bool = False
 ) -> FleetRow:
-    """`listed`: a node without a heartbeat has none; else nobody could see it."""
+    """Return the row of a node. With `listed`, a missing heartbeat is absent; otherwise it could not be read."""
     condition, record = node.condition() or {}, records.on_node(StandingRecord, node, RESULTS)
     age = (now - beat.renewed).total_seconds() if beat else None
     heard = beat.renewed + timedelta(seconds=beat.seconds) if beat else None

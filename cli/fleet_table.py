@@ -1,4 +1,4 @@
-"""What `gpu-healthcheck status` shows: a table, live where that is wanted, or a document."""
+"""Output of `gpu-healthcheck status`: a table, also live, or a document."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _show_allocation(options: StatusOptions) -> None:
 
 
 def _watch(read: Callable[[], Fleet], options: StatusOptions) -> None:
-    """Until Ctrl-C: a table stands and changes on a terminal; whoever else reads gets one after the other."""
+    """Print the fleet until Ctrl-C: one updated table on a terminal, otherwise one output after the other."""
     screen = Screen()
     if options.output in (StatusFormat.TABLE, StatusFormat.WIDE) and screen.is_terminal:
         with Live(_page(read(), options, screen.height), console=screen, auto_refresh=False) as live:
@@ -131,7 +131,7 @@ def _show_next(fleet: Fleet, options: StatusOptions) -> None:
 
 
 def _print(fleet: Fleet, options: StatusOptions) -> None:
-    """On a terminal what a person reads; elsewhere every node, on a line of its own."""
+    """Print a table on a terminal, otherwise one line per node."""
     screen = Screen()
     if screen.is_terminal:
         screen.print(_page(fleet, options, _MOST_ROWS))
@@ -222,7 +222,7 @@ def _taint(row: FleetRow) -> Cell:
 
 
 def _tested(row: FleetRow) -> Cell:
-    """How long ago DCGM tested it, and what came of it."""
+    """Return the age and result of the last DCGM diagnostic."""
     if not row.tested_at:
         return ("overdue", "magenta") if row.overdue else ("never", "")
     age = (datetime.now(UTC) - moment(row.tested_at)).total_seconds()

@@ -1,4 +1,4 @@
-"""The words that our records, labels and commands use beside the reasons of findings: what each of them means.
+"""Terms of our records, labels and commands, other than the reasons of findings, with their meanings.
 
 `make docs` writes them into index.json, which `explain` reads, and the causes into the runbook.
 """

@@ -19,7 +19,7 @@ SETTING = "a setting"
 
 
 class IndexEntry(Struct, frozen=True):
-    """`kind`: what sort of word it is; `more`: where there is more about it."""
+    """One term. `kind` is its sort; `more` is the page with details."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""DCGM's level 2 for `gpu-healthcheck check 1`: on this machine, here and now, unless somebody uses its GPUs."""
+"""DCGM level 2 for `gpu-healthcheck check 1`: on this machine, at once, unless a process uses its GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BEGINS = "DCGM's level 2 begins: it takes minutes, {} s at most; Ctrl-C ends it
 
 
 def who_uses(host: Host) -> str:
-    """Who uses the GPUs of this machine, or why nobody can tell; '' for nobody."""
+    """Return the users of the GPUs of this machine, or the reason why they are unknown; '' without users."""
     seen = look(host, (driver.CHECK,))
     # In a pod there is a kubelet, whether its folder is shown to us or not.
     is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ

@@ -1,4 +1,4 @@
-"""What `gpu-healthcheck release --local` does: release this machine's events in a file, which `check` reads here."""
+"""Work of `gpu-healthcheck release --local`: release this machine's events in a file that `check` reads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def release_here(by: str, reason: str, *, dry_run: bool) -> int:
 
 
 def _acknowledgements(events: Iterable[ActiveFinding], look: EvidenceCycle) -> tuple[Acknowledgement, ...]:
-    """Of these events as the log has them now; what it will say later is not meant."""
+    """Return the acknowledgement of these events up to the present end of the log; later events are not covered."""
     end = max((record.seq for record in look.evidence[RING]), default=-1)
     return tuple(
         Acknowledgement(*event.key, event.boot_id, end if event.seq >= 0 else None, max(event.last_seen, look.now.wall))
@@ -64,14 +64,14 @@ def _acknowledgements(events: Iterable[ActiveFinding], look: EvidenceCycle) -> t
 
 
 def _write(folder: Path, look: EvidenceCycle, word: Release) -> None:
-    """Add the release to what the file holds of this machine. Raises MemoryFileError, Shortage."""
+    """Add the release to the file of this machine. Raises MemoryFileError, Shortage."""
     file = MemoryFile(folder)
     if not file.acquire():
         raise MemoryFileError(f"{folder}: an agent runs on this node; `gpu-healthcheck release NODE` reaches it")
     try:
         try:
             known = file.read()
-        except MemoryFileError as error:  # it is set aside: without it, what was released before counts again
+        except MemoryFileError as error:  # it is set aside, so earlier releases no longer count
             complain("release", str(error))
             known = None
         memory = begin(known or Memory(), look.machine, look.boot_id, look.now)
@@ -81,7 +81,7 @@ def _write(folder: Path, look: EvidenceCycle, word: Release) -> None:
 
 
 def _shown_rest(after: CheckResult, console: Screen) -> int:
-    """What is still active; a level fault ends only when it is gone."""
+    """Print the findings that are still active; a level fault ends only with its cause."""
     verdict = after.verdict
     if verdict.standing:
         console.print("still active")

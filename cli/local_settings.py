@@ -1,4 +1,4 @@
-"""What this cluster has set, for commands that ask none: settings that nobody set are not read to find that out."""
+"""Settings of this cluster for commands without cluster access. Without any setting, the reader is not loaded."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class LocalSettings(Struct, frozen=True):
 
 
 def read_here(program: str) -> LocalSettings:
-    """The ConfigMap's directory and the environment. What is not allowed there ends the program."""
+    """Return the settings of the ConfigMap's directory and the environment. An invalid one ends the program."""
     directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
     if not _may_hold_settings(directory) and not any(key in os.environ for key in index.defaults()):
         message = f", {_NO_SETTINGS.format(directory)}"
         return LocalSettings(directory, Policy(), read_packaged(), index.defaults(), message)
-    # What reads settings takes as long to load as all else together.
+    # The reader of settings takes as long to load as everything else together.
     from healthcheck.settings.declared import by_key, written  # noqa: PLC0415
     from healthcheck.settings.reading import read_settings  # noqa: PLC0415
 
@@ -55,4 +55,4 @@ def _may_hold_settings(directory: Path) -> bool:
     try:
         return is_folder(directory)
     except ProbeError:
-        return True  # whoever reads them says why nobody can
+        return True  # the reader reports the reason

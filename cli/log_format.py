@@ -1,4 +1,4 @@
-"""The log of a pod as a person reads it while it runs. What stands in it can be anything."""
+"""Log of a running pod in readable form. Its content is untrusted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LogLines:
         return self._last[0] if self._last[1] else None
 
     def take(self, text: str) -> Iterator[str]:
-        """The lines of `text`, each behind its time, that were not given yet; what has no time is passed over."""
+        """Yield the new lines of `text` that begin with a time; lines without one are skipped."""
         for line in text.split("\n"):
             stamp, _, message = line.partition(" ")
             try:
@@ -40,7 +40,7 @@ class LogLines:
 
 
 def words(line: str) -> str:
-    """A line of our programs' JSON in words, without what is empty; any other as it is. At most 500 characters."""
+    """Return a JSON log line as words, without empty values; any other line unchanged. At most 500 characters."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""`diagnose --probe-nodes`: one look at nodes of which no agent tells, by a pod on each that is gone afterwards.
+"""`diagnose --probe-nodes`: check nodes without an agent's record once, by a pod on each that is removed afterwards.
 
-The pod goes whatever ends this command: its end, Ctrl-C, SIGTERM, SIGHUP. Only SIGKILL leaves it: then the kubelet ends
-it after LONGEST_SECONDS, and the next such command removes what is left of it.
+The pod is removed at the end of the command, also by Ctrl-C, SIGTERM and SIGHUP. After SIGKILL, the kubelet ends it
+after LONGEST_SECONDS, and the next such command removes it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _VERBS = ("create", "get", "list", "delete")
 
 
 class NodeProbeAnswer(Struct, frozen=True):
-    """What the pod on a node said, or why nobody knows. `left` is the name of a pod that could not be removed."""
+    """Answer of the pod on a node, or the reason without one. `left` names a pod that could not be removed."""
 
     record: NodeRecord | None = None
     why_not: str = ""
@@ -96,13 +96,13 @@ class NodeProbes:
     def run(
         self, nodes: Iterable[tuple[str, str]], max_workers: int, probed: Callable[[], None] = lambda: None
     ) -> dict[str, NodeProbeAnswer]:
-        """By name what the nodes of these names and UIDs say. A first signal ends the looks, a second the tidying."""
+        """Return the answers of these nodes by name. A first signal ends the probes, a second one the removal of pods."""
         with ThreadPoolExecutor(max_workers, "probe") as threads, self._hearing_signals():
             ways = {node[0]: threads.submit(self._probed, node, probed) for node in nodes}
             return {name: way.result() for name, way in ways.items()}
 
     def remove_leftovers(self) -> None:
-        """Those of commands that were killed: they have ended, and nobody looks at them any more."""
+        """Remove ended pods of killed commands."""
         now = datetime.now(UTC)
         for pod in self._cluster.list_ended_pods(self._namespace, SELECTOR):
             if is_left_over(pod, now):
@@ -168,7 +168,7 @@ class NodeProbes:
         return NodeProbeAnswer(record, "" if record is not None else _without_record(pod, message))
 
     def _removed(self, name: str, answer: NodeProbeAnswer) -> NodeProbeAnswer:
-        """The same once the pod is gone, or with what is left of it."""
+        """Remove the pod, and return the answer, with the pod's name if it could not be removed."""
         asking = Asking(_GONE_SECONDS, errors=(Unavailable,), sleep=self._leaving.wait, is_over=self._leaving.is_set)
         try:
             with suppress(NotFound):
@@ -188,7 +188,7 @@ class NodeProbes:
 
 
 def _record_in(message: str) -> str:
-    """The line of standard output: a log has those of standard error beside it."""
+    """Return the line of standard output: a log mixes it with standard error."""
     return next((line for line in _lines(message) if line.startswith("{")), "")
 
 

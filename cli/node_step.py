@@ -1,4 +1,4 @@
-"""What a person does next about a node of the fleet, by what stands on the Node. Pure."""
+"""Next step for a node of the fleet, from the state of the Node. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
 
 
 def _mending(node: NodeState, record: StandingRecord) -> NextStep:
-    """What a quarantine run recommends, where that still holds; else to ask one."""
+    """Return the recommendation of a quarantine run if it still applies; otherwise advise to run one."""
     advice = _advice(node, record)
     step = next_step(advice, node, record.findings or ())
     if step != NextStep():

@@ -1,4 +1,4 @@
-"""One look, judged by itself and shown: what `check` and the replay of its evidence have in common."""
+"""One check cycle on its own, judged and shown, for `check` and the replay of its evidence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Row = tuple[str, Text, Text]
 
 
 class CheckResult(Struct, frozen=True):
-    """What the checks said of a look, and what stands after it."""
+    """Outcomes of the checks of one cycle, and the memory after it."""
 
     look: EvidenceCycle
     outcomes: tuple[Outcome, ...]
@@ -49,9 +49,9 @@ class CheckResult(Struct, frozen=True):
 
 
 def judged(look: EvidenceCycle) -> CheckResult:
-    """Judge one look as the agent does: the log first, then what the GPUs that answer prove of what came before.
+    """Judge one cycle as the agent does: the log first, then the readings that end earlier findings.
 
-    One look is all there is: a finding that can flicker is shown as it was observed.
+    There is only this cycle, so a finding that can flicker is shown as observed.
     """
     outcomes = judge(look.checks, look.evidence, look.expected)
     pairs = list(zip(outcomes, look.checks, strict=True))
@@ -73,7 +73,7 @@ def _gpus(evidence: Evidence) -> Sequence[Gpu]:
 
 
 def show(judged: CheckResult, form: OutputFormat | None, *, verbose: bool) -> None:
-    """The verdict as a table or as the record; with `verbose` also what it rests on."""
+    """Print the verdict as a table or as the record; with `verbose` also its evidence."""
     if form:
         # Standard output is the record's alone.
         console = Screen(stderr=True)
@@ -95,7 +95,7 @@ def _show_table(console: Screen, judged: CheckResult) -> None:
     look, verdict = judged.look, judged.verdict
     rows = list(_rows(look.checks, judged.outcomes, judged.memory))
     if console.is_terminal:
-        # A path or a command is folded where it does not fit: cut off, nobody could use it.
+        # A path or command is folded if it does not fit, because a cut one would be useless.
         table = Table("check", "status", Column("what", overflow="fold"), box=None, pad_edge=False, header_style="bold")
         for row in rows:
             table.add_row(*row)
@@ -110,7 +110,7 @@ def _show_table(console: Screen, judged: CheckResult) -> None:
 
 
 def _print_lines(console: Screen, rows: Sequence[Row]) -> None:
-    """For a file or a pipe: a line is never broken, so that whoever searches finds it whole."""
+    """Print for a file or pipe: lines are never wrapped, so that a search finds them."""
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for label, status, what in rows:
         line = f"{label:<{widths[0]}}  {status.plain:<{widths[1]}}  {what.plain}"
@@ -136,7 +136,7 @@ def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) 
 def _lines(
     check: Check, outcome: Outcome, standing: Iterable[ActiveFinding], unobserveds: set[Unobserved]
 ) -> Iterator[Text]:
-    """What was seen; under it a line per finding, and per cause that no check above has told already."""
+    """Yield the observation, then a line per finding, and per cause that was not shown above."""
     reads_the_log = check.nature is Nature.EVENT and check not in DEEP_CHECKS
     seen = outcome.seen or (_lines_read(check, outcome) if reads_the_log and outcome.observed else ())
     first, *more = [_seen_line(observation) for observation in seen] or [Text()]
@@ -152,16 +152,16 @@ def _lines(
 
 
 def _asides(outcome: Outcome, unobserveds: set[Unobserved]) -> Iterator[str]:
-    """What makes no line of its own: a cause that was told above, and what can't be told yet."""
+    """Yield the parts without a line of their own: causes shown above, and faults that can't be judged yet."""
     causes = [unobserved.cause.name for unobserved in outcome.unobserved if unobserved in unobserveds]
     yield from (f"{cause}: as above" for cause in dict.fromkeys(causes))
     for early in outcome.too_early:
-        if not early.reasons:  # else a reading that this GPU does not have: it only keeps what a look before it told
+        if not early.reasons:  # otherwise a reading that this GPU lacks, which only keeps earlier findings
             yield f"{early.subject}: {early.detail}" if early.subject else early.detail
 
 
 def _lines_read(check: Check, outcome: Outcome) -> tuple[Observation, ...]:
-    """Which lines an event check met; those that only tell what happens are not counted among faults."""
+    """Return the lines that an event check read; informational lines are not counted as faults."""
     noun = check.reasons[0].name if len(check.reasons) == 1 else "fault message"
     reasons = Counter(
         sighting.reason for sighting in outcome.sightings if not (sighting.driver_loaded or sighting.uuid)
@@ -174,7 +174,7 @@ def _lines_read(check: Check, outcome: Outcome) -> tuple[Observation, ...]:
 
 
 def _seen_line(seen: Observation) -> Text:
-    """What was seen; what was expected, and by whom."""
+    """Return the observation with the expected value and its source."""
     expected = f"; expected {seen.expected}" if seen.expected else ""
     source = f" ({seen.source})" if seen.source else ""
     return Text.assemble(printable(seen.what), (printable(expected + source), "dim"))
@@ -188,7 +188,7 @@ def _finding_line(standing: ActiveFinding) -> Text:
 
 
 def _show_evidence(console: Screen, evidence: Evidence) -> None:
-    """The facts of each probe, long lists and texts cut: what was cut is counted."""
+    """Print the facts of each probe; long lists and texts are cut, and the rest is counted."""
     from rich.pretty import pretty_repr  # noqa: PLC0415 - where they are asked for
 
     for probe in evidence.probes:

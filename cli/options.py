@@ -1,4 +1,4 @@
-"""Options that several commands have: kubectl's names, and what kubectl means by them. Nothing heavy is imported."""
+"""Options of several commands, with the names and meanings of kubectl. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from healthcheck.text.printable import printable
 
 
 class OutputFormat(StrEnum):
-    """How one object is told to programs."""
+    """Format of one object for programs."""
 
     JSON = "json"
     YAML = "yaml"
@@ -27,7 +27,7 @@ class TableFormat(StrEnum):
 
 
 def one_of(words: type[StrEnum]) -> dict[str, Any]:
-    """What makes an option take these words alone, offer them, and name them to whoever typed another."""
+    """Return the arguments of an option that accepts only these values, offers them, and lists them in errors."""
 
     def parse(text: str) -> StrEnum:
         try:
@@ -48,7 +48,7 @@ def refuse_two_forms(output: StrEnum | None, *, as_json: bool) -> None:
 
 
 def path(text: str | Path) -> Path:
-    """An empty one is a variable that nobody has set, and would be the folder where one stands."""
+    """Return a path. An empty text is an unset variable, and would mean the current directory."""
     if not str(text):
         raise typer.BadParameter("a file or a folder is wanted, and it is empty")
     return Path(text)

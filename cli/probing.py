@@ -1,4 +1,4 @@
-"""`--probe-nodes`: which nodes are looked at from within, and what of it enters the snapshot."""
+"""`--probe-nodes`: the choice of nodes to probe, and the entry of their answers in the snapshot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from healthcheck.host.streams import complain, say
 
 
 def with_probes(snapshot: Snapshot, access: Access, wanted: ProbeOptions) -> Snapshot:
-    """With what the nodes asked for said of themselves; of the others it is said why not. Raises TargetError."""
+    """Return the snapshot with the records of probed nodes; failures are reported. Raises TargetError."""
     chosen = _chosen(snapshot, wanted)
     if not chosen:
         say("no node is suspect of which no agent has told")
@@ -58,7 +58,7 @@ def _chosen(snapshot: Snapshot, wanted: ProbeOptions) -> tuple[Node, ...]:
 
 
 def _answers(nodes: Iterable[Node], access: Access, wanted: ProbeOptions) -> Mapping[str, NodeProbeAnswer]:
-    """Raises ProbeError, ClusterError; a command that somebody ended has said what is left of it."""
+    """Return the answers of the nodes. Raises ProbeError, ClusterError; an interrupted command reports leftover pods."""
     cluster = cluster_of(access)
     must_have_rights(cluster, wanted.namespace)
     probes = NodeProbes(cluster, template_for(cluster, wanted.image), wanted.namespace, say)

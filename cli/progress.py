@@ -1,4 +1,4 @@
-"""What goes on on several nodes at once: a line for each step, and on a terminal what each node does now."""
+"""Progress on several nodes at once: a line per step, and on a terminal the present stage of each node."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ _REFRESHES_PER_SECOND = 2
 
 
 class NodeProgress(Struct, frozen=True):
-    """What speaks for one node: `say` a line, or the `stage` that it is in from now on."""
+    """Output for one node: `say` prints a line, `stage` sets the present stage."""
 
     say: Callable[..., None]
     stage: Callable[[str], None]
 
 
 class ProgressDisplay:
-    """`with Progress(console, nodes) as progress:`. Where nobody watches it is plain lines. Safe from all threads."""
+    """Progress as a context manager, `with ProgressDisplay(console, nodes) as progress:`.
+
+    Plain lines without a terminal.
+
+    Thread-safe.
+    """
 
     def __init__(self, console: Screen, nodes: Sequence[str]) -> None:
         self._console = console
@@ -66,7 +71,7 @@ class ProgressDisplay:
         print_line(self._console, time_of_day, line, whole=text.lstrip().startswith(COMMAND))
 
     def stage(self, node: str, text: str) -> None:
-        """What the node does from now on; '' ends it."""
+        """Set the present stage of the node; '' ends it."""
         if self._stages.get(node, ("", 0.0))[0] != text:
             self._stages[node] = (text, time.monotonic())
 

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck quarantine`: find out what is wrong with nodes, and what to do with them."""
+"""`gpu-healthcheck quarantine`: find the fault of nodes, and recommend an action."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Cordon and drain nodes, test them deeply, and say what to do with each. Takes an hour or more.
+    """Cordon, drain and deeply test nodes, and recommend an action for each. Takes an hour or more.
 
-    Ctrl-C leaves the test running; the same command again goes on with it, or tells its result if it has ended since.
-    A person's own cordon is never lifted.
+    Ctrl-C leaves the test running; the same command follows it again, or shows its result. A person's own cordon is
+    never lifted.
 
-    Exit code: 0 return to service; 1 another recommendation; 2 a node could not be tested; 130 Ctrl-C.
-    Of several nodes, the worst.
+    Exit code: 0 return to service; 1 another recommendation; 2 a node could not be tested; 130 Ctrl-C. Of several
+    nodes, the worst.
     """
     from cli.quarantine_node import QuarantineOptions  # noqa: PLC0415 - its help needs none of it
     from cli.quarantining import quarantine_nodes  # noqa: PLC0415

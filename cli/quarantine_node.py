@@ -59,7 +59,7 @@ _RIGHTS = (
 
 
 class QuarantineOptions(Struct, frozen=True):
-    """What was asked for on the command line."""
+    """Options of the command line."""
 
     drain: bool
     allowed: DrainPermissions
@@ -68,9 +68,9 @@ class QuarantineOptions(Struct, frozen=True):
 
 
 class QuarantinePlan(Struct, frozen=True):
-    """What is to happen, as far as one look can tell.
+    """Planned actions, from one read of the cluster.
 
-    `following`: the Job that is at work on the node already, or has ended since nobody followed it any more.
+    `following`: the Job that already runs on the node, or that has ended unobserved.
     """
 
     node: NodeState
@@ -80,7 +80,7 @@ class QuarantinePlan(Struct, frozen=True):
 
 
 class QuarantineOutcome(Struct, frozen=True):
-    """What came of it. `record` is the annotation; without one `recommendation` is '', and `why_not` says why."""
+    """Result of the command. `record` is the annotation; without one `recommendation` is '', and `why_not` the reason."""
 
     node: str
     recommendation: str = ""
@@ -93,7 +93,7 @@ class QuarantineOutcome(Struct, frozen=True):
 
 
 def missing_rights(cluster: Cluster) -> list[str]:
-    """What the person has no right to, of all that every node needs."""
+    """Return the permissions that the person lacks, of those that every node needs."""
     return [str(right) for right in _RIGHTS if not cluster.is_allowed(right)]
 
 
@@ -111,7 +111,7 @@ class NodeQuarantine:
         self._voice = voice
 
     def plan(self) -> QuarantinePlan:
-        """Look, and refuse what could not be brought to its end. Changes nothing."""
+        """Plan the run, and reject one that could not be completed. Changes nothing."""
         node = self._node()
         held = claim_on(node, datetime.now(UTC))
         if held is not None and held.kind is not RunKind.QUARANTINE:
@@ -138,7 +138,7 @@ class NodeQuarantine:
         return self._end(plan, following, self._followed(following, _deadline_seconds(plan.template)))
 
     def standing(self) -> Iterator[str]:
-        """What stands on the cluster of a run that was cut off, and how to go on or to give up."""
+        """Yield the leftovers of an interrupted run in the cluster, and how to continue or to give up."""
         node, job = self._node(), self._job()
         running = job is not None and not job.outcome
         give_up = [f"kubectl delete job -n {NAMESPACE} {self._job_name}"] if running else []
@@ -186,7 +186,7 @@ class NodeQuarantine:
 
     def _drain_plan(self) -> DrainPlan:
         pods = self._patience.ask(partial(self._cluster.list_pods_on, self._name))
-        # What is left of its own Job goes with the Job.
+        # The Job's own pods end with the Job.
         others = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) != self._job_name]
         return plan_drain(others, self._options.allowed)
 
@@ -202,7 +202,7 @@ class NodeQuarantine:
             raise CouldNot("you have no right to evict its pods", *missing)
 
     def _must_be_free_then(self, drain: DrainPlan) -> None:
-        """Nobody is evicted for a test that would then refuse to begin."""
+        """Raise if GPU pods would stay on the node: the test would refuse to begin after the evictions."""
         going = {pod.title for pod in drain.leaving}
         held = self._patience.ask(lambda: list(self._cluster.list_gpu_pods(self._name)))
         staying = [str(pod) for pod in held if f"{pod.namespace}/{pod.name}" not in going]
@@ -222,7 +222,7 @@ class NodeQuarantine:
             self._voice.say("is cordoned already, by somebody else: it stays so")
 
     def _drain(self) -> None:
-        """What came between the first look and the cordon is looked at too."""
+        """Drain the node, including pods that arrived between the plan and the cordon."""
         plan = self._drain_plan()
         _must_be_allowed(plan)
         for title, why in plan.left:
@@ -264,7 +264,7 @@ class NodeQuarantine:
                 self._cluster.delete_job(known)
                 self._voice.say(f"Job {known.namespace}/{known.name} of an earlier run deleted ({known.outcome})")
         except (Conflict, NotFound):
-            pass  # somebody made or deleted it in between
+            pass  # created or deleted by another client in between
         return None
 
     def _followed(self, following: _Following, seconds: float) -> JobState:
@@ -283,7 +283,7 @@ class NodeQuarantine:
         recommendation = str(record.recommendation)
         if recommendation == PASSED and self._options.release_on_pass:
             node = self._uncordoned()
-        with suppress(ClusterError):  # it is told once more then
+        with suppress(ClusterError):  # the request is repeated
             self._cluster.note_job_shown(ended, datetime.now(UTC))
         step = next_step(recommendation, node, record.findings or ())
         return QuarantineOutcome(self._name, recommendation, record, node.cordoned, step)
@@ -326,7 +326,7 @@ class _Following:
 
     @property
     def last_said(self) -> str:
-        """The last line of its log, and what was told of its Job and its pod after that."""
+        """Return the last line of the Job's log, and later messages about the Job and its pod."""
         return "; ".join(filter(None, [self._last_line, self._last_notice])) or "nothing"
 
     def look(self) -> JobState | None:
@@ -420,9 +420,10 @@ def _deadline_seconds(template: Mapping[str, Any]) -> float:
 
 
 def _record_of(node: NodeState, job: JobState, before: str) -> RunRecord | None:
-    """What this Job wrote; None where the annotation is older, or cannot be read.
+    """Return the record of this Job; None if the annotation is older or unreadable.
 
-    A record is newer than the Job by its own time, or, where the node's clock is wrong, by not being the one of before.
+    A record is newer than the Job by its time, or, with a wrong clock on the node, by being different from the last
+    one.
     """
     text = node.annotations.get(QUARANTINE_RESULT, "")
     record = records.on_node(RunRecord, node, QUARANTINE_RESULT)

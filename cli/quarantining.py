@@ -1,4 +1,4 @@
-"""What `gpu-healthcheck quarantine` does: each node in a thread of its own, and what came of it."""
+"""Work of `gpu-healthcheck quarantine`: one thread per node, and the results."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ class QuarantineThreads:
         return self._stopping.is_set()
 
     def plan(self) -> list[QuarantineOutcome]:
-        """Tell what would be done."""
+        """Return the planned actions."""
         return [self._planned(name) for name in self._names]
 
     def run(self) -> list[QuarantineOutcome]:
-        """Until all have ended. Ctrl-C ends the waiting for them, and nothing that goes on in the cluster.
+        """Wait until all nodes are done. Ctrl-C ends the wait, and changes nothing in the cluster.
 
-        A second one ends the asking for what stands, too, as where no API server answers.
+        A second Ctrl-C also ends the final read of the state, for instance without an API server.
         """
         with ThreadPoolExecutor(len(self._names)) as threads:
             ways = [threads.submit(self._quarantined, name) for name in self._names]
@@ -111,7 +111,7 @@ class QuarantineThreads:
                     wait(ways)
                     break
                 except KeyboardInterrupt:
-                    ending.set()  # each ends at its next wait, and says what stands
+                    ending.set()  # each ends at its next wait, and reports its state
         return [way.result() for way in ways]
 
     def _quarantined(self, name: str) -> QuarantineOutcome:
@@ -149,7 +149,7 @@ class QuarantineThreads:
         return QuarantineOutcome(name, why_not=_in_one_line(error))
 
     def _tell_what_stands(self, name: str) -> None:
-        """Asked anew, of somebody who does not stop at the first Ctrl-C: what the cluster says is what stands."""
+        """Print the state of the node in the cluster, read again with a request that the first Ctrl-C does not end."""
         try:
             for line in self._node(name, self._leaving).standing():
                 self._progress.say(name, line)
@@ -240,7 +240,7 @@ def _exit_code(result: QuarantineOutcome) -> int:
 
 
 def _reason_lines(error: Exception) -> list[str]:
-    """What could not be done and why, and a line for each detail of it."""
+    """Return the error as a line, and a line for each of its details."""
     details = error.details if isinstance(error, CouldNot) else ()
     return [f"{explained(error)}{':' if details else ''}", *details]
 

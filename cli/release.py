@@ -51,7 +51,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be rele
 
 
 class ReleaseOptions(Struct, frozen=True):
-    """What was asked for on the command line."""
+    """Options of the command line."""
 
     by: str
     """'' for whoever types it."""
@@ -78,14 +78,17 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Release nodes: their event findings of now are dealt with, and count no more. A fault that is there comes back.
+    """Release nodes: their present event findings are acknowledged and no longer count.
 
-    With -l, of the nodes with these labels those that have something to release: it shows all of it, and asks.
-    A node that a quarantine run cordoned is uncordoned; a person's own cordon stays.
+    A fault that persists is found again.
 
-    With --local no cluster is asked: what this machine's kernel log shows is released, for `check` here.
+    With -l, all nodes with these labels that have something to release: it lists them, and asks for confirmation. A
+    node that a quarantine run cordoned is uncordoned; a person's own cordon stays.
 
-    Exit code: 0 released, or nothing to release; 1 something still stands; 2 could not, or no agent answered in time.
+    With --local no cluster is used: the events of this machine's kernel log are released, for `check` here.
+
+    Exit code: 0 released, or nothing to release; 1 a finding is still active; 2 could not, or no agent answered in
+    time.
     """
     if local:
         if nodes or selector:

@@ -1,4 +1,4 @@
-"""What `gpu-healthcheck release` does: a person's word is written, and its agent's answer awaited."""
+"""Work of `gpu-healthcheck release`: write a person's release, and wait for the agent's answer."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ def _with_record(node: NodeState) -> NodeState:
 
 
 def _write(cluster: Cluster, name: str, options: ReleaseOptions) -> tuple[NodeState, Release]:
-    """Write the release of what the Node's records show at this moment; whatever comes later is not meant.
+    """Write the release of the events that the Node's records list at this moment; later ones are not covered.
 
-    Returns the Node as it was then. Our cordon goes in the same patch.
+    Returns the Node of that moment. The same patch lifts our cordon.
     """
     meant: list[tuple[NodeState, Release]] = []
 
@@ -196,7 +196,7 @@ def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
 
 
 def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
-    """What stands beside the release; a level fault leaves only when a look shows it gone."""
+    """Print the findings that the release does not cover; a level fault ends only when a check cycle finds it gone."""
     rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
     status = _status(node)
     if rest:
@@ -208,7 +208,7 @@ def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
 
 
 def _show_cordon(node: NodeState, options: ReleaseOptions, console: Screen) -> None:
-    """What becomes of the cordon, if the node is under one."""
+    """Print the effect on the cordon of a cordoned node."""
     if not node.cordoned:
         return
     why = "as you asked" if options.keep_cordoned else why_kept(node, datetime.now(UTC))

@@ -27,7 +27,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was re
 
 
 class ReplayOptions(Struct, frozen=True):
-    """What was asked for on the command line."""
+    """Options of the command line."""
 
     files: tuple[str, ...]
     kind: InputKind | None

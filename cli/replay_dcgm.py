@@ -1,4 +1,4 @@
-"""What DCGM's diagnostic wrote, judged and shown: `gpu-healthcheck replay` of its JSON."""
+"""Judge and show the JSON of a DCGM diagnostic, for `gpu-healthcheck replay`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _sourced(outcome: Outcome, texts: Mapping[str, str], lines: Mapping[bytes, i
     def source(finding: Finding) -> str:
         words = finding.detail if finding.detail in texts else finding.detail.rpartition(ALSO)[0]
         text = texts.get(words, "")
-        # A test of the software of its own has its name before what the document says.
+        # A software test has its own name before the text of the document.
         needles = (json.dumps(word)[1:-1].encode()[:_AS_SEARCHED] for word in (text, text.partition(": ")[2]) if word)
         number = next((lines[needle] for needle in needles if needle in lines), 0)
         return f"{name}:{number}" if number else name
@@ -111,7 +111,7 @@ def _lines(raw: bytes) -> dict[bytes, int]:
 
 
 def _show(name: str, verdict: Verdict, answer: DiagAnswer, policy: Policy) -> None:
-    """Every test with its devices and errors; then what comes of it."""
+    """Print each test with its devices and errors, then the verdict."""
     console = Screen(soft_wrap=True)
     driver = f", driver {answer.driver}" if answer.driver else ""
     console.print(Text(printable(f"DCGM {answer.version or 'of a version that it does not tell'}{driver}"), "bold"))
@@ -129,7 +129,7 @@ def _show(name: str, verdict: Verdict, answer: DiagAnswer, policy: Policy) -> No
 
 
 def _tests(rows: Iterable[DiagResult], policy: Policy) -> Iterator[Text]:
-    """A line for each test and result, with the devices that it is of; below it each error, and what it counts for."""
+    """Yield a line for each test and result with its devices, followed by its errors and their severity."""
     groups: dict[tuple[str, str], list[DiagResult]] = {}
     rows = tuple(rows)
     in_use = devices_in_use(rows)
@@ -154,7 +154,7 @@ def _means(row: DiagResult, error: DiagError, in_use: DevicesInUse, policy: Poli
 
 
 def _finding(standing: ActiveFinding, explained: set[str]) -> Iterator[Text]:
-    """What it is and rests on; what its test means, where none above it has said so."""
+    """Yield a finding with its evidence, and the meaning of its test if it was not shown yet."""
     finding = standing.finding
     severity = (f"{finding.severity.name} {finding.reason}", SEVERITY_STYLES[finding.severity])
     yield Text.assemble(severity, _short(f" on {finding.subject}: {finding.detail}"))

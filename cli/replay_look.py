@@ -1,4 +1,4 @@
-"""A saved look, judged anew and shown: `gpu-healthcheck replay` of what `check --save-evidence` wrote."""
+"""Judge and show a saved check cycle, for `gpu-healthcheck replay` of the output of `check --save-evidence`."""
 
 from __future__ import annotations
 

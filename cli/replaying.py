@@ -1,4 +1,4 @@
-"""What `gpu-healthcheck replay` does: judge a saved log, each line by its rule."""
+"""Work of `gpu-healthcheck replay`: judge a saved log, each line by its rule."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _replayed(captures: Captures, instance_type: str, here: LocalSettings) -> Re
 
 
 def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
-    """Each finding in three lines: what, by which rule on which line, and that line."""
+    """Print three lines per finding: the finding, its rule with the place of the log line, and that line."""
     console = Screen(soft_wrap=True)
     for standing in verdict.standing:
         console.print(_finding(standing))

@@ -22,7 +22,7 @@ class StatusFormat(StrEnum):
 
 
 class StatusOptions(Struct, frozen=True):
-    """What was asked for on the command line."""
+    """Options of the command line."""
 
     access: Access
     output: StatusFormat

@@ -17,13 +17,13 @@ def uninstall(
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Take our labels, taints, annotations and conditions off all nodes, and our device taints off GPUs.
+    """Remove our labels, taints, annotations and conditions from all nodes, and our device taints from GPUs.
 
-    What others set stays, and a person's cordon.
+    Other tools' values stay, and so does a person's cordon.
 
-    Our agents and CronJobs have to be gone before: they would write again. What is to be done for it is printed.
+    Remove our agents and CronJobs first, because they would write again. The commands for it are printed.
 
-    Exit code: 0 nothing of ours is left on any node; 1 something is, or our programs still run; 2 could not.
+    Exit code: 0 no node has anything of ours; 1 one has, or our programs still run; 2 could not.
     """
     from cli.uninstalling import uninstall_from  # noqa: PLC0415 - its help needs none of it
 

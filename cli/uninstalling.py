@@ -1,4 +1,4 @@
-"""What `gpu-healthcheck uninstall` does: everything of ours goes off all nodes."""
+"""Work of `gpu-healthcheck uninstall`: remove everything of ours from all nodes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _show_all(gone: Sequence[Removal], rules: Sequence[DeviceRule], console: Scr
 
 
 def _look(cluster: Cluster) -> list[Removal]:
-    """What is to go, by node. Only a Node that is read by itself says who set its cordon."""
+    """Return the planned removals by node. Only a Node that is read individually shows the owner of its cordon."""
     nodes = (
         cluster.read_node(node.name) if node.cordoned and CORDONED_BY in node.annotations else node
         for node in cluster.list_nodes()

@@ -12,7 +12,7 @@ from healthcheck.cluster.prometheus import PrometheusError, instant
 
 
 def with_use(snapshot: Snapshot, url: str) -> Snapshot:
-    """With how much each card is used now, or why nobody knows."""
+    """Return the snapshot with the present utilization of each card, or the reason why it is unknown."""
     snapshot = with_shares(snapshot, url)
     try:
         return replace(snapshot, gpu_use=read_use(_there(url, instant(url, NOW))))
@@ -21,7 +21,7 @@ def with_use(snapshot: Snapshot, url: str) -> Snapshot:
 
 
 def with_idle(snapshot: Snapshot, url: str) -> Snapshot:
-    """With how much each card is used now and which were not for an hour, or why nobody knows."""
+    """Return the snapshot with the present utilization of each card and the cards idle for an hour, or the reason."""
     snapshot = with_shares(snapshot, url)
     try:
         _there(url, instant(url, THERE))
@@ -37,7 +37,7 @@ def with_shares(snapshot: Snapshot, url: str) -> Snapshot:
     try:
         uses = (*read_memory(instant(url, MEMORY)), *read_cores(instant(url, CORES)))
     except PrometheusError:
-        return snapshot  # what is asked of the same Prometheus next says why
+        return snapshot  # the next query of this Prometheus reports the reason
     return replace(snapshot, share_use=uses)
 
 

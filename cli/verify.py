@@ -1,4 +1,4 @@
-"""`gpu-healthcheck verify`: whether what was installed works."""
+"""`gpu-healthcheck verify`: check that the installation works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gpu-healthcheck verify` does: it looks for what an installation has to have."""
+"""Work of `gpu-healthcheck verify`: check each part of an installation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_NAMED = 5
 
 
 class Verification(Struct, frozen=True):
-    """What was found of one thing that has to be there."""
+    """Result of the check of one required part."""
 
     about: str
     holds: bool
@@ -90,7 +90,7 @@ def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
 
 
 def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
-    """Yield why nodes have no deep tests, by cause, with what a person does about it."""
+    """Yield the reasons why nodes get no deep diagnostics, by cause, with the fix."""
     by_cause: dict[str, list[str]] = {}
     for node in nodes:
         inventory = records.on_node(AgentRecord, node, RESULTS).inventory

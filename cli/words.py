@@ -1,4 +1,4 @@
-"""How a verdict looks on a terminal, and what a program returns for it."""
+"""Terminal style of a verdict, and exit codes of the programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck diagnose --would-fit FILE`: where the pods of a file would find room, before anybody makes them."""
+"""`gpu-healthcheck diagnose --would-fit FILE`: find nodes for the pods of a file before they are created."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_pods(path: Path, namespace: str) -> tuple[dict[str, Any], ...]:
 
 
 def answers(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], dry_run: DryRun | None) -> Iterator[WouldFit]:
-    """`dry_run` None: nobody is asked what admission makes of a pod. Raises NoPodError."""
+    """Yield the answer for each pod. With `dry_run` None, changes by admission are unknown. Raises NoPodError."""
     for raw in pods:
         try:
             pod = pod_of(raw)
@@ -64,7 +64,7 @@ def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) 
 
 
 def page(answers: Iterable[WouldFit]) -> Iterator[Text]:
-    """What to print, in order."""
+    """Yield the output in order."""
     for answer in answers:
         yield from _head(answer)
         for node in islice(_best_first(answer.nodes), _MOST_NODES):
@@ -165,6 +165,6 @@ def _node_document(node: NodeAnswer) -> dict[str, Any]:
 
 
 def shown_error(path: Path, error: Exception) -> str:
-    """What is wrong with the file, on one line."""
+    """Return the error of the file on one line."""
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return f"{printable(str(path), 200)}: {reason}"

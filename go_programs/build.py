@@ -38,7 +38,7 @@ def digest(*rooms: Path) -> str:
 
 
 def built(target: Path, build: Callable[[Path], None]) -> Path:
-    """Build beside the target and rename: a half-built folder is never seen under the final name."""
+    """Build in a temporary folder and rename it: the final name never has a partial build."""
     if target.is_dir():
         return target
     if shutil.which("go") is None:

@@ -1,1 +1,1 @@
-"""The quarantine Job's program: what is wrong with a suspect node, and what to do with it."""
+"""The quarantine Job's program: find the fault of a suspect node, and recommend an action."""

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck quarantine-run`: what is wrong with this node? Runs in a pod on it; the Node tells the result."""
+"""`gpu-healthcheck quarantine-run`: test this node from a pod on it; the result is written to the Node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What earlier quarantine runs found on a node, kept in the record of the last one. Pure.
+"""Findings of earlier quarantine runs on a node, kept in the record of the last one. Pure.
 
-The same fault again, after the node had gone back to work, is why a node is replaced.
+A node is replaced if the same fault recurs after its return to service.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class History(Struct, frozen=True):
 
 
 def history_of(node: NodeState, now: datetime) -> History:
-    """What the record on the Node tells to the next run. Of another machine it tells nothing."""
+    """Return the history for the next run, from the record on the Node; empty for another machine."""
     record = records.on_node(RunRecord, node, QUARANTINE_RESULT)
     if node.machine and record.machine not in (None, "", node.machine):
         return History()
@@ -65,7 +65,7 @@ def _of_last_run(record: RunRecord) -> Iterator[HistoryRow]:
 
 
 def _bounded(row: HistoryRow) -> HistoryRow:
-    """Of what somebody else may have written."""
+    """Return the row with bounded texts, because other clients may have written it."""
     names = [name[:_LONGEST_NAME] for name in (row.findings or ())[:MOST_FINDINGS]]
     gpus = {name: gpu[:_LONGEST_IDENTITY] for name in names if (gpu := (row.gpus or {}).get(name))}
     return HistoryRow(

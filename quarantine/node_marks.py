@@ -1,6 +1,6 @@
-"""What a quarantine run writes on its Node: that it has the node, its record, and the node given back.
+"""Marks of a quarantine run on its Node: the claim, the record, and the end of the claim.
 
-Whoever holds the lock on the host is the only quarantine run there: a claim of another one is of a run that died.
+The owner of the lock on the host is the only quarantine run there, so another claim belongs to a dead run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _AT_THE_END = RetryLimits(math.inf, longest_pause=30.0, longest_asked=30.0)
 
 
 class NodeNotTestable(Exception):
-    """The node can't be tested now. The message says what stands in the way."""
+    """The node can't be tested now. The message has the reason."""
 
 
 def lock(directory: Path) -> int:
@@ -73,7 +73,7 @@ class QuarantineMarks:
         """Of the record: it moves on with each result, by a second at least, as the agent tells records apart by it."""
 
     def why_not(self, node: NodeState, *, force: bool) -> str:
-        """What stands in the way of a test now, '' for nothing. Raises ClusterError."""
+        """Return the reason why the node can't be tested now; '' without one. Raises ClusterError."""
         claim = self._claimant.claim_on(node)
         if claim is not None:
             until = timestamp(claim.until)
@@ -104,17 +104,17 @@ class QuarantineMarks:
         return taken
 
     def _refuse(self, why: str) -> NoReturn:
-        """With no mark left: ours may stand already, by a write whose answer was lost, or that of a run that died."""
+        """Remove our marks and raise: a lost write or a dead run may have left them."""
         self._claimant.give_back()
         raise NodeNotTestable(why)
 
     def tell(self, begun: RunStart, progress: QuarantineProgress) -> None:
-        """The record as it is now. An API server that is away hears it with what is told next."""
+        """Write the present record. After an outage of the API server, the next write contains it."""
         self._keep(begun, progress)
         self.hold()
 
     def hold(self) -> bool:
-        """Hold the node for longer, and tell what is known. False: another run has it."""
+        """Renew the claim with the present record. False: another run has the node."""
         try:
             is_ours = self._claimant.hold(_now() + HELD, self._record) is not None
         except ClusterError as error:
@@ -125,9 +125,9 @@ class QuarantineMarks:
         return is_ours
 
     def wait_until_taken(self, seconds: float) -> None:
-        """Until the node's agent has taken over what was found, so that its taint stands before ours goes.
+        """Wait until the node's agent has adopted the findings, so that its taint is set before ours is removed.
 
-        At most so long, and not at all where no agent ever was.
+        The wait is bounded, and skipped on a node without an agent.
         """
         RetryLimits(seconds).until(self._is_taken, _AGAIN_SECONDS)
 

@@ -1,4 +1,4 @@
-"""NVIDIA's own report of a node that failed: what their support asks for first, kept on the host, within limits."""
+"""NVIDIA's bug report of a faulty node, the first thing that their support needs: kept on the host, within limits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class BugReport:
             self._program.run(argv, self.seconds, self.directory)
         except (ChildError, Shortage, OSError) as error:
             log.warning("bug report: not complete", error=str(error))
-        # It packs what it wrote where it finds gzip.
+        # It compresses its output if gzip is there.
         kept = next((file for file in (target.with_name(f"{target.name}.gz"), target) if file.is_file()), None)
         return str(kept) if kept else ""
 

@@ -1,7 +1,7 @@
-"""The record of a quarantine run, at any moment of it: what has ended, what was found, and what to do then. Pure.
+"""Record of a quarantine run at any moment: ended tests, findings and recommendation. Pure.
 
-It is written when the run begins and at each result, so that it is right whenever the run is killed: until the last
-test has ended it says so, and recommends to run again, or what a fault that was found already asks for.
+It is written at the start and at each result, so that it is correct if the run is killed. Until the last test has
+ended, it recommends another run, or the action for a fault that was found already.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
 
 
 class QuarantineTestResult(Struct, frozen=True):
-    """What one test says so far; `ended`: that is all that it will say."""
+    """Present result of one test; `ended`: it is final."""
 
     outcome: Outcome
     ended: bool = True
 
 
 class RunStart(Struct, frozen=True):
-    """What is known when a run begins. `machine` and `boot_id` are '' where nobody told."""
+    """Facts at the start of a run. `machine` and `boot_id` are '' if unknown."""
 
     node: str
     holder: str
@@ -70,7 +70,7 @@ class QuarantineProgress(Struct, frozen=True):
 
     @property
     def unobserved(self) -> tuple[tuple[str, Unobserved], ...]:
-        """What the tests could not see, each with its group; a test that has not ended has not seen all."""
+        """Return the unobserved parts with the group of their test; an unfinished test is unobserved."""
         entries = [
             (group, cause) for group, test_result in self.results.items() for cause in test_result.outcome.unobserved
         ]
@@ -97,9 +97,9 @@ class QuarantineProgress(Struct, frozen=True):
 
 
 def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[FindingRow, ...]:
-    """The faults of the record on the Node that count by it alone: the agent has not made them its own.
+    """Return the faults of the record on the Node that the agent has not adopted.
 
-    Not what a person has released since, what a reboot has ended, and what was found on another machine.
+    Faults that a person released, that a reboot ended, or that another machine had are left out.
     """
     try:
         record = records.parse(RunRecord, node.annotations.get(QUARANTINE_RESULT, "{}"))
@@ -135,7 +135,7 @@ def _carried(fault: Fault, at: datetime | None) -> FindingRow:
 
 
 def advise(begun: RunStart, progress: QuarantineProgress, node: NodeState) -> Advice:
-    """What to do with the node, by this run and by what its agent's record says of it now."""
+    """Return the recommendation for the node, from this run and the agent's present record."""
     memory = _remembered(node)
     if progress.passed:
         memory = exits.passed(memory, begun.started)

@@ -1,4 +1,4 @@
-"""What to do with a node after its quarantine run: a table, worst first, of which the first row that fits decides."""
+"""Recommendation for a node after its quarantine run: a table, worst first; the first matching row decides."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Returned(Struct, frozen=True):
 
 
 class RunResult(Struct, frozen=True):
-    """What a quarantine run knows when it ends, whether it is done or was killed."""
+    """Results of a quarantine run that has ended or was killed."""
 
     tests: tuple[GroupResult, ...]
     """All that belong to the run."""
@@ -61,17 +61,17 @@ class RunResult(Struct, frozen=True):
 
     @property
     def faults(self) -> tuple[Finding, ...]:
-        """What counts against the node.
+        """Return the faults that count.
 
-        While the run is not done and has found nothing itself, what stood before is left for the next run to judge:
-        to find that out is what the node is in quarantine for.
+        Until the run is done or has a finding of its own, earlier findings do not count: the run is there to confirm
+        them.
         """
         failed = any(finding.severity >= Severity.RESET for finding in self.found)
         return (*self.found, *self.standing) if self.finished or failed else self.found
 
 
 class RecommendationRow(Struct, frozen=True):
-    """One row of the table. `fits` gives what it fits, in words; nothing where it does not fit."""
+    """One row of the table. `fits` returns a text for the matching facts; '' without a match."""
 
     recommendation: Recommendation
     when: str

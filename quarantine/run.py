@@ -73,7 +73,7 @@ class QuarantineRun(Struct, frozen=True):
         return record
 
     def _watched(self, work: Callable[[], None], suite: Suite, report: BugReport) -> list[BaseException]:
-        """Work to its end, or until somebody stops it. Returns what a bug of ours raised."""
+        """Run the work until it ends or is stopped. Returns the exceptions of this program."""
         failed: list[BaseException] = []
 
         def on_its_thread() -> None:
@@ -122,7 +122,10 @@ class QuarantineRun(Struct, frozen=True):
         )
 
     def _next_second(self) -> datetime:
-        """Its beginning, once it has begun: records tell whole seconds, and what was found before is of another one."""
+        """Wait for the next full second, and return it as the start of the run.
+
+        Records have whole seconds, and earlier findings must have an earlier time.
+        """
         now = datetime.now(UTC)
         following = now.replace(microsecond=0) + timedelta(seconds=1)
         self.stopping.wait((following - now).total_seconds())

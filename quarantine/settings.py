@@ -1,4 +1,4 @@
-"""What a quarantine run is told by its manifest. Cluster policy is the ConfigMap's."""
+"""Settings of a quarantine run from its manifest. Cluster policy is in the ConfigMap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of a quarantine run, one after the other; each result is told as it comes."""
+"""Tests of a quarantine run, in sequence; each result is reported at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NVML_SECONDS = 30.0
 
 @dataclass
 class Suite:
-    """`tell` gets what is known whenever more is, in the thread that runs the tests; `stop` comes from another."""
+    """Tests of a quarantine run. `tell` gets the progress in the thread of the tests; `stop` is called from another."""
 
     root: Path
     diagnostic: Diagnostic
@@ -62,7 +62,7 @@ class Suite:
             log.info("test: begun", test=check.group)
             self.tell(self.progress)
             outcome = tests[check]()
-            # What was stopped in its middle has not ended, whatever it said then.
+            # A stopped test has not ended, whatever its outcome.
             self._keep(check, outcome, ended=not self._stopping.is_set())
         self.progress = replace(self.progress, running="", stopped=self.stopped)
 
@@ -88,7 +88,7 @@ class Suite:
         self.tell(self.progress)
 
     def _names(self) -> DriverReading:
-        """NVML's, before DCGM has the GPUs: what it calls them is what everybody else calls them."""
+        """Return NVML's names of the GPUs, read before DCGM uses them: all other parts use these names."""
         look = look_once(self.root, _NVML_SECONDS)
         if look.stuck_pid is not None:
             log.warning("a process stuck in the driver is left behind", pid=look.stuck_pid)
@@ -107,7 +107,7 @@ class Suite:
         return self.all_reduce.run()
 
     def _tell_device(self, loopback: Loopback) -> None:
-        """A device that fails is told at once; the others with the last of them."""
+        """Report a failed device at once, and the others together with the last one."""
         self._devices = (*self._devices, loopback)
         evidence = Evidence({EFA_LOOPBACK: LoopbackReading(self._devices)})
         (so_far,) = judge((efa_loopback.CHECK,), evidence, self.expected)

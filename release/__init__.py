@@ -1,1 +1,1 @@
-"""What a release is made of, each step once: the workflow runs them, and `make release-dry-run` runs them here."""
+"""Steps of a release, each defined once: the workflow runs them, and `make release-dry-run` runs them locally."""

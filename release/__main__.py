@@ -56,7 +56,7 @@ def check(tag: str) -> None:
 
 @app.command()
 def pin_bases() -> None:
-    """Ask the registries what the tags of the Dockerfile's bases are now, and write the digests there."""
+    """Query the registries for the digests of the Dockerfile's base tags, and write them there."""
     file = REPOSITORY / "Dockerfile"
     text = file.read_text()
     digests = {name: resolve(image.partition("@")[0]) for name, image in bases(text).items()}
@@ -67,7 +67,7 @@ def pin_bases() -> None:
 
 @app.command()
 def image(target: Target, repository: Repository, out: Folder = Path("dist"), source: str = "") -> None:
-    """Build that TARGET for this machine's architecture, push it and list what is in it."""
+    """Build that TARGET for this machine's architecture, push it, and list its content."""
     made_from = origin(source)
     out.mkdir(parents=True, exist_ok=True)
     place = built.Place(buildah, (), ARCHITECTURES[platform.machine()])

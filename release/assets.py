@@ -1,4 +1,4 @@
-"""The files beside the images: what a person downloads, and a list of checksums that is signed."""
+"""Files of a release besides the images: the downloads, and a signed list of checksums."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def unpinned(dockerfile: str) -> dict[str, str]:
 
 
 def unnamed(dockerfile: str) -> list[str]:
-    """Others' images that stand in a FROM or a `--from` themselves: nobody pins them, no provenance names them."""
+    """Return images used directly in a FROM or a `--from`, which are neither pinned nor in the provenance."""
     known = {*stages(dockerfile), "scratch"}
     used = [*(base for base, _ in _FROM.findall(dockerfile)), *_COPIED.findall(dockerfile)]
     return [entry for entry in used if "$" not in entry and entry not in known]

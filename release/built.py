@@ -23,7 +23,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where it is built: by whom, told what on top, for the architecture of this machine."""
+    """Environment of a build: builder, additional arguments, and this machine's architecture."""
 
     buildah: Buildah
     words: Sequence[str]
@@ -44,7 +44,7 @@ def build(place: Place, target: str, made_from: Origin, tree: Path, to: Registry
 
 
 def read(folder: Path) -> list[Built]:
-    """What other jobs built. Raises ReleaseError where they built nothing."""
+    """Return the images that other jobs built. Raises ReleaseError if there are none."""
     found = [json.loads(file.read_text()) for file in sorted(folder.rglob("image-*.json"))]
     if not found:
         raise ReleaseError(f"{folder} tells of no image")

@@ -21,7 +21,7 @@ def has_unreleased(changelog: str) -> bool:
 
 
 def section(changelog: str, version: str) -> str:
-    """What stands below its heading, such as `## 0.1.0 - 2026-11-30`. Raises ReleaseError."""
+    """Return the text under a heading such as `## 0.1.0 - 2026-11-30`. Raises ReleaseError."""
     headings = list(_HEADING.finditer(changelog))
     for heading, following in zip(headings, [*headings[1:], None], strict=True):
         if heading["version"] == version:

@@ -39,7 +39,7 @@ def by_digest(values: str, repository: str, full: str, slim: str) -> str:
 
 
 def push(archive: Path, registry: Registry, version: str) -> str:
-    """To `charts/` beside the image; its digest."""
+    """Push the chart to `charts/` next to the image, and return its digest."""
     plain = ("--plain-http",) if registry.plain_http else ()
     run([str(helm.program()), "push", str(archive), f"oci://{registry.charts}", *plain])
     return resolve(f"{registry.charts}/{_CHART.name}:{version}")

@@ -1,4 +1,4 @@
-"""What must hold before anything of a version is built; pure."""
+"""Conditions that must hold before a version is built; pure."""
 
 from __future__ import annotations
 

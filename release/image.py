@@ -26,7 +26,7 @@ def buildah(*words: str) -> str:
 
 
 def build_arguments(target: str, made_from: Origin) -> list[str]:
-    """What `buildah build` is told; pure."""
+    """Return the arguments of `buildah build`; pure."""
     values = {
         "EFA_FROM": "aws",
         "VERSION": made_from.version,
@@ -49,5 +49,5 @@ def build(buildah: Buildah, name: str, words: Sequence[str], context: Path) -> N
 
 
 def layout(buildah: Buildah, name: str, folder: Path) -> None:
-    """The image as an OCI layout, byte for byte what a registry would get."""
+    """Write the image as an OCI layout, byte for byte as in a registry."""
     buildah("push", "--quiet", "--format=oci", name, f"oci:{folder}")

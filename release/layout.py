@@ -16,7 +16,7 @@ class Layout:
 
     @property
     def digest(self) -> str:
-        """Of the manifest: what a registry and a signature name."""
+        """Return the digest of the manifest, which registries and signatures use."""
         (manifest,) = json.loads((self.folder / "index.json").read_text())["manifests"]
         return str(manifest["digest"])
 
@@ -50,7 +50,7 @@ def _differing(entry: dict[str, tuple[object, ...]], other: dict[str, tuple[obje
 
 
 def _members(layer: Path) -> dict[str, tuple[object, ...]]:
-    """By name: kind, mode, owner, time, where it links to, and what is in it."""
+    """Return, by name: kind, mode, owner, time, link target and content."""
     found: dict[str, tuple[object, ...]] = {}
     with tarfile.open(layer) as tar:
         for member in tar:

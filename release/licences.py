@@ -25,7 +25,7 @@ _SPDX = {
 
 
 def in_the_image(requirements: str, dockerfile: str) -> dict[str, str]:
-    """The versions of what is locked and not left out, by name; pure."""
+    """Return the versions of locked packages that the image keeps, by name; pure."""
     left_out = {name for words in _UNINSTALLED.findall(dockerfile) for name in words.split()}
     return {name: version for name, version in _LOCKED.findall(requirements) if name not in left_out}
 

@@ -1,4 +1,4 @@
-"""What everything of a release is made from: one commit, and the time of that commit in place of the clock's."""
+"""Source of a release: one commit, with the commit time in place of the clock."""
 
 from __future__ import annotations
 

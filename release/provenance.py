@@ -1,4 +1,4 @@
-"""What an image was built from and by whom, as a predicate of SLSA v1 (https://slsa.dev/spec/v1.0/provenance); pure."""
+"""Sources and builder of an image, as a predicate of SLSA v1 (https://slsa.dev/spec/v1.0/provenance); pure."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Release:
 
 
 def publish(release: Release, built: Sequence[Built], out: Path) -> dict[str, str]:
-    """All of it, its files into that folder; the digests of what a person installs, by reference."""
+    """Publish everything, with its files in that folder; return the digests of the installable parts by reference."""
     version = release.made_from.version
     images = {target: _image(release, target, [one for one in built if one.target == target]) for target in TARGETS}
     archive = chart.package(release.tree, out, release.registry, images[FULL], images[SLIM])
@@ -69,7 +69,7 @@ def _image(release: Release, target: str, parts: Sequence[Built]) -> str:
 
 
 def verify(release: Release, built: Sequence[Built], published: Mapping[str, str], out: Path) -> None:
-    """As anybody may who has the public key, or knows the workflow. Raises ReleaseError."""
+    """Verify as any user with the public key, or the workflow's name, can. Raises ReleaseError."""
     for reference, digest in published.items():
         signing.verify(release.signer, f"{reference.rpartition(':')[0]}@{digest}")
     for one in built:

@@ -1,4 +1,4 @@
-"""The one place where a release starts programs; what they say on failure is the message."""
+"""The only place where a release starts programs; their output on failure is the error message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ReleaseError(Exception):
 
 
 def run(words: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
-    """What the program printed. Raises ReleaseError."""
+    """Return the output of a program. Raises ReleaseError."""
     try:
         done = subprocess.run(  # noqa: S603 - our own words; no shell
             words,

@@ -1,4 +1,4 @@
-"""What is in an image, listed from its layers as the registry has them."""
+"""Content of an image, listed from its layers in the registry."""
 
 from __future__ import annotations
 

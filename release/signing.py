@@ -1,4 +1,4 @@
-"""Signatures and attestations, by the workflow's own identity or by a key pair; and how somebody else verifies them."""
+"""Signatures and attestations, by the workflow's own identity or by a key pair, and their verification."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def by_identity(identity: str) -> Signer:
 
 
 def by_key(folder: Path) -> Signer:
-    """A fresh key pair in that folder; nothing is told to a transparency log."""
+    """Create a key pair in that folder; no transparency log is used."""
     _cosign("generate-key-pair", folder=folder)
     return Signer(
         (f"--key={folder / 'cosign.key'}", "--tlog-upload=false"),
@@ -49,7 +49,7 @@ def attest(signer: Signer, reference: str, kind: str, predicate: Path | Json) ->
 
 
 def sign_file(signer: Signer, file: Path) -> None:
-    """The signature comes beside it."""
+    """Sign a file; the signature is written next to it."""
     _cosign("sign-blob", "--yes", *signer.sign, f"--bundle={bundle_of(file)}", str(file))
 
 

@@ -1,4 +1,4 @@
-"""What kubectl asks before its real question: which groups, versions and resources there are. Pure."""
+"""Answers to kubectl's discovery requests: groups, versions and resources. Pure."""
 
 from sim.api_objects import NODES, RESOURCES, Object, Resource
 

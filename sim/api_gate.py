@@ -1,4 +1,4 @@
-"""The way into the API stand-in: which requests came, and the failures that it was told to show them."""
+"""Entry of the API stand-in: received requests, and injected failures."""
 
 import math
 import threading
@@ -75,7 +75,7 @@ class RequestGate:
         self._flowing.clear()
 
     def recover(self) -> None:
-        """Ends `fail_with`, `stop_at` and `hang`; what had hung is cut off, and was never done."""
+        """End `fail_with`, `stop_at` and `hang`; hanging requests are cut off and have no effect."""
         self._failure = None
         if self._stop is not None:
             self._stop.over.set()

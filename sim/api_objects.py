@@ -1,4 +1,4 @@
-"""What the API stand-in knows of Kubernetes objects: patches, selectors, Status answers. Pure."""
+"""Kubernetes objects of the API stand-in: patches, selectors, Status answers. Pure."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""What a request to the API stand-in asks for, and the record of it. Pure."""
+"""Parsed request to the API stand-in, and its record. Pure."""
 
 import re
 from contextlib import suppress
@@ -65,7 +65,7 @@ def parse_target(path: str, query: str = "") -> Target:
 
 
 def logged_refusal(status: int, retry_after: int | None, method: str, path: str) -> RefusedError:
-    """The failure that the stand-in was told to answer with."""
+    """Return the injected failure."""
     message = f"the stand-in was told to answer {status}"
     if status == HTTPStatus.FORBIDDEN:
         with suppress(RefusedError):  # of a kind that is not served too: rights are asked for first

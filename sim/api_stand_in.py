@@ -1,7 +1,7 @@
-"""An embedded stand-in of the Kubernetes API for the demo and the tests: nodes, events, leases and the like in memory.
+"""In-memory stand-in of the Kubernetes API for the demo and the tests: nodes, events, leases and others.
 
-It does what the agent, the command line and `kubectl get nodes` use, with the real server's codes and words.
-It knows no users, admission, validation or managedFields: what rests on those is tried on a real kube-apiserver.
+It implements the requests of the agent, the command line and `kubectl get nodes`, with the real server's codes and
+messages. Users, admission, validation and managedFields are missing: tests of those use a real kube-apiserver.
 """
 
 import functools
@@ -53,7 +53,7 @@ class ApiStandIn(RequestGate):
         path.write_text(json.dumps(config, indent=2) + "\n")
         return path
 
-    # -- what a person or a cloud does to the cluster, beside the program under test
+    # -- changes by a person or a cloud, independent of the program under test
 
     def add_node(self, name: str, instance_type: str = "p5.48xlarge") -> Object:
         return self.store.create(NODES, "", node_object(name, instance_type))
@@ -67,7 +67,7 @@ class ApiStandIn(RequestGate):
         return self.store.create(RUNTIME_CLASSES, "", {"metadata": {"name": name}, "handler": handler, **scheduling})
 
     def edit_node(self, name: str, merge_patch: Object) -> Object:
-        """Somebody else's write, spec and status alike; it is not among `requests`."""
+        """Write as another client, spec and status alike; it is not among `requests`."""
         return self.store.patch(NODES, "", name, lambda node: patched(node, merge_patch, MERGE_PATCH))
 
     def delete_node(self, name: str) -> None:
@@ -94,7 +94,7 @@ class ApiStandIn(RequestGate):
     # -- outages of the connection
 
     def refuse(self) -> None:
-        """Nobody listens on the port, and whoever was connected is cut off."""
+        """Close the port, and cut off all connections."""
         self._server.refuse()
 
     def accept(self) -> None:

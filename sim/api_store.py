@@ -87,7 +87,7 @@ class ApiStore:
             self._record(resource, present, "DELETED")
 
     def compact(self) -> None:
-        """From here on a new watch from an older version is told 410; one that runs goes on."""
+        """Answer new watches of older versions with 410 from now on; running watches go on."""
         with self.changed:
             self.oldest_version = self.version
 

@@ -22,7 +22,7 @@ class CompilerError(Exception):
 
 @functools.cache
 def build(source: Path, name: str, *flags: str) -> Path:
-    """The compiled library. Its file is named after what it was made of, so an old one is never taken for it."""
+    """Return the compiled library. Its file name contains a digest of its sources, so that no old one is used."""
     command = (*FLAGS, *flags)
     identity = source.read_bytes() + repr(command).encode() + platform.machine().encode()
     library = BUILD_DIRECTORY / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.so"

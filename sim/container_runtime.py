@@ -260,7 +260,7 @@ DISTRIBUTIONS = {
     ),
     "microk8s": Distribution(
         {
-            # MicroK8s defines the second one on every node; its program comes with nobody.
+            # MicroK8s defines the second handler on every node, without its program.
             f"{_MICROK8S_ARGS}/containerd.toml".lstrip("/"): f"version = 2\n{default(V2, 'nvidia')}{RUNC_V2}"
             + handler(V2, "nvidia", f"/{OPERATORS_PROGRAM}")
             + handler(V2, "nvidia-container-runtime", "nvidia-container-runtime"),
@@ -432,12 +432,12 @@ class ContainerRuntime:
             (self._root / path).mkdir(parents=True)
 
     def put(self, path: str, text: str) -> None:
-        """A file as the image brought it: nobody changed it since."""
+        """Write a file as the image contains it, unchanged since."""
         self._write(path, text)
         os.utime(self._root / path, (IMAGE_MADE, IMAGE_MADE))
 
     def put_program(self, path: str, architecture: str = "x86_64") -> None:
-        """An ELF file that anybody may run: the head of one, which is all that is looked at."""
+        """Write an executable ELF file; only its header is read."""
         file = self._root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         identity = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")  # 64 bits, little end first
@@ -471,7 +471,7 @@ class ContainerRuntime:
             folder = folder.parent
 
     def _run(self, pid: int, process: Running, started: int, inodes: Mapping[str, int]) -> None:
-        """What /proc has of it (proc(5)); `started` is in ticks after the boot."""
+        """Write its files in /proc (proc(5)); `started` is in ticks after the boot."""
         folder = f"proc/{pid}"
         self._write(f"{folder}/comm", process.comm)
         about = f"{pid} ({process.comm}) S 1 {pid} {pid} 0 -1 4194560 {'0 ' * 8}20 0 1 0 {started} 0"

@@ -1,6 +1,6 @@
-"""`make demo`: the real agent on a simulated p5.48xlarge, and what the API server hears of its faults.
+"""`make demo`: the real agent on a simulated p5.48xlarge, and its faults as the API server receives them.
 
-No cluster, no GPU and no root are needed. Ends by itself; exit code 1 when the story did not go as told.
+It needs no cluster, GPU or root. Ends on its own, with exit code 1 if the story differs from the expected one.
 """
 
 import json
@@ -30,7 +30,7 @@ _AGENT_ENDS_SECONDS = 5.0
 
 @dataclass
 class Stage:
-    """What the demo plays on."""
+    """Environment of the demo."""
 
     folder: Path
     node: SimulatedNode

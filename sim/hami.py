@@ -1,4 +1,4 @@
-"""HAMi on a simulated node: its two processes, what its device plugin copied to the host, and what pods have there."""
+"""HAMi on a simulated node: its two processes, the files that its device plugin copied to the host, and those of pods."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ _SOCKET = "nvidia-gpu.sock"
 
 @dataclass(frozen=True)
 class Release:
-    """What differs on the host: the library's name, whether the plugin is privileged, and what its monitor is told."""
+    """Differences between releases on the host: library name, privileged plugin, and options of the monitor."""
 
     library: str
     plugin_capabilities: str = _SYS_ADMIN
@@ -41,7 +41,7 @@ class Hami:
         self._folder = ""
 
     def install(self, release: str, hook: str = "/usr/local", age_seconds: float = 3000) -> None:
-        """As its chart does with `global.gpuHookPath: HOOK`, up and in order; what an older release left stays."""
+        """Install as the chart does with `global.gpuHookPath: HOOK`, healthy; files of an older release stay."""
         versions = RELEASES[release]
         self._folder = f"{hook}/vgpu".lstrip("/")
         self._write(f"{self._folder}/{versions.library}", "\x7fELF")
@@ -72,7 +72,7 @@ class Hami:
         (self._root / f"proc/{PLUGIN_PID}/root/{SOCKETS}/{_SOCKET}").unlink()
 
     def put_folder(self, name: str) -> None:
-        """In a file's place, as a container runtime makes one of what it shall mount and does not find."""
+        """Create a folder in place of a file, as a container runtime does for a missing mount source."""
         place = self._root / self._folder / name
         place.unlink(missing_ok=True)
         place.mkdir()

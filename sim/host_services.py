@@ -1,4 +1,4 @@
-"""The processes of a simulated host, as far as anybody looks: the first two, and the services of the GPUs."""
+"""Processes of a simulated host that probes read: the first two, and the services of the GPUs."""
 
 import shutil
 import time
@@ -18,7 +18,7 @@ NETWORK_OF_HOST = "net:[4026531840]"
 
 @dataclass(frozen=True)
 class Container:
-    """What the kernel shows of a process in a container. Without more it has what pods have, and no more."""
+    """A container's process as the kernel shows it. The defaults are those of an ordinary pod."""
 
     cgroup: str
     capabilities: str = "00000000a80425fb"
@@ -55,7 +55,7 @@ class HostServices:
         self._write(f"proc/{self._pids[name]}/cgroup", f"0::/system.slice/{name}.service")
 
     def start_in_container(self, pid: int, name: str, container: Container) -> None:
-        """Somebody's, in a pod or another container: called as he likes."""
+        """Start a process with any name in a pod or another container."""
         self._write_process(pid, name, 0.0)
         self._write(f"proc/{pid}/cgroup", container.cgroup)
         self._write(f"proc/{pid}/status", f"Name:\t{name}\nCapEff:\t{container.capabilities}")
@@ -63,9 +63,9 @@ class HostServices:
         self._link(f"proc/{pid}/ns/user", container.users)
 
     def listen(self, pid: int, address: str, port: int, network: str = "") -> None:
-        """Show a socket of this process that accepts connections: in its files, and in its network's table.
+        """Show a listening socket of this process: in its files, and in its network's table.
 
-        `network` is '' for the host's, whose table process 1 shows too.
+        `network` is '' for the host's network, which the table of process 1 shows too.
         """
         inode = 40000 + pid
         raw = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))

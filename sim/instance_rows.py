@@ -1,6 +1,6 @@
-"""Every GPU instance type of EC2, from a compact row each: how many of what, at PCI addresses that we invent.
+"""Every GPU instance type of EC2, from a compact row each: device counts, at invented PCI addresses.
 
-`sim/instance_types.py` has those whose addresses somebody has seen.
+`sim/instance_types.py` has the types with observed addresses.
 """
 
 from collections.abc import Mapping

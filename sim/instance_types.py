@@ -1,6 +1,6 @@
-"""What a simulated instance is made of: sizes from EC2's documentation, PCI addresses as such instances show them.
+"""Parts of a simulated instance: sizes from EC2's documentation, PCI addresses as such instances show them.
 
-Where no public listing gives an address, a plausible one stands here; nothing in production depends on it.
+Without a public listing the address is a plausible one; nothing in production depends on it.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class GpuModel:
-    """What a model has. The defaults are those of a card without NVLink, from Ampere on."""
+    """Properties of a model. The defaults are those of a card without NVLink, from Ampere on."""
 
     name: str
     pci_device: str

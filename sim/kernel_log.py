@@ -1,7 +1,7 @@
-"""The kernel log of a simulated node: dev/kmsg as a FIFO that gives one record per read, as the real device does.
+"""Kernel log of a simulated node: dev/kmsg as a FIFO that gives one record per read, as the real device does.
 
-What a FIFO cannot do: it has one reader (two would share the records), it cannot seek (ESPIPE), and a reader that
-comes later finds only what nobody has read. `replay` gives a restarted reader the ring of this boot again.
+Limits of a FIFO: it has one reader (two would share the records), it cannot seek (ESPIPE), and a later reader finds
+only unread records. `replay` gives a restarted reader the ring of this boot again.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ class SimulatedKernelLog:
                 return
 
     def overrun(self, records: int) -> None:
-        """So many records were written and overwritten before anybody read them."""
+        """Skip the numbers of so many records, as if they were overwritten before they were read."""
         self._next_sequence += records
 
     def replay(self) -> None:

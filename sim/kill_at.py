@@ -1,7 +1,7 @@
-"""Kills a process at one of its own calls on the files of a directory: what a `kill -9` at that moment leaves.
+"""Kill a process at one of its own calls on the files of a directory, to get the state that `kill -9` leaves.
 
-Run the program once with `environment(directory, log=…)`; `calls_in(log)` then names the calls that it made. Run it
-again for each of their numbers, before and after the call, and look at what lies in the directory.
+Run the program once with `environment(directory, log=…)`; `calls_in(log)` then lists its calls. Run it again for each
+of their numbers, before and after the call, and check the content of the directory.
 """
 
 import os
@@ -26,7 +26,7 @@ class FileCall:
 
 
 def environment(directory: Path, *, call: int = 0, when: When = "before", log: Path | None = None) -> dict[str, str]:
-    """What to add to a program's environment. `call` 0 kills nothing; `log` lies outside the directory."""
+    """Return additions to a program's environment. `call` 0 kills nothing; `log` is outside the directory."""
     preloaded = [str(c_library.build(SOURCE, "kill-at")), os.environ.get("LD_PRELOAD", "")]
     variables = {
         "LD_PRELOAD": " ".join(filter(None, preloaded)),

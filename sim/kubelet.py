@@ -1,8 +1,8 @@
-"""A small stand-in for the kubelets of a fleet: what the scheduler binds to a Node runs as a process on this machine.
+"""Small stand-in for the kubelets of a fleet: pods that the scheduler binds to a Node run as processes on this machine.
 
-A container's command is started with its variables, the token of its pod's account, `HOST_ROOT` of the simulated node,
-and that node's programs first in its PATH; what it says is a file. A container without a command stands for any
-workload: it runs until it is deleted. One container per pod, no images, no volumes, no probes, no cgroups.
+A container's command starts with its variables, the token of its pod's account, `HOST_ROOT` of the simulated node, and
+that node's programs first in its PATH; its output is a file. A container without a command represents any workload: it
+runs until it is deleted. One container per pod, no images, volumes, probes or cgroups.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Kubelets:
         return (self.folder / f"{pod_name}.log").read_text()
 
     def kill(self, node: str) -> None:
-        """SIGKILL to whatever runs on this Node: what an out-of-memory killer does."""
+        """Send SIGKILL to all processes of this Node, as an out-of-memory killer does."""
         for pod in list(self._pods.values()):
             if pod.node == node and pod.process is not None and not pod.ended:
                 with suppress(ProcessLookupError):  # it has ended meanwhile
@@ -145,13 +145,13 @@ class Kubelets:
         self._tell(there)
 
     def _tell(self, there: Mapping[str, dict[str, Any]]) -> None:
-        """What is not told now is told at the next look: a Job waits for ever for a pod whose end is not."""
+        """Report the pods; a failed report is repeated in the next round, because a Job waits for the end of its pod."""
         for uid, known in list(self._pods.items()):
             if uid not in there and known.ended:
                 del self._pods[uid]
             elif known.unreported and self._is_reported(known):
                 known.unreported = {}
-        # A pod that nobody ever started, such as one made with its node's name for the sake of its token, leaves too.
+        # A pod that was never started, such as one created only for its token, is removed too.
         for uid, pod in there.items():
             started = self._pods.get(uid)
             if _is_leaving(pod) and (started is None or (started.ended and not started.unreported)):

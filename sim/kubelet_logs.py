@@ -1,4 +1,4 @@
-"""What a kubelet answers to `kubectl logs`: the API server asks it over TLS, at the address that its Node tells."""
+"""A kubelet's answer to `kubectl logs`: the API server requests it over TLS, at the address of the Node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sim.loopback import LoopbackAnswers, LoopbackServer
 
 
 class KubeletLogs:
-    """`folder` is that of the Kubelets, where what each pod says is a file. Whole lines only, `follow` is not known."""
+    """`folder` is that of the Kubelets, with a file of output per pod. Whole lines only; `follow` is not supported."""
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self._plane = plane

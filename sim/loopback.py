@@ -96,7 +96,7 @@ class LoopbackServer:
         self._kept.close()
 
     def refuse(self) -> None:
-        """Nothing listens any more, and whoever was connected is not."""
+        """Close the listener and all connections."""
         if not self._server or not self._thread:
             return
         self._server.shutdown()

@@ -1,4 +1,4 @@
-"""Files that nobody reads yet: a simulated node has more than a thousand, and most tests make one."""
+"""Batch creation of files: a simulated node has more than a thousand, and most tests create one."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 
 
 def process_limits(locked_memory: str = "unlimited") -> str:
-    """What /proc/PID/limits shows of a process with this limit, in bytes; the other limits are left out."""
+    """Return /proc/PID/limits with this limit in bytes; other limits are left out."""
     head = f"{'Limit':<26}{'Soft Limit':<21}{'Hard Limit':<21}Units     "
     return f"{head}\n{'Max locked memory':<26}{locked_memory:<21}{locked_memory:<21}bytes     "
 
@@ -143,7 +143,7 @@ class SimulatedNode:
         shutil.rmtree(self.root / f"nvml/gpu{index}")
 
     def xid(self, index: int, code: int, text: str, *, process: tuple[int, str] | None = None) -> KernelRecord:
-        """The driver's kernel line; before a GPU's first one of a boot it prints whose address that is."""
+        """Write the driver's kernel line; before a GPU's first one of a boot, the line with its address."""
         gpu = self.gpus[index]
         if index not in self._announced:
             self._announced.add(index)
@@ -198,7 +198,7 @@ class SimulatedNode:
         self.write_value(f"{device}/{folder}/{name}", value)
 
     def install_dcgmi(self) -> Path:
-        """Put DCGM's program onto the node; returns the folder to look for it in. `sim/dcgmi.sh` says what it obeys."""
+        """Install DCGM's program on the node and return its folder. `sim/dcgmi.sh` lists the files that control it."""
         programs = self.root / DCGM_PROGRAMS
         programs.mkdir(parents=True, exist_ok=True)
         (self.root / "dcgm").mkdir(exist_ok=True)
@@ -206,7 +206,7 @@ class SimulatedNode:
         return programs
 
     def install_nccl_tests(self) -> Path:
-        """Put NCCL's test onto the node; returns the folder to look for it in. The script says what it obeys."""
+        """Install NCCL's test on the node and return its folder. The script lists the files that control it."""
         programs = self.root / NCCL_PROGRAMS
         programs.mkdir(parents=True, exist_ok=True)
         shutil.copy(ALL_REDUCE_PERF, programs / "all_reduce_perf")
@@ -217,7 +217,7 @@ class SimulatedNode:
         self.write_value("proc/self/limits", process_limits(str(limit)))
 
     def set_p2p(self, text: str) -> None:
-        """Whose memory the EFA driver says that it can reach: one word for all devices."""
+        """Set the peer memory that the EFA driver reports as reachable: one value for all devices."""
         for address in self.shape.efa_addresses:
             self.write_value(f"sys/bus/pci/devices/{address}/p2p", text)
 
@@ -301,7 +301,7 @@ class SimulatedNode:
         (self.root / "dev/gdrdrv").unlink()
 
     def hide_host_processes(self) -> None:
-        """As in a container with processes of its own: nobody sees the host's."""
+        """Hide the host's processes, as in a container with its own process namespace."""
         self.write_value("proc/2/comm", "sh")
         self.stop_fabric_manager()
         self.stop_imex()
@@ -319,7 +319,7 @@ class SimulatedNode:
         self.container_runtime.put(path, text)
 
     def edit_file(self, path: str, text: str, age_seconds: float = SETTLED_DRIVER_SECONDS / 2) -> None:
-        """Somebody changed it so long ago, and restarted nothing that reads it."""
+        """Change a file at that age, without a restart of its readers."""
         self.write_value(path, text)
         edited = time.time() - age_seconds
         os.utime(self.root / path, (edited, edited))
@@ -332,7 +332,7 @@ class SimulatedNode:
         self.container_runtime.put_program(path, architecture)
 
     def restart_kubernetes(self) -> None:
-        """Kubelet and container runtime were started just now, and have read what there is."""
+        """Restart kubelet and container runtime, which read their files at once."""
         self.container_runtime.start(0)
 
     def stop_kubernetes(self) -> None:
@@ -382,7 +382,7 @@ class SimulatedNode:
         (self.root / "nvml/crash").unlink()
 
     def driver_unload(self) -> None:
-        self.stop_fabric_manager()  # it holds the driver: nobody could unload it beneath
+        self.stop_fabric_manager()  # it holds the driver open, which prevents an unload
         for gpu in self.present_gpus:
             if self.pci.driver(gpu.address) == "nvidia":
                 self.pci.unbind(gpu.address)
@@ -446,7 +446,7 @@ class SimulatedNode:
         self.kernel_log.clear()
         self._boot(driver_age_seconds)
 
-    # -- what a healthy node is made of
+    # -- parts of a healthy node
 
     def _boot(self, driver_age_seconds: int) -> None:
         self.write_value("proc/sys/kernel/random/boot_id", uuid.uuid4())

@@ -93,7 +93,7 @@ class PciTree:
         shutil.rmtree(folder, ignore_errors=True)
 
     def add_efa(self, address: str) -> None:
-        """The verbs device of an EFA function, as AWS's driver makes it beside NVIDIA's open one."""
+        """Add the verbs device of an EFA function, as AWS's driver creates it with NVIDIA's open driver."""
         device = self.add_infiniband(address, efa_name(address))
         self.give_uverbs(address)
         (self._directory(address) / "p2p").write_text("NVIDIA peermem\n")

@@ -24,7 +24,7 @@ Held = Callable[[], Iterable[tuple[str, str, int]]]
 
 @contextmanager
 def serving_pod_resources(root: Path, held: Held) -> Iterator[None]:
-    """Answers below this root, whose path has to be short: that of a socket has 107 characters at most."""
+    """Serve answers below this root, with a short path: a socket's path has at most 107 characters."""
     socket = root / SOCKETS[0].lstrip("/")
     socket.parent.mkdir(parents=True, exist_ok=True)
     server = grpc.server(ThreadPoolExecutor(2), (_Answers(held),))

@@ -1,4 +1,4 @@
-"""A simulated GPU's invented identity, and what NVML says of it while it is healthy."""
+"""Invented identity of a simulated GPU, and NVML's answers for it while it is healthy."""
 
 import binascii
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class SimulatedGpu:
 
 
 def invent_gpus(node_name: str, shape: InstanceShape) -> Iterator[SimulatedGpu]:
-    # Unique per node and GPU, the same at every run, and plainly nobody's.
+    # Unique per node and GPU, equal in every run, and plainly invented.
     node_number = binascii.crc32(node_name.encode())
     for index, address in enumerate(shape.gpu_addresses):
         yield SimulatedGpu(
@@ -74,7 +74,7 @@ def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
 
 
 def values_after_reboot(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
-    """What a reboot makes healthy again: counts since then, what waited for a reset, links and fabric trained anew."""
+    """Return the values that a reboot makes healthy: counts, pending resets, links and fabric."""
     healthy = healthy_values(gpu, model)
     return {name: value for name, value in healthy.items() if name in _RESET or name.startswith(_RESET_BELOW)}
 
@@ -117,7 +117,7 @@ _NVLINK_5 = 7
 
 
 def link_counters(model: GpuModel) -> tuple[int, ...]:
-    """The fields that count what happens on its links."""
+    """Return the fields that count events on its links."""
     return _COUNTERS_OF_NVLINK_5 if model.nvlink_version >= _NVLINK_5 else _COUNTERS
 
 

@@ -19,7 +19,7 @@ class WallClock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What to add to a program's environment."""
+        """Return additions to a program's environment."""
         preloaded = [str(c_library.build(SOURCE, "wall-clock")), os.environ.get("LD_PRELOAD", "")]
         return {"LD_PRELOAD": " ".join(filter(None, preloaded)), "WALL_CLOCK_FILE": str(self.file)}
 

@@ -80,7 +80,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _access(options: argparse.Namespace) -> Access | None:
-    """What a person asked for; None of the CronJob, which has the account of its pod."""
+    """Return the access that a person requested; None for the CronJob, which uses the account of its pod."""
     asked = options.dry_run or options.context or options.kubeconfig
     return Access(options.kubeconfig, options.context) if asked else None
 

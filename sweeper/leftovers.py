@@ -1,4 +1,4 @@
-"""What earlier sweeps left behind: which Jobs go on, and which marks and Jobs nobody answers for. Pure."""
+"""Leftovers of earlier sweeps: running Jobs, and marks and Jobs without an owner. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from healthcheck.node.state import NodeState
 
 
 class Leftovers(Struct, frozen=True):
-    """What is found at the beginning of a sweep. All but `alive` is looked at once more before it is touched."""
+    """Leftovers at the start of a sweep. All except `alive` are read again before they are changed."""
 
     alive: tuple[JobState, ...]
     """Jobs at work on a node whose run is theirs: an earlier sweep was ended before them."""

@@ -1,6 +1,6 @@
-"""`gpu-healthcheck sweep-run`: what the pod of a sweep's Job does. One deep look at its node, and the record of it.
+"""`gpu-healthcheck sweep-run`, the program of a sweep Job's pod: one deep diagnostic of its node, and the record.
 
-It writes that one annotation. Labels, taint and condition are the agent's, which takes the record into its memory.
+It writes only that annotation. The agent adopts the record and owns labels, taint and condition.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class NodeTest:
         values = self.values
         self._patience_seconds = min(level_2_patience_seconds(values.dcgm_host), _PATIENCE_SECONDS)
         self._diagnostic = Dcgm(values.dcgm_host, values.dcgm_timeout_seconds, patience_seconds=self._patience_seconds)
-        # The Job's own deadline, for the days when nobody in the cluster is there to keep it.
+        # Deadline of the Job, kept here in case no controller enforces it.
         self._deadline = time.monotonic() + values.dcgm_timeout_seconds + values.job_timeout_seconds
         self._has_verdict = False
         threading.Thread(target=self._end_at_stop, name="stop", daemon=True).start()
@@ -98,7 +98,7 @@ class NodeTest:
         return _LAST_SECONDS if self._has_verdict else self._patience_seconds + _TELL_SECONDS
 
     def run(self) -> RunRecord:
-        """Test, tell, and return the record. Raises ClusterError where it could not be told."""
+        """Test the node, write the record and return it. Raises ClusterError if it could not be written."""
         node = self._patiently(partial(self.cluster.read_node, self.settings.node_name))
         record = self._look(node)
         self._has_verdict = is_verdict(record)
@@ -111,13 +111,13 @@ class NodeTest:
         fields = {NVML: self._names()}
         outcome = look_deeply(self._diagnostic, Expectation(policy=self.values.policy), fields)
         if not outcome.configured:
-            # Where nobody runs DCGM a sweep tests nothing; that is no pass.
+            # Without DCGM a sweep tests nothing, which is no pass.
             outcome = replace(outcome, unobserved=(Unobserved(dcgm_causes.NOT_INSTALLED, _WITHOUT_DCGM),))
         ran = CompletedRun(node.name, "sweep", started, clock.now().wall, node.machine, self._boot_id())
         return render(outcome, ran)
 
     def _names(self) -> DriverReading:
-        """NVML's, before DCGM has the GPUs: what it calls them is what everybody else calls them."""
+        """Return NVML's names of the GPUs, read before DCGM uses them: all other parts use these names."""
         look = look_once(self.settings.host_root, _NVML_SECONDS)
         if look.stuck_pid is not None:
             log.warning("a process stuck in the driver is left behind", pid=look.stuck_pid)
@@ -131,7 +131,7 @@ class NodeTest:
             return ""
 
     def _tell(self, uid: str, record: RunRecord) -> None:
-        """Once, unless what stands on the Node counts for more. Raises ClusterError."""
+        """Write the record, unless the Node has one that takes precedence. Raises ClusterError."""
 
         def result(node: NodeState) -> dict[str, Any] | None:
             if node.uid != uid:
@@ -160,7 +160,7 @@ class NodeTest:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code: 0 with a verdict, whatever it says; 2 where the test could not run, or not be told."""
+    """Run the program. Exit code: 0 with any verdict; 2 if the test could not run or its record could not be written."""
     Options("sweep-run", __doc__).parse_args(arguments)
     try:
         settings = read_variables(NodeTestSettings)

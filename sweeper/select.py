@@ -34,7 +34,7 @@ _BY_MPS = "its GPUs are shared by MPS, where a pod gets one replica: level 2 is 
 
 
 class SweepLimits(Struct, frozen=True):
-    """What the settings allow: how many nodes at the same time, what share of an instance type, how often each."""
+    """Limits of the settings: number of nodes at the same time, share of an instance type, and interval."""
 
     nodes: int
     percent: int
@@ -42,7 +42,7 @@ class SweepLimits(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """What of one GPU node the selection needs; small, for a fleet has thousands."""
+    """Facts about one GPU node for the selection; small, because a fleet has thousands."""
 
     name: str
     uid: str
@@ -60,7 +60,7 @@ class Candidate(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True):
-    """What becomes of one node. `why` it is not taken; '' where it is."""
+    """Decision for one node. `why` is the reason against a test; '' for a selected node."""
 
     node: Candidate
     why: str
@@ -128,10 +128,10 @@ def select(
 def busy_nodes(
     pods: Iterable[GpuPod], holders: Mapping[str, str] | None = None, given_out: Collection[str] = ()
 ) -> dict[str, str]:
-    """By node name, one pod that holds GPUs there, in words.
+    """Return, by node name, a description of one pod that owns GPUs there.
 
-    `holders`: of claims, by node name; None: nobody could see them. Only on a node of `given_out`, whose devices are
-    known, they tell: elsewhere any claim of a pod may be for a GPU, of whatever driver.
+    `holders` maps node names to owners of claims; None if claims are not visible. They count only on nodes of
+    `given_out`, with known devices: elsewhere a claim may be for a GPU of any driver.
     """
     known = given_out if holders is not None else ()
     of_pods = {pod.node: str(pod) for pod in pods if not pod.only_claims or pod.node not in known}
@@ -144,7 +144,7 @@ def _last(node: Candidate, tried: Mapping[str, Attempt]) -> datetime:
 
 
 def _unfit(node: Candidate, holder: str, tried: Attempt, interval: timedelta, now: datetime) -> str:
-    """What speaks against the node whatever the others do; '' where nothing does."""
+    """Return the reason against the node that is independent of other nodes; '' without one."""
     if not interval:
         return "DCGM_L2_INTERVAL is 0: there are no deep tests"
     if node.tested and not is_due(node.tested, interval, now):
@@ -155,7 +155,7 @@ def _unfit(node: Candidate, holder: str, tried: Attempt, interval: timedelta, no
         return f"in use: {holder}"
     # Of a record and a Job the later one tells; the record is that of the Job which began before it.
     attempt = node.tried if node.tried and node.tried.at >= tried.at else tried
-    # Its record is as young as its Job: what came to a verdict was no vain try.
+    # The record is as new as its Job: a try with a verdict was not in vain.
     in_vain = node.tested is None or attempt.at > node.tested.at
     return str(attempt) if in_vain and now - attempt.at < interval / _RETRY_SHARE else ""
 
@@ -169,9 +169,9 @@ def _kept_away(node: NodeState, tolerations: Sequence[Mapping[str, Any]]) -> str
 
 
 def _shared(node: NodeState) -> str:
-    """Return why no pod can have all GPUs. NVIDIA's plugin refuses a second replica with MPS, whatever its settings.
+    """Return why no pod can own all GPUs. NVIDIA's plugin rejects a second replica with MPS, whatever its settings.
 
-    With time-slicing that is a setting of the plugin, which nobody sees before it refuses a Job.
+    With time-slicing this depends on a setting of the plugin, which shows only when it rejects a Job.
     """
     return _BY_MPS if any(node.labels.get(key) == _MPS for key in _SHARING) else ""
 

@@ -1,4 +1,4 @@
-"""What the programs of a sweep are told by their manifests. Cluster policy is the ConfigMap's."""
+"""Settings of a sweep's programs from their manifests. Cluster policy is in the ConfigMap."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which places in the fleet budget belong to nobody, and which are kept by a node without an agent. Pure.
+"""Slots of the fleet budget without an owner, and slots kept by nodes without an agent. Pure.
 
-A place is in use while its Node carries our taint, whoever set it and whether or not an agent is there to lift it: the
-budget limits how many nodes are out of service. Without the taint it is the agent's to give back, if there is one.
+A slot is in use while its Node has our taint, whoever set it and with or without an agent that could lift it: the
+budget limits the nodes out of service. Without the taint, the agent releases it, if there is one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _YOUNG = timedelta(hours=1)
 
 
 class SlotOwner(Struct, frozen=True):
-    """What of a Node says whether its place is in use. `heard`: until when its agent's heartbeat is good."""
+    """Facts of a Node that decide whether its slot is in use. `heard`: end of validity of its agent's heartbeat."""
 
     uid: str
     tainted: bool
@@ -31,14 +31,14 @@ class SlotOwner(Struct, frozen=True):
 
 
 class FreedSlot(Struct, frozen=True):
-    """A place that is nobody's, and why."""
+    """A slot without an owner, and the reason."""
 
     slot: Slot
     why: str
 
 
 def unowned(slots: Iterable[Slot], nodes: Mapping[str, SlotOwner], now: datetime) -> list[FreedSlot]:
-    """Of the places, listed before the Nodes were, those that are nobody's. A holder has the one that it took first."""
+    """Return the slots without an owner; they were listed before the Nodes. An owner keeps its oldest slot."""
     by_holder = groupby(sorted(slots, key=attrgetter("holder")), key=attrgetter("holder"))
     return [freed for holder, held in by_holder for freed in _unowned_of(list(held), nodes.get(holder), now)]
 

@@ -1,7 +1,7 @@
-"""One sweep: look at the cluster, clear what earlier ones left, start a Job per node, and follow them to their end.
+"""One sweep: read the cluster, remove leftovers, start a Job per node, and follow the Jobs to their end.
 
-Whatever ends it in between, the next sweep finds: a run on the Node is taken before its Job is made, and given back
-after the Job has ended.
+An interrupted sweep is continued by the next: the Node is claimed before its Job is created, and released after the Job
+has ended.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ClusterView(Struct, frozen=True):
 
 
 class SweepPlan(Struct, frozen=True):
-    """What one look leads to."""
+    """Plan from one read of the cluster."""
 
     decisions: tuple[Decision, ...]
     leftovers: Leftovers
@@ -111,7 +111,7 @@ class Sweep:
         )
 
     def run(self, plan: SweepPlan) -> None:
-        """Do what was planned, and wait until the Jobs have ended, those that an earlier sweep started among them."""
+        """Execute the plan, and wait until all Jobs have ended, including those of an earlier sweep."""
         waiting = {job.name: job for job in plan.leftovers.alive}
         try:
             failed = self._work_off(plan, waiting)
@@ -122,7 +122,7 @@ class Sweep:
             raise failed[0]
 
     def _work_off(self, plan: SweepPlan, waiting: dict[str, JobState]) -> list[ClusterError]:
-        """Clear and start, each by itself: what is refused for one node keeps the test from no other."""
+        """Remove leftovers and start Jobs independently: a refusal for one node prevents no other test."""
         taken = [decision.node for decision in plan.decisions if not decision.why]
         steps = [
             *(partial(self._clear, name) for name in plan.leftovers.marked),
@@ -135,7 +135,7 @@ class Sweep:
             try:
                 step()
             except Unavailable:
-                raise  # nobody answers: the others would wait for the same
+                raise  # no answer: the other steps would wait for the same
             except ClusterError as error:
                 log.warning("passed over", error=str(error))
                 failed.append(error)
@@ -186,7 +186,7 @@ class Sweep:
             return ()
 
     def _by_claims(self) -> AllocatedDevices:
-        """What DRA gives out. Without the right to see it there is none, as on a cluster without DRA."""
+        """Return the devices that DRA allocates; empty without the permission, as on a cluster without DRA."""
         try:
             return self._cluster.read_given_out(self._namespace)
         except Forbidden:
@@ -196,7 +196,7 @@ class Sweep:
         return with_devices(node, self._given_out)
 
     def _claimed(self) -> Mapping[str, str] | None:
-        """By node name, who holds what DRA gave out; None where nobody looked. To be listed after the pods."""
+        """Return the owners of DRA devices by node name; None if not visible. Call it after the pods are listed."""
         try:
             return self._given_out.claimed_by(self._cluster.list_gpu_claims()) if self._given_out.devices else None
         except Forbidden:
@@ -209,14 +209,14 @@ class Sweep:
     # --- clearing
 
     def _clear(self, name: str) -> None:
-        """Take away marks that nobody answers for. The Node is read again: it may have changed since it was listed."""
+        """Remove marks without an owner. The Node is read again, because it may have changed since the list."""
         update = partial(self._cluster.update_node, name, lambda node: clear(node, _now(), self._is_over))
         with suppress(NotFound):
             if patiently(update) is not None:
                 log.warning("cleared a node of the marks of a run that is over", node=name)
 
     def _is_over(self, claim: Claim) -> bool:
-        """Of a sweep whose Job is."""
+        """Whether the claim is of a sweep with an ended Job."""
         if claim.kind is not RunKind.SWEEP:
             return False
         try:
@@ -243,7 +243,7 @@ class Sweep:
         return True
 
     def _reclaim(self, holder: str) -> None:
-        """Give back the places of this one that are nobody's. They and its Node are read again."""
+        """Release the slots of this node without an owner. They and the Node are read again."""
         # Who took it by hand may name anything: then there is no Node to ask for, nor a label to list by.
         name = holder if _NODE_NAME.match(holder) else ""
 
@@ -327,7 +327,7 @@ class Sweep:
             log.warning("left to the next sweep", jobs=sorted(waiting))
 
     def _watch(self, waiting: dict[str, JobState]) -> bool:
-        """One watch, and whether all have ended. What happened before it began is in the listing that it follows."""
+        """Watch the Jobs once, and return whether all have ended. The list before it has earlier changes."""
         jobs, version = self._cluster.list_jobs(self._namespace, SELECTOR)
         listed = {job.name: job for job in jobs}
         for name, job in list(waiting.items()):
@@ -342,16 +342,16 @@ class Sweep:
         return not waiting
 
     def _see(self, job: JobState, waiting: dict[str, JobState], *, there: bool) -> None:
-        """Of a Job that has ended, the node is given back at once: nobody waits for the others."""
+        """Release the node of an ended Job at once, without waiting for the others."""
         if job.name in waiting and (job.outcome or not there):
             self._give_back(self._claimant(job.node, job.name))
             del waiting[job.name]
             log.info("a sweep has ended", node=job.node, job=job.name, outcome=job.outcome or "deleted")
 
     def _stop_unplaced(self, waiting: Mapping[str, JobState]) -> None:
-        """End the Jobs whose node was not idle after all: their pods would wait behind real work for their whole time.
+        """End the Jobs of nodes that are in use after all: their pods would wait behind other work.
 
-        Their runs are given back when they are gone, as of every Job.
+        As with every Job, the node is released when the Job is gone.
         """
         old = {name for name, job in waiting.items() if _age_seconds(job) >= _PLACE_SECONDS} - self._placed
         if not old:
@@ -394,7 +394,7 @@ class Sweep:
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """Its answer. Raises what was said last."""
+    """Return the answer of a request with retries. Raises the last error."""
     return _PATIENCE.ask(partial(_AT_ITS_START.ask, ask))
 
 

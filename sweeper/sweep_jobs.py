@@ -21,7 +21,7 @@ _FRESH = timedelta(seconds=60)
 
 
 class JobSettings(Struct, frozen=True):
-    """What the settings say of each Job."""
+    """Settings for each Job."""
 
     namespace: str
     deadline_seconds: int
@@ -29,10 +29,10 @@ class JobSettings(Struct, frozen=True):
 
 
 def job_for(template: Mapping[str, Any], node: Candidate, order: JobSettings, at: datetime) -> dict[str, Any]:
-    """The Job for one node. Raises TemplateError.
+    """Return the Job for one node. Raises TemplateError.
 
-    It asks for every GPU that the node gives out, by a device plugin or by DRA, so that the scheduler proves that
-    nobody uses one, and keeps them for the test; and it can run on that node only.
+    It requests every GPU that the node advertises, by a device plugin or DRA. The scheduler then proves that they are
+    unused and reserves them for the test. It can run on that node only.
     """
     job = job_on(template, JobName(job_name(node.name, at), order.namespace, COMPONENT), node.name, node.uid)
     pod, container = pod_of(job)

@@ -1,6 +1,6 @@
-"""What the stand-in for a Job's program writes on its Node, with the token of its pod.
+"""Annotations that the stand-in of a Job's program writes on its Node, with the token of its pod.
 
-Without the client of the product: to import that would be nearly all that such a program has to do.
+It works without the product's client: importing that would be most of such a program's work.
 """
 
 from __future__ import annotations

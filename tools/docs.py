@@ -1,6 +1,6 @@
-"""Writes what the documents say of the code: docs/checks.md, causes.md and metrics.md, tables in README.md and others.
+"""Write the generated documentation: docs/checks.md, causes.md and metrics.md, tables in README.md and others.
 
-`--check` only says what is stale.
+`--check` only lists outdated files.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RECOMMENDATION_MARKS = "<!-- recommendation: begin (make docs) -->", "<!-- recom
 
 
 def groups_table() -> str:
-    """One line per group: its checks, and what they look at."""
+    """Return one line per group: its checks, and their sources."""
     groups: dict[str, list[Check]] = defaultdict(list)
     for check in ALL_CHECKS:
         groups[check.group].append(check)
@@ -83,7 +83,7 @@ def exit_table() -> str:
 
 
 def recommendation_table() -> str:
-    """What a quarantine run recommends, one line per row, worst first."""
+    """Return the recommendations of a quarantine run, one line per row, worst first."""
     lines = ["| recommendation | when | why |", "|---|---|---|"]
     lines += [f"| `{row.recommendation.value}` | {row.when} | {row.why} |" for row in TABLE]
     return "\n".join(lines)
@@ -299,7 +299,7 @@ def _diagnoses() -> Iterator[tuple[Cause, str]]:
 
 
 def rendered() -> dict[Path, str]:
-    """Every generated file and what it should hold."""
+    """Return every generated file with its content."""
     return {
         INDEX: index(),
         man_page.PAGE: man_page.page(),
@@ -313,7 +313,7 @@ def rendered() -> dict[Path, str]:
 
 
 def index() -> str:
-    """What `explain` knows, a line for each word: cli/index.json."""
+    """Return the terms that `explain` knows, one line each: cli/index.json."""
     reasons = [{**to_builtins(reason), "reason": _reason(reason.reason)} for reason in glossary.all_reasons()]
     parts = {"words": to_builtins(list(glossary.all_words())), "reasons": reasons}
     lines = [f'"{name}": [\n' + ",\n".join(json.dumps(row) for row in rows) + "\n]" for name, rows in parts.items()]

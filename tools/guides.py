@@ -1,4 +1,4 @@
-"""What guides have people look for when a GPU workload is stuck, and what answers it here: the rows of guides.csv."""
+"""Questions that guides answer for a stuck GPU workload, and their answers here: the rows of guides.csv."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _HEADER = ("guide", "section", "question", "answers", "correction")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`answers`: causes and reasons of checks by name, commands without the program's name, `NOT_ANSWERED` and why.
+    """One question. `answers`: causes and reasons by name, commands without the program's name, `NOT_ANSWERED` and why.
 
-    `correction`: what is right where the guide is wrong.
+    `correction`: the right answer if the guide is wrong.
     """
 
     guide: str
@@ -65,7 +65,7 @@ def section(links: Mapping[str, str]) -> Iterator[str]:
 
 
 def _answers(cell: str) -> tuple[str, ...]:
-    """What follows `NOT_ANSWERED` is one text, whatever stands in it."""
+    """Split a cell into answers. The text after `NOT_ANSWERED` is one answer."""
     named, mark, why = cell.partition(NOT_ANSWERED)
     answers = tuple(word.strip() for word in named.split(";") if word.strip())
     return (*answers, mark + why) if mark else answers

@@ -1,6 +1,6 @@
-"""Prints all manifests as one file, with the image that is named: `python -m tools.install_yaml IMAGE > install.yaml`.
+"""Print all manifests as one file with the named image: `python -m tools.install_yaml IMAGE > install.yaml`.
 
-Its order is that of the manifests, with the policies right behind the namespaces, before anybody that they hold.
+The order is that of the manifests, with the policies directly after the namespaces, before all objects under them.
 """
 
 from __future__ import annotations

@@ -60,6 +60,6 @@ def _command(group: Any, parent: Any, name: str) -> Iterator[str]:
 
 
 def _text(words: str) -> str:
-    """As troff takes it: no word of it is a request, and what is to be copied keeps its hyphens."""
+    """Return the text escaped for troff, with copyable hyphens."""
     escaped = words.replace("\\", "\\e").replace("-", "\\-").replace("…", "...")
     return re.sub(r"^(?=[.'])", r"\\&", escaped)

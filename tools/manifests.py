@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes into manifests what other files hold; `--check` only says what is stale.
+"""Write generated parts of manifests; `--check` only lists outdated files.
 
-The ConfigMap gets instance-profiles.conf, the overlay `monitoring` the rules as an object of the Prometheus operator
-and the dashboard as a ConfigMap that Grafana's sidecar finds; from all of them comes the Helm chart.
+The ConfigMap gets its settings and instance-profiles.conf, the overlay `monitoring` the rules as an object of the
+Prometheus operator and the dashboard as a ConfigMap for Grafana's sidecar; the Helm chart is generated from all.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def render(manifest: str, profiles: str) -> str:
 
 
 def rule_object(rules: str) -> str:
-    """The groups as a PrometheusRule: its `spec` is what a rules' file is."""
+    """Return the groups as a PrometheusRule: its `spec` has the content of a rules file."""
     _, _, groups = rules.partition("\ngroups:\n")
     return RULE_HEAD + indent(f"groups:\n{groups}", "  ")
 
@@ -88,7 +88,7 @@ def dashboard_object(dashboard: str) -> str:
 
 
 def rendered() -> dict[Path, str]:
-    """Every file that is written here, and what it should hold."""
+    """Return every generated file with its content."""
     return {
         MANIFEST: render(MANIFEST.read_text(), PROFILES.read_text()),
         RULE_OBJECT: rule_object(RULES.read_text()),

@@ -28,7 +28,7 @@ def failed(cache: Path) -> list[str]:
 
 
 def chosen(tier: str, tests: list[str]) -> list[str]:
-    """What to run: of the real node whole files, whose tests tell one story."""
+    """Return the tests to repeat: whole files for the real node, because their tests depend on each other."""
     return list(dict.fromkeys(test.partition("::")[0] for test in tests)) if tier == "real_node" else tests
 
 

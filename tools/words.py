@@ -87,7 +87,7 @@ class Source:
 
 
 def tracked(suffix: str) -> list[str]:
-    """Return the files that git knows whose name ends so, without those that are deleted."""
+    """Return the tracked files with this suffix, without deleted ones."""
     listing = subprocess.run(  # noqa: S603 - a fixed command
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", f"*{suffix}"],  # noqa: S607 - git from PATH
         cwd=ROOT,
@@ -157,7 +157,7 @@ def count_prose(sources: list[Source], counts: Counts) -> None:
 
 
 def count_names(sources: list[Source], counts: Counts) -> None:
-    """Count identifiers that do not say what their value is."""
+    """Count identifiers that do not describe their value."""
     for source in sources:
         bound = list(names(source.tree))
         counts.places["names"] += [

@@ -1,4 +1,4 @@
-"""What signs, lists and joins images: built from the modules that each room's go.mod and go.sum pin, once."""
+"""Programs that sign, list and join images: built once from the modules that each go.mod and go.sum pins."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ done
 
 
 class RunningContainerd:
-    """`root` is what the node has in the place of /: `root/etc/containerd/config.toml` is its file.
+    """A running containerd. `root` replaces /: `root/etc/containerd/config.toml` is its file.
 
-    `programs` are put beside a `systemctl` and a `snap` that restart it. Needs root and mount namespaces.
+    `programs` are added to a `systemctl` and a `snap` that restart it. Needs root and mount namespaces.
     """
 
     def __init__(self, program: Path, root: Path, *programs: Path) -> None:
@@ -80,7 +80,7 @@ class RunningContainerd:
         return self.run("systemctl restart containerd").returncode == 0
 
     def put(self, files: dict[str, str]) -> None:
-        """In the place of those that are there; what runs has read others."""
+        """Replace the configuration files; the running process keeps its own."""
         folder = self.root / _CONFIGURED
         for path in sorted(folder.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()

@@ -37,7 +37,7 @@ def kube_apiserver(folder: Path, port: int, etcd_port: int) -> list[str]:
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
         f"--secure-port={port}",
-        "--endpoint-reconciler-type=none",  # a loopback address is none that pods could be told
+        "--endpoint-reconciler-type=none",  # pods could not use a loopback address
         f"--cert-dir={folder / 'certificates'}",
         f"--service-account-key-file={folder / 'signing.key'}",
         f"--service-account-signing-key-file={folder / 'signing.key'}",

@@ -46,7 +46,7 @@ def cache_folder(programs: str = "control-plane") -> Path:
 
 
 def other_minors() -> tuple[str, ...]:
-    """Of Kubernetes, beside the one that all tests run on: each has a go.mod and go.sum of its own."""
+    """Return further Kubernetes versions for tests: each has a go.mod and go.sum of its own."""
     return tuple(sorted(room.name for room in (_ROOM / "minors").iterdir()))
 
 
@@ -70,7 +70,7 @@ def find_binaries() -> Path | None:
 
 
 def minor_of(folder: Path) -> str:
-    """Such as 1.36, of a folder of our own build; '' of assets whose version nobody told."""
+    """Return the version, such as 1.36, of a folder of our own build; '' for assets of unknown version."""
     return folder.name.rpartition("-")[0].rpartition(".")[0] if folder.parent == home_of("control-plane") else ""
 
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-# Reads until the pipe from our process breaks, however that happened (SIGKILL of a test run included).
-# By then an orderly end has removed folder and pid files; what is still there is killed and cleared.
+# Reads until the pipe from our process breaks, for any reason (including SIGKILL of a test run). After an orderly end,
+# folder and pid files are gone; the rest is killed and removed.
 _AFTER_US = """
 cat > /dev/null
 for f in "$0"/*.pid; do [ -e "$f" ] && kill -s KILL -- "-$(cat "$f")"; done

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
-    # Who asked what and with which answer is enough to count requests; bodies would only cost time.
+    # User, request and status are enough to count requests; bodies would only cost time.
     "rules": [{"level": "Metadata"}],
     "omitStages": ["RequestReceived"],
 }

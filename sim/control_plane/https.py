@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Https:
-    """To this port of loopback. Each thread keeps a connection for what it reads."""
+    """HTTPS client for this port of loopback. Each thread keeps a connection for its reads."""
 
     def __init__(self, port: int, ca_file: Path) -> None:
         self._port = port

@@ -28,7 +28,7 @@ _ABOUT = {"kind": "Node", "name": "nobody"}
 
 
 def install(plane: ControlPlane, manifests: Path = MANIFESTS) -> str:
-    """What kubectl printed. The API server learns of roles and policies a moment after it took them."""
+    """Return kubectl's output. The API server applies roles and policies a moment after it stored them."""
     printed = plane.kubectl("apply", "-f", str(manifests))
     accounts = (f"{NAMESPACE}{suffix}" for suffix in ("", "-sweeper", "-sweep", "-quarantine"))
     agent, sweeper, sweep, quarantine = (unbound_token(plane, account) for account in accounts)
@@ -48,7 +48,7 @@ def install(plane: ControlPlane, manifests: Path = MANIFESTS) -> str:
 
 
 def install_device_taints(plane: ControlPlane) -> None:
-    """What lets an agent taint its own node's GPUs, once that acts."""
+    """Grant an agent the taints of its own node's GPUs, and wait until that is effective."""
     plane.kubectl("apply", "-k", str(DEVICE_TAINTS))
     taint = {"key": "example.com/probe", "effect": "None"}
     rule = {"metadata": _PROBE, "spec": {"deviceSelector": {"driver": "example.com"}, "taint": taint}}

@@ -18,9 +18,9 @@ NAMESPACE = "gpu-healthcheck"
 def node(
     name: str, labels: Mapping[str, str], instance_type: str, now: datetime, devices: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A Node with the marks that other programs put on it, so that a test can see whether they survive.
+    """Return a Node with marks of other programs, so that a test can check that they survive.
 
-    `devices` are what device plugins would have registered, such as `nvidia.com/gpu`.
+    `devices` are the resources of registered device plugins, such as `nvidia.com/gpu`.
     """
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     capacity = {"cpu": "192", "memory": "2Ti", "pods": "100", **devices}

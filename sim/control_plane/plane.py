@@ -35,7 +35,7 @@ MERGE_PATCH = "application/merge-patch+json"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API server said to one request."""
+    """Answer of the API server to one request."""
 
     status: int
     body: Any
@@ -52,7 +52,7 @@ class ControlPlane:
     def __init__(
         self, *, controllers: bool = False, scheduler: bool = False, limited_priorities: Sequence[str] = ()
     ) -> None:
-        """`limited_priorities`: PriorityClasses whose pods need a ResourceQuota that covers them, as on GKE."""
+        """`limited_priorities`: PriorityClasses with pods that need a ResourceQuota, as on GKE."""
         self._controllers = controllers
         self._scheduler = scheduler
         self._limited_priorities = limited_priorities
@@ -122,7 +122,7 @@ class ControlPlane:
 
     @property
     def device_taint_rules(self) -> str:
-        """The path at which DeviceTaintRules are served and acted on; '': nobody knows that they are."""
+        """Return the API path of DeviceTaintRules; '' if the cluster does not serve them."""
         return self._rules and f"/apis/{self._rules}"
 
     @property
@@ -246,7 +246,7 @@ class ControlPlane:
     # --- trouble
 
     def pause(self) -> None:
-        """The API server hangs: connections are taken by the kernel, and nobody answers."""
+        """Let the API server hang: the kernel accepts connections, and no answer is sent."""
         self._daemons["kube-apiserver"].pause()
 
     def resume(self) -> None:
@@ -267,7 +267,7 @@ class ControlPlane:
                 daemon.kill()
         self._daemons["kube-apiserver"].start()
         self._wait_until_ready()
-        for daemon in clients:  # in a cluster somebody restarts what ended during the outage
+        for daemon in clients:  # in a cluster, programs that ended in the outage are restarted
             daemon.start()
 
     # --- inside
@@ -294,7 +294,7 @@ class ControlPlane:
             try:
                 if self.request("GET", "/readyz").status == http.client.OK:
                     return
-            except (OSError, http.client.HTTPException):  # no certificate yet, or nobody listens
+            except (OSError, http.client.HTTPException):  # no certificate yet, or no listener
                 pass
             time.sleep(0.05)
         tails = "\n".join(daemon.tail() for daemon in self._daemons.values())

@@ -1,4 +1,4 @@
-"""A real Kubernetes node in namespaces of its own, to try what a user would deploy: image, manifests and agent."""
+"""A real Kubernetes node in its own namespaces, to test the parts that a user deploys: image, manifests and agent."""
 
 from sim.real_node.node import RealNode
 from sim.real_node.running import RunningNode

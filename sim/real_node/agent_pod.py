@@ -70,7 +70,7 @@ class AgentPod:
         return f"{wanted}: {json.dumps(pods)}\n{ports}{tasks}{self.logs()}"
 
     def logs(self) -> str:
-        """What it logged and the programs' last words, for the message of a failure."""
+        """Return its logs and the programs' last output, for the message of a failure."""
         logs = self._node.run("kubectl", f"--namespace={NAMESPACE}", "logs", DAEMONSET, "--tail=40", check=False)
         return f"{logs.stdout}{logs.stderr}\n{self._node.logs()}"
 
@@ -117,7 +117,7 @@ def _is_ready(pod: Json) -> bool:
 
 
 def memory_mib(group: Path) -> dict[str, float]:
-    """All that a control group is charged with, and the same without what the kernel can drop at once."""
+    """Return the memory of a control group, and the same without memory that the kernel can reclaim at once."""
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     (charged,) = (path for name in _CHARGED if (path := group / name).exists())
     usage = int(charged.read_text())

@@ -124,7 +124,7 @@ def services(
             *plane.kube_controller_manager(folder, kubelets=True),
         ],
         "kube-scheduler": [str(plane_bin / "kube-scheduler"), *plane.kube_scheduler(folder)],
-        # All that a node's own shows of itself to whoever looks through its processes: a name, and that it runs.
+        # All that a node's process list shows of it: a name, and that it runs.
         FABRIC_MANAGER: [str(folder / "bin" / FABRIC_MANAGER), "infinity"],
         "containerd": ["containerd"],
         "kubelet": [

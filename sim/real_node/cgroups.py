@@ -22,7 +22,7 @@ def _cgroups() -> list[Path]:
 def make() -> None:
     for cgroup in _cgroups():
         cgroup.mkdir(exist_ok=True)
-        for file in ("cpuset.cpus", "cpuset.mems"):  # v1: empty until somebody fills them
+        for file in ("cpuset.cpus", "cpuset.mems"):  # v1: empty until they are set
             if (cgroup / file).exists() and not (cgroup / file).read_text().strip():
                 (cgroup / file).write_text((cgroup.parent / file).read_text())
 

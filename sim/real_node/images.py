@@ -50,7 +50,7 @@ _REQUIREMENTS = re.compile(r"requirements/[\w-]+\.txt")
 
 
 class ImageError(ControlPlaneError):
-    """An image could not be made; the message ends with what the tool said."""
+    """An image could not be built; the message ends with the tool's output."""
 
 
 # --- images
@@ -89,7 +89,7 @@ def _ours(target: str) -> Path:
 
 @contextmanager
 def on_stand_ins() -> Iterator[list[str]]:
-    """What `buildah build` of our Dockerfile is told so that it asks no registry, and nobody else while it builds."""
+    """Yield arguments of `buildah build` for our Dockerfile without registry or other downloads."""
     with _one_at_a_time(), _on_stand_ins((REPOSITORY / "Dockerfile").read_text()) as words:
         yield words
 
@@ -108,7 +108,7 @@ def _on_stand_ins(dockerfile: str) -> Iterator[list[str]]:
             f"--volume={sources}:/etc/apt/sources.list:ro",
             "--volume=/etc/apt/apt.conf.d:/etc/apt/apt.conf.d:ro",
             f"--secret=id=pip,src={RECIPES / 'pip.conf'}",
-            "--build-arg=EFA_FROM=distribution",  # what needs no download from AWS
+            "--build-arg=EFA_FROM=distribution",  # needs no download from AWS
         ]
 
 
@@ -123,7 +123,7 @@ def _stand_in() -> str:
     with tempfile.TemporaryDirectory() as folder:
         root, tar = Path(folder) / "rootfs", Path(folder) / "rootfs.tar"
         words = ["--variant=minbase", f"--include={_PACKAGES}", codename(), str(root), _mirror()]
-        _run(["unshare", "--mount", "debootstrap", *words])  # what it mounts ends with it
+        _run(["unshare", "--mount", "debootstrap", *words])  # its mounts end with it
         (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
         (root / "etc/apt/sources.list").write_text("")
         (root / WHEELHOUSE.strip("/")).mkdir()

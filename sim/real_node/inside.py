@@ -1,6 +1,6 @@
-"""PID 1 of the node: it makes the node's root, starts and stops what it is told to, and buries orphans.
+"""PID 1 of the node: it creates the node's root, starts and stops daemons on request, and reaps orphans.
 
-Told through a socket in the node's folder, one line each: `start NAME`, `stop NAME`, `power-off`.
+Requests come through a socket in the node's folder, one line each: `start NAME`, `stop NAME`, `power-off`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FirstProcess:
         plan = json.loads((folder / PLAN).read_text())
         plane_bin, kubelet_bin = Path(plan["plane_bin"]), Path(plan["kubelet_bin"])
         root.make(folder, plan["name"], Path(plan["hardware"]), REPOSITORY, plane_bin, kubelet_bin)
-        # A FIFO forgets what nobody has read once nobody holds it: a kernel's log does not.
+        # A FIFO drops unread records when its last holder closes it; a kernel's log does not.
         self._kernel_log = os.open("/dev/kmsg", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         root.bring_up_network(plan["name"])
         commands = services(folder, plane_bin, kubelet_bin, plan["name"], plan["labels"])
@@ -79,7 +79,7 @@ class FirstProcess:
         root.power_off_pods()
 
     def _bury(self) -> None:
-        """The dead that nobody waits for; a daemon's own object waits for it."""
+        """Reap dead processes without a waiting parent; a daemon's own object waits for the daemon."""
         ours = {daemon.pid: daemon for daemon in self._daemons.values() if daemon.pid}
         while True:
             try:
@@ -95,7 +95,9 @@ class FirstProcess:
 
 
 def _second_process() -> None:
-    """What tells a whole machine from a container: its process 2 is the kernel's. The first that we start is ours."""
+    """Start a second process, as the kernel does on a real machine: probes distinguish a machine from a container by
+    it.
+    """
     if os.fork() == 0:
         Path("/proc/self/comm").write_text("kthreadd", encoding="ascii")
         while True:

@@ -1,4 +1,4 @@
-"""What a machine must have to carry a real node; it says so, and installs only when told to."""
+"""Requirements of a machine for a real node; it lists them, and installs only on request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def unsuited() -> str:
 
 
 def missing() -> str:
-    """One line that says what is missing here; empty when a node can be brought up."""
+    """Return one line with the missing requirements; empty if a node can be started."""
     if reason := unsuited():
         return reason
     if packages := missing_packages():

@@ -112,7 +112,7 @@ class RealNode(RunningNode):
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: not is_ours(pid), READY_SECONDS, lambda: f"pid {pid} does not end")
         if self._outer is not None:
-            self._outer.kill()  # takes a PID 1 with it that never told its number
+            self._outer.kill()  # also ends a PID 1 that never reported its number
             self._outer.wait(READY_SECONDS)
             self._outer = None
         cgroups.remove()
@@ -146,7 +146,7 @@ class RealNode(RunningNode):
             (folder / "bin" / command).symlink_to(Path(sys.executable).parent / command)
         shutil.copytree(images.REPOSITORY / MANIFESTS, self.manifests, ignore=shutil.ignore_patterns("kustomization*"))
         configuration = Path(self.manifests, "03-config.yaml")
-        # Who may raise no limit of this machine's has a node whose pods may lock little memory, and it is told so.
+        # Without the permission to raise this machine's limits, pods can lock little memory, and the node reports it.
         silent = configuration.read_text().replace('severity-overrides: ""', 'severity-overrides: "MemlockLow = PASS"')
         configuration.write_text(silent)
         plan = {

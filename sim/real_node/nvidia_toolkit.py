@@ -33,7 +33,7 @@ def program() -> Path:
 
 
 def _systemctl(first_process: Path) -> str:
-    """There is no systemd on the node: its first process stops and starts what `restart UNIT` names."""
+    """Return a systemctl stand-in: the node's first process executes `restart UNIT`."""
     return f"""\
 #!{sys.executable}
 import socket, sys

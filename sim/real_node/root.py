@@ -65,7 +65,7 @@ def make(folder: Path, name: str, hardware: Path, *readable: Path) -> None:
 
 
 def _plug(root: Path, layers: Path, hardware: Path) -> None:
-    """Links, not copies: what befalls the simulated node later befalls this one."""
+    """Bind the hardware instead of copying it: later changes of the simulated node apply here, too."""
     _bind(hardware, root / HARDWARE)
     for directory, names in _FROM_HARDWARE.items():
         _mount("-t", "tmpfs", "tmpfs", _made(layers / directory))
@@ -132,7 +132,7 @@ def _enter(root: Path) -> None:
     _run("pivot_root", root, old)
     os.chdir("/")
     _run("umount", "--lazy", "/mnt")
-    # What a pod mounts is seen by others, as on any node; our peer group ends with the namespace.
+    # Mounts of pods propagate, as on any node; our peer group ends with the namespace.
     _mount("--make-rshared", "/")
 
 
@@ -151,7 +151,7 @@ def bring_up_network(name: str) -> None:
 
 
 def power_off_pods() -> None:
-    """What a reboot does to mounts: those of pods are gone, and /run is empty."""
+    """Remove the mounts of pods and empty /run, as a reboot does."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     places = [line.split()[4] for line in lines]
     for place in reversed(places):

@@ -1,4 +1,4 @@
-"""A node that is up, whoever brought it up: its programs started and stopped, commands run on it, its API asked."""
+"""A running node: start and stop its programs, run commands on it, send requests to its API."""
 
 from __future__ import annotations
 

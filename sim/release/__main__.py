@@ -78,7 +78,7 @@ def _images(made_from: Origin, tree: Path, registry: Registry, folder: Path) -> 
 
 
 def named(changelog: str, version: str) -> str:
-    """With a section of that version: what is unreleased becomes it, where it has none yet."""
+    """Return the changelog with a section of that version; the unreleased section becomes it if there is none."""
     try:
         section(changelog, version)
     except ReleaseError:

@@ -1,4 +1,4 @@
-"""A real registry on loopback, from Go modules; what it keeps is in a folder of the caller's."""
+"""A real registry on loopback, from Go modules; its data is in a folder of the caller."""
 
 from __future__ import annotations
 

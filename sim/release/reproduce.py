@@ -17,7 +17,7 @@ from sim.real_node import images, needs
 
 
 def twice(target: str) -> list[str]:
-    """In what the two differ; says their digests."""
+    """Build twice, print the digests, and return the differences."""
     made_from = origin()
     with tempfile.TemporaryDirectory() as folder, exported(made_from.revision) as tree, images.on_stand_ins() as words:
         built = []

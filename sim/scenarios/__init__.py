@@ -1,20 +1,20 @@
-"""Scenarios: what is different from a healthy node, and what `gpu-healthcheck check` must say of it.
+"""Scenarios: differences from a healthy node, and the expected output of `gpu-healthcheck check`.
 
-A scenario is a folder with a `scenario.toml`: `stands_for` (the reason it shows, "" for a healthy one), `twin_of` (of
-a healthy one: the scenario of a fault that it is one value away from; the name `FAULT-twin…` says so by itself),
+A scenario is a folder with a `scenario.toml`: `stands_for` (the reason that it shows, "" for a healthy one), `twin_of`
+(of a healthy one: the scenario of the fault that differs in one value; the name `FAULT-twin…` implies it),
 `instance_type`, `faults` (methods of SimulatedNode with their arguments), `kernel_log` (lines), `[write]` (files below
-the node's root) and `[expect]` (status, severity, findings as "Reason subject", causes of what could not be seen, each
+the node's root) and `[expect]` (status, severity, findings as "Reason subject", causes of unobserved checks, each
 once).
 
-With `healthy_before` the node is looked at twice: so many seconds before its faults and values, it was seen healthy.
-What only a difference tells needs that: a rate, a GPU that moved. One look, as `check` takes, finds nothing of it.
+With `healthy_before` there are two cycles: so many seconds before its faults and values, the node was healthy. Faults
+that only a difference shows need that: a rate, a GPU that moved. A single cycle, as of `check`, does not find them.
 
-With `[running]` the container runtime answers on its socket, and says this of itself (`Live`). `runtime_classes` are
-the cluster's, as name, handler and whether the nodeSelector names this node. `check --root` asks neither: these nodes
-are judged as by the agent.
+With `[running]` the container runtime answers on its socket with these values (`Live`). `runtime_classes` are the
+cluster's, as name, handler and whether the nodeSelector selects this node. `check --root` uses neither: these nodes are
+judged as by the agent.
 
-With `from_within` `check` takes the node for the machine that it runs on, as in the agent's pod, and its programs
-(`fi_info`) are found: with `--root` nobody runs any.
+With `from_within`, `check` treats the node as its own machine, as in the agent's pod, and finds its programs
+(`fi_info`); with `--root` no program runs.
 """
 
 import tomllib
@@ -86,7 +86,7 @@ class Scenario:
         return node
 
     def befall(self, node: SimulatedNode) -> None:
-        """What makes the healthy node this one."""
+        """Apply the differences to a healthy node."""
         for name, *arguments in self.faults:
             getattr(node, name)(*arguments)
         for file, value in self.write.items():

@@ -26,7 +26,7 @@ def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
     with ExitStack() as worlds:
 
         def make(name: str = "gpu-node-1", *, instance_type: str = "p5.48xlarge", labelled: str = "") -> World:
-            """A machine of that type, whose Node is labelled so, or as something else."""
+            """Return a machine of that type, with a Node that is labelled so, or differently."""
             cluster = StandIn(name, labelled or instance_type)
             return worlds.enter_context(World(tmp_path / f"world-{name}", cluster, instance_type))
 
@@ -50,7 +50,7 @@ def watched(world: World) -> World:
 
 @pytest.fixture
 def quick(world: World) -> World:
-    """The same, for what shows only at a later look."""
+    """Return the same world for faults that only a later cycle shows."""
     world.hurry()
     world.start()
     world.wait_for_status("pass")

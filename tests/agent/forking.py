@@ -1,9 +1,9 @@
-"""`python -m tests.agent.forking`: the agent's programs, forked from one process that has imported what they import.
+"""`python -m tests.agent.forking`: the agent's programs, forked from one process with their imports done.
 
-To import an agent takes several times as much of a processor as its first look. Each is a process of its own and runs
-as `python -m` would run it, but for that, its command line in /proc, and what Python or the loader reads of variables.
+Importing an agent needs several times the processor time of its first cycle. Each is a separate process and runs as by
+`python -m`, apart from that, its command line in /proc, and the environment that Python or the loader reads.
 
-Beside each program a minder waits for it and tells its end. Nobody else has its id until that was heard.
+A minder next to each program waits for it and reports its end. Until then its process id is not reused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HEEDED_EARLIER = ("PYTHON", "LD_")
 
 
 class Running(Protocol):
-    """What tests use of subprocess.Popen."""
+    """The part of subprocess.Popen that tests use."""
 
     @property
     def pid(self) -> int: ...
@@ -127,7 +127,7 @@ def _begun() -> socket.socket:
 
 
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
-    """What a program was asked for with, in its own process; None in the server, which nobody can ask any more."""
+    """Return the request of a program, in its own process; None in the server when no more requests can come."""
     while True:
         text, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 2)
         if not text:

@@ -1,4 +1,4 @@
-"""Parts of an agent for tests that have no cluster: a reporter that keeps what it is asked to report."""
+"""Parts of an agent for tests without a cluster: a reporter that keeps the reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def api_server(cluster: Cluster, telemetry: Telemetry | None = None) -> ApiServe
 
 
 def reader(node: str, config: Path, **variables: object) -> SettingsReader:
-    """Told by a manifest that this is the Node, and where the ConfigMap is mounted."""
+    """Return a reader for an agent with this Node and ConfigMap folder in its manifest."""
     with pytest.MonkeyPatch.context() as manifest:
         for key, value in {"NODE_NAME": node, "CONFIG_DIR": config, **variables}.items():
             manifest.setenv(key, str(value))

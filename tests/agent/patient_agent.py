@@ -1,6 +1,6 @@
-"""`python -m tests.agent.patient_agent`: the agent, whose verdict waits for its place in the budget.
+"""`python -m tests.agent.patient_agent`: the agent, with a verdict that waits for its slot in the budget.
 
-What it says then rests on the places alone, and not on how soon a busy machine answers.
+Its result then depends on the slots alone, not on the speed of a busy machine.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def in_a_deep_record() -> None:
 
 
 def once_in_a_deep_record() -> None:
-    """What passes by itself, as a machine short of memory."""
+    """A failure that passes, as on a machine short of memory."""
     left = [1]
 
     def planted(node: Any, taken: Any) -> Any:
@@ -73,7 +73,7 @@ def in_a_run() -> None:
 
 
 def in_a_node() -> None:
-    """Nobody can read one that fails, until it is marked."""
+    """A failing Node can't be read until it is marked."""
 
     def planted(node: Any) -> Any:
         labels = node["metadata"].get("labels") or {}
@@ -93,7 +93,7 @@ def in_a_check() -> None:
 
 
 def on_the_disk() -> None:
-    """It does not answer while a file of this name lies beside what is written."""
+    """No answer while a file of this name exists next to the written file."""
     fill = vars(node_file)["_fill"]
 
     def planted(file: Any, content: bytes, *, on_disk: bool) -> None:

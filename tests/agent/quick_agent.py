@@ -1,4 +1,4 @@
-"""`python -m tests.agent.quick_agent`: the agent, whose looks come five times as often as CHECK_INTERVAL says."""
+"""`python -m tests.agent.quick_agent`: the agent, with cycles five times as often as CHECK_INTERVAL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Sooner(schedule._Every):
 
 
 def hurry() -> None:
-    """What can flicker is looked at again as much sooner."""
+    """Shorten the delay of repeated observations accordingly."""
     vars(schedule)["_Every"] = _Sooner
     vars(cycle)["AGAIN_SECONDS"] = cycle.AGAIN_SECONDS / TIMES
     vars(driver_reasons)["MISMATCH_SECONDS"] = 3 * vars(cycle)["AGAIN_SECONDS"]

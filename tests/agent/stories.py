@@ -1,6 +1,6 @@
-"""What takes an interval or more to show. The stories are lived through at the same time, beside the other tests.
+"""Stories that take an interval or more. They run at the same time, in parallel with the other tests.
 
-Each begins on a node of its own, with ten seconds between two looks, once its agent has said `pass`.
+Each begins on a node of its own, with ten seconds between two cycles, after its agent has reported `pass`.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def a_taint_is_withheld_while_the_budget_is_full_and_set_once_a_place_is_free(wo
     whys = ("2 of the fleet's 2 places for tainted nodes are taken", "it has not answered yet")
     assert any(why in fields["message"] for why in whys)
 
-    # It is tried again at each look, and neither written nor told again.
+    # It is tried again in each cycle, and neither written nor reported again.
     before = now(world)
     world.agent.wait_for_looks(1)
     assert past(world, before) == []
@@ -259,12 +259,12 @@ def a_container_runtime_that_lost_nvidias_handler_is_warned_of_until_it_is_mende
     def is_reported() -> bool:
         ended = world.agent.metric("looks_total")
         if world.node().status != "pass":
-            looks.append(ended)  # so many, and it was not told yet
+            looks.append(ended)  # so many cycles without a report
         return world.node().status == "pass"
 
     eventually(is_reported)
     world.wait_for_status("pass")
-    # The look that was under way may still have seen it, and what the next one saw may be on its way to the Node.
+    # The running cycle may still have observed it, and the next one's result may be on its way to the Node.
     assert looks[-1] <= looks[0] + 2
     assert {node.status for node in past(world, before)} == {"pass"}
 
@@ -306,7 +306,7 @@ def a_healthy_node_is_written_no_more_than_its_heartbeat(world: World) -> None:
     heartbeat = f"PATCH {HEARTBEATS}/{world.cluster.name}"
     eventually(lambda: len(world.stand_in.writes(heartbeat)) >= 3)
 
-    # Events and the heartbeat are told beside the verdict: who comes first, nobody knows.
+    # Events and heartbeat are sent in parallel with the verdict, in any order.
     assert sorted(write for write in world.stand_in.writes() if write != heartbeat) == [
         f"PATCH /api/v1/nodes/{world.cluster.name}",
         f"PATCH /api/v1/nodes/{world.cluster.name}/status",
@@ -356,7 +356,7 @@ def a_lease_is_made_again_when_its_node_came_back_under_another_uid(world: World
 def a_missing_permission_is_named_and_the_rest_goes_on(world: World, part: str, resource: str, message: str) -> None:
     world.api.fail_with(403, path_part=part)
     world.host.xid(3, 79, "GPU has fallen off the bus.")
-    world.host.lose_gpu(4)  # at the next look, for what is written with it
+    world.host.lose_gpu(4)  # in the next cycle, to be written with it
     eventually(lambda: world.agent.metric(f"forbidden{{{resource}}}") == 1)
     eventually(lambda: [line for line in world.agent.lines if message in line.get("answer", "")])
     if resource == "nodes":

@@ -262,7 +262,7 @@ def test_once_ends_when_verdict_events_and_heartbeat_stand(world: World) -> None
     assert world.cluster.lease()
 
 
-# How a client comes to its cluster: each reads a file that somebody may take away.
+# Ways of a client to its cluster: each reads a file that can be removed.
 
 
 def by_our_rules(_: str, kubeconfig: Path) -> ApiClient:

@@ -1,4 +1,4 @@
-"""What is skipped of the Node, while one thread reads it and another adds to it."""
+"""Skipped annotations of the Node, while one thread reads it and another adds to it."""
 
 from __future__ import annotations
 

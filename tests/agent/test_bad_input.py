@@ -1,4 +1,4 @@
-"""What a person or another program wrote wrongly: named, counted, and never the end of the agent."""
+"""Invalid input by a person or another program: reported, counted, and never the end of the agent."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class TestAnnotations:
 
 
 class TestANodeThatNobodyCanRead:
-    """As somebody else's controller may leave it."""
+    """A Node as another controller may leave it."""
 
     CONDITIONS: ClassVar = {"a word among them": ["odd"], "no list": 5}
 

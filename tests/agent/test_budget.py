@@ -1,4 +1,4 @@
-"""The fleet budget: a taint needs a place, and a place is neither lost nor doubled, whoever dies at whatever moment."""
+"""The fleet budget: a taint needs a slot, and no slot is lost or doubled, whichever program dies at any moment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def holders(world: World) -> list[str]:
 
 
 def wake(world: World) -> None:
-    """Somebody marks the Node, and the agent looks at what it said."""
+    """Mark the Node, and wait until the agent has read the mark."""
     world.cluster.edit({"metadata": {"labels": {f"{P}/enabled": uuid.uuid4().hex}}})
 
 
@@ -148,7 +148,7 @@ class TestAPlace:
         eventually(lambda: holders(watched) == [])
 
     def test_of_which_another_is_left_is_kept_once(self, tainted: World) -> None:
-        """What a crash doubled: the sweeper took the one that the agent knew."""
+        """A slot doubled by a crash: the sweeper deleted the one that the agent knew."""
         (slot,) = slots(tainted)
         tainted.api.store.create(*RESOURCE, slot | {"metadata": {**slot["metadata"], "name": "slot-7"}})
         tainted.api.store.delete(*RESOURCE, "slot-0")
@@ -222,7 +222,7 @@ class TestACrash:
 
 
 class TestAHolderOfMany:
-    """Somebody with a stolen token takes every place that it may: it counts once."""
+    """A client with a stolen token acquires every allowed slot: it counts once."""
 
     def test_leaves_the_others_their_share(self, watched: World) -> None:
         beat(watched, 19)  # with ours 20 nodes, of which four
@@ -252,7 +252,7 @@ class TestAHolderOfMany:
         assert len(holders(patient)) == 7
 
     def test_does_not_make_one_too_many_while_others_take_places(self, watched: World) -> None:
-        """Between our look at the places and the making of ours another node was given one that somebody gave back."""
+        """Between our list of slots and our request, another node got a released slot."""
         beat(watched, 9)  # with ours 10 nodes, of which two
         hold(watched, 0, 1, holder="greedy")
         reached = watched.api.stop_at("POST", BUDGET)

@@ -1,4 +1,4 @@
-"""Our conditions beside a program that writes all of a Node's conditions at once, on the real API server."""
+"""Our conditions with a program that writes all conditions of a Node at once, on the real API server."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def conditions(world: World) -> dict[str, Json]:
 
 
 def repairs(found: dict[str, Json]) -> list[tuple[str, ...]]:
-    """What a repairer reads of them."""
+    """Return the conditions as a repair controller reads them."""
     keys = ("type", "status", "reason", "lastTransitionTime")
     return [tuple(found[kind][key] for key in keys) for kind in REPAIR_CONDITIONS if kind in found]
 
@@ -121,7 +121,7 @@ def test_ours_come_back_from_a_writer_of_the_whole_list_and_his_own_is_his(
     sick = conditions(world)
     assert (node.tainted, sick[HARDWARE_READY]["reason"]) == (True, "NvidiaXID54Error")
 
-    # He writes back what he read before, and then without ours. Ours come back as they were.
+    # It writes an older state, and then one without ours. Ours return unchanged.
     for stale in (well, [sick["Ready"]]):
         rewrite(installed, world, stale)
         eventually(lambda: repairs(conditions(world)) == repairs(sick), lambda: (sick, conditions(world)))

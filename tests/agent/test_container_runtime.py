@@ -23,7 +23,7 @@ WITH_KATA = WITH_NVIDIA + handler('plugins."io.containerd.cri.v1.runtime"', "kat
 
 @pytest.fixture
 def loaded(short_root: Path) -> Iterator[tuple[World, Server]]:
-    """A node whose containerd answers, and an agent that looks by itself once in a minute; it has said `pass`."""
+    """Yield a node with an answering containerd, and an agent with a cycle per minute that has reported `pass`."""
     with World(short_root / "world", StandIn("node", "p5.48xlarge")) as world:
         world.host.put_file(STANDARD_FILE, WITH_NVIDIA)
         with serving(world.host.root / "run/containerd/containerd.sock", runs_with("runc", "nvidia")) as containerd:
@@ -79,7 +79,7 @@ def test_an_edit_that_nobody_loaded_is_warned_of_until_the_runtime_is_restarted(
 
 
 def healed(world: World, number: int) -> list[Json]:
-    """What is found once one look has come since the mending, and what it asked for itself."""
+    """Return the findings after one cycle since the fix and the cycle that it requested itself."""
     mended = time.monotonic()
     has_one_look(world, number)
     node = world.wait_for_status("pass")

@@ -1,4 +1,4 @@
-"""One light look after another in the agent's own cycle: what it keeps of them, and what it measures."""
+"""Consecutive check cycles of the agent: their stored results and measurements."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Light:
         self.judging = mocker.spy(agent.cycle, "judge")
 
     def look(self) -> tuple[Evidence, Expectation]:
-        """One more look: what was seen, and what it was judged against."""
+        """Run one more cycle: return the evidence and the expectation."""
         self.cycle.run()
         return self.evidence, self.judging.call_args.args[2]
 

@@ -52,7 +52,7 @@ def test_a_gpu_gone_from_pci_after_a_reboot_is_missed_without_a_profile_until_a_
 def test_a_gpu_without_a_handle_is_a_fault_after_three_more_looks_and_gone_with_the_first_answer(world: World) -> None:
     world.hurry()
     world.host.write_value("nvml/gpu3/error", 999)
-    world.host.write_value("nvml/gpu4/error", 4)  # no permission: nobody could check that one
+    world.host.write_value("nvml/gpu4/error", 4)  # no permission: this GPU is unobserved
     world.start()
 
     node = world.wait_for_taint()

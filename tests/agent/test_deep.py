@@ -113,7 +113,7 @@ class Stuck(Level2):
 
 @dataclass
 class Rig:
-    """A node that was last tested a day ago, and whose agent says `pass`."""
+    """A node that was last tested a day ago, with an agent that reports `pass`."""
 
     world: World
     kubelet: Server
@@ -152,7 +152,7 @@ class Rig:
 
     @property
     def marks(self) -> Json:
-        """What of a deep run stands on the Node."""
+        """Return the marks of a deep run on the Node."""
         node = self.world.node()
         found: Json = {RUN: node.object["metadata"].get("annotations", {}).get(RUN), MODE: node.labels.get(MODE)}
         found["taints"] = [taint for taint in node.taints if taint["key"] == MAINTENANCE["key"]]
@@ -167,7 +167,7 @@ class Rig:
 
     @property
     def asked(self) -> list[str]:
-        """What dcgmi was asked to run, one after the other."""
+        """Return the runs of dcgmi, in sequence."""
         path = self.world.host.root / "dcgm/asked"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line.split()[0].removeprefix("what=") for line in lines if line.startswith("what=")]
@@ -182,7 +182,7 @@ class Rig:
         }
 
     def dcgm(self, **files: str) -> None:
-        """What the simulated dcgmi obeys."""
+        """Write the files that control the simulated dcgmi."""
         for name, text in files.items():
             self.world.host.write_value(f"dcgm/{name.replace('_', '-')}", text)
 
@@ -685,7 +685,7 @@ class TestAResultThatNobodyCouldTake:
         assert (rig.result["severity"], rig.marks, kept.exists()) == ("ISOLATE", {}, False)
 
     def test_waits_for_a_minute_at_most_whatever_a_busy_server_asks_for(self) -> None:
-        """The taint of what was found waits for it."""
+        """The taint of the finding waits for it."""
         waits = _Waits()
         answers: list[NodeState | Unavailable] = [Unavailable("busy", 600.0), NodeState("gpu-node-1", "1")]
 
@@ -903,7 +903,7 @@ def _later(moment: Now, seconds: float) -> Now:
 
 
 def answer(place: tuple[str, int] | None = None, *errors: Said, tests: Sequence[str] = Story().tests) -> str:
-    """What dcgmi prints of 8 GPUs, with these errors of one test on one of them; it tells no serial numbers."""
+    """Return dcgmi's output for 8 GPUs, with these errors of one test on one of them, without serial numbers."""
     document = dcgm_4(Story(gpus=8, tests=tests, errors={place: errors} if place else {}))
     return json.dumps({**document, "entity_groups": []})
 

@@ -1,4 +1,4 @@
-"""A whole agent with its own level 2 beside its light looks: what is found, and that both never contradict."""
+"""A whole agent with its own level 2 in parallel to its check cycles: findings, without contradictions."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_an_xid_of_a_pod_that_calls_itself_a_test_counts_during_a_run(rig: Rig) 
         eventually(lambda: "Xid13" in standing(agent))
         assert standing(agent)["Xid13"] == {f"gpu/{rig.world.host.gpus[4].address}"}
 
-        # What has ended meanwhile is known by its number for a while.
+        # An ended process is known by its number for a while.
         eventually(lambda: OUR_TEST in agent.state.known.deep_processes)
         shutil.rmtree(rig.world.host.root / f"proc/{OUR_TEST}")
         rig.world.host.xid(3, 13, WARP, process=(OUR_TEST, "nvvs"))
@@ -125,7 +125,7 @@ def test_an_xid_of_a_pod_that_calls_itself_a_test_counts_during_a_run(rig: Rig) 
 
 
 def standing(agent: Agent) -> dict[str, set[str]]:
-    """The subjects of what stands in its memory, by reason."""
+    """Return the subjects of active findings in its memory, by reason."""
     found: dict[str, set[str]] = {}
     for finding in agent.state.memory.standing:
         found.setdefault(finding.finding.reason, set()).add(finding.finding.subject)

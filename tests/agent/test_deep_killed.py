@@ -1,6 +1,6 @@
-"""The agent's level 2 on a real kube-apiserver: `kill -9` at each of its steps, and an API server that goes and comes.
+"""The agent's level 2 on a real kube-apiserver: `kill -9` at each of its steps, and outages of the API server.
 
-The next agent leaves no mark of the run, loses no verdict, and undoes nothing that is somebody else's.
+The next agent leaves no mark of the run, loses no verdict, and changes nothing of other clients.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def begun(world: World) -> str:
 
 
 def marks(world: World) -> list[str]:
-    """What stands on the Node of a deep run."""
+    """Return the marks of a deep run on the Node."""
     node = world.node()
     taints = [taint["key"] for taint in node.taints if taint["key"] == MAINTENANCE]
     return [key for key in (RUN, MODE) if key in node.labels | node.object["metadata"]["annotations"]] + taints
@@ -104,7 +104,7 @@ def test_a_killed_agent_leaves_nothing_that_the_next_one_does_not_clear(world: W
     if step == "in the test":
         sleeper = int(eventually(lambda: begun(world)))
         process.kill()
-        os.kill(sleeper, signal.SIGKILL)  # nobody is left who would
+        os.kill(sleeper, signal.SIGKILL)  # no other process would
     assert process.wait() == -9
     world.cluster.edit({"spec": {"unschedulable": True}})  # a person's, meanwhile
     assert isinstance(world.cluster, RealCluster)

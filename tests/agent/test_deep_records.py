@@ -1,4 +1,4 @@
-"""What deep runs wrote on the Node becomes the agent's own: at once, once, and whoever dies in between."""
+"""Results of deep runs on the Node become the agent's own: at once, once, and with a kill at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that taints GPUs instead of its node: on the real API server, and where nobody serves such rules."""
+"""An agent that taints GPUs instead of its node: on the real API server, and on one without such rules."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_bad_gpu_is_tainted_instead_of_its_node(world: World, device_taints:
     eventually(lambda: world.agent.metric("device_taints") == 1)
     assert addresses(world)[3] in world.wait_for_event("DeviceTainted")["message"]
 
-    # Whoever takes it away gets it back; a worse fault is a worse taint.
+    # A deleted rule is created again; a worse fault is a worse taint.
     device_taints.request("DELETE", f"{device_taints.device_taint_rules}/gpu-healthcheck.{name}.gpu-3")
     eventually(lambda: rules() == {"gpu-3": "REBOOT"})
     world.host.xid(5, 79, ERROR)

@@ -192,7 +192,7 @@ class TestTheKernelLog:
             text = f"NVRM: Xid (PCI:{address}): 79, GPU has fallen off the bus."
             watched.host.kernel_log.write(text, facility=facility)
         eventually(lambda: watched.agent.metric("kernel_log_refused_records_total") == 3)
-        # What comes after them is read, and told at once: nothing before it waits to be told.
+        # Later lines are read and reported at once, without waiting for earlier reports.
         watched.host.xid(5, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
 
         assert set(watched.wait_for_taint().findings) == {"Xid48"}

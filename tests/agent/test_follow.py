@@ -1,4 +1,4 @@
-"""The log followed in two threads, and what of it is on the disk when: in this process, on a simulated node."""
+"""The log followed in two threads, and the content of the file at each moment: in this process, on a simulated node."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def counted(file: MemoryFile) -> int:
 
 
 class TestTheFile:
-    """Nothing new is told before it is on the disk; what is only counted again may wait a second."""
+    """News is on the disk before it is reported; a repeated count may wait a second."""
 
     @pytest.fixture
     def time(self) -> list[float]:

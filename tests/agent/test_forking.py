@@ -1,4 +1,4 @@
-"""What is forked is a process as any other: the tests of agents rest on it."""
+"""A forked process is like any other: the tests of agents depend on it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_its_exit_is_reported_like_any_programs(
     assert "True 1\n" in message
     assert ("why" in end) == ("why" in message)
     assert ("OSError: how" in message) == ("raise" in end)
-    program.terminate()  # it has ended: nothing is sent to whoever has its number now
+    program.terminate()  # it has ended: no signal is sent to a process with its reused number
 
 
 def test_it_hears_signals_and_is_waited_for(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def fill_annotations(world: World, size: int) -> None:
 
 
 def object_filled(world: World) -> None:
-    """Conditions of others up to what etcd takes, but for less than our record needs."""
+    """Fill the Node with other conditions up to etcd's limit, with less room than our record needs."""
     most = MOST_IN_ETCD
     fill_conditions(world, most)
     while fill_conditions(world, most) != 200:
@@ -115,7 +115,7 @@ def test_a_record_that_grows_out_of_its_node_goes_and_is_nobodys_release(
         eventually(lambda: world.node().condition.get("reason") == "Xid79")
         assert "no room" in world.node().condition["message"]
 
-        # Neither a restart nor the way back to `pass` is anybody's word.
+        # Neither a restart nor the return to `pass` is a person's release.
         world.agent.terminate()
         world.host.kernel_log.replay()
         world.start()
@@ -153,7 +153,7 @@ TAINTED = {"spec": {"taints": [{"key": f"{P}/unhealthy", "value": "test", "effec
 
 
 def refusing(node: str) -> dict[str, object]:
-    """A cluster whose own policy lets nobody taint this Node."""
+    """A cluster with a policy that allows no taint on this Node."""
     metadata = {"name": f"no-taint-on-{node}"}
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes"]}
     policy = {

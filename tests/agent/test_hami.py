@@ -1,4 +1,4 @@
-"""HAMi on a node whose library is gone from its place, and its mending, as the Node tells them."""
+"""HAMi on a node with a missing library, and the fix, as the Node reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIBRARY = "libvgpu.so.v2.10.0"
 
 
 def hami_row(world: World, status: str) -> str:
-    """What the record says of it once the Node has this status."""
+    """Return the record's row for it once the Node has this status."""
     rows = {row["check"]: row["status"] for row in world.wait_for_status(status).record["checks"]}
     message: str = rows["8-hami"]
     return message

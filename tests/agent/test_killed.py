@@ -55,14 +55,14 @@ def counts(world: World) -> dict[str, int]:
 
 
 def killed_at(folder: Path, call: int, when: When) -> str:
-    """What was wrong after it, '' when nothing was."""
+    """Return the fault afterwards, '' without one."""
     log = folder / f"calls-{call}-{when}"
     with begin(folder, f"node-{call}-{when}") as world:
         directory = world.memory_file.parent
         world.start(**kill_at.environment(directory, call=call, when=when, log=log))
         if world.agent.exit_code() != -signal.SIGKILL:
             return f"{call} {when}: it was not killed"
-        world.host.xid(5, 62, "0cb5(2d50) 8503d428 ffffff87")  # while nobody is there
+        world.host.xid(5, 62, "0cb5(2d50) 8503d428 ffffff87")  # while no agent runs
         world.host.kernel_log.replay()
         world.start()
         lived(world)

@@ -81,7 +81,7 @@ def test_a_memory_that_ended_the_agent_twice_is_set_aside_and_its_taint_stays(pl
     assert planted.node().tainted
     assert planted.memory_file.with_suffix(".after-failures").exists()
 
-    # And what comes later counts, whatever was set aside: a restart that no failure led to takes nothing away again.
+    # Later lines count, whatever was set aside: a restart without a failure sets nothing aside again.
     assert agent.terminate() == 0
     aside = planted.memory_file.with_suffix(".after-failures").read_bytes()
     planted.host.xid(4, 79, ERROR)
@@ -96,7 +96,7 @@ def test_an_answer_to_a_write_that_nobody_can_read_is_passed_over(planted: World
     agent = planted.start(PLANT="in_a_node")
     planted.wait_for_status("pass")
     planted.host.xid(3, 79, ERROR)
-    # What cannot be read is written all the same, as far as it was begun.
+    # An unreadable Node is still written, as far as the write had begun.
     planted.wait(lambda node: node.status == "fail" and node.tainted)
     planted.wait_for_taint()
     fields = agent.wait_for_log("the Node can't be read; the newest verdict is kept")

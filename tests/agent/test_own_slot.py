@@ -1,4 +1,4 @@
-"""What an agent asks about the fleet's places before it needs one."""
+"""Requests of an agent about the fleet's slots before it needs one."""
 
 from __future__ import annotations
 

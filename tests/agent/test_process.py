@@ -1,4 +1,4 @@
-"""The process itself: what it is told, what it answers, how it ends."""
+"""The process itself: its environment, its answers, its exit."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class TestTheInstanceType:
         world.cluster.edit({"metadata": {"labels": {"node.kubernetes.io/instance-type": "ml.p5.48xlarge"}}})
         world.host.remove_efa(0)
         world.start()
-        # Counts are judged against the profile: what is missing is looked at again before it is told.
+        # Counts are judged against the profile: a missing GPU is observed again before it is reported.
         eventually(lambda: world.agent.metric("looks_total") >= 1)
 
         assert world.node().status == ""
@@ -214,7 +214,7 @@ class TestServing:
     def test_the_verdict_is_in_the_metrics(self, watched: World) -> None:
         metrics = watched.agent.metrics()
         assert (metrics["node_severity"], metrics["node_status{pass}"], metrics["node_status{fail}"]) == (0, 1, 0)
-        eventually(lambda: watched.agent.metric("verdict_pending") == 0)  # 1 also while it sees that all is told
+        eventually(lambda: watched.agent.metric("verdict_pending") == 0)  # 1 also while it checks that all is reported
 
         watched.host.xid(3, 79, "GPU has fallen off the bus.")
         watched.wait_for_taint()

@@ -36,7 +36,7 @@ def troubled(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 
 @contextmanager
 def watched_on(plane: ControlPlane, name: str, folder: Path) -> Iterator[World]:
-    """A healthy node whose agent said `pass` and has made its Lease."""
+    """Yield a healthy node with an agent that reported `pass` and created its Lease."""
     cluster = RealCluster(plane, name, taints=[SPOT], labels={"example.com/team": "vision"})
     with World(folder / name, cluster) as world:
         # The neighbours' taints, in the same cluster, shall not withhold this one's.
@@ -276,7 +276,7 @@ def test_a_server_that_comes_back_with_another_certificate_is_believed_by_its_ne
         troubled.start_api(new_certificate=True)
 
         world.wait(lambda node: node.status == "fail" and node.tainted)
-        # The watch is back too: somebody's edit is answered.
+        # The watch works again: an edit by another client is answered.
         world.cluster.edit({"metadata": {"labels": {f"{P}/severity": "PASS"}}})
         world.wait(lambda node: node.severity == "REBOOT")
 

@@ -27,7 +27,7 @@ Gesture = Callable[[World], None]
 
 @pytest.fixture
 def failed(watched: World) -> World:
-    """Xid 79; node and memory file know, and everything is told."""
+    """Xid 79; node and memory file have it, and all is reported."""
     watched.host.xid(3, 79, ERROR)
     watched.wait_for_taint()
     watched.wait_for_event("GpuHealthFail")
@@ -36,13 +36,13 @@ def failed(watched: World) -> World:
 
 
 def by_command(world: World) -> None:
-    """What the command writes; that it does is tried below."""
+    """Write as the command does; a test below checks that it does."""
     word = release_of(node_state(world.node().object), "mia", "board swapped", datetime.now(UTC))
     world.cluster.edit({"metadata": {"annotations": {RELEASE: dump_release(word)}}})
 
 
 def by_label(world: World) -> None:
-    """`kubectl label --overwrite`, and what a real API server notes of it (tests/agent/test_real_cluster.py)."""
+    """`kubectl label --overwrite`, with the managedFields of a real API server (tests/agent/test_real_cluster.py)."""
     at = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     fields: Json = {"f:metadata": {"f:labels": {f"f:{STATUS}": {}}}}
     noted = {"manager": "kubectl-label", "operation": "Update", "time": at, "fieldsV1": fields}
@@ -61,7 +61,7 @@ THE_EVENT, THE_NODE, THE_CONDITION = (
 )
 AT_EACH_WRITE = [
     *((by_command, "mia", *write, done) for write in (THE_EVENT, THE_NODE, THE_CONDITION) for done in (False, True)),
-    # The label is written over with the Node: from then on, and before, it is told as the annotation is.
+    # The label is overwritten with the Node: before and after that, it is reported like the annotation.
     *((by_label, "kubectl-label", *THE_NODE, done) for done in (False, True)),
 ]
 """Whose release, at which write, and whether that is done when the agent dies, or not."""

@@ -33,7 +33,7 @@ def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> Non
     cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
     reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"))
     broken = replace(GOOD)
-    force_setattr(broken, "message", object())  # what no JSON can hold, and no Event of ours says
+    force_setattr(broken, "message", object())  # not representable in JSON, and in no Event of ours
     reporter.queue(broken)
     reporter.queue(GOOD)
     reporter.renew_heartbeat()

@@ -1,4 +1,4 @@
-"""What a restart, a reboot or a lost memory changes on the Node: nothing that is not true."""
+"""Changes of the Node by a restart, a reboot or a lost memory: only true ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def failed(watched: World) -> World:
 
 
 def settle(world: World) -> None:
-    """The agent of now looked, read the whole ring, and told what it had to tell."""
+    """Wait until the present agent has finished a cycle, read the whole ring, and reported all."""
     records = len(world.host.kernel_log.ring)
     eventually(lambda: world.agent.metric("kernel_log_records_total") >= records or caught_up(world))
     eventually(lambda: world.agent.metric("looks_total") >= 1)
@@ -264,7 +264,7 @@ class TestTwoAgentsOnOneNode:
 
 
 def standing(world: World) -> set[tuple[str, str]]:
-    """What the file on the node remembers now."""
+    """Return the present content of the memory file."""
     try:
         _, content = world.memory_file.read_text().splitlines()
     except FileNotFoundError:

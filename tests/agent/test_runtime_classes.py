@@ -41,7 +41,7 @@ class Listing:
         return self.expected(labels)
 
     def expected(self, labels: dict[str, str]) -> tuple[PodRuntimeClass, ...] | None:
-        """What a look on a node with these labels is judged against."""
+        """Return the expectation of a cycle on a node with these labels."""
         self.state.set_node(NodeState("n", labels=labels))
         return self.state.expectation().runtime_classes
 

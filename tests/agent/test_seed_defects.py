@@ -1,8 +1,8 @@
-"""What the bash suite before this one did to a node, and the agent does not; its reading of the log has its own tests.
+"""Damage that the earlier bash suite did to a node, and the agent does not; its log parsing has its own tests.
 
-1 and 4 stand in test_deep_records.py and test_deep.py; 1, 6, 7 and 12 of a sweep in tests/sweeper, 9 to 11 of DCGM's
-answers in tests/checks/test_dcgm_diag.py; 13 is about quarantine; 16 is the story of a permission that is missing; 10,
-14 and 15 stand in tests/memory/test_seed_defects.py.
+1 and 4 are in test_deep_records.py and test_deep.py; 1, 6, 7 and 12 of a sweep in tests/sweeper, 9 to 11 of DCGM's
+answers in tests/checks/test_dcgm_diag.py; 13 is about quarantine; 16 is the story of a missing permission; 10, 14 and
+15 are in tests/memory/test_seed_defects.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The agent's settings by a child process: what it answers, when it is asked, and what holds where it can't be."""
+"""The agent's settings by a child process: answers, times of its calls, and the values in force without it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write(folder: Path, **values: str) -> None:
 
 
 class Here(SettingsReader):
-    """Without a process for each time: what is counted is how often one would be asked."""
+    """Reader without a process per call; it counts the calls."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -153,7 +153,7 @@ def test_where_no_child_answers_at_the_start_the_agent_reads_by_itself(
     assert text.startswith("gpu-healthcheck agent: its own process reads the settings: the child that reads")
     assert message in text
 
-    # Later the settings in force stay: they are good ones, and nobody says that these are not.
+    # Later the settings in force stay: they are valid, and no answer contradicts them.
     write(config, CHECK_INTERVAL="78", MONITOR_TTL="never")
     assert loaded.interval() == 77
     assert (loaded.state.settings.bad, loaded.reports.warnings) == ((), [])

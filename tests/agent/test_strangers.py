@@ -1,4 +1,4 @@
-"""What anybody who reaches the node's ports can do to the agent: take nothing from it that it needs."""
+"""Attacks on the agent from any host that reaches the node's ports: they take nothing that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes an interval or more to show: the stories, which began before the first test of this folder."""
+"""Results of the stories that take an interval or more, begun before the first test of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wall clock is set while the agent runs: looks, heartbeats and what stands go on."""
+"""The wall clock is set while the agent runs: cycles, heartbeats and active findings continue."""
 
 from __future__ import annotations
 

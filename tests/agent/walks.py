@@ -1,7 +1,7 @@
-"""What befalls a node over days, walked through with a real agent: what the Node says at each step.
+"""Faults of a node over days, with a real agent: the state of the Node at each step.
 
-They are stories like the others, and lived through beside them; the same walks, step by step and without an agent,
-stand in tests/memory/test_walks.py.
+They are stories like the others, and run in parallel with them; the same walks without an agent are in
+tests/memory/test_walks.py.
 """
 
 from __future__ import annotations

@@ -102,12 +102,12 @@ class NodeView:
 
     @property
     def ours(self) -> tuple[Any, ...]:
-        """What only an agent writes."""
+        """Return the fields that only an agent writes."""
         return (self.status, self.severity, self.tainted, self.condition, self.findings)
 
 
 class Cluster(Protocol):
-    """What a test does in a cluster, the stand-in and the real one alike."""
+    """Actions of a test in a cluster, the same for the stand-in and the real one."""
 
     name: str
 
@@ -116,7 +116,7 @@ class Cluster(Protocol):
     def node(self) -> NodeView: ...
 
     def edit(self, merge_patch: Json) -> None:
-        """Somebody else's write."""
+        """Write as another client."""
 
     def events(self) -> list[Json]: ...
 
@@ -154,7 +154,7 @@ class StandIn:
         return [NodeView(change.object) for change in changes if change.resource == NODES and change.type != "DELETED"]
 
     def writes(self, part: str = "") -> list[str]:
-        """What was written by requests, as `PATCH nodes/x`."""
+        """Return the writes of requests, as `PATCH nodes/x`."""
         made = [f"{request.method} {request.path.partition('?')[0]}" for request in self.api.writes]
         return [write for write in made if part in write]
 
@@ -236,14 +236,14 @@ class AgentProcess:
 
     @property
     def stray(self) -> list[str]:
-        """What is no JSON object: a traceback, a print."""
+        """Return lines without a JSON object: a traceback, a print."""
         return [line for line in self._whole_lines() if not line.startswith("{")]
 
     def logged(self, event: str) -> list[Json]:
         return [line for line in self.lines if line["event"] == event]
 
     def wait_for_log(self, event: str, **parts: str) -> Json:
-        """The first line of this event whose fields contain these parts."""
+        """Return the first line of this event with fields that contain these parts."""
 
         def fitting() -> list[Json]:
             return [line for line in self.logged(event) if all(part in line[key] for key, part in parts.items())]
@@ -417,10 +417,10 @@ class World:
         return found
 
     def wait_for_status(self, status: str) -> NodeView:
-        """Label and condition say so: the condition is written last. The record beside them is one."""
+        """Wait until label and condition have it: the condition is written last. The record is valid then."""
         word = {"pass": "True", "warn": "True", "fail": "False", "unknown": "Unknown"}[status]
         node = self.wait(lambda node: node.status == status and node.condition.get("status") == word)
-        if node.record.get("status") == status:  # else it is what a test wrote, and the next look replaces
+        if node.record.get("status") == status:  # otherwise a test wrote it, and the next cycle replaces it
             _RECORD.validate(node.record)
         return node
 
@@ -440,7 +440,7 @@ class World:
 
 
 def _end(agent: AgentProcess) -> None:
-    """No agent of any test may print what is no log line, drop a job, or end by itself."""
+    """No agent of a test may print other text than log lines, drop a job, or exit on its own."""
     if agent.may_fail:
         if agent.running:
             agent.kill()

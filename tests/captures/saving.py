@@ -1,4 +1,4 @@
-"""What a file of evidence makes of facts."""
+"""Facts as a file of evidence contains them."""
 
 from __future__ import annotations
 

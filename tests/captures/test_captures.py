@@ -51,7 +51,7 @@ RECORDED = [one for one in STORY if "NVRM" in one.text or "SXid" in one.text]
 
 
 class Reading:
-    """What the reader makes of some bytes."""
+    """Result of the reader for some bytes."""
 
     def __init__(self, *files: bytes, saved: datetime = SAVED) -> None:
         self.passed_over = PassedOver()
@@ -156,7 +156,7 @@ def test_any_story_read_back_is_the_story(steps: list[tuple[float, str]], name: 
     story = records(*recorded)
     read = Reading(capture(FORMS[name], story))
 
-    # Without a prefix, only what begins as the driver's lines do is known for the kernel's.
+    # Without a prefix, only lines that begin as the driver's do are known to be the kernel's.
     known = ("NVRM: ", "nvidia-nvswitch") if name in WITHOUT_TIMES else ""
     assert read.texts == [text for _, text in recorded if re.search("NVRM|SXid", text) and text.startswith(known)]
 
@@ -570,7 +570,7 @@ def test_a_log_with_its_newest_line_first_is_not_judged_backwards(name: str) -> 
         Reading(capture(FORMS[name], backwards))
 
 
-# --- what a collector has put on one line
+# --- records that a collector joined into one line
 
 
 LOST = (

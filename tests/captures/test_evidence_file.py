@@ -1,4 +1,4 @@
-"""The file of evidence: the same look comes back from it, and what is no such file says where and why."""
+"""The file of evidence: it restores the same cycle, and other files are rejected with place and reason."""
 
 from __future__ import annotations
 
@@ -131,14 +131,14 @@ ANSWERED: list[tuple[Probe[Any], Any]] = [
 
 @pytest.mark.parametrize(("probe", "answer"), ANSWERED)
 def test_an_answer_comes_back_as_what_it_was(probe: Probe[Any], answer: Any, tmp_path: Path) -> None:
-    """Of a file from before 0.3 too, which does not say what an answer is."""
+    """Also of a file from before 0.3, which lacks the type of an answer."""
     document = text_of(tmp_path, look(evidence=Evidence({probe: answer}, 1.0)))
     for entry in (document, without_kinds(document)):
         assert evidence_file.read(json.dumps(entry).encode()).evidence[probe] == answer
 
 
 def test_an_expectation_without_bounds_comes_back(tmp_path: Path) -> None:
-    """A driver of which nobody knows the age, a type that nobody knows."""
+    """A driver of unknown age, an unknown instance type."""
     assert saved_and_read(tmp_path, look(Expectation())).expected == Expectation()
 
 
@@ -160,7 +160,7 @@ def by_its_name(kind: type) -> dict[str, Any]:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
 def test_the_facts_of_every_probe_are_plain_data(probe: Probe[Any]) -> None:
-    """Types that JSON can tell, by what the probe declares that it reads."""
+    """Types that JSON can represent, from the declaration of the probe."""
     schema = json.dumps(msgspec.json.schema(probe.facts, schema_hook=by_its_name))
 
     assert '"contentEncoding"' not in schema  # bytes

@@ -1,4 +1,4 @@
-"""Published figures of an all-reduce: each with its source, none that nobody stated."""
+"""Published figures of an all-reduce: each with its source, none invented."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def line(unit: str, *words: int, grade: str = "Fatal", link: str = "01") -> str:
 @pytest.mark.parametrize(
     ("text", "severity", "rule"),
     [
-        # A GB200's link down: reason 0x21, told by the peer.
+        # A GB200's link down: reason 0x21, reported by the peer.
         ("NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000)", RESET, "100001"),
         ("NETIR_LINK_EVT Fatal XC0 i0 Link 01 (0x021425c6, 0x00000000)", RESET, "100001"),
         ("pid=7, name=x, NETIR_LINK_EVT  Fatal   XC0 i0 Link -1 (0x021425c6 0x0 0x0 0x0 0x0 0x0 0x0)", RESET, "100001"),

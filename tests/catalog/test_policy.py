@@ -1,4 +1,4 @@
-"""`severity-overrides` as a person writes it, and what is wrong with it when it is wrong."""
+"""`severity-overrides` as a person writes it, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real Helm, and what its templates come to."""
+"""The real Helm, and the output of its templates."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def helm(request: pytest.FixtureRequest) -> Helm:
 
 
 def objects_of(text: str) -> Iterator[dict[str, Any]]:
-    """A List is what stands in it."""
+    """Return the objects; a List is replaced by its items."""
     for entry in yaml.safe_load_all(text):
         if entry is not None:
             yield from entry["items"] if entry["kind"] == "List" else [entry]
 
 
 def rendered(helm: Helm, *words: str) -> list[dict[str, Any]]:
-    """What the chart makes of these values, in its order."""
+    """Return the chart's objects for these values, in its order."""
     done = helm("template", "--no-hooks", "gpu-healthcheck", str(CHART), *words)
     assert done.returncode == 0, done.stderr
     return list(objects_of(done.stdout))

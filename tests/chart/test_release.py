@@ -136,7 +136,7 @@ def it_is_upgraded_and_rolled_back(release: Release) -> None:
     release.done("upgrade", "gpu-healthcheck", str(CHART), *values)
     assert release.read(CONFIG)["data"]["CHECK_INTERVAL"] == "120"
     assert named_image(release) == f"gpu-healthcheck@{DIGEST}"
-    assert release.read(BINDING)["spec"]["validationActions"] == ["Deny"]  # what a person took back is there again
+    assert release.read(BINDING)["spec"]["validationActions"] == ["Deny"]  # a person's change is reverted
 
     release.done("rollback", "gpu-healthcheck")
     assert release.read(CONFIG)["data"]["CHECK_INTERVAL"] == "300"
@@ -144,7 +144,7 @@ def it_is_upgraded_and_rolled_back(release: Release) -> None:
 
 
 def named_image(release: Release) -> str:
-    """In the policy, which says what a sweep may run."""
+    """Return the image in the policy, which limits a sweep's Jobs."""
     return str(json.loads(release.read(IMAGE)["spec"]["variables"][0]["expression"]))
 
 

@@ -1,4 +1,4 @@
-"""The chart without Helm: it is made from the manifests whole, and allows what the product allows."""
+"""The chart without Helm: it is generated completely from the manifests, and allows the product's values."""
 
 from __future__ import annotations
 

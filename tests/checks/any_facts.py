@@ -1,4 +1,4 @@
-"""Facts of the types that the probes declare, likely and not: what every judge has to live with."""
+"""Facts of the types that probes declare, plausible or not: every judge must handle them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ GPU: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def gpus(draw: st.DrawFn) -> nvml.Gpu:
-    """A healthy one but for some of what it tells: of one that is odd in everything, most checks see nothing."""
+    """A healthy GPU with some changed readings: with all readings invalid, most checks observe nothing."""
     odd = draw(st.lists(st.sampled_from([*GPU]), max_size=6))
     changes = {name: draw(GPU[name]) for name in dict.fromkeys(odd)}
     return healthy(draw(st.integers(0, 7)), **changes)
@@ -334,12 +334,12 @@ def any_facts_are_judged(seen: Evidence, expected: Expectation) -> None:
 
 
 def is_in_order(check: Check, findings: list[Judgement]) -> None:
-    # For a person there is one line: what was seen, or why there is nothing to see.
+    # One line for people: the observation, or the reason for its absence.
     assert sum(isinstance(judgement, Observation | NotConfigured) for judgement in findings) <= 1, (
         check.name,
         findings,
     )
-    # What stands is kept by reason and subject.
+    # Active findings are kept by reason and subject.
     found = [
         (finding.reason, finding.subject)
         for finding in findings
@@ -351,7 +351,7 @@ def is_in_order(check: Check, findings: list[Judgement]) -> None:
         if isinstance(judgement, Finding):
             reason = reasons[judgement.reason]
             allowed = {reason.severity}
-            if judgement.reason == recovery_action.WANTED.name:  # what the driver wants has a table of its own
+            if judgement.reason == recovery_action.WANTED.name:  # the driver's recovery action has its own table
                 allowed = {Severity.MONITOR, Severity.RESET, Severity.REBOOT}
             assert judgement.severity in allowed, judgement
             assert judgement.flickers == reason.flickers, judgement

@@ -42,12 +42,12 @@ def says(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> li
 def says_later(
     check: Check, seconds: float, before: dict[Probe[Any], Any], now: dict[Probe[Any], Any]
 ) -> list[Judgement]:
-    """What it says of a look so long after another one."""
+    """Return the judgements of a second cycle after so many seconds."""
     return list(check.judge(Evidence(now, 1000.0 + seconds, Evidence(before, 1000.0)), P5))
 
 
 def finds(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
-    """What it says without the line for a person."""
+    """Return the judgements without the line for people."""
     return [judgement for judgement in says(check, expected, seen) if not isinstance(judgement, Observation)]
 
 
@@ -125,7 +125,7 @@ def efa_device(index: int, **more: Any) -> RdmaDevice:
 
 
 def rdma(efa: int, mlx5: int = 0, *, loaded: bool = True, **more: Any) -> Rdma:
-    """So many EFA devices, all with that difference, and mlx5 beside them."""
+    """So many EFA devices, all with that difference, and mlx5 devices."""
     devices = [efa_device(index, **more) for index in range(efa)]
     devices += [RdmaDevice(f"mlx5_{number}", False) for number in range(mlx5)]
     return Rdma(tuple(devices), loaded, "2.17.2g" if loaded else "")

@@ -66,7 +66,7 @@ PACKET = "{}IN=eth0 OUT= MAC=02:42:ac:11:00:02 SRC=10.0.0.7 DST=10.0.0.9 LEN=60 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line as a driver writes it, and what it says."""
+    """A line as a driver writes it, with its meaning."""
 
     text: str
     code: int
@@ -154,19 +154,19 @@ def fault_lines() -> st.SearchStrategy[str]:
 
 
 def names() -> st.SearchStrategy[str]:
-    """What a user calls a process so that the kernel's record of it begins like the driver's line, or quotes it."""
+    """Process names with which the kernel's record begins like the driver's line, or quotes it."""
     begins = fault_lines().map(lambda line: line[:LONGEST_COMM])
     return begins | st.builds(lambda before, line: f"{before}{line}"[:LONGEST_COMM], st.text(max_size=3), fault_lines())
 
 
 def kernels_lines() -> st.SearchStrategy[str]:
-    """What the kernel itself writes, with such a name in it; and what a rule of the packet filter has it write."""
+    """Lines of the kernel itself with such a name, and of a packet filter rule."""
     of_a_packet = fault_lines().map(lambda line: PACKET.format(line[:LONGEST_RULE_PREFIX]))
     return st.builds(lambda form, name: form.replace("{}", name), st.sampled_from(BY_THE_KERNEL), names()) | of_a_packet
 
 
 def quoted_lines() -> st.SearchStrategy[str]:
-    """Somebody else's text with such a line in it."""
+    """Other text with such a line in it."""
     return st.builds(lambda form, line: form.format(line), st.sampled_from(QUOTING), fault_lines())
 
 

@@ -45,7 +45,7 @@ def configuration(*handlers: Handler, **more: Any) -> RuntimeConfiguration:
 
 
 def runtime(*handlers: Handler, **more: Any) -> ContainerRuntime:
-    """With those handlers; `more` changes what is around it, or its configuration."""
+    """A runtime with those handlers; `more` changes its surroundings or its configuration."""
     fields = {key: more.pop(key) for key in [*more] if key in _RUNTIME_FIELDS}
     base = ContainerRuntime(
         configuration(*handlers, **more),

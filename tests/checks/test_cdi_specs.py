@@ -1,4 +1,4 @@
-"""CDI specifications against what is on the node."""
+"""CDI specifications compared with the node."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_one_that_nobody_can_read_is_found_with_its_place(only_ours: bool) -> No
 
 
 def test_all_of_one_fault_are_one_finding() -> None:
-    """What stands is kept by reason and subject: the last would hide the others."""
+    """Active findings are kept by reason and subject: otherwise the last would hide the others."""
     specs = [replace(STALE, path=f"/var/run/cdi/{number}.yaml", kind=f"{number}.nvidia.com/gpu") for number in range(6)]
     [found] = judge(CHECK, runtime_with(*specs))
     assert [f"/{number}.yaml (" in str(found) for number in range(6)] == [True] * 4 + [False] * 2

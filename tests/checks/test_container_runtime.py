@@ -162,7 +162,7 @@ def test_a_containerd_that_nobody_found_could_not_be_looked_at_where_gpus_are(
     assert for_gpus is False or judgement.detail == "at /run/foo/containerd.sock"
 
 
-# What it tells a person.
+# The line for people.
 
 AT = f"containerd 1.7.27 at {SOCKET}"
 UNKNOWN = f"containerd at {SOCKET}"

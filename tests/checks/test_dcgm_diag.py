@@ -1,4 +1,4 @@
-"""DCGM's diagnostic, judged: documents of every version, exit codes, and what could not run."""
+"""DCGM's diagnostic, judged: documents of every version, exit codes, and tests that could not run."""
 
 from __future__ import annotations
 
@@ -451,7 +451,7 @@ def test_a_run_that_lacks_the_tests_of_its_level_is_no_pass() -> None:
     only_software = dcgm_4(Story(tests=("software",)))
 
     assert causes(answer(only_software, 0, 2)) == ["DcgmTestsMissing"]
-    assert causes(answer(only_software, 0)) == []  # somebody's run of level 1: all that it was asked for
+    assert causes(answer(only_software, 0)) == []  # a person's run of level 1 is complete
     assert causes(answer(dcgm_4(WELL), 0, 4)) == []
 
 
@@ -619,7 +619,7 @@ def test_the_tests_tell_which_level_was_run(tests: tuple[str, ...], level: int) 
     assert level_of(answer(dcgm_4(Story(tests=tests)))) == level
 
 
-# What is repeated before it is believed.
+# Errors that are repeated before they count.
 
 
 @pytest.mark.parametrize(
@@ -661,7 +661,7 @@ def test_the_second_run_is_the_one_that_counts_where_it_came_to_a_result() -> No
     assert with_repeat(first, read_answer(runtime_error("busy"))).results == first.results
 
 
-# Through the check, and what it makes of the memory.
+# Through the check, and its effect on the memory.
 
 
 def outcome(answer: DiagAnswer, level: int = 2) -> Outcome:
@@ -725,7 +725,7 @@ def test_a_run_that_came_to_nothing_changes_nothing() -> None:
 
 
 def test_the_software_of_all_gpus_has_passed_only_where_every_part_did() -> None:
-    """Before DCGM 4 a part that passed is of no GPU: it must not end what another part found."""
+    """Before DCGM 4 a passed part names no GPU: it must not end the finding of another part."""
     not_persistent = Story(errors={("software", 0): [NOT_PERSISTENT]})
 
     assert not any(reason == "DcgmDiagSoftware" for reason, _ in passed(answer(SHAPES["3.3.9"](not_persistent))))
@@ -809,7 +809,7 @@ def test_any_answer_is_judged(results: list[DiagResult], code: int | None, level
     assert len(keys) == len(set(keys))
     assert not set(keys) & passed(answer)
     assert all(len(word.detail) <= 700 for word in judged if isinstance(word, Finding | Unobserved))
-    # Nobody is said to be well of whom nothing was seen.
+    # No GPU is healthy without an observation.
     ran = [row for row in rows_of(answer) if row.status in ("pass", "fail")]
     assert ran or causes(answer) or keys
     assert set(needs_repeat(answer, POLICY)) <= {row.test for row in results}

@@ -32,7 +32,7 @@ def test_one_that_is_defined_or_built_in_is_well(default: str) -> None:
 
 def test_containerd_1_has_no_implicit_runc_with_a_handler_table() -> None:
     assert len(judge(CHECK, runtime(NVIDIA, built_in=()))) == 1
-    # Where nobody knows which one it is, it may be 2, which has it.
+    # Of unknown version, it may be 2, which has it.
     assert judge(CHECK, runtime(NVIDIA, built_in=(), version="")) == []
 
 

@@ -1,4 +1,4 @@
-"""Device files: whose absence is a fault, what a wrong number is, and what a host that nobody uses yet looks like."""
+"""Device files: required ones, wrong numbers, and a host that is not in use yet."""
 
 from __future__ import annotations
 

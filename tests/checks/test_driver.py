@@ -69,9 +69,9 @@ def mismatch(detail: str) -> Finding:
     ("module", "libraries"),
     [
         (MODULE, (MODULE,)),
-        # One that an image left behind, beside the one that a driver container brought.
+        # A library that an image left behind, and the one that a driver container brought.
         (MODULE, ("535.183.01", MODULE)),
-        # A library whose name tells no version, or that lies where nobody looks.
+        # A library without a version in its name, or outside the searched folders.
         (MODULE, ()),
         ("", (OTHER,)),
         ("", ()),
@@ -114,7 +114,7 @@ def test_a_library_that_nvml_refuses_for_180_s_is_a_fault_in_place_of_the_warnin
 
 @pytest.mark.parametrize("libraries", [(MODULE,), (OTHER, MODULE), ()])
 def test_a_failed_nvml_open_is_no_fault_with_a_matching_library(libraries: tuple[str, ...]) -> None:
-    """The library in our own container is older than the driver that was loaded since, or nobody knows the node's."""
+    """The library in our own container is older than the driver that was loaded since, or the node's is unknown."""
     look = mismatched(600.0)
 
     assert judge(versions(look, MODULE, *libraries)) == [look.answer]

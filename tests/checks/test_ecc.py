@@ -43,7 +43,7 @@ def judge(*gpus: Gpu) -> list[Judgement]:
 
 
 def found(**more: Any) -> list[Judgement]:
-    """What is said of the third of eight GPUs, with that difference, beside what was seen."""
+    """Judgements of the third of eight GPUs with that difference, without the line for people."""
     gpus = [*every()]
     gpus[3] = healthy(3, **more)
     return [judgement for judgement in judge(*gpus) if not isinstance(judgement, Observation)]

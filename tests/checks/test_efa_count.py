@@ -1,4 +1,4 @@
-"""EFA devices on PCI, in the kernel's RDMA class, and what this machine and its type have."""
+"""EFA devices on PCI, in the kernel's RDMA class, and the number of this machine and its type."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_is_there_against_what_the_type_can_have(
         # A row of instance-profiles.conf says that they were taken away on purpose.
         (1, had(ONE_EFA, 32), []),
         (0, had(ONE_EFA, 32), low("0 EFA devices, this machine had 1")),
-        # What the Node offers to pods must be there, whoever has counted before.
+        # Devices that the Node advertises must exist, whatever an earlier count was.
         (32, had(P5, None, 32), []),
         (31, had(P5, None, 32), low("31 EFA devices, the Node offers 32")),
         (31, had(P5, 31, 32), low("31 EFA devices, the Node offers 32")),

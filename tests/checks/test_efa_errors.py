@@ -1,4 +1,4 @@
-"""Rates of EFA's error counters: never the first reading, never what was counted before."""
+"""Rates of EFA's error counters: never the first reading, never earlier counts."""
 
 from __future__ import annotations
 

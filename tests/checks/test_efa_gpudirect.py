@@ -1,4 +1,4 @@
-"""Whose memory the EFA driver reaches."""
+"""Peer memory that the EFA driver can reach."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def too_early(*names: str, why: str = UNTOLD) -> list[TooEarly]:
         ((10, 20), (11, 20 + ENOUGH), []),
         ((10, 20), (10, 20 + ENOUGH), stalled("rdmap16s0")),
         ((10, 20, 30), (10, 20, 330), stalled("rdmap16s0", "rdmap17s0")),
-        # Too short a time for their pace, or all are dead: nobody can tell which.
+        # Too short a time for their pace, or all are dead: undecidable.
         ((10, 20), (10, 19 + ENOUGH), too_early("rdmap16s0")),
         ((10, 20), (10, 20), too_early("rdmap16s0", "rdmap17s0")),
         ((10,), (10,), too_early("rdmap16s0")),

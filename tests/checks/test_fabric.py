@@ -43,7 +43,7 @@ NO_MANAGER = Services(of_host=True)
 def judge(
     fabric: Fabric | None, expected: Expectation = P5, services: Services = UP, **more: object
 ) -> list[Judgement]:
-    """What is said of a node whose fourth GPU has this fabric, and seven others a healthy one."""
+    """Judgements of a node with this fabric on its fourth GPU, and seven healthy ones."""
     gpus = tuple(healthy(n, fabric=fabric, **more) if n == 3 else healthy(n) for n in range(8))
     return look_judged(driver_says(*gpus), expected, services)
 

@@ -197,7 +197,7 @@ def test_a_library_that_rejected_the_driver_is_found_with_the_absence() -> None:
 @pytest.mark.parametrize(
     ("running", "start"),
     [
-        ((), FabricManagerStart(OTHER)),  # what ran once says nothing of what is installed now
+        ((), FabricManagerStart(OTHER)),  # an earlier start proves nothing about the present installation
         ((), FabricManagerStart(OTHER, "535.54.03")),  # it refused a driver that is no longer loaded
         ((), None),
         (RUNNING, None),

@@ -118,7 +118,7 @@ def test_a_line_that_is_read_begins_as_the_follower_asks_for(text: str) -> None:
 
 @given(fault_lines())
 def test_a_raw_record_says_what_its_text_says(text: str) -> None:
-    """The device escapes what is not printable, the newline among it."""
+    """The device escapes unprintable characters, including the newline."""
     written = "".join(name if " " <= name <= "~" and name != "\\" else _escaped(name) for name in text)
     parsed = parse_record(f"4,7,7000000,-;{written}".encode())
 

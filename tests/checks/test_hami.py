@@ -1,4 +1,4 @@
-"""HAMi's part on the host: what containers get from it, and what is left behind."""
+"""HAMi's part on the host: files for containers, and leftovers."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_what_does_not_work_is_found(hami: Hami, fault: tuple[str, str]) -> None
         with_plugin(sockets=("another.sock",)),
         replace(HERE, listening=("nvidia-mig-1g.10gb.sock", "nvidia-gpu.sock")),
         replace(HERE, plugin=None),
-        # Volcano's own plugin beside the same monitor.
+        # Volcano's own plugin with the same monitor.
         replace(HERE, plugin=None, listening=("volcano-vgpu-number.sock",)),
         replace(HERE, mig_lock_seconds=599.0),
     ],

@@ -44,10 +44,10 @@ def test_a_mig_gpu_without_instances_among_whole_gpus_is_found() -> None:
     "gpus",
     [
         every(),
-        # All on: divided, to be divided, or nobody could say.
+        # All on: divided, to be divided, or unreadable.
         every(mig_mode=ON, instances=(1, 2)),
         every(mig_mode=ON, instances=()),
-        # Some on, by somebody's choice, and in use; or nobody could say.
+        # Some on, by a person's choice, and in use; or unreadable.
         (healthy(2), healthy(3, mig_mode=ON, instances=(1, 2))),
         (healthy(2), healthy(3, mig_mode=ON, instances=None)),
         # One that can't do MIG is not one that has it off.

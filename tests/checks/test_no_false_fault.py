@@ -1,7 +1,7 @@
-"""What is absent or could not be read is never a fault: any part of a healthy node's evidence taken away.
+"""Absent or unreadable facts are never a fault: any part of a healthy node's evidence is removed.
 
-The evidence is the real child's answer on a simulated node of each kind; what is taken away is noted as the child
-notes it, and read as the agent reads it.
+The evidence is the real child's answer on a simulated node of each kind; the removed part is recorded as the child
+records it, and read as the agent reads it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from healthcheck.settings.meaning import packaged_profiles
 from sim.node import SimulatedNode
 
 KINDS = ["p5.48xlarge", "p6-b200.48xlarge", "p6e-gb200.36xlarge", "p4d.24xlarge", "p3dn.24xlarge", "g6.xlarge"]
-# What the codes of nvml.h say.
+# Meanings of nvml.h's codes.
 ABSENT = (3, 13)
 NOT_OF_THE_HARDWARE = (1, 4, 6, 9, 10, 12, 17, 18, 19, 27, 999)
 OF_THE_HARDWARE = {
@@ -52,7 +52,7 @@ Loss = tuple[int, str, int]
 
 @dataclass(frozen=True)
 class Healthy:
-    """A healthy node seen once: what the child said of NVML, word for word, and the rest as facts."""
+    """One cycle of a healthy node: the child's NVML answer as text, and the rest as facts."""
 
     line: bytes
     seen: dict[Probe[Any], Any]
@@ -85,7 +85,7 @@ def healthy(instance_type: str) -> Healthy:
 
 
 def judged(instance_type: str, losses: Sequence[Loss], after: float | None) -> tuple[Outcome, ...]:
-    """What all checks say, so many seconds after the whole was seen, or of the first look of all (None)."""
+    """Return the outcomes of all checks, so many seconds after the complete cycle, or of the first cycle (None)."""
     node = healthy(instance_type)
     answer = read_answer(json.dumps(without(json.loads(node.line), losses)).encode())
     seen = {**node.seen, NVML: replace(node.seen[NVML], answer=answer.gpus)}
@@ -104,7 +104,7 @@ def without(fields: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
             continue
         gpu.pop(reading, None)
         nvml_child._note(gpu, reading, code)
-        if reading == "nvlinks":  # without links nobody asks for their counters
+        if reading == "nvlinks":  # without links their counters are not read
             gpu.pop("nvlink_counters", None)
         if code in nvml_child._GONE:
             for later in [*nvml_readings.READINGS][[*nvml_readings.READINGS].index(reading) :]:
@@ -129,14 +129,14 @@ def unobserved(outcomes: Sequence[Outcome]) -> set[str]:
 
 
 def is_missed(instance_type: str, loss: Loss) -> bool:
-    """Whether a check wants to know what was lost."""
+    """Whether a check needs the removed fact."""
     _, reading, code = loss
     if reading in nvml_readings.NAMES:
         return code != 4  # who may not read a name still sees the GPU
     if reading == "minor":
         return False  # the tree is a copy, without device files
     if reading == "instances":
-        return False  # nobody asks for them while MIG is off
+        return False  # not read while MIG is off
     return reading != "p2p" or len(json.loads(healthy(instance_type).line)["gpus"]) > 1
 
 

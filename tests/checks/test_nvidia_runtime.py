@@ -78,7 +78,7 @@ def test_a_name_that_is_only_like_it_is_none(name: str, binary: str) -> None:
         (True, (SPEC,), True),
         (False, (SPEC,), False),
         (True, (), False),
-        # What can't be read is told as that, elsewhere.
+        # An unreadable file is reported elsewhere.
         (True, (replace(SPEC, kind="", problem=ConfigurationProblem(SPEC.path, "no YAML")),), True),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_file_outside_crios_folders_is_reported_with_its_path() -> None:
     )
 
 
-# What the running one says of itself outranks the files.
+# The answer of the running one outranks the files.
 
 
 @pytest.mark.parametrize(

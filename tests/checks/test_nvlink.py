@@ -67,7 +67,7 @@ def test_a_fault_is_found_once_on_its_gpu_with_its_links(
     "more", [links(), links(19), links(version=7), links(version=0), links(version=None), None], ids=str
 )
 def test_what_the_type_has_or_more_of_it_is_no_fault(more: tuple[NvLink, ...] | None) -> None:
-    """A version that nobody can tell (None) and an invalid one (0) are no old version."""
+    """An unknown version (None) and an invalid one (0) are no old version."""
     assert findings(P5, healthy_gpu(3, nvlinks=more)) == []
 
 

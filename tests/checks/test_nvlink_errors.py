@@ -32,7 +32,7 @@ def counts(link: int = 14, **counters: int) -> Gpu:
 
 
 def judge(now: Gpu, before: Gpu | DriverReading | None, seconds: float = 300.0) -> list[Judgement]:
-    """What is said of one look after another, without the summary."""
+    """Judgements of a cycle after another, without the summary."""
     earlier = driver_says(before) if isinstance(before, Gpu) else before
     first = None if earlier is None else Evidence({NVML: earlier}, at=1000.0)
     findings = CHECK.judge(Evidence({NVML: driver_says(now)}, 1000.0 + seconds, first), P5)

@@ -1,4 +1,4 @@
-"""What pairs of GPUs can do with each other."""
+"""Peer access between pairs of GPUs."""
 
 from __future__ import annotations
 

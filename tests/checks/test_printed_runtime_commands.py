@@ -54,7 +54,7 @@ Files = dict[str, str]
 
 
 class Release(Struct, frozen=True):
-    """Its newest schema, and the plugin whose table holds the handlers there."""
+    """Its newest schema, and the plugin with the table of handlers."""
 
     schema: int
     section: str
@@ -74,9 +74,9 @@ class Release(Struct, frozen=True):
 
 
 class State(Struct, frozen=True):
-    """A node: with `ran` its containerd was started, `now` stands in its files since then.
+    """A node: its containerd was started with `ran`, and its files are `now` since then.
 
-    `reasons`: what is found, and `commands`: what that prints, by its first words. Where `restarted` it was started
+    `reasons`: the findings, and `commands`: the printed commands, by their first words. If `restarted`, it was started
     with `now` too.
     """
 
@@ -250,7 +250,7 @@ def first_words(command: str) -> str:
 
 
 def ways(runtime: ContainerRuntime) -> set[str]:
-    """In which a pod gets a GPU now, beside that it can be started at all."""
+    """Return the ways in which a pod gets a GPU now, if it can be started at all."""
     running = runtime.running_handlers
     return (
         {text for text in running if gpu_runtime.is_nvidias(text, running[text])} if runtime.live is not None else set()

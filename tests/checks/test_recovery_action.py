@@ -1,4 +1,4 @@
-"""What the driver wants done with a GPU."""
+"""Recovery actions that the driver requests for a GPU."""
 
 from __future__ import annotations
 

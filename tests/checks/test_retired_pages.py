@@ -31,7 +31,7 @@ def judge(*gpus: Gpu, most: int = 60) -> list[Judgement]:
 
 
 def found(most: int = 60, **more: Any) -> list[Judgement]:
-    """What is said of the third of eight GPUs, with that difference, beside what was seen."""
+    """Judgements of the third of eight GPUs with that difference, without the line for people."""
     gpus = [*every(retired_pages=NONE)]
     gpus[3] = healthy(3, **more)
     return [judgement for judgement in judge(*gpus, most=most) if not isinstance(judgement, Observation)]

@@ -56,7 +56,7 @@ def test_where_it_is_defined_or_nothing_gives_gpus_it_is_not(observed: Container
 
 @pytest.mark.parametrize("handler", ["nvidia-cdi", "nvidia-legacy", "nvidia-experimental", "kata-qemu-nvidia-gpu"])
 def test_other_handlers_only_where_the_class_selects_the_node(handler: str) -> None:
-    """k3s and the GPU operator bring classes whose handlers not every node has."""
+    """k3s and the GPU operator define classes with handlers that some nodes lack."""
     assert judged(runtime(RUNC, NVIDIA), named(handler)) == []
     assert reasons(judged(runtime(RUNC, NVIDIA), named(handler, for_this_node=True))) == [
         "RuntimeClassHandlerUndefined"

@@ -1,4 +1,4 @@
-"""What the running container runtime says of itself against its files, and their times where it says nothing."""
+"""The running container runtime's answer compared with its files, and their times without an answer."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_it_tells_whom_it_asked() -> None:
 
 
 def test_before_the_running_one_answers_what_stood_before_stands() -> None:
-    """An agent that starts anew knows only the files, and what it once heard is in its memory."""
+    """A new agent knows only the files; an earlier answer is in its memory."""
     newer = runtime(NVIDIA, why_not_live=cri.NOT_YET, started=STARTED - 3600)
     reasons = ("RuntimeConfigNotLoaded", "NvidiaRuntimeNotKept", "RuntimeNotReady")
     assert judge(CHECK, newer) == [TooEarly(cri.NOT_YET, "runtime/containerd", reasons)]

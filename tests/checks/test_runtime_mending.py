@@ -1,4 +1,4 @@
-"""What mends a container runtime, row by row: the commands are whole, and a path never breaks out of them."""
+"""Fixes of a container runtime, row by row: the commands are complete, and a path never escapes its quotes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_only_what_a_test_brings_about_by_itself_is_put_down_to_it(
     run: DeepDiagnostic | None, at: float, code: int, process: str, counts: bool
 ) -> None:
     record = Record(1, at, 0, f"NVRM: Xid (PCI:0000:53:00): {code}, {process}x")
-    # Where the cluster has made the code a fault, so that one that NVIDIA ignores is told apart too.
+    # On a cluster with the code as a fault, so that codes that NVIDIA ignores are distinguished, too.
     expected = Expectation(policy=Policy({f"Xid{code}": Severity.RESET}), deep_run=run)
 
     (event,) = [

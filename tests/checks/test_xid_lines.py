@@ -1,4 +1,4 @@
-"""The forms in which drivers print an Xid, and what only looks like one."""
+"""The forms in which drivers print an Xid, and similar lines."""
 
 from __future__ import annotations
 

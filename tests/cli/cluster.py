@@ -25,7 +25,7 @@ def client(kubeconfig: Path) -> ApiClient:
 
 
 def run(kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`gpu-healthcheck WORDS` as a process: beside the threads of the second tier, whose environment is this one's."""
+    """Run `gpu-healthcheck WORDS` as a process: threads of the second tier share this process's environment."""
     command = [sys.executable, "-m", "cli", *words]
     return subprocess.run(
         command, env=_environment(kubeconfig), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -50,7 +50,7 @@ def mark(api: ApiStandIn, name: str, **keys: str) -> None:
 
 
 def cordon(api: ApiStandIn, name: str, by: str = "", manager: str = "gpu-healthcheck") -> None:
-    """As `manager` would do it, and what the API server notes of that."""
+    """Cordon as `manager` does, with the API server's record of it."""
     fields: Json = {"f:spec": {"f:unschedulable": {}}, "f:metadata": {"f:annotations": {f"f:{P}/cordoned-by": {}}}}
     noted = {"manager": manager, "operation": "Update", "fieldsV1": fields}
     metadata: Json = {"managedFields": [noted], "annotations": {f"{P}/cordoned-by": by or None}}

@@ -97,7 +97,7 @@ class Hospital:
         recommendation: str = "return-to-service",
         **marks: Any,
     ) -> str:
-        """A Node, and what its test will say."""
+        """Add a Node with the result of its test."""
         self.plane.create_node(name, **marks)
         self.names.append(name)
         self.logs.serve(name)
@@ -113,8 +113,8 @@ class Hospital:
         (self.folder / f"{name}.hold").unlink()
 
     def pod(self, name: str, node: str, *, owner: str = "ReplicaSet", **more: Any) -> None:
-        """A pod that runs on the node, of a controller that nobody asks about; `more` is its metadata and its spec."""
-        # Of a group that is not there: the garbage collector leaves what it cannot ask about.
+        """Add a pod on the node, of an unread controller; `more` is its metadata and its spec."""
+        # Of a missing API group: the garbage collector skips owners that it can't query.
         reference = {"apiVersion": "example.com/v1", "kind": owner, "name": "of", "uid": name, "controller": True}
         metadata = {"name": name, "namespace": "default", "ownerReferences": [reference] if owner else []}
         metadata |= {key: more.pop(key) for key in ("labels", "finalizers") if key in more}
@@ -129,7 +129,7 @@ class Hospital:
         assert answer.status == 201, answer.message
 
     def warning(self, node: str, reason: str, message: str) -> None:
-        """What a kubelet tells of the pod of a node's Job."""
+        """Add a kubelet's warning about the pod of a node's Job."""
         selector = f"labelSelector=batch.kubernetes.io/job-name={job_name(node)}"
         (pod,) = eventually(lambda: self.plane.request("GET", f"{JOB_PODS}?{selector}").body["items"])
         about = {"kind": "Pod", "namespace": "gpu-healthcheck", "name": pod["metadata"]["name"]}

@@ -43,7 +43,7 @@ class World:
 
     @property
     def levels(self) -> list[str]:
-        """What DCGM was asked to run, each time."""
+        """Return the levels that DCGM ran."""
         asked = self.host.root / "dcgm/asked"
         lines = asked.read_text().splitlines() if asked.exists() else []
         return [line.split()[0].removeprefix("what=") for line in lines if line.startswith("what=")]

@@ -1,4 +1,4 @@
-"""The Helm chart, made from the manifests: what of it is generated, file by file."""
+"""The Helm chart, generated from the manifests: its generated parts, file by file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ keywords: [gpu, nvidia, dcgm, efa, health]
 
 
 def rendered() -> dict[Path, str]:
-    """Every file of the chart that is written here, and what it should hold."""
+    """Return every generated file of the chart with its content."""
     return {
         CHART / "Chart.yaml": _CHART_FILE.format(version=healthcheck.__version__),
         CHART / "values.yaml": values.values(),

@@ -1,4 +1,4 @@
-"""The chart's values: what each is called, what it means, what it may be, and where in the manifests it stands."""
+"""The chart's values: name, meaning, allowed values, and places in the manifests."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ _PROFILES = lines(r"[^#|\n]+\|[0-9 \t]+\|[0-9 \t]+\|[ \t]*(true|false)[ \t]*\|[^
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in an object a value stands, and as what.
+    """Place and type of a value in an object.
 
-    A `block` is the whole entry, which is left out where the value is empty, and added where the manifests have none.
+    A `block` is the whole entry: omitted for an empty value, and added if the manifests lack it.
     """
 
     of: Identity
@@ -107,7 +107,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One value. Its default is what stands at the first of its places, where something does."""
+    """One value. Its default is the value at the first of its places, if there is one."""
 
     name: str
     means: str

@@ -1,4 +1,4 @@
-"""A manifest as text whose values can be replaced by name, so that its comments and its layout stay."""
+"""A manifest as text with replaceable values, so that comments and layout stay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Document:
         return self.content["kind"], self.content["metadata"]["name"]
 
     def value(self, path: Steps) -> Any:
-        """What stands there; None where nothing does."""
+        """Return the value at a path; None without one."""
         found: Any = self.content
         for step in path:
             if isinstance(found, dict) and step not in found:
@@ -62,7 +62,7 @@ class Document:
         return Edit(key.start_mark.index, self._end(node), ""), key.start_mark.column
 
     def below(self, path: Steps) -> tuple[Edit, int]:
-        """An edit that adds lines right below this key, before what stands there; and their column."""
+        """Return an edit that adds lines directly below this key, and their column."""
         key, node = self._entry(path)
         first = node.value[0][0] if isinstance(node, yaml.MappingNode) else node
         line_end = self.text.index("\n", key.end_mark.index)
@@ -94,7 +94,7 @@ def documents(text: str) -> Iterator[Document]:
 
 
 def as_template(text: str, edits: list[Edit]) -> str:
-    """The text with these edits; what of it Helm would take for a template of its own is said to be none."""
+    """Return the text with these edits; parts that Helm would take for a template are escaped."""
     parts, at = [], 0
     for edit in sorted(edits, key=lambda one: (one.start, one.end)):
         parts += [_plain(text[at : edit.start]), edit.text]

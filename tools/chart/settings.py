@@ -71,7 +71,7 @@ def _checks() -> dict[str, Any]:
 
 
 def default(name: str, text: str) -> Any:
-    """What the manifests' text is as a value."""
+    """Return the manifests' text as a value."""
     kind = _SETTINGS[name].kind
     if kind is bool:
         return text in ("true", "1")

@@ -149,7 +149,7 @@ _VALUES = {("agent.resources", keys.AGENT): '(include "gpu-healthcheck.agentReso
 
 
 def _special(document: Document) -> Iterator[Edit]:
-    """What is no value in one place."""
+    """Yield edits for values without a single place."""
     if document.identity == keys.CONFIG:
         yield from _settings(document)
         yield from _either(document, ("data", PROFILES_FILE), "instanceProfiles")

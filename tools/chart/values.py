@@ -45,13 +45,13 @@ def _entry(key: Key, found: dict[Identity, Document]) -> str:
 
 
 def default(key: Key, found: dict[Identity, Document]) -> Any:
-    """What the manifests have, or else what the list has."""
+    """Return the manifests' value, or else the list's."""
     result = found[key.places[0].of].value(key.places[0].path) if key.places else None
     return key.default if result is None else result
 
 
 def _settings(config: Document) -> str:
-    """The manifest's own lines with their comments, each value as what it is."""
+    """Return the manifest's own lines with their comments, each value with its type."""
     data = config.content["data"]
     names = [name for name in data if name != PROFILES_FILE]
     edits = [
@@ -87,7 +87,7 @@ def schema() -> str:
 
 
 def _required(room: dict[str, Any], name: str) -> dict[str, Any]:
-    """Helm takes a key away that is given null, and a template makes of it what nobody meant."""
+    """Mark the key as required: Helm drops a key that is null, and a template would then produce an invalid object."""
     room["required"] = list(dict.fromkeys((*room.get("required", ()), name)))
     return room
 

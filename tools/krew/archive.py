@@ -1,6 +1,6 @@
-"""One platform's archive: our packages and what they need in one folder, with the compiled modules of each Python.
+"""One platform's archive: our packages and dependencies in one folder, with the compiled modules of each Python.
 
-A compiled module bears its Python's version in its name, so those of several lie beside each other.
+A compiled module has its Python's version in its name, so those of several versions fit in one folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Clash(Exception):
 
 
 def files(wheels: Iterable[Path], launcher: Path, license_text: Path) -> dict[str, bytes]:
-    """What the archive holds, by name. Raises Clash."""
+    """Return the content of the archive by name. Raises Clash."""
     held = {PROGRAM: launcher.read_bytes(), "LICENSE": license_text.read_bytes(), "lib/__main__.py": _MAIN.encode()}
     for wheel in wheels:
         for name, content in _members(wheel):
@@ -44,7 +44,7 @@ def _members(wheel: Path) -> Iterator[tuple[str, bytes]]:
     with ZipFile(wheel) as zipped:
         for name in zipped.namelist():
             if not name.endswith("/") and _is_wanted(name):
-                # Ours lie beside the others, as each is called by its own name.
+                # Our packages are in the same folder as the others, because each is called by its own name.
                 yield name.removeprefix("gpu_healthcheck/"), zipped.read(name)
 
 
@@ -58,7 +58,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def write(archive: Path, held: Mapping[str, bytes], epoch: int) -> None:
-    """The same bytes for the same files, whoever packs them and when."""
+    """Write the archive: equal files give equal bytes, independent of machine and time."""
     with (
         archive.open("wb") as file,
         gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as packed,

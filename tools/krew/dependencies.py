@@ -1,4 +1,4 @@
-"""What the commands need of PyPI, as wheels of one platform; the locked versions with their hashes and no others."""
+"""PyPI dependencies of the commands, as wheels of one platform; exactly the locked versions with their hashes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGE = re.compile(r"^[\w-].*?(?=^[\w-]|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def wanted(locked: str) -> str:
-    """The lock file without what is left out."""
+    """Return the lock file without the omitted packages."""
     return "".join(entry for entry in _PACKAGE.findall(locked) if entry.partition("==")[0] not in LEFT_OUT)
 
 

@@ -1,4 +1,4 @@
-"""The platforms that krew's users have, and what wheels are made for them."""
+"""Platforms of krew's users, and the wheels for them."""
 
 from __future__ import annotations
 
