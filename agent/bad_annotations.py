@@ -17,6 +17,8 @@ log = structlog.get_logger()
 
 
 class BadAnnotations:
+    """Unreadable annotations of the Node: reported once, then ignored until they change."""
+
     def __init__(self, telemetry: Telemetry, reporter: Reporter) -> None:
         self._telemetry = telemetry
         self._reporter = reporter

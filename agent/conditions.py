@@ -27,7 +27,10 @@ class WrittenConditions:
         return {**condition, "lastTransitionTime": at, "lastHeartbeatTime": at}
 
     def may_go(self, conditions: Sequence[Mapping[str, Any]], now: float) -> bool:
-        """Whether the conditions may be written now. News is written at once; a repeated correction waits for its turn."""
+        """Whether the conditions may be written now.
+
+        News is written at once; a repeated correction waits for its turn.
+        """
         due = self._put_back_at + _PUT_BACK_SECONDS
         waits = bool(conditions) and now < due and all(map(self._is_put_back, conditions))
         self._put_off_until = due if waits else None

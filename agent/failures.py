@@ -17,6 +17,8 @@ _MOST_LOGGED = 256
 
 
 class Failures:
+    """Counts and logs failures of judges in this program."""
+
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._logged: set[tuple[str, str]] = set()

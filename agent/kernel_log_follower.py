@@ -36,7 +36,10 @@ class _LogEnded(ProbeError):
 
 
 class _Inbox:
-    """Records that were read and not yet judged, as one batch of bounded size. Beyond it they stay in the kernel log."""
+    """Records that were read and not yet judged, as one batch of bounded size.
+
+    Beyond it they stay in the kernel log.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -12,6 +12,8 @@ log = structlog.get_logger()
 
 
 class Outage:
+    """Outages of the API server, each logged once at its start and at its end."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: set[str] = set()

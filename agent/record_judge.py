@@ -95,7 +95,10 @@ class RecordJudge:
         self._judge_each(batch)
 
     def _judge_each(self, batch: RecordBatch) -> None:
-        """Judge the records one by one: a record that can't be judged or remembered is set aside, and the others count."""
+        """Judge the records one by one.
+
+        A record that can't be judged or remembered is set aside, and the others count.
+        """
         self._processes.look_for(batch.records)
         checks, expected = self._state.known.event_checks, self._state.expectation()
         for record in batch.records:

@@ -29,7 +29,7 @@ _DEEP_AGAIN_SECONDS = 600.0
 
 
 class _MonotonicZone(tzinfo):
-    """Time zone whose `now` is the monotonic clock.
+    """Time zone with the monotonic clock as its `now`.
 
     APScheduler uses `datetime.now` of its time zone for all plans and waits. With the wall clock, setting it back by an
     hour would stop all cycles for an hour. Do not convert other times to this zone.

@@ -187,7 +187,10 @@ class SlotRequests(threading.Thread):
         return random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slot.places) if self._was_refused else math.inf  # noqa: S311
 
     def _take_answer(self, node: NodeState, percent: int | None, grant: SlotGrant) -> bool:
-        """Store the answer, and return whether it is new: the caller went on without it, or a slot was acquired later."""
+        """Store the answer, and return whether it is new.
+
+        It is new if the caller went on without it, or if a slot was acquired later.
+        """
         with self._condition:
             self._under_way = self._is_due
             gained = False

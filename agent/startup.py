@@ -25,6 +25,8 @@ _MOST_FAILURES = 2
 
 
 class StartState(Struct, frozen=True):
+    """Memory at the start of the agent, with the reasons for a lost or partial one."""
+
     memory: Memory
     was_lost: bool = False
     """There is a file's place, and nothing in it that can be read: the Node's own record may know more."""

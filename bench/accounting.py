@@ -1,4 +1,7 @@
-"""Resource use of a process and its children, read from outside, so that measuring costs the measured program nothing."""
+"""Resource use of a process and its children.
+
+It is read from outside, so that measuring costs the measured program nothing.
+"""
 
 from __future__ import annotations
 

@@ -201,7 +201,10 @@ def pour(stage: Stage, rate: int, seconds: float, xids: int, timed: int) -> Floo
 
 @contextmanager
 def following(stage: Stage, seat: Seat) -> Iterator[Program]:
-    """Yield an agent on the real device that has read the log and reported its first verdict; it ends with the context."""
+    """Yield an agent on the real device that has read the log and reported its first verdict.
+
+    It ends with the context.
+    """
     seat.remember(last_record(), time.monotonic() - _SETTLED_SECONDS)
     with stage.watch(seat) as watch, seat.run("-m", "bench.follow_program") as program:
         try:

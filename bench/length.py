@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Length:
+    """Number of runs and samples of each measure, and the size of its load."""
+
     detections: int = 200
     detections_reconnecting: int = 50
     detections_flooded: int = 20

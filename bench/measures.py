@@ -35,6 +35,8 @@ from bench.stage import Stage
 
 @dataclass(frozen=True)
 class Measure:
+    """One measure: its name and its function."""
+
     name: str
     run: Callable[[Stage], Outcome]
 

@@ -32,6 +32,8 @@ class Sighting:
 
 
 class NodeWatch:
+    """Watch of a Node that notes the time of each change."""
+
     def __init__(self, plane: ControlPlane, node_name: str) -> None:
         context = ssl.create_default_context(cafile=str(plane.ca_file))
         url = urlsplit(plane.url)

@@ -25,6 +25,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
+    """Result of a measure: its rows and raw figures."""
+
     rows: tuple[Row, ...]
     raw: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

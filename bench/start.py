@@ -1,4 +1,4 @@
-"""Time from the start of the agent's program to its first verdict on the Node, as another client's watch receives it."""
+"""Time from the start of the agent's program to its first verdict in a client's watch of the Node."""
 
 from __future__ import annotations
 

@@ -63,6 +63,8 @@ class Moment:
 
 @dataclass
 class Window:
+    """Requests of agents within a window of time."""
+
     seconds: float = 0.0
     cpu: dict[str, float] = field(default_factory=dict)
     """Seconds of processor time, by agent."""

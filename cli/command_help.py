@@ -9,6 +9,8 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 
 class Command(TyperCommand):
+    """Command with this project's help: options as they are typed, without types."""
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         names = [_word(param) for param in self.get_params(ctx) if isinstance(param, TyperArgument)]
         return [*names, "[options]"]
@@ -28,6 +30,8 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
+    """Group of commands with this project's help."""
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         del ctx
         return ["COMMAND [options]"]

@@ -43,7 +43,10 @@ class CommandRetries:
         return self._stopping.is_set()
 
     def until(self, look: Callable[[], T | None], seconds: float) -> T:
-        """Call `look` until it returns a value, and return that. Raises Interrupted, TookTooLong, and errors of `look`."""
+        """Call `look` until it returns a value, and return that.
+
+        Raises Interrupted, TookTooLong, and errors of `look`.
+        """
 
         def looking() -> T | None:
             seen = look()

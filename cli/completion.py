@@ -32,6 +32,8 @@ exec {_PLUGIN} __complete "$@"
 
 
 class Shell(StrEnum):
+    """Shell, or kubectl, that a completion script is for."""
+
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"

@@ -22,6 +22,8 @@ _WORKERS, _MOST_WORKERS = 8, 64
 
 
 class DiagnoseFormat(StrEnum):
+    """Output format of `diagnose`."""
+
     TERMINAL = "terminal"
     MARKDOWN = "markdown"
     JSON = "json"

@@ -102,6 +102,8 @@ class FleetRow(Struct, frozen=True):
 
 
 class Fleet(Struct, frozen=True):
+    """Rows of the GPU nodes, and the fleet budget."""
+
     budget: FleetBudget
     nodes: list[FleetRow]
     """Worst first."""

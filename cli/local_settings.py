@@ -21,6 +21,8 @@ _NO_SETTINGS = "the default, for there is no {} here; a cluster's is in its Conf
 
 
 class LocalSettings(Struct, frozen=True):
+    """Settings of this cluster as far as they are on this machine."""
+
     directory: Path
     policy: Policy
     profiles: Profiles

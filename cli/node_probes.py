@@ -96,7 +96,10 @@ class NodeProbes:
     def run(
         self, nodes: Iterable[tuple[str, str]], max_workers: int, probed: Callable[[], None] = lambda: None
     ) -> dict[str, NodeProbeAnswer]:
-        """Return the answers of these nodes by name. A first signal ends the probes, a second one the removal of pods."""
+        """Return the answers of these nodes by name.
+
+        A first signal ends the probes, a second one the removal of pods.
+        """
         with ThreadPoolExecutor(max_workers, "probe") as threads, self._hearing_signals():
             ways = {node[0]: threads.submit(self._probed, node, probed) for node in nodes}
             return {name: way.result() for name, way in ways.items()}

@@ -21,6 +21,8 @@ class OutputFormat(StrEnum):
 
 
 class TableFormat(StrEnum):
+    """Output format of a command that prints a table by default."""
+
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"

@@ -58,7 +58,10 @@ def _chosen(snapshot: Snapshot, wanted: ProbeOptions) -> tuple[Node, ...]:
 
 
 def _answers(nodes: Iterable[Node], access: Access, wanted: ProbeOptions) -> Mapping[str, NodeProbeAnswer]:
-    """Return the answers of the nodes. Raises ProbeError, ClusterError; an interrupted command reports leftover pods."""
+    """Return the answers of the nodes.
+
+    Raises ProbeError, ClusterError; an interrupted command reports leftover pods.
+    """
     cluster = cluster_of(access)
     must_have_rights(cluster, wanted.namespace)
     probes = NodeProbes(cluster, template_for(cluster, wanted.image), wanted.namespace, say)

@@ -80,7 +80,10 @@ class QuarantinePlan(Struct, frozen=True):
 
 
 class QuarantineOutcome(Struct, frozen=True):
-    """Result of the command. `record` is the annotation; without one `recommendation` is '', and `why_not` the reason."""
+    """Result of the command.
+
+    `record` is the annotation; without one `recommendation` is '', and `why_not` the reason.
+    """
 
     node: str
     recommendation: str = ""

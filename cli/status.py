@@ -13,6 +13,8 @@ from healthcheck.cluster.kubeconfig import Access
 
 
 class StatusFormat(StrEnum):
+    """Output format of `status`."""
+
     TABLE = "table"
     WIDE = "wide"
     JSON = "json"

@@ -45,6 +45,8 @@ class Step(Struct, frozen=True):
 
 
 class Chain(Struct, frozen=True):
+    """Chain of one pod's workload: the links with their states."""
+
     pod: str
     steps: tuple[Step, ...]
 

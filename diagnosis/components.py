@@ -59,6 +59,8 @@ class Role(Enum):
 
 
 class Health(Enum):
+    """Health of a component."""
+
     WORKING = "working"
     PARTLY = "partly"
     """Some of its pods are not ready."""

@@ -24,6 +24,8 @@ _LONG_GOING = timedelta(minutes=15)
 
 
 class StageKind(Enum):
+    """State of a pod: ready, or the reason why it is not. The value is shown to people."""
+
     READY = "ready"
     GOING = "on its way out"
     FAILS = "fails"

@@ -16,6 +16,8 @@ from release.running import ReleaseError
 
 @dataclass(frozen=True, slots=True)
 class Built:
+    """One built image with its digest."""
+
     target: str
     digest: str
     sbom: Path

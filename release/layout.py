@@ -12,6 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Layout:
+    """Image in the OCI layout format."""
+
     folder: Path
 
     @property

@@ -20,6 +20,8 @@ _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
+    """Source of a release: its commit, time and version."""
+
     version: str
     revision: str
     epoch: int

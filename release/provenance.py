@@ -11,6 +11,8 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Builder:
+    """Builder of an image, for its provenance."""
+
     identity: str
     """A URI that names who ran the build: the workflow at its tag, say."""
     invocation: str

@@ -22,6 +22,8 @@ NOTES = "notes.md"
 
 @dataclass(frozen=True, slots=True)
 class Release:
+    """One release: its source, registry and signer."""
+
     made_from: Origin
     tree: Path
     registry: Registry

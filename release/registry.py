@@ -14,6 +14,8 @@ from release.running import run
 
 @dataclass(frozen=True, slots=True)
 class Registry:
+    """Registry that images are pushed to."""
+
     repository: str
     """Such as ghcr.io/OWNER/gpu-healthcheck; the chart goes to `charts/` beside it."""
     plain_http: bool = False

@@ -18,6 +18,8 @@ GITHUB = "https://token.actions.githubusercontent.com"
 
 @dataclass(frozen=True, slots=True)
 class Signer:
+    """Arguments of cosign to sign and to verify."""
+
     sign: tuple[str, ...]
     verify: tuple[str, ...]
 

@@ -19,6 +19,8 @@ JSON = {"Content-Type": "application/json"}
 
 
 class ApiAnswers(LoopbackAnswers):
+    """Answers of the API stand-in to HTTP requests."""
+
     def __init__(self, gate: RequestGate, *arguments: Any) -> None:
         self._gate = gate
         self._store = gate.store

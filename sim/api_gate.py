@@ -35,6 +35,8 @@ class _Stop:
 
 
 class RequestGate:
+    """Records requests, and injects failures."""
+
     def __init__(self) -> None:
         self.store = ApiStore()
         self.requests: list[Request] = []

@@ -20,6 +20,8 @@ MERGE_KEYS = {"conditions": "type", "addresses": "type", "ownerReferences": "uid
 
 @dataclass(frozen=True)
 class Resource:
+    """Resource of the API: its group, version and name."""
+
     name: str
     kind: str
     api_version: str

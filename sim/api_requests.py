@@ -19,6 +19,8 @@ USER = "system:serviceaccount:gpu-healthcheck:gpu-healthcheck"
 
 @dataclass(frozen=True)
 class Request:
+    """One received request."""
+
     at: float  # time.monotonic(), when it had been done and was not yet answered
     method: str
     path: str
@@ -28,6 +30,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Target:
+    """Object or collection that a request is for."""
+
     resource: Resource
     namespace: str
     name: str

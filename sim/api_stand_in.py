@@ -19,6 +19,8 @@ from sim.loopback import LoopbackServer
 
 
 class ApiStandIn(RequestGate):
+    """Stand-in of the Kubernetes API on loopback."""
+
     def __init__(self, *nodes: str, instance_type: str = "p5.48xlarge") -> None:
         super().__init__()
         for name in nodes or ("gpu-node-1",):

@@ -18,6 +18,8 @@ ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 
 @dataclass(frozen=True)
 class Change:
+    """One change of an object, for watches."""
+
     version: int
     at: float  # time.monotonic()
     type: ChangeType

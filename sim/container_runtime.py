@@ -408,6 +408,8 @@ DISTRIBUTIONS = {
 
 
 class ContainerRuntime:
+    """Container runtime of a simulated node: its files and processes."""
+
     def __init__(self, root: Path, write: Callable[[str, object], None]) -> None:
         self._root = root
         self._write = write

@@ -1,4 +1,4 @@
-"""HAMi on a simulated node: its two processes, the files that its device plugin copied to the host, and those of pods."""
+"""HAMi on a simulated node: its two processes, its files on the host, and those of pods."""
 
 import os
 import stat
@@ -35,6 +35,8 @@ RELEASES = {
 
 
 class Hami:
+    """HAMi of a simulated node."""
+
     def __init__(self, root: Path, write: Callable[[str, object], None]) -> None:
         self._root = root
         self._write = write

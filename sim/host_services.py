@@ -27,6 +27,8 @@ class Container:
 
 
 class HostServices:
+    """Processes and services of a simulated node."""
+
     def __init__(self, root: Path, write: Callable[[str, object], None]) -> None:
         self._root = root
         self._write = write

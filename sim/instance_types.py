@@ -67,6 +67,8 @@ class PciSwitch:
 
 @dataclass(frozen=True)
 class InstanceShape:
+    """Hardware of an instance type."""
+
     gpu_model: GpuModel
     gpu_addresses: tuple[str, ...]
     efa_addresses: tuple[str, ...] = ()

@@ -22,6 +22,8 @@ FIFO_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class KernelRecord:
+    """One record of the kernel log."""
+
     priority: int
     sequence: int
     timestamp_us: int
@@ -44,6 +46,8 @@ def monotonic_us() -> int:
 
 
 class SimulatedKernelLog:
+    """Kernel log of a simulated node."""
+
     def __init__(self, fifo: Path) -> None:
         if not fifo.exists():
             os.mkfifo(fifo)

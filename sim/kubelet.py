@@ -145,7 +145,10 @@ class Kubelets:
         self._tell(there)
 
     def _tell(self, there: Mapping[str, dict[str, Any]]) -> None:
-        """Report the pods; a failed report is repeated in the next round, because a Job waits for the end of its pod."""
+        """Report the pods.
+
+        A failed report is repeated in the next round, because a Job waits for the end of its pod.
+        """
         for uid, known in list(self._pods.items()):
             if uid not in there and known.ended:
                 del self._pods[uid]

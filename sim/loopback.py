@@ -14,6 +14,8 @@ POLL_SECONDS = 0.02
 
 
 class LoopbackAnswers(BaseHTTPRequestHandler):
+    """Answers of a loopback server, implemented by its user."""
+
     protocol_version = "HTTP/1.1"
     # Headers and body are two writes: without this the second waits for the peer's delayed acknowledgement.
     disable_nagle_algorithm = True
@@ -60,6 +62,8 @@ class _Server(ThreadingHTTPServer):
 
 
 class LoopbackServer:
+    """HTTP server on a loopback port."""
+
     def __init__(self, answers: Callable[..., LoopbackAnswers], tls: ssl.SSLContext | None = None) -> None:
         self._answers = answers
         self._tls = tls

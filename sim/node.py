@@ -49,6 +49,8 @@ def process_limits(locked_memory: str = "unlimited") -> str:
 
 
 class SimulatedNode:
+    """A simulated GPU node: its hardware, files and processes."""
+
     def __init__(self, root: Path, instance_type: str) -> None:
         self.root = root
         self.instance_type = instance_type

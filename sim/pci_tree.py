@@ -23,6 +23,8 @@ _COUNTERS_AT_FIRST = {
 
 @dataclass(frozen=True)
 class PciFunction:
+    """One PCI function of the simulated node."""
+
     address: str
     vendor: str
     device: str
@@ -34,6 +36,8 @@ class PciFunction:
 
 
 class PciTree:
+    """PCI devices of a simulated node, as files in /sys."""
+
     def __init__(self, root: Path) -> None:
         self._sys = root / "sys"
 

@@ -11,6 +11,8 @@ MOST_MIG_DEVICES = 7
 
 @dataclass(frozen=True)
 class SimulatedGpu:
+    """Identity of a simulated GPU."""
+
     index: int
     address: str
     uuid: str

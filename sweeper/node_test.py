@@ -160,7 +160,10 @@ class NodeTest:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program. Exit code: 0 with any verdict; 2 if the test could not run or its record could not be written."""
+    """Run the program.
+
+    Exit code: 0 with any verdict; 2 if the test could not run or its record could not be written.
+    """
     Options("sweep-run", __doc__).parse_args(arguments)
     try:
         settings = read_variables(NodeTestSettings)

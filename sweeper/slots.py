@@ -1,7 +1,7 @@
 """Slots of the fleet budget without an owner, and slots kept by nodes without an agent. Pure.
 
-A slot is in use while its Node has our taint, whoever set it and with or without an agent that could lift it: the
-budget limits the nodes out of service. Without the taint, the agent releases it, if there is one.
+A slot is in use while its Node has our taint, by any writer and with or without an agent that could lift it: the budget
+limits the nodes out of service. Without the taint, the agent releases it, if there is one.
 """
 
 from __future__ import annotations

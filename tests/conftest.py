@@ -55,7 +55,7 @@ def _hear_ctrl_c() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is collected stays to the end: to look through it for garbage is a third of the collection, and goes on."""
+    """Collected objects live to the end: garbage collection would take a third of the collection's time."""
     gc.disable()
     try:
         return (yield)

@@ -17,9 +17,9 @@ from cli import app
 def typed(
     words: Sequence[str], environment: Mapping[str, str], answers: str = ""
 ) -> subprocess.CompletedProcess[bytes]:
-    """`gpu-healthcheck WORDS` with these variables and no other, as `subprocess.run` would tell of it.
+    """Run `gpu-healthcheck WORDS` with exactly these variables, with a result as of `subprocess.run`.
 
-    The answers are what it reads of its standard input.
+    The answers are its standard input.
     """
     out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (

@@ -29,5 +29,5 @@ NEEDS_THEM = pytest.mark.skipif(not may_be_made(), reason="only root can make de
 
 
 def buildable(several: Iterable[Scenario]) -> list[Any]:
-    """As parameters; those that only root can build are skipped for anybody else."""
+    """Return the scenarios as parameters; those that only root can build are skipped otherwise."""
     return [pytest.param(scenario, marks=NEEDS_THEM if scenario.needs_device_files else ()) for scenario in several]

@@ -1,4 +1,4 @@
-"""What NVIDIA's DRA driver publishes of a node, played by hand, and the DeviceTaintRules that stand."""
+"""Objects that NVIDIA's DRA driver publishes of a node, created by hand, and the DeviceTaintRules there."""
 
 from __future__ import annotations
 

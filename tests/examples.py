@@ -37,7 +37,7 @@ def fault(reason: str = "Xid79", severity: Severity = Severity.REBOOT, subject: 
 
 
 def finding_in(record: Record, expected: Expectation) -> Finding | None:
-    """What a record of the kernel's log means by itself."""
+    """Return the meaning of a single kernel log record."""
     read = read_xid(record, expected)
     return read.finding if read else None
 

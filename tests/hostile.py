@@ -1,4 +1,4 @@
-"""Text as an enemy would write it: for whatever shows text that somebody else wrote."""
+"""Hostile text, for all code that shows text of other writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that a careless page would take for markup, and what a page is made of."""
+"""Words that a careless page would take for markup, and the parts of a page."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from sim.control_plane.build import minor_binaries, other_minors
 
 ROOT = Path(__file__).parents[1]
 TESTS = (
-    # Applied whole, and once more by a server-side dry run; what roles give, and what policies let through.
+    # Applied completely, and again by a server-side dry run; effects of roles and policies.
     "tests/cluster/test_manifests.py",
     "tests/cluster/test_quarantine_manifests.py",
     "tests/cluster/test_admission.py",
@@ -27,8 +27,8 @@ TESTS = (
     "tests/cluster/test_sweep_job_admission.py",
     "tests/cluster/test_device_taints_admission.py",
     "tests/image/test_overlays.py",
-    # Labels, taints, conditions, Events and Leases, written and taken away: by an agent from a fault to its end, by
-    # hand, beside others who write the same lists.
+    # Labels, taints, conditions, Events and Leases, written and removed: by an agent from a fault to its end, by hand,
+    # and with other writers of the same lists.
     "tests/agent/test_real_cluster.py",
     "tests/agent/test_conditions.py",
     "tests/agent/test_device_taints.py",
@@ -37,7 +37,7 @@ TESTS = (
     "tests/sweeper/test_story.py::test_1_what_a_sweep_found_is_tainted_by_the_agent_and_cleared_by_no_light_pass",
     "tests/sweeper/test_dra.py",
     "tests/quarantine/test_job.py::test_from_a_fault_over_a_run_that_passes_back_into_service",
-    # What this version's scheduler and admission say of pods that wait, and what is listed for it.
+    # Messages of this version's scheduler and admission about waiting pods, and the listed kinds.
     "tests/diagnosis/test_real_scheduler.py",
     "tests/diagnosis/test_real_dry_run.py",
     "tests/diagnosis/test_live.py",
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _try(minor: str) -> bool:
-    """Whether all tests passed on that version; prints how many did, and what was not tested."""
+    """Whether all tests passed on that version; prints their number, and the untested parts."""
     try:
         assets = minor_binaries(minor)
     except ProgramError as error:
@@ -76,7 +76,7 @@ def _try(minor: str) -> bool:
 
 
 def _counted(message: str) -> str:
-    """What pytest ends with, such as '412 passed, 3 skipped in 301.22s (0:05:01)'."""
+    """Return pytest's last line, such as '412 passed, 3 skipped in 301.22s (0:05:01)'."""
     return message.strip().splitlines()[-1] if message.strip() else "no test ran"
 
 

@@ -1,4 +1,4 @@
-"""Our overlays as `kubectl -k` takes them: by themselves, and components by the folder that somebody makes."""
+"""Our overlays as used by `kubectl -k`: alone, and components in a user's folder."""
 
 from __future__ import annotations
 

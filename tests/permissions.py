@@ -1,4 +1,4 @@
-"""What a user is refused whom root is not."""
+"""Refusals for a user that root does not get."""
 
 from __future__ import annotations
 

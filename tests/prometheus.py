@@ -1,4 +1,4 @@
-"""A Prometheus on 127.0.0.1 that answers instant queries with what a test gives it, or as nobody should."""
+"""A Prometheus on 127.0.0.1 that answers instant queries as a test sets them, or malformed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def series(percent: float | str, **labels: str) -> Series:
 
 
 class PrometheusStandIn:
-    """`vectors`: by what a query contains, the first that does; any other query has an empty vector for an answer.
+    """`vectors`: answers by a part of the query, the first match; other queries get an empty vector.
 
-    `instead` takes the place of every answer.
+    `instead` replaces every answer.
     """
 
     def __init__(

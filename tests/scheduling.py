@@ -1,4 +1,4 @@
-"""Another control plane, with a scheduler, for rooms whose tests have pods placed: gone with the last test of each."""
+"""Another control plane, with a scheduler, for tests with scheduled pods: it ends with the last test of each folder."""
 
 from __future__ import annotations
 

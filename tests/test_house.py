@@ -1,4 +1,4 @@
-"""The house itself: what is promised in one place stands in the others too."""
+"""House rules: a promise in one place is kept in the others."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_twin_is_healthy_and_differs_from_its_fault(twin: Scenario) -> None:
 
 
 def inputs(scenario: Scenario) -> dict[str, Any]:
-    """What makes the node of a scenario, whatever is said of it."""
+    """Return the inputs of a scenario's node, without its expectations."""
     result = ("name", "stands_for", "twin_of", "expect")
     return {key: value for key, value in asdict(scenario).items() if key not in result}
 
@@ -139,7 +139,7 @@ def test_every_fault_has_a_healthy_twin() -> None:
 def test_every_cause_is_declared_once_at_the_top_of_a_module_and_listed() -> None:
     parts = (*PARTS, "cli")
     files = [file for part in parts if part != "diagnosis" for file in (ROOT / part).rglob("*.py")]
-    modules = [ast.parse(file.read_text()) for file in files]  # what a diagnosis finds are causes of another kind
+    modules = [ast.parse(file.read_text()) for file in files]  # a diagnosis has causes of another kind
     declared = [
         call
         for module in modules
@@ -184,7 +184,7 @@ def events_in_the_code() -> set[str]:
 
 
 def test_every_metric_is_in_the_list() -> None:
-    """The list is what docs/metrics.md and `explain` go by."""
+    """docs/metrics.md and `explain` use the list."""
     telemetry = Telemetry()
     shown = {metric.name.removesuffix("_total") for metric in telemetry.registry.collect()}
     assert {metric.name.removesuffix("_total") for metric in telemetry.metrics} == shown
@@ -241,7 +241,7 @@ def test_the_folder_of_manifests_never_becomes_a_package() -> None:
 
 
 def test_one_door_to_the_terminal() -> None:
-    """What is shown comes from strangers: only `console` and `streams` know rich's console and the standard streams."""
+    """Shown text is untrusted: only `console` and `streams` use rich's console and the standard streams."""
     files = [file for part in (*PARTS, "cli") for file in (ROOT / part).rglob("*.py")]
     found = {str(file.relative_to(ROOT)): unprinted_output(ast.parse(file.read_text())) for file in files}
     assert {name: ways for name, ways in found.items() if ways} == {
@@ -254,7 +254,7 @@ def test_one_door_to_the_terminal() -> None:
 
 
 def unprinted_output(module: ast.Module) -> set[str]:
-    """What of a module's code shows text past the door, or has it read as markup."""
+    """Return the parts of a module that print without `console`, or read text as markup."""
     found = set()
     for part in ast.walk(module):
         match part:

@@ -1,4 +1,4 @@
-"""What `python -m tools.krew` packs, how the packed program finds its Python, and the manifest."""
+"""Content that `python -m tools.krew` packs, the packed program's search for its Python, and the manifest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "tools/krew" / archive.PROGRAM
 
 TEXT = {"type": "string", "minLength": 1}
-# https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/, and what krew's own validation asks of each field.
+# https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/, and krew's own validation of each field.
 DOCUMENTED = {
     "type": "object",
     "additionalProperties": False,
@@ -160,7 +160,7 @@ def plugin(tmp_path: Path) -> Path:
 
 
 def call(plugin: Path, pythons: dict[str, str | Path]) -> tuple[int, str, str]:
-    """With no other Python on the PATH than these: a program, or what a script of that name does."""
+    """Run with exactly these Pythons on the PATH: a program, or a script of that name."""
     path = plugin.parent / "path"
     path.mkdir()
     for name in ("readlink", "dirname"):

@@ -222,7 +222,7 @@ def daemon_set(name: str) -> dict[str, object]:
 
 
 def a_cluster() -> list[dict[str, object]]:
-    """A node with our taint, one that the commands are for, one that is gone, and work beside them."""
+    """A node with our taint, the target of the commands, a missing node, and work on the others."""
     ours = {"taints": [{"key": TAINT, "value": "true", "effect": "NoSchedule"}]}
     marked = {"name": "other", "annotations": {"example.com/lock": "x"}}
     job = {"template": {"spec": {"containers": [{"name": "x", "image": "x"}], "restartPolicy": "Never"}}}

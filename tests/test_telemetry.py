@@ -1,4 +1,4 @@
-"""What a scrape of the agent gets, and when."""
+"""Content of a scrape of the agent, and its time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_of_too_many_findings_the_worst_have_a_series_and_the_rest_is_counted() 
 
 @pytest.mark.parametrize("text", [*HOSTILE, 'a"b\\c\n', "x" * 100_000])
 def test_no_label_is_long_or_steers_anything(text: str) -> None:
-    """What only the driver and its log say may be anything; the page stays one that Prometheus takes."""
+    """Texts of the driver and its log may be anything; Prometheus still accepts the page."""
     telemetry = shown(finding(subject=text, index=text, uuid=text))
     telemetry.show_driver(text, text, {(text, text): 90})
 

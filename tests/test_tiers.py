@@ -1,4 +1,4 @@
-"""What `make test` may start: a test that starts more, and does not say so, fails there."""
+"""Processes that `make test` may start: a test of the second tier without the marker fails there."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_a_test_of_the_second_tier_runs_wherever_there_is_room(request: pytest.F
 
 
 def test_a_group_is_passed_to_xdist(request: pytest.FixtureRequest) -> None:
-    """By the name of each test, in its processes: or each of them starts what one shall, and nothing fails."""
+    """By the name of each test, in its processes: otherwise each would start its own, and no test would fail."""
     assert request.node.nodeid.endswith("@test_tiers") == hasattr(request.config, "workerinput")

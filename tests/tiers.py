@@ -1,7 +1,7 @@
 """The tiers of tests: `make test-cluster` starts a control plane and our long-running programs, `make test` neither.
 
-Whoever asks for a fixture that starts one is of the second tier, without a marker of its own. Whoever starts one
-otherwise says so with `pytest.mark.cluster`, or fails at the very start of it.
+A test with a fixture that starts one is of the second tier, without a marker of its own. Any other test that starts one
+needs `pytest.mark.cluster`, or fails at the start.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def mark(test: pytest.Item) -> None:
 
 
 def group(test: pytest.Item) -> str | None:
-    """The tests that one process runs; None: any process, one by one.
+    """Return the group of tests for one process; None: any process, one by one.
 
-    A test of the second tier takes long by itself, and each process has a control plane of its own. Quick ones go by
-    their file, and so do those that share what their file alone starts.
+    A test of the second tier is slow, and each process has a control plane of its own. Quick tests are grouped by file,
+    and so are tests that share a process of their file.
     """
     asked = getattr(test, "fixturenames", ())
     if STORIES in asked:
@@ -57,10 +57,9 @@ def group(test: pytest.Item) -> str | None:
 
 
 def turn(test: pytest.Item) -> int:
-    """The largest groups come first: what begins last runs alone at the end.
+    """Return the sort key: the largest groups come first, because the last one runs alone at the end.
 
-    Once started, a process's control plane runs until its last test, and works also where nobody asks it: who needs
-    none comes before.
+    A process's control plane runs until its last test, also unused: tests without one come first.
     """
     whole = group(test) or ""
     if whole == STORIES or whole.startswith(_SCHEDULED):
@@ -84,7 +83,7 @@ def running(test: pytest.Item) -> Iterator[None]:
 
 
 def guard() -> None:
-    """From now on a test of the first tier fails where it starts what is the second's."""
+    """From now on a test of the first tier fails when it starts a process of the second."""
     sys.addaudithook(_refuse)
 
 
@@ -96,7 +95,7 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
 def hold(words: Sequence[str]) -> None:
     """The test that runs now, to its tier: these words start a program."""
     if threading.current_thread() is not threading.main_thread():
-        return  # the stories live in threads, beside whatever test runs
+        return  # the stories run in threads, in parallel with any test
     if _Now.test is None or _Now.test.get_closest_marker("cluster"):
         return
     if program := _of_the_second_tier(words):
@@ -104,8 +103,8 @@ def hold(words: Sequence[str]) -> None:
 
 
 def _of_the_second_tier(words: Sequence[str]) -> str:
-    """The name of what is started, '' for what any test may start."""
-    # Under another's name stands what only has to look like it.
+    """Return the name of the started program of the second tier; '' for others."""
+    # A link of another name only imitates it.
     name = Path(words[0]).resolve().name if words else ""
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
     if name in _SERVERS or module in _PROGRAMS or module.startswith(_IN_DISGUISE):

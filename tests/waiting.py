@@ -1,4 +1,4 @@
-"""Waiting for what another process, thread or machine does."""
+"""Waits for another process, thread or machine."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def eventually(ask: Callable[[], T | None], why: Callable[[], object] = lambda: 
 
 
 def hand_over(fifo: Path, text: str) -> None:
-    """Into a FIFO, once somebody reads it: who waits for that goes on when a test says so, not after some seconds."""
+    """Write into a FIFO once it has a reader: the reader then continues on a test's signal, not after some seconds."""
     with os.fdopen(eventually(partial(_asked_for, fifo)), "w") as out:
         out.write(text)
 
 
 def _asked_for(fifo: Path) -> int | None:
-    """Open for writing; None while nobody reads it."""
+    """Open for writing; None while there is no reader."""
     try:
         return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:

@@ -17,6 +17,8 @@ _UNSEEN = "?"
 
 
 class CardRow(Struct, frozen=True):
+    """One card in the allocation table: free slots, memory and cores, and its pods."""
+
     card: str
     slots: str
     memory: str

@@ -39,7 +39,7 @@ _JSON_SINCE: Version = (2, 8)
 class SchedulerState(Struct, frozen=True):
     """Books of one HAMi scheduler.
 
-    `cards`: the cards of each node that registered any, by node name. `told_version` is None if no image shows the
+    `cards`: the cards of each node that registered any, by node name. `reported_version` is None if no image shows the
     version. `elsewhere`: nodes that only another installation's device plugin serves, with that installation.
     """
 

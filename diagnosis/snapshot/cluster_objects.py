@@ -52,6 +52,8 @@ class Volume(Struct, frozen=True):
 
 
 class Lease(Struct, frozen=True):
+    """Lease with the time of its last renewal."""
+
     meta: Meta
     holder: str = ""
     renewed: datetime | None = None

@@ -14,6 +14,8 @@ from healthcheck.node.state import KEEPS_AWAY, RESULTS, UNHEALTHY
 
 
 class Taint(Struct, frozen=True):
+    """Taint of a Node."""
+
     key: str
     value: str
     effect: str

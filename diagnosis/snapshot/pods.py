@@ -88,6 +88,8 @@ class Expression(Struct, frozen=True):
 
 
 class Toleration(Struct, frozen=True):
+    """Toleration of a pod."""
+
     key: str
     operator: str
     value: str
@@ -154,6 +156,8 @@ class ContainerState(Struct, frozen=True):
 
 
 class Condition(Struct, frozen=True):
+    """Condition of a pod or workload."""
+
     type: str
     status: str
     reason: str = ""

@@ -34,6 +34,8 @@ class LimitRangeItem(Struct, frozen=True):
 
 
 class LimitRange(Struct, frozen=True):
+    """LimitRange with its items."""
+
     meta: Meta
     limits: tuple[LimitRangeItem, ...] = ()
 
@@ -64,6 +66,8 @@ class DisruptionBudget(Struct, frozen=True):
 
 
 class RuntimeClass(Struct, frozen=True):
+    """RuntimeClass: its handler and its nodeSelector."""
+
     meta: Meta
     handler: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)

@@ -15,6 +15,8 @@ _MOST_CLASSES = 1000
 
 
 class ClusterSettings(Connection):
+    """Reads the ConfigMap of this project and the RuntimeClasses of the cluster."""
+
     def read_config(self) -> dict[str, str]:
         """The keys of the ConfigMap that the agents read."""
         path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{CONFIG_MAP}"

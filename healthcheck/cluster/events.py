@@ -16,6 +16,8 @@ from healthcheck.verdict.node_events import NodeEvent
 
 
 class Events(Connection):
+    """Writes Events."""
+
     def create_event(self, node: NodeState, event: NodeEvent, now: datetime) -> None:
         """Create an Event for the Node. Creating the same Event twice has no further effect."""
         at = timestamp(now)

@@ -30,6 +30,8 @@ class PodOwner(Struct, frozen=True):
 
 
 class Jobs(Connection):
+    """Reads and writes Jobs, their template, and the owners of pods."""
+
     def read_job_template(self, cron_job: str) -> dict[str, Any]:
         """Return the template from which one of this project's CronJobs makes its Jobs."""
         path = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/{quote(cron_job)}"

@@ -31,6 +31,8 @@ class Heartbeat(Struct, frozen=True):
 
 
 class Leases(Connection):
+    """Reads and writes Leases: heartbeats and slots of the fleet budget."""
+
     def beat(self, node: NodeState, now: datetime, duration_seconds: float) -> None:
         """Renew the node's heartbeat Lease; make it when it is gone. It is owned by the Node as it is now."""
         path = _LEASES.format(NAMESPACE)

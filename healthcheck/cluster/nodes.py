@@ -33,6 +33,8 @@ _NODES = "/api/v1/nodes"
 
 
 class Nodes(Connection, unguarded=["update_node"]):
+    """Reads, watches and writes Nodes."""
+
     def read_node(self, name: str) -> NodeState:
         return _read_node(self._json("get", f"{_NODES}/{quote(name)}", "nodes"))
 

@@ -28,6 +28,8 @@ _AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Pods(Connection):
+    """Reads pods, their logs and their evictions."""
+
     def list_gpu_pods(self, node_name: str = "") -> Iterator[GpuPod]:
         """The pods of all namespaces that hold GPUs on a node, or on that one, in pages."""
         at_work = f"{_AT_WORK},spec.nodeName={node_name}" if node_name else _AT_WORK

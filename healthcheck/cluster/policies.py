@@ -12,6 +12,8 @@ _OURS = {"labelSelector": f"app.kubernetes.io/name={COMPONENT}"}
 
 
 class Policies(Connection):
+    """Reads the admission policies of this project."""
+
     def list_policies_in_force(self) -> set[str]:
         """Return this project's policies that exist and are enforced.
 

@@ -24,6 +24,8 @@ class Right(Struct, frozen=True):
 
 
 class Rights(Connection):
+    """Checks permissions of the present user."""
+
     def is_allowed(self, right: Right) -> bool:
         """Whether the current account has this permission."""
         resource, _, subresource = right.resource.partition("/")

@@ -47,6 +47,8 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Page(NamedTuple):
+    """One page of the server: status, content type and body."""
+
     status: HTTPStatus
     content_type: str
     body: bytes

@@ -10,6 +10,8 @@ from healthcheck.probes.nvml.driver import driver_version
 
 
 class KernelModules(Struct, frozen=True):
+    """Loaded kernel modules."""
+
     nvidia: str
     """The version of NVIDIA's own driver; '' where it is not loaded."""
     nouveau: bool

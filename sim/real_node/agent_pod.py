@@ -32,6 +32,8 @@ Json = dict[str, Any]
 
 
 class AgentPod:
+    """The agent's pod on a real node."""
+
     def __init__(self, node: RunningNode) -> None:
         self._node = node
 

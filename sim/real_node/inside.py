@@ -26,6 +26,8 @@ _CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-sch
 
 
 class FirstProcess:
+    """PID 1 of the node."""
+
     def __init__(self, folder: Path) -> None:
         plan = json.loads((folder / PLAN).read_text())
         plane_bin, kubelet_bin = Path(plan["plane_bin"]), Path(plan["kubelet_bin"])

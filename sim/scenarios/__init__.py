@@ -29,6 +29,8 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Expected:
+    """Expected output of `check` for a scenario."""
+
     status: str
     severity: str
     findings: list[str]
@@ -37,6 +39,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class Scenario:
+    """One scenario: its differences from a healthy node, and the expected output."""
+
     name: str
     stands_for: str
     twin_of: str

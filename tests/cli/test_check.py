@@ -152,7 +152,7 @@ def test_on_a_terminal_it_asks(world: World, answer: str, code: int, levels: lis
 
 
 def _until(terminal: int, words: bytes) -> bytes:
-    """What the terminal shows up to these words; to its end where there are none."""
+    """Return the terminal's output up to these words; to its end without words."""
     raw = b""
     while not (words and words in raw):
         assert select.select([terminal], [], [], GIVE_UP_SECONDS)[0], raw
@@ -181,7 +181,7 @@ def test_a_signal_ends_the_test_and_all_that_it_started(world: World, number: si
 
 
 def _is_gone(pid: int) -> bool:
-    """Nobody of this machine need have asked yet how an orphan ended."""
+    """The end of an orphan may be unread on this machine."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -189,7 +189,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def refused(*words: str) -> str:
-    """What is said of a command that runs nothing."""
+    """Return the message of a rejected command."""
     done = CliRunner().invoke(app, ["check", *words], env={"CONFIG_DIR": "/nowhere"})
     assert (done.exit_code, done.stdout) == (3, "")
     return done.stderr
@@ -225,7 +225,8 @@ def test_a_host_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_root_the_output_warns(world: World) -> None:
     if subprocess.run(["unshare", "--user", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this kernel lets nobody become somebody else")
-    command = ["unshare", "--user", *world.command("xid", "--json")]  # to its own eyes nobody
+    # root of the new user namespace, unprivileged outside
+    command = ["unshare", "--user", *world.command("xid", "--json")]
     done = subprocess.run(command, env=world.environment, capture_output=True, text=True, check=False)
     (world.host.root / "dev/kmsg").unlink()
     blind = subprocess.run(command, env=world.environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What a shell and kubectl are offered for the word that is being typed."""
+"""Completions that a shell and kubectl are offered for the current word."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ P = "gpu-healthcheck.aws-samples.io"
 
 
 def offered(capsys: pytest.CaptureFixture[str], *words: str, **variables: str) -> tuple[list[str], str]:
-    """The words, without what is said of them, and the directive."""
+    """Return the words without their descriptions, and the directive."""
     environment = {"HOME": "/nowhere", "PATH": os.environ["PATH"], **variables}
     with mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(commands, "end_with_whoever_reads"):
         commands.complete(list(words))
@@ -95,7 +95,7 @@ def test_the_words_before_choose_the_cluster(
 
 
 def test_contexts_are_names_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """zsh evaluates what it is offered."""
+    """zsh evaluates completions."""
     names = ["arn:aws:eks:us-west-2:1:cluster/a", "$(touch pwned)", "`id`", "it's", "a b", "plain", "\x1b[2J"]
     path = tmp_path / "config"
     path.write_text(yaml.safe_dump({"contexts": [{"name": name, "context": {}} for name in names]}))

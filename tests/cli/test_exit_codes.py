@@ -49,7 +49,7 @@ def run(*words: str, program: str = "cli", **variables: str) -> subprocess.Compl
 
 
 def run_quickly(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The same in this process, but for what is a program of its own."""
+    """The same in this process, except for separate programs."""
     if words[0] in {"sweep", *PROGRAMS}:
         return run(*words, **variables)
     done = typed(words, {"PATH": os.environ["PATH"], "HOME": "/nowhere", "CONFIG_DIR": "/nowhere", **variables})
@@ -191,7 +191,7 @@ PRINTERS = [
 
 @pytest.mark.parametrize("words", PRINTERS, ids=" ".join)
 def test_a_reader_that_goes_away_ends_it_without_a_word(words: tuple[str, ...]) -> None:
-    """`| head -0`: whoever reads is gone before a word is said."""
+    """`| head -0`: the reader ends before any output."""
     ended = _with_outputs_closed(words)
 
     assert "Traceback" not in ended.stderr

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck status -o html`: what the page says, and that nobody else's word is markup there."""
+"""`gpu-healthcheck status -o html`: content of the page, without foreign markup."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def page(*rows: FleetRow) -> str:
 
 
 def facts(*rows: FleetRow) -> list[list[str]]:
-    """The cells of the table at the end, without what is markup in them."""
+    """Return the cells of the last table, without markup."""
     table = page(*rows).partition('<table id="facts">')[2]
     lines = re.findall(r'<tr id="n\d+">(.*?)</tr>', table)
     return [

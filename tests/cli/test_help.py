@@ -1,4 +1,4 @@
-"""What each command says of itself: names as they are typed, and no types."""
+"""Help text of each command: names as they are typed, and no types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What strangers write on a Node and in its records, shown by every command: on a terminal, and piped in any locale."""
+"""Texts that strangers write on a Node and in its records, in the output of every command: terminal and pipe, any
+locale.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console script imports: a command's file when it is called, and nothing else's."""
+"""Imports of the console script: the file of the called command, and no other."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_saved_state_loads_no_client_of_a_cluster(tmp_path: Path) -> None:
 def test_a_help_loads_nothing_of_what_the_command_does(name: str) -> None:
     modules = loaded(name, "-h")
 
-    assert {"cli.app", f"cli.{'programs' if name == 'sweep' else name}"} <= modules
+    assert {"cli.app", f"cli.{'cluster_programs' if name == 'sweep' else name}"} <= modules
     assert not {"kubernetes", "urllib3", "rich", "pydantic", "healthcheck.checks"} & modules
 
 

@@ -37,7 +37,7 @@ class Node:
         }
 
     def run(self, *words: str) -> subprocess.CompletedProcess[bytes]:
-        self.host.kernel_log.replay()  # whoever opens the log finds all of it
+        self.host.kernel_log.replay()  # a new reader of the log gets all of it
         return typed(words, self.environment)
 
     def check(self) -> int:

@@ -1,4 +1,4 @@
-"""The names of nodes on a command line become part of an address: what no Node is called gets no further."""
+"""Names of nodes on a command line become part of an address: invalid names are rejected first."""
 
 from __future__ import annotations
 

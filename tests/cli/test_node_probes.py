@@ -59,7 +59,7 @@ def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 def world(plane: ControlPlane, node: SimulatedNode, tmp_path: Path) -> Iterator[World]:
     folder = tmp_path / "pods"
     folder.mkdir()
-    # Nobody asks the instance's metadata: the port is nobody's.
+    # The instance metadata is not read: the port has no listener.
     own = {
         "PYTHONPATH": str(ROOT),
         "CONFIG_DIR": "/nowhere",
@@ -93,7 +93,7 @@ def test_a_node_without_an_agent_tells_of_itself_and_its_pod_is_gone(world: Worl
 
 
 def test_all_suspects_are_looked_at_with_the_agents_image(world: World) -> None:
-    """The agent's DaemonSet is there, and no agent of it has told of the node."""
+    """The agent's DaemonSet exists, and the node has no record of an agent."""
     plane, manifest = world.plane, str(ROOT / "kubernetes/manifests/04-daemonset-agent.yaml")
     taint = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
     plane.request("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": [taint]}})
@@ -135,7 +135,7 @@ def test_whatever_ends_the_command_its_pod_goes_too(world: World, number: signal
 
 
 def test_a_second_signal_waits_for_no_kubelet(plane: ControlPlane) -> None:
-    """Of one that is gone, nobody would ever say that the pod has ended."""
+    """For a missing node, the end of the pod would never be reported."""
     world = World(plane)
     world.make(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", "default")
     plane.create_node(NODE, devices={"nvidia.com/gpu": "8"})

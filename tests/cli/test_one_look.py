@@ -1,4 +1,4 @@
-"""What a person reads of one look: a line per check, what is wrong under it, and the evidence on demand."""
+"""Output of one cycle for people: a line per check, its findings below, and the evidence on request."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_terminal_breaks_a_line_under_its_own_column(
 
 
 def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file of evidence may come from anybody."""
+    """A file of evidence is untrusted."""
     wild = "\x1b[2J\r\n[red]\u202e"
     odd = Finding("Odd", Severity.MONITOR, wild, wild)
     result = (Observation(wild, wild, wild), odd, Unobserved(UnobservedCause.named(wild), wild), TooEarly(wild))

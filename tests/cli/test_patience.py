@@ -1,4 +1,4 @@
-"""Waiting for a cluster: once somebody wants it to end, nothing new is begun."""
+"""Waits for a cluster: after an interruption nothing new starts."""
 
 from __future__ import annotations
 

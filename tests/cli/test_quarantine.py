@@ -29,7 +29,7 @@ def until_it_says(process: subprocess.Popen[str], text: str) -> str:
 
 
 def interrupted(process: subprocess.Popen[str]) -> str:
-    """What it said after Ctrl-C."""
+    """Return its output after Ctrl-C."""
     process.send_signal(signal.SIGINT)
     return process.communicate()[0]
 
@@ -264,7 +264,7 @@ def test_killed_after_any_of_its_writes_the_same_command_brings_it_to_its_end(ho
 def test_an_unseen_result_is_reported_before_a_new_test(
     hospital: Hospital, recommendation: str, code: int, *, is_flag: bool
 ) -> None:
-    """After hours, with the terminal closed long ago. What is to be run again is run again."""
+    """After hours, with the terminal closed long ago. A run to repeat is repeated."""
     hospital.admit("unseen", recommendation=recommendation)
     hospital.hold("unseen")
     process = hospital.start("unseen")
@@ -297,7 +297,7 @@ def test_a_manual_job_reports_its_end_to_its_creator(hospital: Hospital) -> None
 
 
 def foreign_job(hospital: Hospital, node: str, component: str, account: str) -> str:
-    """A Job by the name of the node's, made by somebody who says so; its uid."""
+    """Create a Job with the node's Job name as another account, and return its uid."""
     pod = {
         "serviceAccountName": account,
         "restartPolicy": "Never",

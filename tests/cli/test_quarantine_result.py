@@ -1,4 +1,4 @@
-"""What came of a quarantine, as a person is shown it."""
+"""Result of a quarantine as people see it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def kubeconfig(api: ApiStandIn, tmp_path: Path) -> Path:
 
 
 def failed(api: ApiStandIn) -> None:
-    """Its agent has told of an Xid."""
+    """Its agent has reported an Xid."""
     row = {"reason": "Xid79", "subject": "gpu/0000:53:00.0", "severity": "REBOOT", "nature": "event", "seq": 7}
     row |= {"last_seen": "2026-11-21T01:02:03Z"}
     record = {"schema": 1, "timestamp": "2026-11-21T01:02:03Z", "status": "fail", "severity": "REBOOT", "boot_id": "b"}

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck uninstall` on the stand-in of the API: what it says, what it does, and when it does nothing."""
+"""`gpu-healthcheck uninstall` on the stand-in of the API: output, effects, and cases without effect."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_lost_race_is_computed_again_on_what_stands_then(api: ApiStandIn, kube
     new = {"key": "example.com/new", "effect": "NoSchedule"}
 
     class Raced(Cluster):
-        """Somebody taints the Node after it was first read."""
+        """The Node is tainted by another client after it was first read."""
 
         def read_node(self, name: str) -> NodeState:
             node = super().read_node(name)

@@ -1,4 +1,4 @@
-"""What `verify` reports of deep tests, by the records of the Nodes."""
+"""`verify`'s report on deep diagnostics, from the records of the Nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`diagnose --would-fit`: where pods of a file would find room, before anybody makes them."""
+"""`diagnose --would-fit`: nodes with room for pods of a file before they are created."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ BY_RULES: list[tuple[list[Object], dict[str, Any], dict[str, bool], tuple[str, .
         {"a": False},
         ("scheduler hami-scheduler",),
     ),
-    # Whoever goes by it meets a scheduler that knows no memory of cards.
+    # Such pods get a scheduler without knowledge of card memory.
     ([scheduler(), WEBHOOK, IGNORED, shared("a", card(0))], {"amounts": ONE}, {"a": False}, ()),
     ([*HAMI, shared("a", card(0))], {"amounts": ONE, "schedulerName": "volcano"}, {"a": False}, ()),
 ]

@@ -1,4 +1,4 @@
-"""Every option of every command with a wrong word: the answer says what is allowed, in our own words, with exit 3."""
+"""Every option of every command with an invalid value: the error lists the allowed ones, with exit code 3."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ WRONG: dict[str, tuple[tuple[str, str], ...]] = {
     "--would-fit": (("", PATH),),
 }
 FREE = {
-    *("--context", "--kubeconfig", "--namespace", "--probe-namespace", "--selector"),  # the cluster knows what there is
+    *("--context", "--kubeconfig", "--namespace", "--probe-namespace", "--selector"),  # the cluster knows the values
     *("--instance-type", "--probe-image", "--by"),
 }
 
 
 def options() -> Iterator[tuple[str, Any]]:
-    """Of every command that is no program of its own, each with what takes a value."""
+    """Yield the options with values of every command that is no separate program."""
     commands: Any = typer.main.get_command(app)
     for name in commands.list_commands(None):
         command = commands.commands[name]

@@ -1,4 +1,4 @@
-"""What an agent's token may write on the real API server, and what it may not: the table of the policies."""
+"""Allowed and forbidden writes of an agent's token on the real API server: the table of the policies."""
 
 from __future__ import annotations
 
@@ -622,7 +622,7 @@ def test_an_agent_makes_and_renews_its_own_heartbeat(cluster: Cluster) -> None:
     agent, node = cluster.agent(), node_state(cluster.node())
     agent.beat(node, datetime.now(UTC), 900)
     first = agent.list_heartbeats(datetime.now(UTC))[OWN]
-    # Somebody marks it, which is not the agent's to change.
+    # A mark by another client, which the agent must not change.
     note = {"metadata": {"annotations": {"example.com/note": "x"}, "labels": {"example.com/team": "vision"}}}
     assert cluster.plane.request("PATCH", f"{HEARTBEATS}/{OWN}", note).status == 200
     agent.beat(node, datetime.now(UTC) + timedelta(seconds=1), 259_200)
@@ -718,7 +718,7 @@ def test_an_agent_tells_an_event_about_its_node_and_counts_it_up(cluster: Cluste
 
 @dataclass(frozen=True)
 class Request:
-    """A request that must be refused, after others (the admin) have made what it aims at."""
+    """A request that must be rejected, after requests of the admin that create its target."""
 
     what: str
     method: str

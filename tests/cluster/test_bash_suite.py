@@ -1,4 +1,4 @@
-"""A cluster that comes from the bash suite: what its manifests granted ends when ours are applied over them."""
+"""A cluster of the bash suite: its manifests' grants end when ours are applied over them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def suite(installed: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def may(plane: ControlPlane, verb: str, group: str, resource: str) -> bool:
-    """What `kubectl auth can-i VERB RESOURCE --as=ACCOUNT` answers."""
+    """Return the answer of `kubectl auth can-i VERB RESOURCE --as=ACCOUNT`."""
     attributes = {"verb": verb, "group": group, "resource": resource, "namespace": "default"}
     review = {
         "apiVersion": "authorization.k8s.io/v1",

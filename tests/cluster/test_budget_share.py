@@ -1,4 +1,4 @@
-"""Who takes every place in the fleet budget that it may takes them from nobody: real tokens on the real API server."""
+"""A client with every allowed slot of the fleet budget takes none from others: real tokens on the real API server."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_one_holder_of_every_place_leaves_each_other_node_its_share(members: dic
     assert holders == {GREEDY, *(name for name, has in held.items() if has)}
     assert len(holders) == places
     assert not any(members[name].take() for name, has in held.items() if not has)
-    # A sweep leaves one of each: nobody loses his, and there is room for nobody else.
+    # A sweep leaves one slot per owner: no owner loses its slot, and no new one gets in.
     taken = sorted(greedy.cluster.list_slots(GREEDY), key=lambda slot: slot.made)
     for slot in taken[1:]:
         greedy.cluster.delete_slot(slot)
@@ -89,7 +89,7 @@ def test_no_more_than_allowed_hold_a_place_while_one_takes_and_frees_them(member
     def stir(name: str) -> None:
         if next(turns) % 2:
             for slot in list(greedy.cluster.list_slots(GREEDY))[1:3]:
-                with suppress(NotFound, Conflict):  # another stir was first, or somebody took it meanwhile
+                with suppress(NotFound, Conflict):  # another step was first, or the slot was acquired meanwhile
                     greedy.cluster.delete_slot(slot)
         members[name].take()
 

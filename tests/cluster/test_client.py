@@ -1,4 +1,4 @@
-"""How the client tells what the API server answered: who asks goes by the kind of the failure, never by its number."""
+"""Errors of the client for the API server's answers: callers use the kind of failure, never its number."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_an_agent_writes_rules_of_its_own_node_and_no_others(plane: ControlPlane
     assert ask("PATCH", {"spec": {"taint": {"value": "ISOLATE"}}})[0] == 200
     assert TAINT in ask("PATCH", {"spec": {"taint": {"effect": "NoExecute"}}})[1]
     assert "cannot patch" in plane.request("PATCH", f"{rules}/{NAME}/status", {"status": {}}, token=token).message
-    # What a person makes of it is his.
+    # A person's changes stay.
     his = {"spec": {"taint": {"effect": "None"}}}
     assert plane.request("PATCH", f"{rules}/{NAME}", his).status == 200
     assert (ask("DELETE")[0], TAINT in ask("PATCH", {"spec": {"taint": {"effect": "NoSchedule"}}})[1]) == (403, True)

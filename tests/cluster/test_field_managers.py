@@ -1,4 +1,4 @@
-"""A stolen token of any of our accounts notes no field manager but ours on what it may write, by apply neither."""
+"""A stolen token of any of our accounts can note no field manager but ours on its writes, also by apply."""
 
 from __future__ import annotations
 

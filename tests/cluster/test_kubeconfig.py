@@ -1,4 +1,4 @@
-"""Which cluster is meant. What kubectl does was read in client-go and tried with kubectl 1.36."""
+"""Choice of the cluster. kubectl's behaviour was read in client-go and tried with kubectl 1.36."""
 
 from __future__ import annotations
 

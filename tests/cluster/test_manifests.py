@@ -1,4 +1,4 @@
-"""The manifests on a real API server: they apply whole, mean what they say, and carry the profiles' file."""
+"""The manifests on a real API server: they apply completely, have their effect, and contain the profiles' file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CRITICAL = ("system-node-critical", "system-cluster-critical")
 @pytest.mark.cluster
 @pytest.mark.parametrize("limited", [CRITICAL, ()], ids=["as on GKE", "no class is limited"])
 def test_agents_pods_are_admitted(controllers: ControlPlane, limited: tuple[str, ...]) -> None:
-    """GKE admits pods of a critical class only in namespaces whose ResourceQuota covers that class."""
+    """GKE admits pods of a critical class only in namespaces with a ResourceQuota for that class."""
     with ControlPlane(controllers=True, limited_priorities=limited) as plane:
         plane.create_node("gpu-1", labels={"nvidia.com/gpu.present": "true"})
         plane.kubectl("apply", "-f", str(MANIFESTS))
@@ -215,7 +215,7 @@ def spec_of(kind: str, name: str) -> dict[str, Any]:
 
 
 def test_the_sweepers_pods_stay_off_every_node_that_has_an_agent() -> None:
-    """By RBAC and policy its token may mark every Node; nobody who breaks out of a pod on a GPU node is to find it."""
+    """Its token may mark every Node, so it must not be on a GPU node, where a pod could break out."""
     agent = spec_of("DaemonSet", "gpu-healthcheck-agent")["template"]["spec"]
     sweeper = spec_of("CronJob", "gpu-healthcheck-sweeper")["jobTemplate"]["spec"]["template"]["spec"]
     required = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -1,4 +1,4 @@
-"""What anybody may write into the objects that the fleet is read from: one odd object is passed over and named."""
+"""Content that any client may write into the fleet's objects: a malformed object is skipped and reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quarantine Job by hand, the template in the cluster, and what the token of such a Job's pod may write."""
+"""The manual quarantine Job, the template in the cluster, and the allowed writes of such a Job's pod token."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ ELSEWHERE = "registry.example.com:5000/a/gpu-healthcheck@sha256:" + "0" * 64
 
 @pytest.fixture
 def from_a_registry(installed: ControlPlane) -> Iterator[ControlPlane]:
-    """A cluster whose CronJob names another image, as an overlay does it, and another container behind it."""
+    """A cluster with another image in its CronJob, as an overlay sets it, and another container behind it."""
     containers = [{"name": "quarantine", "image": ELSEWHERE}, {"name": "sidecar", "image": "y"}]
     patch = {"spec": {"jobTemplate": {"spec": {"template": {"spec": {"containers": containers}}}}}}
     installed.kubectl("patch", CRON_JOB, "-n", "gpu-healthcheck", "--type=strategic", "-p", json.dumps(patch))
@@ -156,7 +156,7 @@ def token(plane: ControlPlane) -> str:
 
 
 def asked(plane: ControlPlane, token: str, patch: dict[str, Any], name: str = OWN) -> str:
-    """'' where the patch was taken, else what was said."""
+    """Return '' for an accepted patch, else the error."""
     answer = plane.request("PATCH", f"/api/v1/nodes/{name}", patch, token=token)
     return "" if answer.status == 200 else answer.message
 

@@ -1,6 +1,6 @@
-"""Which Jobs the sweeper's token may make and delete on the real API server: a sweep's, and nothing that is more.
+"""Jobs that the sweeper's token may create and delete on the real API server: those of a sweep, and no others.
 
-The template in the cluster has no part in that: without it, and after a second install, nobody is refused for it.
+The template in the cluster is irrelevant: without it, and after a second install, no request is rejected for it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def sweep_job(namespace: str = "gpu-healthcheck") -> Job:
     return job_for(cron_job["spec"]["jobTemplate"], node, JobSettings(namespace, 60), datetime.now(UTC))
 
 
-# --- what may be other about it; None takes a field out
+# --- allowed differences; None removes a field
 
 
 OURS_OF_ALL = {"name": "gpus", "resourceClaimTemplateName": "gpu-healthcheck-sweep"}
@@ -123,7 +123,7 @@ def held_to(*terms: dict[str, Any]) -> Change:
 
 
 def affinity(**fields: Any) -> Change:
-    """Beside what holds it to its node."""
+    """In addition to the affinity to its node."""
     return lambda job: put(job["spec"]["template"]["spec"]["affinity"], fields)
 
 
@@ -474,13 +474,13 @@ RULES = {**OF_THE_POD, **{f"container's {name}": rule for name, rule in OF_A_CON
 
 
 def said(plane: ControlPlane, job: Job, *, path: str = OURS, token: str | None = None) -> str:
-    """'' where such a Job would be made, else what was said."""
+    """Return '' if such a Job would be created, else the error."""
     answer = plane.request("POST", path + DRY, job, token=token)
     return "" if answer.status == 201 else f"{answer.status} {answer.message}"
 
 
 def is_dropped(plane: ControlPlane, change: Change) -> bool:
-    """Whether this Kubernetes takes the field out before anybody sees it, as 1.30 does with resourceClaims."""
+    """Whether this Kubernetes drops the field before admission, as 1.30 does with resourceClaims."""
     plain, asked = (plane.request("POST", OURS + DRY, job).body["spec"] for job in (sweep_job(), changed(change)))
     for spec in (plain, asked):
         spec["template"]["metadata"], spec["selector"] = {}, {}  # another Job has another uid
@@ -531,7 +531,7 @@ def test_the_sweeper_may_make_the_one_and_not_the_other(
     refusal = said(installed, changed(refused), token=token)
 
     assert (refusal.startswith("403 ") and message in refusal) or is_dropped(installed, refused)
-    # And it is nobody else's matter.
+    # And other objects are not affected.
     assert said(installed, changed(refused)) == ""
 
 

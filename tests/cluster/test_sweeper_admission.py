@@ -1,4 +1,4 @@
-"""What the tokens of the sweeper and of its Jobs' pods may write on Nodes of the real API server, and what not."""
+"""Allowed and forbidden writes of the sweeper's and its Jobs' tokens on Nodes of the real API server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def asked(plane: ControlPlane, token: str, patch: dict[str, Any], name: str = OWN, resource: str = "") -> str:
-    """'' where the patch was taken, else what was said."""
+    """Return '' for an accepted patch, else the error."""
     answer = plane.request("PATCH", f"/api/v1/nodes/{name}{resource}", patch, token=token)
     return "" if answer.status == 200 else answer.message
 
@@ -91,7 +91,7 @@ def test_the_sweeper_may_not(plane: ControlPlane, patch: dict[str, Any], refusal
 
 
 def test_the_sweeper_may_clear_the_marks_of_another_kind_of_run(plane: ControlPlane) -> None:
-    """Past its time a run is nobody's."""
+    """An expired run has no owner."""
     marks = {"annotations": {f"{P}/run": RUN.replace("sweep", "l2")}, "labels": {f"{P}/mode": "l2"}}
     plane.request("PATCH", f"/api/v1/nodes/{OWN}", {"metadata": marks})
 

@@ -45,7 +45,7 @@ def empty(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def plane(empty: ControlPlane) -> Iterator[ControlPlane]:
-    """Nodes that somebody else has marked, and nothing of ours that runs."""
+    """Nodes with marks of other clients, without a running program of ours."""
     for name in NAMES:
         empty.create_node(name, taints=[SPOT], labels={"example.com/team": "vision"})
         change(empty, name, {"metadata": {"annotations": {"example.com/note": "kept"}}})
@@ -181,7 +181,7 @@ def test_a_cordon_that_a_person_set_after_ours_is_his(plane: ControlPlane) -> No
 @pytest.mark.parametrize("again", [False, True], ids=["ours", "a person's after it"])
 def test_a_cordon_that_nobody_is_noted_for_stays(plane: ControlPlane, again: bool) -> None:
     as_our_programs_do(plane, FAILED, cordon=True)
-    # Whoever may patch the Node can do this, and what is written after it goes unnoted until somebody applies.
+    # Any client that may patch the Node can do this; later writes have no field manager until an apply.
     change(plane, FAILED, {"metadata": {"managedFields": [{}]}}, "anybody")
     if again:
         plane.kubectl("uncordon", FAILED)
@@ -206,7 +206,7 @@ def _has(fields: Any, path: tuple[str, ...]) -> bool:
 
 
 def test_our_writes_leave_the_owners_of_what_they_leave_as_it_is(plane: ControlPlane) -> None:
-    """The label and the cordon are a person's, and equal to what our own patches would say."""
+    """The label and the cordon are a person's, with the same values as our own patches."""
     cluster = Cluster(lambda: client(plane.kubeconfig))
     plane.kubectl("cordon", FAILED)
     plane.kubectl("label", "node", FAILED, f"{P}/status=pass", f"{P}/severity=PASS")

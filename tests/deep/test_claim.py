@@ -1,4 +1,4 @@
-"""Who holds a node for a deep run: taken once, given back by its holder, cleared when nobody answers for it."""
+"""Claims of a node for a deep run: acquired once, released by the owner, cleared without one."""
 
 from __future__ import annotations
 

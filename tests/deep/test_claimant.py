@@ -1,4 +1,4 @@
-"""One who takes a Node, holds on to it and gives it back: what is written when, and what is not."""
+"""Acquiring, renewing and releasing a Node: each write and its content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESULT = {SWEEP_RESULT: "{}"}
 
 @dataclass
 class Api:
-    """`update_node` of one Node: reads, patches, and keeps what was patched."""
+    """`update_node` of one Node: reads, patches, and keeps the patches."""
 
     node: NodeState = FREE
     patches: list[Mapping[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""When a node was last tested deeply, when it is due, and what stands in the way."""
+"""Time of the last deep diagnostic of a node, its next one, and obstacles."""
 
 from __future__ import annotations
 

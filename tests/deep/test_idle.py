@@ -1,4 +1,4 @@
-"""Whether anybody uses the GPUs; not to have looked is never to have found nobody."""
+"""Users of the GPUs; an unread list is not an empty list."""
 
 from __future__ import annotations
 

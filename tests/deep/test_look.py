@@ -1,4 +1,4 @@
-"""A deep look with a real process in DCGM's place: what is believed at once, and what only when it comes again."""
+"""A deep cycle with a real process in DCGM's place: errors that count at once, and those that count when repeated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUSY = "A diag instance is already running, cannot run a new diag until the curr
 
 
 class Node:
-    """One GPU node whose dcgmi answers what a test wants."""
+    """One GPU node with a dcgmi that answers as a test sets it."""
 
     def __init__(self, folder: Path) -> None:
         self.host = SimulatedNode.create(folder / "node", "p5.48xlarge")

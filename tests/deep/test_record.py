@@ -1,4 +1,4 @@
-"""A deep run's record becomes the agent's own: what is taken of it, what ends it, and that nothing is taken twice."""
+"""A deep run's record becomes the agent's own: the adopted parts, their end, and each adoption once."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class TestTheMerge:
         own = records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
         state = node(annotations={**deep, RESULTS: own})
 
-        # Whoever has nothing but the Node, and the agent, whose own record there is older.
+        # A reader with only the Node, and the agent with an older record there.
         assert other_severities(state, ()) == ([RESET], ())
         assert other_severities(node(annotations=deep), (), memory.taken) == ([RESET], ())
         assert [fault.reason for fault in faults_on(state)] == [MEMORY, PCIE]
@@ -398,7 +398,7 @@ def _others() -> list[Gpu]:
 
 
 def _recorded(memory: Memory, text: str) -> NodeState:
-    """The Node once the agent told that memory."""
+    """Return the Node after the agent wrote that memory."""
     own = records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
     return node(annotations={SWEEP_RESULT: text, RESULTS: own})
 

@@ -1,4 +1,4 @@
-"""Each state that a test judges is looked at from each of its pods, too: what is said of the pod has to be the same."""
+"""Each state of the tests is also diagnosed for each of its pods alone: the result for the pod must be the same."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ class Served:
                 yield entry
 
     def listed_all(self, kind: str) -> bool:
-        """Whether somebody asked for all of a kind, of every namespace."""
+        """Whether a request listed all objects of a kind in all namespaces."""
         paths = {api_kind.path() for api_kind in KINDS if api_kind.kind == kind}
         return any(path in paths and not query for path, query in self.asked)
 
 
 def log_of(logs: Mapping[tuple[str, str], str]) -> Callable[[str, str, str, bool], str]:
-    """What reads the log of a namespace's pod's container."""
+    """Return a reader of logs by namespace, pod and container."""
     return lambda namespace, pod, container, _: logs.get((f"pod/{namespace}/{pod}", container), "")
 
 

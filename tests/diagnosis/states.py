@@ -33,8 +33,8 @@ def obj(kind: str, name: str, namespace: str = "", *, age: float = 600, **parts:
 def node(name: str, gpus: int | None = 8, /, **changes: Any) -> Object:
     """A ready node of containerd 2 with so many GPUs; None: it has never had any.
 
-    `labels`, `annotations`, `taints`, `cordoned`, `allocatable` and `capacity` (both added to what it has), `handlers`
-    (None: the kubelet does not tell), `runtime`, `kubelet`, `system`, `conditions`, `ready`.
+    `labels`, `annotations`, `taints`, `cordoned`, `allocatable` and `capacity` (both added to the default), `handlers`
+    (None: the kubelet does not report them), `runtime`, `kubelet`, `system`, `conditions`, `ready`.
     """
     plain = {"cpu": "96", "memory": "1000Gi", "pods": "110", "ephemeral-storage": "500Gi"}
     offered = plain | ({} if gpus is None else {GPU: str(gpus)})
@@ -110,7 +110,7 @@ def waiting(reason: str, message: str = "", name: str = "main", **more: Any) -> 
 
 
 def terminated(code: int, reason: str = "Error", message: str = "", *, minutes: float = 2) -> Object:
-    """How a container ended: what stands under `terminated`."""
+    """Return the end of a container, the value of `terminated`."""
     fields: Object = {"exitCode": code, "reason": reason, "finishedAt": ago(minutes)}
     return fields | ({"message": message} if message else {})
 
@@ -154,7 +154,7 @@ def snapshot(
 
 
 def judged(*objects: Object, **more: Any) -> Diagnosis:
-    """By all searches that there are; what is said of each pod, a look at that pod alone has to say."""
+    """Diagnose with all searches; the diagnosis of each single pod must agree."""
     whole = snapshot(*objects, **more)
     agree(objects, whole)
     return diagnose(whole)

@@ -52,7 +52,7 @@ def claimed() -> list[Object]:
 
 
 def published_anew(*names: str) -> Object:
-    """The first of two slices that take the place of what there was."""
+    """Return the first of two slices that replace the earlier one."""
     pool = {"name": "a", "generation": 2, "resourceSliceCount": 2}
     devices = [{"name": name} for name in names]
     return obj(

@@ -1,4 +1,4 @@
-"""What is asked of a cluster where a listing of all is forbidden, and of kubelets that do not answer."""
+"""Requests to a cluster where listing everything is forbidden, and to kubelets without an answer."""
 
 from __future__ import annotations
 

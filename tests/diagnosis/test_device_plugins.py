@@ -31,7 +31,7 @@ def alone(*nodes: Object, labels: dict[str, str] | None = None) -> list[Object]:
 
 
 def only_on_a(b: Object) -> list[Object]:
-    """The operator's cluster, of whose operands none is on b."""
+    """The operator's cluster, without operands on b."""
     return [
         entry for entry in operator(A, b) if not (entry["kind"] == "Pod" and entry["metadata"]["name"].endswith("-b"))
     ]

@@ -1,4 +1,4 @@
-"""Which taint keeps a claim off which device, whose it is, and how it ends."""
+"""Taints that keep claims off devices, their owners, and their end."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def found(*state: Object) -> FoundCause:
 
 
 def at(address: str, entry: Object) -> Object:
-    """The slice, whose devices sit there."""
+    """The slice, with devices at that address."""
     for device in entry["spec"]["devices"]:
         device["attributes"]["resource.kubernetes.io/pciBusID"] = {"string": address}
     return entry
 
 
 def sick(*subjects: str) -> Object:
-    """A node of whose GPUs our agent has found Xid 79, or another's fault."""
+    """A node with Xid 79 of our agent on these GPUs, or another fault."""
     rows = [{"reason": "Xid79" if subject.endswith(ADDRESS) else "Other", "subject": subject} for subject in subjects]
     record = json.dumps({"schema": 1, "status": "fail", "severity": "REBOOT", "findings": rows})
     fields = condition(CONDITION, "False", "Xid79", "GPU has fallen off the bus")

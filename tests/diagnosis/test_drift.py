@@ -1,4 +1,4 @@
-"""What changed between two looks, of all that can stop a GPU pod."""
+"""Changes between two snapshots that can stop a GPU pod."""
 
 from __future__ import annotations
 

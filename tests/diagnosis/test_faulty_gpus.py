@@ -1,4 +1,4 @@
-"""Work on a GPU with an active fault is a cause, the first one; work beside such a GPU is none."""
+"""Work on a GPU with an active fault is the first cause; work on other GPUs of the node is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that another finding of our agents makes harmful, and what is told in their place."""
+"""Commands that another finding of our agents makes harmful, and their replacements."""
 
 from __future__ import annotations
 

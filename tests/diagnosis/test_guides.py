@@ -1,4 +1,4 @@
-"""What guides have people look for is answered, and by what there is."""
+"""Questions of guides are answered, with existing names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved state that somebody else packed, or that was damaged on its way: refused in one line, and never misread."""
+"""Saved state that an attacker packed, or that was damaged: rejected in one line, and never misread."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_an_old_state_that_is_damaged_is_compared_with_nothing(tmp_path: Path) -
     assert "damaged" in result.output
 
 
-# --- what parsed JSON costs
+# --- cost of parsed JSON
 
 
 @pytest.mark.parametrize(

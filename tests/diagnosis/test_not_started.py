@@ -1,4 +1,4 @@
-"""Pods whose containers do not start, by each text, and the same pods once they have come further."""
+"""Pods with containers that do not start, by each message, and the same pods after progress."""
 
 from __future__ import annotations
 

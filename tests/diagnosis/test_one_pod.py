@@ -1,4 +1,4 @@
-"""What is asked of a cluster for one pod: what lies around it, and everything only where that may say otherwise."""
+"""Requests to a cluster for one pod: its dependencies, and everything only if that may change the result."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _PARTS = st.dictionaries(st.sampled_from(["metadata", "spec", "status", "webhook
 
 @given(kind=st.sampled_from(KINDS), parts=_PARTS)
 def test_no_shape_ends_the_reading(kind: str, parts: dict[str, object]) -> None:
-    """What nobody can read is passed over and named; it never raises."""
+    """An unreadable part is skipped and reported; it never raises."""
     builder = Builder()
     builder.add(kind, parts)
     builder.add(kind, {**parts, "metadata": {"name": "x"}})

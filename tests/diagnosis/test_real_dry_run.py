@@ -1,4 +1,4 @@
-"""A real API server tries a pod: what it makes of it, how it refuses it, and that it stores nothing."""
+"""A dry run of a pod on a real API server: its changes, its rejection, and nothing stored."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ def diagnosis(cluster: ControlPlane) -> Diagnosis:
         for entry in listed["items"]:
             builder.add(entry["kind"], entry)
         builder.listed(listed["items"][0]["kind"] if listed["items"] else kind)
-    # As somebody sees it a while later: what has just begun is no fault yet.
+    # Some minutes later: a recent start is no fault yet.
     return diagnose(builder.build(datetime.now(UTC) + timedelta(minutes=6)))
 
 

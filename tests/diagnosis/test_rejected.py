@@ -1,4 +1,4 @@
-"""Pods that a kubelet did not take, each by its text, and the same pods where somebody has taken their place."""
+"""Pods that a kubelet rejected, each by its message, and the same pods after their replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States as people reported them to projects of GPU clusters, each with what was the matter there."""
+"""States from reports to GPU cluster projects, each with its actual cause."""
 
 from __future__ import annotations
 

@@ -118,5 +118,5 @@ def test_a_device_file_that_the_node_lacks_explains_it(reason: str) -> None:
     assert results(judged(lacks, ends, logs=unknown)) == [("DriverDeviceFilesMissing", "node/a")]
     assert results(judged(node("a"), ends, logs=unknown)) == [("CudaCannotInitialize", "node/a")]
 
-    # By itself it keeps nobody from work.
+    # On its own it prevents no work.
     assert not results(judged(lacks, runs()))

@@ -156,7 +156,7 @@ K3S = {"kubelet": "v1.33.3+k3s1", "runtime": "containerd://2.0.5-k3s2", "handler
 
 
 def plugin_of(on: str) -> list[Object]:
-    """A device plugin with NVIDIA's class, whose sandbox is not made."""
+    """A device plugin with NVIDIA's class and without a sandbox."""
     waits = stuck("nvidia-device-plugin-x", on, containers=[container("plugin")], labels={"name": PLUGIN_LABEL})
     return [NVIDIA, waits, event(waits, "FailedCreatePodSandBox", TEXTS[0], count=90)]
 
@@ -303,7 +303,7 @@ def test_only_the_cluster_path_of_the_agent_is_shown() -> None:
     ],
 )
 def test_a_record_has_nobody_paste_what_we_do_not_write(command: str) -> None:
-    """Who has a node may write its annotation, and a person pastes what is printed."""
+    """A node's owner can write its annotation, and people paste the printed commands."""
     for text in (EITHER.replace(HOST, f"`{command}`"), f"/etc/containerd/config.toml: correct it, then `{command}`"):
         seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", text))
 

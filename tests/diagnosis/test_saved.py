@@ -1,4 +1,4 @@
-"""State from files is as good as from a cluster, and says what no file has."""
+"""State from files is equal to state from a cluster, with missing kinds reported."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_pipe_or_a_device_in_a_folder_is_passed_over(tmp_path: Path) -> None:
-    """Whoever reads one may wait for ever."""
+    """Reading one may block forever."""
     os.mkfifo(tmp_path / "a.json")
     os.mkfifo(tmp_path / "logs.txt")
     (tmp_path / "b.json").symlink_to("/dev/zero")

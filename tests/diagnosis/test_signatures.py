@@ -1,4 +1,4 @@
-"""The tables of signatures: each row says who writes it, where it may stand, and what it means."""
+"""The tables of signatures: each row has the writer of the text, its sources, and its meaning."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def dranet(*nodes: str) -> list[Object]:
 
 
 def checked(name: str, efa_check: str, **changes: Any) -> Object:
-    """A GPU node of whose EFA devices our agent has told."""
+    """A GPU node with a report of our agent on its EFA devices."""
     record = {"schema": 1, "timestamp": ago(2), "status": "pass", "severity": "PASS", "findings": []}
     record["checks"] = [{"check": "2-efa-enumeration", "status": efa_check, "severity": "PASS"}]
     return gpu_node(name, annotations={RESULTS: json.dumps(record)}, **changes)

@@ -21,12 +21,12 @@ EXPORTER = ("gpu-operator", "nvidia-dcgm-exporter-k8z2p")
 
 
 def card(number: int, percent: float | str = 0, **labels: str) -> Series:
-    """As the exporter of the node `a` writes it, where it was told its node's name."""
+    """A series as the exporter of the node `a` writes it, if it was configured with its node's name."""
     return series(percent, **{"Hostname": "a", "gpu": str(number), "UUID": f"GPU-{number}"} | labels)
 
 
 def owned(number: int, name: str = "x", **labels: str) -> Series:
-    """As Prometheus keeps it beside its own labels of the exporter's pod."""
+    """A series as Prometheus stores it with its own labels of the exporter's pod."""
     target = {"namespace": EXPORTER[0], "pod": EXPORTER[1]}
     return card(number, **target | {"exported_namespace": "team", "exported_pod": name} | labels)
 

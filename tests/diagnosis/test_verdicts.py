@@ -15,7 +15,7 @@ def tainted(key: str, value: str = "", **changes: object) -> Object:
 
 
 def run(minutes: float) -> dict[str, str]:
-    """The claim of a run whose time is over so long ago."""
+    """The claim of a run that expired so long ago."""
     return {RUN: json.dumps({"kind": "l2", "holder": "agent", "until": ago(minutes)})}
 
 

@@ -1,4 +1,4 @@
-"""What `check --save-evidence` wrote, judged by `replay`: the same in all but what only a replay adds."""
+"""Output of `check --save-evidence`, judged by `replay`: equal except for replay's additions."""
 
 from __future__ import annotations
 

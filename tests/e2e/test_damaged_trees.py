@@ -1,4 +1,4 @@
-"""Damage to the files that a look reads: no probe but says what it could not see, and no device is missed for it.
+"""Damaged files: each probe reports its unobserved parts, and no device counts as missing.
 
 The kernel itself never writes such files. Captured trees, full tables of open files and dying devices come close.
 """
@@ -50,7 +50,7 @@ class Stage:
     aside: Path
 
     def read(self) -> Evidence:
-        """A look without the child: what NVML says of the GPUs stays as it was, what lies around it is read."""
+        """Run a cycle without the child: the NVML answer stays, the files around it are read."""
         host = Host(self.node.root, self._driver_look)
         seen = {probe: _read(probe, host) for probe in self.seen if probe is not RING}
         return Evidence({**seen, RING: ()}, 1010.0, Evidence(self.seen, 1000.0))
@@ -180,9 +180,9 @@ def _faults(stage: Stage, seen: Evidence) -> set[str]:
 
 
 def _may_hide(stage: Stage, path: str, kind: str, reason: str) -> bool:
-    """Whether the tree no longer shows what is found missing: a process, or an EFA function or its RDMA device.
+    """Whether the tree no longer shows the missing object: a process, or an EFA function or its RDMA device.
 
-    Never where a file was there and could not be read.
+    Never for a file that exists and could not be read.
     """
     whole = stage.node.root / path
     if kind in UNREADABLE and whole.is_file():

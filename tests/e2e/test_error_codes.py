@@ -1,6 +1,6 @@
-"""Every error code of NVML at every call that the child makes, from the driver's library to the verdict.
+"""Every error code of NVML at every call of the child, from the driver's library to the verdict.
 
-What it has to be comes from nvml.h: absent, a fault of that GPU, or could-not-look.
+nvml.h gives the expected result: absent, a fault of that GPU, or unobserved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAULTS = {
     15: "GpuLost",
     16: "GpuResetRequired",
 }
-# Two of the eight are left of this one: a look at all is slower, and what is missing is nobody's expectation here.
+# Two of the eight GPUs remain: more would be slower, and no missing GPU is expected here.
 EXPECTED = Expectation(InstanceProfile("p5.48xlarge", 2, 32, True, "efa"), "p5.48xlarge")
 
 RETIRED_PAGES = [("retired_sbe", 0), ("retired_dbe", 0), ("retired_pending", 0)]
@@ -75,7 +75,7 @@ NOTHING = Said([], set())
 
 
 class Stage:
-    """One node, one child: what all checks say when a call fails."""
+    """One node, one child: the outcomes of all checks when a call fails."""
 
     def __init__(self, node: SimulatedNode) -> None:
         self.node = node

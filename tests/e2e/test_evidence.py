@@ -1,4 +1,4 @@
-"""What `check --save-evidence` writes is judged again by `replay` as it was judged there, wherever that is."""
+"""Output of `check --save-evidence` gets the same judgement by `replay`, on any machine."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_the_record_is_all_of_standard_output(node: SimulatedNode, tmp_path: Pat
     assert "nvml" in result.stderr
 
 
-# Whatever somebody made of a file: a verdict, or a wrong use.
+# For any changed file: a verdict, or an error about it.
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Without a file descriptor nobody has looked: at whichever opening they end, no probe tells of something else."""
+"""Without a file descriptor nothing is observed: at each call that opens a file, no probe reports anything else."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_same_where_no_kubelet_is_seen(node: SimulatedNode, distribution: st
 
 
 def everywhere(work: Callable[[], object]) -> list[object]:
-    """What came of it at each of its openings, alone and with all after it: what it returned, or the error."""
+    """Return the results at each call that opens a file, failing alone and with all later ones: value or error."""
     came: list[object] = []
     for lasting in (False, True):
         for first in itertools.count(1):

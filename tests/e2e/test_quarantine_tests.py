@@ -1,4 +1,4 @@
-"""What quarantine tests beside DCGM, on a simulated node: real programs, the judges, and what is recommended then."""
+"""Quarantine tests other than DCGM, on a simulated node: real programs, judges and recommendations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPECTED = Expectation(None, "p5.48xlarge", efa_min_bandwidth=3000)
 
 @dataclass
 class Quarantine:
-    """A p5.48xlarge of whose EFA devices two are left, so that a run is short."""
+    """A p5.48xlarge with two of its EFA devices, so that a run is short."""
 
     node: SimulatedNode
     all_reduce: AllReduce

@@ -69,7 +69,7 @@ def replayed(*files: str) -> list[ActiveFinding]:
 
 
 def judged(records: Sequence[Record]) -> list[ActiveFinding]:
-    """What the checks say of the records themselves, every one of them shown."""
+    """Return the judgements of the records themselves, with every one shown."""
     replay = Replay(EVENTS, Expectation(), 86400.0)
     lines = tuple(Line(record, f"record:{record.seq}", record.text) for record in records)
     replay.take(BootRecords(1, "", lines, BOOTED, Now(BOOTED, records[-1].at)))
@@ -97,7 +97,7 @@ def test_every_form_has_a_faulty_and_a_healthy_twin(name: str, saved: Any) -> No
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("scenario", [one for one in scenarios() if one.kernel_log], ids=lambda entry: entry.name)
 def test_a_scenario_s_log_says_the_same_in_every_form(scenario: Scenario, name: str, saved: Any) -> None:
-    """What any check reads in the log passes the reader, which parses only the lines that can concern a GPU."""
+    """Every line that a check reads passes the reader, which parses only lines that can concern a GPU."""
     story = records((0.0, BANNER), *((10.0 + at, text) for at, text in enumerate(scenario.kernel_log)))
 
     assert found(replayed(saved(capture(FORMS[name], story)))) == found(judged(story))
@@ -126,7 +126,7 @@ def test_a_fault_after_the_boot_stands(saved: Any) -> None:
 def test_the_reboots_that_a_fault_came_back_after_are_dated_by_their_beginning(
     second: int, third: int, severity: str, saved: Any
 ) -> None:
-    """A boot of days ends at its end, and what ended before it did so at its beginning."""
+    """A boot of several days ends at its end; faults that ended earlier did so at its beginning."""
     named = "NVRM: GPU at PCI:0000:05:00: GPU-12345678-1234-1234-1234-123456789012"
 
     def boot(day: int, days: int) -> bytes:

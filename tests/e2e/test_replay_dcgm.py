@@ -1,4 +1,4 @@
-"""`gpu-healthcheck replay` of what DCGM's diagnostic wrote, as a person or a program calls it."""
+"""`gpu-healthcheck replay` of DCGM output, as called by a person or a program."""
 
 from __future__ import annotations
 

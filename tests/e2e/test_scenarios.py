@@ -52,7 +52,7 @@ def answered(seen: Evidence, scenario: Scenario) -> Evidence:
 
 
 def expectation(scenario: Scenario, places: Mapping[str, GpuPosition] | None = None) -> Expectation:
-    """What the agent would judge it by."""
+    """Return the expectation of the agent."""
     classes = tuple(PodRuntimeClass(*entries) for entries in scenario.runtime_classes)
     return Expectation(
         find_profile(packaged_profiles(), scenario.instance_type),

@@ -1,4 +1,4 @@
-"""What a cluster has set reaches the judges of `gpu-healthcheck check`."""
+"""Settings of a cluster reach the judges of `gpu-healthcheck check`."""
 
 from __future__ import annotations
 

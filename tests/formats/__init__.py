@@ -1,1 +1,1 @@
-"""What earlier versions wrote, read by this one; and what this one writes, by the rule that they read with."""
+"""Formats of earlier versions, read by this one; and this version's formats, by the rule of earlier readers."""

@@ -1,4 +1,4 @@
-"""What 0.1.0 left on a node and on its Node, by what this version makes of it: all that stood there stands."""
+"""State that 0.1.0 left on a node and on its Node, as read by this version: all findings stay active."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_run_that_passed_ends_what_stood_before_it() -> None:
     began = passed_since(records.on_node(RunRecord, one.node, QUARANTINE_RESULT))
 
     assert began == datetime(2026, 11, 23, 1, 31, 18, tzinfo=UTC)
-    assert standing(exits.passed(one.memory, began)) == STOOD[2:]  # a level, and what is below RESET
+    assert standing(exits.passed(one.memory, began)) == STOOD[2:]  # a level, and severities below RESET
 
 
 def test_a_run_in_flight_holds_the_node() -> None:

@@ -1,7 +1,6 @@
-"""What this version writes, by the rule that the version before it reads with: after a rollback nothing is set aside.
+"""State of this version, by the rule of the version before it: after a rollback nothing is set aside.
 
-Where such a test fails, the format has changed so that its `schema` has to be raised, or the key be another one
-(docs/upgrading.md).
+If such a test fails, the format has changed in a way that needs another `schema` or another key (docs/upgrading.md).
 """
 
 from __future__ import annotations

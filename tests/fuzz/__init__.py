@@ -1,1 +1,1 @@
-"""Hypothesis for as long as you like, over what reads untrusted bytes and what remembers; `make fuzz`, no test."""
+"""Hypothesis without a time limit, over parsers of untrusted bytes and the memory; `make fuzz`, no test."""

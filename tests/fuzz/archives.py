@@ -18,7 +18,7 @@ _Damages = Sequence[tuple[int, int, bytes]]
 def any_archive_is_read_or_refused(
     members: dict[str, bytes], form: int, in_headers: _Damages, damages: _Damages
 ) -> None:
-    """Damage in a header comes with the checksum that the header then has: only what it says is wrong."""
+    """A damaged header has a matching checksum: only its content is wrong."""
     whole = _packed(members, form)
     packed = damaged(_sealed(whole, in_headers), damages)
     archive = Archive(iter([packed[at : at + 700] for at in range(0, len(packed), 700)]), ".json")

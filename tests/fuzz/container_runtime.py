@@ -87,7 +87,7 @@ any_trees = _trees(st.one_of(_settings, _wrong, st.text(max_size=20)))
 
 
 def any_tree_is_read(tree: Mapping[str, str], damages: Sequence[tuple[int, int, bytes]], release: str) -> None:
-    """Or it is told why not; and read again it is the same."""
+    """Or there is a reason; and a second read gives the same."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         put(root, tree)

@@ -1,4 +1,4 @@
-"""What the looks at the hardware read, broken in any way: it is judged, or refused as it should be."""
+"""Input of the hardware probes, broken in any way: it is judged, or rejected properly."""
 
 from __future__ import annotations
 

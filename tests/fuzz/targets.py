@@ -1,4 +1,4 @@
-"""THE LIST of what is fuzzed. Each target is a function and its strategies; it raises where a property is broken."""
+"""THE LIST of fuzzed functions. Each target is a function and its strategies; it raises if a property is broken."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _broken(text: bytes) -> st.SearchStrategy[bytes]:
 lines = st.binary(max_size=400) | raw_records() | raw_records().flatmap(_broken)
 
 
-# A whole log: what is not even made of a record changes nothing.
+# A whole log: bytes that form no record change nothing.
 
 
 def a_filtered_log_says_the_same(log: list[bytes], after: int | None, facilities: frozenset[int]) -> None:
@@ -96,7 +96,7 @@ def _read(path: Path, facilities: frozenset[int], after: int | None, begins: tup
         return log.read()
 
 
-# Broken lines of the driver into the memory: it goes on, and what it tells fits.
+# Broken driver lines into the memory: it goes on, and its content is consistent.
 
 
 def any_lines_are_remembered(log: list[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""What a build leaves in the cache, however it ends."""
+"""State of the cache after a build, whatever its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real gRPC server on a Unix socket, which answers what a test tells it to."""
+"""A real gRPC server on a Unix socket, with the answers of a test."""
 
 from __future__ import annotations
 

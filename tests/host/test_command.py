@@ -64,7 +64,7 @@ def test_one_child_answers_many_questions(start: Start) -> None:
 def test_a_child_dies_of_too_little_memory_before_we_do(start: Start) -> None:
     child = start("for line in sys.stdin: print(open('/proc/self/oom_score_adj').read().strip(), flush=True)")
 
-    child.ask("x", LONG)  # the score was raised beside the start, so that only the second answer is sure to have it
+    child.ask("x", LONG)  # the score was raised at the start, so that only the second answer is sure to have it
 
     assert child.ask("x", LONG) == b"1000"
     assert Path("/proc/self/oom_score_adj").read_text().strip() != "1000"
@@ -476,7 +476,7 @@ print(one.pid, flush=True)
 
 
 def leaves_two(file: Path) -> str:
-    """A program whose child and grandchild, each in its own session, hear no SIGTERM; their pids are in the file."""
+    """A program whose child and grandchild, in sessions of their own, ignore SIGTERM; the file has their pids."""
     return (
         f"child = subprocess.Popen([sys.executable, '-c', {DEEP!r}], stdout=-1, start_new_session=True)\n"
         f"pids = f'{{child.pid}} {{child.stdout.readline().decode()}}'\n"

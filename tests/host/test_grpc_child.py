@@ -206,7 +206,7 @@ def test_nonsense_is_no_answer(short_root: Path, answer: bytes, why: str) -> Non
 
 
 def test_a_child_that_nobody_ends_ends_itself(short_root: Path) -> None:
-    """Whoever started it was killed."""
+    """Its parent was killed."""
     argv = [*isolated("healthcheck.host.grpc_child"), "container-runtime", str(short_root / PATH[1:])]
     with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)) as server:
         server.holds.clear()

@@ -60,7 +60,7 @@ def connect(server: HttpServer, stack: ExitStack, sent: bytes = b"") -> socket.s
 
 
 def is_given_up(peer: socket.socket) -> bool:
-    """Whether the server has ended it; what it sent before does not matter."""
+    """Whether the server has closed it; earlier bytes do not matter."""
     peer.setblocking(False)
     try:
         while peer.recv(65536):
@@ -94,7 +94,7 @@ class TestAnswers:
     )
     def test_what_is_no_plain_get(self, server: HttpServer, open_: ExitStack, request_: bytes, status: int) -> None:
         peer = connect(server, open_)
-        # What is refused before its end is reset: the rest may meet that, and the answer with it.
+        # A request rejected before its end is reset: the rest, and the answer, may be lost.
         threading.Thread(target=_send, args=(peer, request_)).start()
         raw = _all_of(peer)
 
@@ -238,7 +238,7 @@ def test_without_a_descriptor_left_it_gives_up_what_it_has(server: HttpServer, o
 
 
 def _exhaust(stack: ExitStack) -> None:
-    gc.collect()  # or what other tests left would be given back later, and leave one to the server
+    gc.collect()  # otherwise descriptors of other tests are released later, and the server gets one
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors() + 64, hard))

@@ -1,4 +1,4 @@
-"""What is not there, and what nobody may see: two answers."""
+"""An absent file, and an inaccessible one: two answers."""
 
 from __future__ import annotations
 

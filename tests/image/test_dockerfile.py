@@ -1,4 +1,4 @@
-"""What the Dockerfile promises of the sources beside it. tests/node builds it and runs what comes out."""
+"""The Dockerfile against its sources. tests/node builds it and runs the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 ARGUMENTS = dict(re.findall(r'^ARG (\w+)="?([^"\n]*)"?$', DOCKERFILE, re.MULTILINE))
 STAGES = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
 
-# Loads what the image runs, and prints which parts of its environment came along. The agent, which loads less, is last.
+# Load the parts that the image runs, and print their dependencies. The agent, which loads less, is last.
 LOADED = """
 import sys
 import grpc, google.protobuf.json_format, google.protobuf.message_factory, healthcheck.host.grpc_child
@@ -92,7 +92,7 @@ def test_every_package_of_the_image_is_locked_with_its_hashes(file: str) -> None
 
 
 def test_every_folder_of_code_is_in_the_wheel() -> None:
-    """The tests run beside the sources and would not miss one."""
+    """The tests run next to the sources, and would not miss a folder."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     programs = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "sweeper")
     files = [file for top in programs for file in (ROOT / top).rglob("__init__.py")]

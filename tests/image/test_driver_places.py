@@ -26,7 +26,7 @@ ELSEWHERE = "aarch64" if HERE == "x86_64" else "x86_64"
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[SimulatedNode]:
-    """A node whose driver has no library yet."""
+    """A node with a driver and no library yet."""
     with SimulatedNode.create(tmp_path / "host", "g6.xlarge") as simulated_node:
         for file in simulated_node.library.parent.iterdir():
             file.unlink()
@@ -145,7 +145,7 @@ def for_32_bits(path: Path) -> None:
 
 
 def needing(library: str) -> Callable[[Path], None]:
-    """A library whose first need is another one that is not here."""
+    """A library with a missing dependency."""
 
     def put(path: Path) -> None:
         source, other = path.with_suffix(".c"), path.with_name(library)

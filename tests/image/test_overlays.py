@@ -1,4 +1,4 @@
-"""The overlays on a real API server: each changes what it says, and nothing else."""
+"""The overlays on a real API server: each changes its own part, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTAINER = f"{DAEMON_SET}/spec/template/spec/containers/0"
 POLICY = "ValidatingAdmissionPolicy/gpu-healthcheck-sweeper-jobs"
 CRON_JOBS = [f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}" for name in ("sweeper", "sweep-node", "quarantine-node")]
 
-# Every path at which the overlay differs from the manifests, and what stands there. None: not there.
+# Every path at which the overlay differs from the manifests, with its value. None: absent.
 CHANGES: dict[str, dict[str, Any]] = {
     "example": {
         f"{CONTAINER}/image": f"registry.example.com/{OURS}",
@@ -85,7 +85,7 @@ def flat(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def dry_run(plane: ControlPlane, *words: str) -> list[dict[str, Any]]:
-    """What the API server would make of it: validated, admitted, defaulted."""
+    """Return the objects after validation, admission and defaults of the API server."""
     printed = plane.kubectl("apply", *words, "--dry-run=server", "--validate=strict", "-o", "json")
     items: list[dict[str, Any]] = json.loads(printed)["items"]
     return items
@@ -107,7 +107,7 @@ def test_an_overlay_changes_what_it_says_and_nothing_else(
 def test_the_example_takes_all_components_at_once_and_names_the_registry_in_each(
     installed: ControlPlane, tmp_path: Path
 ) -> None:
-    """As somebody has it who takes the marks of a comment away."""
+    """With the comment marks removed."""
     shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
     example = tmp_path / "kubernetes" / "overlays" / "example"
     file = example / "kustomization.yaml"
@@ -202,7 +202,7 @@ def test_every_overlay_is_tried_here_or_only_adds_objects() -> None:
             "configMapGenerator",
             "generatorOptions",
         }
-        # kubectl and Helm make rights before policies: what holds a right has to be there before.
+        # kubectl and Helm create RBAC before policies: a policy that limits a permission must exist first.
         texts = [file.read_text() for file in (OVERLAYS / name).glob("*.yaml")]
         assert not any("kind: ValidatingAdmissionPolicy" in text for text in texts)
 

@@ -1,4 +1,4 @@
-"""What `pip`, `uvx` and `pipx` install."""
+"""Content that `pip`, `uvx` and `pipx` install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of single codes, from the kernel's lines to what is active after them."""
+"""Rules of single codes, from the kernel's lines to the active findings."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ GPU = "gpu/0000:53:00.0"
 
 
 def at(*lines: tuple[float, str]) -> list[str]:
-    """What is active after lines at these seconds, in the order of the log, read one by one."""
+    """Return the active findings after lines at these seconds, read one by one in the order of the log."""
     memory = remembers()
     for seq, (second, text) in enumerate(lines):
         ring = (Record(seq, MONOTONIC + second, 0, text),)

@@ -1,4 +1,4 @@
-"""The table of exits: what the record says ends a finding does end it, and nothing that it leaves out does."""
+"""The table of exits: each recorded exit ends its finding, and no other condition does."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
 @pytest.mark.parametrize("taken", EVIDENCE, ids=" and ".join)
 def test_an_exit_ends_what_names_it_and_nothing_else(taken: tuple[str, ...]) -> None:
     for finding in STANDING:
-        if finding.nature is Nature.LEVEL:  # what a look shows, a look ends
+        if finding.nature is Nature.LEVEL:  # a check cycle ends a level
             continue
         names_it = any(words in exit_words(finding).split(", ") for words in taken)
         left = EVIDENCE[taken](remembers(finding))

@@ -1,4 +1,4 @@
-"""Each exit of a finding (docs/rules.md 4, 6, 7 and 12), and what is none."""
+"""Each exit of a finding (docs/rules.md 4, 6, 7 and 12), and conditions that are none."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def reasons(memory: Memory) -> list[str]:
 
 
 def comes(memory: Memory, finding: Finding, at: float = MONOTONIC, escalate_after: int = 2) -> Memory:
-    """The memory after the log told of it."""
+    """Return the memory after the log reported it."""
     read = Outcome("xid", "0-nvidia-smi", sightings=(sighting(replace(finding, at=at)),))
     return after_kernel_log(memory, [read], later(at - MONOTONIC), escalate_after)
 
@@ -150,7 +150,7 @@ class TestReset:
 
 
 class TestRowsThatWaitForAReset:
-    """Xid 63 and 64 against what NVML says of the rows: nvml.h, nvmlDeviceGetRemappedRows."""
+    """Xid 63 and 64 against NVML's row states: nvml.h, nvmlDeviceGetRemappedRows."""
 
     CLEAN = RowRemap(0, 1, pending=False, failed=False)
     LATEST = MONOTONIC + 300.0
@@ -162,7 +162,7 @@ class TestRowsThatWaitForAReset:
         return remembers(level, *standing)
 
     def met_after(self, memory: Memory, remap: RowRemap | None, **more: object) -> set[str]:
-        """What is left but the level, which a look at it ends."""
+        """Return the findings apart from the level, which a cycle ends."""
         after = gpus_answered(memory, [gpu(row_remap=remap, **more)], self.LATEST + 300, later(600))
         return {finding.finding.reason for finding in after.standing} - {"RowRemapPending"}
 
@@ -543,7 +543,7 @@ class TestRelease:
 
 
 class TestTheFuture:
-    """No word speaks of what came after it was first seen, whatever it is dated."""
+    """No release or pass covers later findings, whatever its date."""
 
     AHEAD = WALL + timedelta(days=365 * 1000)
 

@@ -168,7 +168,7 @@ def whole(schema: object = 2, digest: str = "", **changes: object) -> bytes:
 
 
 def test_a_file_with_nothing_wrong_is_read(file: MemoryFile) -> None:
-    """One of an earlier version, which knew nothing of what the machine once had."""
+    """A file of an earlier version, without the machine's earlier hardware."""
     file.path.write_bytes(whole())
 
     assert file.read() == Memory(boot_id="b", cursor=1)

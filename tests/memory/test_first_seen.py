@@ -1,4 +1,4 @@
-"""What a machine once had: counted up and never down, and forgotten with the machine."""
+"""Earlier hardware of a machine: the count only grows, and is forgotten with the machine."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_release_accepts_the_smaller_count_and_only_where_it_names_the_finding
     assert (accepted.standing, accepted.first.gpus, accepted.first.efa) == ((), 0, 32)
     assert first_seen(accepted.first, seen(functions(*ADDRESSES[:7]), 32)).gpus == 7
     assert (released("Xid79").standing, released("Xid79").first) == ((missing,), KNOWN)
-    # What PCI or the profile still promises comes back at once, and so never leaves.
+    # A fault against PCI or the profile recurs at once, and so never ends.
     by_profile = stands(LOW, Nature.LEVEL, check="gpu-count")
     assert (released("GpuCountLow", by_profile).standing, released("GpuCountLow", by_profile).first) == (
         (by_profile,),

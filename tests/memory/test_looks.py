@@ -1,4 +1,4 @@
-"""What stands, and what ends it (docs/rules.md 3, 4, 5 and 12)."""
+"""Active findings and their ends (docs/rules.md 3, 4, 5 and 12)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def event(reason: str, severity: Severity, at: float = MONOTONIC, **more: str) -
 
 
 def read(findings: Iterable[Finding]) -> list[Outcome]:
-    """What the xid check says after it read these in the log."""
+    """Return the outcome of the xid check for these findings."""
     return [Outcome("xid", "0-nvidia-smi", sightings=tuple(sighting(finding) for finding in findings))]
 
 

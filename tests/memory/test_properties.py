@@ -110,7 +110,7 @@ def _expire(world: World) -> World:
 
 
 def _release(world: World) -> World:
-    """A person releases what the record of this moment shows."""
+    """Release the findings of the present record."""
     memory = replace(world.memory, cursor=world.seq - 1 if world.seq else None)
     record = render(decide(memory, ()), memory, IDENTITY, world.now.wall)
     node = NodeState("n", annotations={RESULTS: dump(record)})

@@ -1,4 +1,4 @@
-"""What the bash suite before this one got wrong about the kernel's log; each case with the verdict that is right."""
+"""Errors of the earlier bash suite about the kernel log; each case with the right verdict."""
 
 from __future__ import annotations
 

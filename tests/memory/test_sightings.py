@@ -1,4 +1,4 @@
-"""What records of the log mean together: NVIDIA's workflows, judged over a window (docs/rules.md 17)."""
+"""Several log records together: NVIDIA's workflows, judged over a window (docs/rules.md 17)."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def test_nothing_read_changes_nothing() -> None:
 
 
 def test_what_hit_a_deep_test_is_no_sign_of_anything() -> None:
-    """Neither a fault, nor what another one is a consequence of, nor one of several that are a fault together."""
+    """It is no fault, no cause of another fault, and no part of a joint one."""
     of_tests = [line("Xid13", None, at, process=f"{at} nvvs", place="GPC 1", of_a_test=True) for at in range(5)]
     after = reads(remembers(), *of_tests, line("Xid45", MONITOR, 5), after=10)
 

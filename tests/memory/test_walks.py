@@ -1,4 +1,4 @@
-"""What befalls a node, told line by line and look by look, with the verdict that docs/rules.md wants at each step."""
+"""Faults of a node, line by line and cycle by cycle, with the verdict of docs/rules.md at each step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Node:
         return self.log(f"NVRM: Xid (PCI:{ADDRESSES[gpu]}{instance}): {code}, {text}")
 
     def look(self, *levels: Finding, blind: str = "") -> Severity:
-        """A light look: the GPUs as they are, these levels; or why nobody could look."""
+        """Run a check cycle: the GPUs as they are, these levels; or the reason why they are unobserved."""
         self.wait(1)
         began = self.now.monotonic
         self.blind = bool(blind)
@@ -162,7 +162,7 @@ def test_a_gpu_reset_that_only_nvml_shows(node: Node) -> None:
 
 
 def test_a_fault_between_a_reset_and_the_look_that_sees_it(node: Node) -> None:
-    """The log has told of the reset: that NVML shows it, too, is no second one."""
+    """The log has reported the reset: NVML's report of it is not a second one."""
     of = f"NVRM: Xid (PCI:{ADDRESSES[0]}): 154, GPU recovery action changed from"
     node.swap(0, recovery_action=0)
     node.look()
@@ -338,7 +338,7 @@ def test_a_gpu_lost_in_every_way_at_once_and_mended_by_a_reboot(node: Node) -> N
     assert node.look(Finding("GpuLost", REBOOT, f"gpu/{ADDRESSES[1]}.0", "x")) is REBOOT
     assert len(node.memory.standing) == 4
     assert {finding.finding.about["serial"] for finding in node.memory.standing} == {"1650001"}
-    assert node.reboot() is REBOOT  # the level stands until somebody looked
+    assert node.reboot() is REBOOT  # the level stays active until the next cycle
     node.swap(1, error=0)
     assert node.look() is PASS
 

@@ -36,7 +36,7 @@ def at_once(rules: str) -> dict[str, Any]:
 
 
 class PrometheusServer:
-    """Closing ends it. Its port is the kernel's choice, so that nobody else can have it."""
+    """A Prometheus that ends when it is closed. The kernel assigns its port, so that it is unique."""
 
     def __init__(self, folder: Path) -> None:
         program = shutil.which("prometheus")

@@ -91,7 +91,7 @@ def test_the_overlay_has_the_same_dashboard_where_grafanas_sidecar_finds_it() ->
 
 
 class KubeStateMetrics(LoopbackAnswers):
-    """What it says of a cluster's heartbeats (docs/metrics/cluster/lease-metrics.md there)."""
+    """Its metrics of a cluster's heartbeats (docs/metrics/cluster/lease-metrics.md there)."""
 
     def __init__(self, world: World, *connection: Any) -> None:
         self._world = world
@@ -107,7 +107,7 @@ class KubeStateMetrics(LoopbackAnswers):
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]:
-    """Of a node that failed when the fleet's places were taken, by nodes whose agents have been silent for long."""
+    """A node that failed when all slots were in use, by nodes with long silent agents."""
     folder = tmp_path_factory.mktemp("dashboard")
     with ExitStack() as undo:
         prometheus = undo.enter_context(PrometheusServer(folder / "prometheus"))
@@ -149,7 +149,7 @@ def test_a_number_is_that_of_the_cluster(prometheus: PrometheusServer, title: st
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["cluster", "node"])
 def test_a_variable_has_values_wherever_its_label_is(prometheus: PrometheusServer, name: str) -> None:
-    """Without the label `cluster`, which whoever collects several sets, there is nothing to choose there but all."""
+    """Without the label `cluster`, which collectors of several clusters set, the only choice is all."""
     asked = re.fullmatch(r"label_values\((.*), (\w+)\)", VARIABLES[name]["query"]["query"])
     assert asked
     (series,) = prometheus.wait_for(asked[1].replace("$cluster", ".*"))

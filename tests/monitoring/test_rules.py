@@ -1,4 +1,4 @@
-"""monitoring/rules.yaml beside what it speaks of: our metrics, the runbook, its own tests, the overlay's objects.
+"""monitoring/rules.yaml against our metrics, the runbook, its own tests, and the overlay's objects.
 
 `make check` has promtool check the rules and run rules_test.yaml.
 """

@@ -1,1 +1,1 @@
-"""A newcomer's hour: what README, install.md and runbook.md say, typed on a real kubelet, and what stays at its end."""
+"""A first hour: commands of README, install.md and runbook.md on a real kubelet, and the traces at its end."""

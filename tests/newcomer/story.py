@@ -28,13 +28,13 @@ _DELETES = re.compile(r"^  (kubectl delete .*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Newcomer:
-    """On a node that has our image; what is typed is in a checkout of theirs."""
+    """A user on a node with our image; commands are typed in their own checkout."""
 
     stage: Stage
     way: Way
 
     def type(self, document: str, begins: str, more: str = "", answers: str = "") -> str:
-        """What is printed. Raises RealNodeError where the command fails."""
+        """Return the output. Raises RealNodeError if the command fails."""
         words = {"NODE": self.stage.node.name, "REGISTRY": REGISTRY, "IMAGE": OURS}
         return self.run(shown(document, begins, words) + more, answers)
 
@@ -78,7 +78,7 @@ class Newcomer:
         assert "xid" in anchors
 
     def quarantine(self) -> None:
-        """By stand-ins for what DCGM's base image and a device plugin bring."""
+        """Use stand-ins for the parts of DCGM's base image and a device plugin."""
         self.stage.host.install_dcgmi()
         self.stage.host.install_nccl_tests()
         template = {"spec": {"jobTemplate": {"spec": {"template": {"spec": ADDED}}}}}

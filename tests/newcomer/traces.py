@@ -23,7 +23,7 @@ def traces(node: RealNode) -> set[str]:
 
 
 def settled(node: RealNode) -> set[str]:
-    """The traces once no more come by themselves: the cluster's controllers make what they want in their own time."""
+    """Return the traces when no more appear: the cluster's controllers create theirs with a delay."""
     before: set[str] = set()
     while (seen := traces(node)) != before:
         before = seen
@@ -47,7 +47,7 @@ def _marks(node: RealNode) -> Iterator[str]:
 
 
 def _files(node: RealNode) -> Iterator[str]:
-    """Over this machine's root lies a layer of what was written there, with a device in the place of what is gone."""
+    """A layer above this machine's root has the written files, with a device in place of each removed one."""
     layer = node.folder / "upper"
     written = {path.relative_to(layer) for path in layer.rglob(f"*{_NAME}*") if not path.is_char_device()}
     return (f"file /{path}" for path in written)

@@ -1,4 +1,4 @@
-"""The commands that our documents show, as somebody types them."""
+"""The commands of our documents, as a user types them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMENT = re.compile(r"\s+# .*")
 
 
 def shown(document: str, begins: str, words: Mapping[str, str]) -> str:
-    """The one command of a document that begins so, without its comment, and with what stands for its capitals."""
+    """Return the only command of a document with this beginning, without its comment, with values for its capitals."""
     text = (REPOSITORY / document).read_text().replace("\\\n", "")
     lines = {line.removeprefix(_PROMPT) for line in text.splitlines() if line.startswith(_PROMPT + begins)}
     assert len(lines) == 1, f"{document} has {len(lines)} commands that begin with {begins!r}"

@@ -19,7 +19,7 @@ HELM_SETS = " --set settings.CHECK_INTERVAL=120"
 
 @dataclass(frozen=True)
 class Way:
-    """Each is a document and what its command begins with."""
+    """A document, and the beginning of its command."""
 
     name: str
     install: tuple[str, str]
@@ -50,7 +50,7 @@ WAYS = (
 
 
 def lay_out(folder: Path) -> None:
-    """A checkout in which somebody has named their registry, and a release's one file."""
+    """Create a checkout with a user's registry, and a release's single file."""
     for name in ("charts", "kubernetes"):
         shutil.copytree(REPOSITORY / name, folder / name)
     example = folder / _EXAMPLE

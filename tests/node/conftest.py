@@ -42,6 +42,6 @@ def stage() -> Iterator[Stage]:
 def agent(stage: Stage) -> Stage:
     """The same with our manifests applied. Modules that come after the story share it."""
     if stage.broke_off:
-        stage.boot_again()  # mends what the story had left broken
+        stage.boot_again()  # repairs the state of the story
     stage.install()
     return stage

@@ -1,4 +1,4 @@
-"""What a node could leave behind on the machine that carried it."""
+"""Leftovers of a node on the machine that carried it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Stage:
         return self.node.kubectl(f"--namespace={NAMESPACE}", *words)
 
     def configure(self, **values: str) -> None:
-        """Somebody edits the ConfigMap."""
+        """Edit the ConfigMap."""
         self.kubectl("patch", "configmap", "gpu-healthcheck-config", "--patch", json.dumps({"data": values}))
 
     def install(self) -> None:
@@ -50,7 +50,7 @@ class Stage:
         self.kubectl("rollout", "status", DAEMONSET, f"--timeout={GIVE_UP_SECONDS}s")
 
     def on_node(self, script: str) -> str:
-        """What a shell on the node says."""
+        """Return the output of a shell on the node."""
         return self.node.run("sh", "-ec", script).stdout
 
     def in_pod(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -58,7 +58,7 @@ class Stage:
         return self.node.run("kubectl", f"--namespace={NAMESPACE}", "exec", DAEMONSET, "--", *words, check=check)
 
     def twin(self, name: str, program: str, **container: Any) -> Json:
-        """A pod as the agent's, with another program and what else is other about its container."""
+        """A pod like the agent's, with another program and these changes of its container."""
         spec = json.loads(self.kubectl("get", DAEMONSET, "--output=json"))["spec"]["template"]["spec"]
         whole = {**spec["containers"][0], "command": ["python3", "-c", program], **container}
         for key in ("ports", "livenessProbe", "readinessProbe", "startupProbe"):
@@ -67,7 +67,7 @@ class Stage:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
 
     def run_twin(self, pod: Json) -> str:
-        """What it printed; gone afterwards."""
+        """Return its output; the pod is deleted afterwards."""
         name = pod["metadata"]["name"]
         self.node.kubectl("create", "--filename=-", input=json.dumps(pod))
         self.kubectl("wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", f"--timeout={GIVE_UP_SECONDS}s")
@@ -76,13 +76,13 @@ class Stage:
         return printed
 
     def reset_gpu(self, index: int) -> None:
-        """It answers again; what the log said of it stands."""
+        """It answers again; the findings of the log stay active."""
         (self.host.root / f"nvml/gpu{index}/error").unlink()
 
     def boot_again(self) -> datetime:
-        """The machine is switched off and on: what a reboot heals is healed, and Kubernetes starts what it finds.
+        """Switch the machine off and on: a reboot's effects on hardware, and a restart of Kubernetes.
 
-        When it was off: what is younger was written by who runs now.
+        Returns the time of the switch: later writes are of the new processes.
         """
         self.node.power_off()
         off = datetime.now(UTC)
@@ -118,7 +118,7 @@ class Stage:
         return self.wait_for_status("fail")
 
     def wait_for_heartbeat(self, since: datetime) -> None:
-        """The agent's; a look renews it beside the verdict."""
+        """Wait for the agent's heartbeat; a cycle renews it in parallel with the verdict."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{self.node.name}"
 
         def is_renewed() -> bool:
@@ -127,7 +127,7 @@ class Stage:
         wait_until(is_renewed, GIVE_UP_SECONDS, lambda: f"no heartbeat since {since}\n{self.pod.logs()}")
 
     def wait_for_event(self, reason: str) -> None:
-        """About the Node; what the Node says is written before it."""
+        """Wait for an Event about the Node; the Node itself is written first."""
         wait_until(lambda: bool(self._events(reason)), GIVE_UP_SECONDS, lambda: f"no Event {reason}\n{self.pod.logs()}")
 
     def _events(self, reason: str) -> list[Json]:
@@ -158,15 +158,15 @@ class Stage:
 
 
 def _brief(node: Json) -> str:
-    """What may be wrong about a Node, in a line: a report of a failure may be cut."""
+    """Return the possible faults of a Node in a line: a report of a failure may be cut."""
     metadata = {key: node["metadata"].get(key) for key in ("labels", "annotations")}
     return json.dumps({**metadata, "spec": node["spec"], "conditions": node["status"].get("conditions")})
 
 
 def advertise(stage: Stage, gpus: str | None) -> None:
-    """No device plugin runs here: the Node's GPUs are told as an administrator may do it.
+    """Advertise the Node's GPUs as an administrator can, without a device plugin.
 
-    The kubelet keeps what it does not know itself.
+    The kubelet keeps resources that it does not know.
     """
     patch = json.dumps({"status": {"capacity": {GPU: gpus}}})
     stage.node.kubectl("patch", "node", stage.node.name, "--subresource=status", "--type=merge", f"--patch={patch}")
@@ -207,7 +207,7 @@ class Watch:
         return [NodeView(json.loads(line)["object"]) for line in whole]
 
     def _catch_up(self) -> None:
-        """Up to what the Node is now: a watch begins late and tells late."""
+        """Wait until the watch has reached the present Node: it starts late and lags."""
         now = self._stage.view().version
 
         def has_come() -> bool:

@@ -1,4 +1,4 @@
-"""What the ResourceSlices of NVIDIA's DRA driver say of a node's devices, and when they say nothing yet."""
+"""Devices of a node in the ResourceSlices of NVIDIA's DRA driver, and incomplete slices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(*slices: Json) -> AllocatedDevices:
 
 
 def names(*slices: Json) -> list[str] | None:
-    """None where nobody can say."""
+    """None if they are unknown."""
     found = read(*slices)
     return None if NODE in found.unread else [device.name for device in found.devices.get(NODE, ())]
 

@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 def rule(device: str = "gpu-0", **changes: Any) -> Json:
-    """`spec`, `selector`, `taint` and `metadata` are merged into what an agent writes."""
+    """`spec`, `selector`, `taint` and `metadata` are merged into an agent's rule."""
     selector = {"driver": "gpu.nvidia.com", "pool": NODE, "device": device, **changes.get("selector", {})}
     taint = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "RESET", "effect": "NoSchedule"}
     return {

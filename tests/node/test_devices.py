@@ -1,4 +1,4 @@
-"""What a driver of DRA gives out, node by node, and who holds it: objects of resource.k8s.io as it publishes them."""
+"""Devices that a DRA driver allocates, by node, and their owners: objects of resource.k8s.io as it publishes them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def held(*devices: str, pods: tuple[str, ...] = ("train",), **result: Any) -> Ob
     [
         ([published(device("gpu-0"), device("gpu-1"))], NodeDevices(2)),
         ([published(device("gpu-0"), count=2), published(device("gpu-1"), count=2)], NodeDevices(2)),
-        # While a slice is missing nobody knows how many GPUs there are.
+        # Without all slices the number of GPUs is unknown.
         ([published(device("gpu-0"), count=2)], NodeDevices(why_not=ANEW)),
         ([published(count=2)], NodeDevices(why_not=ANEW)),
         ([published(as_v1beta1(device("gpu-0")))], NodeDevices(1)),

@@ -1,4 +1,4 @@
-"""What a node offers, and what a pod holds, by the scheduler's arithmetic."""
+"""A node's advertised resources, and a pod's requests, by the scheduler's arithmetic."""
 
 from __future__ import annotations
 

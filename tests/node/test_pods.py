@@ -1,4 +1,4 @@
-"""A pod of a Job, from its API object: what keeps it, and how it ended."""
+"""A pod of a Job, from its API object: reasons to wait, and its end."""
 
 from __future__ import annotations
 

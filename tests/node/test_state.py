@@ -1,4 +1,4 @@
-"""What is read of a Node: who owns a label, by what the API server notes of it; how many EFA devices it allows."""
+"""Facts of a Node: owners of labels by managedFields, and its number of EFA devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What befalls a node under our image and manifests, on a real kubelet, containerd and runc; told in this order."""
+"""Faults of a node with our image and manifests, on a real kubelet, containerd and runc, in this order."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_rollout_becomes_ready_and_the_node_passes(stage: Stage) -> None:
 def test_a_lost_gpu_and_its_xid_put_the_node_out_of_service(stage: Stage) -> None:
     stage.host.lose_gpu(LOST)
     stage.host.xid(LOST, 79, ERROR)
-    stage.configure(CHECK_INTERVAL="10")  # the light look finds what no line tells
+    stage.configure(CHECK_INTERVAL="10")  # a check cycle finds faults without a log line
 
     node = stage.wait(lambda node: {"Xid79", "GpuLost"} <= set(node.findings))
 
@@ -117,7 +117,7 @@ def test_a_forced_deletion_keeps_the_verdict_and_loses_no_line(stage: Stage, tmp
 def test_an_edited_configmap_is_taken_over_without_a_restart(stage: Stage) -> None:
     before = stage.pod.ready()
 
-    # Not by a higher TAINT_SEVERITY: a GPU that nobody can look at lifts no taint.
+    # Not by a higher TAINT_SEVERITY: an unobserved GPU lifts no taint.
     stage.configure(ENABLE_TAINT="false")
     stage.wait(lambda node: not node.tainted)
     stage.configure(ENABLE_TAINT="true")
@@ -162,7 +162,7 @@ def test_mended_and_released_the_node_passes_without_a_restart(stage: Stage) -> 
 
     stage.reset_gpu(LOST)
     stage.wait(lambda node: "GpuLost" not in node.findings)
-    assert marks(stage) == FAILED  # the Xids stand until somebody says that they are dealt with
+    assert marks(stage) == FAILED  # the Xids stay active until a release
     process = stage.node.run(sys.executable, "-m", "cli", "release", stage.node.name, "--reason", "reseated")
     node = stage.wait_for_status("pass")
 

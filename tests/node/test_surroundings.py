@@ -1,4 +1,4 @@
-"""What the agent's container is, sees and may write: the claims of the manifest's comments, asked on a real node."""
+"""Identity, view and writable paths of the agent's container: claims of the manifest's comments, on a real node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real_node
 # Made on the node after the pod's start, as a driver that loads late makes its own: the machine's real kernel log.
 LATE = "kernel-log-of-the-machine"
 
-# Prints {what: answer or name of the error}.
+# Prints {name: answer or name of the error}.
 LOOK = f"""
 import errno, glob, json, os
 
@@ -91,7 +91,7 @@ def test_it_is_root_with_every_capability_and_without_seccomp(agent: Stage, seen
 def test_it_can_write_neither_its_own_root_nor_the_hosts(seen: dict[str, Any]) -> None:
     written = {folder for folder, answer in seen["writes"].items() if answer == "written"}
 
-    # What is mounted below the host's root is not covered, and only a recursiveReadOnly mount would do it.
+    # Mounts below the host's root are not covered; only a recursiveReadOnly mount would do it.
     assert written == {"/tmp", "/var/lib/gpu-healthcheck", "/host/run"}
     assert set(seen["writes"].values()) == {"written", "EROFS"}
 

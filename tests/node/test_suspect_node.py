@@ -1,7 +1,7 @@
 """A suspect node on a real kubelet: quarantined by the command and by hand, replaced or at work again.
 
-What DCGM's base image and a device plugin would bring, the test adds: the simulated programs to the Job's pod, and the
-GPUs that the Node offers. It comes after test_story.py, which wants a cluster that has nothing of ours yet.
+The test adds the parts of DCGM's base image and a device plugin: simulated programs for the Job's pod, and the
+advertised GPUs of the Node. It follows test_story.py, which needs a cluster without anything of ours.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def hospital(agent: Stage) -> Iterator[Stage]:
 
 @pytest.fixture
 def suspect(hospital: Stage) -> Iterator[Stage]:
-    """Nobody suspects it yet: it is well and at work. So it is afterwards, whatever the test left."""
+    """It is not suspect yet: healthy and at work. It is so again afterwards, whatever the test left."""
     put_in_order(hospital)
     hospital.node.kubectl("apply", "--filename=-", input=WORK)
     wait_for_work(hospital)
@@ -170,7 +170,7 @@ def running(stage: Stage, *words: str, until: str) -> Iterator[subprocess.Popen[
                 assert line, f"{words} ended: {seen}"
             yield process
         except BaseException:
-            process.kill()  # what it waits for may take long, and leaving waits for it
+            process.kill()  # its wait may be long, and leaving waits for it
             raise
 
 
@@ -178,7 +178,7 @@ def typed(stage: Stage, document: str, after: str) -> list[str]:
     """The commands that a document has behind these words, for our node."""
     _, _, text = (REPOSITORY / document).read_text().partition(after)
     lines = takewhile(is_typed, dropwhile(lambda line: not is_typed(line), text.splitlines()))
-    # TARGET_NODE_NAME is what sed looks for.
+    # sed replaces TARGET_NODE_NAME.
     return [re.sub(r"(?<!_)NODE(?!_)", stage.node.name, line.removeprefix(PROMPT)) for line in lines]
 
 
@@ -192,7 +192,7 @@ def logged(message: str) -> list[str]:
 
 
 def marks(stage: Stage) -> dict[str, Any]:
-    """What a quarantine leaves on the Node while it is at work or not finished, and what keeps pods away."""
+    """Return the marks of a running or unfinished quarantine on the Node, and its taints."""
     node = stage.view()
     found = {
         "run": node.object["metadata"]["annotations"].get(f"{P}/run"),
@@ -307,7 +307,7 @@ def from_a_registry(suspect: Stage) -> Iterator[Stage]:
 
 @pytest.fixture
 def recipe(suspect: Stage) -> Iterator[list[str]]:
-    """The lines of the runbook, in a checkout whose Job finds the simulated programs."""
+    """The lines of the runbook, in a checkout with a Job that finds the simulated programs."""
     checkout = suspect.node.folder / "checkout"
     file = checkout / JOB_FILE
     file.parent.mkdir(parents=True)
@@ -349,7 +349,7 @@ def test_a_manual_run_with_a_deleted_pod_is_repeated(suspect: Stage, from_a_regi
 
 
 def images_at_work(stage: Stage) -> list[str]:
-    """Of the pods of Jobs, as the kubelet says what it runs."""
+    """Return the images of Jobs' pods, as the kubelet reports them."""
     pods = json.loads(stage.kubectl("get", "pods", "--selector=job-name", "--output=json"))["items"]
     return [pod["spec"]["containers"][0]["image"] for pod in pods]
 

@@ -1,7 +1,7 @@
-"""A sweep on a real kubelet: the CronJob's pod, the Job that it makes, its pod with a stand-in for dcgmi, the agent.
+"""A sweep on a real kubelet: the CronJob's pod, its Job, the Job's pod with a stand-in for dcgmi, the agent.
 
-No device plugin runs here: the Node's GPUs are advertised as an administrator may do it, and what the plugin and the
-container runtime would give the pod, the test adds to the Job's template.
+There is no device plugin: the Node's GPUs are advertised as an administrator can, and the test adds the plugin's and
+the container runtime's part to the Job's template.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WELL = ("pass", "warn")
 
 @pytest.fixture
 def swept(agent: Stage) -> Iterator[Stage]:
-    """A node that offers 8 GPUs, and Jobs whose pods find its driver and its dcgmi."""
+    """A node that advertises 8 GPUs, and Jobs with pods that find its driver and its dcgmi."""
     off = agent.boot_again()  # the story leaves a fault behind, and a sweep passes such a node over
     # The policy of the sweeper's Jobs allows no hostPath, which the simulated hardware is. The installation at the end
     # brings it back.
@@ -55,7 +55,7 @@ def swept(agent: Stage) -> Iterator[Stage]:
     agent.kubectl("patch", SWEEPER, "--type=json", f"--patch={json.dumps(anywhere)}")
     advertise(agent, "8")
     agent.wait(lambda node: node.status in WELL and node.record["boot_id"] == agent.host.boot_id)
-    agent.wait_for_heartbeat(since=off)  # a sweep passes over a node whose agent is silent
+    agent.wait_for_heartbeat(since=off)  # a sweep skips a node with a silent agent
     yield agent
     advertise(agent, None)
     agent.kubectl("delete", "jobs", "--all")
@@ -64,7 +64,7 @@ def swept(agent: Stage) -> Iterator[Stage]:
 
 
 def sweep(stage: Stage, name: str) -> str:
-    """One sweep to its end, and what it logged."""
+    """Run one sweep to its end, and return its log."""
     stage.kubectl("create", "job", name, "--from=cronjob/gpu-healthcheck-sweeper")
     stage.kubectl("wait", f"job/{name}", "--for=condition=Complete", f"--timeout={GIVE_UP_SECONDS}s")
     return stage.kubectl("logs", f"job/{name}")

@@ -1,4 +1,4 @@
-"""What the agent in its pod makes of a real kubelet and containerd: which one it is, and what that has loaded."""
+"""The agent in its pod with a real kubelet and containerd: recognised runtime, and loaded configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def edited(agent: Stage) -> Iterator[Stage]:
 
 
 def _row(node: NodeView) -> str:
-    """What its record says of the container runtime; other findings may stand from the story."""
+    """Return the record's row of the container runtime; other findings of the story may be active."""
     found = [entry["status"] for entry in node.record["checks"] if entry["check"] == "7-container-runtime"]
     return str(found[0])
 
@@ -61,7 +61,7 @@ def _check(stage: Stage, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _version(stage: Stage) -> str:
-    """As the running one tells it to anybody, without the name of its build."""
+    """Return the version that the running one reports, without the name of its build."""
     message: str = stage.view().object["status"]["nodeInfo"]["containerRuntimeVersion"]
     return message.removeprefix("containerd://")
 

@@ -78,7 +78,7 @@ def configure(stage: Stage, text: str) -> None:
 
 @contextmanager
 def another_containerd(stage: Stage) -> Iterator[None]:
-    """It has what the toolkit wrote, and its own folders."""
+    """It has the toolkit's files, and folders of its own."""
     own = f"--root={OTHER}/root --state={OTHER}/state --address={OTHER}/containerd.sock"
     stage.on_node(
         f"mkdir -p {OTHER} {OTHER_FOLDER}; echo 'version = 2' >{OTHER_FILE}\n"

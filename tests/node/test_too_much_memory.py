@@ -1,4 +1,4 @@
-"""A deep test that outgrows the container's memory dies, and the agent beside it does not notice."""
+"""A deep test beyond the container's memory dies, and the agent next to it does not notice."""
 
 from __future__ import annotations
 

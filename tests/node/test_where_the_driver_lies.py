@@ -39,7 +39,7 @@ PLACES = {
 
 
 def look(stage: Stage) -> dict[str, Any]:
-    """What `check` says of the driver from inside the agent's container."""
+    """Return `check`'s output about the driver from inside the agent's container."""
     record = json.loads(stage.in_pod("gpu-healthcheck", "check", "--json", "driver", "gpu-count", check=False).stdout)
     (status,) = {entry["status"] for entry in record["checks"] if entry["check"] == "0-nvidia-smi"}
     return {"status": status, "unobserved": {entry["cause"] for entry in record["unobserved"]}, "record": record}

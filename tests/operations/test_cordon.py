@@ -1,4 +1,4 @@
-"""Whose a cordon is, and when it is lifted."""
+"""Owner of a cordon, and the time to lift it."""
 
 from __future__ import annotations
 

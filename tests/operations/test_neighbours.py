@@ -1,4 +1,4 @@
-"""The objects that docs/integrations.md gives to repairers name what we write, in words that they take."""
+"""The objects of docs/integrations.md for repair controllers name our conditions, in their format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person types after a quarantine run, on each platform."""
+"""Commands after a quarantine run, on each platform."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_of_cards_that_hami_shares_a_bad_one_can_be_cordoned_alone(
         (sharing(), [on_gpu("")]),
         (sharing(), [on_gpu("GPU-cccccccc-1f2a-4c3b-8d4e-5f6a7b8c9d0e")]),
         (sharing('["$(reboot)"]'), [on_gpu("$(reboot)")]),
-        # What a person wrote there is not thrown away, nor does it reach the line of a shell.
+        # A person's text there is kept, and never reaches a shell's line.
         (sharing(before="0;reboot"), [on_gpu(BAD)]),
         (sharing(), []),
     ],

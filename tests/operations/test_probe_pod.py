@@ -1,4 +1,4 @@
-"""The pod that looks at one node once: the agent's, without what is the agent's alone."""
+"""The pod that checks one node once: the agent's, without its privileges beyond that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes from a Node when the system is uninstalled, and what stays."""
+"""Parts of a Node that an uninstall removes, and parts that stay."""
 
 from __future__ import annotations
 

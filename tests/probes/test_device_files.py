@@ -20,7 +20,7 @@ def read(root: Path) -> DeviceFiles:
 def test_a_copy_of_a_tree_holds_no_devices(node: SimulatedNode) -> None:
     assert read(node.root) == DeviceFiles((), (), None)
 
-    # Its /dev/null may have become a plain file, or a link, which leads to ours for nobody who does not take care.
+    # Its /dev/null may have become a plain file, or a link, which a careless reader follows to ours.
     (node.root / "dev/null").touch()
     assert read(node.root).folders == ()
     (node.root / "dev/zero").symlink_to("/dev/null")

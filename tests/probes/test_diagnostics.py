@@ -63,7 +63,7 @@ def test_a_program_of_another_name_is_none(with_logs: SimulatedNode) -> None:
         *((form(uid), uid == OURS) for form in (systemd, cgroupfs, version_1) for uid in (OURS, THEIRS)),
         (f"0::/../../pod{OURS}/{SCOPE}", True),
         (f"0::/../../pod{THEIRS}/{SCOPE}", False),
-        # Whoever is in a pod may make groups within his own.
+        # A process in a pod may create groups within its own.
         (systemd(THEIRS, f"/kubepods-pod{OURS.replace('-', '_')}.slice"), False),
         (f"{systemd(THEIRS)}\n1:name=systemd:/kubepods/pod{OURS}/{SCOPE}", False),
         (f"0::/system.slice/docker-{SCOPE}.scope", False),

@@ -1,4 +1,4 @@
-"""Who sets GDRCopy up on a host, and what of it is there."""
+"""Installers of GDRCopy on a host, and its parts there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of HAMi lies and runs on a host: real files of each release, and a real socket."""
+"""HAMi's files and processes on a host: real files of each release, and a real socket."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_link_counts_as_the_file_that_it_leads_to_on_the_host(node: SimulatedN
     folder = node.root / "usr/local/vgpu"
     (folder / "libvgpu.so").symlink_to("/usr/local/vgpu/libvgpu.so.v2.5.3")
     (folder / "libvgpu.so.broken").symlink_to("/nowhere")
-    # What HAMi's script does not copy is not missed.
+    # Files that HAMi's script does not copy are not missing.
     (node.root / f"proc/{PLUGIN_PID}/root/k8s-vgpu/lib/nvidia/libvgpu.so.link").symlink_to("libvgpu.so.v2.5.3")
 
     found = plugin(node)

@@ -1,4 +1,4 @@
-"""What a pod of the node may have, read from our own process."""
+"""Limits of a pod on the node, read from our own process."""
 
 from __future__ import annotations
 

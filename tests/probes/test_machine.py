@@ -1,4 +1,4 @@
-"""Which machine this is, and what EC2's metadata service says of it."""
+"""Identity of this machine, and the answers of EC2's metadata service."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_nobody_can_tell(node: SimulatedNode, read: Callable[[Host], object], pa
 
 
 def test_a_library_that_is_not_to_be_seen_is_one(short_root: Path) -> None:
-    """The others alone would make a mismatch that nobody has found."""
+    """The others alone would be a mismatch without evidence."""
     (short_root / "hidden").mkdir(mode=0)
     (short_root / "usr/lib64").mkdir(parents=True)
     (short_root / "usr/lib64/libnvidia-ml.so.1").symlink_to("/hidden/libnvidia-ml.so.570.133.20")

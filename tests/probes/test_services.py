@@ -1,4 +1,4 @@
-"""The services of the GPUs among the host's processes, and what the host's files say of them."""
+"""Services of the GPUs among the host's processes, and the host's files about them."""
 
 from __future__ import annotations
 

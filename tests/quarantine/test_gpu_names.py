@@ -1,4 +1,4 @@
-"""What a quarantine run calls a GPU: as everybody else does, by its address."""
+"""Name of a GPU in a quarantine run: its address, as everywhere."""
 
 from __future__ import annotations
 

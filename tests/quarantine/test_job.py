@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Ward:
-    """A node with its agent, and whoever starts quarantine Jobs on it by hand."""
+    """A node with its agent, and a person who starts quarantine Jobs on it by hand."""
 
     plane: ControlPlane
     world: World
@@ -79,7 +79,7 @@ class Ward:
 @pytest.fixture
 def ward(scheduled: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ward]:
     name = f"ward-{zlib.crc32(request.node.name.encode())}"
-    # It offers no GPU, and nobody but those who tolerate it may come.
+    # It advertises no GPU, and accepts only pods with the toleration.
     cluster = RealCluster(scheduled, name, taints=[GPU_TAINT])
     with World(tmp_path / "world", cluster) as world:
         host = world.host
@@ -106,7 +106,7 @@ def ward(scheduled: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest
 
 
 def failed_with_79(ward: Ward) -> None:
-    """What an agent makes of it, and what an operator then does."""
+    """Make the agent find the fault, and act as an operator."""
     ward.world.start()
     ward.world.wait_for_status("pass")
     ward.world.host.xid(3, 79, "GPU has fallen off the bus.")

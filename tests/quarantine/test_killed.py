@@ -1,4 +1,4 @@
-"""A run that is killed at any moment: what stands on the Node says what has ended, and another run can follow."""
+"""A run killed at any moment: the Node has its ended tests, and another run can follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck quarantine-run` as a process: what it tests, what it tells, and what it leaves on its Node."""
+"""`gpu-healthcheck quarantine-run` as a process: its tests, reports, and marks on its Node."""
 
 from __future__ import annotations
 

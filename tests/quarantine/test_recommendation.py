@@ -1,4 +1,4 @@
-"""What a quarantine run recommends: every row of the table, which row wins, and that there always is one."""
+"""Recommendation of a quarantine run: every row of the table, the row that wins, and that there always is one."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_13_the_recommendation_of_a_pass_is_no_investigation(world: World) -> No
 
 
 def test_13_no_mode_is_left_behind(world: World) -> None:
-    """Killed without a word it cannot take its marks back: they are nobody's then within minutes."""
+    """A killed run can't remove its marks: they expire within minutes."""
     world.dcgm(hang="")
     with world.started() as process:
         eventually(world.tests_running)

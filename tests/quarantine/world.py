@@ -1,6 +1,6 @@
-"""A node on which a quarantine run can really run: the program as a process, fakes of what it starts, the API stand-in.
+"""A node for a real quarantine run: the program as a process, fakes of its programs, the API stand-in.
 
-The node is a p4d.24xlarge of whose EFA devices two are left, so that a run is short.
+The node is a p4d.24xlarge with two of its EFA devices, so that a run is short.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class World:
     # --- the node and its object
 
     def dcgm(self, **files: str) -> None:
-        """What the diagnostic does: the files that `sim/dcgmi.sh` obeys, by name."""
+        """Set the behaviour of the diagnostic: the files that control `sim/dcgmi.sh`, by name."""
         for name, text in files.items():
             self.host.write_value(f"dcgm/{name.replace('_', '-')}", text)
 
     def well(self) -> None:
-        """Whatever was told to the diagnostic, it is past."""
+        """Reset the behaviour of the diagnostic."""
         for name in ("answer", "answer-4", "hang", "code", "error"):
             (self.host.root / "dcgm" / name).unlink(missing_ok=True)
 
     @property
     def levels(self) -> list[str]:
-        """What the diagnostic was asked to run, each time."""
+        """Return the levels that the diagnostic ran."""
         asked = self.host.root / "dcgm/asked"
         lines = asked.read_text().splitlines() if asked.exists() else []
         return [line.split()[0].removeprefix("what=") for line in lines if line.startswith("what=")]
@@ -146,7 +146,7 @@ class World:
             process.communicate()
 
     def tests_running(self) -> list[psutil.Process]:
-        """The programs of this node that run, and what they started."""
+        """Return the running programs of this node, and their children."""
         tests = (LEVEL_4_PROGRAM, "fi_pingpong", "all_reduce_perf")
         every = [process for process in psutil.process_iter(["cmdline", "environ"]) if process.info["cmdline"]]
         return [

@@ -1,4 +1,4 @@
-"""What is read out of a Dockerfile before an image is built."""
+"""Facts read from a Dockerfile before an image is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a version must be before it is one."""
+"""Conditions of a version."""
 
 from __future__ import annotations
 

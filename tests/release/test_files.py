@@ -1,4 +1,4 @@
-"""The files of a release: every image by its digest, checksums that `sha256sum` reads, what was built from what."""
+"""The files of a release: every image by its digest, checksums for `sha256sum`, and the provenance."""
 
 from __future__ import annotations
 

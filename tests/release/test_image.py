@@ -1,4 +1,4 @@
-"""What `buildah` is told, and what is said of two builds that differ."""
+"""Arguments of `buildah`, and the report on two builds that differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MADE_FROM = Origin("0.1.0", "c0ffee", 1_700_000_000, "https://example.com/source
 
 
 def a_layout(folder: Path, *layers: dict[str, str], time: int = 7, comment: str = "") -> Layout:
-    """An image of these layers, each a table of files and what is in them."""
+    """An image of these layers, each a table of files and their content."""
     (folder / "blobs/sha256").mkdir(parents=True)
     names = [_blob(folder, _tar(files, time)) for files in layers]
     manifest = {"layers": [{"digest": name} for name in names], "annotations": {"comment": comment}}

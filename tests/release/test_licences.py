@@ -1,4 +1,4 @@
-"""Which packages are listed, and what their metadata is read as."""
+"""Listed packages, and the meaning of their metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workflows may do, and whose code they run. zizmor looks closer, in `make check`."""
+"""Permissions of the workflows, and the code that they run. zizmor checks more, in `make check`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_action_has_one_version_everywhere() -> None:
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
 def test_nothing_is_put_into_a_shell_line(file: Path) -> None:
-    """A branch, a tag or a title may be a command: what a step needs comes by its environment."""
+    """A branch, a tag or a title may be a command: a step gets its values by the environment."""
     assert [step["run"] for step in steps(file) if "${{" in step.get("run", "")] == []
 
 

@@ -1,4 +1,4 @@
-"""The mounted folder: which changes of it are seen, and when what was read of it may be kept."""
+"""The mounted folder: recognised changes, and validity of an earlier read."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def write(directory: Path, **values: str | bytes) -> Path:
 
 
 def refused(directory: Path | None) -> tuple[BadValue, ...]:
-    """The defaults stand in the places of what is named."""
+    """Return the invalid values; their defaults are in force."""
     settings = read_settings(directory)
     known = settings_of(NodeSettings)
     keys = [value.key for value in settings.bad if value.key in known]

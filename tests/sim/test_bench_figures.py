@@ -1,4 +1,4 @@
-"""What the bench keeps of a measure, and what it makes of two commits' figures."""
+"""Figures that the bench keeps of a measure, and its comparison of two commits."""
 
 from __future__ import annotations
 

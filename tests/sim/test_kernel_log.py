@@ -1,4 +1,4 @@
-"""The simulated dev/kmsg gives what the real one gives: one record per read, in the documented form."""
+"""The simulated dev/kmsg behaves as the real one: one record per read, in the documented form."""
 
 import os
 import re

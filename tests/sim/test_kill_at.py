@@ -65,7 +65,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def run(program: str, directory: Path, *, call: int = 0, when: When = "before") -> tuple[int, list[FileCall]]:
-    """The program's exit status, and what it did below the directory."""
+    """Return the program's exit status, and its calls below the directory."""
     log = directory.with_name("calls")
     log.unlink(missing_ok=True)
     fields = kill_at.environment(directory, call=call, when=when, log=log)

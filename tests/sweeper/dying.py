@@ -1,7 +1,7 @@
 """A sweeper that `kill -9` ends at one of its own writes: KILL_AT is `NUMBER before` or `NUMBER after`.
 
-With another word it is only counted: each write is a line `WRITE verb resource` on standard output. With a file WAIT_AT
-it does not die: it makes the file, and waits until somebody has taken it away.
+With another value it only counts: each write is a line `WRITE verb resource` on standard output. With a file WAIT_AT it
+does not die: it creates the file, and waits until it is deleted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sweeper that gives up sooner: PATIENCE_SECONDS where nobody answers, FORBIDDEN_SECONDS where it may not ask."""
+"""A sweeper that gives up sooner: PATIENCE_SECONDS without an answer, FORBIDDEN_SECONDS without permission."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Pod:
     world: World
 
     def dcgm(self, **files: str) -> None:
-        """What the dcgmi of this node obeys."""
+        """Write the files that control the dcgmi of this node."""
         for name, text in files.items():
             self.world.host.write_value(f"dcgm/{name.replace('_', '-')}", text)
 
@@ -65,7 +65,7 @@ class Pod:
         return self.world.host.root / "dcgm/answer"
 
     def answer(self, *errors: tuple[str, int, Said]) -> str:
-        """What dcgmi prints of this node's GPUs: by test and GPU, an error."""
+        """Return dcgmi's output for this node's GPUs: by test and GPU, an error."""
         gpus = self.world.host.gpus
         document = dcgm_4(Story(len(gpus), errors={(test, gpu): [said] for test, gpu, said in errors}))
         for entity, gpu in zip(document["entity_groups"][0]["entities"], gpus, strict=True):
@@ -96,7 +96,7 @@ class Pod:
 
     @property
     def asked(self) -> list[str]:
-        """What dcgmi was asked to run, one after the other."""
+        """Return the runs of dcgmi, in sequence."""
         path = self.world.host.root / "dcgm/asked"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line.split()[0].removeprefix("what=") for line in lines if line.startswith("what=")]

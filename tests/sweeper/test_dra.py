@@ -1,4 +1,4 @@
-"""Sweeps of nodes whose GPUs are given out by DRA alone, with the real scheduler that allocates the devices."""
+"""Sweeps of nodes with GPUs allocated by DRA alone, with the real scheduler that allocates the devices."""
 
 from __future__ import annotations
 

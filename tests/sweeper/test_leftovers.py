@@ -1,4 +1,4 @@
-"""What earlier sweeps left behind: told from what is still at work."""
+"""Leftovers of earlier sweeps, distinguished from running ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pod of a sweep's Job does: what it writes, what it never touches, and what ends it."""
+"""Program of a sweep Job's pod: its writes, the fields that it never touches, and its end."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class TestAVerdict:
 
 
 class TestKill9:
-    """At its only write: what stood there stands, or all of the new record, and the next run says the same."""
+    """At its only write: either the old record or the complete new one, and the next run reports the same."""
 
     def test_is_of_one_write_alone(self, pod: Pod) -> None:
         done = pod.run(KILL_AT="never")
@@ -272,7 +272,7 @@ class TestAnEnd:
 
 
 def is_alive(pid: int) -> bool:
-    """Where nobody reaps them, those that have ended stay in the list."""
+    """Without a reaper, ended processes stay in the list."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Which places in the fleet budget belong to nobody, and that a sweep gives them back on the real API server."""
+"""Slots of the fleet budget without an owner, and their release by a sweep on the real API server."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_sweep_leaves_each_holder_one_place_and_says_so(budget: Fleet) -> None
 
 @pytest.mark.cluster
 def test_a_sweep_gives_back_what_a_node_that_is_gone_has_left(budget: Fleet) -> None:
-    """Where the garbage collector has not, for a place of which nobody is the owner."""
+    """For a slot without an ownerReference, which the garbage collector does not delete."""
     lease = {"metadata": {"name": "slot-3"}, "spec": {"holderIdentity": "gone"}}
     lease["metadata"]["labels"] = {f"{P}/holder": "gone"}  # type: ignore[assignment]
     assert budget.plane.request("POST", SLOTS, lease).status == 201

@@ -1,4 +1,4 @@
-"""Which nodes a sweep takes: table by table, and what must hold of any fleet."""
+"""Nodes that a sweep selects: table by table, and properties of any fleet."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Story(Pod):
 
 @pytest.fixture
 def story(fleet: Fleet, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Story]:
-    """A GPU node whose agent has said `pass`, and kubelets that run what a sweep sends there."""
+    """A GPU node with an agent that has reported `pass`, and kubelets that run a sweep's pods."""
     name = f"story-{zlib.crc32(request.node.name.encode())}"
     cluster = RealCluster(fleet.plane, name, devices={"nvidia.com/gpu": "8"})
     with World(tmp_path / "world", cluster) as world:
@@ -49,7 +49,7 @@ def story(fleet: Fleet, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
 
 
 def swept(fleet: Fleet) -> str:
-    """One sweep to its end, nothing left behind; what it logged."""
+    """Run one sweep to its end, check that nothing is left, and return its log."""
     code, _, message = fleet.sweep()
     assert (code, fleet.residue(), fleet.working()) == (0, {}, []), message
     return message
@@ -94,7 +94,7 @@ def test_1_what_a_sweep_found_is_tainted_by_the_agent_and_cleared_by_no_light_pa
     story.world.agent.wait_for_looks(1)
     node = story.world.node()
     assert (node.status, node.severity, node.tainted) == ("fail", "ISOLATE", True)
-    # And what is known to be broken is not swept.
+    # And a faulty node is not swept.
     _, printed, _ = fleet.sweep("--dry-run")
     assert "TAKEN" not in printed
 
@@ -132,7 +132,7 @@ def test_the_next_sweep_cleans_up_after_a_killed_sweeper_and_pod(fleet: Fleet, s
     sweeper.kill()
     sweeper.wait()
     story.kubelets.kill(story.world.cluster.name)
-    story.let_go()  # the diagnostic outlives its parent, and tells nobody
+    story.let_go()  # the diagnostic outlives its parent, and reports nothing
     story.well()
     assert list(fleet.residue()) == [story.world.cluster.name]
     eventually(lambda: not fleet.working())

@@ -31,7 +31,7 @@ def test_a_sweep_tests_every_idle_node_and_leaves_nothing_behind(fleet: Fleet, k
         "gpu-healthcheck-sweep"
     ] * 3
     assert all(fleet.node(name).taints == [SPOT] for name in fleet.names)
-    # And nobody is due now.
+    # And no node is due now.
     code, printed, _ = fleet.sweep("--dry-run")
     assert (code, printed.count("TAKEN"), printed.count("tested at")) == (0, 0, 3)
 
@@ -130,7 +130,7 @@ def test_a_sweeper_that_is_killed_at_any_write_leaves_nothing_that_the_next_one_
     eventually(lambda: not fleet.working())
     fleet.sweep()
 
-    # What was cut off before its Job was there is tested by the next but one.
+    # A run cut off before its Job existed is tested by the sweep after the next.
     fleet.sweep()
     assert (fleet.residue(), fleet.working(), fleet.node("killed").taints) == ({}, [], [SPOT])
     assert fleet.tested() == {"killed": "pass"}
@@ -245,7 +245,7 @@ def test_work_that_arrives_during_a_sweep_never_shares_its_gpus(fleet: Fleet, ku
 
 
 def test_a_node_that_is_refused_keeps_the_test_from_no_other(fleet: Fleet, kubelets: Kubelets) -> None:
-    """Somebody's own admission webhook may protect a node from everybody."""
+    """Another admission webhook may reject writes to a node from all clients."""
     fleet.configure(MAX_SWEEP_PERCENT="100")
     fleet.add("a-protected", labels={"example.com/protected": "true"})
     fleet.add("b-free")

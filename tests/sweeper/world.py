@@ -51,7 +51,7 @@ while True:
 
 
 def make_sweep_namespace(plane: ControlPlane, name: str) -> None:
-    """A namespace that SWEEP_NAMESPACE may be, with what 03-config.yaml says that it needs; it allows no privilege."""
+    """A namespace for SWEEP_NAMESPACE, with the objects of 03-config.yaml's comment; it allows no privileges."""
     level = {"pod-security.kubernetes.io/enforce": "baseline"}
     made = plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": level}})
     assert made.status == 201, made.message
@@ -98,7 +98,7 @@ class Fleet:
         return self.folder / "image"
 
     def install_test(self) -> None:
-        """What the Jobs' program does."""
+        """Install the program of the Jobs."""
         self._held.mkdir()
         put_program(self.image, [sys.executable, "-c", TESTER, str(self._held)])
 
@@ -115,7 +115,7 @@ class Fleet:
         return self.folder / "held"
 
     def set_in_pods(self, **fields: Any) -> None:
-        """Somebody edits the pod in the template; None takes a field out."""
+        """Edit the pod in the template; None removes a field."""
         patch = {"spec": {"jobTemplate": {"spec": {"template": {"spec": fields}}}}}
         answer = self.plane.request("PATCH", TEMPLATE, patch)
         assert answer.status == 200, answer.message
@@ -136,7 +136,7 @@ class Fleet:
         assert answer.status == 200, answer.message
 
     def gpu_pod(self, name: str, node: str, gpus: int = 8, command: Sequence[str] = ()) -> None:
-        """Somebody's work, for the scheduler to place on this node; without a command it never ends."""
+        """Another workload, for the scheduler to place on this node; without a command it never ends."""
         resources = {"limits": {"nvidia.com/gpu": str(gpus)}}
         container = {"name": "work", "image": "work", "command": list(command), "resources": resources}
         spec = {
@@ -159,7 +159,7 @@ class Fleet:
 
     @contextmanager
     def protected(self, label: str) -> Iterator[None]:
-        """Nodes with this label are changed by nobody but the admin, by a policy of somebody else's."""
+        """Nodes with this label can be changed by the admin only, by a policy of the cluster's."""
         policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
         rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes"]}
         policy = {
@@ -238,7 +238,7 @@ class Fleet:
         ]
 
     def residue(self) -> dict[str, dict[str, Any]]:
-        """What stands on the Nodes of a run, by name of the Node; of Nodes without any, nothing."""
+        """Return the marks of runs on the Nodes, by name; Nodes without marks are left out."""
         found = {}
         for name in self.names:
             node = self.node(name)
@@ -252,7 +252,7 @@ class Fleet:
         return found
 
     def work(self) -> set[str]:
-        """In which phases somebody's pods are."""
+        """Return the phases of the other workload's pods."""
         pods = self.plane.request("GET", "/api/v1/namespaces/default/pods").body["items"]
         return {pod["status"]["phase"] for pod in pods}
 

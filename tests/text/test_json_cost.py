@@ -1,4 +1,4 @@
-"""The cost of a document is known before it is parsed, and what stands in strings costs nothing."""
+"""The cost of a document is known before it is parsed, and the content of strings costs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of JSON as typed rows: what fits is typed, what does not is named, and what was written is read back."""
+"""JSON objects as typed rows: valid values are typed, invalid ones reported, and written ones read back."""
 
 from datetime import UTC, datetime
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Times as text: what is written is read back, and what can't be held is refused where it is read."""
+"""Times as text: a written time is read back, and an unrepresentable one is rejected on reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text from outside: what it may do to a terminal, to a person's eyes, and to whoever keeps it."""
+"""Text from outside: its possible effects on a terminal, a reader's eyes, and a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stood on a Node, version by version of the object, as far as an agent writes it."""
+"""Earlier states of a Node, version by version of the object, in the fields that an agent writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OFTEN = f"{P}/last-check"
 
 @dataclass(frozen=True)
 class Marks:
-    """What others act on."""
+    """The fields that other controllers act on."""
 
     labels: tuple[str, ...]
     taints: tuple[str, ...]
@@ -49,7 +49,7 @@ def changes(nodes: Iterable[NodeView]) -> list[Marks]:
 
 
 def standing(node: NodeView) -> dict[str, Any]:
-    """What the record on the Node says that must outlive a version."""
+    """Return the facts of the record on the Node that must outlive a version."""
     record = node.record
     rows = map(_row, record.get("findings", []))
     return {
@@ -69,7 +69,7 @@ _ROW = ("reason", "subject", "severity", "nature", "first_seen", "count", "check
 
 
 def remembered(file: bytes) -> Mapping[str, Any]:
-    """What a memory's file says that must outlive a version."""
+    """Return the facts of a memory file that must outlive a version."""
     content = json.loads(file.partition(b"\n")[2])
     keys = ("machine", "boot_id", "findings", "released", "acknowledged", "gpus", "recovery", "ended", "first", "taken")
     fields = {key: content.get(key) for key in keys}

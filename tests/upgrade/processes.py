@@ -1,4 +1,4 @@
-"""The story with agents as processes, on a real kube-apiserver: up and back, and what is in flight between."""
+"""The story with agents as processes, on a real kube-apiserver: upgrade and rollback, and the state in between."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tell(before: Version, after: Version) -> None:
 
 
 def stand_faults(stage: Stage, version: Version) -> None:
-    """A reset that counts, an acknowledgement, an Xid with its taint, a level, and what a sweep found."""
+    """A reset that counts, an acknowledgement, an Xid with its taint, a level, and findings of a sweep."""
     world = stage.world
     stage.start(version)
     world.wait_for_status("pass")
@@ -86,7 +86,7 @@ def up(stage: Stage, before: Version, after: Version) -> None:
 
 
 def back(stage: Stage, before: Version, after: Version) -> None:
-    """The agent first, then the policies; and what comes of another order, and of a lost file."""
+    """The agent first, then the policies; and the results of another order, and of a lost file."""
     with stage.nothing_changes(f"back to the agent of {before.name}, the policies of {after.name}"):
         stage.stop()
         settled(stage.start(before))
@@ -112,7 +112,7 @@ def back(stage: Stage, before: Version, after: Version) -> None:
 
 
 def reset_of_95(stage: Stage) -> str:
-    """The severity of an Xid 95, whose GPU is reset then."""
+    """Return the severity of an Xid 95 after a reset of its GPU."""
     world = stage.world
     world.host.xid(0, 95, _UNCONTAINED)
     node = world.wait(lambda node: "Xid95" in node.findings)
@@ -170,11 +170,11 @@ def release_all(stage: Stage, version: Version) -> None:
 
 
 def ends(process: subprocess.Popen[str]) -> None:
-    """It has told its record; its exit code is about what it found."""
+    """It has written its record; its exit code depends on its findings."""
     out, err = process.communicate()
     assert process.returncode in (0, 1), out + err
 
 
 def _is_free(node: NodeView) -> bool:
-    """Nobody has it for a deep run any more."""
+    """Whether no deep run has the node any more."""
     return f"{P}/run" not in (node.object["metadata"].get("annotations") or {})

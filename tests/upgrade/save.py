@@ -1,4 +1,4 @@
-"""What a version writes, in several situations, as files for tests/formats: a memory, a Node, and its Leases."""
+"""State that a version writes in several situations, as files for tests/formats: a memory, a Node, and its Leases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def save(version: Version, folder: Path) -> None:
 
 
 def _save_what_waits(stage: Stage, version: Version, folder: Path) -> None:
-    """For an agent that is away: deep records that nobody has taken, a person's release, and a run that goes on."""
+    """For an absent agent: deep records that were not adopted, a person's release, and a running run."""
     ends(stage.deep_run(version, *SWEEP, failing_gpu=4))
     stage.release(version, "--no-wait")
     pod = Pod(stage.world)

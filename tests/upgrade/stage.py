@@ -67,7 +67,7 @@ class Stage:
     def deep_run(
         self, version: Version, program: str, account: str, *, failing_gpu: int | None, holds: bool = False
     ) -> subprocess.Popen[str]:
-        """What the pod of a sweep's or a quarantine's Job runs, with that pod's token; `holds`: until it is let go."""
+        """Run the program of a sweep's or a quarantine's pod, with that pod's token; `holds`: until it is released."""
         pod = Pod(self.world)
         errors = [] if failing_gpu is None else [("memory", failing_gpu, FAULTY)]
         pod.well()
@@ -139,7 +139,7 @@ class Stage:
 
     @contextmanager
     def nothing_changes(self, what: str) -> Iterator[None]:
-        """Neither on the Node, at any moment, nor in what is remembered."""
+        """Neither on the Node, at any moment, nor in the memory."""
         print(f"{what} … ", end="", flush=True)
         self.catch_up()
         last, memory = self.past[-1], self.memory
@@ -179,7 +179,7 @@ def stage() -> Iterator[Stage]:
 
 
 def settled(agent: AgentProcess) -> None:
-    """It has looked twice, and told it: the heartbeat is renewed after all that a look has to tell."""
+    """Two cycles have ended and been reported: the heartbeat is renewed after all reports of a cycle."""
     eventually(lambda: agent.metric("looks_total") >= 1, agent.log.read_text)
     agent.wait_for_looks(1)
     writes = agent.metric("cluster_writes_total{leases,ok}")
@@ -187,6 +187,6 @@ def settled(agent: AgentProcess) -> None:
 
 
 def refusals(agent: AgentProcess) -> str:
-    """What of its writes was refused, in the policies' own words."""
+    """Return the rejected writes, with the policies' own messages."""
     messages = {str(line.get("error", line["event"])) for line in agent.lines if "denied request" in json.dumps(line)}
     return "; ".join(sorted(messages)) or "nothing"

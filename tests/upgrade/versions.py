@@ -23,7 +23,7 @@ class CouldNotTryError(Exception):
 
 @dataclass(frozen=True)
 class Version:
-    """A checkout, and the Python that has what it needs."""
+    """A checkout with the Python of its environment."""
 
     name: str
     root: Path
@@ -42,7 +42,7 @@ HERE = Version("this tree", ROOT, Path(sys.executable))
 
 @contextmanager
 def version_of(commit: str) -> Iterator[Version]:
-    """A checkout beside ours, gone at the end."""
+    """Yield a second checkout, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-from-") as folder:
         root = Path(folder) / "from"
         _run("git", "worktree", "add", "--detach", str(root), commit)

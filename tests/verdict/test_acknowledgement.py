@@ -1,4 +1,4 @@
-"""What a person released: the annotation, the bare gesture, and what of a Node's records they speak of."""
+"""A person's releases: the annotation, the plain gesture, and the covered parts of a Node's records."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def recorded(memory: Memory) -> str:
 
 
 def deep(*rows: dict[str, Any], **more: Any) -> str:
-    """The record of a deep run, which ended when the others were told."""
+    """The record of a deep run that ended when the others were written."""
     severity = max((Severity[row["severity"]] for row in rows), default=PASS)
     return json.dumps(
         {"schema": 1, "timestamp": "2026-11-21T01:02:03Z", "severity": severity.name, "findings": rows, **more}
@@ -77,7 +77,7 @@ def xid79(seq: int = 900, **more: Any) -> Any:
 
 
 def gestured(memory: Memory, annotations: dict[str, str] | None = None, by: FieldManager = PERSON) -> NodeState:
-    """The label is `pass`, and somebody wrote it."""
+    """The label is `pass`, written by a person."""
     return node(
         labels={STATUS: "pass"},
         annotations={RESULTS: recorded(memory), **(annotations or {})},

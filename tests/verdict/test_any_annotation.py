@@ -1,6 +1,6 @@
-"""Whatever stands in a Node's annotations: it is taken, or refused, and what is remembered of it is read back.
+"""Any content of a Node's annotations: it is accepted or rejected, and the remembered part is read back.
 
-Nothing of it speaks of what comes later, and no reader ends of it.
+No content covers later findings, and no reader ends because of it.
 """
 
 from __future__ import annotations

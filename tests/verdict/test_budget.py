@@ -78,7 +78,7 @@ class TestAListing:
 
     @pytest.mark.parametrize(("holder", "before"), [("a", 0), ("b", 1), ("c", 2), ("nobody", 3)])
     def test_says_who_was_there_before(self, holder: str, before: int) -> None:
-        """Whoever has several was there with his first."""
+        """An owner of several slots counts from its first."""
         taken = occupancy([slot(7, "a", 11), slot(1, "b", 12), slot(2, "c", 13), slot(0, "a", 14)])
 
         assert taken.before(holder) == before

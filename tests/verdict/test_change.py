@@ -1,4 +1,4 @@
-"""The verdict against the Node as it is: what is written, and above all what is not."""
+"""The verdict against the present Node: the writes, and above all their absence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which verdicts a GPU can carry in the place of its node, with which rules, and what the Node is told of it."""
+"""Verdicts that a GPU can carry instead of its node, their rules, and the reports on the Node."""
 
 from __future__ import annotations
 

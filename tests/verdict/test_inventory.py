@@ -1,4 +1,4 @@
-"""What a look saw of GPUs and container runtime, as the record tells it to a diagnosis."""
+"""Observations of a cycle on GPUs and container runtime, in the record's format for a diagnosis."""
 
 from __future__ import annotations
 

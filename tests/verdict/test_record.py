@@ -1,4 +1,4 @@
-"""The record on the Node: small when healthy, bounded always, read back exactly, and safe against what others wrote."""
+"""The record on the Node: small when healthy, always bounded, read back exactly, and safe against foreign content."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_an_event_that_comes_again_is_no_news_at_once(
     other = record | {"findings": [record["findings"][0] | {key: "something else"}]}
     news = (
         nature is Nature.LEVEL if news is None else news
-    )  # a level's detail is what was seen, an event's its last line
+    )  # a level's detail is its observation, an event's its last line
 
     assert (records.signature(read(other)) != records.signature(read(record))) is news
     assert (records.recurrence(read(other)) != records.recurrence(read(record))) is news_in_time
@@ -378,7 +378,7 @@ def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> 
     ]
     for acknowledgement in acknowledged:
         (same,) = [other for other in acknowledgements if other.key == acknowledgement.key]
-        # What stands in the log has a place there, and what does not has none.
+        # A logged event has a position in the log, other findings have none.
         places = [place for place in asked if (place[1] < 0) is (acknowledgement.cursor is None)]
         assert [same.covers(*place) for place in places] == [acknowledgement.covers(*place) for place in places]
 

@@ -1,4 +1,4 @@
-"""The conditions for repairers: what they say of which verdict, whose they are, and when nothing is written."""
+"""Conditions for repair controllers: their status for each verdict, their owner, and times without a write."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_worse_verdict_moves_the_node_from_one_tier_to_the_other() -> None:
 
 
 class TestOthers:
-    """A condition that somebody else has written."""
+    """A condition of another writer."""
 
     def test_is_left_alone_and_said_so(self) -> None:
         managers = {HARDWARE_READY: (FieldManager("eks-node-monitoring-agent", WALL),)}

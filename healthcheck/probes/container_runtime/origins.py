@@ -32,6 +32,8 @@ _CAPABILITIES = re.compile(rb"^CapEff:\s*([0-9a-f]{1,16})$", re.MULTILINE)
 
 
 class Origin(StrEnum):
+    """Origin of a process: the node, a container or unknown."""
+
     HOST = "host"
     DRIVER = "driver container"
     """Privileged, and its root is the one that the GPU operator's driver container shows to the host."""

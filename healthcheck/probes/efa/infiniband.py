@@ -53,6 +53,8 @@ class RdmaDevice(Struct, frozen=True):
 
 
 class Rdma(Struct, frozen=True):
+    """RDMA devices of the kernel, and the state of their driver."""
+
     devices: tuple[RdmaDevice, ...]
     efa_driver_loaded: bool
     efa_driver_version: str = ""

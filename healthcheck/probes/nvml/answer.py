@@ -39,6 +39,8 @@ _MOST_NVLINKS = 36
 
 
 class DriverAnswer(Struct, frozen=True):
+    """Answer of the child process that reads NVML."""
+
     gpus: Gpus | Unobserved
     answered_by_driver: bool = False
     """The call came back: whatever it said, the driver does not hang."""

@@ -193,6 +193,8 @@ class Gpu(Struct, frozen=True):
 
 
 class Gpus(Struct, frozen=True, tag=True):
+    """GPUs of one NVML reading, with their interconnect."""
+
     driver_version: str
     library: str
     gpus: tuple[Gpu, ...]

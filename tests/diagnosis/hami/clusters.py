@@ -1,4 +1,4 @@
-"""Clusters with HAMi built by hand: nodes with registered cards, pods with what they ask for and were given."""
+"""Clusters with HAMi built by hand: nodes with registered cards, pods with requests and allocations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def card(number: int, /, **changes: Any) -> Object:
 
 
 def shared(name: str, *cards: Object, text: str | None = None, **changes: Any) -> Object:
-    """A node whose cards HAMi shares. `text`: another registration than the JSON of these."""
+    """A node with cards that HAMi shares. `text`: another registration than the JSON of these."""
     register = (
         json.dumps([{key: entry for key, entry in each.items() if entry} for each in cards]) if text is None else text
     )

@@ -1,4 +1,4 @@
-"""What a container asks of HAMi, before and after its webhook."""
+"""A container's request to HAMi, before and after its webhook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod on its way through HAMi: what holds, and the link that broke."""
+"""A pod on its way through HAMi: intact links, and the broken one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HAMi's configuration where it keeps HAMi from what somebody wanted of it."""
+"""HAMi configurations that prevent the intended behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HAMi's filter refuses is answered card by card."""
+"""Rejections by HAMi's filter are explained card by card."""
 
 from __future__ import annotations
 

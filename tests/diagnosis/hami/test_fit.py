@@ -1,4 +1,4 @@
-"""HAMi's arithmetic, done again: which card takes a pod, and which code is told of one that does not."""
+"""HAMi's fit recomputed: the card for a pod, and the code for each unsuitable card."""
 
 from __future__ import annotations
 

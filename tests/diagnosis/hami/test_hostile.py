@@ -1,4 +1,4 @@
-"""Whatever stands in annotations and messages of HAMi's, a diagnosis of it ends, and what it says is printable."""
+"""With any content of HAMi's annotations and messages, a diagnosis ends, and its output is printable."""
 
 from __future__ import annotations
 

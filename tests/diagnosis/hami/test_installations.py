@@ -1,4 +1,4 @@
-"""HAMi under any name: its parts, the nodes that it can't use, and what keeps its webhook from being asked."""
+"""HAMi under any name: its parts, the nodes that it can't use, and reasons why its webhook is not called."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_the_table_of_components_has_its_own_version_and_not_that_of_kubernetes(
     [("ended", [("HamiWebhookCaExpired", HOOK)]), ("lasting", []), ("none", [])],
 )
 def test_a_ca_has_an_end(name: str, causes: list[tuple[str, str]]) -> None:
-    """Of 2020 to 2026 and to 2120; of what is no certificate nobody can tell."""
+    """Valid until 2026 and until 2120; for other files the end is unknown."""
     text = (Path(__file__).parent / f"ca-{name}.pem").read_text() if name != "none" else "-----BEGIN CERTIFICATE-----"
     assert results(judged(*hami(A, webhook={"ca": base64.b64encode(text.encode()).decode()}))) == causes
 

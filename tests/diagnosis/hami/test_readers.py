@@ -1,4 +1,4 @@
-"""What HAMi of each version writes on nodes and pods, as it is read."""
+"""HAMi's texts on nodes and pods, of each version, as they are read."""
 
 from __future__ import annotations
 

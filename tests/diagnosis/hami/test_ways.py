@@ -60,7 +60,7 @@ def only(*, namespaces: str = "", pods: str = "") -> dict[str, Any]:
 
 
 def refused(text: str, *more: Object) -> list[Object]:
-    """A ReplicaSet whose pods the webhook denies."""
+    """A ReplicaSet with pods that the webhook denies."""
     spec = {"replicas": 1, "template": {"spec": {"containers": [asking(1, 1000)], "nodeName": "a"}}}
     maker = obj("ReplicaSet", "rs", "team", spec=spec, status={"replicas": 0})
     message = f'Error creating: admission webhook "vgpu.hami.io" denied the request: {text}'

@@ -77,7 +77,7 @@ LIBRARY = {"hostPath": "/usr/lib/libcuda.so.570", "containerPath": "/usr/lib/lib
     [
         ({"deviceNodes": [NODE]}, ["/dev/nvidia0"]),
         ({"deviceNodes": [{"path": "/dev/a", "hostPath": "/dev/b"}]}, ["/dev/b"]),
-        # One whose type and number it tells is made, wherever it is missing.
+        # A device with type and number is created, wherever it is missing.
         ({"deviceNodes": [{**NODE, "type": "c", "major": 195}]}, []),
         ({"deviceNodes": [{**NODE, "type": "c"}]}, ["/dev/nvidia0"]),
         ({"deviceNodes": [{**NODE, "type": "p"}]}, []),

@@ -1,4 +1,4 @@
-"""Which container runtime the kubelet uses, and what lies around it."""
+"""The container runtime of the kubelet, and its surroundings."""
 
 from __future__ import annotations
 
@@ -199,11 +199,11 @@ NAMES = "containerRuntimeEndpoint: unix://"
         (f"{NAMES}/run/other.sock", ("etc/containerd/config.toml",), False),
         (f"{NAMES}/run/crio/crio.sock", ("etc/containerd/config.toml",), False),
         (f"{NAMES}{K3S_SOCKET}", ("etc/hosts",), True),
-        # Nothing of /etc was saved, or not what this distribution always has there.
+        # The saved tree lacks /etc, or the files that this distribution always has there.
         (f"{NAMES}{STANDARD}", (), True),
         (f"{NAMES}{STANDARD}", ("etc/kubernetes/kubelet/config.json",), True),
         (f"{NAMES}{STANDARD}", ("etc/cri/conf.d/10-nvidia-container-runtime.part",), True),
-        # Nobody names one.
+        # No endpoint is named.
         ("cgroupDriver: systemd", ("etc/hosts",), False),
     ],
 )
@@ -320,7 +320,7 @@ def test_on_the_machine_itself_our_clock_tells_when_it_was_started(node: Simulat
     assert seen.started == pytest.approx(time.time() - UPTIME + seen.since_boot, abs=60)
 
 
-# Several runtimes: what the kubelet's is told by, in this order.
+# Several runtimes: signs of the kubelet's own, in this order.
 
 
 def test_what_another_containerd_reads_is_kept_apart(node: SimulatedNode) -> None:
@@ -358,7 +358,7 @@ def test_whoever_listens_on_the_socket_outranks_what_their_flags_say(node: Simul
 def test_without_the_kernels_word_the_flags_and_files_of_the_runtimes_tell(
     distribution: str, node: SimulatedNode
 ) -> None:
-    """As without CAP_SYS_PTRACE: nobody's descriptors may be read."""
+    """As without CAP_SYS_PTRACE: no descriptors can be read."""
     node.run_kubernetes(distribution)
     for folder in (node.root / "proc").glob("9*/fd"):
         shutil.rmtree(folder)
@@ -437,7 +437,7 @@ def test_a_kubelet_without_running_containerd_is_recognised_by_its_socket(node: 
     assert seen.how[-2] == "nobody is to be seen who listens there"
 
 
-# What is made from a template, the cgroup driver, and the host itself.
+# Files from templates, the cgroup driver, and the host itself.
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def put(root: Path, files: dict[str, str]) -> None:
 
 
 def read(root: Path, files: dict[str, str], version: str = "") -> RuntimeConfiguration:
-    """As the containerd of that version has it, or one of which nobody knows the version."""
+    """Read as the containerd of that version does, or one of unknown version."""
     put(root, files)
     return read_configuration(root, MAIN, version)
 
@@ -160,7 +160,7 @@ def test_without_its_file_containerd_has_its_defaults(tmp_path: Path) -> None:
     )
 
 
-# What is imported.
+# Imports.
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_replaced_table_is_reported_with_the_later_file(
         (3, default(V3, "nvidia"), "", MAIN),
         (3, default(V3, "runc"), default(V3, "nvidia"), FIRST),
         (2, default(V2, "runc"), default(V2, "nvidia"), FIRST),
-        # Its table is replaced as a whole, and nobody names containerd's own default.
+        # Its table is replaced as a whole, and containerd's own default is not named.
         (2, default(V2, "nvidia"), f"[{V2}]\nenable_cdi = true\n", ""),
     ],
 )
@@ -357,7 +357,7 @@ def test_the_reason_for_an_unread_table_is_reported(
 
 @pytest.mark.parametrize("head", ["", "version = 2\n"])
 def test_an_old_file_with_the_newest_table_alone_is_taken_for_one_of_containerd_2(head: str, tmp_path: Path) -> None:
-    """With containerd 1 nobody could have started anything."""
+    """With containerd 1 no container could have started."""
     seen = read(tmp_path, {MAIN: head + handler(V3, "nvidia", "/opt/n")})
     assert (origins(seen), seen.generation, seen.version) == ({"nvidia": MAIN}, "2.2", "")
 
@@ -483,7 +483,7 @@ def test_what_lies_outside_of_the_root_is_never_read(tmp_path: Path) -> None:
     )
 
 
-# What containerd can't take.
+# Files that containerd rejects.
 
 
 @pytest.mark.parametrize(
@@ -602,11 +602,11 @@ def test_a_drop_in_of_schema_2_makes_the_short_name_an_error_for_containerd_1(tm
     assert read(tmp_path, files, "1.7.28").problem == problem
     assert read(tmp_path, files, "2.4.2").disabled_in == MAIN
     seen = read(tmp_path, files)
-    # Of a release that nobody knows it is not said that it refuses.
+    # A release of unknown version is not reported as rejecting it.
     assert (seen.disabled_in, seen.problem) == (MAIN, None)
 
 
-# What only we can't read.
+# Files that only our parser rejects.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Our reading of containerd's files beside that of real ones, which have it in `config dump` and in their log."""
+"""Our reading of containerd's files compared with real releases: `config dump` and their log."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def read(program: Path, file: Path) -> RuntimeConfiguration:
 
 
 def dumped(program: Path, file: Path) -> dict[str, Any] | None:
-    """What it makes of the file; None where it does not start with it."""
+    """Return its configuration of the file; None if it does not start with it."""
     done = subprocess.run([program, "--config", file, "config", "dump"], capture_output=True, text=True, check=False)
     return None if done.returncode else tomllib.loads(done.stdout)
 
@@ -290,12 +290,12 @@ def test_where_it_names_a_place_we_name_the_same(
     assert (problem.file, problem.line) == (str(tmp_path / at_fault), line)
     match = re.search(r"at row (\d+)|\((\d+), \d+\)", done.stderr)
     assert match is not None
-    # go-toml 1 names the line of the table for what stands in it, and the next one for what is cut off.
+    # go-toml 1 reports the line of the table for an error inside it, and the next line for a truncated file.
     assert abs(int(match[1] or match[2]) - line) <= (1 if "/v2" not in _version_of(str(program)) else 0)
 
 
 def started(program: Path, file: Path) -> list[str | Path]:
-    """Beside the file, with nothing of the machine's own."""
+    """Return the command line for the file, with nothing of the machine's own."""
     folder = file.parent
     aside = {"--root": folder / "root", "--state": folder / "state", "--address": folder / "containerd.sock"}
     return [program, "--config", file, *(word for pair in aside.items() for word in pair), "--log-level", "info"]
@@ -314,7 +314,7 @@ def test_without_a_file_that_is_imported_it_does_not_start(program: Path, tmp_pa
     assert problem.file == str(tmp_path / "a.toml")
 
 
-# What only the running plugin makes of its table: containerd 1 has that in its log.
+# Values that only the running plugin derives from its table: containerd 1 logs them.
 
 LEGACY = "[plugins.cri.containerd.{}]\nruntime_type = '{}'\n[plugins.cri.containerd.{}.options]\n{} = '/n'\n"
 RUNC_SHIM, LINUX_SHIM = "io.containerd.runc.v2", "io.containerd.runtime.v1.linux"

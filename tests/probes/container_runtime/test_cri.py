@@ -1,4 +1,4 @@
-"""What a running container runtime says of itself: read from real servers, asked seldom, and never waited for."""
+"""A running container runtime's own answer: read from real servers, rarely, and without waiting."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CDI_FOLDERS = ["/etc/cdi", "/var/run/cdi"]
 
 
 def configured(**config: Any) -> Json:
-    """A StatusResponse with that in its `info`, beside what else containerd tells there."""
+    """A StatusResponse with that in its `info`, and containerd's other fields."""
     info = [{"key": "golang", "value": '"go1.24"'}, {"key": "config", "value": json.dumps(config)}]
     return {"status": READY, "info": info}
 
@@ -125,7 +125,7 @@ class Asked:
         self.status = RuntimeStatus(root, clock=lambda: self.now)
 
     def look(self, facts: ContainerRuntime) -> Live | str | None:
-        """A look, and what it began to ask has come to its end."""
+        """Run a probe, and wait for the request that it began."""
         answer = self.status.look(facts)
         if self.status._answers.asking:
             self.status._answers.asking.join()

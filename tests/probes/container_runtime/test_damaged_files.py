@@ -25,7 +25,7 @@ GROUP = [check for check in CHECKS if check.group == "7-container-runtime"]
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
-    """One for all: each test puts back what it breaks."""
+    """One node for all: each test restores the files that it breaks."""
     with SimulatedNode.create(tmp_path_factory.mktemp("damaged") / "node", "g5.xlarge") as node:
         yield node
 
@@ -54,14 +54,14 @@ def files_of(root: Path, distribution: str) -> list[Path]:
 
 
 def links_and_folders_of(root: Path, distribution: str) -> list[Path]:
-    """Those above the files, and what the kernel has as links and folders."""
+    """Return the folders above the files, and the links and folders of the kernel."""
     files = DISTRIBUTIONS[distribution].files
     above = {folder for path in files for folder in (root / path).parents if folder.is_relative_to(root)}
     kernels = {path for path in root.glob("proc/9*/**/*") if path.is_symlink() or path.is_dir()}
     return sorted(above - {root} | kernels | {root / "proc", root / "proc/1/ns", root / "proc/1/ns/mnt"})
 
 
-@settings(max_examples=30)  # for each of the distributions, whose files the same code reads
+@settings(max_examples=30)  # for each distribution: the same code reads their files
 @given(data=st.data())
 def test_any_damage_to_any_file_leaves_facts(distribution: str, node: SimulatedNode, data: st.DataObject) -> None:
     root = node.root

@@ -1,4 +1,4 @@
-"""What a kubelet was told of its runtime: flags, file, drop-ins, and the files of those that hide their flags."""
+"""A kubelet's settings for its runtime: flags, file, drop-ins, and the service files of kubelets with hidden flags."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_kubelet_of_its_own_outranks_a_program_that_holds_one(
 
 
 def test_a_kubelet_in_a_container_is_the_hosts_only_if_there_is_no_other(tmp_path: Path) -> None:
-    """As with kind, whose nodes are containers; Talos has its only kubelet in one."""
+    """As with kind, where nodes are containers; Talos has its only kubelet in one."""
     (tmp_path / "proc/1/ns").mkdir(parents=True)
     (tmp_path / "proc/1/ns/mnt").symlink_to("mnt:[1]")
     nested, own = kubelet(pid=3, mounts="mnt:[2]"), kubelet("server", name="k3s-server", pid=9, mounts="mnt:[1]")
@@ -186,7 +186,7 @@ def test_a_command_of_a_persons_is_no_kubelet(words: tuple[str, ...], tmp_path: 
     assert choose(tmp_path, [kubelet(*words, name="k3s")]) is None
 
 
-# Without a process: what one would be told.
+# Without a process: the settings that a start would use.
 
 
 @pytest.mark.parametrize(

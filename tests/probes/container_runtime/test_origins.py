@@ -1,4 +1,4 @@
-"""Whose a process is: what somebody in a pod calls his own neither makes nor hides a service of the node."""
+"""Origin of a process: a process in a pod neither adds nor hides a service of the node, whatever its name."""
 
 from __future__ import annotations
 

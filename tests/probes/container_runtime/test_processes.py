@@ -1,4 +1,4 @@
-"""The host's processes: what is told of one, and who holds a socket."""
+"""The host's processes: facts about one, and the owner of a socket."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_a_deleted_program_is_recognised_by_its_path(node: SimulatedNode) -> Non
     [("link", ""), ("folder", "proc/901/root"), ("none", ""), ("the same mounts", "")],
 )
 def test_in_a_captured_tree_no_link_leads_out_of_it(own: str, below: str, node: SimulatedNode) -> None:
-    """What /proc/PID/root was is a link to / there."""
+    """/proc/PID/root is a link to / there."""
     link = node.root / "proc/901/root"
     if own in ("folder", "none"):
         link.unlink()

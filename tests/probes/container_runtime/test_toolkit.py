@@ -90,7 +90,7 @@ def test_the_standard_one_is_read_where_the_operator_has_none(tmp_path: Path) ->
         ("/sbin/ldconfig.real", "@/sbin/ldconfig", ()),
         ("/sbin/ldconfig", "@/sbin/ldconfig.real", ()),
         ("/sbin/other", "@/sbin/ldconfig.real", ("/sbin/ldconfig.real",)),
-        # Without the @ it is the container's own; of a folder that a captured tree lacks nothing is told.
+        # Without the @ it is the container's own; of a folder that a captured tree lacks nothing is known.
         ("/sbin/other", "/sbin/ldconfig", ()),
         ("/usr/x", "@/sbin/ldconfig", ()),
     ],

@@ -20,7 +20,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Story:
-    """By test (DCGM 4's name) and GPU: what each test found. A GPU that is in none of them passed."""
+    """Result of each test by its name (in DCGM 4) and GPU. A GPU without an entry passed."""
 
     gpus: int = 2
     tests: Sequence[str] = ("software", "memory", "pcie")
@@ -69,7 +69,7 @@ def dcgm_3_1_8(story: Story) -> dict[str, Any]:
 
 
 def dcgm_3_2(story: Story) -> dict[str, Any]:
-    """The id of the first error beside the text."""
+    """The id of the first error in a field of its own."""
 
     def reported_errors(errors: Sequence[Said]) -> dict[str, Any]:
         return _joined(errors) | ({"error_id": errors[0].id} if errors else {})

@@ -33,7 +33,7 @@ FAILED = Story(8, errors={("memory", 3): [FAULTY]})
 
 
 class Dcgmi:
-    """DCGM's program on a simulated node, and what it was told and asked."""
+    """DCGM's program on a simulated node, with its options and calls."""
 
     def __init__(self, root: Path) -> None:
         self.node = SimulatedNode.create(root, "p5.48xlarge")

@@ -1,4 +1,4 @@
-"""What dcgmi wrote, in every form that a version has, and in none."""
+"""Output of dcgmi in the formats of all versions, and in none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which DCGM engine of a node a diagnostic uses, and beside which it starts none."""
+"""DCGM engine of a node for a diagnostic, and engines that prevent a second one."""
 
 from __future__ import annotations
 

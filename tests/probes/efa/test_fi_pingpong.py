@@ -1,4 +1,4 @@
-"""What fi_pingpong writes, in all forms that its source has: tables, errors by the call that met them, and noise."""
+"""Output of fi_pingpong in all forms of its source: tables, errors by the failed call, and noise."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Asked:
         self.libfabric = Libfabric(node.root, path=path, clock=lambda: self.now)
 
     def look(self) -> LibfabricReading:
-        """A look, and what it began to ask has come to its end."""
+        """Run a probe, and wait for the request that it began."""
         look = self.libfabric.look()
         if self.libfabric._answers.asking:
             self.libfabric._answers.asking.join()

@@ -22,7 +22,7 @@ STOPPED = Unobserved(NOT_RUN, "stopped before it was done")
 
 
 class Bench:
-    """The four devices of a p4d.24xlarge, what was told of them, and who ran."""
+    """The four devices of a p4d.24xlarge, their reports, and the programs that ran."""
 
     def __init__(self, node: SimulatedNode) -> None:
         self.node = node

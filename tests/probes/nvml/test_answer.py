@@ -1,4 +1,4 @@
-"""The line of the child as facts: what of it makes no sense, and whose reading that is."""
+"""The child's line as facts: invalid parts, and the reading that each belongs to."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_line_that_is_no_answer_is_nonsense_but_came_back(raw: bytes) -> None:
 
 
 def read(**values: object) -> tuple[Gpu, ...]:
-    """Two GPUs of which the first told this."""
+    """Read two GPUs, the first with these values."""
     answer = read_answer(line(gpus=[TWO_GPUS[0] | values, TWO_GPUS[1]])).gpus
     assert isinstance(answer, Gpus)
     return answer.gpus

@@ -1,4 +1,4 @@
-"""What lies around the driver on a node: its module, its libraries, and whose processes we see."""
+"""Surroundings of the driver on a node: its module, its libraries, and the visible processes."""
 
 from __future__ import annotations
 

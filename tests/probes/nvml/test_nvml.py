@@ -75,7 +75,7 @@ SHORT = 0.4
 
 
 class Clock:
-    """Seconds of a monotonic clock that moves when it is told to."""
+    """Seconds of a monotonic clock that moves on request."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -332,7 +332,7 @@ class TestRecoveryAction:
 
 @dataclass(frozen=True)
 class Call:
-    """What a GPU of a p5.48xlarge is told to be without a call, and the readings that an error of that call spoils."""
+    """Values of a p5.48xlarge's GPU without a call, and the readings that an error of that call affects."""
 
     absent: Callable[[Gpu], Gpu]
     spoils: tuple[str, ...]
