@@ -1,6 +1,6 @@
 # One name, two images. Both run as root with a read-only root file system; what they write is /tmp (also the
 # working directory, where DCGM's plugins put their files), /var/lib/gpu-healthcheck (what the agent remembers) and,
-# if DCGM shall keep its own logs, /var/log/nvidia-dcgm. Root, because the kernel log demands it (docs/decisions/0007).
+# if DCGM shall keep its own logs, /var/log/nvidia-dcgm. Root, because the kernel log demands it (docs/decisions/0007-agent-container-is-privileged.md).
 #
 #   docker build -t REGISTRY/gpu-healthcheck:0.3.0 .                      DCGM and EFA's tools: agent and Jobs
 #   docker build -t REGISTRY/gpu-healthcheck:0.3.0-slim --target slim .   where only Jobs go deep (overlay slim-agent)
@@ -37,7 +37,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
  && python3 -m pip --python /opt/build/bin/python3 install --no-cache-dir --no-compile \
       --only-binary :all: --require-hashes -r requirements/build.txt
 # 130 MB that nothing imports, and tests/image holds the product to that: the Kubernetes client's generated classes
-# (docs/decisions/0005), its asynchronous twin with what that alone needs, and the scripts of the packages. Some of it
+# (docs/decisions/0005-kubernetes-client-without-models.md), its asynchronous twin with what that alone needs, and the scripts of the packages. Some of it
 # pip has imported by then: -f makes that bytecode anew, which goes by the time of day otherwise.
 WORKDIR /opt/gpu-healthcheck
 RUN python3 -m pip --python bin/python3 uninstall --yes --quiet \

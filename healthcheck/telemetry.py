@@ -116,7 +116,7 @@ class Telemetry:
         self.lost = counter("kernel_log_lost_records_total", "Kernel log records overwritten before they were read.")
         self.refused = counter("kernel_log_refused_records_total", "Records that user space wrote, not the kernel.")
         self.unreadable = counter("kernel_log_unreadable_records_total", "Lines of the log that are no record.")
-        # No code is there before its first line: 155 series of each node would be 0 for ever (docs/decisions/0037).
+        # No code is there before its first line: 155 series of each node would be 0 for ever (docs/decisions/notes.md).
         self.xids = counter("xids_total", "Xid lines by code; codes outside the catalogue count as unknown.", ("code",))
         self.sxids = counter("sxids_total", "SXid lines by code; unknown codes count as unknown.", ("code",))
         self.driver_lines = counter("driver_messages_total", "Driver lines without a number, by meaning.", ("reason",))

@@ -226,7 +226,7 @@ _SCRAPING = (
     "What an alert, a recorded series or a *panel* of the dashboard is made of is named beside it. The panels of",
     "silent agents need kube-state-metrics. What each alert means and what to do: [the runbook](runbook.md#alerts).",
     "The first line of an Xid's code makes its series, which `increase()` does not count",
-    "([why](decisions/0037-alerts-stand-on-findings.md)):",
+    "([why](decisions/notes.md#0037-alerts-use-findings-not-counters)):",
     "`node_code:gpu_healthcheck_xids:increase5m` does.\n",
 )
 

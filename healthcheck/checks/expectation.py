@@ -32,7 +32,7 @@ class EarlierHardware(Struct, frozen=True):
 
 
 ONCE_HAD = "what this machine once had"
-"""`source` of a finding that rests on `EarlierHardware` alone: a person's release ends it and accepts the smaller count."""
+"""`source` of a finding based on `EarlierHardware` alone: a release ends it, and accepts the smaller count."""
 
 
 AFTERMATH_SECONDS = 60.0

@@ -46,7 +46,7 @@ def isolated(module: str) -> tuple[str, ...]:
     """Return the command line that runs one of this project's modules.
 
     The loaded code depends on neither the environment nor the working directory. `-m` would not find the module,
-    because the packages are in one folder and not in site-packages (docs/decisions/0044).
+    because the packages are in one folder and not in site-packages (docs/decisions/notes.md).
     """
     return (sys.executable, "-I", "-c", _RUN_MODULE, _PACKAGES, module)
 

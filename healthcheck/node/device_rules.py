@@ -51,7 +51,7 @@ def rule_name(node_name: str, device: str) -> str:
 def numbered_names(node_name: str) -> tuple[str, ...]:
     """Return the names of rules for devices that are not whole GPUs.
 
-    The admission policy does not let agents use invented device names (docs/decisions/0055).
+    The admission policy does not let agents use invented device names (docs/decisions/notes.md).
     """
     return tuple(rule_name(node_name, str(number)) for number in range(MOST_RULES))
 

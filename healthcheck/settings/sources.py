@@ -1,6 +1,6 @@
 """The only module that uses pydantic: it reads settings from ConfigMap files and the environment.
 
-pydantic uses 8 MiB, so an agent runs it in a child process (docs/decisions/0053).
+pydantic uses 8 MiB, so an agent runs it in a child process (docs/decisions/notes.md).
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ def run_exporter(rig: Rig) -> None:
 
 
 class TestTheNodesEngine:
-    """NVIDIA supports one DCGM engine per host (docs/decisions/0056)."""
+    """NVIDIA supports one DCGM engine per host (docs/decisions/0056-one-dcgm-engine-per-node.md)."""
 
     def test_inside_an_exporter_keeps_a_second_one_away_and_the_record_has_the_cause(self, rig: Rig) -> None:
         run_exporter(rig)

@@ -33,7 +33,7 @@ _LIST_DEPTH = 4
 _LIST_HEAD = """\
 # Generated from kubernetes/manifests by `make docs`.
 # One List, whose order Helm keeps: the policies act before there is a pod that they hold. By itself it would make them
-# last (docs/decisions/0041).
+# last (docs/decisions/0041-helm-chart-generated-from-manifests.md).
 apiVersion: v1
 kind: List
 metadata:

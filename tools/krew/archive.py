@@ -22,7 +22,7 @@ from cli.__main__ import main
 main()
 """
 _GENERATED = ("kubernetes/client/api/", "kubernetes/client/models/")
-"""Classes that nothing of ours loads (docs/decisions/0005): 100 MB, as in the image."""
+"""Classes that nothing of ours loads (docs/decisions/notes.md): 100 MB, as in the image."""
 _OF_ONE_WHEEL = ("RECORD", "WHEEL", "top_level.txt", "entry_points.txt", "sboms/")
 
 
