@@ -71,8 +71,10 @@ def main(arguments: list[str] | None = None, reader: SettingsReader | None = Non
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = Options("agent", __doc__)
-    parser.add_argument("--once", action="store_true", help="look until the verdict is settled, tell it, and end")
-    parser.add_argument("--dry-run", action="store_true", help="log what would be written, and write nothing")
+    parser.add_argument(
+        "--once", action="store_true", help="run check cycles until the verdict is final, write it, and exit"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="log the writes instead of sending them")
     return parser.parse_args(arguments)
 
 
@@ -89,7 +91,7 @@ def _run(reader: SettingsReader, cluster: Cluster, stop: threading.Event, option
         if options.once:
             complain("agent", "--once: another agent of this node is at work")
             return COULD_NOT
-        log.warning("another agent of this node holds the memory; looking, writing nothing, until it is gone")
+        log.warning("another agent of this node has locked the memory; checking without writing until it exits")
         serving.agent = Agent(reader, cluster, None, telemetry, write=False)
         _stand_by(serving.agent, file, telemetry, stop)
     if not stop.is_set():
@@ -183,7 +185,7 @@ def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
     try:
         held = file.acquire()
     except Shortage as error:
-        log.warning("nobody can tell whether another agent holds the memory", error=str(error))
+        log.warning("it is unknown whether another agent has locked the memory", error=str(error))
         return False
     except MemoryFileError as error:
         telemetry.memory_errors.inc()

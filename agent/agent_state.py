@@ -30,7 +30,7 @@ from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.inventory_seen import seen_in
 from healthcheck.verdict.verdict import Verdict, decide, worst
 
-_NOT_YET = Unobserved(NOT_LOOKED_YET, "the first look has not ended")
+_NOT_YET = Unobserved(NOT_LOOKED_YET, "the first check cycle has not ended")
 
 
 class AgentKnowledge(Struct, frozen=True):

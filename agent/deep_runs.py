@@ -232,7 +232,7 @@ class DeepTests:
         while (last := self._state.last_look) is None or last.at < asked:
             late = self._state.now().monotonic - asked >= self._waits.look
             if late or self._stopping.wait(_POLL_SECONDS):
-                raise ProbeError("no light look has ended since its taint")
+                raise ProbeError("no check cycle has ended since its taint")
         return self._level_2.users()
 
     def _diagnose(self) -> Outcome | None:
@@ -265,13 +265,13 @@ class DeepTests:
         if self._stopping.is_set():
             return "the agent ends"
         if not self._marks.is_ours():
-            return "somebody took the node from us"
+            return "another client removed our claim of the node"
         now = self._state.now().monotonic
         try:
             held_by = self._level_2.pods()
         except ProbeError as error:
             blind = now - self._answered >= self._waits.blind
-            return f"nobody can tell whether a pod has come: {error}" if blind else ""
+            return f"it is unknown whether a pod has arrived: {error}" if blind else ""
         self._answered = now
         return held_by
 
@@ -343,4 +343,4 @@ def _users_or_why(ask: Callable[[], str]) -> str:
     try:
         return ask()
     except ProbeError as error:
-        return f"nobody can tell whether it is idle: {error}"
+        return f"it is unknown whether it is idle: {error}"

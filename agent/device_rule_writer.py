@@ -43,7 +43,7 @@ _PATIENCE_SECONDS = 30.0
 _UNHEEDED_SECONDS = 3600.0
 """After which a cluster that takes rules and acts on none is tried again."""
 _UNHEEDED = (
-    "the API server takes DeviceTaintRules and nobody acts on them: kube-controller-manager and kube-scheduler want "
+    "the API server accepts DeviceTaintRules without effect: kube-controller-manager and kube-scheduler need "
     "the feature gate DRADeviceTaintRules"
 )
 

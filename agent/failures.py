@@ -34,4 +34,4 @@ class Failures:
         if (check, detail) in self._logged or len(self._logged) >= _MOST_LOGGED:
             return
         self._logged.add((check, detail))
-        log.error("a check failed; it counts as could-not-look", check=check, failure=detail)
+        log.error("a check failed; it counts as unobserved", check=check, failure=detail)

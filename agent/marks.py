@@ -78,7 +78,7 @@ class DeepTestMarks:
         try:
             seen = replace(node, devices=NodeDevices()) if self._node.are_claimed() else node
         except ProbeError as error:
-            return f"nobody can tell whether DRA gives out its GPUs: {error}"
+            return f"it is unknown whether DRA allocates its GPUs: {error}"
         return obstacle(seen, now + _STILL_HEARD, now)
 
     def take(self, seconds: float) -> Claim | None:

@@ -47,7 +47,7 @@ class MountedConfiguration:
             return
         if self._settings.values.kernel_log_lines and not self._ignored_logged:
             self._ignored_logged = True
-            log.warning("KERNEL_LOG_LINES has no effect: a cursor took its place")
+            log.warning("KERNEL_LOG_LINES has no effect: the agent remembers its position in the log")
         self._ledger.configure(self._settings)
 
     def _read(self) -> None:

@@ -114,7 +114,7 @@ class NodeUpdate:
             if stands:
                 for event in change.events:
                     self._reporter.queue(event)
-                log.info("told the node", status=verdict.status.value, severity=verdict.severity.name)
+                log.info("wrote the Node", status=verdict.status.value, severity=verdict.severity.name)
             else:
                 self._taint.give_back_place(node)  # a place that no taint can be had for is another's
         # No repair is requested for a node that still accepts work.
@@ -151,8 +151,10 @@ class NodeUpdate:
         except Refused as error:
             self._keep(partial(self._api.cluster.patch_node, node.name, without_record(patch, node)))
             if self._record.left_out_of(patch):
-                log.warning("the Node takes no record; its labels and taint stand without it", answer=str(error))
-                self._reporter.warn("RecordLeftOut", f"labels and taint stand without the record: {error}")
+                log.warning(
+                    "the Node has no room for the record; its labels and taint are set without it", answer=str(error)
+                )
+                self._reporter.warn("RecordLeftOut", f"labels and taint are set without the record: {error}")
         else:
             self._record.written()
         self._telemetry.record_left_out.set(self._record.is_left_out)

@@ -181,7 +181,7 @@ class NodeWriter(threading.Thread):
                 log.debug("not this annotation alone", keys=sorted(keys), failure=failure(again))
                 continue
             if not keys:
-                log.error("telling failed, and went well when it was tried again", failure=failure(error))
+                log.error("a write failed, and succeeded when it was repeated", failure=failure(error))
             self._bad.skip(node, keys, error)
             return True
         self._state.set_node(node)

@@ -65,7 +65,7 @@ class OwnSlot:
         if held < places and self._take_one_of(draw(places, self._draw), node):
             return HELD
         if not closely and (held >= places or (held := self._cluster.count_slots()) >= places):
-            return SlotGrant(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
+            return SlotGrant(held=False, why=f"{held} of the fleet's {places} slots for tainted nodes are in use")
         return self._take_free(places, node)
 
     def reconcile(self, node: NodeState) -> None:
@@ -95,7 +95,7 @@ class OwnSlot:
         self._find(node)
         if self._slot is not None:
             self._delete(self._slot)
-            log.info("gave the place in the fleet budget back", slot=self._slot.name)
+            log.info("released the slot of the fleet budget", slot=self._slot.name)
             self._slot = None
 
     def _take_free(self, places: int, node: NodeState) -> SlotGrant:
@@ -103,11 +103,11 @@ class OwnSlot:
         taken = occupancy(self._cluster.list_slots())
         if len(taken.since) >= places:
             return SlotGrant(
-                held=False, why=f"{len(taken.since)} of the fleet's {places} places for tainted nodes are taken"
+                held=False, why=f"{len(taken.since)} of the fleet's {places} slots for tainted nodes are in use"
             )
         self._unsure = taken.surplus > 0
         if not self._take_one_of(draw_free(taken, places, node.name, self._draw), node):
-            return SlotGrant(held=False, why=f"none of the fleet's {places} places for tainted nodes was found free")
+            return SlotGrant(held=False, why=f"no free slot was found among the fleet's {places} for tainted nodes")
         return self._made_sure_of(places, node) if self._unsure else HELD
 
     def _made_sure_of(self, places: int, node: NodeState) -> SlotGrant:
@@ -115,7 +115,7 @@ class OwnSlot:
         if occupancy(self._cluster.list_slots()).before(node.name) >= places:
             self.give_back(node)
             return SlotGrant(
-                held=False, why=f"the last of the fleet's {places} places for tainted nodes was just taken"
+                held=False, why=f"another node just acquired the last of the fleet's {places} slots for tainted nodes"
             )
         self._unsure = False
         return HELD
@@ -126,7 +126,7 @@ class OwnSlot:
                 self._slot = self._create(name, node)
             except Conflict:
                 continue
-            log.info("took a place in the fleet budget", slot=name)
+            log.info("acquired a slot of the fleet budget", slot=name)
             return True
         return False
 

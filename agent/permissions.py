@@ -47,7 +47,7 @@ class Permissions:
             self._forbidden.add((verb, resource))
             self._telemetry.forbidden.labels(resource).set(1)
         if new:
-            log.error("the cluster forbids what the agent has to do", resource=resource, answer=str(error))
+            log.error("the cluster forbids a request that the agent needs", resource=resource, answer=str(error))
 
     def dropped(self, what: str) -> None:
         """Count a request that failed by a fault of this program before it was sent."""

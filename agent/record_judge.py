@@ -118,7 +118,7 @@ class RecordJudge:
         """A driver of tomorrow may report a fault in another form: the node is not known to be healthy then."""
         first = next(driver_messages.unread(records, outcomes), None)
         if first is not None:
-            why = "it speaks of an Xid or of a GPU off the bus, in a form that is not known"
+            why = "it mentions an Xid or a GPU off the bus, in an unknown format"
             self._put_aside(first, driver_messages.CHECK.name, why)
 
     def _put_aside(self, record: Record, check: str, why: str) -> None:

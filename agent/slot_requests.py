@@ -29,7 +29,7 @@ return."""
 _SPREAD_SECONDS_PER_PLACE = 0.25
 """Who was refused a place looks a while later whether somebody holds several. A fleet that fails at once must not have
 each of its nodes list all places at that moment."""
-_FORBIDDEN = SlotGrant(held=False, why="the cluster forbids to take a place in the fleet budget")
+_FORBIDDEN = SlotGrant(held=False, why="the cluster forbids acquiring a slot of the fleet budget")
 
 
 class _Turn(enum.Enum):
@@ -98,9 +98,7 @@ class SlotRequests(threading.Thread):
             self._is_owed = answer is None
             if answer is None:
                 self._was_missed = True
-                return SlotGrant(
-                    held=False, why=f"the cluster does not say whether there is a place for it: {self._trouble}"
-                )
+                return SlotGrant(held=False, why=f"it is unknown whether the budget has a free slot: {self._trouble}")
             return answer
 
     def free(self, node: NodeState) -> None:
@@ -156,9 +154,9 @@ class SlotRequests(threading.Thread):
         try:
             self._api.permissions.permitted("slots", partial(self._slot.reconcile, node))
         except ClusterError as error:
-            log.debug("the places are not known beforehand", error=str(error))
+            log.debug("the slots could not be counted in advance", error=str(error))
         except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives
-            log.error("the places can't be looked at", failure=failure(error))  # noqa: TRY400 - a line, no traceback
+            log.error("the slots can't be read", failure=failure(error))  # noqa: TRY400 - a line, no traceback
 
     def _begin_request(self) -> None:
         if not self._under_way:
@@ -177,7 +175,7 @@ class SlotRequests(threading.Thread):
         except ClusterError as error:
             return self._put_off(error)
         except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives
-            log.error("a place can't be asked for", failure=failure(error))  # noqa: TRY400 - a line, no traceback
+            log.error("a slot can't be requested", failure=failure(error))  # noqa: TRY400 - a line, no traceback
             return self._put_off(ClusterError(failure(error)))
         self._api.outage.back("slots")
         if self._take_answer(node, percent, grant):

@@ -66,12 +66,12 @@ def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:
     except ProbeError as error:
         # A failed read ends nothing: active findings stay, and the whole log is judged again.
         before, boot = replace(before, cursor=None), before.boot_id
-        log.warning("the boot can't be told from another", error=str(error))
+        log.warning("the boot can't be identified", error=str(error))
     try:
         machine = machine_id(root)
     except ProbeError as error:
         machine = before.machine
-        log.warning("the machine can't be told from another", error=str(error))
+        log.warning("the machine can't be identified", error=str(error))
     if file is not None and before.machine and machine and before.machine != machine:
         log.warning("the memory is another machine's; nothing of it is inherited", was=file.set_aside("other-machine"))
     memory = begin(before, machine, boot, clock.now())

@@ -61,5 +61,5 @@ def _cycle_ms(program: Program, *, is_first: bool = False) -> tuple[float, float
 def _judge_ms(program: Program) -> float:
     saw = json.loads(program.ask("judge"))
     if saw["blind"]:
-        raise CouldNotMeasure(f"checks that could not look: {saw['blind']}\n{program.tail()}")
+        raise CouldNotMeasure(f"checks that could not run: {saw['blind']}\n{program.tail()}")
     return float(saw["ms"])

@@ -39,7 +39,7 @@ def read_allocation(access: Access, prometheus: str = "") -> Allocation:
 def page(allocation: Allocation, screen: Screen) -> Iterator[Text | Table]:
     """Yield the output in order: a table, or on a narrow terminal each node followed by its rows."""
     if not allocation.pods_seen:
-        yield Text("Pods are not visible: who holds what is not known.", "bold yellow")
+        yield Text("Pods are not visible, so the users of the GPUs are unknown.", "bold yellow")
     tables = [_table(allocation), *([_cards(allocation)] if any(node.cards for node in allocation.nodes) else [])]
     wide = screen.options.update_width(_WIDEST)
     if all(screen.measure(table, options=wide).maximum <= screen.width for table in tables):
@@ -79,7 +79,7 @@ def _lines(node: NodeAllocation, pods_seen: bool) -> Iterator[Text]:
             yield Text(f"    and {len(pool.holders) - _MOST_HOLDERS} more")
     for card in node.cards:
         row = card_row(card, pods_seen)
-        free = f"free: {row.slots} places, {row.memory}, {row.cores} cores"
+        free = f"free: {row.slots} slots, {row.memory}, {row.cores} cores"
         yield Text(f"  card {row.card}: {free}", "" if row.usable else "dim")
         yield from (Text(f"    {pod}") for pod in row.pods)
 

@@ -108,7 +108,7 @@ for _program in (
 
 
 def run() -> None:
-    """Run a command. A fault of ours is no fault of the node: could not look, as all that comes to no answer."""
+    """Run a command. A fault of ours is no fault of the node: could not check, as all that comes to no answer."""
     take_any_text()
     end_with_whoever_reads()
     completion.prepare()
@@ -121,7 +121,7 @@ def run() -> None:
     except Exception as error:  # noqa: BLE001 - the last boundary: a fault of ours must not read as one of the node
         show = getattr(error, "show", None)  # click's usage errors print themselves
         if lacked := shortage_behind(error):
-            say(f"gpu-healthcheck: it could not look: {lacked}")
+            say(f"gpu-healthcheck: could not check: {lacked}")
             code = COULD_NOT
         elif show is None:
             traceback.print_exc()

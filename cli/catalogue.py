@@ -86,7 +86,7 @@ def explain_dcgm(error_id: int, policy: Policy) -> Explanation:
         return Explanation(f"Dcgm{error_id}", "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "")
     meaning = f"DCGM's diagnostic reported error {error_id}, {row.name}."
     if row.could_not_run:
-        meaning += " The test could not run: that says nothing about the hardware."
+        meaning += " The test could not run: this is no result about the hardware."
     details = (("we differ", row.why),) if row.why else ()
     advice = ("DCGM", f"{row.severity}, which is {LADDER[row.severity].name} on our ladder")
     return Explanation(f"Dcgm{error_id}", row.name, meaning, advice, ruling, plain.severity, row.source, details)
@@ -103,7 +103,7 @@ def explain_reason(declared: Declared, policy: Policy) -> Explanation:
     if reason.threshold:
         details.append(("fault", reason.threshold))
     if reason.flickers:
-        details.append(("counts", "once three further looks, 10 s apart, saw it too"))
+        details.append(("counts", "once 3 further checks, 10 s apart, confirm it"))
     if reason.grace:
         details.append(("grace", f"not judged in the first {reason.grace.seconds:g} s after {reason.grace.since}"))
     reading = "or worse, as the error that its detail names: explain dcgm" if declared.by_error else ""

@@ -18,7 +18,7 @@ Names = Annotated[
     ),
 ]
 Root = Annotated[
-    Path | None, typer.Option("--root", metavar="FOLDER", parser=path, help="Look at the host tree in this directory.")
+    Path | None, typer.Option("--root", metavar="FOLDER", parser=path, help="Check the host tree in this directory.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also the evidence that it rests on.")]
 SaveEvidence = Annotated[
@@ -27,12 +27,10 @@ SaveEvidence = Annotated[
         "--save-evidence",
         metavar="FILE",
         parser=path,
-        help="Write what was seen, for `replay` to judge again; serial numbers, UUIDs and the kernel's log are in it.",
+        help="Write the evidence for `replay`; it contains serial numbers, UUIDs and the kernel log.",
     ),
 ]
-Force = Annotated[
-    bool, typer.Option("--force", help="Run level 2 beside pods and processes that use the GPUs, and do not ask.")
-]
+Force = Annotated[bool, typer.Option("--force", help="Run level 2 although pods or processes use the GPUs.")]
 
 
 class CheckOptions(Struct, frozen=True):

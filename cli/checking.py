@@ -45,8 +45,8 @@ from healthcheck.settings.values import Settings
 from healthcheck.text.printable import printable
 
 _ELSEWHERE = (
-    "{} needs the whole node, for hours: `gpu-healthcheck quarantine NODE` drains a node and runs it in a Job, whose "
-    "program is `quarantine-run`; here can be checked {}"
+    "{} needs the whole node, for hours: `gpu-healthcheck quarantine NODE` drains a node and runs it in a "
+    "Job, with the program `quarantine-run`; available here: {}"
 )
 
 
@@ -67,7 +67,7 @@ def look_and_tell(options: CheckOptions) -> int:
     result = judged(seen)
     show(result, options.form, verbose=options.verbose)
     if root is None and os.geteuid() and result.verdict.unobserved:
-        say("this was not run as root: what could not be looked at may need that")
+        say("not run as root: checks that could not run may need that")
     if options.save_evidence:
         _save(options.save_evidence, seen)
     was_stopped = level_2 is not None and level_2.was_stopped
@@ -93,7 +93,7 @@ def _acknowledged(folder: Path, machine: str) -> tuple[Acknowledgement, ...]:
     try:
         return MemoryFile(folder).acknowledged(machine)
     except (MemoryFileError, Shortage) as error:
-        complain("check", f"{error}; what was released there is not known")
+        complain("check", f"{error}; releases on this node are unknown")
         return ()
 
 
@@ -163,7 +163,7 @@ def _may_test(host: Host, *, force: bool) -> None:
         return
     complain("check", f"{dcgm_diag.LEVEL_2.group}: {printable(used)}")
     if not sys.stdin.isatty():
-        say("nothing was tested; --force tests beside them")
+        say("nothing was tested; --force tests anyway")
         raise typer.Exit(COULD_NOT)
     if not typer.confirm("Test all the same?", err=True):
         raise typer.Exit(COULD_NOT)

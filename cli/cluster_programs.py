@@ -12,12 +12,12 @@ import typer
 
 from cli.options import Context, Kubeconfig, RequestTimeout
 
-Once = Annotated[bool, typer.Option("--once", help="Look once, apply it, and end.")]
+Once = Annotated[bool, typer.Option("--once", help="Run one check cycle, apply its result, and exit.")]
 
 
 def agent(
     once: Once = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be written instead.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the writes instead of sending them.")] = False,
 ) -> None:
     """Run the node agent. The DaemonSet starts it."""
 

@@ -49,7 +49,7 @@ class Group(TyperGroup):
         _write(formatter, "Commands", rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(f"\n{ctx.command_path} COMMAND -h says more of one.\n")
+        formatter.write(f"{ctx.command_path} COMMAND -h shows the options of a command.\n")
 
 
 def _word(argument: TyperArgument) -> str:

@@ -77,10 +77,10 @@ Namespace = Annotated[
         "-n",
         metavar="NAME",
         autocompletion=namespaces,
-        help="Only what lies in it, or keeps it from work; default: all of them.",
+        help="Only causes in this namespace, or of its pods; default: all namespaces.",
     ),
 ]
-AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces, whatever -n says.")]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces, even with -n.")]
 Saved = Annotated[
     list[Path] | None,
     typer.Option(
@@ -89,11 +89,13 @@ Saved = Annotated[
 ]
 Save = Annotated[
     Path | None,
-    typer.Option("--save", metavar="FILE", parser=path, help="Keep what was seen, without secrets, as FILE (tar.gz)."),
+    typer.Option(
+        "--save", metavar="FILE", parser=path, help="Save the state that was read, without secrets, as FILE (tar.gz)."
+    ),
 ]
 Since = Annotated[
     Path | None,
-    typer.Option("--since", metavar="OLD", parser=path, help="Also say what changed since this saved state."),
+    typer.Option("--since", metavar="OLD", parser=path, help="Also list the changes since this saved state."),
 ]
 Wanted = Annotated[
     Path | None,
@@ -101,7 +103,7 @@ Wanted = Annotated[
         "--would-fit",
         metavar="FILE",
         parser=path,
-        help="Say where the pods of this manifest would find room, and make none.",
+        help="Find nodes for the pods of this manifest, and create none.",
     ),
 ]
 OutputForm = Annotated[
@@ -186,7 +188,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
 ) -> None:
     """Say why GPU pods and nodes are stuck.
 
-    Exit code: 0 nothing found, 1 causes found, 2 could not look.
+    Exit code: 0 nothing found, 1 causes found, 2 could not check.
     """
     refuse_two_forms(output, as_json=as_json)
     from cli.diagnosing import answer  # noqa: PLC0415 - its help needs none of it

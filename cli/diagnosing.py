@@ -53,9 +53,9 @@ _WOULD_FIT_FORMS = (DiagnoseFormat.TERMINAL, DiagnoseFormat.JSON, DiagnoseFormat
 def answer(options: DiagnoseOptions) -> int:
     """Returns the exit code."""
     if options.prometheus and options.saved:
-        _end("--prometheus tells of now, and --from of then", USAGE)
+        _end("--prometheus reads present values, and --from a saved state: use one of them", USAGE)
     if options.probes.nodes and options.saved:
-        _end("--probe-nodes looks now, and --from tells of then", USAGE)
+        _end("--probe-nodes checks nodes now, and --from reads a saved state: use one of them", USAGE)
     others = options.words or options.since or options.prometheus or options.probes.nodes
     if options.wanted is not None and (others or options.output not in _WOULD_FIT_FORMS):
         _end("--would-fit asks of the whole cluster, and answers on a terminal, in JSON or in YAML", USAGE)
@@ -125,9 +125,9 @@ def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], options: Diag
         for part in would_fit.page(answers):
             screen.print(part, soft_wrap=True)
     if snapshot.unread:
-        _end(f"{snapshot.unread[0]}: what is free is not known", COULD_NOT)
+        _end(f"{snapshot.unread[0]}: free resources are unknown", COULD_NOT)
     if not snapshot.sees("Node", "Pod"):
-        _end("nodes or pods are not visible: what is free is not known", COULD_NOT)
+        _end("nodes or pods are not visible: free resources are unknown", COULD_NOT)
     raise typer.Exit(NOTHING if all(answer.fits for answer in answers) else CAUSES)
 
 

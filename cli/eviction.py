@@ -66,7 +66,7 @@ class Eviction:
             self._refusals[pod.uid] = why
             return
         else:
-            self._voice.say(f"told to go: {pod.title}{f' ({pod.warning})' if pod.warning else ''}")
+            self._voice.say(f"evicting: {pod.title}{(f' ({pod.warning})' if pod.warning else '')}")
         self._sent.add(pod.uid)
 
     def _budgets(self, pod: EvictedPod) -> str:

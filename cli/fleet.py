@@ -39,7 +39,7 @@ Beats = Mapping[str, Heartbeat]
 """By node name."""
 _MOST = 10**9
 """More than any setting that is read here allows."""
-_NOT_YET = "nobody found it idle, or its turn has not come; `gpu-healthcheck sweep --dry-run` says which"
+_NOT_YET = "it was never found idle, or other nodes come first; `gpu-healthcheck sweep --dry-run` shows which"
 _WANTED = (
     f"{PREFIX}/enabled=true",
     "nvidia.com/gpu.present=true",
@@ -97,7 +97,7 @@ class FleetRow(Struct, frozen=True):
     findings: tuple[FleetFinding, ...]
     """Worst first."""
     unobserved: tuple[str, ...]
-    """Why checks could not look."""
+    """Why checks could not run."""
     next_step: NextStep
 
 

@@ -21,14 +21,14 @@ _MOST_REASONS = 6
 """Of one node."""
 _MOST_ROWS, _MOST_NAMES = 100, 10
 _LONGEST, _LONGEST_STEP = 120, 400
-_BLIND = "could not look"
+_BLIND = "could not check"
 _LARGE, _MIDDLE = 60, 600
 """Up to so many nodes, squares of that size."""
 KINDS = {
     "isolate": "fail: ISOLATE",
     "reboot": "fail: REBOOT",
     "reset": "fail: RESET",
-    "unknown": "unknown: a check could not look",
+    "unknown": "unknown: a check could not run",
     "untold": "no agent has spoken",
     "warn": "warn: MONITOR",
     "pass": "pass",
@@ -60,7 +60,7 @@ class NodeSquare(Struct, frozen=True):
 
 
 class ReasonSpread(Struct, frozen=True):
-    """How far one reason goes in the fleet. `severity` is the worst of it, or says that a check could not look."""
+    """How far one reason goes in the fleet. `severity` is the worst of it, or says that a check could not run."""
 
     reason: str
     severity: str
@@ -174,7 +174,7 @@ def _spread(rows: list[FleetRow]) -> list[ReasonSpread]:
 
 
 def _severity(row: FleetRow, reason: str) -> Severity:
-    """PASS where a check could not look: that says nothing of the hardware."""
+    """PASS where a check could not run: that says nothing of the hardware."""
     known = [finding.severity for finding in row.findings if finding.reason == reason]
     messages = known or ([] if reason in row.unobserved else [row.severity])
     return max((Severity.__members__.get(text, Severity.PASS) for text in messages), default=Severity.PASS)

@@ -167,7 +167,7 @@ def _counted(rows: list[FleetRow]) -> Text:
 def _budget_words(fleet: Fleet) -> Iterator[Text]:
     used, places, size = ("?" if entry is None else str(entry) for entry in astuple(fleet.budget))
     have = "node has" if size == "1" else "nodes have"
-    yield Text(f"{used} of {places} places for tainted nodes are taken; {size} {have} an agent")
+    yield Text(f"{used} of {places} slots for tainted nodes are in use; {size} {have} an agent")
     withheld = [row.node for row in fleet.nodes if row.taint == "withheld"]
     if withheld:
         yield Text(f"\nnot tainted though their agents want it: {named(withheld, _MOST_NAMED)}", "bold red")

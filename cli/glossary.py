@@ -29,64 +29,71 @@ _RUNBOOK, _CAUSES = "docs/runbook.md", "docs/causes.md"
 
 
 CAUSES: tuple[UnobservedCause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
-"""Why a check could not look: all that are declared, in the order of docs/runbook.md."""
+"""Why a check could not run: all that are declared, in the order of docs/runbook.md."""
 
 _RECOMMENDATIONS = {
-    "return-to-service": "Nothing that was found or still stands keeps the node from work: uncordon it.",
-    "reset": "A reset of the GPU mends what was found, as far as anybody knows. Quarantine the node again afterwards.",
-    "reboot": "Nothing less than a reboot mends what was found. Quarantine the node again afterwards.",
-    "replace": "What was found is mended by no reset and no reboot, or came back after the node's return.",
-    "rerun": "It was cut off, or a test could not look: nobody can tell. Mend that, and quarantine the node again.",
+    "return-to-service": "No active finding keeps the node from work: uncordon it.",
+    "reset": "A reset of the GPU is the known fix. Quarantine the node again afterwards.",
+    "reboot": "Only a reboot fixes the finding. Quarantine the node again afterwards.",
+    "replace": "No reset and no reboot fixes the finding, or it recurred after the node's return.",
+    "rerun": (
+        "The run was interrupted, or a test could not run, so there is no result. Fix that, and quarantine the "
+        "node again."
+    ),
 }
 _STATUSES = {
-    "pass": "Everything that belongs to the node was looked at, and no fault was found.",
+    "pass": "All checks that apply to the node ran, and none found a fault.",
     "warn": "The worst finding is MONITOR: the node works on.",
-    "fail": "A finding of RESET or worse stands.",
-    "unknown": "A check that the node needs could not look, and nothing worse is known: neither a fault nor a pass.",
+    "fail": "A finding of RESET or worse is active.",
+    "unknown": "A required check could not run, and no finding is worse: neither a fault nor a pass.",
     "not-configured": "The check's tool or device does not belong to this node. It is neither a pass nor unknown.",
 }
 _LABELS = {
     "status": "How the node is: pass, warn, fail or unknown.",
-    "severity": "The worst finding that stands, or PASS.",
+    "severity": "The worst active finding, or PASS.",
     "last-check": "When its agent last wrote the Node: at each change, and about once an hour.",
     "mode": "A deep run uses the node: sweep, l2 or quarantine.",
-    "enabled": "A person's word that this is a GPU node, where no other label says so.",
+    "enabled": "Set by a person for a GPU node without another label that marks it.",
 }
 _TAINTS = {
     "unhealthy": "The verdict keeps new work away. The agent lifts it when the verdict is better, or on a release.",
     "maintenance": "A deep test uses the GPUs and keeps new work away. It goes when the test has ended.",
-    "startup": "Whoever made the node set it. The agent takes it off after a first look that finds no fault.",
+    "startup": "Set by the creator of the node. The agent removes it after a first check cycle without a fault.",
 }
 _CONDITION = "Its status: True for pass and warn, False for fail, Unknown; its reason is the worst finding's."
 _REPAIR = {
     REBOOT_REQUIRED: "True while the node's severity is REBOOT. Written where REPAIR_CONDITIONS names it.",
     REPLACEMENT_REQUIRED: "True while the node's severity is ISOLATE. Written where REPAIR_CONDITIONS names it.",
-    HARDWARE_READY: "False while the severity is REPAIR_SEVERITY or worse and our taint stands; Unknown while it can "
-    "be neither said nor denied. The EKS agent has one of the same name, and its own stays its own.",
+    HARDWARE_READY: (
+        "False while the severity is REPAIR_SEVERITY or worse and our taint is set; Unknown while neither is "
+        "certain. The EKS agent has one of the same name and keeps its own."
+    ),
 }
 _EVENTS = {
     "GpuHealthPass": "The node's status became pass.",
     "GpuHealthWarn": "The node's status became warn.",
     "GpuHealthFail": "The node's status became fail.",
     "GpuHealthUnknown": "The node's status became unknown.",
-    "BadSetting": "A value of the configuration is not allowed: it is named with what is, and the last good one stays.",
+    "BadSetting": (
+        "A value of the configuration is invalid: the message has the allowed values, and the last valid one stays."
+    ),
     "UnknownSetting": "A key of the configuration is no setting: it is named with the one that may be meant.",
-    "BadAnnotation": "An annotation of ours on the node is no record: it is passed over, or written anew.",
+    "BadAnnotation": "An annotation of ours on the node is malformed: it is ignored or rewritten.",
     "AnnotationSetAside": "An annotation that the agent failed at is passed over until it changes; the others count.",
-    "RecordLeftOut": "The node is too full for the record: labels and taint stand without it.",
-    "OldRecord": "A record of the scripts before us was shown once, and does not count: its taint does not stand.",
+    "RecordLeftOut": "The node has no room for the record: labels and taint are set without it.",
+    "OldRecord": "A record of the earlier scripts was shown once, and does not count; its taint is invalid.",
     "MemoryUnreadable": "The agent's file on the node can't be read; it is rebuilt from the Node and the kernel's log.",
     "MemorySetAside": "The agent failed at its file on the node: it lies aside, and is rebuilt from the Node.",
     "KernelLogOverrun": "Kernel log records were overwritten before the agent had read them.",
     "KernelLogUnreadable": "Lines of the kernel's log are no records, or cut short.",
-    "KernelLogRecordSetAside": "A kernel log record that nobody could judge was set aside; the others count.",
-    "TaintWithheld": "The fleet budget has no place for the node's taint; it is tried again after each look.",
-    "DeviceTainted": "DeviceTaintRules keep work off the bad GPUs, in the place of the node's taint (DEVICE_TAINTS).",
+    "KernelLogRecordSetAside": "A kernel log record that could not be judged was set aside; the others count.",
+    "TaintWithheld": "The fleet budget has no slot for the node's taint; the agent tries again after each check cycle.",
+    "DeviceTainted": "DeviceTaintRules keep work off the faulty GPUs, instead of the node's taint (DEVICE_TAINTS).",
     "DeviceTaintFailed": "DEVICE_TAINTS can't be followed, and why: a bad GPU taints its whole node.",
     "DeviceTaintLifted": "No GPU of the node carries our taint any more.",
     "SwitchedOff": "Labels, the taint or conditions were taken away as the settings switch them off.",
     "ConditionOwnedByOther": "Another program writes a condition that REPAIR_CONDITIONS names; it is left to it.",
-    "Released": "A person's release was taken: what it names counts no more.",
+    "Released": "A person's release was accepted: the findings that it lists no longer count.",
 }
 _REPEATED = {
     repeated: f"{REPEATS_FROM} processes met {xid} within a day on this GPU, and on no other: suspect the GPU, and "
@@ -94,19 +101,19 @@ _REPEATED = {
     for xid, repeated in REPEATS.items()
 }
 _ANNOTATIONS = {
-    "results": "What the agent knows of its node: the record, as JSON.",
+    "results": "The agent's record of its node, as JSON.",
     "sweep-result": "The record of the last level 2, by a sweep or by the agent.",
-    "quarantine-result": "The record of the last quarantine run: what it tested, what it found, and what to do.",
-    "run": "Who has the node for a deep run, and until when; past that time anybody may take it away.",
+    "quarantine-result": "The record of the last quarantine run: tests, findings and recommendation.",
+    "run": "Owner of the node for a deep run, and the end of the claim; after that, any deep run may remove it.",
     "release": "A person's word that findings are dealt with, until the agent has taken it over.",
-    "cordoned-by": "The quarantine run that cordoned the node: nobody else's cordon is lifted by us.",
+    "cordoned-by": "The quarantine run that cordoned the node; we never lift another cordon.",
 }
 
 
 def all_words() -> Iterator[IndexEntry]:
     for cause in CAUSES:
         message = f"{cause.meaning} {cause.action}"
-        yield IndexEntry(cause.name, "why a check could not look", message, f"{_RUNBOOK}#could-not-look")
+        yield IndexEntry(cause.name, "reason why a check could not run", message, f"{_RUNBOOK}#could-not-check")
     for found in DIAGNOSES:
         yield IndexEntry(
             found.name,
@@ -116,7 +123,7 @@ def all_words() -> Iterator[IndexEntry]:
         )
     yield from _of("a recommendation", _RECOMMENDATIONS, f"{_RUNBOOK}#what-quarantine-recommends")
     yield from _of(
-        "a severity", {severity.name: f"What to do: {does}." for severity, does in SEVERITY_MEANS.items()}, _RUNBOOK
+        "a severity", {severity.name: f"Action: {does}." for severity, does in SEVERITY_MEANS.items()}, _RUNBOOK
     )
     yield from _of("a status", _STATUSES, "docs/record.md")
     yield from _of("a label of the node", _LABELS, "README.md")
@@ -124,7 +131,7 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _of("an annotation of the node", _ANNOTATIONS, "docs/record.md")
     yield IndexEntry(CONDITION, "a condition of the node", _CONDITION, "docs/integrations.md")
     yield from _of("a condition of the node", _REPAIR, "docs/integrations.md#node-repair-conditions")
-    yield from _of("an Event on the node", _EVENTS, f"{_RUNBOOK}#could-not-look")
+    yield from _of("an Event on the node", _EVENTS, f"{_RUNBOOK}#could-not-check")
     yield from _of("a group of checks", _groups(), "docs/checks.md")
     yield from _of("a group of checks", _short_names(), "docs/commands.md#checks-by-name")
     yield from _checks()
@@ -136,7 +143,7 @@ def all_words() -> Iterator[IndexEntry]:
     yield IndexEntry(
         UNTOLD,
         "the reason of a finding",
-        "The record of a deep run states a severity, and names no finding for it that anybody can read.",
+        "The record of a deep run has a severity without a readable finding for it.",
         f"{_RUNBOOK}#{UNTOLD.lower()}",
     )
 

@@ -39,7 +39,7 @@ def who_uses(host: Host) -> str:
     try:
         return idleness.used()
     except ProbeError as error:
-        return f"nobody can tell whether its GPUs are in use: {error}"
+        return f"it is unknown whether its GPUs are in use: {error}"
 
 
 @dataclass

@@ -164,7 +164,7 @@ class NodeProbes:
         except Interrupted:
             return NodeProbeAnswer(why_not="interrupted")
         except TookTooLong:
-            return NodeProbeAnswer(why_not=(seen[0].waits_for if seen else "") or "its look did not end in time")
+            return NodeProbeAnswer(why_not=(seen[0].waits_for if seen else "") or "its check did not end in time")
         except ClusterError as error:
             return NodeProbeAnswer(why_not=str(error))
         record = read_record(_record_in(message))
@@ -197,7 +197,7 @@ def _record_in(message: str) -> str:
 
 def _without_record(pod: PodState, message: str) -> str:
     last = next(reversed(list(_lines(message))), "")
-    return ": ".join(filter(None, (pod.ended or "it said no record", printable(last, _LONGEST_LINE))))
+    return ": ".join(filter(None, (pod.ended or "it printed no record", printable(last, _LONGEST_LINE))))
 
 
 def _lines(message: str) -> Iterator[str]:

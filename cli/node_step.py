@@ -32,7 +32,7 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
         command = f"kubectl get pods -n {NAMESPACE} -o wide --field-selector spec.nodeName={node.name}"
         return NextStep((command,), "Find out why its agent is silent." if silent else "No agent has spoken for it.")
     if status == Status.UNKNOWN:
-        return _explained((row.cause for row in record.unobserved or ()), "A check could not look.")
+        return _explained((row.cause for row in record.unobserved or ()), "A check could not run.")
     if status == Status.WARN:
         return _explained((finding.reason for finding in record.findings or ()), "Nothing now.")
     return NextStep()

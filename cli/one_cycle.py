@@ -122,7 +122,9 @@ def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) 
     for check, outcome in zip(checks, outcomes, strict=True):
         counted = (finding for finding in memory.standing if finding.finding.severity is not Severity.PASS)
         standing = [finding for finding in counted if finding.check == outcome.check]
-        status = status_of(worst(finding.finding.severity for finding in standing), could_not_look=not outcome.observed)
+        status = status_of(
+            worst(finding.finding.severity for finding in standing), could_not_check=not outcome.observed
+        )
         if not outcome.configured and not standing:
             status = Status.NOT_CONFIGURED
         label = f"{outcome.group.partition('-')[0]} {outcome.check}"

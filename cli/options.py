@@ -46,7 +46,7 @@ def one_of(words: type[StrEnum]) -> dict[str, Any]:
 def refuse_two_forms(output: StrEnum | None, *, as_json: bool) -> None:
     """`output` None: not said. Raises typer.BadParameter."""
     if as_json and output not in {None, OutputFormat.JSON}:
-        raise typer.BadParameter(f"--json is -o json, and -o {output} was said too: one of them is allowed")
+        raise typer.BadParameter(f"--json means -o json, but -o {output} was given, too: use one of them")
 
 
 def path(text: str | Path) -> Path:
@@ -116,7 +116,7 @@ TableJsonOrYaml = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
-InstanceType = Annotated[str, typer.Option("--instance-type", metavar="TYPE", help="What the node is expected to be.")]
+InstanceType = Annotated[str, typer.Option("--instance-type", metavar="TYPE", help="Expected properties of the node.")]
 Prometheus = Annotated[
     str,
     typer.Option(

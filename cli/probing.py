@@ -27,10 +27,10 @@ def with_probes(snapshot: Snapshot, access: Access, wanted: ProbeOptions) -> Sna
     """Return the snapshot with the records of probed nodes; failures are reported. Raises TargetError."""
     chosen = _chosen(snapshot, wanted)
     if not chosen:
-        say("no node is suspect of which no agent has told")
+        say("no suspect node lacks an agent's record")
     for node in chosen:
         if not answers(node):
-            say(f"node {node.name} was not looked at: its kubelet does not answer")
+            say(f"node {node.name} was not checked: its kubelet does not answer")
     nodes = [node for node in chosen if answers(node)]
     if not nodes:
         return snapshot
@@ -41,7 +41,7 @@ def with_probes(snapshot: Snapshot, access: Access, wanted: ProbeOptions) -> Sna
         return snapshot
     for name, answer in fields.items():
         if answer.why_not:
-            say(f"node {name} was not looked at: {answer.why_not}")
+            say(f"node {name} was not checked: {answer.why_not}")
     return _with_records(snapshot, fields)
 
 
@@ -74,7 +74,7 @@ def _answers(nodes: Iterable[Node], access: Access, wanted: ProbeOptions) -> Map
         fields = probes.run(pairs, wanted.max_workers, lambda: bar.advance(task))
     for answer in fields.values():
         if answer.left:
-            say(f"left: `kubectl -n {wanted.namespace} delete pod {answer.left}` removes it; it ends by itself")
+            say(f"left: `kubectl -n {wanted.namespace} delete pod {answer.left}` removes it; it also ends on its own")
     if probes.interrupted:
         complain("diagnose", "interrupted")
         raise typer.Exit(INTERRUPTED)

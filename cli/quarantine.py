@@ -31,7 +31,7 @@ Timeout = Annotated[
 ReleaseOnPass = Annotated[
     bool, typer.Option("--release-on-pass", help="Uncordon it when nothing was found, if this command cordoned it.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the planned actions, and change nothing.")]
 
 
 def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command

@@ -147,15 +147,15 @@ class NodeQuarantine:
         give_up = [f"kubectl delete job -n {NAMESPACE} {self._job_name}"] if running else []
         if node.cordoned:
             is_ours = cordoned_by(node) == self._job_name
-            yield "the node is cordoned " + ("by this command" if is_ours else "by somebody else, who has to end that")
+            yield "the node is cordoned " + ("by this command" if is_ours else "by another owner, who has to end that")
             give_up += [f"kubectl uncordon {self._name}"] if is_ours else []
         if job is not None:
-            yield f"Job {job.namespace}/{job.name} " + ("goes on by itself" if running else f"has ended: {job.outcome}")
+            yield f"Job {job.namespace}/{job.name} " + ("continues" if running else f"has ended: {job.outcome}")
         held = claim_on(node, datetime.now(UTC))
         if held is not None and held.kind is RunKind.QUARANTINE:
             yield f"its run holds the node until {timestamp(held.until)} at the latest"
         if not running and not node.cordoned:
-            yield "nothing stands of it: the node is not cordoned, and no Job is at work on it"
+            yield "it left nothing: the node is not cordoned, and has no Job"
             return
         yield "to go on, with the same options:"
         yield f"  {COMMAND}gpu-healthcheck quarantine {self._name}"
@@ -210,7 +210,7 @@ class NodeQuarantine:
         held = self._patience.ask(lambda: list(self._cluster.list_gpu_pods(self._name)))
         staying = [str(pod) for pod in held if f"{pod.namespace}/{pod.name}" not in going]
         if staying:
-            raise CouldNot("pods that stay on it hold its GPUs, and the test does not begin beside them", *staying)
+            raise CouldNot("pods that stay on it use its GPUs, so the test would not begin", *staying)
 
     # --- the steps
 
@@ -222,7 +222,7 @@ class NodeQuarantine:
         elif cordoned_by(self._node()) == self._job_name:
             self._voice.say("is cordoned already, by an earlier run of this command")
         else:
-            self._voice.say("is cordoned already, by somebody else: it stays so")
+            self._voice.say("is cordoned already by another owner, and stays so")
 
     def _drain(self) -> None:
         """Drain the node, including pods that arrived between the plan and the cordon."""
@@ -259,8 +259,8 @@ class NodeQuarantine:
                 return known
             if plan.following and known.uid == plan.following.uid and not known.leaving:
                 self._voice.say(
-                    f"Job {known.namespace}/{known.name} ended while nobody followed it: this is its result; "
-                    "the same command again tests anew"
+                    f"Job {known.namespace}/{known.name} ended unobserved: this is its result; the same "
+                    "command tests again"
                 )
                 return known
             if not known.leaving:
@@ -304,7 +304,7 @@ class NodeQuarantine:
             return node
         node = self._node()
         why = why_kept(node, datetime.now(UTC)) or f"{cordoned_by(node)} cordoned it"
-        self._voice.say(f"not uncordoned: {why}" if node.cordoned else "is uncordoned already, by somebody else")
+        self._voice.say(f"not uncordoned: {why}" if node.cordoned else "is uncordoned already, by another client")
         return node
 
     def _patched(self, change: PatchFor) -> NodeState | None:
@@ -339,7 +339,7 @@ class _Following:
         except NotFound:
             job = None
         if job is None or job.uid != self._job.uid:
-            raise CouldNot("somebody deleted its Job, or the node is gone, and its Job with it")
+            raise CouldNot("its Job was deleted, or the node is gone with its Job")
         # Read after its end was seen, the log is whole.
         pods = self._cluster.list_pods_of(job)
         if pods:
@@ -350,7 +350,7 @@ class _Following:
 
     def _look_for_its_pod(self, job: JobState) -> None:
         self._voice.stage("its Job has no pod yet")
-        why = "it is suspended: a queue keeps it, or whoever did so" if job.suspended else self._warning(job.uid)
+        why = "it is suspended, by a queue or a person" if job.suspended else self._warning(job.uid)
         if why:
             self._tell(f"{self.title} has no pod: {why}")
 
@@ -407,7 +407,7 @@ def _must_be_ours(job: JobState, template: Mapping[str, Any]) -> None:
         f"Job {job.namespace}/{job.name} is no quarantine's, and is neither followed nor deleted",
         f"it has the component '{job.component}' and the account '{job.account}', "
         f"where a quarantine's has '{COMPONENT}' and '{account_of(template)}'",
-        f"look who made it, then: kubectl delete job -n {job.namespace} {job.name}",
+        f"find its creator, then: kubectl delete job -n {job.namespace} {job.name}",
     )
 
 

@@ -154,9 +154,9 @@ class QuarantineThreads:
             for line in self._node(name, self._leaving).standing():
                 self._progress.say(name, line)
         except Interrupted:
-            self._progress.say(name, f"nobody was asked what stands of it: {_RESUME.format(name)}", "bold red")
+            self._progress.say(name, f"its state in the cluster was not read: {_RESUME.format(name)}", "bold red")
         except (CouldNot, ClusterError) as error:
-            self._progress.say(name, f"what stands of it can't be said: {explained(error)}", "bold red")
+            self._progress.say(name, f"its state in the cluster is unknown: {explained(error)}", "bold red")
 
     def _node(self, name: str, stopping: threading.Event) -> NodeQuarantine:
         voice = self._progress.voice(name)
@@ -171,8 +171,8 @@ def _plan_words(plan: QuarantinePlan, options: QuarantineOptions) -> Iterable[st
         by = cordoned_by(plan.node)
         yield f"is cordoned already, {f'by {by}' if by else 'by somebody else: it stays so'}"
     if plan.following:
-        how = "tell the result of" if plan.following.outcome else "follow"
-        which = "which ended while nobody followed it" if plan.following.outcome else "which is at work on it already"
+        how = "show the result of" if plan.following.outcome else "follow"
+        which = "which ended unobserved" if plan.following.outcome else "which is at work on it already"
         yield f"would {how} Job {plan.following.namespace}/{plan.following.name}, {which}"
         return
     yield from (f"would evict {pod.title}{f' ({pod.warning})' if pod.warning else ''}" for pod in plan.drain.leaving)

@@ -25,7 +25,7 @@ Reason = Annotated[
         "--reason",
         metavar="TEXT",
         callback=_reason,
-        help="Why: it stands in the record and in an Event. Required.",
+        help="Reason, shown in the record and in an Event. Required.",
     ),
 ]
 
@@ -47,7 +47,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="With -l: do not ask.")]
 Local = Annotated[
     bool, typer.Option("--local", help="Release this machine, where there is no cluster: for `check` in a prolog.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be released, and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the findings that would be released, and write nothing.")]
 
 
 class ReleaseOptions(Struct, frozen=True):

@@ -147,7 +147,7 @@ def _read(cluster: Cluster, name: str) -> NodeState:
 
 def _with_record(node: NodeState) -> NodeState:
     if RESULTS not in node.annotations and not cordoned_by(node):
-        raise CouldNotRelease("no agent has ever told of this node; there is no record to release from")
+        raise CouldNotRelease("no agent has written a record of this node, so there is nothing to release")
     return node
 
 
@@ -161,7 +161,7 @@ def _write(cluster: Cluster, name: str, options: ReleaseOptions) -> tuple[NodeSt
     def releasing(latest: NodeState) -> dict[str, Any] | None:
         word = release_of(_with_record(latest), options.by, options.reason, datetime.now(UTC))
         if options.shown is not None and not _meant(word) <= options.shown:
-            raise CouldNotRelease("it has findings that were not shown; nothing was written, look again")
+            raise CouldNotRelease("it has new findings that were not shown; nothing was written, run the command again")
         meant.append((latest, word))
         return _patch(latest, word, options)
 
@@ -202,7 +202,7 @@ def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
     if rest:
         console.print(f"{node.name}: still stands")
         _show(rest, console)
-    console.print(f"{node.name}: its agent says {status}")
+    console.print(f"{node.name}: its agent reports {status}")
     is_released = status != Status.FAIL and not node.tainted() and all(one.severity < Severity.RESET for one in rest)
     return 0 if is_released else STILL_STANDS
 

@@ -19,11 +19,11 @@ As = Annotated[
     typer.Option(
         "--as",
         metavar="KIND",
-        help=f"What the files are: {', '.join(InputKind)}; default: by their content.",
+        help=f"Kind of the files: {', '.join(InputKind)}; default: by their content.",
         **one_of(InputKind),
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was read and is no fault.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show lines that are no fault.")]
 
 
 class ReplayOptions(Struct, frozen=True):

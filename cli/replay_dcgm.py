@@ -123,7 +123,7 @@ def _show(name: str, verdict: Verdict, answer: DiagAnswer, policy: Policy) -> No
         for line in _finding(standing, explained):
             console.print(line)
     for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
-        console.print(Text(_short(f"could not look: {cause.cause.name}: {cause.detail}"), "magenta"))
+        console.print(Text(_short(f"could not check: {cause.cause.name}: {cause.detail}"), "magenta"))
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
     console.print(Text.assemble(f"{_short(name)}: ", status, f", severity {verdict.severity.name}"))
 

@@ -78,7 +78,7 @@ def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
         line = printable(replayed.line_of(standing), _LONGEST_SHOWN)
         console.print(Text(f"  rule {rule}, {source}\n" + (f"  {line}\n" if line else ""), "dim"))
     for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
-        console.print(Text(f"could not look: {cause.cause.name}: {printable(cause.detail)}", "magenta"))
+        console.print(Text(f"could not check: {cause.cause.name}: {printable(cause.detail)}", "magenta"))
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
     console.print(Text.assemble(f"{printable(name, _LONGEST_SHOWN)}: ", status, f", severity {verdict.severity.name}"))
 
@@ -98,8 +98,8 @@ def _show_passed_over(captures: Captures, replayed: Replay) -> None:
     ]
     for count, what in (
         (passed.refused, "lines refused, their facility is not the kernel's"),
-        (passed.quoted, "lines quoted, something else stands before the message"),
-        (passed.repeated, "events told again in another section"),
+        (passed.quoted, "lines quoted, with other text before the message"),
+        (passed.repeated, "events repeated in another section"),
     ):
         if count:
             messages.append(f"{what}: {count}")

@@ -11,7 +11,9 @@ from healthcheck.cluster.kubeconfig import Access
 
 
 def uninstall(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the parts that would be removed, and write nothing.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     context: Context = "",
     kubeconfig: Kubeconfig = "",

@@ -65,7 +65,7 @@ def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -
         taints.delete_rule(rule)
     remain = taints.list_all_rules() if rules else ()
     if left := [*(removal.node for removal in _look(cluster)), *(device_rule.name for device_rule in remain)]:
-        why = "" if failed else ": something of ours wrote it again; what still runs?"
+        why = "" if failed else ": a program of ours wrote it again; which one still runs?"
         complain("uninstall", f"still there on {named(left, _MOST_NAMED)}{why}")
         return COULD_NOT if failed else LEFT
     _say_what_remains(gone, console)
@@ -79,8 +79,8 @@ def _rules(taints: DeviceTaints, gone: Sequence[Removal], console: Screen) -> tu
     except Forbidden as error:
         if any(removal.has_rules for removal in gone):
             raise
-        console.print(f"DeviceTaintRules can't be seen, and no node's record tells of one of ours: {error}")
-        console.print(f"Whoever may list them sees whether one is left:\n  {SHOW_RULES}")
+        console.print(f"DeviceTaintRules are not visible, and no node's record lists one of ours: {error}")
+        console.print(f"A user with permission to list them can check for leftovers:\n  {SHOW_RULES}")
         return ()
 
 
@@ -128,13 +128,13 @@ def _show(removal: Removal, console: Screen) -> None:
     ]
     console.print(f"{removal.node}: {'; '.join(filter(None, parts))}")
     if removal.field_managers:
-        console.print(f"  clears {removal.field_managers} field managers, more than a Node has by itself")
+        console.print(f"  clears {removal.field_managers} field managers, more than a Node usually has")
     if removal.uncordoned:
         console.print(f"  is uncordoned: {printable(removal.uncordoned)} had cordoned it")
     if removal.verdict in _BAD:
         console.print(f"  takes work again, and its verdict is {removal.verdict}")
     for what in removal.kept:
-        console.print(f"  keeps {printable(what)}: somebody else set it")
+        console.print(f"  keeps {printable(what)}: set by another owner")
 
 
 def _counted(gone: Sequence[Removal]) -> str:
@@ -157,10 +157,8 @@ def _say_what_runs(running: Sequence[PodOwner]) -> None:
 
 def _say_what_remains(gone: Sequence[Removal], console: Screen) -> None:
     console.print(f"Nothing of ours is left on any node. This deletes the rest:\n  {DELETE_REST}")
-    console.print(
-        f"On the nodes' disks stay what agents remember and NVIDIA's reports; on each node:\n  {DELETE_FILES}"
-    )
+    console.print(f"The nodes' disks keep the agents' memory and NVIDIA's reports; on each node:\n  {DELETE_FILES}")
     if any(taint.startswith(STARTUP) for removal in gone for taint in removal.taints):
-        console.print(f"Take {STARTUP} out of whatever creates nodes: nobody would take it off new ones.")
+        console.print(f"Remove {STARTUP} from the configuration that creates nodes: new nodes would keep it.")
     if any(what.startswith(f"label {ENABLED}=") for removal in gone for what in removal.kept):
         console.print(f"A person's label is left for the next time:\n  kubectl label nodes -l {ENABLED} {ENABLED}-")

@@ -16,7 +16,7 @@ Timeout = Annotated[
         metavar="TIME",
         parser=seconds_of,
         show_default=False,
-        help="Look again for so long, as 90s or 2m; default: once.",
+        help="Check again for so long, as 90s or 2m; default: once.",
     ),
 ]
 
@@ -26,7 +26,7 @@ def verify(
 ) -> None:
     """Say whether the installation works: the policies are in force, GPU nodes are seen, and agents look at them.
 
-    Exit code: 0 it does; 1 something is lacking; 2 could not look.
+    Exit code: 0 it does; 1 something is lacking; 2 could not check.
     """
     from cli.verifying import tell  # noqa: PLC0415 - its help needs none of it
 

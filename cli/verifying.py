@@ -76,7 +76,9 @@ def answers_of(cluster: Cluster) -> Iterator[Verification]:
     awake = {name for name, beat in beats.items() if now - beat.renewed <= timedelta(seconds=beat.seconds)}
     silent = sorted(nodes - awake)
     others = f"; not on {named(silent, _MOST_NAMED)}" if silent else ""
-    yield Verification("agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} looked in time{others}")
+    yield Verification(
+        "agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} were checked in time{others}"
+    )
     yield from crowd_answers(listed)
     yield from engine_answers(listed)
 

@@ -22,7 +22,7 @@ SEVERITY_STYLES = {
 }
 SEVERITY_MEANS = {
     Severity.PASS: "no finding; only counted",
-    Severity.MONITOR: "nothing now; look again when it comes back",
+    Severity.MONITOR: "nothing now; check again when it recurs",
     Severity.RESET: "drain the node and reset the GPU, or reboot",
     Severity.REBOOT: "drain and reboot the node",
     Severity.ISOLATE: "keep work away and replace the node",

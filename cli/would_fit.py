@@ -138,7 +138,7 @@ def _why(node: NodeAnswer) -> str:
 
 
 def _says(card: CardUsage, verdict: CardVerdict) -> str:
-    free = f": {card.free.memory} MiB, {card.free.cores} %, {card.free.slots} places free"
+    free = f": {card.free.memory} MiB, {card.free.cores} %, {card.free.slots} slots free"
     return f"{verdict}{free if verdict.code is None else ''}"
 
 

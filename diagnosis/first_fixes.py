@@ -53,7 +53,7 @@ def _corrections(nodes: Iterable[Node], reasons: Iterable[str]) -> Iterator[str]
         first = [reason for reason in reasons if reason in recorded]
         if first:
             explain = command("gpu-healthcheck", "explain", first[0])
-            yield f"Correct first on {node.subject} what its agent found there: {', '.join(first)}; see {explain}"
+            yield f"First fix the finding of the agent on {node.subject}: {', '.join(first)}; see {explain}"
 
 
 def _nodes_of(snapshot: Snapshot, found: FoundCause) -> list[Node]:

@@ -32,7 +32,7 @@ class HamiLink(Enum):
     """Link of HAMi's chain, in the order in which it can break. The value is shown to people."""
 
     WEBHOOK = "HAMi's webhook gives it HAMi's scheduler"
-    SCHEDULER = "HAMi's scheduler looks at it"
+    SCHEDULER = "HAMi's scheduler processes it"
     FILTER = "cards of a node take it"
     BIND = "it is bound there, with its cards noted on it"
     PLUGIN = "the node's device plugin hands the cards out"
@@ -60,7 +60,7 @@ def hami_chain(
     for problem in own:
         broken.setdefault(_link(problem.found.cause) or stands_at, []).append(problem)
     waiting = _newest(snapshot, pod)
-    message = f"{waiting.reason}: {waiting.message}" if waiting is not None else "nobody has said anything of it"
+    message = f"{waiting.reason}: {waiting.message}" if waiting is not None else "there is no message about it"
     return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, message)))
 
 

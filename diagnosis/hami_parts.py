@@ -19,7 +19,7 @@ from diagnosis.snapshot.pods import HAMI_EXTENDER, OTHER_VALUE, Container
 from diagnosis.snapshot.policy_objects import Webhook
 from healthcheck.text.naming import named
 
-COLUMNS = ("Part", "Status", "Version", "What is told of it")
+COLUMNS = ("Part", "Status", "Version", "Details")
 _MONITOR, _PLUGIN = "vgpu-monitor", "device-plugin"
 _MOST_NAMED, _MOST_RULE = 5, 200
 
@@ -120,7 +120,7 @@ def _webhook(snapshot: Snapshot, installation: Installation, hook: Webhook, trus
     namespace, _, name = installation.service.partition("/")
     known = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == (namespace, name)]
     ready = sum(each.ready for each in known)
-    behind = f"{counted(ready, 'endpoint')} behind it" if known else "what is behind it is not visible"
+    behind = f"{counted(ready, 'endpoint')} behind it" if known else "the pods behind it are not visible"
     health = Health.WORKING if ready else Health.DOWN if known else Health.UNKNOWN
     if trust.health is Health.DOWN or not hook.on_pods:
         health = Health.DOWN
@@ -161,7 +161,7 @@ def _trust(hook: Webhook, now: datetime) -> HamiPart:
     Secrets are never read, so it is unknown which certificates the CA has signed.
     """
     what, last = "its CA", authorities(hook.ca) if hook.ca else ()
-    text = "whether it signed the scheduler's certificate is not looked at: Secrets are never read"
+    text = "whether it signed the scheduler's certificate is not checked: Secrets are never read"
     if not hook.ca:
         return HamiPart(what, Health.DOWN, "missing", detail="the webhook has no caBundle")
     if not last:

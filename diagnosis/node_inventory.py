@@ -62,7 +62,7 @@ def _gpus(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
     yield from _of_hami(snapshot, node)
     for usage in cards_of(snapshot).get(node.name, ()):
         row = card_row(usage, snapshot.sees("Pod"))
-        free = f"free: {row.slots} places, {row.memory} memory, {row.cores} cores"
+        free = f"free: {row.slots} slots, {row.memory} memory, {row.cores} cores"
         yield InventoryRow(f"card {row.card}", "; ".join((free, *row.pods)), "HAMi, pods")
 
 
@@ -80,7 +80,7 @@ def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
     if said is not None:
         own = serving(node, installations(snapshot))
         version = own.version if own is not None else None
-        old = " (says nothing since 2.8)" if version is None or version > ANSWERED_UNTIL else ""
+        old = " (meaningless since 2.8)" if version is None or version > ANSWERED_UNTIL else ""
         yield InventoryRow("HAMi's handshake", f"{said.text}{old}", "HAMi's scheduler")
     lock = node_lock(node)
     if lock is not None:

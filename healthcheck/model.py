@@ -239,7 +239,7 @@ class Unobserved(Printable, frozen=True, tag=True):
     cause: UnobservedCause
     detail: str
     subject: str = ""
-    """Where alone it could not look; '' is everywhere."""
+    """Where alone it could not check; '' is everywhere."""
 
 
 class Passed(Printable, frozen=True):
@@ -322,7 +322,7 @@ class Probe(Struct, Generic[T], frozen=True):
     facts: Any
     """The type of what it reads, plain data: it is written to a file and read back (`--save-evidence`)."""
     causes: tuple[UnobservedCause, ...] = ()
-    """Why its facts, or a judge of them, could not look."""
+    """Why its facts, or a judge of them, could not check."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -387,7 +387,7 @@ class Check(Struct, frozen=True):
     begins: tuple[str, ...] = ()
     """How a line of the kernel's log begins that an event check reads, in plain ASCII: others are not shown to it."""
     causes: tuple[UnobservedCause, ...] = ()
-    """Why its judge could not look, beside the causes of its probes."""
+    """Why its judge could not check, beside the causes of its probes."""
 
 
 class Outcome(Struct, frozen=True):

@@ -89,7 +89,7 @@ class Telemetry:
             *("reason", "tier", "subject", "gpu", "UUID"),
         )
         self._left_out = shown("findings_left_out", "Findings that stand and have no series of their own.")
-        self._unobserved = shown("unobserved", "1 for a check that could not look.", "check")
+        self._unobserved = shown("unobserved", "1 for a check that could not run.", "check")
         self._probe_seconds = shown("probe_seconds", "Time of the last reading of a source.", "probe")
         self._check_seconds = shown("check_seconds", "Time of a check's last judgement of what was read.", "check")
         self._driver = shown("driver_info", "1: the driver and the library that was asked.", "version", "library")

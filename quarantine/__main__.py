@@ -76,7 +76,7 @@ def _settings(directory: Path) -> Settings:
         log.warning("a key of the configuration is no setting", unknown=str(unknown))
     settings = read_settings(directory)
     for value in settings.bad:
-        log.error("a setting is not allowed; the default stands in its place", setting=str(value))
+        log.error("a setting is invalid; its default is used", setting=str(value))
     return settings
 
 

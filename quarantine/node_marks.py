@@ -77,15 +77,13 @@ class QuarantineMarks:
         claim = self._claimant.claim_on(node)
         if claim is not None:
             until = timestamp(claim.until)
-            return f"a deep run ({claim.kind.value}, {claim.holder}) has the node until {until}"
+            return f"a deep run ({claim.kind.value}, {claim.holder}) owns the node until {until}"
         if is_tested(node):
             return "HyperPod tests the node"
         if changed := being_changed(node.labels):
             return f"the node's driver is being changed: {changed}"
         if pods := [] if force else list(self._cluster.list_gpu_pods(self._node)):
-            return (
-                f"GPU pods are still on the node: {named(pods, _MOST_NAMED)}; quarantine-run --force tests beside them"
-            )
+            return f"GPU pods are still on the node: {named(pods, _MOST_NAMED)}; quarantine-run --force tests anyway"
         return ""
 
     def take(self, *, force: bool) -> NodeState:
@@ -97,7 +95,7 @@ class QuarantineMarks:
             self._refuse(why)
         taken = self._claimant.hold(_now() + HELD)
         if taken is None:
-            raise NodeNotTestable("a deep run has just taken the node")
+            raise NodeNotTestable("another deep run has just claimed the node")
         # A pod that was bound before the taint stood holds its GPUs by now, as the API server tells it.
         if why := self.why_not(taken, force=force):
             self._refuse(why)

@@ -163,7 +163,7 @@ def render(begun: RunStart, progress: QuarantineProgress, node: NodeState, at: d
     carried = () if progress.passed else begun.carried
     rows = (*(row_of(finding, Nature.EVENT) for finding in progress.found), *carried)
     severity = worst(row.severity for row in rows if row.severity is not None)
-    status = status_of(severity, could_not_look=bool(progress.unobserved))
+    status = status_of(severity, could_not_check=bool(progress.unobserved))
     return records.within_limit(
         RunRecord(
             schema=records.SCHEMA,
@@ -213,14 +213,14 @@ def outcome_status(outcome: Outcome) -> Status:
     """Of one test, by all that it says."""
     if not outcome.configured and not outcome.findings:
         return Status.NOT_CONFIGURED
-    return status_of(worst(finding.severity for finding in outcome.findings), could_not_look=not outcome.observed)
+    return status_of(worst(finding.severity for finding in outcome.findings), could_not_check=not outcome.observed)
 
 
 def _check_row(progress: QuarantineProgress, check: Check) -> CheckRow:
     result = progress.results.get(check.group)
     findings = result.outcome.findings if result else ()
     severity = worst(finding.severity for finding in findings)
-    status = _status(progress, check) or status_of(severity, could_not_look=True)
+    status = _status(progress, check) or status_of(severity, could_not_check=True)
     seen = result.outcome.seen[0].what[:_LONGEST_DETAIL] if result and result.outcome.seen else None
     return CheckRow(check.group, status.value, severity.name, seen)
 

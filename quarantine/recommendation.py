@@ -119,32 +119,35 @@ def _tests_that_are(*statuses: Status | None) -> Callable[[RunResult], Iterable[
 TABLE = (
     RecommendationRow(
         Recommendation.REPLACE,
-        "a fault of ISOLATE was found, or still stands",
-        "No reset and no reboot mends it.",
+        "a fault of ISOLATE was found, or is still active",
+        "No reset and no reboot fixes it.",
         _faults_of(Severity.ISOLATE),
     ),
     RecommendationRow(
         Recommendation.REPLACE,
         "a fault of RESET or worse recurs that a run of the last 7 days had found, after the node's return",
-        "What was done about it then did not mend it.",
+        "The action taken then did not fix it.",
         _came_back,
     ),
     RecommendationRow(
         Recommendation.REBOOT,
-        "a fault of REBOOT was found, or still stands",
-        "Nothing less mends it. Quarantine the node again afterwards: a reboot ends the finding, and proves nothing.",
+        "a fault of REBOOT was found, or is still active",
+        (
+            "Only a reboot fixes it. Quarantine the node again afterwards: a reboot ends the finding, and proves "
+            "nothing."
+        ),
         _faults_of(Severity.REBOOT),
     ),
     RecommendationRow(
         Recommendation.RESET,
-        "a fault of RESET was found, or still stands",
-        "A reset of the GPU mends it as far as NVIDIA's tables and DCGM say. Quarantine the node again afterwards.",
+        "a fault of RESET was found, or is still active",
+        "A reset of the GPU fixes it, according to NVIDIA's tables and DCGM. Quarantine the node again afterwards.",
         _faults_of(Severity.RESET),
     ),
     RecommendationRow(
         Recommendation.RERUN,
         "a test did not come to its end",
-        "The run was killed, or the node went away. What stood before it is left for the next run to judge.",
+        "The run was killed, or the node was lost. Earlier findings are left for the next run to judge.",
         _tests_that_are(None),
     ),
     RecommendationRow(
@@ -155,26 +158,26 @@ TABLE = (
     ),
     RecommendationRow(
         Recommendation.RERUN,
-        "a test could not look",
-        "It says nothing of the hardware. See its cause below Could not look, mend that, and run again.",
+        "a test could not run",
+        "This is no result about the hardware. See its cause below Could not check, fix that, and run again.",
         _tests_that_are(Status.UNKNOWN),
     ),
     RecommendationRow(
         Recommendation.RERUN,
         "a test failed, and names no fault",
-        "Nobody knows then what to do about the node.",
+        "There is no known action for the node then.",
         _tests_that_are(Status.FAIL),
     ),
     RecommendationRow(
         Recommendation.RETURN_TO_SERVICE,
-        "a fault of MONITOR was found, or still stands",
-        "It is watched, and no reason to keep work away. Its heading says what to do about it.",
+        "a fault of MONITOR was found, or is still active",
+        "It is monitored, and no reason to keep work away. Its heading has the action.",
         _faults_of(Severity.MONITOR),
     ),
     RecommendationRow(
         Recommendation.RETURN_TO_SERVICE,
         "tests ended, and found no fault of RESET or worse",
-        "Nothing of the above is so: the node need not be kept. What a passed run ends stands no longer.",
+        "No row above applies: the node can return to work. A passed run ends the findings of its tests.",
         _tests_that_are(Status.PASS, Status.WARN),
     ),
 )

@@ -90,7 +90,7 @@ def _stop(*_: object) -> None:
 
 
 def _pass_over(what: str) -> None:
-    log.warning("passed over: nobody can read it", what=what)
+    log.warning("skipped: unreadable", what=what)
 
 
 def _log_plan(plan: SweepPlan) -> None:
@@ -107,7 +107,7 @@ def _log_plan(plan: SweepPlan) -> None:
         unowned=len(plan.unowned),
     )
     for name in plan.without_agent[:_MOST_NAMED]:
-        log.warning("a node keeps our taint and its place in the fleet budget, and has no agent", node=name)
+        log.warning("a node without an agent keeps our taint and its slot of the fleet budget", node=name)
     for decision in [decision for decision in overdue if decision.why][:_MOST_NAMED]:
         log.warning("a node is overdue", node=decision.node.name, why=decision.why, tested=_tested(decision))
 
@@ -133,11 +133,11 @@ def _table(plan: SweepPlan) -> Table:
 
 def _of_the_budget(plan: SweepPlan) -> Iterator[str]:
     for freed in plan.unowned[:_MOST_NAMED]:
-        yield f"{freed.slot.name}, a place in the fleet budget that {freed.slot.holder} holds, is nobody's: {freed.why}"
+        yield f"{freed.slot.name}, a slot of the fleet budget of {freed.slot.holder}, has no owner: {freed.why}"
     if len(plan.unowned) > _MOST_NAMED:
-        yield f"and {len(plan.unowned) - _MOST_NAMED} places more"
+        yield f"and {len(plan.unowned) - _MOST_NAMED} slots more"
     for name in plan.without_agent[:_MOST_NAMED]:
-        yield f"{name} keeps our taint and its place in the fleet budget, and has no agent"
+        yield f"{name} keeps our taint and its slot of the fleet budget, and has no agent"
 
 
 def _tested(decision: Decision) -> str:

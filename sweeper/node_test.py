@@ -89,7 +89,7 @@ class NodeTest:
         self._diagnostic.stop()
         while (left := stopped_at + self._last_seconds - time.monotonic()) > 0:
             time.sleep(min(left, _CLOSELY_SECONDS))
-        log.warning("stopped before it was told", has_verdict=self._has_verdict)
+        log.warning("stopped before the result was written", has_verdict=self._has_verdict)
         sys.stderr.flush()
         os._exit(COULD_NOT)
 
@@ -127,7 +127,7 @@ class NodeTest:
         try:
             return boot_id(self.settings.host_root)
         except ProbeError as error:
-            log.warning("the boot can't be told from another", error=str(error))
+            log.warning("the boot can't be identified", error=str(error))
             return ""
 
     def _tell(self, uid: str, record: RunRecord) -> None:
@@ -137,7 +137,7 @@ class NodeTest:
             if node.uid != uid:
                 raise NotFound(f"the Node {node.name} is another one than when the test began")
             if why := why_not(node, record, clock.now().wall):
-                log.warning("the record that stands there stays", why=why)
+                log.warning("the present record stays", why=why)
                 return None
             return annotated(node, {SWEEP_RESULT: records.dump(keeping_verdict(record, node))})
 
@@ -188,7 +188,7 @@ def why_not(node: NodeState, record: RunRecord, now: datetime) -> str:
     if at is None:
         return ""
     if ended is not None and ended < at and not is_future(at, now):
-        return "it is newer: somebody tested the node while nobody could be told of this test"
+        return "it is newer: the node was tested again before this result could be written"
     if is_verdict(standing) and not is_verdict(record) and taken_on(node).get(_KIND) != standing.timestamp:
         return "its verdict is not taken by the agent yet, and this test came to none"
     return ""

@@ -14,7 +14,7 @@ from healthcheck.settings.values import NodeSettings
 
 log = structlog.get_logger()
 
-_THE_IMAGE = "a sweep's image is that of the CronJob gpu-healthcheck-sweep-node, and of the policy beside it"
+_THE_IMAGE = "a sweep's image is that of the CronJob gpu-healthcheck-sweep-node and of its policy"
 
 
 class SweeperSettings(Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ def cluster_values(directory: Path) -> NodeSettings:
         log.warning("a key of the configuration is no setting", unknown=str(unknown))
     settings = read_settings(directory)
     for value in settings.bad:
-        log.error("a setting is not allowed; the default stands in its place", setting=str(value))
+        log.error("a setting is invalid; its default is used", setting=str(value))
     if settings.values.sweep_image:
         log.warning("SWEEP_IMAGE has no effect", value=settings.values.sweep_image, instead=_THE_IMAGE)
     return settings.values

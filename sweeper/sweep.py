@@ -182,7 +182,7 @@ class Sweep:
             return tuple(self._cluster.list_slots())
         except Forbidden as error:
             # Of a role that is older than this program: its tests go on.
-            log.warning("the places in the fleet budget can't be seen", error=str(error))
+            log.warning("the slots of the fleet budget can't be read", error=str(error))
             return ()
 
     def _by_claims(self) -> AllocatedDevices:
@@ -233,7 +233,7 @@ class Sweep:
             return self._deleted(job)
 
         if patiently(stop):
-            log.warning("stopped a Job for which no run stands", job=job.name, node=job.node)
+            log.warning("stopped a Job without a claim", job=job.name, node=job.node)
 
     def _deleted(self, job: JobState) -> bool:
         try:
@@ -257,7 +257,7 @@ class Sweep:
         if found := patiently(gone):
             names, whys = [freed.slot.name for freed in found], sorted({freed.why for freed in found})
             log.warning(
-                "gave back places in the fleet budget that were nobody's",
+                "released slots of the fleet budget without an owner",
                 node=holder,
                 places=names[:_MOST_NAMED],
                 number=len(names),

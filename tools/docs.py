@@ -90,7 +90,7 @@ def recommendation_table() -> str:
 
 
 def causes_table() -> str:
-    """Why a check could not look, one line per cause."""
+    """Why a check could not run, one line per cause."""
     lines = ["| cause | what it means | what to do |", "|---|---|---|"]
     for cause in CAUSES:
         row = (f"`{cause.name}`", cause.meaning, cause.action)

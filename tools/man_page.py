@@ -29,7 +29,7 @@ gpu\\-healthcheck \\- GPU node health for Kubernetes
 """
 _FOOT = """\
 .SH EXIT STATUS
-0: done; 1: a fault was found, or something is left to do; 2: it could not look, or not do it;
+0: done; 1: a fault was found, or something is left to do; 2: it could not check, or not do it;
 3: wrong use; 130: Ctrl\\-C.
 .SH ENVIRONMENT
 .TP

@@ -37,8 +37,8 @@ _HINTS = (
     (
         ("ERROR_LIBRARY_NOT_FOUND", "libnvidia-ml.so", "Incompatible strategy", "Incompatible platform"),
         (
-            "Its own container sees no driver: it must run with the nvidia runtime (RuntimeClass or default runtime), "
-            "or the driver's root is another one than it is told."
+            "Its own container has no driver: it must run with the nvidia runtime (RuntimeClass or default "
+            "runtime), or its setting for the driver's root is wrong."
         ),
     ),
     (

@@ -94,18 +94,21 @@ SHARED_MEMORY = _cause(
     "SharedMemoryTooSmall",
     "The container's /dev/shm is too small for its workers: it has 64 MiB unless the pod mounts more.",
     "Mount an emptyDir with `medium: Memory` at /dev/shm.",
-    source="PyTorch's DataLoader and NCCL put what they exchange there",
+    source="PyTorch's DataLoader and NCCL exchange data there",
 )
 PROGRAM = _cause(
     "ProgramFaultOnGpu",
-    "The program did what it may not on the GPU; nothing on its node says that the GPU itself is at fault.",
+    "The program made an invalid access on the GPU; no finding on its node blames the GPU.",
     "Run it with CUDA_LAUNCH_BLOCKING=1 to see where; Xid 13, 31 and 43 of it in the kernel's log are its own.",
     source="CUDA errors 101, 700, 710, 716, 719",
 )
 NCCL = _cause(
     "CollectiveFails",
     "The processes of a job lose each other: one of them ended, or the network between them fails.",
-    "Look at the first that ended: what it says is the cause, and the others only miss it. NCCL_DEBUG=INFO says more.",
+    (
+        "Check the process that ended first: its message is the cause, and the others only lost it. "
+        "NCCL_DEBUG=INFO shows more."
+    ),
     source="NCCL; PyTorch's watchdog of collective operations",
 )
 CUDA_UNKNOWN = _cause(
@@ -123,13 +126,13 @@ PROBE = _cause(
 )
 SIGNAL = _cause(
     "ContainerKilledBySignal",
-    "The container was ended by a signal of its own making: a crash in native code, or an abort.",
-    "Read its log; a core dump tells where.",
+    "The container ended by a signal that it caused: a crash in native code, or an abort.",
+    "Read its log; a core dump shows the place.",
     source="exit code 128 + signal: 132, 134, 135, 136, 139",
 )
 CRASHES = _cause(
     "ContainerCrashes",
-    "A container of a GPU pod ends in failure time and again; nothing it says is known to be of the GPU.",
+    "A container of a GPU pod fails repeatedly; none of its messages is a known GPU error.",
     "Read its log.",
 )
 ENDS = _cause(
@@ -237,7 +240,7 @@ _INSTEAD = (
     ("ordinal", "Ask for as many GPUs as the program addresses, or have it address fewer: they count from 0."),
     (
         "unavailable",
-        "On the node, see in what compute mode the GPU is and who is on it: `nvidia-smi -q -d COMPUTE,PIDS`",
+        "On the node, check the compute mode of the GPU and its processes: `nvidia-smi -q -d COMPUTE,PIDS`",
     ),
 )
 """What mends one of a cause's errors in a way of its own, by a word of it."""
@@ -510,7 +513,7 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     if crash.known.cause is HARDWARE and node is not None:
         for finding in _faults(node)[:1]:
             explain = command("gpu-healthcheck", "explain", finding.reason)
-            yield f"See what {finding.reason} on {node.subject} asks for: {explain}"
+            yield f"See the action for {finding.reason} on {node.subject}: {explain}"
     message = crash.known.quote.lower() if crash.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""
     yield next((words for word, words in _INSTEAD if word in message), crash.known.cause.remedy)
     words = ("kubectl", "-n", crash.pod.meta.namespace, "logs", crash.pod.meta.name, "-c", crash.state.name)

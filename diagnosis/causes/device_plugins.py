@@ -168,8 +168,8 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
         evidence += [line.strip()[:300] for line in message.splitlines() if _tells(line)][-2:]
         words = ("kubectl", "-n", pod.meta.namespace)
         remedy = [
-            f"Read what the plugin sees: {command(*words, 'logs', pod.meta.name, '--tail=50')}",
-            f"Let it look anew: {command(*words, 'delete', 'pod', pod.meta.name)}",
+            f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '--tail=50')}",
+            f"Restart it: {command(*words, 'delete', 'pod', pod.meta.name)}",
         ]
     because = tuple((cause, node.subject) for cause in (GEOMETRY, MIG_FAILED, WITHHELD))
     yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
@@ -183,7 +183,7 @@ def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
         "whether a device plugin runs there is not visible",
     )
     pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
-    remedy = (f"See whether a device plugin runs there, and what its log says: {pods}",)
+    remedy = (f"Check whether a device plugin runs there, and read its log: {pods}",)
     not_ready = ((cause, workload) for cause in NOT_READY.values() for workload in (node.subject, *workloads))
     because = (*not_ready, *((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD)))
     return FoundCause(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
@@ -207,8 +207,11 @@ def _partly(node: Node) -> Iterator[FoundCause]:
                 *_seen(node),
             )
             remedy = (
-                f"See what befell {lost} of them: {command('kubectl', 'describe', 'node', node.name)}",
-                "Once they are well, restart the device plugin's pod on the node: it takes none back by itself.",
+                f"Check the {lost} missing GPUs: {command('kubectl', 'describe', 'node', node.name)}",
+                (
+                    "When the GPUs are healthy again, restart the device plugin's pod on the node: it does not "
+                    "advertise them again on its own."
+                ),
             )
             yield FoundCause(
                 UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=((WITHHELD, node.subject),)

@@ -28,7 +28,7 @@ FAULTY = Cause(
     Link.RUNNING,
     "GPU pods run on a GPU or a node with an active fault: their work may hang, fail or be wrong, and the other ranks "
     "of their jobs wait for them.",
-    "End the pods there so that their jobs continue on healthy nodes, then do what the finding asks for.",
+    "End the pods there so that their jobs continue on healthy nodes, then follow the finding's action.",
     "Our finding of RESET or worse; KEP-4680, `allocatedResourcesStatus` of a container",
     urgent=True,
 )
@@ -204,7 +204,7 @@ def _rank(pod: Pod) -> str:
 
 def _remedy(node: Node, findings: Sequence[RecordFinding], struck: Sequence[AffectedPod]) -> Iterator[str]:
     for reason in dict.fromkeys(finding.reason for finding in findings[:_MOST_FINDINGS] if finding.reason.isalnum()):
-        yield f"See what {reason} asks for: {command('gpu-healthcheck', 'explain', reason)}"
+        yield f"See the action for {reason}: {command('gpu-healthcheck', 'explain', reason)}"
     if not node.withheld and not node.cordoned:
         yield f"{_OPEN_NODE}{command('kubectl', 'cordon', node.name)}"
     first = struck[0].pod.meta

@@ -31,7 +31,7 @@ CLASS_MISSING = Cause(
     Link.ADMITTED,
     "Pods name a RuntimeClass that does not exist: the API server refuses to make them.",
     "Create the RuntimeClass, or take its name out of the pods' template.",
-    '`RuntimeClass "…" not found`, an event FailedCreate of what makes the pods',
+    '`RuntimeClass "…" not found`, an event FailedCreate of the pods\' controller',
 )
 UNLOADABLE = tuple(
     Cause(one.name, CauseSeverity.HIGH, Link.RUNTIME, one.meaning, one.action, one.source)

@@ -57,11 +57,11 @@ def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None
 def _by_the_agents_word(snapshot: Snapshot, finding: RecordFinding, operators: Workload | None) -> Iterator[str]:
     seen, words = _apart(finding.detail)
     if not all(_OURS.match(word) for word in words.split("`")[1::2]):
-        yield f"See on the node itself what is wrong: {command('gpu-healthcheck', 'explain', finding.reason)}"
+        yield f"Check the fault on the node itself: {command('gpu-healthcheck', 'explain', finding.reason)}"
         return
     either = _EITHER.match(words)
     if either is None:
-        yield f"Do what our agent on the node found out: {shortened(words or seen, 900)}"
+        yield f"Follow our agent's advice for the node: {shortened(words or seen, 900)}"
         return
     helm, host, more = either.groups()
     if operators is None:
@@ -80,8 +80,8 @@ def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None)
     unknown = RuntimeFiles("CONFIG", "SOCKET", "")
     yield f"See in the toolkit's log whether it wrote the handler, and to which file: {logs}"
     yield (
-        "Where `pgrep -a containerd` on the node shows that the kubelet's containerd has another file or socket "
-        f"(--config, --address), name these in place of CONFIG and SOCKET: {unknown.helm(namespace, policy)}"
+        "If `pgrep -a containerd` on the node shows another file or socket for the kubelet's containerd "
+        f"(--config, --address), replace CONFIG and SOCKET by them: {unknown.helm(namespace, policy)}"
     )
 
 

@@ -21,8 +21,8 @@ IDLE = Cause(
     "GpusHeldIdle",
     CauseSeverity.LOW,
     None,
-    "A workload holds whole GPUs on which nothing has run for an hour. Looked for with `--prometheus` only.",
-    "Ask whose it is whether it is still needed; see in its log what it waits for.",
+    "A workload owns whole GPUs that were idle for an hour. Checked with `--prometheus` only.",
+    "Ask its owner whether it is still needed; read in its log why it waits.",
     f"DCGM exporter: {SERIES} at 0 in every sample of an hour; DCGM has no such number for MIG instances",
 )
 _HOUR = timedelta(hours=1)
@@ -91,7 +91,7 @@ def _found(subject: str, some: list[tuple[Pod, str]]) -> FoundCause:
         IDLE,
         subject,
         tuple(message for _, message in some),
-        (f"See what it waits for: {log}", "Ask whose it is whether it is still needed."),
+        (f"Read why it waits: {log}", "Ask its owner whether it is still needed."),
         tuple(pod.subject for pod, _ in some),
         Certainty.LIKELY,
         (*written, (NOT_INJECTED, node), (FAULTY, node)),

@@ -24,15 +24,15 @@ UNLABELLED = Cause(
     "GpuLabelsMissing",
     CauseSeverity.LOW,
     None,
-    "GPU feature discovery runs on a node, and its labels are not there: what selects nodes by them finds none.",
-    "Look at node feature discovery: its worker reads what GPU feature discovery writes, its master sets the labels.",
+    "GPU feature discovery runs on a node without its labels: selectors by these labels find no node.",
+    ("Check node feature discovery: its worker reads the output of GPU feature discovery, its master sets the labels."),
 )
 UPGRADE_FAILED = Cause(
     "DriverUpgradeFailed",
     CauseSeverity.HIGH,
     None,
     "The operator's upgrade of the driver has failed on a node, which stays cordoned for that.",
-    "Mend what the driver's pod or the drain failed at, then let the operator try again.",
+    "Fix the failure of the driver's pod or the drain, then let the operator try again.",
     "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-driver-upgrades.html",
 )
 
@@ -70,7 +70,7 @@ def find_unlabelled(snapshot: Snapshot) -> Iterator[FoundCause]:
             if pod is not None and is_ready(pod) and _is_old(pod, snapshot, _LABELLED):
                 evidence = (f"{pod.subject} is ready on {node.subject}, which has no label {_PRODUCT}",)
                 logs = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--tail=30")
-                remedy = (f"Read what it found: {logs}", UNLABELLED.remedy)
+                remedy = (f"Read its log: {logs}", UNLABELLED.remedy)
                 yield FoundCause(UNLABELLED, node.subject, evidence, remedy, because_of=above)
 
 
@@ -121,7 +121,7 @@ def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Itera
         MIG_PENDING,
         node.subject,
         (state, owner),
-        (f"Read what it waits for: {_manager_logs(node, managers)}",),
+        (f"Read why it waits: {_manager_logs(node, managers)}",),
         tuple(one.subject for one in waiting) or (node.subject,),
         Certainty.LIKELY if working else Certainty.PROVEN,
         above,
@@ -132,8 +132,8 @@ def _upgrade(node: Node) -> FoundCause:
     evidence = (f"{node.subject}: {_UPGRADE}=upgrade-failed",)
     again = command("kubectl", "label", "node", node.name, f"{_UPGRADE}=upgrade-required", "--overwrite")
     remedy = (
-        "See what the driver's pod there, and the drain before it, failed at.",
-        f"Once that is mended, let the operator try again: {again}",
+        "Find the failure of the driver's pod there, or of the drain before it.",
+        f"Once that is fixed, let the operator try again: {again}",
     )
     return FoundCause(
         UPGRADE_FAILED,

@@ -515,12 +515,12 @@ def _special(known: Recognised) -> Iterator[str]:
         if what:
             yield f"{known.groups[0].split(',')[0].split('=')[0].strip()}: {what}"
     if known.cause is IMAGE_NEEDS_DRIVER and known.groups:
-        yield f"The image wants {known.groups[0]}; it says so in NVIDIA_REQUIRE_CUDA"
+        yield f"The image requires {known.groups[0]}, set in NVIDIA_REQUIRE_CUDA"
 
 
 def _look(pod: Pod) -> str:
     words = ("kubectl", "-n", pod.meta.namespace)
-    return f"See all that is said of it: {command(*words, 'describe', 'pod', pod.meta.name)}"
+    return f"Read all messages about it: {command(*words, 'describe', 'pod', pod.meta.name)}"
 
 
 def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -532,7 +532,7 @@ def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
             if runs and pod.meta.deleted is None and older(snapshot, state.started, _LASTS):
                 message = f"{pod.subject}: init container {state.name} has run since {state.started:%Y-%m-%d %H:%M}Z"
                 words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", state.name, "--tail=50")
-                remedy = (f"See what it waits for: {command(*words)}",)
+                remedy = (f"Read why it waits: {command(*words)}",)
                 written = _written(snapshot, pod)
                 yield FoundCause(INIT_LASTS, written, (message,), remedy, (pod.subject,), Certainty.LIKELY)
 

@@ -25,30 +25,33 @@ NOT_OFFERED = Cause(
     CauseSeverity.HIGH,
     None,
     "A node has GPUs and offers none: its device plugin sees none, or could not register with the kubelet.",
-    "Read the device plugin's log, mend what it names, then restart its pod.",
+    "Read the device plugin's log, fix its error, then restart its pod.",
 )
 UNHEALTHY = Cause(
     "UnhealthyGpus",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A node has GPUs that its device plugin does not give out, because it holds them for unhealthy.",
-    "Look at the GPUs of the node; once they are well, restart its device plugin, which does not look again by itself.",
-    "k8s-device-plugin: an unhealthy device stays so until the plugin starts anew",
+    (
+        "Check the GPUs of the node; once they are healthy, restart its device plugin, which does not check "
+        "again on its own."
+    ),
+    "k8s-device-plugin: an unhealthy device stays so until the plugin restarts",
 )
 MIG_FAILED = Cause(
     "MigConfigFailed",
     CauseSeverity.HIGH,
     None,
     "The MIG manager could not give the node's cards the profiles that its label asks for.",
-    "Read the MIG manager's log; end what uses the GPUs, or correct the name of the configuration.",
+    "Read the MIG manager's log; end the processes on the GPUs, or correct the name of the configuration.",
     MIG_GUIDE,
 )
 MIG_PENDING = Cause(
     "MigConfigPending",
     CauseSeverity.MEDIUM,
     None,
-    "A node waits for a change of its MIG profiles that nobody completes.",
-    "Look at the MIG manager's pod on the node.",
+    "A requested change of MIG profiles on a node does not complete.",
+    "Check the MIG manager's pod on the node.",
     MIG_GUIDE,
 )
 _STACK = (Role.DRIVER, Role.TOOLKIT, Role.DEVICE_PLUGIN)

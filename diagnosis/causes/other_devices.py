@@ -36,7 +36,7 @@ NO_EFA = Cause(
     CauseSeverity.MEDIUM,
     None,
     "A node has EFA devices and does not offer them, or not all: jobs over several nodes fall back to TCP or wait.",
-    "Look at the EFA device plugin's pod on the node.",
+    "Check the EFA device plugin's pod on the node.",
     "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
 )
 NO_SLICES = Cause(
@@ -44,7 +44,7 @@ NO_SLICES = Cause(
     CauseSeverity.HIGH,
     None,
     "The DRA driver publishes none of a node's GPUs, so no claim gets one there.",
-    "Read the log of the driver's container `gpus` on the node; where it has no pod, see what keeps it away.",
+    "Read the log of the driver's container `gpus` on the node; without a pod there, find the reason.",
     "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu",
 )
 
@@ -99,10 +99,10 @@ def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
             words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", "gpus", "--tail=50")
             evidence = (
                 f"{pod.subject} is ready on {node.subject}",
-                f"no ResourceSlice of {_GPU_DRIVER} tells of {node.subject}",
+                f"no ResourceSlice of {_GPU_DRIVER} lists {node.subject}",
             )
             because = ((NOT_READY[Role.DRIVER], node.subject), (WITHHELD, node.subject))
-            remedy = (f"Read what it finds there: {command(*words)}",)
+            remedy = (f"Read its log there: {command(*words)}",)
             yield FoundCause(NO_SLICES, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
 
@@ -155,7 +155,7 @@ def _efa(
     node: Node, evidence: tuple[str, ...], above: tuple[tuple[Cause, str], ...], certainty: Certainty
 ) -> FoundCause:
     pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
-    remedy = (f"Look at the EFA device plugin there, restart its pod: {pods}",)
+    remedy = (f"Check the EFA device plugin there, restart its pod: {pods}",)
     return FoundCause(NO_EFA, node.subject, evidence, remedy, (node.subject,), certainty, above)
 
 

@@ -41,7 +41,7 @@ NO_HEALTHY = Cause(
     CauseSeverity.HIGH,
     _ACCEPTED,
     "The kubelet knows the node's devices and none of them is healthy: their plugin is not back, or marks them all.",
-    "Bring the device plugin on the node back, or mend what it marks; then delete the Failed pods.",
+    "Restore the device plugin on the node, or fix the GPUs that it reports; then delete the Failed pods.",
     f"{_DEVICE_MANAGER}: `no healthy devices present`",
 )
 NO_LONGER_HEALTHY = Cause(
@@ -49,7 +49,7 @@ NO_LONGER_HEALTHY = Cause(
     CauseSeverity.HIGH,
     _ACCEPTED,
     "A device that the kubelet had already given to the pod is no longer healthy, so it may not start there again.",
-    "Mend the node's GPU, and delete the Failed pod so that it is made anew elsewhere.",
+    "Fix the node's GPU, and delete the Failed pod so that another is created elsewhere.",
     f"{_DEVICE_MANAGER}: `previously allocated devices are no longer healthy`",
 )
 UNREGISTERED = Cause(
@@ -73,7 +73,7 @@ UNKNOWN_DEVICE = Cause(
     CauseSeverity.HIGH,
     _ACCEPTED,
     "The kubelet asked for a device that the plugin no longer has: a GPU that is gone, or another MIG geometry.",
-    "Restart the device plugin on the node, so that it tells the kubelet what there is; then delete the Failed pods.",
+    "Restart the device plugin on the node, so that it reports its devices; then delete the Failed pods.",
     "NVIDIA's device plugin, Allocate: `unknown device`",
 )
 GPU_LOST = Cause(
@@ -81,7 +81,7 @@ GPU_LOST = Cause(
     CauseSeverity.HIGH,
     _ACCEPTED,
     "The device plugin could not reach a GPU when it was to give it out.",
-    "Look at the node's GPUs: one that is lost needs a reset or a reboot at least.",
+    "Check the node's GPUs: a lost one needs a reset or a reboot at least.",
     "NVML's `GPU is lost`, as the device plugin passes it on",
 )
 PLUGIN_FAILED = Cause(
@@ -97,7 +97,7 @@ TOPOLOGY = Cause(
     CauseSeverity.MEDIUM,
     _ACCEPTED,
     "The kubelet's topology manager may not mix devices and CPUs of several NUMA nodes, and has no others left.",
-    "Ask for what one NUMA node has, free it, or choose a milder topologyManagerPolicy for the node.",
+    "Request at most one NUMA node's resources, free them, or choose a milder topologyManagerPolicy for the node.",
     "kubelet, TopologyAffinityError: `Resources cannot be allocated with Topology locality`",
 )
 OVERBOOKED = Cause(
@@ -105,7 +105,7 @@ OVERBOOKED = Cause(
     CauseSeverity.HIGH,
     _ACCEPTED,
     "A pod was put on a node that had no room for it: past the scheduler by its nodeName, or by a second scheduler.",
-    "Let one scheduler place all pods of these nodes, and take nodeName out of the pod's template.",
+    "Let one scheduler schedule all pods of these nodes, and remove nodeName from the pod's template.",
     "kubelet, OutOf…: `Node didn't have enough resource`",
 )
 WRONG_NODE = Cause(
@@ -121,15 +121,15 @@ EVICTED = Cause(
     CauseSeverity.MEDIUM,
     _ACCEPTED,
     "The kubelet ended the pod because its node ran low on memory, disk or processes, or the pod went over its limit.",
-    "Give the node or the pod more of what ran out: most often disk, for images and checkpoints.",
+    "Provide more of the exhausted resource: most often disk, for images and checkpoints.",
     "kubelet's eviction manager: `The node was low on resource`",
 )
 OTHERWISE = Cause(
     "GpuPodRejected",
     CauseSeverity.MEDIUM,
     _ACCEPTED,
-    "The kubelet rejected the pod for a reason of its own.",
-    "Do what its message says, then delete the Failed pod.",
+    "The kubelet rejected the pod for another reason.",
+    "Follow its message, then delete the Failed pod.",
 )
 
 _ALLOCATION = "UnexpectedAdmissionError"
@@ -302,7 +302,7 @@ def _look(cause: Cause, pod: Pod) -> Iterator[str]:
     if cause in (SHARED_OVER_REQUEST, WRONG_NODE, EVICTED, OTHERWISE, OVERBOOKED, TOPOLOGY, NOT_SEEN, NODE_NAMED):
         return
     words = ("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={pod.spec.node}")
-    yield f"Look at the device plugin's pod on the node, and its log: {command(*words)}"
+    yield f"Check the device plugin's pod on the node, and its log: {command(*words)}"
 
 
 def _delete(pods: list[Pod]) -> Iterator[str]:
@@ -318,7 +318,7 @@ def _delete(pods: list[Pod]) -> Iterator[str]:
             gone = command("kubectl", "-n", namespace, "delete", "pod", *names)
         else:
             gone = command("kubectl", "-n", namespace, "delete", "pods", "--field-selector=status.phase=Failed")
-        yield f"Then delete what is left of them: {gone}"
+        yield f"Then delete the Failed pods: {gone}"
 
 
 CAUSES = (

@@ -39,8 +39,8 @@ NOT_REQUESTED = Cause(
     "GpuNotRequested",
     CauseSeverity.MEDIUM,
     Link.RUNNING,
-    "A container wants a GPU that nobody has asked for: its own resources name none.",
-    "Give the container itself the limit `nvidia.com/gpu: 1`; what another container of the pod has is not for it.",
+    "A container needs a GPU and requests none: its own resources lack it.",
+    "Set the limit `nvidia.com/gpu: 1` on the container itself; another container's GPU is not available to it.",
 )
 CLASS_NOT_NAMED = Cause(
     "RuntimeClassNotNamed",
@@ -54,7 +54,7 @@ CGROUP_LOST = Cause(
     "GpuAccessLostAtRuntime",
     CauseSeverity.HIGH,
     Link.RUNNING,
-    "A container that had its GPU lost the right to use it: the node's systemd wrote its device rules anew.",
+    "A container lost the access to its GPU: the node's systemd rewrote its device rules.",
     "Restart the pods; so that it does not come again, use CDI, or `nvidia-ctk system create-dev-char-symlinks "
     "--create-all` on the node.",
     "NVIDIA container toolkit, issue 48: `Failed to initialize NVML: Unknown Error`",
@@ -63,9 +63,8 @@ DEVICE_FILES = Cause(
     "DriverDeviceFilesMissing",
     CauseSeverity.HIGH,
     None,
-    "The node lacks device files of its driver, or has them with wrong numbers: a container can't be given what is not "
-    "there.",
-    "On the node: `nvidia-modprobe -c0 -u`, or restart the driver's container; then make the pods anew.",
+    "The node lacks device files of its driver, or has them with wrong numbers, so a container can't get them.",
+    "On the node: `nvidia-modprobe -c0 -u`, or restart the driver's container; then create the pods again.",
     "The agent's findings DeviceFileMissing and DeviceFileWrong",
 )
 
@@ -212,10 +211,10 @@ def of_lack(
         because = ((MISSING, node), (NOT_READY[Role.TOOLKIT], node), (NOT_READY[Role.DRIVER], node))
         because = (*because, (verdicts.WITHHELD, node))
     look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
-    remedy = (lack.cause.remedy, *((f"See what the container has: {look}",) if lack.cause is NOT_INJECTED else ()))
+    remedy = (lack.cause.remedy, *((f"Check the container's devices: {look}",) if lack.cause is NOT_INJECTED else ()))
     if lack.cause is CGROUP_LOST:
         restart = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
-        remedy = (f"Make the pod anew: {restart}", lack.cause.remedy)
+        remedy = (f"Create the pod again: {restart}", lack.cause.remedy)
     return FoundCause(lack.cause, subject, evidence, remedy, affected, lack.certainty, because)
 
 
@@ -281,11 +280,11 @@ def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:
     devices = container.env.get("NVIDIA_VISIBLE_DEVICES", "")
     owner = f"container {container.name}"
     if _FORCES.fullmatch(devices) and not _with_cdi(snapshot):
-        return f"{owner}: NVIDIA_VISIBLE_DEVICES={devices} beside {count} GPUs asked for, whichever it was given"
+        return f"{owner}: NVIDIA_VISIBLE_DEVICES={devices} with {count} requested GPUs, whichever were allocated"
     value = container.env.get("CUDA_VISIBLE_DEVICES", "")
     counted = set(asked) == {"nvidia.com/gpu"} and not _is_shared(snapshot, pod)
     if value in _HIDES_ALL or (counted and _differs(value, count)):
-        return f"{owner}: CUDA_VISIBLE_DEVICES={value} beside {count} GPUs asked for"
+        return f"{owner}: CUDA_VISIBLE_DEVICES={value} with {count} requested GPUs"
     return ""
 
 

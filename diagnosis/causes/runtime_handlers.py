@@ -53,14 +53,14 @@ WRONG_HANDLER = Cause(
     CauseSeverity.HIGH,
     Link.RUNTIME,
     "A RuntimeClass names a handler that no container runtime has in these letters, and they have one that is like it.",
-    "Make the RuntimeClass anew with the handler's right name: it can't be changed in place.",
-    "containerd and CRI-O tell letter case apart",
+    "Create the RuntimeClass again with the right handler: the handler can't be changed in place.",
+    "containerd and CRI-O distinguish letter case",
 )
 NOT_FOR_NODE = Cause(
     "RuntimeClassOnNodeWithoutGpu",
     CauseSeverity.MEDIUM,
     Link.RUNTIME,
-    "A pod with NVIDIA's RuntimeClass was put on a node without a GPU, where nobody needs its handler.",
+    "A pod with NVIDIA's RuntimeClass was scheduled to a node without a GPU, where the handler is not needed.",
     "Ask for a GPU in the pod, or give the RuntimeClass a scheduling.nodeSelector.",
 )
 
@@ -361,7 +361,7 @@ def _wrong(snapshot: Snapshot, lack: _MissingHandler, named: RuntimeClass, right
     )
     again = command("kubectl", "get", "runtimeclass", named.meta.name, "-o", "yaml")
     remedy = (
-        f"Take {again}, put {right} for its handler, delete the RuntimeClass and make it anew: it can't be changed",
+        (f"Save {again}, set {right} as its handler, delete the RuntimeClass and create it again: it can't be changed"),
         *_if_operators(snapshot, named),
     )
     return FoundCause(WRONG_HANDLER, named.meta.subject, evidence, remedy, _subjects(lack))
@@ -453,7 +453,7 @@ def _known_of(snapshot: Snapshot, node: Node | None, lack: _MissingHandler) -> I
 def _handlers_of(node: Node) -> str:
     has = handlers_of(node)
     if has is None:
-        return f"{node.subject}: {node.runtime or 'its container runtime'} does not tell its handlers"
+        return f"{node.subject}: {node.runtime or 'its container runtime'} does not report its handlers"
     names = [name for name in sorted(has) if name]
     return f"{node.subject}: {node.runtime} has the handlers {', '.join(names[:_MOST_NAMED]) or 'none'}"
 

@@ -20,7 +20,10 @@ DRIVER_LIBRARY_MISSING = _cause(
     "DriverLibraryMissing",
     Link.STARTED,
     "The toolkit does not find the driver's libraries on the node.",
-    "Install the driver, or tell the toolkit where it is: the GPU operator's driver.enabled, and its driver root.",
+    (
+        "Install the driver, or set its location for the toolkit: the GPU operator's driver.enabled, and its "
+        "driver root."
+    ),
 )
 DRIVER_MISMATCH = _cause(
     "DriverLibraryMismatched",
@@ -32,7 +35,7 @@ DRIVER_HANGS = _cause(
     "DriverDoesNotAnswer",
     Link.STARTED,
     "The driver does not answer the toolkit in time: a GPU hangs, or takes very long to come up.",
-    "Look for an Xid in the kernel's log; turn persistence mode on; a GPU that hangs needs a reset or a reboot.",
+    "Check the kernel log for an Xid; enable persistence mode; a hanging GPU needs a reset or a reboot.",
 )
 IMAGE_NEEDS_DRIVER = _cause(
     "ImageNeedsNewerDriver",
@@ -44,7 +47,7 @@ DEVICE_UNKNOWN = _cause(
     "GpuUnknownToRuntime",
     Link.STARTED,
     "The container was to get a GPU that the node does not have by that name: it fell off, or was replaced or divided.",
-    "Restart the device plugin on the node, and look for a GPU that fell off the bus.",
+    "Restart the device plugin on the node, and check for a GPU that fell off the bus.",
 )
 TOOLKIT_BINARY = _cause(
     "ToolkitProgramMissing",
@@ -56,19 +59,19 @@ TOOLKIT_FAILS = _cause(
     "ToolkitFails",
     Link.STARTED,
     "NVIDIA's toolkit fails while it brings the GPU into the container.",
-    "Do what its message says; on the node, `nvidia-container-cli -k -d /dev/stderr info` says more.",
+    "Follow its message; on the node, `nvidia-container-cli -k -d /dev/stderr info` shows more.",
 )
 CDI_UNRESOLVED = _cause(
     "CdiDeviceUnresolved",
     Link.STARTED,
     "No CDI specification on the node has the device that the container was to get.",
-    "Generate the specification anew: restart the device plugin, the toolkit's pod or nvidia-cdi-refresh.service.",
+    "Generate the specification again: restart the device plugin, the toolkit's pod or nvidia-cdi-refresh.service.",
 )
 CDI_STALE = _cause(
     "CdiSpecificationStale",
     Link.STARTED,
     "A CDI specification on the node names a file or a device that is no longer there.",
-    "Generate it anew after an upgrade of the driver: `nvidia-ctk cdi generate`, or restart what wrote it.",
+    "Generate it again after an upgrade of the driver: `nvidia-ctk cdi generate`, or restart its generator.",
 )
 COMMAND_MISSING = _cause(
     "ContainerCommandMissing",
@@ -80,7 +83,7 @@ CREATION_FAILS = _cause(
     "ContainerNotCreated",
     Link.STARTED,
     "The container runtime refuses to create or start the container.",
-    "Do what its message says.",
+    "Follow its message.",
 )
 RUNTIME_SILENT = _cause(
     "ContainerRuntimeUnreachable",
@@ -100,13 +103,13 @@ NETWORK = _cause(
     "PodNetworkFails",
     Link.RUNTIME,
     "The network plugin fails to give the pod its network.",
-    "Look at the network plugin's pod on the node; an address range may be used up.",
+    "Check the network plugin's pod on the node; an address range may be used up.",
 )
 SANDBOX = _cause(
     "SandboxNotCreated",
     Link.RUNTIME,
     "The container runtime fails to make the pod's sandbox.",
-    "Do what its message says.",
+    "Follow its message.",
 )
 IMAGE_REFUSED = _cause(
     "ImagePullUnauthorized",
@@ -136,7 +139,7 @@ CONFIG_MISSING = _cause(
     "ConfigReferenceMissing",
     Link.PREPARED,
     "A ConfigMap or a Secret that the pod refers to is not there, or has no such key.",
-    "Create it, or correct the name: the kubelet tries again by itself.",
+    "Create it, or correct the name: the kubelet tries again on its own.",
 )
 VOLUME_ELSEWHERE = _cause(
     "VolumeHeldByAnotherNode",
@@ -148,7 +151,7 @@ VOLUME_FAILS = _cause(
     "VolumeNotMounted",
     Link.RUNTIME,
     "A volume of the pod can't be attached or mounted on the node.",
-    "Do what its message says: the storage's driver on the node, a path of the host, or the claim.",
+    "Follow its message: the storage's driver on the node, a path of the host, or the claim.",
 )
 CLAIM_FAILS = _cause(
     "ClaimNotPrepared",
@@ -166,8 +169,8 @@ INIT_FAILS = _cause(
 INIT_LASTS = _cause(
     "InitContainerLasts",
     Link.STARTED,
-    "An init container has run for over an hour, while its pod holds GPUs that nobody uses.",
-    "See in its log what it waits for.",
+    "An init container has run for over an hour, while the GPUs of its pod are unused.",
+    "Read in its log why it waits.",
     CauseSeverity.LOW,
 )
 CAUSES = (
@@ -190,7 +193,7 @@ HARDWARE = Cause(
     "GpuHardwareFault",
     CauseSeverity.HIGH,
     Link.RUNNING,
-    "A program was ended, or not even started, by a fault of the node's GPU, not of its own.",
+    "A program was ended, or did not start, because of a fault of the node's GPU.",
     "Take the node out, and reset or replace the GPU, as its Xid asks for.",
     "CUDA errors 214, 220, 221; Xid 48, 63, 64, 74, 79, 94, 95",
 )
@@ -207,7 +210,7 @@ NOT_INJECTED = Cause(
     CauseSeverity.HIGH,
     Link.RUNNING,
     "A container that was given a GPU does not see it: the runtime on the node did not bring it in.",
-    "See what the container has, `ls /dev/nvidia*`; then the node's toolkit, its configuration and its driver.",
+    "Check the container's devices, `ls /dev/nvidia*`; then the node's toolkit, its configuration and its driver.",
 )
 NODES = (*CAUSES, HARDWARE, FABRIC, NOT_INJECTED)
 """All that keeps a component from work as it keeps a GPU pod."""

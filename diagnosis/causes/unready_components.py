@@ -35,7 +35,7 @@ _BUILDS = timedelta(minutes=30)
 
 
 def _cause(name: str, severity: CauseSeverity, means: str, source: str = _OPERATOR) -> Cause:
-    remedy = "Read its pod's state and its last log lines, and mend what they name."
+    remedy = "Read its pod's state and its last log lines, and fix the reported error."
     return Cause(name, severity, None, means, remedy, source)
 
 
@@ -43,7 +43,7 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.OPERATOR: _cause(
         "GpuOperatorNotReady",
         CauseSeverity.MEDIUM,
-        "The GPU operator does not run, so nothing sets up or mends GPU nodes.",
+        "The GPU operator does not run, so no program sets up or repairs GPU nodes.",
     ),
     Role.NODE_FEATURES: _cause(
         "NodeFeatureDiscoveryNotReady",
@@ -74,7 +74,7 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.MIG_MANAGER: _cause(
         "MigManagerNotReady",
         CauseSeverity.MEDIUM,
-        "The MIG manager does not work: nobody carries out a change of MIG profiles.",
+        "The MIG manager does not work, so changes of MIG profiles have no effect.",
     ),
     Role.VALIDATOR: _cause(
         "OperatorValidatorNotReady",
@@ -87,7 +87,9 @@ NOT_READY: Mapping[Role, Cause] = {
         "The operator's CUDA test fails on a node: no CUDA program works there.",
     ),
     Role.SANDBOX: _cause(
-        "SandboxDevicesNotReady", CauseSeverity.MEDIUM, "What hands GPUs to virtual machines does not work on a node."
+        "SandboxDevicesNotReady",
+        CauseSeverity.MEDIUM,
+        "The component that passes GPUs to virtual machines does not work on a node.",
     ),
     Role.DRA_DRIVER: _cause(
         "DraDriverNotReady", CauseSeverity.HIGH, "The DRA driver does not work: claims of its devices are not prepared."
@@ -104,7 +106,10 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.HAMI_SCHEDULER: _cause(
         "HamiSchedulerNotReady",
         CauseSeverity.HIGH,
-        "HAMi's scheduler does not run: its webhook lets pods pass by, and nobody places those that wait for it.",
+        (
+            "HAMi's scheduler does not run: its webhook lets pods pass, and those that wait for the scheduler "
+            "stay Pending."
+        ),
         HAMI_DOCS,
     ),
     Role.HAMI_PLUGIN: _cause(
@@ -116,10 +121,10 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.AGENT: _cause(
         "HealthAgentNotReady",
         CauseSeverity.MEDIUM,
-        "This system's agent does not work on a node: nobody judges its GPUs.",
+        "This system's agent does not work on a node, so its GPUs are not checked.",
     ),
     Role.SWEEPER: _cause(
-        "SweeperNotReady", CauseSeverity.LOW, "This system's sweeper does not run: nobody begins deep tests."
+        "SweeperNotReady", CauseSeverity.LOW, "This system's sweeper does not run, so no deep diagnostics start."
     ),
 }
 VALIDATION = Cause(
@@ -127,7 +132,7 @@ VALIDATION = Cause(
     CauseSeverity.HIGH,
     None,
     "Operands wait in their init containers for a stage of the GPU stack that does not come up on the node.",
-    "Mend the stage that they wait for: driver, then toolkit, then CUDA, then the device plugin.",
+    "Fix the stage that they wait for: driver, then toolkit, then CUDA, then the device plugin.",
     _OPERATOR,
 )
 _WAITED_FOR = {
@@ -139,11 +144,12 @@ _WAITED_FOR = {
 }
 """By an init container of the operator's, in the order of the stages, what it waits for."""
 _ADVICE = {
-    "driver-validation": "The driver is not up: look at the driver's pod there, or, with a driver of the host, "
-    "whether `nvidia-smi` works on it",
-    "toolkit-validation": "The container toolkit has not done its work: look at its pod there",
-    "cuda-validation": "No CUDA program works: look at the pod nvidia-cuda-validator and the container runtime",
-    "plugin-validation": "The device plugin offers no GPU: look at its pod there",
+    "driver-validation": (
+        "The driver does not work: check the driver's pod there, or, with a driver of the host, run `nvidia-smi` on it"
+    ),
+    "toolkit-validation": "The container toolkit is not installed completely: check its pod there",
+    "cuda-validation": "No CUDA program works: check the pod nvidia-cuda-validator and the container runtime",
+    "plugin-validation": "The device plugin advertises no GPU: check its pod there",
 }
 _STANDS_ON = {
     Role.TOOLKIT: (Role.DRIVER,),
@@ -306,7 +312,7 @@ def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
         logs = command(*words, "logs", pod.meta.name, "-c", unready.stage.container, "--tail=50", *previous)
         yield f"Read why it ends: {logs}"
     else:
-        yield f"See what keeps it: {command(*words, 'describe', 'pod', pod.meta.name)}"
+        yield f"Find the reason: {command(*words, 'describe', 'pod', pod.meta.name)}"
 
 
 def _causes_above(
@@ -327,7 +333,7 @@ def _hanging(
         if unready.stage.container == "plugin-validation" and unready.pod.spec.node in full:
             continue  # its test needs a free GPU, and pods use all of them
         on = f" on {unready.subject}" if unready.subject != unready.component.subject else ""
-        evidence = f"{unready.pod.subject}{on} stands at its init container {unready.stage.container}"
+        evidence = f"{unready.pod.subject}{on} waits in its init container {unready.stage.container}"
         above = tuple(_causes_above(unready, _WAITED_FOR[unready.stage.container], subjects))
         above = tuple(pair for pair in above if pair[0] is not NOT_READY[unready.component.role])
         remedy = _of_stage(unready) if unready.subject not in messages else ()
@@ -338,7 +344,7 @@ def _hanging(
 def _of_stage(unready: UnreadyPod) -> tuple[str, ...]:
     advice, words = _ADVICE.get(unready.stage.container), ("kubectl", "-n", unready.pod.meta.namespace)
     logs = command(*words, "logs", unready.pod.meta.name, "-c", unready.stage.container, "--tail=20")
-    return (*((f"{advice}.",) if advice else ()), f"Read what it waits for: {logs}")
+    return (*((f"{advice}.",) if advice else ()), f"Read why it waits: {logs}")
 
 
 def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -361,7 +367,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
         describe = command(
             "kubectl", "-n", component.meta.namespace, "describe", component.meta.kind.lower(), component.meta.name
         )
-        remedy = (f"See what keeps it from its pods: {describe}",)
+        remedy = (f"Find the reason for its missing pods: {describe}",)
         messages = [f"{event.reason}: {event.message}" for event in warnings.get(component.subject, ())[:2]]
         if not component.made and not component.ready:
             evidence = (f"{component.subject} wants {component.wanted} pods, and none is made", *messages)

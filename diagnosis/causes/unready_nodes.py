@@ -29,8 +29,8 @@ SILENT = Cause(
     "KubeletDoesNotAct",
     CauseSeverity.HIGH,
     Link.ACCEPTED,
-    "A GPU pod has been bound to the node for long, and the node's kubelet has not said a word of it.",
-    "Look at the kubelet on the node: `systemctl status kubelet`, and its log.",
+    "A GPU pod was bound to the node long ago, and the node's kubelet has not reported anything about it.",
+    "Check the kubelet on the node: `systemctl status kubelet`, and its log.",
 )
 _NEW, _PATIENCE, _GONE_FOR = 10.0, 5.0, 10.0
 """Minutes: a node joins, or misses a report; what is bound to a node that is gone is collected."""
@@ -56,7 +56,7 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
         # A cordoned node may be under maintenance. Report it only if pods wait for it.
         if messages and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
-            look = f"See what is known of it: {command('kubectl', 'describe', 'node', node.name)}"
+            look = f"Check the node's state: {command('kubectl', 'describe', 'node', node.name)}"
             yield FoundCause(
                 NOT_READY, node.subject, messages, (look, _LOOK), affected, because_of=unloadable(node.subject)
             )
@@ -95,7 +95,7 @@ def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:
         lasting = [one for one in pods if older(snapshot, one.meta.created, _GONE_FOR)]
         if lasting:
             evidence = (f"there is no node {name}", *(f"{one.subject} is bound to it" for one in lasting[:_MOST_SHOWN]))
-            delete = f"Delete what is bound to it: {_delete(lasting[0])}"
+            delete = f"Delete the pods bound to it: {_delete(lasting[0])}"
             yield FoundCause(
                 GONE, f"node/{name}", evidence, (delete, GONE.remedy), tuple(one.subject for one in lasting)
             )

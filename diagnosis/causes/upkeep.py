@@ -44,15 +44,15 @@ POLICY = Cause(
     "ClusterPolicyNotReady",
     CauseSeverity.MEDIUM,
     None,
-    "The GPU operator reports that what its ClusterPolicy asks for is not all in place.",
-    "Read its conditions and the operator's log; the operands that are not ready are told beside this.",
+    "The GPU operator reports that its ClusterPolicy is not applied completely.",
+    "Read its conditions and the operator's log; operands that are not ready are reported separately.",
     "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",
 )
 GPU_CLUSTER = Cause(
     "GpuClusterNotReady",
     CauseSeverity.MEDIUM,
     None,
-    "The GPU operator reports that what its GPUCluster asks for, the DRA stack, is not all in place.",
+    "The GPU operator reports that its GPUCluster, the DRA stack, is not applied completely.",
     POLICY.remedy,
     _DRA_GUIDE,
 )
@@ -76,8 +76,8 @@ REPORTED = Cause(
     "NodeReportsGpuFault",
     CauseSeverity.HIGH,
     None,
-    "Another monitor of the cluster says by a condition of the node that its accelerators are at fault.",
-    "Do what that monitor asks for: its repair may come by itself.",
+    "Another monitor of the cluster reports faulty accelerators by a condition of the node.",
+    "Follow that monitor's advice: its repair may be automatic.",
 )
 
 
@@ -144,7 +144,7 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
                     REPORTED,
                     node.subject,
                     (evidence,),
-                    (f"See what it reports, and since when: {describe}", REPORTED.remedy),
+                    (f"Read its report and its start: {describe}", REPORTED.remedy),
                     (node.subject,),
                     because_of=((WITHHELD, node.subject),),
                 )
@@ -157,7 +157,7 @@ def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
         name = component.spec.runtime_class
         if name and name not in there and component.wanted and component.meta.kind == "DaemonSet":
             evidence = f"{component.subject} names RuntimeClass {name}, which does not exist"
-            again = "Make it again, with a handler that the nodes have; the GPU operator makes nvidia by itself."
+            again = "Create it again, with a handler of the nodes; the GPU operator creates nvidia on its own."
             yield FoundCause(CLASS_MISSING, f"runtimeclass/{name}", (evidence,), (again,), (component.subject,))
 
 
@@ -195,7 +195,7 @@ def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[t
     ]
     describe = command("kubectl", "describe", policy.meta.kind.lower(), policy.meta.name)
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
-    remedy = (f"Read what it waits for: {describe}", f"See the operands: {pods}")
+    remedy = (f"Read why it waits: {describe}", f"See the operands: {pods}")
     cause = GPU_CLUSTER if policy.meta.kind == "GPUCluster" else POLICY
     return FoundCause(cause, policy.meta.subject, tuple(evidence), remedy, because_of=because)
 
@@ -261,7 +261,7 @@ def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node
     )
     words = ("kubectl", "-n", budget.meta.namespace)
     remedy = (
-        f"See what its pods lack: {command(*words, 'describe', 'pdb', budget.meta.name)}",
+        f"Find out why its pods are not ready: {command(*words, 'describe', 'pdb', budget.meta.name)}",
         "Where its pods can't be ready elsewhere, let the budget allow one disruption: maxUnavailable: 1.",
     )
     return FoundCause(
@@ -279,7 +279,7 @@ def _why_emptied(node: Node) -> list[str]:
     messages = [_CORDONED] if node.cordoned else []
     messages += [f"{_UPGRADE}={upgrade}"] if upgrade in _EMPTIED else []
     messages += [f"taint {taint}" for taint in node.taints if taint.key in _DISRUPTED]
-    messages += ["somebody asked it to go"] if node.meta.deleted is not None else []
+    messages += ["it was evicted on request"] if node.meta.deleted is not None else []
     return messages
 
 

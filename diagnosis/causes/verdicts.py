@@ -18,8 +18,8 @@ WITHHELD = Cause(
     "NodeWithheld",
     CauseSeverity.HIGH,
     None,
-    "A GPU node is kept from work by this system's own verdict: its taint stands on it.",
-    "Do what the finding asks for; after a repair, `gpu-healthcheck release` gives the node back.",
+    "This system's own verdict keeps work off a GPU node: the node has its taint.",
+    "Follow the finding's action; after a repair, `gpu-healthcheck release` returns the node to work.",
 )
 IN_MAINTENANCE = Cause(
     "NodeUnderDiagnosis",
@@ -32,8 +32,8 @@ NOT_LOOKED = Cause(
     "NodeAwaitsFirstLook",
     CauseSeverity.MEDIUM,
     None,
-    "A new node is kept from work until this system has looked at it once.",
-    "Look at the agent's pod on the node.",
+    "A new node gets no work until this system has checked it once.",
+    "Check the agent's pod on the node.",
 )
 
 
@@ -56,12 +56,12 @@ def find_taints(snapshot: Snapshot) -> Iterator[FoundCause]:
 def _look_at_agent(node: Node) -> str:
     where = f"--field-selector=spec.nodeName={node.name}"
     pods = command("kubectl", "-n", "gpu-healthcheck", "get", "pods", "-o", "wide", where)
-    return f"Look at the agent's pod, which takes the taint away: {pods}"
+    return f"Check the agent's pod, which removes the taint: {pods}"
 
 
 def release_of(node: str) -> str:
     """Return the complete release command: without a reason it is refused."""
-    return command("gpu-healthcheck", "release", node, "--reason", "what was done")
+    return command("gpu-healthcheck", "release", node, "--reason", "after repair")
 
 
 def _withheld(node: Node) -> FoundCause:
@@ -72,9 +72,9 @@ def _withheld(node: Node) -> FoundCause:
     remedy = []
     if condition is not None and condition.reason:
         remedy.append(
-            f"See what {condition.reason} asks for: {command('gpu-healthcheck', 'explain', condition.reason)}"
+            f"See the action for {condition.reason}: {command('gpu-healthcheck', 'explain', condition.reason)}"
         )
-    remedy.append(f"Once the node is mended: {release_of(node.name)}")
+    remedy.append(f"Once the node is fixed: {release_of(node.name)}")
     return FoundCause(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
 
 

@@ -127,7 +127,7 @@ def _not_asked(node: Node, books: SchedulerState) -> str:
     if missing := [
         f"{key}={text}" for key, text in books.line.node_labels.items() if node.meta.labels.get(key) != text
     ]:
-        return f"the scheduler looks only at nodes with {', '.join(missing)}"
+        return f"the scheduler uses only nodes with {', '.join(missing)}"
     if node.name in books.elsewhere and not has(node, books.settings.count_name):
         return f"its cards are those of {books.elsewhere[node.name]}, and it has no {books.settings.count_name}"
     return ""

@@ -70,7 +70,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from ("## Identified Issues", "")
     problems = problem_groups(report.diagnosis.problems)
     if not problems:
-        seen = "in what could be seen." if report.diagnosis.unseen else ""
+        seen = "in the visible part of the cluster." if report.diagnosis.unseen else ""
         yield from (f"Nothing found {seen}".strip() + ("" if seen else "."), "")
     for number, problem in enumerate(problems, start=1):
         yield from _problem(problem, f"{number}.", 0)
@@ -90,7 +90,7 @@ def _status(cluster: Allocation) -> Iterator[str]:
     yield f"- Total GPU Nodes: {len(cluster.nodes)} ({usable} ready and not cordoned{text})"
     unknown = len(cluster.nodes) - len(known)
     yield f"- Total GPU Devices: {sum(known)}" + (
-        f" (and those of {unknown} nodes that nobody counted)" if unknown else ""
+        f" (and those of {unknown} nodes with an unknown number)" if unknown else ""
     )
     if cluster.percent is not None:
         yield f"- GPU utilization: {cluster.percent:.0f} % on average of the cards that are measured"
@@ -151,7 +151,7 @@ def _problem(group: ProblemGroup, number: str, depth: int) -> Iterator[str]:
     inner = f"{indent}   "
     yield f"{inner}- Severity: {found.cause.severity.name.capitalize()}"
     if group.others:
-        yield f"{inner}- In: {_named(group.subjects, _MOST_ALIKE)}; what follows is of the first."
+        yield f"{inner}- In: {_named(group.subjects, _MOST_ALIKE)}; the details are of the first."
     yield f"{inner}- Root Cause: {escaped(found.cause.means)}"
     yield from (f"{inner}   - {escaped(line)}" for line in found.evidence)
     if group.problem.evidence_left_out:
@@ -162,11 +162,11 @@ def _problem(group: ProblemGroup, number: str, depth: int) -> Iterator[str]:
     for place, step in enumerate(found.remedy or (found.cause.remedy,), start=1):
         yield f"{inner}   {place}. {sentence(step)}"
     if group.consequences:
-        yield f"{inner}- What follows from it:"
+        yield f"{inner}- Consequences:"
         for child in group.consequences:
             yield from _problem(child, "-", depth + 2)
     if group.unlike:
-        yield f"{inner}- {len(group.unlike)} more, each with words of its own: {_named(group.unlike, _MOST_ALIKE)}"
+        yield f"{inner}- {len(group.unlike)} more, with other details: {_named(group.unlike, _MOST_ALIKE)}"
     if not depth:
         yield ""
 
@@ -260,7 +260,7 @@ def _chains(report: Report) -> Iterator[str]:
 
 def _node_rows(report: Report) -> Iterator[str]:
     if report.node:
-        yield from ("## What the Node Has", "", "| | | By |", "|---|---|---|")
+        yield from ("## Hardware and Software of the Node", "", "| | | By |", "|---|---|---|")
         yield from (f"| {escaped(row.what)} | {escaped(row.value)} | {escaped(row.by)} |" for row in report.node)
         yield ""
 

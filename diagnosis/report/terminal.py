@@ -67,8 +67,8 @@ def page(report: Report, width: int) -> Iterator[RenderableType]:
 
 def _nothing(report: Report) -> str:
     if any(not chain.is_whole for chain in report.chains):
-        return "No cause was found" + (" in what could be seen." if report.diagnosis.unseen else ".")
-    return "Nothing found in what could be seen." if report.diagnosis.unseen else "Nothing found."
+        return "No cause was found" + (" in the visible part of the cluster." if report.diagnosis.unseen else ".")
+    return "Nothing found in the visible part of the cluster." if report.diagnosis.unseen else "Nothing found."
 
 
 def _count(problems: Iterable[Problem]) -> Text:
@@ -136,7 +136,7 @@ def _problem(group: ProblemGroup, number: str, depth: int, width: int) -> Iterat
     for child in group.consequences:
         yield from _problem(child, "↳ ", depth + 1, width)
     if group.unlike:
-        more = f"… and {len(group.unlike)} more, each with words of its own: {named(group.unlike, _MOST_ALIKE)}"
+        more = f"… and {len(group.unlike)} more, with other details: {named(group.unlike, _MOST_ALIKE)}"
         yield from _lines(more, width, indent + 3)
 
 

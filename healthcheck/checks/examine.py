@@ -44,7 +44,7 @@ NOT_LOOKED_YET = UnobservedCause(
     "NotLookedYet", "The agent has begun, and its first look has not ended.", "Wait: the first look takes seconds."
 )
 CAUSES = (NOT_LOOKED_YET, NOT_LOOKED, PROBE_FAILED, CHECK_FAILED, RECORD_SET_ASIDE)
-"""Why any check could not look, whatever it looks at."""
+"""Why any check could not run, whatever it looks at."""
 _LONGEST_FAILURE = 200
 
 

@@ -125,7 +125,7 @@ CAUSES: tuple[UnobservedCause, ...] = tuple(
     )
 )
 CAUSES += OF_ANY_CHECK
-"""Why a check could not look, those of its sources first."""
+"""Why a check could not run, those of its sources first."""
 
 KERNEL_LINES: tuple[str, ...] = tuple(sorted({begin for check in CHECKS for begin in check.begins}))
 """How a line of the kernel's log begins that any check reads."""

@@ -92,7 +92,7 @@ def passed_run(node: NodeState) -> PassedRun | None:
 def render(outcome: Outcome, ran: CompletedRun) -> RunRecord:
     """The record of a run, at most LONGEST bytes long."""
     severity = worst(finding.severity for finding in outcome.findings)
-    status = status_of(severity, could_not_look=not outcome.observed).value
+    status = status_of(severity, could_not_check=not outcome.observed).value
     return records.within_limit(
         RunRecord(
             schema=records.SCHEMA,

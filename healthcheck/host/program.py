@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 FAULT, COULD_NOT, USAGE, INTERRUPTED = 1, 2, 3, 130
-"""A fault was found, or something is left to do; it could not look, or not be done; it was called wrongly; Ctrl-C."""
+"""A fault was found, or something is left to do; it could not check, or not be done; it was called wrongly; Ctrl-C."""
 
 
 class Options(argparse.ArgumentParser):

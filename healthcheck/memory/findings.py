@@ -98,7 +98,7 @@ class Suspect(Struct, frozen=True):
     looks: int
     """How many saw it."""
     blind: int = 0
-    """How many in a row since then could not look there."""
+    """How many in a row since then could not check there."""
 
 
 class ProcessHit(Struct, frozen=True):

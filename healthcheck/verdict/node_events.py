@@ -48,7 +48,7 @@ def headline(status: Status, severity: Severity, verdict: Verdict, kept: Iterabl
         f"{finding.finding.reason} on {finding.finding.subject}: {finding.finding.detail}"
         for finding in verdict.standing
     ]
-    blind = [f"{row.check} could not look: {row.cause.detail}" for row in verdict.unobserved]
+    blind = [f"{row.check} could not check: {row.cause.detail}" for row in verdict.unobserved]
     stays = [
         f"the taint stays for {finding.reason} on {finding.subject} until that can be checked again" for finding in kept
     ]

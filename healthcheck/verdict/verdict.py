@@ -54,7 +54,7 @@ def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
         if not _is_named_by_another(cause, outcome, outcomes)
     )
     return Verdict(
-        status_of(severity, could_not_look=not outcomes or any(outcome.unobserved for outcome in outcomes)),
+        status_of(severity, could_not_check=not outcomes or any(outcome.unobserved for outcome in outcomes)),
         severity,
         counted,
         unobserved,
@@ -64,14 +64,14 @@ def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
     )
 
 
-def status_of(severity: Severity, *, could_not_look: bool) -> Status:
+def status_of(severity: Severity, *, could_not_check: bool) -> Status:
     """Return the status of a severity.
 
     `unknown` outranks `warn`: `warn` would claim that the rest is healthy. Only a fault outranks `unknown`.
     """
     if severity >= Severity.RESET:
         return Status.FAIL
-    if could_not_look:
+    if could_not_check:
         return Status.UNKNOWN
     return Status.WARN if severity is Severity.MONITOR else Status.PASS
 
@@ -86,7 +86,7 @@ def merge(own: Verdict, others: Iterable[Severity]) -> tuple[Status, Severity]:
     They combine the agent's verdict with the severities of deep records.
     """
     severity = worst((own.severity, *others))
-    return status_of(severity, could_not_look=own.status is Status.UNKNOWN or bool(own.unobserved)), severity
+    return status_of(severity, could_not_check=own.status is Status.UNKNOWN or bool(own.unobserved)), severity
 
 
 def _group(name: str, memory: Memory, outcomes: Sequence[Outcome]) -> GroupVerdict:
@@ -96,7 +96,7 @@ def _group(name: str, memory: Memory, outcomes: Sequence[Outcome]) -> GroupVerdi
     if severity is Severity.PASS and not any(outcome.configured for outcome in members):
         return GroupVerdict(name, Status.NOT_CONFIGURED, severity)
     unseen = any(outcome.unobserved for outcome in members)
-    return GroupVerdict(name, status_of(severity, could_not_look=unseen), severity)
+    return GroupVerdict(name, status_of(severity, could_not_check=unseen), severity)
 
 
 def _is_named_by_another(cause: Unobserved, outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:

@@ -41,7 +41,7 @@ def world(make_world: MakeWorld) -> World:
 
 @pytest.fixture
 def watched(world: World) -> World:
-    """The same, once its agent said `pass` and all that goes with it."""
+    """Return the world after its agent has reported `pass` and created its Lease."""
     world.start()
     world.wait_for_status("pass")
     eventually(world.cluster.lease)

@@ -51,13 +51,13 @@ class Running(Protocol):
 
 
 def heeds(environment: Mapping[str, str]) -> bool:
-    """Whether a fork goes by all of it."""
+    """Whether all variables in the environment take effect in a forked program."""
     other = {key for key, value in environment.items() if os.environ.get(key) != value}
     return not any(key.startswith(_HEEDED_EARLIER) or key.lower().endswith("_proxy") for key in other)
 
 
 class Forked:
-    """One program, which says all that it says to the file `out`."""
+    """One program that writes all its output to the file descriptor `out`."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], out: int) -> None:
         """`command`: as it would be started, a Python's `-m`."""
@@ -161,9 +161,9 @@ def _mind(program: int, heard: socket.socket) -> NoReturn:
         assert ended is not None
         code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         heard.send(str(code).encode())
-        heard.recv(1)  # closed by who has heard it
+        heard.recv(1)  # until the receiver of the exit code closes the socket
     finally:
-        os._exit(0)  # whatever else happened: who waits hears that the socket is closed
+        os._exit(0)  # in every case: the waiting process then sees that the socket is closed
 
 
 def main() -> int | None:

@@ -1,6 +1,6 @@
-"""One attempt at a level 2 in a process of its own, for tests that kill it: ROOT KUBECONFIG NODE FOLDER.
+"""One attempt at a level 2 in a separate process, for tests that kill it: ROOT KUBECONFIG NODE FOLDER.
 
-With KILL_AT it kills itself at one of its own writes, as tests/sweeper/dying has it.
+With KILL_AT it kills itself at one of its own writes, as described in tests/sweeper/dying.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ WAITS = replace(QUICK, taken=2.0)
 
 
 class _Watched(AgentState):
-    """Its Node is read anew each time; while the API server is away, it is as it was last read."""
+    """Agent state that reads the Node on each access.
+
+    While the API server is away, it returns the Node as it was last read.
+    """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(name)
@@ -43,7 +46,7 @@ class _Watched(AgentState):
 
 class _NoLooks:
     def look_soon(self) -> None:
-        """The one look that there is lies in the future."""
+        """Do nothing: the only check cycle of this process is already recorded, with a time in the future."""
 
 
 def main(root: Path, kubeconfig: Path, name: str, folder: Path) -> None:

@@ -31,7 +31,7 @@ def stumble() -> NoReturn:
 
 
 def in_the_verdict() -> None:
-    """No verdict can be made of such a finding."""
+    """Fail each verdict on a finding that contains the poison text."""
 
     def planted(memory: Any, outcomes: Any) -> Any:
         if any(POISON in entry.finding.detail for entry in memory.standing):

@@ -12,7 +12,7 @@ TIMES = 5
 
 
 class _Sooner(schedule._Every):
-    """Also the look at the ConfigMap's files."""
+    """Shortened interval of each periodic job, including the read of the ConfigMap's files."""
 
     def __init__(self, seconds: float, jitter_seconds: int = 0) -> None:
         super().__init__(seconds / TIMES, jitter_seconds)

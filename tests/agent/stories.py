@@ -27,19 +27,19 @@ BUDGET = "gpu-healthcheck-budget"
 
 
 def slots(world: World) -> list[Json]:
-    """The places in the fleet budget that are taken."""
+    """Return the occupied slots of the fleet budget."""
     return world.api.store.find_all(LEASES, BUDGET)[0]
 
 
 def hold(world: World, *numbers: int, holder: str = "") -> None:
-    """Other nodes take these places, or one node all of them."""
+    """Acquire these slots for other nodes, or all of them for one named node."""
     for number in numbers:
         lease = {"metadata": {"name": f"slot-{number}"}, "spec": {"holderIdentity": holder or f"another-{number}"}}
         world.api.store.create(LEASES, BUDGET, lease)
 
 
 def beat(world: World, others: int) -> None:
-    """So many other nodes have an agent."""
+    """Create heartbeats of this number of other nodes with an agent."""
     for number in range(others):
         world.api.store.create(LEASES, "gpu-healthcheck", _beat(f"another-{number}"))
 
@@ -50,7 +50,7 @@ def _beat(name: str) -> Json:
 
 
 def past(world: World, since: int = 0) -> list[NodeView]:
-    """Every version of the Node from that one on."""
+    """Return all versions of the Node, starting with the version at index `since`."""
     return world.stand_in.past()[since:]
 
 
@@ -192,9 +192,10 @@ def a_taint_is_withheld_while_the_budget_is_full_and_set_once_a_place_is_free(wo
     node = world.wait_for_status("fail")
     assert (node.tainted, node.record["taint"], node.severity) == (False, "withheld", "REBOOT")
     eventually(lambda: world.agent.metric("taint_withheld") == 1)
-    # A verdict waits 2 s for its place: where the listing takes longer, as on a loaded machine, the Event says that.
+    # A verdict waits 2 s for its slot. If the listing takes longer, as on a loaded machine, the Event gives that
+    # reason.
     fields = world.wait_for_event("TaintWithheld")
-    whys = ("2 of the fleet's 2 places for tainted nodes are taken", "it has not answered yet")
+    whys = ("2 of the fleet's 2 slots for tainted nodes are in use", "it has not answered yet")
     assert any(why in fields["message"] for why in whys)
 
     # It is tried again in each cycle, and neither written nor reported again.
@@ -291,7 +292,7 @@ def a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs(world: 
     assert world.agent.metric("driver_deadlines_missed_total") >= 2
     assert [pid for pid in children if pid in world.agent.children] == []
 
-    # It stands unchanged: no further look writes it anew.
+    # The finding is unchanged: no later check cycle writes it again.
     before = now(world)
     world.agent.wait_for_looks(1)
     assert past(world, before) == []
@@ -321,7 +322,7 @@ def a_slow_look_at_nvml_is_no_hung_driver(world: World) -> None:
     file = world.host.root / "nvml/gpu7/name"
     quick = file.rename(file.with_suffix(".quick"))
     os.mkfifo(file)
-    with file.open("w") as slow:  # opens once a look reads it
+    with file.open("w") as slow:  # opens when a check cycle reads it
         ends_at = time.monotonic() + 35
         while time.monotonic() < ends_at:
             assert world.agent.get("/healthz")[0] == 200
@@ -365,7 +366,7 @@ def a_missing_permission_is_named_and_the_rest_goes_on(world: World, part: str, 
         world.wait(lambda node: node.tainted)
     world.agent.wait_for_looks(1)
     assert world.agent.get("/healthz")[0] == 200
-    # Said once for each, not at every try.
+    # One log line for each resource, not one for each try.
     refusals = [line["resource"] for line in world.agent.lines if line["level"] == "error"]
     assert len(refusals) == len(set(refusals))
 

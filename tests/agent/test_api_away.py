@@ -1,4 +1,4 @@
-"""The API server is away, slow, or says no: the agent looks on, and tells as soon as it can."""
+"""The API server is away, slow, or refuses: the agent continues its checks and reports when it can."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_start_without_the_api_server_waits_for_it_looking(world: World, outag
     assert agent.get("/healthz")[0] == 200
 
     end_outage(world)
-    # The verdict waits no longer for its place in the budget than a moment: the taint may follow it.
+    # The verdict waits only briefly for its slot in the budget. The taint may follow in a later write.
     world.wait(lambda node: node.status == "fail" and node.tainted)
 
 
@@ -74,7 +74,7 @@ def test_a_fault_during_an_outage_stands_on_the_node_after_it(watched: World, ou
     watched.wait_for_taint()
     node = watched.wait(lambda node: node.tainted)
     assert len(node.record["findings"]) == 2
-    # The heartbeat of the first look may stand before it: the Events come in any case.
+    # The heartbeat of the first check cycle may be written before the Events. The Events are written in any case.
     eventually(lambda: len(watched.events("Xid79")) == 2)
     eventually(lambda: watched.agent.metric("verdict_pending") == 0)
 
@@ -121,7 +121,7 @@ def test_foreign_taints_that_came_in_between_survive_a_conflict(watched: World) 
         return {"key": f"example.com/{number}", "value": "true", "effect": "NoSchedule"}
 
     for number in range(6):
-        # While the store stands still, neither our edit is seen nor the agent's patch done.
+        # While the store is locked, the agent cannot observe this edit, and its patch cannot complete.
         with watched.api.store.changed:
             foreign = [entry for entry in watched.node().taints if entry != UNHEALTHY]
             ours = [entry for entry in watched.node().taints if entry == UNHEALTHY]
@@ -168,7 +168,7 @@ EVENTS_AND_LEASES = {"Events": "/events", "heartbeats": f"{HEARTBEATS}/gpu-node-
 
 
 class TestAnUrgentVerdict:
-    """It waits for nothing but the Node itself."""
+    """An urgent verdict waits for nothing but the Node write."""
 
     @pytest.mark.parametrize("part", EVENTS_AND_LEASES.values(), ids=EVENTS_AND_LEASES)
     def test_does_not_wait_for_a_server_that_asks_for_patience_elsewhere(self, quick: World, part: str) -> None:
@@ -277,7 +277,7 @@ def by_the_library(_: str, kubeconfig: Path) -> ApiClient:
 
 
 def as_a_pods_account(endpoint: str, token: Path) -> ApiClient:
-    """Its token is read anew before each request, not once a minute."""
+    """Return a client that reads its token before each request, not once a minute."""
     address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     settings, loader = Configuration(), InClusterConfigLoader(str(token), str(token), environ=address)
     loader._token_refresh_period = timedelta(0)

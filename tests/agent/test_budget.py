@@ -17,7 +17,7 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 pytestmark = pytest.mark.cluster
 
 ERROR = "GPU has fallen off the bus."
-FORBIDDEN = "the cluster forbids what the agent has to do"
+FORBIDDEN = "the cluster forbids a request that the agent needs"
 RESOURCE = (LEASES, BUDGET)
 OTHER_MACHINE = "ec2fffff-0000-4000-8000-000000000001"
 
@@ -37,7 +37,7 @@ def wake(world: World) -> None:
 
 @pytest.fixture
 def patient(world: World) -> World:
-    """Watched, by an agent that says why a place was refused, however late it hears of that."""
+    """Return the world with an agent that reports why a slot was refused, however late the answer arrives."""
     world.be_patient()
     world.start()
     world.wait_for_status("pass")
@@ -197,7 +197,7 @@ class TestACrash:
         assert not tainted.node().tainted
 
     def test_that_ends_before_the_node_is_well_again_leaves_none(self, watched: World) -> None:
-        """The place was taken, the taint never set, and a reboot ended the fault."""
+        """The slot was acquired, the taint was never set, and a reboot ended the fault."""
         reached = watched.api.stop_at("PATCH", "/nodes/gpu-node-1")
         fail(watched)
         assert reached.wait(GIVE_UP_SECONDS)
@@ -242,8 +242,8 @@ class TestAHolderOfMany:
 
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
         message = patient.wait_for_event("TaintWithheld")["message"]
-        assert "of the fleet's 4 places for tainted nodes are taken" in message
-        # Refused at a first glance it looks closely a moment later, and still takes none.
+        assert "of the fleet's 4 slots for tainted nodes are in use" in message
+        # After a refusal from the count alone, the agent soon lists all slots, and still acquires none.
         eventually(
             lambda: [
                 request for request in patient.api.requests if BUDGET in request.path and "limit=500" in str(request)
@@ -277,7 +277,7 @@ class TestAFullBudget:
 
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
         message = patient.wait_for_event("TaintWithheld")["message"]
-        assert "3 of the fleet's 2 places for tainted nodes are taken" in message
+        assert "3 of the fleet's 2 slots for tainted nodes are in use" in message
 
     def test_a_fleet_of_unknown_size_has_one_slot(self, make_world: MakeWorld) -> None:
         world = make_world()
@@ -298,7 +298,7 @@ class TestAFullBudget:
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
         assert "does not say whether there is a place" in watched.wait_for_event("TaintWithheld")["message"]
         watched.api.recover()
-        assert watched.wait(lambda node: node.tainted).record["taint"] == "set"  # long before the next look
+        assert watched.wait(lambda node: node.tainted).record["taint"] == "set"  # long before the next check cycle
 
     def test_is_what_it_is_while_the_cluster_forbids_to_take_a_place(self, world: World) -> None:
         world.hurry()

@@ -101,7 +101,10 @@ def statuses(world: World) -> list[str]:
 
 
 def rewrite(plane: ControlPlane, world: World, all_of_them: list[Json]) -> None:
-    """As the EKS node monitoring agent does: a merge patch of the whole list, of whatever version."""
+    """Replace all conditions as the EKS node monitoring agent does.
+
+    It sends a merge patch of the whole list, from any version of the Node.
+    """
     path = f"/api/v1/nodes/{world.cluster.name}/status?fieldManager={RIVAL}"
     answer = plane.request("PATCH", path, {"status": {"conditions": all_of_them}})
     assert answer.status == 200, answer.message

@@ -1,4 +1,4 @@
-"""A container runtime that can't start GPU containers, and its mending, as the Node tells them."""
+"""A container runtime that can't start GPU containers, and its fix, as recorded on the Node."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def runs_with(*handlers: str) -> dict[str, bytes]:
 
 
 def has_one_look(world: World, number: int) -> None:
-    """At once, by an edit of the ConfigMap that means nothing to it; the next would come in a minute."""
+    """Start a check cycle at once, by an edit of the ConfigMap that does not affect the test.
+
+    The next regular cycle would start within a minute.
+    """
     world.configure(MONITOR_TTL=str(3600 + number))
 
 

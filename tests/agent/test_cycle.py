@@ -61,7 +61,7 @@ class Light:
 
     @property
     def evidence(self) -> Evidence:
-        """Of the last look."""
+        """Return the evidence of the last check cycle."""
         evidence: Evidence = self.judging.call_args.args[1]
         return evidence
 

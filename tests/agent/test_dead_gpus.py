@@ -1,4 +1,4 @@
-"""A GPU that is dead or gone is a finding, and one that was given away is none."""
+"""A GPU that fails or is missing is a finding. A GPU that was passed to a virtual machine is not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNKNOWN_TYPE = "onprem-hgx-h100"
 
 
 def released(world: World) -> None:
-    """As `gpu-healthcheck release` writes it."""
+    """Write the release annotation as `gpu-healthcheck release` does."""
     word = release_of(node_state(world.node().object), "ops", "taken out", moment("2026-11-21T01:02:03Z"))
     world.cluster.edit({"metadata": {"annotations": {f"{P}/release": dump_release(word)}}})
 

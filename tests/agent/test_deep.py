@@ -1,4 +1,4 @@
-"""The agent's level 2 on a simulated node: when, whether, how it runs, and how the node is given back.
+"""The agent's level 2 on a simulated node: when it runs, how it runs, and how it releases its claim.
 
 The API server is the stand-in, the kubelet's socket a real gRPC server, and dcgmi a real process (sim/dcgmi.sh).
 """
@@ -101,7 +101,7 @@ class Watched(AgentState):
 
 
 class Unkillable(Dcgm):
-    """As if its last process hung in the driver for good."""
+    """DCGM diagnostic whose last process seems to hang in the driver for good."""
 
     stuck_pid = 4711
 
@@ -340,7 +340,10 @@ def without_gpus_to_offer(rig: Rig) -> None:
 
 
 def given_out_by_claims(rig: Rig, *held: Json) -> None:
-    """By NVIDIA's DRA driver alone. The kubelet's socket tells of none, as before Kubernetes 1.34."""
+    """Allocate the GPUs through NVIDIA's DRA driver alone.
+
+    The kubelet's socket lists no claims, as before Kubernetes 1.34.
+    """
     without_gpus_to_offer(rig)
     kubelet = rig.world.host.root / FILES[0].lstrip("/")
     (kubelet.parent / "plugins/gpu.nvidia.com").mkdir(parents=True)
@@ -510,7 +513,7 @@ class TestARun:
         assert (rig.result, rig.marks, rig.runs) == (before, {}, {"could-not-run": 7.0})
 
     def test_that_leaves_a_gpu_out_is_no_pass(self, rig: Rig) -> None:
-        """As a sweep has it: NVML lists nine, and DCGM has tested eight of them."""
+        """As with a sweep: NVML lists nine GPUs, and DCGM has tested eight of them."""
         gpus = [Gpu(index, address=f"0000:{index + 16:02x}:00.0") for index in range(9)]
         rig.state.see_look(saw(*gpus))
 
@@ -780,7 +783,10 @@ class TestWhatADeadRunLeft:
 
 
 class TestAKill:
-    """At each of the three writes of a run that finds a fault: before it is done, and done but not answered."""
+    """A kill at each of the three writes of a run with a fault.
+
+    It occurs before the write is done, or after it is done but before the answer.
+    """
 
     @pytest.mark.cluster
     @pytest.mark.parametrize("done", [False, True], ids=["not done", "not answered"])
@@ -816,7 +822,7 @@ class TestAKill:
 
 
 def in_a_process_of_its_own(rig: Rig) -> subprocess.Popen[bytes]:
-    """One attempt, as `tests.agent.level_2` makes it."""
+    """Start one attempt at a level 2 in a separate process, by `tests.agent.level_2`."""
     root, folder = rig.world.host.root, rig.world.folder / "state"
     folder.mkdir(exist_ok=True)
     words = [str(root), str(rig.world.kubeconfig), rig.name, str(folder)]

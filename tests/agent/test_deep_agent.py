@@ -40,7 +40,7 @@ def _finds_dcgmi(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _processes(rig: Rig) -> None:
-    """One of our pod's and one of another's, which has the same name."""
+    """Start a process in our pod and a process with the same name in another pod."""
     host = rig.world.host
     (host.root / f"var/log/pods/gpu-healthcheck_gpu-healthcheck-agent-x_{POD}").mkdir(parents=True)
     for pid, uid in ((OUR_TEST, POD), (THEIR_TEST, POD.replace("0a1b", "ffff"))):

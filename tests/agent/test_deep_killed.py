@@ -32,7 +32,7 @@ STEPS = (*UNTESTED, "2 before", "2 after", "3 before", "3 after")
 
 @pytest.fixture(scope="module")
 def troubled(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """One of its own: other tests shall not feel the trouble made here."""
+    """Yield a separate control plane, so that its outages do not affect other tests."""
     with ControlPlane() as plane:
         install(plane)
         yield plane
@@ -40,7 +40,10 @@ def troubled(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def world(troubled: ControlPlane, short_root: Path, request: pytest.FixtureRequest) -> Iterator[World]:
-    """A node with a broken GPU that only a deep test finds; its agent said `pass`, and is being replaced."""
+    """Yield a node with a faulty GPU that only a deep test detects.
+
+    Its agent has reported `pass` and has ended, to be replaced by another agent.
+    """
     name = f"deep-{abs(hash(request.node.name)) % 10**8}"
     cluster = RealCluster(troubled, name, devices={"nvidia.com/gpu": "8"}, taints=[TEAMS])
     with World(short_root / "world", cluster) as world:
@@ -59,7 +62,7 @@ def world(troubled: ControlPlane, short_root: Path, request: pytest.FixtureReque
 
 
 def level_2(world: World, kill_at: str = "") -> subprocess.Popen[bytes]:
-    """One attempt of the agent's, which dies at that moment."""
+    """Start one attempt at a level 2, as the agent does. It kills itself at the moment `kill_at`."""
     root = world.host.root
     words = [str(root), str(world.kubeconfig), world.cluster.name, str(world.folder / "state")]
     environment = {**os.environ, "PATH": f"{root}/usr/bin:/usr/bin:/bin", "KILL_AT": kill_at}

@@ -30,7 +30,7 @@ def failed_record(severity: str = "ISOLATE", **more: Any) -> Json:
 
 
 def tell(world: World, fields: Json, kind: str = SWEEP) -> Json:
-    """A deep run writes its record."""
+    """Write the record of a deep diagnostic to the Node."""
     world.cluster.edit({"metadata": {"annotations": {f"{P}/{kind}": json.dumps(fields)}}})
     return fields
 
@@ -86,7 +86,7 @@ class TestARecordOfTheBashSuite:
 
 class TestADeepRecord:
     def test_becomes_a_finding_of_the_agents_own_at_once(self, watched: World) -> None:
-        watched.host.hang()  # no look ends any more
+        watched.host.hang()  # no check cycle ends from now on
         finding = is_taken(watched, tell(watched, failed_record()))
         node = watched.wait_for_taint()
 

@@ -65,7 +65,8 @@ def test_one_bad_gpu_is_tainted_instead_of_its_node(world: World, device_taints:
     publish(device_taints, name, addresses(world))
     wait_for(world, "devices", tainted=False)
 
-    # Switched off, the node's taint stands before the others go; and the other way round.
+    # When device taints are switched off, the Node is tainted before the rules are deleted. When they are switched on,
+    # the rules are created before the Node's taint is removed.
     world.configure(DEVICE_TAINTS="false")
     wait_for(world, "set", tainted=True)
     eventually(lambda: rules() == {})
@@ -99,7 +100,7 @@ def test_where_nobody_acts_on_rules_any_more_the_node_is_tainted_again(own_plane
 
         own_plane.serve_device_taints(served=False)
         wait_for(world, "set", tainted=True)
-        # Not at once: an API server that has just come back has not read its roles yet, and refuses for a moment.
+        # The Event is delayed: a restarted API server has not read its roles yet, and refuses requests for a moment.
         eventually(
             lambda: any("serves no DeviceTaintRules" in event["message"] for event in world.events("DeviceTaintFailed"))
         )

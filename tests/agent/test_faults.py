@@ -1,4 +1,4 @@
-"""A fault appears, and the Node says so: label, taint, annotation, condition, Event."""
+"""A fault appears, and the Node shows it: label, taint, annotation, condition, Event."""
 
 from __future__ import annotations
 

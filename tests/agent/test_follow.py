@@ -228,7 +228,7 @@ def _stumbling(check: Check, over: str) -> Check:
 
 class TestARecordThatCannotBeTaken:
     def following(self, node: SimulatedNode, file: MemoryFile) -> _Following:
-        """All of it is read as one batch, in which the bad record stands between good ones."""
+        """Return a follower that reads all records as one batch, with the invalid record between valid ones."""
         for gpu, text in ((0, "good"), (1, "poison"), (2, "good")):
             node.xid(gpu, 79, text)
         node.xid(3, 95, "the last")

@@ -1,4 +1,7 @@
-"""A Node that others have filled, on a real kube-apiserver: labels and taint stand there, without the record."""
+"""A Node that other clients have filled: it has labels and taint, but no record.
+
+The tests use a real kube-apiserver.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ MOST_ANNOTATIONS, MOST_IN_ETCD = 256 << 10, 1536 << 10
 
 
 def annotations_filled(world: World) -> None:
-    """All but a few bytes, whatever of ours is there."""
+    """Fill the Node's annotations up to a few bytes below the limit, in addition to our own annotations."""
     annotations = world.node().object["metadata"].get("annotations") or {}
     taken = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
     fill_annotations(world, MOST_ANNOTATIONS - taken - len(FILLER) - 64)
@@ -86,7 +89,7 @@ def test_a_full_node_is_labelled_and_tainted_and_says_what_is_missing(
         assert "without the record" in world.wait_for_event("RecordLeftOut")["message"]
         assert world.agent.metric("record_left_out") == 1
 
-        # It is tried again with each look, and nothing else is written meanwhile.
+        # The agent tries the record again in each check cycle, and writes nothing else meanwhile.
         world.agent.wait_for_looks()
         written = world.agent.metric("cluster_writes_total{nodes,ok}")
         world.agent.wait_for_looks(2)

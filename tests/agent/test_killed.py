@@ -27,7 +27,7 @@ AT_ONCE = 4
 
 
 def lived(world: World) -> None:
-    """Two faults stand in the ring when the agent starts, and it says so on the Node."""
+    """Wait until the Node shows the two faults that were in the kernel's ring when the agent started."""
     world.wait(lambda node: {"Xid79", "Xid95"} <= set(node.findings) and node.tainted)
     eventually(world.cluster.lease)
 
@@ -79,7 +79,10 @@ def killed_at(folder: Path, call: int, when: When) -> str:
 
 
 def test_nothing_is_lost_and_nothing_doubled(tmp_path: Path) -> None:
-    """After a call the folder is as it is before the next one: only the last is killed after it, too."""
+    """The agent is killed before each call, and also after the last call.
+
+    After any other call, the folder is in the same state as before the next call.
+    """
     assert calls_of_a_start(tmp_path) >= CALLS
     moments: list[tuple[int, When]] = [*((call, "before") for call in range(1, CALLS + 1)), (CALLS, "after")]
 

@@ -32,7 +32,7 @@ def test_a_check_that_fails_is_unknown_and_the_others_still_taint(planted: World
     planted.wait_for_taint()
     agent.wait_for_looks(2)
     assert agent.metric("check_failures_total{gpu-count}") >= 2
-    assert len(agent.logged("a check failed; it counts as could-not-look")) == 1
+    assert len(agent.logged("a check failed; it counts as unobserved")) == 1
 
 
 @pytest.mark.parametrize(("plant", "key"), [("in_a_deep_record", "sweep-result"), ("in_a_run", "run")])
@@ -56,7 +56,7 @@ def test_a_failure_that_passes_by_itself_hides_no_annotation(planted: World) -> 
     agent = planted.start(PLANT="once_in_a_deep_record")
 
     planted.wait_for_taint()
-    assert len(agent.logged("telling failed, and went well when it was tried again")) == 1
+    assert len(agent.logged("a write failed, and succeeded when it was repeated")) == 1
     assert agent.metric("set_aside_total{annotation}") == 0
 
 

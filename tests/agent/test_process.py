@@ -184,7 +184,7 @@ class TestTheInstanceType:
             world.start(AWS_EC2_METADATA_SERVICE_ENDPOINT=imds.endpoint)
             world.agent.wait_for_log("instance type")
             world.wait(lambda node: node.status)
-            world.configure(CHECK_INTERVAL="11")  # an edit makes it look at once
+            world.configure(CHECK_INTERVAL="11")  # an edit starts a check cycle at once
 
             assert world.wait(lambda node: node.record.get("instance_type") == "p5.4xlarge").status == "pass"
 
@@ -230,7 +230,7 @@ class TestServing:
         assert agent.get("/healthz")[0] == 200
 
         world.host.unhang()
-        os.kill(agent.children[0], signal.SIGKILL)  # the look that hangs ends without an answer
+        os.kill(agent.children[0], signal.SIGKILL)  # the hanging check cycle ends without an answer
         eventually(lambda: agent.get("/readyz")[0] == 200)
 
     def test_anything_else_is_not_found(self, watched: World) -> None:

@@ -28,7 +28,7 @@ Story = Callable[[ControlPlane, World], None]
 
 @pytest.fixture(scope="module")
 def troubled(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """One of its own: other tests shall not feel the trouble made here."""
+    """Yield a separate control plane, so that its outages do not affect other tests."""
     with ControlPlane() as plane:
         install(plane)
         yield plane
@@ -39,7 +39,7 @@ def watched_on(plane: ControlPlane, name: str, folder: Path) -> Iterator[World]:
     """Yield a healthy node with an agent that reported `pass` and created its Lease."""
     cluster = RealCluster(plane, name, taints=[SPOT], labels={"example.com/team": "vision"})
     with World(folder / name, cluster) as world:
-        # The neighbours' taints, in the same cluster, shall not withhold this one's.
+        # Taints of other nodes in the same cluster must not withhold the taint of this node.
         world.hurry()
         world.imports = True  # as in a container, here with all that an agent meets
         world.configure(MAX_UNHEALTHY_PERCENT="100")
@@ -62,7 +62,7 @@ def a_healthy_node_passes_and_its_lease_is_owned_by_it(plane: ControlPlane, worl
     table = plane.kubectl("get", "nodes", world.cluster.name, "-L", "gpu-healthcheck.aws-samples.io/status")
     assert "pass" in table.splitlines()[1]
 
-    # The second look renews the heartbeat and writes nothing else.
+    # The second check cycle renews the heartbeat and writes nothing else.
     renewed = lease["spec"]["renewTime"]
     eventually(lambda: (world.cluster.lease() or lease)["spec"]["renewTime"] != renewed)
     assert world.node().record == node.record
@@ -165,7 +165,7 @@ def a_release_by_command_is_waited_for(plane: ControlPlane, world: World) -> Non
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(f"{world.cluster.name}: its agent says pass\n")
+    assert done.stdout.endswith(f"{world.cluster.name}: its agent reports pass\n")
     node = world.node()
     assert (node.status, node.tainted) == ("pass", False)
     assert node.record["released"]["reason"] == "board swapped"
@@ -214,7 +214,7 @@ def a_token_that_ended_is_replaced_by_the_one_that_lies_there_now(plane: Control
     assert world.agent.get("/healthz")[0] == 200
 
     world.cluster.kubeconfig(world.kubeconfig)
-    world.wait(lambda node: node.status == "fail" and node.tainted)  # the taint waits for its place in the budget
+    world.wait(lambda node: node.status == "fail" and node.tainted)  # the taint waits for its slot in the budget
 
 
 STORIES = (
@@ -292,7 +292,7 @@ def test_without_its_role_the_agent_names_the_permission_and_recovers(troubled: 
             eventually(lambda: world.agent.metric("forbidden{nodes}") == 1)
             assert world.agent.metric("verdict_pending") == 1
             refusal = f'User "{account}" cannot patch resource "nodes"'
-            fields = world.agent.wait_for_log("the cluster forbids what the agent has to do", answer=refusal)
+            fields = world.agent.wait_for_log("the cluster forbids a request that the agent needs", answer=refusal)
             assert fields["level"] == "error"
             assert world.agent.get("/healthz")[0] == 200
         finally:

@@ -68,7 +68,7 @@ AT_EACH_WRITE = [
 
 
 def is_released(world: World, by: str) -> None:
-    """The node passes; who released it stands in the record, and one Event tells it."""
+    """Check that the node passes, and that its record and exactly one Event name the releasing person."""
     node = world.wait(lambda node: node.status == "pass" and not node.findings and "released" in node.record)
     world.wait(lambda node: node.condition.get("status") == "True")
     event = world.wait_for_event("Released")
@@ -164,7 +164,7 @@ class TestARelease:
     def test_lifts_a_taint_when_its_finding_has_ended(
         self, failed: World, gesture: Gesture, by: str, *, gpu_is_unobserved: bool
     ) -> None:
-        """After the reboot that ended Xid 79, one check cannot be observed: the GPU's own one, or an unrelated one."""
+        """After the reboot that ended Xid 79, one check is unobserved: the GPU's own or an unrelated check."""
         assert failed.agent.terminate() == 0
         failed.host.reboot()
         if gpu_is_unobserved:
@@ -246,7 +246,7 @@ class TestACrash:
         failed.api.recover()
         resume(failed)
         is_released(failed, by)
-        # The heartbeat is renewed after all that the look has to tell.
+        # The heartbeat is renewed after all reports of the check cycle.
         eventually(lambda: failed.agent.metric("cluster_writes_total{leases,ok}") >= 1)
 
         is_released(failed, by)
@@ -280,7 +280,7 @@ class TestTheCommand:
         assert done.stdout.splitlines()[1].startswith(f"  REBOOT   Xid79 on {subject} (event, last seen 20")
         assert done.stdout.splitlines()[2:] == [
             "gpu-node-1: released by mia: board swapped",
-            "gpu-node-1: its agent says pass",
+            "gpu-node-1: its agent reports pass",
         ]
         node = failed.node()
         assert (node.status, node.tainted) == ("pass", False)

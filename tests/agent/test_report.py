@@ -1,4 +1,4 @@
-"""The thread of heartbeat and Events: one that can't be written ends neither it nor the others."""
+"""The thread of heartbeat and Events: an unwritable Event ends neither the thread nor other writes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> Non
 
 
 def test_what_came_before_it_meanwhile_is_not_dropped_in_its_place(tmp_path: Path) -> None:
-    """As a person's release does, for which the node writer waits."""
+    """A person's release queues such an Event first, and the node writer waits for it."""
     api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
     released: list[threading.Event] = []
 

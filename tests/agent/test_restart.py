@@ -34,7 +34,7 @@ def settle(world: World) -> None:
     records = len(world.host.kernel_log.ring)
     eventually(lambda: world.agent.metric("kernel_log_records_total") >= records or caught_up(world))
     eventually(lambda: world.agent.metric("looks_total") >= 1)
-    # The heartbeat is renewed after all that the look has to tell.
+    # The heartbeat is renewed after all reports of the check cycle.
     eventually(lambda: world.agent.metric("cluster_writes_total{leases,ok}") >= 1)
 
 
@@ -257,7 +257,7 @@ class TestTwoAgentsOnOneNode:
 
     def test_the_second_ends_at_sigterm_while_it_waits(self, watched: World) -> None:
         second = watched.start()
-        second.wait_for_log("another agent of this node holds the memory; looking, writing nothing, until it is gone")
+        second.wait_for_log("another agent of this node has locked the memory; checking without writing until it exits")
 
         assert second.terminate() == 0
         assert watched.agents[0].running

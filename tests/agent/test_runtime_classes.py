@@ -1,4 +1,7 @@
-"""The cluster's RuntimeClasses, as the agent hears of them: seldom, in pages, and never in the way of a look."""
+"""The cluster's RuntimeClasses as the agent reads them: rarely, and in pages.
+
+The read never delays a check cycle.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ GPU_NODE = {"pool": "gpu", "zone": "a"}
 
 
 class Listing:
-    """The agent's own list, of a stand-in, with a clock that a test moves."""
+    """The agent's own list of RuntimeClasses, read from a stand-in, with a clock that a test moves."""
 
     def __init__(self, api: ApiStandIn) -> None:
         self.api = api

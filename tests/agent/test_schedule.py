@@ -1,4 +1,7 @@
-"""Light looks and deep ones never wait for each other, and a deep one comes when it asked to."""
+"""Check cycles and deep diagnostics never wait for each other.
+
+A deep diagnostic starts at the time that it requested.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Work:
 
 
 def every(seconds: int) -> AgentState:
-    """A light look every so many seconds."""
+    """Return a state with a check cycle every `seconds` seconds."""
     state = AgentState("n")
     state.configure(Settings(NodeSettings(check_interval_seconds=seconds)), state.memory)
     return state

@@ -69,7 +69,7 @@ class Loaded:
         self.configuration = MountedConfiguration(settings, self.state, ledger, self.reports, self.telemetry)
 
     def interval(self) -> int:
-        """As it is in force after one more look at the files."""
+        """Return the interval that is in force after one more read of the files."""
         self.configuration.reload()
         return self.state.settings.values.check_interval_seconds
 
@@ -83,7 +83,7 @@ def here(config: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 
 @pytest.fixture
 def settled(mocker: MockerFixture) -> None:
-    """All that lies there was written long ago."""
+    """Treat all present files as if they were written long ago."""
     mocker.patch("time.time_ns", return_value=0)
 
 

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck status`: the fleet as its nodes and the cluster tell it."""
+"""`gpu-healthcheck status`: the fleet, as reported by its nodes and the cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def configure(world: World, **data: str) -> None:
 
 @pytest.fixture
 def withheld(watched: World) -> World:
-    """One of ten nodes failed when the two places were taken."""
+    """Return a world in which one of ten nodes has failed while both slots were already acquired."""
     configure(watched, MAX_UNHEALTHY_PERCENT="20")
     beat(watched, 9)
     hold(watched, 0, 1)
@@ -59,7 +59,7 @@ def test_who_is_withheld_and_how_many_places_are_taken(withheld: World) -> None:
     lines = run(withheld).stdout.splitlines()
     assert lines[1].split()[:4] == ["gpu-node-1", "fail", "REBOOT", "withheld"]
     assert lines[-2:] == [
-        "2 of 2 places for tainted nodes are taken; 10 nodes have an agent",
+        "2 of 2 slots for tainted nodes are in use; 10 nodes have an agent",
         "not tainted though their agents want it: gpu-node-1",
     ]
 
@@ -134,7 +134,7 @@ def test_a_node_that_was_never_tested_says_so(watched: World) -> None:
 
 
 def cells(table: str) -> list[str]:
-    """Of the node's row, those that are not empty."""
+    """Return the cells of the node's row that are not empty."""
     return next(re.split(" {2,}", row) for row in table.splitlines() if row.startswith("gpu-node-1 "))
 
 

@@ -67,7 +67,7 @@ def test_thousands_of_connections_blind_nobody(quick: World, peers: ExitStack) -
     assert node.tainted
     assert not node.record["unobserved"]
     assert agent.get("/healthz")[0] == 200
-    assert process.num_threads() <= threads + 2  # a look or a telling may be at work
+    assert process.num_threads() <= threads + 2  # a check cycle or a report may be running
     assert process.memory_info().rss - before < MOST_GROWTH_BYTES
     agent.wait_for_looks()
     assert not quick.node().record["unobserved"]

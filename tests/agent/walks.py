@@ -33,7 +33,7 @@ def a_driver_upgrade_resets_the_gpus_and_the_faults_end_with_a_look_at_them(worl
     world.host.driver_unload()
     world.host.driver_load("570.133.20")
     world.agent.wait_for_looks(1)
-    assert verdict(world) == ("fail", "RESET", True)  # the banner stands in the log; no GPU has answered yet
+    assert verdict(world) == ("fail", "RESET", True)  # the banner is in the log; no GPU has answered yet
 
     world.cluster.edit(RESUMED)
     world.wait_for_status("pass")

@@ -88,7 +88,7 @@ class NodeView:
 
     @property
     def findings(self) -> dict[str, Json]:
-        """By reason; none of the tests has the same one twice."""
+        """Return the findings by reason. No test has two findings with the same reason."""
         return {entry["reason"]: entry for entry in self.record.get("findings", [])}
 
     @property
@@ -124,7 +124,7 @@ class Cluster(Protocol):
 
 
 class StandIn:
-    """One Node in a stand-in of its own."""
+    """One Node in its own API stand-in."""
 
     def __init__(self, name: str, instance_type: str) -> None:
         self.name = name
@@ -149,7 +149,7 @@ class StandIn:
             return None
 
     def past(self) -> list[NodeView]:
-        """Every version of the Node that there ever was."""
+        """Return all versions of the Node that have ever existed."""
         changes = list(self.api.store.history)
         return [NodeView(change.object) for change in changes if change.resource == NODES and change.type != "DELETED"]
 
@@ -191,7 +191,7 @@ class RealCluster:
         return answer.body if answer.status == 200 else None
 
     def slots(self) -> list[Json]:
-        """The places in the fleet budget that this node holds."""
+        """Return the slots in the fleet budget that this node has acquired."""
         listed = self.plane.request("GET", BUDGET).body["items"]
         return [entry for entry in listed if entry["spec"]["holderIdentity"] == self.name]
 
@@ -208,7 +208,7 @@ class RealCluster:
 
 
 class AgentProcess:
-    """One `python -m agent`, its log as parsed JSON, its metrics as numbers."""
+    """One process `python -m agent`: its log as parsed JSON, its metrics as numbers."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class AgentProcess:
             return error.code, error.read().decode()
 
     def metrics(self) -> dict[str, float]:
-        """By `name{label values}` without our prefix, such as `forbidden{nodes}`."""
+        """Return the metrics by `name{label values}` without our prefix, such as `forbidden{nodes}`."""
         found = {}
         for family in text_string_to_metric_families(self.get("/metrics")[1]):
             for sample in family.samples:
@@ -274,7 +274,7 @@ class AgentProcess:
         return self.metrics().get(name, 0.0)
 
     def wait_for_looks(self, more: int = 1) -> None:
-        """So many light looks end from now on; one that runs already is not counted."""
+        """Wait until `more` further check cycles have ended, without the cycle that runs already."""
         wanted = self.metric("looks_total") + 1 + more
         eventually(lambda: self.metric("looks_total") >= wanted, self.log.read_text)
 
@@ -365,16 +365,16 @@ class World:
             fresh.rename(self.config / key)
 
     def hurry(self) -> None:
-        """Agents that are started from now on look every two seconds."""
+        """Give the agents that are started from now on a check cycle every two seconds."""
         self.program = "tests.agent.quick_agent"
         self.configure(CHECK_INTERVAL="10")
 
     def give_up_soon(self) -> None:
-        """Agents that are started from now on give up a look at NVML after some seconds."""
+        """Let the agents that are started from now on give up a read of NVML after some seconds."""
         self.program = "sim.impatient_agent"
 
     def be_patient(self) -> None:
-        """A verdict of agents that are started from now on waits for its place in the fleet budget."""
+        """Let verdicts of the agents that are started from now on wait for their slot in the fleet budget."""
         self.program = "tests.agent.patient_agent"
 
     def start(self, *options: str, **environment: str) -> AgentProcess:
@@ -397,7 +397,10 @@ class World:
         return self.agents[-1]
 
     def restart(self, **environment: str) -> AgentProcess:
-        """As a rollout does: SIGTERM, then a new process, which reads the kernel's ring from its oldest record."""
+        """Restart the agent as a rollout does: SIGTERM, then a new process.
+
+        The new process reads the kernel's ring from its oldest record.
+        """
         assert self.agent.terminate() == 0
         self.host.kernel_log.replay()
         return self.start(**environment)
@@ -406,7 +409,7 @@ class World:
         return self.cluster.node()
 
     def wait(self, true: Callable[[NodeView], object]) -> NodeView:
-        """The Node once that is true of it."""
+        """Wait until the condition `true` is met for the Node, and return the Node."""
 
         def ask() -> NodeView | None:
             node = self.cluster.node()

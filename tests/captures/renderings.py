@@ -1,4 +1,7 @@
-"""How the programs that save the kernel's log print one record: our own text in each documented form."""
+"""Formats in which programs that save the kernel's log print one record.
+
+The text in each documented format is our own.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def bsd(at: datetime) -> str:
 
 
 def each_line(prefix: Callable[[Record], str]) -> Form:
-    """Every line of a record with the prefix before it: dmesg from the old interface, and every syslog."""
+    """Return a form with the prefix before every line of a record: old dmesg interface, and every syslog."""
     return lambda record: "".join(f"{prefix(record)}{line}\n" for line in record.text.split("\n"))
 
 

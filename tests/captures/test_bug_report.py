@@ -1,4 +1,7 @@
-"""A bug report tells of the same kernel records in several sections: each event is one, in its own boot."""
+"""A bug report repeats the same kernel records in several sections.
+
+Each event is read once, in its own boot.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every form in which the kernel's log is saved, read back as the records that it tells of."""
+"""Every form in which the kernel's log is saved, read back as the records that it contains."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_record_names_the_first_of_its_lines() -> None:
     assert read.sources == ["f0:2", "f0:3", "f0:4", "f0:7", "f0:11", "f0:13", "f0:14"]
 
 
-# --- who wrote the line
+# --- writer of the line
 
 
 XID = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."

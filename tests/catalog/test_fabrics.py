@@ -1,4 +1,4 @@
-"""How the GPUs of an instance type are joined."""
+"""Interconnects of the GPUs of an instance type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every Xid of NVIDIA's catalogue on our ladder. The expectation is written out here and computed from no table."""
+"""Severity of every Xid in NVIDIA's catalogue.
+
+The expected values are written out here and computed from no table.
+"""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def helm(request: pytest.FixtureRequest) -> Helm:
-    """One call of it, in the namespace that the chart wants."""
+    """Return a function that runs one Helm command, in the namespace that the chart requires."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     assert capture is not None
     try:
-        with capture.global_and_fixture_disabled():  # a first build takes minutes and says so
+        with capture.global_and_fixture_disabled():  # a first build takes minutes and prints a message
             program = real_helm.program()
     except NoProgramError as error:
         tiers.cannot_run(f"NOT TESTED with a real Helm: {error}")

@@ -31,12 +31,12 @@ SAME_AS: Mapping[str, tuple[str, ...]] = {
 
 
 def without_helms_own(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    """By path, as kubectl would apply it."""
+    """Return the objects by path, as kubectl would apply them, without the object that Helm creates."""
     return flat([entry for entry in objects if (entry["kind"], entry["metadata"]["name"]) != HELMS_OWN])
 
 
 def kustomized(folder: str) -> list[dict[str, Any]]:
-    """By the kustomize of kubectl, which asks no server."""
+    """Return the objects rendered by the kustomize in kubectl, which contacts no server."""
     command = [str(binaries() / "kubectl"), "kustomize", folder]
     return list(objects_of(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
@@ -46,7 +46,7 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def test_the_chart_as_it_is_makes_the_manifests_objects(helm: Helm) -> None:
-    """All but the release's namespace, which Helm makes itself."""
+    """The objects are equal, except for the release's namespace, which Helm itself creates."""
     made = rendered(helm)
 
     assert flat(made) == without_helms_own(manifests())

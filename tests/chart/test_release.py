@@ -82,7 +82,7 @@ def it_is_installed_with_its_policies_before_its_pods(release: Release) -> None:
 
 
 def verify_says_what_is_lacking(release: Release) -> None:
-    """With the account of the pod that `helm test` makes, and no right but its own."""
+    """Run `verify` with the account of the pod that `helm test` creates, and with no other rights."""
     hook = release.helm("template", "gpu-healthcheck", str(CHART), "--show-only=templates/tests/verify.yaml").stdout
     objects = list(yaml.safe_load_all(hook))
     (words,) = (entry["spec"]["containers"][0]["command"] for entry in objects if entry["kind"] == "Pod")
@@ -94,9 +94,9 @@ def verify_says_what_is_lacking(release: Release) -> None:
 
     assert "none has a label" in eventually(lambda: said_by_verify(mine, 1))
     release.plane.create_node("gpu-node-1", labels={"nvidia.com/gpu.present": "true"})
-    assert "0 of 1 looked in time; not on gpu-node-1" in said_by_verify(mine, 1)
+    assert "0 of 1 were checked in time; not on gpu-node-1" in said_by_verify(mine, 1)
     release.plane.request("POST", LEASES, heartbeat)
-    assert "1 of 1 looked in time" in said_by_verify(mine, 0, words)
+    assert "1 of 1 were checked in time" in said_by_verify(mine, 0, words)
     release.plane.request("PATCH", BINDING, {"spec": {"validationActions": ["Audit"]}})
     assert "not in force: gpu-healthcheck-agent-nodes" in said_by_verify(mine, 1)
     release.plane.kubectl("delete", "-f", "-", input=rights)

@@ -312,7 +312,10 @@ expectations = st.builds(
 
 @st.composite
 def evidence(draw: st.DrawFn) -> Evidence:
-    """One look, or one after another: the other look may have met other devices, and some probes nothing at all."""
+    """Return the evidence of one check cycle, or of two consecutive cycles.
+
+    In the earlier cycle, the devices may be different, and some probes may be unobserved.
+    """
 
     def looked() -> dict[Probe[Any], Any]:
         return {probe: draw(facts) for probe, facts in FACTS.items()}
@@ -326,7 +329,7 @@ def evidence(draw: st.DrawFn) -> Evidence:
 
 
 def any_facts_are_judged(seen: Evidence, expected: Expectation) -> None:
-    """Every check says something about anything, the same each time, and in words of its own."""
+    """Check that every check judges any facts, with the same result each time and its own valid reasons."""
     for check in LEVEL_CHECKS:
         findings = list(check.judge(seen, expected))
         assert list(check.judge(seen, expected)) == findings

@@ -1,4 +1,4 @@
-"""Facts as the probes hand them to the checks, for a p5.48xlarge unless said otherwise."""
+"""Facts as the probes return them to the checks, for a p5.48xlarge unless noted otherwise."""
 
 from __future__ import annotations
 
@@ -136,5 +136,5 @@ def efa_functions(count: int, driver: str = "efa") -> tuple[PciFunction, ...]:
 
 
 def untimed(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Without how long each judge took."""
+    """Return the outcomes without the duration of each judge."""
     return [replace(outcome, seconds=0.0) for outcome in outcomes]

@@ -89,7 +89,10 @@ def addresses(draw: st.DrawFn) -> tuple[str, str]:
 
 
 def process_names() -> st.SearchStrategy[str]:
-    """At most 15 characters of anything, as the kernel keeps them; a comma goes on with a small letter or a bracket."""
+    """Return a strategy for process names: at most 15 characters, as the kernel stores them.
+
+    A comma in a name is followed by a lowercase letter or a bracket.
+    """
     anything = st.text(st.characters(exclude_characters=",\n", exclude_categories=["Cs", "Cc"]), max_size=15)
     known = ["python3", "ray::WorkerDict", "nvc:[driver]", "my train, v2", 'it\'s "q"', "a: 79, b", "(x), [y], 'z'"]
     return anything | st.sampled_from(known)
@@ -149,7 +152,7 @@ def driver_lines(draw: st.DrawFn) -> str:
 
 
 def fault_lines() -> st.SearchStrategy[str]:
-    """Any line that an event check reads."""
+    """Return a strategy for all lines that an event check reads."""
     return st.one_of(xid_lines().map(_text), sxid_lines().map(_text), driver_lines())
 
 

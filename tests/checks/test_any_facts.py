@@ -1,4 +1,4 @@
-"""Whatever a probe may hand over: every check judges it, and says it in order."""
+"""Arbitrary facts of a probe: every check judges them, and its judgements are valid."""
 
 from __future__ import annotations
 

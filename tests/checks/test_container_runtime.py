@@ -1,4 +1,4 @@
-"""The files of the kubelet's container runtime, and the line that tells which one it is."""
+"""The files of the kubelet's container runtime, and the line that names the runtime."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_without_the_cri_plugin_no_kubelet_can_use_it(file: str) -> None:
     assert judge(CHECK, runtime(NVIDIA, disabled_in=file)) == ([disabled] if file else [])
 
 
-# Where none of the group looks.
+# Nodes on which no check of the group judges the runtime.
 
 
 @pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)

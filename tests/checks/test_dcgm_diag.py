@@ -159,7 +159,7 @@ def test_every_error_of_a_failed_test_is_what_its_table_says(error_id: int, stat
 @pytest.mark.parametrize("error_id", [None, *sorted(dcgm_table())])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_error_with_a_passed_test_is_no_fault(error_id: int | None, shape: str) -> None:
-    """DCGM issue 284: memory that could not be had, and a pass all the same; the exit code says 226."""
+    """DCGM issue 284: memory could not be allocated, but the test passed. The exit code is 226."""
     said = Said("Couldn't allocate at least 75.0% of GPU memory on GPU 1", -1 if error_id is None else error_id)
     document = SHAPES[shape](Story(errors={("memory", 1): [said]}))
     diag_answer = answer(json.loads(json.dumps(document).replace('"Fail"', '"Pass"')), 226, 2)
@@ -242,7 +242,7 @@ def test_a_gpu_in_use_excuses_no_words_of_its_hardware(shape: Callable[[Story], 
 
 
 def test_a_test_of_the_cpu_that_was_skipped_leaves_no_gpu_untested() -> None:
-    """As on a Grace without the package of that test."""
+    """The same occurs on a Grace without the package of that test."""
     document = dcgm_4(WELL)
     category = document["DCGM Diagnostic"]["test_categories"][0]
     skipped = [{"entity_group": "CPU", "entity_group_id": 7, "entity_id": text, "status": "Skip"} for text in (0, 1)]

@@ -31,7 +31,10 @@ GPUS = (healthy(0), healthy(1))
 
 
 def files(*without: str, folder: str = HOST, **other: tuple[int, int] | None) -> tuple[DeviceFile, ...]:
-    """Those of two GPUs, `other` with another number or, None, no device."""
+    """Return the device files of two GPUs.
+
+    `other` gives a file another device number. With None, the file is no device.
+    """
     numbers = {name: other.get(name.replace("-", "_"), number) for name, number in NUMBERS.items()}
     fields = {name: number for name, number in numbers.items() if name not in without}
     return tuple(
@@ -72,7 +75,7 @@ def test_where_all_are_there_nothing_is_found() -> None:
 
 
 def test_gpus_that_are_on_no_pci_bus_have_other_files() -> None:
-    """Those of WSL, for one: NVML answers, and there is no nvidiactl."""
+    """On WSL, for example, NVML answers and there is no nvidiactl."""
     facts: dict[Any, Any] = {DEVICE_FILES: device_files(), NVML: driver_says(*GPUS), FUNCTIONS: ()}
 
     assert says(CHECK, P5, facts) == [NotConfigured("NVIDIA's driver has no GPU on PCI")]

@@ -1,4 +1,7 @@
-"""A look that never returns (docs/rules.md 10 and 11), and a library that does not fit the module."""
+"""A driver read that never returns (docs/rules.md 10 and 11), and a library of another version.
+
+The library does not match the kernel module.
+"""
 
 from __future__ import annotations
 

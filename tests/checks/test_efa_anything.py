@@ -1,4 +1,4 @@
-"""Whatever the kernel may show of EFA: the checks of it judge it, and a first look finds no rate."""
+"""Arbitrary EFA state of the kernel: the EFA checks judge it, and a first cycle finds no rate."""
 
 from __future__ import annotations
 

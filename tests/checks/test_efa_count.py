@@ -63,7 +63,7 @@ ALL_DARK = low(
         (32, rdma(30, mlx5=4), P5, TWO_DARK),
         (31, rdma(32), P5, []),
         (32, rdma(32), ONE_EFA, []),
-        # Without the driver none comes up: that is for another check to say.
+        # Without the driver no device comes up. Another check reports this.
         (32, rdma(0, loaded=False), P5, []),
         (30, rdma(0, loaded=False), P5, below(30)),
     ],
@@ -85,7 +85,7 @@ def test_what_is_there_against_what_the_type_can_have(
         (30, had(P5, 30), below(30)),
         (30, had(UNKNOWN_TYPE, 30), []),
         (0, had(P5, 0), NONE_HERE),
-        # A row of instance-profiles.conf says that they were taken away on purpose.
+        # The row of instance-profiles.conf shows that the devices were removed on purpose.
         (1, had(ONE_EFA, 32), []),
         (0, had(ONE_EFA, 32), low("0 EFA devices, this machine had 1")),
         # Devices that the Node advertises must exist, whatever an earlier count was.

@@ -17,7 +17,7 @@ UNTOLD = "no device was heard often enough to tell"
 
 
 def counting(*counts: int | None) -> Rdma:
-    """One device per count; None: it does not count."""
+    """Return one device per count. With None, the device has no such counter."""
     counters: list[dict[str, int]] = [{} if count is None else {KEEP_ALIVES: count} for count in counts]
     return Rdma(
         tuple(efa_device(index, counters=entry) for index, entry in enumerate(counters)), efa_driver_loaded=True
@@ -50,7 +50,7 @@ def too_early(*names: str, why: str = UNTOLD) -> list[TooEarly]:
         ((10, 20), (10, 20), too_early("rdmap16s0", "rdmap17s0")),
         ((10,), (10,), too_early("rdmap16s0")),
         ((10,), (11,), []),
-        # The driver was loaded anew.
+        # The driver was loaded again.
         ((1000, 1000), (3, 3), too_early("rdmap16s0", "rdmap17s0", why="its counters began anew")),
         ((1000, 1000), (1000, 3), [*too_early("rdmap16s0"), *too_early("rdmap17s0", why="its counters began anew")]),
         # It does not count, or did not.

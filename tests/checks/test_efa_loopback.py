@@ -1,4 +1,4 @@
-"""Every EFA device carries data to itself."""
+"""Every EFA device transfers data to itself."""
 
 from __future__ import annotations
 

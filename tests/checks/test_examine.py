@@ -1,4 +1,7 @@
-"""One look: every distinct probe once, a failed one leaves its cause, severities are the cluster's."""
+"""One check cycle: every distinct probe is read once, and a failed probe leaves its cause.
+
+The severities are those of the cluster's policy.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ HOST = Host(Path("/nowhere"))
 
 
 def counted(name: str, facts: Any = 8) -> tuple[Probe[Any], list[Host]]:
-    """A probe, and the hosts that it was asked to look at."""
+    """Return a probe, and the list of the hosts that it has read."""
     asked: list[Host] = []
 
     def read(host: Host) -> Any:
@@ -179,7 +182,7 @@ def test_a_reason_that_a_cluster_passes_over_is_no_finding() -> None:
 
 
 def test_it_is_known_how_long_each_source_and_each_check_took() -> None:
-    """By its own clock, at least as long as it waited."""
+    """Each source and each check is measured by its own clock, with at least the time that it waited."""
 
     def slow(_: Host) -> int:
         time.sleep(0.02)

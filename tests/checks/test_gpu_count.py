@@ -194,7 +194,7 @@ def missed(listed: int, pci: int, once: int = 8) -> Finding:
         (7, 7, once_had(0), []),
         # PCI itself shows more: no release accepts that.
         (6, 7, once_had(8), [low(6, 7, ", this machine had 8")]),
-        # The profile is a person's word: who writes a smaller number into it has taken the GPUs out on purpose.
+        # The profile is set by a person: a smaller number in it means that GPUs were removed on purpose.
         (1, 1, once_had(8, G6), []),
         (7, 7, once_had(8, P5), [low(7, 7)]),
     ],

@@ -48,7 +48,7 @@ def test_memory_in_use_without_a_process_is_found(used: int, detail: str, mode: 
     [
         healthy(3),
         healthy(3, memory=using(MOST_WITHOUT_A_PROCESS)),
-        # A driver that does not tell its own part apart.
+        # A driver that does not report its own reserved memory separately.
         healthy(3, memory=using(900 << 20, reserved=0)),
         healthy(3, memory=using(70 * GIB), processes=1),
         healthy(3, memory=using(70 * GIB), processes=None),

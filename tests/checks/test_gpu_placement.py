@@ -1,4 +1,4 @@
-"""Where each GPU sits in the machine."""
+"""Position of each GPU in the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whatever the log brings: each row of the catalogue in every documented form, quotes of it, and any text at all."""
+"""Kernel log lines of any content.
+
+They include each row of the catalogue in every documented form, quotes of such rows, and arbitrary text.
+"""
 
 from __future__ import annotations
 

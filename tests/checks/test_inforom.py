@@ -1,4 +1,4 @@
-"""A corrupted InfoROM: by the driver's own test of it, or in the place of a handle."""
+"""A corrupted InfoROM, reported by the driver's own InfoROM test or instead of a GPU handle."""
 
 from __future__ import annotations
 

@@ -98,6 +98,6 @@ def test_every_check_stands_in_a_group_of_the_record() -> None:
 
 
 def test_an_event_check_says_how_its_lines_begin() -> None:
-    """Others are not shown to it: one that says nothing would never see any."""
+    """An event check receives only lines with its declared beginnings. Without any, it would receive none."""
     assert [check.name for check in CHECKS if bool(check.begins) != (check.nature is Nature.EVENT)] == []
     assert all(begin and begin.isascii() and begin.isprintable() and "\\" not in begin for begin in KERNEL_LINES)

@@ -1,4 +1,4 @@
-"""How much memory a pod may lock."""
+"""Amount of memory that a pod may lock."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_mig_gpu_without_instances_among_whole_gpus_is_found() -> None:
         # Some on, by a person's choice, and in use; or unreadable.
         (healthy(2), healthy(3, mig_mode=ON, instances=(1, 2))),
         (healthy(2), healthy(3, mig_mode=ON, instances=None)),
-        # One that can't do MIG is not one that has it off.
+        # A GPU that can't do MIG does not count as a GPU with MIG off.
         (healthy(2, mig_mode=None), healthy(3, mig_mode=ON)),
     ],
 )

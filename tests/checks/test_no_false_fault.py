@@ -132,7 +132,7 @@ def is_missed(instance_type: str, loss: Loss) -> bool:
     """Whether a check needs the removed fact."""
     _, reading, code = loss
     if reading in nvml_readings.NAMES:
-        return code != 4  # who may not read a name still sees the GPU
+        return code != 4  # without permission to read a name, the GPU is still observed
     if reading == "minor":
         return False  # the tree is a copy, without device files
     if reading == "instances":
@@ -193,7 +193,7 @@ def test_an_error_of_the_hardware_is_the_gpus_one_fault(instance_type: str) -> N
 
 @pytest.mark.parametrize("code", OF_THE_HARDWARE)
 def test_an_error_of_a_pair_is_nobodys_fault(code: int) -> None:
-    """It does not say which of the two: the one that is broken says so itself."""
+    """The error does not identify the faulty GPU of the pair. That GPU reports its own error."""
     outcomes = judged("p5.48xlarge", [(index, "p2p", code) for index in range(8)], None)
 
     assert [*findings(outcomes)] == []

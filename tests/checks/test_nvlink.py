@@ -82,7 +82,7 @@ def test_a_driver_without_nvlink_is_shown_with_the_expected_links() -> None:
 
 @pytest.mark.parametrize("expected", [G6, UNKNOWN_TYPE, WITHOUT_NVLINK], ids=lambda entry: entry.instance_type)
 def test_without_nvlink_in_the_profile_nothing_is_a_fault(expected: Expectation) -> None:
-    """Inactive links are how a PCIe card without a bridge looks."""
+    """A PCIe card without a bridge shows inactive links."""
     assert judge(expected, healthy_gpu(3, nvlinks=links(12, down=tuple(range(12))))) == [
         Observation("0 of 12 NVLinks active")
     ]

@@ -1,4 +1,4 @@
-"""How often the NVLinks of each GPU recover, replay and lose data."""
+"""Rates at which the NVLinks of each GPU recover, replay and lose data."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_ok_disabled_on_purpose_and_unknown_are_no_fault(status: int) -> None:
 
 @pytest.mark.parametrize("expected", [P3DN, G6_48, WITHOUT_NVLINK, UNKNOWN_TYPE], ids=lambda entry: entry.instance_type)
 def test_where_switches_do_not_join_all_gpus_pairs_are_shown_and_not_judged(expected: Expectation) -> None:
-    """Of p3dn's eight GPUs each is joined to four others only."""
+    """Each of p3dn's eight GPUs is joined to only four others."""
     assert judge([pair for pair in EVERY_PAIR if 3 in pair], expected) == [
         Observation("21 of 28 pairs of GPUs joined by NVLink, 28 can read each other")
     ]

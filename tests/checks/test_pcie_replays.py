@@ -1,4 +1,4 @@
-"""How often each GPU's PCIe link sends packets again."""
+"""Rate at which each GPU's PCIe link sends packets again."""
 
 from __future__ import annotations
 

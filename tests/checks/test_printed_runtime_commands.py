@@ -1,7 +1,7 @@
-"""Every command that a finding about a container runtime prints, run as it stands against a real containerd.
+"""Every command that a finding on a container runtime prints, run unchanged against a real containerd.
 
-A node is no worse after it: containerd starts, serves the CRI, and gives a pod its GPU in every way that it did before;
-no finding is there that was not there before.
+The node is no worse afterwards. containerd starts, serves the CRI, and gives a pod its GPU in every earlier way. There
+is no new finding.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
 
 
 def _after(memory: Memory, gpu: Gpu) -> Memory:
-    """The memory after a look at that GPU."""
+    """Return the memory after a check cycle with that GPU."""
     return after_look(memory, JudgedCycle(examine.judge([CHECK], Evidence({NVML: driver_says(gpu)}), P5)), NOW)
 
 

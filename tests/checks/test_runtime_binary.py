@@ -101,7 +101,7 @@ def test_a_handler_without_a_program_starts_runc() -> None:
     )
     assert judge(CHECK, runtime(bare)) == [finding("RuntimeBinaryMissing", message)]
     assert judge(CHECK, runtime(bare, cdi=True, cdi_specs=(SPEC,))) == []
-    # CRI-O looks for a program of the handler's own name.
+    # CRI-O searches for a program with the name of the handler.
     assert judge(CHECK, runtime(bare, kind=CRIO)) == []
 
 

@@ -50,7 +50,7 @@ def test_the_usual_handler_is_expected_wherever_gpus_are_given() -> None:
 
 @pytest.mark.parametrize("observed", [runtime(RUNC, NVIDIA), runtime(RUNC), runtime(RUNC, AKS, distribution=GKE)])
 def test_where_it_is_defined_or_nothing_gives_gpus_it_is_not(observed: ContainerRuntime) -> None:
-    """`nvidia-runtime` tells the node without any way for a GPU."""
+    """The check `nvidia-runtime` reports a node on which no handler gives a GPU."""
     assert reasons(judged(observed, named("nvidia"))) == []
 
 

@@ -1,4 +1,4 @@
-"""A GPU's temperature against its own slowdown limit, in both ways in which GPUs tell it."""
+"""A GPU's temperature against its own slowdown limit, in both forms in which GPUs report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in of the API and the command line on it, as a person types it."""
+"""A stand-in of the API, and the command line on it as a person types it."""
 
 from __future__ import annotations
 

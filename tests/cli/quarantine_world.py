@@ -106,7 +106,7 @@ class Hospital:
         return name
 
     def hold(self, name: str) -> None:
-        """Its test goes on until it is let go."""
+        """Keep the node's test running until `let_go`."""
         (self.folder / f"{name}.hold").touch()
 
     def let_go(self, name: str) -> None:
@@ -154,7 +154,7 @@ class Hospital:
     # --- the command
 
     def start(self, *words: str, kubeconfig: Path | None = None, **variables: str) -> subprocess.Popen[str]:
-        """With KILL_AT it dies there, see `dying`."""
+        """Start the command. With KILL_AT it dies at that point, see `dying`."""
         program = "tests.cli.dying" if "KILL_AT" in variables else "cli"
         return subprocess.Popen(
             [sys.executable, "-m", program, "quarantine", *words],
@@ -172,12 +172,12 @@ class Hospital:
         )
 
     def quarantine(self, *words: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
-        """To its end: exit code, standard output and standard error."""
+        """Run the command to its end. Return its exit code, standard output and standard error."""
         process = self.start(*words, kubeconfig=kubeconfig)
         out, err = process.communicate()
         return process.returncode, out, err
 
-    # --- looking
+    # --- reading the cluster
 
     def node(self, name: str) -> dict[str, Any]:
         body: dict[str, Any] = self.plane.request("GET", f"{NODES}/{name}").body

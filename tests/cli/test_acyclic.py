@@ -1,4 +1,4 @@
-"""Cycles are looked for again, however a command ends."""
+"""Garbage collection of cycles is enabled again, however a command ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has which GPUs, on terminals of any width: no name is cut."""
+"""GPUs by their user, on terminals of any width: no name is truncated."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_where_a_pod_holds_gpus_nothing_is_tested_unless_it_is_forced(world: Wor
         done = world.run("1", "0")
         assert (done.returncode, done.stdout, world.levels) == (2, "", [])
         assert HELD in done.stderr
-        assert "--force tests beside them" in done.stderr
+        assert "--force tests anyway" in done.stderr
 
         assert (world.run("1", "--force").returncode, world.levels) == (0, ["2"])
 
@@ -130,7 +130,7 @@ def test_a_kubelet_that_does_not_answer_is_not_one_that_holds_nothing(world: Wor
     done = world.run("1")
 
     assert (done.returncode, world.levels) == (2, [])
-    assert "nobody can tell whether its GPUs are in use" in done.stderr
+    assert "it is unknown whether its GPUs are in use" in done.stderr
 
 
 @pytest.mark.parametrize(("answer", "code", "levels"), [("n", 2, []), ("y", 0, ["2"])])
@@ -201,7 +201,7 @@ def test_what_needs_the_whole_node_names_the_command_that_runs_it(word: str) -> 
 
     assert "gpu-healthcheck quarantine NODE" in message
     assert "quarantine-run" in message
-    assert "here can be checked 0, 1, 2, 3, 7, 8" in message
+    assert "available here: 0, 1, 2, 3, 7, 8" in message
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_without_root_the_output_warns(world: World) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert blind.returncode == 2
-    assert blind.stderr == "this was not run as root: what could not be looked at may need that\n"
+    assert blind.stderr == "not run as root: checks that could not run may need that\n"
 
 
 def test_where_there_is_no_hami_its_group_is_no_part_of_the_verdict(world: World) -> None:

@@ -138,7 +138,7 @@ def test_a_shell_gets_its_completion_script(shell: str) -> None:
 
 
 def test_bash_completes_with_the_offered_words() -> None:
-    """By the variables of bash's own completion."""
+    """The command receives the variables of bash's own completion."""
     environment = {"_GPU_HEALTHCHECK_COMPLETE": "complete_bash", "COMP_WORDS": "gpu-healthcheck rel", "COMP_CWORD": "1"}
 
     assert typed([], environment).stdout.decode().split() == ["release"]

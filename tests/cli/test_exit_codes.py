@@ -1,4 +1,7 @@
-"""How every command ends where there is no cluster, no reader or no right use; docs/commands.md is the table."""
+"""Exit of every command without a cluster, without a reader, or after wrong usage.
+
+The table of exit codes is in docs/commands.md.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def test_a_cluster_that_does_not_answer_is_2(words: tuple[str, ...], tmp_path: P
 
 @pytest.mark.cluster
 def test_so_it_is_for_a_sweep_which_asks_again_and_again(tmp_path: Path) -> None:
-    """With `--dry-run` it asks the same first question."""
+    """With `--dry-run`, the first request is the same."""
     _does_not_answer(run(program="tests.sweeper.impatient", PATIENCE_SECONDS="1", KUBECONFIG=unreachable(tmp_path)))
 
 
@@ -246,7 +249,7 @@ def test_ctrl_c_is_130() -> None:
 
 
 def _waits_for_input(pid: int) -> bool:
-    """By the kernel: it is inside read() of descriptor 0."""
+    """Whether the kernel shows the process inside read() of descriptor 0."""
     return Path(f"/proc/{pid}/syscall").read_text().startswith("0 0x0 ")
 
 
@@ -270,5 +273,5 @@ def test_without_a_descriptor_a_check_could_not_look_and_says_so_in_a_line(left:
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     if not done.stdout:
         (line,) = done.stderr.splitlines()
-        assert line.startswith("gpu-healthcheck: it could not look: ")
+        assert line.startswith("gpu-healthcheck: could not check: ")
         assert "Too many open files" in line

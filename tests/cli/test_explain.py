@@ -171,7 +171,7 @@ def test_a_number_that_no_table_has_is_watched(words: tuple[str, ...], name: str
         (
             "GpuCountLow = MONITOR",
             ("GpuCountLow",),
-            "here MONITOR: nothing now; look again when it comes back (by {}; it would be REBOOT)",
+            "here MONITOR: nothing now; check again when it recurs (by {}; it would be REBOOT)",
         ),
     ],
 )

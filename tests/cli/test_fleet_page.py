@@ -87,7 +87,7 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
             node("a", "unknown", unobserved=[{"check": "driver", "cause": "DriverBeingChanged"}]),
             30,
             "a: unknown, PASS, DriverBeingChanged",
-            "A check could not look.gpu-healthcheck explain DriverBeingChanged",
+            "A check could not run.gpu-healthcheck explain DriverBeingChanged",
         ),
         (
             node("a", "warn", "MONITOR", findings=[found("Xid13", "MONITOR")]),
@@ -158,7 +158,7 @@ def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled()
     for message in ("4 GPU nodes", "1 fail: REBOOT", "1 fail: RESET", "1 striped: the agent is silent"):
         assert message.replace(" ", "") in words.replace(" ", "")
     reasons = words.partition("Where")[2].partition("Facts")[0]
-    assert reasons.strip() == "Xid79REBOOT1a NvLinkDownRESET2a, b DriverBeingChangedcould not look1c"
+    assert reasons.strip() == "Xid79REBOOT1a NvLinkDownRESET2a, b DriverBeingChangedcould not check1c"
     assert facts(*rows)[0][3] == "Xid79 gpu/0000:18:00.0NvLinkDown gpu/0000:18:00.0 and 1 more"
 
 
@@ -182,7 +182,7 @@ def strange(words: str) -> FleetRow:
 
 
 def live(tags: Tags) -> list[str]:
-    """Elements and attributes that do something, but for links to a place on the page."""
+    """Return the active elements and attributes, except links to a position on the page."""
     acting = [tag for tag in tags.tags if tag in LIVE and tag != "a"]
     named = [(name, value or "") for name, value in tags.attributes]
     acting += [name for name, _ in named if name.startswith("on") or name in ("src", "style", "action", "srcset")]

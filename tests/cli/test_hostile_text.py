@@ -49,7 +49,10 @@ WITHOUT_IT = (
 
 @pytest.fixture(scope="module")
 def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
-    """With a Node of which everybody has said everything. In the records there are halves of surrogate pairs, too."""
+    """Yield a control plane with a Node that has hostile text in every field.
+
+    The records also contain halves of surrogate pairs.
+    """
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     row = {"reason": "Xid79", "subject": f"gpu/{ALL}", "severity": "REBOOT", "nature": "event", "seq": 7}
     row |= {"detail": ALL, "first_seen": now, "last_seen": now, "count": 1, "check": ALL, "about": {ALL: ALL}}
@@ -106,7 +109,10 @@ def test_on_a_terminal_nothing_of_it_steers(plane: ControlPlane, tmp_path: Path,
 
 
 def on_a_terminal(words: list[str], variables: dict[str, str]) -> str:
-    """All that a command sends to its terminal; one that goes on is ended once it has shown something."""
+    """Return all output of a command to its terminal.
+
+    A command that does not end is terminated after it has shown its first output.
+    """
     ours, theirs = pty.openpty()
     raw = b""
     with subprocess.Popen([sys.executable, "-m", "cli", *words], env=variables, stdout=theirs, stderr=theirs) as shown:

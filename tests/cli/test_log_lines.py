@@ -1,4 +1,4 @@
-"""A pod's log, read again and again: each line once, whatever stands in it."""
+"""A pod's log, read repeatedly: each line is returned once, whatever it contains."""
 
 from __future__ import annotations
 

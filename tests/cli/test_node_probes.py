@@ -48,7 +48,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """One of its own, in which no agent is installed."""
+    """Yield a separate control plane, on which no agent is installed."""
     del control_plane  # it builds the programs
     with ControlPlane() as own:
         own.kubectl("create", "namespace", NAMESPACE)
@@ -114,7 +114,7 @@ def test_an_admission_rejection_is_reported_with_the_other_results(world: World)
 
     done = run(world.plane.kubeconfig, "diagnose", "node", NODE, *PROBE, "--probe-namespace", "restricted")
 
-    assert f"node {NODE} was not looked at: create pods: 403" in done.stderr
+    assert f"node {NODE} was not checked: create pods: 403" in done.stderr
     assert "violates PodSecurity" in done.stderr
     assert (done.returncode, "no agent has written one" in done.stdout) == (0, True)
     assert world.pods("restricted") == []
@@ -179,7 +179,7 @@ def test_missing_permissions_are_named(world: World, tmp_path: Path) -> None:
     [
         (("--probe-nodes", NODE), 0, "name one with --probe-image"),
         (("--probe-nodes", "gone"), 3, "--probe-nodes: there is no node/gone"),
-        (("--probe-nodes", "all-suspects"), 0, "no node is suspect of which no agent has told"),
+        (("--probe-nodes", "all-suspects"), 0, "no suspect node lacks an agent's record"),
     ],
 )
 def test_what_can_not_be_probed_is_said(world: World, words: tuple[str, ...], code: int, message: str) -> None:
@@ -194,5 +194,5 @@ def test_saved_state_has_no_nodes_to_be_probed(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (
         3,
-        "gpu-healthcheck diagnose: --probe-nodes looks now, and --from tells of then\n",
+        ("gpu-healthcheck diagnose: --probe-nodes checks nodes now, and --from reads a saved state: use one of them\n"),
     )

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck release` and the cordon of the node: ours goes with the release, a person's stays."""
+"""`gpu-healthcheck release` and the node's cordon: it removes our cordon, and leaves a person's."""
 
 from __future__ import annotations
 

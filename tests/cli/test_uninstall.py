@@ -45,7 +45,7 @@ def kubeconfig(api: ApiStandIn, tmp_path: Path) -> Path:
 
 
 def ours_on(node: Json) -> list[str]:
-    """Whatever of ours stands on a Node, by name."""
+    """Return the names of all labels, annotations, taints and conditions of ours on a Node."""
     metadata, spec = node["metadata"], node["spec"]
     keys = [*metadata.get("labels", {}), *metadata["annotations"], *(entry["key"] for entry in spec.get("taints", []))]
     conditions = [entry["type"] for entry in node["status"]["conditions"] if entry["type"] == "GpuHealthy"]
@@ -83,7 +83,7 @@ def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: 
     assert done.stdout.splitlines()[-4:] == [
         "Nothing of ours is left on any node. This deletes the rest:",
         f"  {DELETE_REST}",
-        "On the nodes' disks stay what agents remember and NVIDIA's reports; on each node:",
+        "The nodes' disks keep the agents' memory and NVIDIA's reports; on each node:",
         f"  {DELETE_FILES}",
     ]
 
@@ -100,7 +100,7 @@ def test_who_may_not_list_device_taints_is_kept_from_the_rest_where_a_record_tel
     if code:
         assert "you need the right to list devicetaintrules" in done.stderr
     else:
-        assert done.stdout.startswith("DeviceTaintRules can't be seen, and no node's record tells of one of ours: ")
+        assert done.stdout.startswith("DeviceTaintRules are not visible, and no node's record lists one of ours: ")
         assert f"  {SHOW_RULES}\n" in done.stdout
 
 
@@ -182,7 +182,7 @@ def test_a_persons_label_stays_and_new_nodes_are_thought_of(api: ApiStandIn, kub
     done = run_here(kubeconfig, "uninstall", "--yes")
 
     assert (done.returncode, ours_on(api.node("well"))) == (0, [f"{P}/enabled"])
-    assert f"Take {P}/startup out of whatever creates nodes" in done.stdout
+    assert f"Remove {P}/startup from the configuration that creates nodes" in done.stdout
     assert f"  kubectl label nodes -l {P}/enabled {P}/enabled-\n" in done.stdout
 
 

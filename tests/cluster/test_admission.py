@@ -143,7 +143,10 @@ def node_owner(name: str, uid: str = "7c1f0a66-0000-4000-8000-000000000003") -> 
 
 
 def lease(name: str, holder: str, **metadata: Any) -> dict[str, Any]:
-    """A heartbeat as an agent makes it; without an owner, which the garbage collector would look for."""
+    """Return a heartbeat as an agent creates it, but without an owner.
+
+    The garbage collector would search for the owner.
+    """
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -153,7 +156,7 @@ def lease(name: str, holder: str, **metadata: Any) -> dict[str, Any]:
 
 
 def heartbeat(**changed: Any) -> dict[str, Any]:
-    """Its own, with an owner that is not there: one that must be refused."""
+    """Return the agent's own heartbeat with an owner that does not exist: it must be refused."""
     own = lease(OWN, OWN, ownerReferences=[node_owner(OWN)])
     return own | {"spec": own["spec"] | changed}
 
@@ -207,7 +210,7 @@ def spec(**changed: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Refused:
-    """One write that must not go through; the name reads as the sentence `an agent may not …`."""
+    """One write that must be refused. The name completes the sentence `an agent may not …`."""
 
     what: str
     body: dict[str, Any] | list[dict[str, Any]]
@@ -419,7 +422,7 @@ def test_the_address_range_and_the_provider_are_beyond_anybody(cluster: Cluster,
 
 @pytest.mark.parametrize(("name", "value"), [("podCIDR", "10.8.0.0/24"), ("providerID", "aws:///elsewhere")])
 def test_an_agent_may_not_give_a_node_its(installed: ControlPlane, name: str, value: str) -> None:
-    """Where it is not set yet, only the policy stands in the way."""
+    """While the value is not set, only the policy prevents the write."""
     installed.request("POST", "/api/v1/nodes", metadata(name="admission-blank"))
     token = installed.agent_token("admission-blank")
 
@@ -583,7 +586,7 @@ def test_an_agent_may_not_change_a_condition_that_another_program_wrote(
 
 
 def test_the_policy_can_afford_a_node_as_crowded_as_they_get(cluster: Cluster) -> None:
-    """CEL has a budget of cost per request; a policy that runs out of it refuses everything."""
+    """CEL has a cost budget per request. A policy that exceeds it refuses every request."""
     crowd = {f"example.com/mark-{i}": "x" * 60 for i in range(150)}
     images = [{"names": [f"registry.example.com/{'x' * 150}{i}:{j}" for j in range(2)]} for i in range(50)]
     conditions = [READY_LOST | {"type": f"Type{i}"} for i in range(40)]
@@ -603,7 +606,7 @@ def test_the_policy_can_afford_a_node_as_crowded_as_they_get(cluster: Cluster) -
 
 
 def test_the_policy_can_afford_a_node_that_others_have_filled(cluster: Cluster) -> None:
-    """As far as the API server takes it: 256 KiB of annotations, and 1.5 MiB of everything."""
+    """The Node is filled to the API server's limits: 256 KiB of annotations, and 1.5 MiB in total."""
     full = {f"example.com/full-{i}": "x" * 60_000 for i in range(4)}
     conditions = [READY_LOST | {"type": f"Type{i}", "message": "x" * 50_000} for i in range(20)]
     admin = cluster.plane.request

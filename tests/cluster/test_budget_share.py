@@ -27,7 +27,7 @@ PERCENT = 50
 
 
 class Member:
-    """The agent of one node, as far as it takes places, with its own pod-bound token."""
+    """The slot requests of one node's agent, with its own pod-bound token."""
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
         plane.create_node(name)
@@ -63,7 +63,7 @@ def test_one_holder_of_every_place_leaves_each_other_node_its_share(members: dic
         held = dict(zip(HONEST, threads.map(lambda name: members[name].take(), HONEST), strict=True))
 
     def again() -> bool:
-        """Who was not lucky tries again with its next look."""
+        """Let each node try again, as in its next check cycle. Return whether all slots but one are theirs."""
         held.update({name: members[name].take() for name in HONEST})
         return sum(held.values()) == places - 1
 

@@ -1,4 +1,4 @@
-"""The stage itself: it comes, hangs, goes away and comes back as a test asks, and leaves nothing behind."""
+"""The test control plane: it starts, hangs, stops and restarts on request, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """One of its own: other tests shall not feel the trouble made here."""
+    """Yield a separate control plane, so that its outages do not affect other tests."""
     with ControlPlane() as own:
         yield own
 

@@ -1,4 +1,4 @@
-"""Which DeviceTaintRules an agent's token may write on the real API server, and which it may not."""
+"""DeviceTaintRules that an agent's token may and may not write on the real API server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rule(plane: ControlPlane, node: str = OWN, device: str = "gpu-0") -> Json:
 
 
 def changed(base: Json, path: str, value: Any) -> Json:
-    """With this value at the path; None: without it."""
+    """Return a copy with this value at the path. With None, the path is removed."""
     made = deepcopy(base)
     *way, last = path.split("/")
     place = reduce(lambda found, key: found.setdefault(key, {}), way, made)
@@ -189,6 +189,6 @@ def test_the_products_own_requests_pass(plane: ControlPlane) -> None:
     assert (made.is_ours, made.tier, made.node_uid) == (True, "REBOOT", node.uid)
     assert [rule.name for rule in taints.list_all_rules()] == [NAME]
 
-    # A Node that goes takes its rules along.
+    # The rules of a Node are deleted with it.
     plane.request("DELETE", f"/api/v1/nodes/{OWN}")
     eventually(lambda: rules_of(plane, OWN) == {})

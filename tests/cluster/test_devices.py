@@ -1,4 +1,4 @@
-"""In which version of the API the devices of DRA are read: the newest that is served, and none where there is none."""
+"""API version in which DRA devices are read: the newest served version, or none if none is served."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLAIM = {"metadata": {"namespace": "team", "name": "c"}, "status": {"allocation"
 
 
 class Answers(LoopbackAnswers):
-    """Of an API server with these objects by path; nothing else is there."""
+    """Answers of an API server with these objects by path. Any other path gets the error status."""
 
     def __init__(self, objects: Mapping[str, Any], status: int, *arguments: Any) -> None:
         self._objects = objects

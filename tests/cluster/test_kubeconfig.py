@@ -17,7 +17,7 @@ NOTHING_SAID = Access()
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a person, outside of any pod and without a kubeconfig."""
+    """Return the home folder of a person, outside of any pod and without a kubeconfig."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -36,7 +36,10 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(path: Path, *contexts: str, current: str | None = "") -> str:
-    """A kubeconfig with a cluster and a user for each context. `current`: the first where nothing is said."""
+    """Write a kubeconfig with a cluster and a user for each context.
+
+    `current` is the current context. By default it is the first context, and with None there is none.
+    """
     message = contexts[0] if current == "" and contexts else current
     document = {
         "current-context": message or "",

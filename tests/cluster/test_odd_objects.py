@@ -37,7 +37,7 @@ RECORDS = [
 
 @pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """One of its own: on the shared one other tests' heartbeats are counted."""
+    """Yield a separate control plane: on the shared one, other tests' heartbeats would be counted."""
     with ControlPlane() as own:
         own.request("POST", "/api/v1/namespaces", {"metadata": {"name": "gpu-healthcheck"}})
         for name in NAMES:

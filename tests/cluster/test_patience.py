@@ -1,4 +1,4 @@
-"""Asking again: at which errors, how long, and who ends it."""
+"""Retries: the errors that cause them, their duration, and their end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AWAY = Unavailable("away")
 
 @dataclass
 class Answers:
-    """One after the other; an error is raised."""
+    """Answers that are returned one after the other. An exception is raised."""
 
     left: list[object]
     asked: int = 0

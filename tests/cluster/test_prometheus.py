@@ -1,4 +1,4 @@
-"""A Prometheus is asked once, in bounded time, and whatever comes back is an answer or a clear sentence."""
+"""Prometheus is queried once, in bounded time. Any response becomes a result or a clear error message."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ POD = {"metadata": {"name": "quarantine-pod", "namespace": "gpu-healthcheck"}}
 
 
 def job_for(node: str) -> dict[str, Any]:
-    """As `sed` makes it."""
+    """Return the Job as `sed` creates it for this node."""
     job: dict[str, Any] = yaml.safe_load(JOB_FILE.read_text().replace("TARGET_NODE_NAME", node))
     return job
 
@@ -114,7 +114,7 @@ def from_a_registry(installed: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def typed(path: Path, first: str, last: str, node: str) -> str:
-    """A command of several lines, as it stands there for a node."""
+    """Return a command of several lines from the file, for this node."""
     text = path.read_text()
     begun = text[text.index(first) :]
     command = begun[: begun.index(last) + len(last)].replace("\n#", "\n")
@@ -144,7 +144,7 @@ def test_typed_by_hand_the_job_has_the_image_that_the_cluster_has(from_a_registr
 
 @pytest.fixture
 def token(plane: ControlPlane) -> str:
-    """Of a Job's pod on its node."""
+    """Return the token of a Job's pod on its own node."""
     spec = {
         "nodeName": OWN,
         "serviceAccountName": ACCOUNT,

@@ -38,7 +38,7 @@ DRY = "?dryRun=All"
 
 
 def sweep_job(namespace: str = "gpu-healthcheck") -> Job:
-    """As the sweeper makes it from the template that we ship."""
+    """Return the Job that the sweeper creates from the template that we ship."""
     documents = yaml.safe_load_all((MANIFESTS / "07-sweeper.yaml").read_text())
     (cron_job,) = (document for document in documents if document["metadata"]["name"] == "gpu-healthcheck-sweep-node")
     node = Candidate("n", "uid-1", "p5", {"nvidia.com/gpu": 8}, None, None, "", under_run=False, overdue=False)
@@ -98,7 +98,7 @@ def env(name: str, **value: Any) -> Change:
 
 
 def mount(path: str, **fields: Any) -> Change:
-    """Of the folder that our program writes in, at another place."""
+    """Mount the folder that our program writes to at another path."""
     mounts = [{"name": "tmp", "mountPath": path, **fields}]
     return lambda job: put(job["spec"]["template"]["spec"]["containers"][0], {"volumeMounts": mounts})
 
@@ -114,7 +114,7 @@ def job_change(kind: str, **fields: Any) -> Change:
 
 
 def same(job: Job) -> None:
-    """As the sweeper makes it."""
+    """Leave the Job as the sweeper creates it."""
 
 
 def held_to(*terms: dict[str, Any]) -> Change:
@@ -495,7 +495,7 @@ def changed(change: Change) -> Job:
 
 @pytest.fixture(scope="module")
 def token(installed: ControlPlane) -> Iterator[str]:
-    """Of the sweeper's pod, as who breaks into it finds it."""
+    """Yield the token of the sweeper's pod, as an attacker in that pod would find it."""
     spec = {
         "nodeName": "of-the-sweeper",
         "serviceAccountName": SWEEPER,
@@ -605,7 +605,10 @@ def test_a_jobs_pod_in_another_namespace_may_write_its_record_on_its_own_node_on
 
 
 def test_deleted_and_applied_again_the_manifests_refuse_nobody(controllers: ControlPlane) -> None:
-    """A param of a built-in kind is not found in a second install, and is sought before it is asked who asks."""
+    """A param of a built-in kind is not found in a second install.
+
+    Admission searches for the param before it checks the account of the request.
+    """
     with ControlPlane(controllers=True) as own:
         install(own)
         own.kubectl("delete", "-f", str(MANIFESTS), f"--timeout={GIVE_UP_SECONDS:g}s")

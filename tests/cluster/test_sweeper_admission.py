@@ -100,7 +100,7 @@ def test_the_sweeper_may_clear_the_marks_of_another_kind_of_run(plane: ControlPl
 
 @pytest.fixture
 def token(plane: ControlPlane) -> str:
-    """Of a Job's pod on its node."""
+    """Return the token of a Job's pod on its own node."""
     spec = {
         "nodeName": OWN,
         "serviceAccountName": "gpu-healthcheck-sweep",

@@ -38,7 +38,10 @@ FAILED, SCRIPTS, PERSONS = NAMES
 
 @pytest.fixture(scope="module")
 def empty(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """One of its own: on the shared one the manifests may be, and their DaemonSet stands in the way."""
+    """Yield a separate control plane.
+
+    The shared one may have the manifests installed, and their DaemonSet would prevent these tests.
+    """
     with ControlPlane() as own:
         yield own
 
@@ -74,7 +77,7 @@ def as_our_programs_do(plane: ControlPlane, name: str, *, cordon: bool) -> None:
 
 
 def as_the_scripts_did(plane: ControlPlane, name: str) -> None:
-    """With kubectl; a taint and a mode stayed when they were killed."""
+    """Mark the Node with kubectl as the scripts did. A taint and a mode remained when they were killed."""
     plane.kubectl("label", "node", name, f"{P}/status=fail", f"{P}/severity=SKIP", f"{P}/mode=quarantine")
     plane.kubectl("taint", "node", name, f"{P}/unhealthy=true:NoSchedule", f"{P}/maintenance=sweep:NoSchedule")
     plane.kubectl("annotate", "node", name, f"{P}/results=[]", f"{P}/quarantine-result=nonsense")
@@ -85,7 +88,7 @@ def node(plane: ControlPlane, name: str) -> Any:
 
 
 def is_clean(entry: Json) -> bool:
-    """Whether nothing of ours is anywhere in that Node, but for who once wrote its fields."""
+    """Whether the Node contains nothing of ours, apart from the names of earlier field managers."""
     entry["metadata"].pop("managedFields")
     return not any(word in json.dumps(entry) for word in (P, "GpuHealthy", REBOOT_REQUIRED, REPLACEMENT_REQUIRED))
 
@@ -123,7 +126,10 @@ def test_all_of_ours_goes_off_and_what_others_set_stays(plane: ControlPlane) -> 
 
 
 def test_a_crowd_of_field_managers_is_cleared_and_the_usual_ones_stay(plane: ControlPlane) -> None:
-    """As a stolen token of an older version leaves them by server-side apply: fields of ours, and shared ones."""
+    """A stolen token of an older version can leave such field managers by server-side apply.
+
+    They own fields of ours, and shared fields.
+    """
     for name, count in ((FAILED, 80), (SCRIPTS, 20)):
         marks = {"labels": {"example.com/team": "vision"}}
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **marks}}
@@ -197,7 +203,7 @@ def test_a_cordon_that_nobody_is_noted_for_stays(plane: ControlPlane, again: boo
 
 
 def owners(fields: Json, *path: str) -> list[str]:
-    """Who is noted for that field."""
+    """Return the field managers recorded for this field."""
     return [entry["manager"] for entry in fields["metadata"].get("managedFields", []) if _has(entry["fieldsV1"], path)]
 
 

@@ -46,7 +46,7 @@ def row(reason: str = MEMORY, severity: str = "RESET", subject: str = GPU, **mor
 
 
 def run(*rows: Any, minutes: float = 0, **more: Any) -> str:
-    """A record as a deep run that ended then wrote it."""
+    """Return a record as a deep diagnostic that ended at that time wrote it."""
     known = [row["severity"] for row in rows if isinstance(row, dict) and row.get("severity") in Severity.__members__]
     worst = max((Severity[entry] for entry in known), default=PASS)
     status = "fail" if worst >= RESET else "warn" if worst else "pass"
@@ -56,7 +56,7 @@ def run(*rows: Any, minutes: float = 0, **more: Any) -> str:
 
 
 def after(memory: Memory, now: Now = NOW, escalate_after: int = 0, **annotations: str) -> Memory:
-    """The memory once these records stood on the Node."""
+    """Return the memory after the agent has read these records from the Node."""
     keys = {"sweep": SWEEP_RESULT, "quarantine": QUARANTINE_RESULT}
     state = node(annotations={keys[kind]: text for kind, text in annotations.items()})
     for record in untaken(state, memory.taken):

@@ -38,7 +38,7 @@ def remedy(line: str, where: tuple[str, tuple[str, ...]], *nodes: Object) -> tup
 def test_what_to_correct_takes_the_place_of_a_command_that_would_load_a_fault(
     line: str, where: tuple[str, tuple[str, ...]], reason: str
 ) -> None:
-    message = f"Correct first on node/a what its agent found there: {reason}; see `gpu-healthcheck explain {reason}`"
+    message = f"First fix the finding of the agent on node/a: {reason}; see `gpu-healthcheck explain {reason}`"
 
     assert remedy(line, where, with_findings("a", "Xid79", reason)) == (message, FILES_FIRST, DESCRIBE)
 

@@ -141,8 +141,8 @@ def test_different_mistakes_are_listed_up_to_a_limit() -> None:
     pods = [entry for number in range(60) for entry in pods_of_a_mistake([f"x-{number}"], f"type-{number}")]
 
     for text in forms(report(gpu_node("a"), *pods)):
-        assert text.count("takes no node that has what") == 8
-        assert "52 more, each with words of its own" in text
+        assert text.count("affinity excludes every") == 8
+        assert "52 more, with other details" in text
 
 
 def test_what_follows_from_one_node_and_from_another_stays_apart() -> None:

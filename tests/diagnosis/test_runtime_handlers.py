@@ -310,7 +310,7 @@ def test_a_record_has_nobody_paste_what_we_do_not_write(command: str) -> None:
         (problem,) = judged(seen, NVIDIA, stuck()).problems
 
         assert problem.found.remedy == (
-            "See on the node itself what is wrong: `gpu-healthcheck explain NvidiaRuntimeMissing`",
+            "Check the fault on the node itself: `gpu-healthcheck explain NvidiaRuntimeMissing`",
         )
 
 
@@ -568,7 +568,7 @@ def test_no_command_restarts_a_runtime_with_faulty_files(reason: str, operators:
 
     assert RESTARTING.search(well)
     assert not RESTARTING.search(remedies)
-    assert f"Correct first on node/a what its agent found there: {reason}" in remedies
+    assert f"First fix the finding of the agent on node/a: {reason}" in remedies
 
 
 def test_a_command_for_all_nodes_waits_for_the_one_with_the_fault() -> None:

@@ -801,7 +801,7 @@ def test_what_is_on_its_way_or_meant_so_is_no_cause(state: list[Object]) -> None
         ([], "Start kube-scheduler, a part of the control plane: `kubectl get pods -A -o wide`"),
         (
             [scheduler("kube-scheduler-1", "kube-system")],
-            "See what it lacks: `kubectl -n kube-system describe pod kube-scheduler-1`",
+            "Find the reason: `kubectl -n kube-system describe pod kube-scheduler-1`",
         ),
     ],
 )
@@ -823,7 +823,7 @@ def test_a_bound_volume_and_the_nodes_on_both_sides_are_named() -> None:
     assert problem.found.evidence == (
         f"persistentvolumeclaim/team/data is bound to persistentvolume/pv-data, only for nodes with {ZONE} In b",
         "nodes with room, where that is not: node/a",
-        "nodes where it is have what the pods ask for, but no room: node/b",
+        "nodes with the volume have the requested resources, but no room: node/b",
     )
 
 
@@ -930,7 +930,7 @@ def test_a_node_with_gpus_that_joins_is_waited_for(kind: str, causes: list[tuple
     ("count", "certainty", "anew"),
     [
         (1, Certainty.PROVEN, ()),
-        (2, Certainty.LIKELY, ("the driver is publishing its pool gpu.nvidia.com/a anew: 1 of 2 ResourceSlices",)),
+        (2, Certainty.LIKELY, ("the driver is publishing its pool gpu.nvidia.com/a again: 1 of 2 ResourceSlices",)),
     ],
 )
 def test_what_a_driver_published_before_is_not_free(count: int, certainty: Certainty, anew: tuple[str, ...]) -> None:

@@ -56,7 +56,7 @@ def advice(outcomes: tuple[Outcome, ...]) -> Advice:
     results = [GroupResult(LEVEL_4, Status.PASS)]
     for outcome in outcomes:
         severity = worst(finding.severity for finding in outcome.findings)
-        status = status_of(severity, could_not_look=not outcome.observed)
+        status = status_of(severity, could_not_check=not outcome.observed)
         results.append(GroupResult(outcome.group, status if outcome.configured else Status.NOT_CONFIGURED))
     return recommend(RunResult(tuple(results), tuple(finding for outcome in outcomes for finding in outcome.findings)))
 

@@ -199,7 +199,7 @@ def test_verbose_says_what_is_no_fault(saved: Any) -> None:
     assert err.splitlines() == [
         "no fault: Xid43 on gpu/0000:75:00.0: 1",
         "lines refused, their facility is not the kernel's: 1",
-        "lines quoted, something else stands before the message: 1",
+        "lines quoted, with other text before the message: 1",
     ]
 
 
@@ -259,7 +259,7 @@ def test_a_file_in_which_nothing_is_the_kernels_is_never_a_pass(
     assert (code, record["status"], record["findings"]) == (2, "unknown", [])
     row = next(row for row in record["unobserved"] if row["cause"] == "NothingRecognised")
     assert row["detail"].startswith(f"{name}: no line of it is the kernel's; expected are dmesg")
-    assert "could not look: NothingRecognised: " in run(*kind, name)[1]
+    assert "could not check: NothingRecognised: " in run(*kind, name)[1]
 
 
 def test_one_file_of_several_in_which_nothing_is_the_kernels_leaves_the_rest_judged(saved: Any) -> None:
@@ -276,7 +276,7 @@ def test_lines_of_the_driver_behind_an_unknown_prefix_are_counted_in_words_and_i
     message = f"2 lines of the driver behind a prefix that is not known, the first at {name}:4"
     assert (code, record["status"], record["findings"]) == (2, "unknown", [])
     assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", message)}
-    assert f"could not look: LinesNotRead: {message}\n" in run(name)[1]
+    assert f"could not check: LinesNotRead: {message}\n" in run(name)[1]
 
 
 @pytest.mark.parametrize("text", ["NVRM: Xid [79] on GPU 0000:3b:00.0", "NVRM: GPU 0000:3b:00.0 is off the bus"])

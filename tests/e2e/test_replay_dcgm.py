@@ -118,7 +118,7 @@ def test_a_run_that_was_refused_is_unknown_and_says_why(content: bytes, saved: A
     assert (code, fields["status"], fields["findings"]) == (2, "unknown", [])
     assert [entry["cause"] for entry in fields["unobserved"]] == ["DcgmAlreadyRunning"]
     _, out, _ = run(saved(content))
-    assert "could not look: DcgmAlreadyRunning: another diagnostic runs in the same hostengine" in out
+    assert "could not check: DcgmAlreadyRunning: another diagnostic runs in the same hostengine" in out
 
 
 def test_a_document_that_was_cut_off_is_unknown(saved: Any) -> None:

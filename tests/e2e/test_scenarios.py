@@ -122,7 +122,7 @@ def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, 
         "findings": scenario.expect.findings,
         "unobserved": scenario.expect.unobserved,
     } == {
-        "status": status_of(severity, could_not_look=bool(unobserved)),
+        "status": status_of(severity, could_not_check=bool(unobserved)),
         "severity": severity.name,
         "findings": [f"{finding.reason} {finding.subject}" for finding in findings],
         "unobserved": unobserved,

@@ -1,4 +1,4 @@
-"""A path of which the kernel says neither that it is there nor that it is not: could not look, for each that asks."""
+"""A path of which the kernel says neither that it is there nor that it is not: could not check, for each that asks."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ class TestAnEnd:
 
         done = ended(process)
         pod.world.api.accept()
-        assert (done.code, done.lines[-1]["event"]) == (2, "stopped before it was told"), done.err
+        assert (done.code, done.lines[-1]["event"]) == (2, "stopped before the result was written"), done.err
         assert SWEEP not in pod.annotations
 
     def test_with_a_verdict_waits_for_an_api_server_that_comes_back(self, pod: Pod) -> None:

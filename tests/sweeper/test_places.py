@@ -108,8 +108,8 @@ def test_a_sweep_leaves_each_holder_one_place_and_says_so(budget: Fleet) -> None
 
     assert code == 0, message
     assert held(budget) == {"slot-7": "greedy", "slot-9": "faulty", "slot-8": "left"}
-    assert "gave back places in the fleet budget that were nobody's" in message
-    assert "a node keeps our taint and its place in the fleet budget, and has no agent" in message
+    assert "released slots of the fleet budget without an owner" in message
+    assert "a node without an agent keeps our taint and its slot of the fleet budget" in message
 
 
 @pytest.mark.cluster

@@ -132,7 +132,7 @@ def test_every_waiting_node_has_its_reason() -> None:
 
     assert fields == {
         "a": "",
-        "b": "1 of 2 nodes (p5.48xlarge) are under a deep run",
+        "b": "1 of 2 nodes (p5.48xlarge) have a deep run",
         "c": "its turn comes later: MAX_NODES_PER_SWEEP is 1",
     }
 

@@ -30,7 +30,7 @@ FOREIGN_TAINTS = [
     {"key": f"{PREFIX}/maintenance", "value": "l2", "effect": "NoSchedule"},
 ]
 STARTUP_TAINT = {"key": f"{PREFIX}/startup", "effect": "NoSchedule"}
-FULL = SlotGrant(held=False, why="3 of the fleet's 3 places for tainted nodes are taken")
+FULL = SlotGrant(held=False, why="3 of the fleet's 3 slots for tainted nodes are in use")
 OTHER_EFFECT = {"key": TAINT["key"], "value": "true", "effect": "NoExecute"}
 FOREIGN_LABELS = {"team": "a", f"{PREFIX}/enabled": "true", f"{PREFIX}/mode": "sweep", "kubernetes.io/os": "linux"}
 RULES = Rules()
@@ -84,7 +84,7 @@ def ours(state: NodeState) -> list[Mapping[str, Any]]:
 
 
 class TestTaints:
-    # Verdict, could not look, tainted before → tainted after. TAINT_SEVERITY is RESET.
+    # Verdict, could not check, tainted before → tainted after. TAINT_SEVERITY is RESET.
     @pytest.mark.parametrize(
         ("severity", "blind", "before", "after"),
         [
@@ -754,8 +754,8 @@ class TestCondition:
 
         assert condition is not None
         assert condition["message"] == (
-            "Xid54 on gpu/0000:53:00.0: power; Xid13 on gpu/0000:53:00.0: warp; "
-            "0-nvidia-smi could not look: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)"
+            "Xid54 on gpu/0000:53:00.0: power; Xid13 on gpu/0000:53:00.0: warp; 0-nvidia-smi could not "
+            "check: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)"
         )
 
     @pytest.mark.parametrize("letter", ["x", "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{EURO SIGN}", "\N{FIRE}"])

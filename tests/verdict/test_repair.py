@@ -34,7 +34,7 @@ from tests.examples import BLIND, IDENTITY, WALL, fault, node, remembers, says, 
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 ALL = Rules(repair=RepairPolicy(REPAIR_CONDITIONS))
-FULL = SlotGrant(held=False, why="3 of the fleet's 3 places for tainted nodes are taken")
+FULL = SlotGrant(held=False, why="3 of the fleet's 3 slots for tainted nodes are in use")
 LATER = WALL + timedelta(hours=1)
 THEIRS = {"type": HARDWARE_READY, "status": "True", "reason": "NvidiaAcceleratedHardwareIsReady", "message": "GPU"}
 Json = dict[str, Any]
@@ -71,7 +71,7 @@ def with_conditions(change: NodeChange, **about: Any) -> NodeState:
     return node(conditions=list(conditions(change).values()), **about)
 
 
-# Verdict, could not look → reboot required, replacement required, hardware ready.
+# Verdict, could not check → reboot required, replacement required, hardware ready.
 SAID = [
     (PASS, False, ("False", "False", "True")),
     (PASS, True, ("False", "False", "Unknown")),

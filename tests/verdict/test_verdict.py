@@ -1,4 +1,4 @@
-"""Three truths: pass, fault, could not look."""
+"""Three truths: pass, fault, could not check."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def verdict_of(severity: Severity, blind: Unobserved | None = None) -> Verdict:
 def test_the_status_of_each_severity_with_and_without_a_blind_check(
     severity: Severity, looked: Status, blind: Status
 ) -> None:
-    assert status_of(severity, could_not_look=False) is looked
-    assert status_of(severity, could_not_look=True) is blind
+    assert status_of(severity, could_not_check=False) is looked
+    assert status_of(severity, could_not_check=True) is blind
     assert verdict_of(severity).status is looked
     assert verdict_of(severity, BLIND).status is blind
 

@@ -35,33 +35,33 @@ NEEDS = _cause(
 SCOPE = _cause(
     "PriorityClassNeedsQuota",
     "Pods of a critical priority class are allowed only in namespaces with a quota for it, and this has none.",
-    "Make a ResourceQuota in the namespace whose scope takes the priority class.",
+    "Create a ResourceQuota in the namespace with a scope for the priority class.",
     "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/google-gke.html",
 )
 LIMITED = _cause(
     "ResourceNeedsQuota",
-    "The cluster lets nobody have a resource without a quota for it, and the namespace has none.",
+    "The cluster allows this resource only with a quota for it, and the namespace has none.",
     "Make a ResourceQuota for the resource in the namespace.",
 )
 LIMIT_RANGE = _cause(
     "LimitRangeViolated",
     "A pod of a GPU workload asks for more or less of a resource than a LimitRange of its namespace allows.",
-    "Change what the workload asks for, or the LimitRange.",
+    "Change the workload's requests, or the LimitRange.",
 )
 DENIED = _cause(
     "WebhookDeniesPods",
     "An admission webhook refuses the pods of a GPU workload.",
-    "Do what its message asks for, in the workload's pod template or in the webhook's policy.",
+    "Follow its message, in the workload's pod template or in the webhook's policy.",
 )
 UNREACHABLE = _cause(
     "WebhookUnreachable",
     "An admission webhook that must agree to every pod does not answer, so that no pod is made.",
-    "Bring back the pods behind its Service, or mend its certificate.",
+    "Restore the pods behind its Service, or fix its certificate.",
 )
 POLICY = _cause(
     "AdmissionPolicyDeniesPods",
     "A ValidatingAdmissionPolicy refuses the pods of a GPU workload.",
-    "Do what its message asks for, in the workload's pod template or in the policy.",
+    "Follow its message, in the workload's pod template or in the policy.",
 )
 SECURITY = _cause(
     "PodSecurityDenied",

@@ -91,7 +91,7 @@ def find_never_applies(snapshot: Snapshot) -> Iterator[FoundCause]:
                 continue
             evidence = f"{quota.meta.subject}: {key}={hard}, and no {_REQUESTS}{name} in the namespace"
             edit = command("kubectl", "-n", quota.meta.namespace, "edit", "resourcequota", quota.meta.name)
-            remedy = (f"Write `{_REQUESTS}{name}` in place of `{key}`: {edit}",)
+            remedy = (f"Write `{_REQUESTS}{name}` instead of `{key}`: {edit}",)
             yield FoundCause(NEVER_APPLIES, quota.meta.subject, (evidence, *_in_use(snapshot, quota, name)), remedy)
 
 
@@ -133,7 +133,7 @@ def _users(snapshot: Snapshot, namespace: str, resource: str) -> list[tuple[Deci
 
 def _raise(namespace: str, name: str) -> tuple[str, ...]:
     look, edit = (command("kubectl", "-n", namespace, verb, "resourcequota", name) for verb in ("describe", "edit"))
-    return f"See what is used: {look}", f"End pods that are not needed, or raise it: {edit}"
+    return f"Check the use: {look}", f"End pods that are not needed, or raise it: {edit}"
 
 
 def _left(quota: Quota, name: str) -> Decimal:

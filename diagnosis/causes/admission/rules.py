@@ -99,8 +99,8 @@ def _secure(incomplete: IncompleteWorkload, refusal: Refusal) -> tuple[str, tupl
     if incomplete.is_component and refusal.name.partition(":")[0] in ("baseline", "restricted"):
         label = command("kubectl", "label", "--overwrite", "namespace", incomplete.namespace, f"{_ENFORCE}=privileged")
         return f"namespace/{incomplete.namespace}", (f"Let the namespace have privileged pods: {label}",)
-    step = "Change what the message names in the pod template's securityContext and volumes."
-    return incomplete.top, (step, f"Or move the workload to a namespace whose {_ENFORCE} allows it.")
+    step = "Change the fields that the message names in the pod template's securityContext and volumes."
+    return incomplete.top, (step, f"Or move the workload to a namespace with a {_ENFORCE} that allows it.")
 
 
 def _bounds(of: LimitRangeItem, resource: str) -> str:
@@ -130,4 +130,4 @@ def _bring_back(hook: Webhook, kind: str, ready: int | None) -> tuple[str, ...]:
         [f"Bring back the pods behind it: {command('kubectl', '-n', namespace, 'get', 'pods')}"] if namespace else []
     )
     gone = command("kubectl", "delete", kind, hook.configuration.name)
-    return (*steps, f"Only if what it belongs to was taken out of the cluster: {gone}")
+    return (*steps, f"Only if its component was removed from the cluster: {gone}")

@@ -14,7 +14,7 @@ class RefusalSource(Enum):
     QUOTA = "a quota is used up"
     QUOTA_NEEDS = "a quota wants requests or limits that the pod does not state"
     QUOTA_SCOPE = "no quota allows pods of this priority class in the namespace"
-    QUOTA_LIMITED = "the cluster lets nobody have this resource without a quota for it"
+    QUOTA_LIMITED = "the cluster allows this resource only with a quota for it"
     QUOTA_UNKNOWN = "a quota has not been counted yet"
     LIMIT_RANGE = "a LimitRange"
     RUNTIME_CLASS = "a RuntimeClass that does not exist"

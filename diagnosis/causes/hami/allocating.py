@@ -66,7 +66,7 @@ def _uncontrolled(snapshot: Snapshot, pod: Pod, container: Container, uuid: str,
     others = [user.subject for user in users if user is not pod]
     more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
     message = f"{pod.subject}: container {container.name} has {CONTROL}=true on card {uuid}"
-    evidence = (message, f"on the card beside it: {', '.join(others[:_MOST])}{more}")
+    evidence = (message, f"other pods on the card: {', '.join(others[:_MOST])}{more}")
     return FoundCause(NO_CONTROL, snapshot.line(pod.meta)[-1], evidence, (), (pod.subject,))
 
 
@@ -108,8 +108,8 @@ def _look(pod: Pod) -> tuple[str, ...]:
     there = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={pod.spec.node}")
     gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
     return (
-        f"Look at HAMi's device plugin on the node, and its log: {there}",
-        f"Then have the pod placed anew: {gone}",
+        f"Check HAMi's device plugin on the node, and its log: {there}",
+        f"Then have the pod scheduled again: {gone}",
     )
 
 

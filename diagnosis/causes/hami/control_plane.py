@@ -112,7 +112,7 @@ def _without_ca(installation: Installation, hook: Webhook) -> FoundCause:
     remedy = (
         f"See whether the chart's Job {installation.name}-admission-patch has run: {jobs}",
         "With cert-manager, see whether its CA injector runs, and whether the Certificate is ready.",
-        f"See what the API server has now: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
+        f"Check the API server's present value: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
     )
     because = tuple((PATCH_FAILED, f"job/{installation.namespace}/{installation.name}{suffix}") for suffix in _JOBS)
     return FoundCause(NO_CA, hook.configuration.subject, evidence, remedy, because_of=because)
@@ -139,7 +139,7 @@ def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
     evidence = [f"{job.subject}: {ended.reason}: {ended.message}"] if ended is not None else []
     evidence += [f"{pod.subject}: {at}" for pod, at in failing[:2]]
     log = command("kubectl", "-n", job.meta.namespace, "logs", f"job/{job.meta.name}", "--tail=50")
-    remedy = (f"Read why it fails: {log}", "Mend that, then upgrade the release again: Helm runs the Job anew.")
+    remedy = (f"Read why it fails: {log}", "Fix that, then upgrade the release again: Helm repeats the Job.")
     yield FoundCause(PATCH_FAILED, job.subject, tuple(evidence), remedy)
 
 

@@ -216,8 +216,8 @@ def _by_words(snapshot: Snapshot, judged_node: _Judged, fitting: Sequence[Node])
     if fitting:
         names = ", ".join(node.subject for node in fitting[:_MOST_NODES])
         evidence.append(
-            f"by the registrations and what pods were given, {names} would take it: HAMi's own books differ, "
-            "or it has not looked again since"
+            f"by the registrations and allocations, {names} would fit: HAMi's own state differs, or it has "
+            "not tried again since"
         )
         ended = [pod.subject for pod in snapshot.pods if pod.over and "hami.io/vgpu-node" in pod.meta.annotations]
         if ended:
@@ -414,7 +414,7 @@ def _heal(cause: Cause, node: Node) -> tuple[str, ...]:
         look = command("kubectl", "get", "node", node.name, "-o", f"jsonpath={{.metadata.annotations.{_ESCAPED}}}")
         lift = command("kubectl", "annotate", "node", node.name, f"{CORDON}-")
         return f"See which cards are cordoned: {look}", f"Once they are well: {lift}"
-    return f"Look at the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}", cause.remedy
+    return f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}", cause.remedy
 
 
 def _louder(installation: Installation) -> tuple[str, ...]:
@@ -425,7 +425,7 @@ def _louder(installation: Installation) -> tuple[str, ...]:
     edit = command(*words, "edit", "deployment", f"{installation.name}-scheduler")
     return (
         f"Read its lines of the pod, which name a reason for each node at -v=4, the chart's own: {logs}",
-        f"Each card is told of at -v=5 only, in the command of vgpu-scheduler-extender: {edit}",
+        f"Single cards are logged at -v=5 only, in the command of vgpu-scheduler-extender: {edit}",
     )
 
 

@@ -39,15 +39,15 @@ PLUGIN_NOT_MEANT = _of_node(
 )
 NOT_REGISTERED = _of_node(
     "HamiNodeNotRegistered",
-    "HAMi's device plugin runs on a node and has not registered its cards there: HAMi says `node unregistered` of it.",
+    "HAMi's device plugin runs on a node and has not registered its cards there: HAMi reports `node unregistered`.",
     "Read the plugin's log: it finds no card, or may not write to the node.",
     f"{_DEVICES}; the annotation hami.io/node-nvidia-register",
 )
 REGISTER_STALE = _of_node(
     "HamiRegistrationStale",
-    "A node stands in HAMi's books with cards that its device plugin no longer gives out: the kubelet offers none.",
+    "HAMi's state has a node with cards that its device plugin no longer advertises: the kubelet offers none.",
     "Bring HAMi's device plugin on the node back.",
-    f"{_DEVICES}; hami.io/node-nvidia-register beside the node's allocatable nvidia.com/gpu",
+    f"{_DEVICES}; hami.io/node-nvidia-register and the node's allocatable nvidia.com/gpu",
 )
 REGISTER_UNREADABLE = _of_node(
     "HamiVersionSkew",
@@ -59,12 +59,12 @@ LOCK_STALE = _of_node(
     "HamiNodeLockStale",
     "A node is locked for a pod that HAMi will not finish binding, so that no other pod is bound there meanwhile.",
     "See why the device plugin did not answer for that pod, then take the lock off the node.",
-    f"{_LOCK}: the annotation hami.io/mutex.lock; five minutes unless scheduler.nodeLockExpire says otherwise",
+    f"{_LOCK}: the annotation hami.io/mutex.lock; five minutes unless scheduler.nodeLockExpire is set",
     _MEDIUM,
 )
 CLOCK_APART = _of_node(
     "HamiHandshakeClockApart",
-    "HAMi up to 2.7 has given up a node whose device plugin works: their clocks or time zones differ.",
+    "HAMi up to 2.7 ignores a node with a working device plugin: their clocks or time zones differ.",
     "Let the scheduler's pod run in UTC and the node's clock be set, or upgrade HAMi: 2.8 no longer asks.",
     "HAMi 2.5 to 2.7 write the handshake in local time and read it as UTC",
 )
@@ -96,8 +96,8 @@ CERTIFICATE_EXPIRED = _of_node(
 )
 PATCH_FAILED = _of_node(
     "HamiCertificateJobFailed",
-    "A Job of HAMi's chart that makes the webhook's certificate, or tells the API server of it, has failed.",
-    "Read the Job's log, mend what it names, and upgrade the release again.",
+    "A Job of HAMi's chart failed that creates the webhook's certificate or registers it with the API server.",
+    "Read the Job's log, fix its error, and upgrade the release again.",
     f"{_CHART}/job-patch",
 )
 NO_LEADER = _of_node(
@@ -108,13 +108,13 @@ NO_LEADER = _of_node(
 )
 IGNORED = _admitted(
     "HamiWebhookIgnored",
-    "GPU pods are not shown to HAMi's webhook, by a label or by what it selects: Kubernetes' scheduler judges them.",
-    "Take the label away, or change what the webhook selects; then make the pods anew.",
+    ("GPU pods do not reach HAMi's webhook, because of a label or its selector: Kubernetes' scheduler schedules them."),
+    "Remove the label, or change the webhook's selector; then create the pods again.",
     "the label hami.io/webhook=ignore; namespaceSelector and objectSelector of the webhook",
 )
 OTHER_SCHEDULER = _admitted(
     "HamiOtherScheduler",
-    "A workload names a scheduler of its own, which HAMi's webhook leaves as it is: nobody gives its pods a card.",
+    "A workload names another scheduler, which HAMi's webhook keeps: its pods get no card.",
     "Take schedulerName out of the workload's template, or write HAMi's there.",
     f"{_WEBHOOK}: `pod already has different scheduler assigned`, since 2.7",
 )
@@ -127,7 +127,7 @@ PRIVILEGED = _admitted(
 MISSED = _admitted(
     "HamiWebhookMissed",
     "GPU pods were made while HAMi's webhook did not answer; its failurePolicy Ignore let them pass as they were.",
-    "Once the webhook answers, delete the pods: what makes them makes others, which it sees.",
+    "Once the webhook answers, delete the pods: their controller creates others, which reach it.",
     "failurePolicy: Ignore of the webhook vgpu.hami.io, the chart's default",
 )
 NODE_NAMED = _admitted(
@@ -138,7 +138,7 @@ NODE_NAMED = _admitted(
 )
 QUOTA = _admitted(
     "HamiQuotaExceeded",
-    "The namespace has used up what a ResourceQuota allows it of the cards' memory or cores, as HAMi counts it.",
+    "The namespace has used up its ResourceQuota of the cards' memory or cores, as HAMi counts it.",
     "End pods of the namespace, ask for less, or raise the quota.",
     "HAMi counts limits.nvidia.com/gpumem and limits.nvidia.com/gpucores of a ResourceQuota itself",
 )
@@ -146,8 +146,8 @@ QUOTA = _admitted(
 # The scheduler.
 EXTENDER = _scheduled(
     "HamiExtenderUnreachable",
-    "Kubernetes' scheduler in HAMi's pod gets no answer from HAMi's extender beside it, so it places no GPU pod.",
-    "Look at the container vgpu-scheduler-extender: whether it restarts, and what it says.",
+    "Kubernetes' scheduler in HAMi's pod gets no answer from HAMi's extender there, so it schedules no GPU pod.",
+    "Check the container vgpu-scheduler-extender: its restarts and its log.",
     f"{_CHART}/configmapnew.yaml: urlPrefix of the extender",
 )
 EXTENDER_SLOW = _scheduled(
@@ -159,14 +159,14 @@ EXTENDER_SLOW = _scheduled(
 )
 NO_RIGHT = _scheduled(
     "HamiMayNotWrite",
-    "HAMi's scheduler may not write to pods or nodes what it has decided: no pod is bound.",
+    "HAMi's scheduler may not write its decisions to pods or nodes, so no pod is bound.",
     "Give its service account the rights of the chart's ClusterRole back.",
     f"{_SCHEDULER}, Bind",
 )
 WRITE_FAILS = _scheduled(
     "HamiWriteFails",
-    "The API server takes what HAMi's scheduler writes at bind with an error of its own, or of etcd.",
-    "Look at the API server and etcd; HAMi tries again.",
+    "The API server or etcd fails on the writes of HAMi's scheduler at bind.",
+    "Check the API server and etcd; HAMi tries again.",
     f"{_SCHEDULER}, Bind",
 )
 BIND_FAILS = _scheduled(
@@ -186,7 +186,7 @@ FILTERED_ONLY = _scheduled(
 # Shortages on cards.
 NODES_UNREGISTERED = _scheduled(
     "HamiKnowsNoNode",
-    "HAMi's scheduler knows no card of any node that would take the pod: it says `node unregistered` of all of them.",
+    "HAMi's scheduler knows no cards of any node for the pod: it reports `node unregistered` for all of them.",
     "Bring HAMi's device plugin to the nodes, and see that it writes their registration.",
     "`node unregistered`, `node usage unavailable` in FailedScheduling",
 )
@@ -210,7 +210,7 @@ SLOTS = _scheduled(
 )
 EXCLUSIVE = _scheduled(
     "HamiExclusiveConflict",
-    "The pod wants cards that nobody else uses, and all are used, or another pod has a card for itself.",
+    "The pod needs unshared cards, and all are in use, or another pod uses a card exclusively.",
     "Wait for a whole card; or ask for nvidia.com/gpumem: without it a pod gets 100 gpucores, which is a card alone.",
     "ExclusiveDeviceAllocateConflict; the webhook writes gpucores=100 where no memory is asked for, since 2.7",
 )
@@ -229,7 +229,7 @@ CONSTRAINED = _scheduled(
 UNHEALTHY = _scheduled(
     "HamiCardUnhealthy",
     "Cards that the pod could have are registered as unhealthy.",
-    "Look at the GPUs of the node: their plugin saw an Xid, or NVML does not answer.",
+    "Check the GPUs of the node: their plugin observed an Xid, or NVML does not answer.",
     "CardNotHealth, CardUnhealthy",
 )
 CORDONED = _scheduled(
@@ -247,13 +247,13 @@ NUMA = _scheduled(
 )
 MIG = _scheduled(
     "HamiMigNotFit",
-    "No profile of MIG that the cards may be cut into has room for what the pod asks.",
+    "No MIG profile of the cards is large enough for the pod's request.",
     "Ask for the size of a profile, or free a card whole.",
     "CardMigTopologyInfeasible, CardNotFoundCustomFilterRule",
 )
 UNFIT = _scheduled(
     "HamiNodeUnfit",
-    "HAMi finds no card for the pod and does not say why at the log level in force.",
+    "HAMi finds no card for the pod and does not log the reason at the present log level.",
     "Let the extender log at -v=5, and read its lines of this pod.",
     "NodeUnfitPod; `node not fit pod` in 2.5",
 )
@@ -262,26 +262,26 @@ UNFIT = _scheduled(
 NOT_SEEN = _accepted(
     "HamiNoBindingPod",
     "HAMi's device plugin was asked for a card for a pod that HAMi's scheduler has not placed.",
-    "Let HAMi's webhook see the pod: look for what kept it away, then make the pod anew.",
+    "Find the reason why the pod did not reach HAMi's webhook, then create the pod again.",
     "HAMi, GetPendingPod: `no binding pod found on node`",
 )
 NUMBER = _accepted(
     "HamiDeviceNumberMismatch",
     "The kubelet asks HAMi's device plugin for another number of cards than the scheduler noted on the pod.",
-    "Delete the pod, so that it is placed anew; ask for nvidia.com/gpu as a limit alone, and in whole numbers.",
+    "Delete the pod, so that it is scheduled again; set nvidia.com/gpu as a limit only, and as a whole number.",
     f"{_PLUGIN}: `device number not matched`",
 )
 CARD_GONE = _accepted(
     "HamiAllocatedCardGone",
     "The card that HAMi's scheduler chose is not on the node any more, as its device plugin sees it.",
-    "Look at the node's cards, restart the device plugin's pod there, then delete the Failed pod.",
+    "Check the node's cards, restart the device plugin's pod there, then delete the Failed pod.",
     f"{_PLUGIN}: `resolve allocated NVIDIA devices`",
 )
 ALLOCATION_HANGS = _accepted(
     "HamiAllocationHangs",
     "HAMi has bound the pod and marked it as allocating, and no device plugin has answered for it since.",
-    "Look at HAMi's device plugin on the node and at the kubelet there; then delete the pod.",
-    "the annotation hami.io/bind-phase=allocating beside hami.io/bind-time",
+    "Check HAMi's device plugin on the node and the kubelet there; then delete the pod.",
+    "the annotations hami.io/bind-phase=allocating and hami.io/bind-time",
 )
 ALLOCATION_FAILED = _accepted(
     "HamiAllocationFailed",
@@ -301,7 +301,13 @@ LIBRARY = Cause(
     "HamiLibraryMissing",
     _HIGH,
     Link.RUNNING,
-    "HAMi's library is not where the container is told to load it from: limits do not hold, or every program ends.",
-    "Restart HAMi's device plugin on the node: its start copies the library to the host. Then make the pod anew.",
+    (
+        "HAMi's library is not at the path that the container loads it from: limits have no effect, or every "
+        "program ends."
+    ),
+    (
+        "Restart HAMi's device plugin on the node: at its start it copies the library to the host. Then create "
+        "the pod again."
+    ),
     "`libvgpu.so … cannot be preloaded`, written by ld.so",
 )

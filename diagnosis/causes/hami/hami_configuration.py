@@ -16,14 +16,14 @@ UNREADABLE = Cause(
     CauseSeverity.HIGH,
     None,
     "HAMi's configuration of devices is no YAML: its scheduler and device plugins can't start again with it.",
-    "Mend the document, then restart the scheduler and the device plugins.",
+    "Fix the document, then restart the scheduler and the device plugins.",
     _SOURCE,
 )
 MISPLACED = Cause(
     "HamiSettingMisplaced",
     CauseSeverity.MEDIUM,
     None,
-    "A setting of HAMi's for NVIDIA's cards stands beside `nvidia:` in its configuration, where nothing reads it.",
+    "A HAMi setting for NVIDIA's cards is outside of `nvidia:` in its configuration, where no program reads it.",
     "Move it beneath `nvidia:`, then restart the scheduler and the device plugins.",
     _SOURCE,
 )
@@ -42,13 +42,13 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
         # Other versions may accept other keys. Only a key that is known elsewhere is certainly misplaced.
         stray = [key for key in settings.odd if key.path in KEYS]
         if stray:
-            evidence = tuple(f"{DEVICE_CONFIG}: {key.path} stands where HAMi reads {key.meant}" for key in stray)
+            evidence = tuple(f"{DEVICE_CONFIG}: {key.path} is set, and HAMi reads {key.meant}" for key in stray)
             yield FoundCause(MISPLACED, config_map.meta.subject, evidence, (_edit(config_map),))
 
 
 def _edit(config_map: ConfigMap) -> str:
     edit = command("kubectl", "-n", config_map.meta.namespace, "edit", "configmap", config_map.meta.name)
-    return f"Mend {DEVICE_CONFIG}, where Helm keeps it or at once: {edit}. HAMi's pods read it when they start."
+    return f"Fix {DEVICE_CONFIG}, in its Helm values or at once: {edit}. HAMi's pods read it when they start."
 
 
 SEARCHES = (Search((UNREADABLE, MISPLACED), ("ConfigMap",), find),)

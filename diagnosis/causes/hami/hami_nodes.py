@@ -107,7 +107,7 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
                 f"{node.subject}: {len(sick)} of {len(registered.cards)} cards registered as unhealthy: {named}{more}",
             )
             because = tuple((cause, node.subject) for cause in (REGISTER_STALE, UNHEALTHY, WITHHELD))
-            remedy = (f"Look at the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
+            remedy = (f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
             yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
 
@@ -186,8 +186,8 @@ def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Ite
         evidence += [f"its log: {line}"] if line else []
         words = ("kubectl", "-n", pod.meta.namespace)
         remedy = [
-            f"Read what the plugin sees: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
-            f"Let it look anew: {command(*words, 'delete', 'pod', pod.meta.name)}",
+            f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
+            f"Restart it: {command(*words, 'delete', 'pod', pod.meta.name)}",
         ]
     if not remedy:
         evidence.append("no pod of HAMi's device plugin is there")
@@ -215,9 +215,9 @@ def _unregistered(
     evidence = (f"{node.subject}: {has}; {offered(node, every)}", f"{pod.subject} is ready")
     words = ("kubectl", "-n", pod.meta.namespace)
     remedy = (
-        f"Read what the plugin says: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
+        f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
         f"See whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', _as(pod))}",
-        f"Let it register anew: {command(*words, 'delete', 'pod', pod.meta.name)}",
+        f"Let it register again: {command(*words, 'delete', 'pod', pod.meta.name)}",
     )
     yield FoundCause(NOT_REGISTERED, node.subject, evidence, remedy, (node.subject,))
 
@@ -235,7 +235,7 @@ def _skew(installation: Installation, scheduler: Component, form: RegistrationFo
         evidence.append(f"device plugins: {', '.join(plugins)}")
     look = command("kubectl", "-n", installation.namespace, "get", "pods", "-o", "wide")
     remedy = (
-        f"Upgrade the release whole, and see that all of its pods were made anew: {look}",
+        f"Upgrade the whole release, and check that all of its pods were replaced: {look}",
         "A plugin of the right version writes the registration again within a minute.",
     )
     names = tuple(node.subject for node in nodes)
@@ -278,7 +278,7 @@ def _minutes(apart: timedelta) -> str:
 def _why_stale(snapshot: Snapshot, lock: NodeLock, expires: timedelta) -> str:
     """Return why the lock is stale; '' if it is still within its time."""
     if lock.at is None:
-        return "nobody can read when it was set, so that it never expires"
+        return "its time is unreadable, so it never expires"
     age = snapshot.now - lock.at
     if age > expires:
         return f"it was set {_minutes(age)} ago, and expires after {_minutes(expires)}"

@@ -99,7 +99,7 @@ def _judged(snapshot: Snapshot, installation: Installation, waiting: Waiting) ->
 def _unanswered(snapshot: Snapshot, installation: Installation, waiting: Waiting, called: re.Match[str]) -> FoundCause:
     cause = EXTENDER_SLOW if _LATE.search(called[2]) else EXTENDER
     evidence = [f"the scheduler, at /{called[1]}: {called[2][:_MOST]}", *_extender(snapshot, installation)]
-    remedy = [f"Read what the extender says: {_logs(installation)}"]
+    remedy = [f"Read the extender's log: {_logs(installation)}"]
     if cause is EXTENDER_SLOW:
         remedy.append(
             "See its CPU limit. With --profiling it serves /debug/pprof at its https port, 443 of its Service."
@@ -148,10 +148,10 @@ def _unwritten(installation: Installation, waiting: Waiting, text: str, *, faile
     elif _LOCKED.search(text) and not _SERVER.search(text):
         return
     elif _SERVER.search(text):
-        remedy = ("Look at the API server and etcd: health, latency, and whether requests are throttled.",)
+        remedy = ("Check the API server and etcd: health, latency, and throttled requests.",)
         yield FoundCause(WRITE_FAILS, installation.subject, evidence, remedy, waiting.names, Certainty.LIKELY)
     elif failed or "bind" in text.lower():
-        remedy = (f"Read what it met: {_logs(installation)}",)
+        remedy = (f"Read its errors: {_logs(installation)}",)
         because = ((LOCK_STALE, f"node/{name}") for name in _nodes_in(text))
         yield FoundCause(
             BIND_FAILS, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY, tuple(because)
@@ -165,7 +165,10 @@ def _forbidden(
     account = _ACCOUNT.match(user)
     where = subject("ServiceAccount", account[1], account[2]) if account else installation.subject
     ask = command("kubectl", "auth", "can-i", verb, resource, f"--as={user}")
-    remedy = (f"See what it may: {ask}", "Upgrade the release whole: its ClusterRole has what this version needs.")
+    remedy = (
+        f"Check its permissions: {ask}",
+        "Upgrade the whole release: its ClusterRole has the permissions of this version.",
+    )
     return FoundCause(NO_RIGHT, where, evidence, remedy, waiting.names)
 
 
@@ -180,7 +183,7 @@ def _filtered(
     if last.last is None or snapshot.now - last.last < _LASTS:
         return
     evidence = (f"HAMi's scheduler: {last.message[:_MOST]}", *since)
-    remedy = (f"Read what the other plugins of the scheduler say of the pod: {_logs(installation, 'kube-scheduler')}",)
+    remedy = (f"Read the log of the scheduler's other plugins about the pod: {_logs(installation, 'kube-scheduler')}",)
     yield FoundCause(FILTERED_ONLY, result[0], evidence, remedy, result[1], Certainty.LIKELY)
 
 

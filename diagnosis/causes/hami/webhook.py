@@ -88,11 +88,11 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
         cause, where, message, remedy = known
         return FoundCause(cause, where, (message, shown), remedy, (pod.subject,))
     if snapshot.sees(_HOOKS) and not any(installation.webhooks for installation in every):
-        message = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io beside {every[0].subject}"
+        message = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io for {every[0].subject}"
         return FoundCause(WEBHOOK_MISSING, every[0].subject, (message, shown), (), (pod.subject,))
     evidence = (shown, *(line for installation in every for line in _was_away(installation, pod)))
     gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
-    remedy = (f"Once the webhook answers, have the pod made anew: {gone}", *_for_the_next_time(every))
+    remedy = (f"Once the webhook answers, have the pod created again: {gone}", *_for_the_next_time(every))
     because = tuple(pair for installation in every for pair in unreachable(installation))
     doubts = tuple(_doubts(snapshot, every))
     certainty = Certainty.LIKELY if doubts else Certainty.PROVEN
@@ -102,7 +102,7 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
 def _doubts(snapshot: Snapshot, every: tuple[Installation, ...]) -> Iterator[str]:
     """Yield other possible reasons why the webhook was not called, which can't be checked."""
     if not snapshot.sees(_HOOKS):
-        yield "what the webhook selects is not visible: it may have been kept away, too"
+        yield "the webhook's selector is not visible: it may exclude the pod, too"
     for hook in (hook for installation in every for hook in installation.webhooks if hook.conditions):
         named = ", ".join(hook.conditions)
         yield f"{hook.configuration.subject}: its matchConditions ({named}) may have kept it away, too"
@@ -174,7 +174,7 @@ def _shown(pod: Pod) -> str:
 def _was_away(installation: Installation, pod: Pod) -> Iterator[str]:
     for hook in installation.webhooks:
         if not hook.fails_closed:
-            yield f"{hook.configuration.subject}: failurePolicy Ignore: what it does not answer for passes as it is"
+            yield f"{hook.configuration.subject}: failurePolicy Ignore: without an answer, pods pass unchanged"
     pods = [each for each in (installation.scheduler.pods if installation.scheduler else ()) if is_ready(each)]
     since = [state.started for each in pods for state in each.states if state.started is not None]
     made = pod.meta.created

@@ -36,35 +36,35 @@ NO_DEVICES = Cause(
     "NoDevicesPublished",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "No node publishes devices of the DRA driver whose class a claim asks for.",
-    "Look at the kubelet plugin of the DRA driver on the GPU nodes.",
+    "No node publishes devices of the DRA driver for the class of a claim.",
+    "Check the kubelet plugin of the DRA driver on the GPU nodes.",
 )
 NO_MATCH = Cause(
     "NoDeviceMatchesClaim",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
     "No device that is published is as a claim asks for, or not as many on one node.",
-    "Change the claim's selectors or count to what devices there are.",
+    "Change the claim's selectors or count to the existing devices.",
 )
 ALL_ALLOCATED = Cause(
     "DevicesAllAllocated",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "Every device that would satisfy a claim is allocated to another.",
-    "Wait, stop what is not needed, or add nodes; delete claims that nobody uses any more.",
+    "Wait, stop unneeded workloads, or add nodes; delete unused claims.",
 )
 NO_CLAIM = Cause(
     "ResourceClaimMissing",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A pod names a ResourceClaim or a template that does not exist, or whose claim nobody has made.",
+    "A pod names a ResourceClaim or a template that does not exist, or its claim was not created.",
     "Create it in the pod's namespace, or correct the name in the workload.",
 )
 CLAIM_UNMET = Cause(
     "ClaimNotSatisfied",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "The scheduler can allocate no devices for a claim; what the snapshot shows does not tell why.",
+    "The scheduler can allocate no devices for a claim; the snapshot does not show the reason.",
     "Compare the claim's requests with the ResourceSlices.",
 )
 CAUSES = (NO_CLASS, NO_DEVICES, NO_MATCH, ALL_ALLOCATED, TAINTED, NO_CLAIM, CLAIM_UNMET)
@@ -227,7 +227,7 @@ def _short(
     if not of_driver:
         evidence = (asks, f"no ResourceSlice of driver {driver or known.meta.name}; {_drivers(offers)}")
         look = command("kubectl", "get", "pods", "-A", "-o", "wide")
-        remedy = (f"Look at the DRA driver's kubelet plugin on the GPU nodes: {look}",)
+        remedy = (f"Check the DRA driver's kubelet plugin on the GPU nodes: {look}",)
         above = tuple(_why_no_slices(snapshot))
         yield FoundCause(
             NO_DEVICES, f"deviceclass/{known.meta.name}", evidence, remedy, waiting.names, because_of=above

@@ -47,7 +47,9 @@ def published_anew(snapshot: Snapshot, driver: str) -> Iterator[str]:
     """Yield pools that may offer more than their visible slices show. `driver`: '' for any."""
     for (of, name), pool in snapshot.pools.items():
         if driver in ("", of) and not is_whole(pool):
-            yield f"the driver is publishing its pool {of}/{name} anew: {len(pool)} of {pool[0].count} ResourceSlices"
+            yield (
+                f"the driver is publishing its pool {of}/{name} again: {len(pool)} of {pool[0].count} ResourceSlices"
+            )
 
 
 def shut(

@@ -29,27 +29,27 @@ KUEUE = Cause(
     CauseSeverity.MEDIUM,
     Link.QUEUED,
     "Kueue has not admitted the workload: its pods keep a scheduling gate of Kueue.",
-    "Look at the Kueue Workload and its queue: quota, and whether the queue is there and active.",
+    "Check the Kueue Workload and its queue: quota, existence and state of the queue.",
 )
 TOPOLOGY = Cause(
     "KueueTopologyPending",
     CauseSeverity.MEDIUM,
     Link.QUEUED,
-    "Kueue has not assigned the pod a place in the topology: its gate for that is still there.",
-    "Look at the Kueue Workload's topology assignment, and at Kueue's controller.",
+    "Kueue has not assigned the pod a topology: its gate for that is still there.",
+    "Check the Kueue Workload's topology assignment, and Kueue's controller.",
 )
 GATED = Cause(
     "SchedulingGateHeld",
     CauseSeverity.MEDIUM,
     Link.QUEUED,
-    "A pod keeps a scheduling gate that whoever set it has not taken away.",
+    "A pod keeps a scheduling gate that its owner has not removed.",
     "Find the controller that owns the gate, and why it waits.",
 )
 NO_SCHEDULER = Cause(
     "SchedulerNotThere",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A pod names a scheduler that does not answer: nobody has looked at the pod.",
+    "A pod names a scheduler that does not answer: no scheduler has processed the pod.",
     "Name a scheduler that runs, or install the one that is named.",
 )
 GANG = Cause(
@@ -63,7 +63,7 @@ ERROR = Cause(
     "SchedulerFailed",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "The scheduler tried to place a pod and met an error.",
+    "The scheduler failed with an error when it tried to schedule a pod.",
     "Read the error; it names the step that failed.",
 )
 CAUSES = (KUEUE, TOPOLOGY, GATED, NO_SCHEDULER, GANG, ERROR)
@@ -180,7 +180,7 @@ def _gated(snapshot: Snapshot, pod: Pod) -> FoundCause:
     look = command(
         "kubectl", "-n", pod.meta.namespace, "get", "pod", pod.meta.name, "-o", "yaml", "--show-managed-fields"
     )
-    remedy = (f"See who set the gate (managedFields), and look at that controller: {look}",)
+    remedy = (f"Find the owner of the gate (managedFields), and check that controller: {look}",)
     return FoundCause(GATED, workload, tuple(evidence), remedy, (pod.subject,))
 
 
@@ -190,10 +190,10 @@ def _queued(snapshot: Snapshot, workload: Queued) -> FoundCause:
     messages = [
         f"{each.type}={each.status}, {each.reason}: {each.message}" for each in workload.conditions if each.message
     ]
-    state = [f"{made_by}: {text}" for text in messages[:2]] or [f"{made_by}: Kueue has not said anything of it"]
+    state = [f"{made_by}: {text}" for text in messages[:2]] or [f"{made_by}: Kueue has not reported anything about it"]
     kubectl = ("kubectl", "-n", workload.meta.namespace)
     look = command(*kubectl, "describe", "workloads.kueue.x-k8s.io", workload.meta.name)
-    remedy = (*_mend_queue(snapshot, workload), f"See what its queue wants: {look}")
+    remedy = (*_mend_queue(snapshot, workload), f"Check its queue: {look}")
     where = subject("LocalQueue", workload.meta.namespace, workload.queue) if workload.queue else made_by
     return FoundCause(KUEUE, where, (*state, *_about_queue(snapshot, workload)), remedy, (made_by,))
 
@@ -248,7 +248,7 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
         evidence = [f"{len(pods)} pods of schedulerName {name}: no condition and no event of any scheduler", answers]
         running = [scheduler for scheduler in _schedulers(snapshot) if scheduler != name]
         if running:
-            evidence.append(f"schedulers that place pods here: {', '.join(running)}")
+            evidence.append(f"schedulers of this cluster: {', '.join(running)}")
         remedy = tuple(_mend_scheduler(snapshot, name, running))
         because = tuple((NOT_READY[component.role], component.subject) for component in _of_hami(snapshot, name))
         for workload in sorted({snapshot.line(pod.meta)[-1] for pod in pods}):
@@ -319,7 +319,7 @@ def _mend_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> It
     look = command("kubectl", "get", "pods", "-A", "-o", "wide")
     if own:
         describe = command("kubectl", "-n", own[0].meta.namespace, "describe", "pod", own[0].meta.name)
-        yield f"See what it lacks: {describe}"
+        yield f"Find the reason: {describe}"
     elif name == _DEFAULT:
         yield f"Start kube-scheduler, a part of the control plane: {look}"
     else:
@@ -342,7 +342,7 @@ def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:
     ):
         return None
     look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
-    remedy = (f"See what its queue has left, and how many pods the group needs: {look}",)
+    remedy = (f"Check its queue's free quota, and the number of pods that the group needs: {look}",)
     return FoundCause(GANG, snapshot.line(pod.meta)[-1], (f"{group}: {noted[-1].message}",), remedy, (pod.subject,))
 
 

@@ -32,7 +32,7 @@ NOT_READY = Cause(
     CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A GPU node is not ready, does not answer, or is short of memory, disk or PIDs.",
-    "Look at the node's conditions, and at its kubelet and container runtime.",
+    "Check the node's conditions, its kubelet and container runtime.",
 )
 LEAVING = Cause(
     "NodeUnderMaintenance",
@@ -45,8 +45,8 @@ STARTING = Cause(
     "NodeStartupUnfinished",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "A node that waiting pods could have keeps a taint of its start-up: what should take it away has not.",
-    "Look at the component whose taint it is, on that node.",
+    "A suitable node keeps a taint of its start-up that its owner has not removed.",
+    "Check the component that owns the taint, on that node.",
 )
 TAINTED = Cause(
     "TaintNotTolerated",
@@ -153,7 +153,7 @@ def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse])
 def find_changed(node: Node, resource: str, affected: tuple[str, ...]) -> FoundCause:
     """A node that offers nothing while the operator is at work on it."""
     evidence = f"{node.subject} offers no {resource} meanwhile: {', '.join(changes(node))}"
-    remedy = f"Wait for the operator; if these labels no longer change, look at its pods there: {_pods_on(node)}"
+    remedy = f"Wait for the operator; if these labels no longer change, check its pods there: {_pods_on(node)}"
     above = tuple((cause, node.subject) for cause in (UPGRADE_FAILED, MIG_PENDING, *OFFERS_NONE))
     return FoundCause(LEAVING, node.subject, (evidence,), (remedy,), affected, because_of=above)
 
@@ -203,7 +203,7 @@ def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ..
             )
         case TaintOwner.LEAVING:
             return FoundCause(LEAVING, node.subject, (evidence, *_platform(node)), _describe(node), affected)
-    remedy = f"Look at the component that should take {taint.key} away, on {node.name}: {_pods_on(node)}"
+    remedy = f"Check the component that should remove {taint.key} on {node.name}: {_pods_on(node)}"
     return FoundCause(STARTING, node.subject, (evidence,), (remedy,), affected)
 
 
@@ -249,7 +249,7 @@ def _uncordon(node: Node) -> tuple[str, ...]:
 
 def _upgrade(node: Node) -> tuple[str, ...]:
     look = command("kubectl", "describe", "node", node.name)
-    return (f"Wait for the upgrade; if its state no longer changes, look at the driver's pod there: {look}",)
+    return (f"Wait for the upgrade; if its state no longer changes, check the driver's pod there: {look}",)
 
 
 def _pressure(node: Node) -> Iterator[str]:

@@ -23,7 +23,7 @@ IN_USE = Cause(
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "Every GPU that waiting pods could have is held by another pod.",
-    "Wait, stop what is not needed, give the waiting pods a higher priority, or add nodes.",
+    "Wait, stop unneeded workloads, give the waiting pods a higher priority, or add nodes.",
 )
 FRAGMENTED = Cause(
     "GpusFragmented",
@@ -37,14 +37,14 @@ TERMINATING = Cause(
     CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A pod that should have been gone for minutes still holds its GPUs.",
-    "Find what keeps it: a finalizer, a node that does not answer, or a process that hangs in the driver.",
+    "Find the reason: a finalizer, a node that does not answer, or a process that hangs in the driver.",
 )
 HOST_USED_UP = Cause(
     "CpuOrMemoryUsedUp",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "GPUs are free, but CPU, memory or another plain resource beside them on their nodes is used up.",
-    "Move pods without GPUs off the GPU nodes, or ask for less beside each GPU.",
+    "GPUs are free, but CPU, memory or another plain resource of their nodes is used up.",
+    "Move pods without GPUs off the GPU nodes, or request less per GPU.",
 )
 TOO_MANY = Cause(
     "MoreGpusThanAnyNodeHas",
@@ -64,13 +64,13 @@ SHORT = Cause(
     "InsufficientResource",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "The scheduler finds too little of a resource; what the snapshot shows does not tell why.",
+    "The scheduler finds too little of a resource; the snapshot does not show the reason.",
     "See the nodes and pods of all namespaces: who holds it, and which nodes offer it.",
 )
 CAUSES = (IN_USE, FRAGMENTED, TERMINATING, UNHEALTHY, HOST_USED_UP, TOO_MANY, TOO_MUCH, SHORT)
 
 _HANGS = (
-    "Look on the node for a process that cannot be killed (state D), as one that hangs in the GPU driver; "
+    "Check the node for a process that cannot be killed (state D), such as one that hangs in the GPU driver; "
     "a reboot of the node ends it."
 )
 _MOST_NODES = 8
@@ -168,7 +168,7 @@ def _why_kept(snapshot: Snapshot, pod: Pod) -> tuple[tuple[str, ...], tuple[str,
     if node is not None and not node.ready:
         gone = command("kubectl", "delete", "node", node.name)
         remedy = f"Bring the node back, or take it out of the cluster: {gone}"
-        return (f"{node.subject} is not ready: nobody there ends the pod",), (remedy,)
+        return (f"{node.subject} is not ready, so no kubelet ends the pod",), (remedy,)
     delete = command(*kubectl, "delete", "pod", pod.meta.name, "--force", "--grace-period=0")
     return (), (_HANGS, f"Only if the pod's processes are gone for sure: {delete}")
 
@@ -241,7 +241,7 @@ def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacl
         evidence.append(f"{room.node.subject}: {free} free, but only {amounts}; held by {_holders(room, name)}")
     look = command("kubectl", "describe", "node", lines[0][0].node.name)
     remedy = (
-        f"See who holds {name} beside the GPUs, and keep pods without GPUs off these nodes: {look}",
+        f"Find the users of {name} on the GPU nodes, and keep pods without GPUs off these nodes: {look}",
         f"Or ask for less {name} per GPU.",
     )
     return FoundCause(HOST_USED_UP, f"resource/{name}", tuple(evidence), remedy, waiting.names)
@@ -277,7 +277,7 @@ def _holders(room: NodeUse, name: str) -> str:
     holders = room.holders(name)
     message = ", ".join(f"{pod.subject} ({shown(name, value)})" for value, pod in holders[:_MOST_HOLDERS])
     more = f" and {len(holders) - _MOST_HOLDERS} more" if len(holders) > _MOST_HOLDERS else ""
-    return (message or "nobody that is visible") + more
+    return (message or "no visible pod") + more
 
 
 def _short(waiting: Waiting, room: NodeUse) -> list[Obstacle]:
@@ -300,5 +300,5 @@ def _move(rooms: Iterable[NodeUse], name: str) -> str:
 def _free_some(name: str) -> tuple[str, ...]:
     return (
         f"See who holds {name}: {command('gpu-healthcheck', 'status', '--allocation')}",
-        "Stop what is not needed, give the waiting pods a higher priority, or add nodes.",
+        "Stop unneeded workloads, give the waiting pods a higher priority, or add nodes.",
     )

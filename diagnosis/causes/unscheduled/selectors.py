@@ -24,7 +24,7 @@ UNMATCHED = Cause(
     "NodeSelectorMatchesNoNode",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A workload's node selector or required affinity takes no node that has what it asks for.",
+    "A workload's node selector or required affinity excludes every node with its resources.",
     "Change the selector to labels that the nodes have, or label the nodes.",
 )
 CAUSES = (UNMATCHED,)
@@ -114,7 +114,7 @@ def _nearest(
     near = _near_value(wanted.values, values)
     if wanted.operator in ("In", "Gt", "Lt") and near:
         return there, (f"Set {wanted.key} to {near} in the selector, if that will do.", *_suffix(wanted.values, near))
-    return there, (f"Change {wanted.key} in the selector to what nodes have.",)
+    return there, (f"Change {wanted.key} in the selector to a value of the nodes.",)
 
 
 def _no_label(message: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tuple[str, tuple[str, ...]]:
@@ -123,7 +123,7 @@ def _no_label(message: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tup
     close = [] if wanted.key in _DISCOVERED else get_close_matches(wanted.key, keys, 1, 0.85)
     if close:
         return f"{message}: no node has the label {wanted.key}; they have {close[0]}", (
-            f"Write {close[0]} in place of {wanted.key} in the selector.",
+            f"Write {close[0]} instead of {wanted.key} in the selector.",
         )
     remedy = [f"Take {wanted.key} out of the selector."]
     if wanted.key.startswith("nvidia.com/"):

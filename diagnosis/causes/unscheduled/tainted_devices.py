@@ -19,8 +19,8 @@ TAINTED = Cause(
     "DevicesTainted",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A claim waits for devices that nobody holds: a taint keeps work off them.",
-    "Mend what the taint is for: it goes with that, or with its DeviceTaintRule.",
+    "A claim waits for free devices: a taint keeps work off them.",
+    "Fix the reason of the taint: it ends with that, or with its DeviceTaintRule.",
     "https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/",
 )
 _MOST, _MOST_REASONS = 5, 3
@@ -59,8 +59,8 @@ def _steps(snapshot: Snapshot, taint: BlockingTaint) -> Iterator[str]:
         yield f"Its driver takes the taint away once the device is well: {look}"
     elif is_ours(taint.rule):
         for reason in _reasons(snapshot, taint):
-            yield f"See what {reason} asks for: {command('gpu-healthcheck', 'explain', reason)}"
-        yield f"Once the GPU is mended: {release_of(taint.offer.node)}"
+            yield f"See the action for {reason}: {command('gpu-healthcheck', 'explain', reason)}"
+        yield f"Once the GPU is fixed: {release_of(taint.offer.node)}"
     else:
         name = taint.rule.meta.name
         yield f"Ask who made the rule, and why: {command('kubectl', 'get', 'devicetaintrule', name, '-o=yaml')}"

@@ -52,8 +52,8 @@ ABSENT = Cause(
     "GpuResourceAbsent",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "No node offers a resource that GPU workloads ask for: there is no such node, or its device plugin does not tell.",
-    "Add a node with it, or look why the device plugin of the nodes that have the hardware does not register.",
+    ("No node advertises a resource of GPU workloads: there is no such node, or its device plugin does not report it."),
+    "Add a node with it, or find out why the device plugin of suitable nodes does not register.",
 )
 CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT)
 
@@ -143,7 +143,7 @@ def _other_profiles(name: str, mig: list[str], there: Counter[str]) -> tuple[str
         return first, f"Or have a node partitioned with {name.removeprefix(_MIG)} by its label `nvidia.com/mig.config`."
     if _WHOLE in there:
         return (
-            f"With MIG strategy single, ask for {_WHOLE}; the label nvidia.com/gpu.product tells the profile.",
+            f"With MIG strategy single, request {_WHOLE}; the label nvidia.com/gpu.product shows the profile.",
             "Without MIG: set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin.",
         )
     return ("Set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin.",)
@@ -199,7 +199,7 @@ def _look(snapshot: Snapshot, name: str, rooms: Sequence[NodeUse]) -> tuple[str,
     if plugin is None:
         return (f"Bring the {role.value} to the nodes that have such devices.", _offers(name))
     look = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
-    return (f"Look at the {role.value}, whether it runs on the nodes that have such devices: {look}", _offers(name))
+    return (f"Check whether the {role.value} runs on the nodes with such devices: {look}", _offers(name))
 
 
 def _switch_on(node: Node) -> str:
@@ -210,4 +210,4 @@ def _switch_on(node: Node) -> str:
 def _offers(name: str) -> str:
     escaped = name.replace(".", "\\.")
     columns = f"custom-columns=NODE:.metadata.name,OFFERED:.status.allocatable.{escaped}"
-    return f"See what nodes offer: {command('kubectl', 'get', 'nodes', '-o', columns)}"
+    return f"List the resources of the nodes: {command('kubectl', 'get', 'nodes', '-o', columns)}"

@@ -21,7 +21,7 @@ HELD = Cause(
     CauseSeverity.MEDIUM,
     Link.QUEUED,
     "Volcano has not let a group of pods into its queue: none of them is scheduled, and a Volcano Job makes none.",
-    "Look at the group's queue: whether it is open, and whether it may have as much as the group asks for.",
+    "Check the group's queue: whether it is open, and whether its quota covers the group's request.",
     "https://volcano.sh/en/docs/podgroup/: phases Pending and Inqueue; https://volcano.sh/en/docs/queue/: capability",
 )
 _PATIENCE, _IN_LINE = timedelta(minutes=2), timedelta(minutes=10)
@@ -59,7 +59,7 @@ def _held(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None, lasting
         "kubectl", "-n", group.meta.namespace, "describe", "podgroups.scheduling.volcano.sh", group.meta.name
     )
     see = command("kubectl", "describe", "queues.scheduling.volcano.sh", group.queue)
-    remedy = (f"See what its queue may have, and has given: {see}", f"See what the group asks for at once: {look}")
+    remedy = (f"Check its queue's quota and use: {see}", f"Check the group's total request: {look}")
     evidence = (f"{group.meta.subject}: phase Pending, queue {group.queue}", *lasting, *_given(group, queue))
     because = ((NO_SCHEDULER, made_by), (NO_SCHEDULER, group.meta.subject))
     return FoundCause(HELD, where, (*evidence, *_said(snapshot, group)), remedy, (made_by,), because_of=because)

@@ -21,7 +21,7 @@ UNBOUND = Cause(
     CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A pod's PersistentVolumeClaim has no volume, so that no node can take the pod.",
-    "Look at the claim's events: its StorageClass, provisioner or size.",
+    "Check the claim's events: its StorageClass, provisioner or size.",
 )
 MISSING = Cause(
     "VolumeClaimMissing",
@@ -56,13 +56,13 @@ PORTS = Cause(
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "A pod wants a port of the host that is taken on every node with room.",
-    "Use a Service in place of a host port, or fewer pods than nodes.",
+    "Use a Service instead of a host port, or fewer pods than nodes.",
 )
 UNEXPLAINED = Cause(
     "NoNodeFits",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "The scheduler finds no node for a pod, for a reason that only its own text tells.",
+    "The scheduler finds no node for a pod, for a reason that only its message contains.",
     "Read the scheduler's reasons.",
 )
 CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS, UNEXPLAINED)
@@ -108,9 +108,9 @@ def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse
             for claim, volume in to_blame
         ),
         f"nodes with room, where that is not: {_some(free)}",
-        f"nodes where it is have what the pods ask for, but no room: {_some(able)}"
+        f"nodes with the volume have the requested resources, but no room: {_some(able)}"
         if able
-        else f"of {counted(len(near), 'node')} where it is, none has what the pods ask for",
+        else f"of {counted(len(near), 'node')} with the volume, none has the requested resources",
     )
     yield FoundCause(ELSEWHERE, waiting.workload, evidence, _NEARER, waiting.names)
 

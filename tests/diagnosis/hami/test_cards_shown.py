@@ -43,7 +43,7 @@ def test_a_terminal_shows_what_is_free_of_each_card_and_who_has_the_rest() -> No
 
 def test_on_a_narrow_terminal_each_card_is_a_line_and_its_name_whole() -> None:
     shown = printed(*STATE, width=60)
-    assert "  card 0 GPU-0: free: 4 of 10 places, 23572 of 32768 MiB, 70 of 100 % cores" in shown
+    assert "  card 0 GPU-0: free: 4 of 10 slots, 23572 of 32768 MiB, 70 of 100 % cores" in shown
     assert "    team/x (9192 MiB, 30 %, 2 places)" in shown
 
 

@@ -216,7 +216,7 @@ def test_a_node_shows_what_hami_has_written_there() -> None:
     rows = {row.what: row.value for row in inventory(seen, seen.nodes[0]) if "HAMi's" in row.what}
     assert rows == {
         "HAMi's registration, nvidia": "2 cards; JSON, as HAMi 2.8 and later read it",
-        "HAMi's handshake": "Requesting_2026-11-01 10:08:42 (says nothing since 2.8)",
+        "HAMi's handshake": "Requesting_2026-11-01 10:08:42 (meaningless since 2.8)",
         "HAMi's lock": f"{ago(1)},team,x",
     }
     plain = snapshot(node("b"))

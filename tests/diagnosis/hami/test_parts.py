@@ -125,7 +125,7 @@ def test_a_webhook_of_other_objects_is_never_asked() -> None:
 @pytest.mark.parametrize(
     ("bundle", "status", "words"),
     [
-        (ca("lasting"), "valid", "2120-01-01; whether it signed the scheduler's certificate is not looked at"),
+        (ca("lasting"), "valid", "2120-01-01; whether it signed the scheduler's certificate is not checked"),
         (ca("ended"), "expired", "Secrets are never read"),
         ("", "missing", "the webhook has no caBundle"),
         ("(set)", "not visible", "a saved state does not keep it"),

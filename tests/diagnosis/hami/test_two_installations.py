@@ -196,7 +196,7 @@ def test_a_scheduler_that_looks_at_some_nodes_only_knows_no_card_of_others() -> 
     seen = snapshot(*cluster("--node-label-selector=pool=lab"), lab_pod("y"))
     assert not judged(seen, "y")["b"].fits
     why = unregistered(seen.by_node["b"], books_of(seen, installations(seen)[1]))
-    assert why == "the scheduler looks only at nodes with pool=lab"
+    assert why == "the scheduler uses only nodes with pool=lab"
 
 
 @pytest.mark.parametrize(("minutes", "causes"), [(8, []), (12, [("HamiNodeLockStale", "node/b")])])
