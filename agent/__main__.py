@@ -7,16 +7,16 @@ import gc
 import sys
 from contextlib import suppress
 
-from agent.unused_modules import without_unused_parts
+from agent.process.unused_modules import without_unused_parts
 
 
 def main() -> int:
     gc.disable()  # imported modules stay loaded: collecting them again finds nothing
     with without_unused_parts():
-        from agent.settings_reader import SettingsReader  # noqa: PLC0415 - not before
+        from agent.process.settings_reader import SettingsReader  # noqa: PLC0415 - not before
 
         reader = SettingsReader()  # in a child process, in parallel with the imports below
-        from agent.agent_program import main as run  # noqa: PLC0415
+        from agent.process.agent_program import main as run  # noqa: PLC0415
     gc.collect()  # but for the classes that others have taken the place of
     gc.enable()
     with suppress(AttributeError):  # glibc's

@@ -16,16 +16,16 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from msgspec.structs import replace
 
-from agent.agent_state import AgentState
-from agent.deep_runs import WAITS, DeepTests
-from agent.level_2 import Level2
+from agent.deep.deep_runs import WAITS, DeepTests
+from agent.deep.level_2 import Level2
+from agent.state.agent_state import AgentState
+from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
 from healthcheck.host.log import log_as_json
 from healthcheck.model import Evidence
 from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from healthcheck.settings.values import NodeSettings, Settings
-from healthcheck.telemetry import Telemetry
 
 _INTERVAL_SECONDS = 3
 _WAITS = replace(WAITS, settle=0.0, look_again=0.2, maintenance=2.0)

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from agent.node_runtime_classes import LISTED_AGAIN_SECONDS
-from agent.node_update import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
-from agent.own_slot import COUNTED_SECONDS, RECONCILE_SECONDS
-from agent.schedule import _JITTER
+from agent.cycle.runtime_class_lister import LISTED_AGAIN_SECONDS
+from agent.node.node_update import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
+from agent.node.own_slot import COUNTED_SECONDS, RECONCILE_SECONDS
+from agent.process.schedule import _JITTER
 from bench.outcome import CouldNotMeasure, Outcome, Row
 from bench.stage import Stage
 from bench.window import BUSY_INTERVAL_SECONDS, Request, Window, observe

@@ -13,14 +13,14 @@ from typing import Any
 
 from kubernetes.client import ApiClient
 
-from agent.settings_reader import SettingsReader
-from agent.wiring import Agent
+from agent.process.settings_reader import SettingsReader
+from agent.process.wiring import Agent
+from agent.telemetry import Telemetry
 from healthcheck.checks.examine import judge, look
 from healthcheck.cluster.client import Cluster
 from healthcheck.host.log import log_as_json
 from healthcheck.memory.file import MemoryFile
 from healthcheck.model import Host
-from healthcheck.telemetry import Telemetry
 
 
 def main() -> None:

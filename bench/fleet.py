@@ -24,12 +24,13 @@ from typing import Any
 
 import structlog
 
-from agent.agent_state import AgentState
-from agent.api_server import ApiServer
-from agent.ledger import Ledger
-from agent.outage import Outage
-from agent.permissions import Permissions
-from agent.wiring import ClusterSide
+from agent.node.api_server import ApiServer
+from agent.node.outage import Outage
+from agent.node.permissions import Permissions
+from agent.process.wiring import ClusterSide
+from agent.state.agent_state import AgentState
+from agent.state.ledger import Ledger
+from agent.telemetry import Telemetry
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import INSTANCE_TYPE, Stage
 from bench.window import Request, requests_of_all
@@ -43,7 +44,6 @@ from healthcheck.model import Finding, KernelEvent, Severity
 from healthcheck.model import Outcome as Looked
 from healthcheck.node.state import TAINT
 from healthcheck.settings.values import NodeSettings, Settings
-from healthcheck.telemetry import Telemetry
 from healthcheck.verdict import budget
 from sim.control_plane import ControlPlane
 

@@ -13,8 +13,9 @@ import sys
 
 from kubernetes.client import ApiClient
 
-from agent.settings_reader import SettingsReader
-from agent.wiring import Agent
+from agent.process.settings_reader import SettingsReader
+from agent.process.wiring import Agent
+from agent.telemetry import Telemetry, serve
 from bench.moment import age_ms
 from healthcheck.catalog.tables import read_all
 from healthcheck.cluster.client import Cluster
@@ -22,7 +23,6 @@ from healthcheck.cluster.connection import connect
 from healthcheck.host.log import log_as_json
 from healthcheck.memory.file import MemoryFile
 from healthcheck.model import KernelEvent
-from healthcheck.telemetry import Telemetry, serve
 
 KERNEL, USER = 0, 1
 

@@ -11,11 +11,11 @@ from rich.text import Text
 from cli.access import listings_of
 from cli.acyclic import acyclic
 from cli.utilization_table import with_use
-from diagnosis.allocation import Allocation, NodeAllocation, Pool, allocation, totals
-from diagnosis.collect import Collector
+from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, allocation, totals
+from diagnosis.facts.quantity import shown
 from diagnosis.hami.card_row import COLUMNS, card_row
-from diagnosis.kinds import KINDS
-from diagnosis.quantity import shown
+from diagnosis.sources.collect import Collector
+from diagnosis.sources.kinds import KINDS
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
 from healthcheck.text.naming import named

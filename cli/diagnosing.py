@@ -14,27 +14,36 @@ from cli import would_fit
 from cli.acyclic import acyclic
 from cli.diagnose import DiagnoseFormat, DiagnoseOptions
 from cli.json_documents import write_as
-from diagnosis.allocation import allocation
-from diagnosis.bundle import Bundle
-from diagnosis.chain import chains_of
-from diagnosis.collect import Collector
-from diagnosis.components import component_table
-from diagnosis.diagnose import SAVED_STATE, Diagnosis
-from diagnosis.diagnose import diagnose as judge
-from diagnosis.drift import changes
-from diagnosis.hami_chain import hami_chains
-from diagnosis.hami_parts import installation_tables
-from diagnosis.kinds import KINDS
-from diagnosis.node_inventory import inventory
-from diagnosis.one_pod import look_at_pod
+from diagnosis.answers.allocation import allocation
+from diagnosis.answers.chain import chains_of
+from diagnosis.answers.drift import changes
+from diagnosis.answers.hami_chain import hami_chains
+from diagnosis.answers.hami_parts import installation_tables
+from diagnosis.answers.node_inventory import inventory
+from diagnosis.answers.one_pod import look_at_pod
+from diagnosis.answers.target import (
+    Target,
+    TargetError,
+    concerned,
+    in_namespace,
+    is_there,
+    narrowed,
+    parse_target,
+    pods_of,
+)
+from diagnosis.causes.diagnose import SAVED_STATE, Diagnosis
+from diagnosis.causes.diagnose import diagnose as judge
+from diagnosis.facts.components import component_table
+from diagnosis.facts.wanted_pods import NoPodError
 from diagnosis.report import markdown, terminal
 from diagnosis.report.content import Report
 from diagnosis.report.document import document
-from diagnosis.saved import NoSavedStateError, SavedStateError, read_saved
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import USE
-from diagnosis.target import Target, TargetError, concerned, in_namespace, is_there, narrowed, parse_target, pods_of
-from diagnosis.wanted_pods import NoPodError
+from diagnosis.sources.bundle import Bundle
+from diagnosis.sources.collect import Collector
+from diagnosis.sources.kinds import KINDS
+from diagnosis.sources.saved import NoSavedStateError, SavedStateError, read_saved
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.host.console import Screen
 from healthcheck.host.program import USAGE

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from cli.access import cluster_of
 from cli.diagnose import ALL_SUSPECTS, ProbeOptions
 from cli.node_probes import NodeProbeAnswer, NodeProbeError, NodeProbes, must_have_rights, template_for
-from diagnosis.diagnose import diagnose
+from diagnosis.answers.suspects import answers, suspects
+from diagnosis.answers.target import TargetError
+from diagnosis.causes.diagnose import diagnose
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
-from diagnosis.suspects import answers, suspects
-from diagnosis.target import TargetError
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen

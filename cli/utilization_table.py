@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from diagnosis.gpu_nodes import has_hami
+from diagnosis.facts.gpu_nodes import has_hami
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, THERE, USE, read_use
 from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory

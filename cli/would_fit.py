@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.text import Text
 
+from diagnosis.answers.pod_fit import Admission, NodeAnswer, WouldFit, by_rules, pod_of, would_fit
+from diagnosis.facts.wanted_pods import LONGEST, NoPodError, pods_in
 from diagnosis.hami.card_usage import CardUsage
 from diagnosis.hami.fit import CardVerdict
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
-from diagnosis.wanted_pods import LONGEST, NoPodError, pods_in
-from diagnosis.would_fit import Admission, NodeAnswer, WouldFit, by_rules, pod_of, would_fit
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused
 from healthcheck.text.naming import named
 from healthcheck.text.printable import printable

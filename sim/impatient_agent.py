@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from agent.agent_program import main
+from agent.process.agent_program import main
 from healthcheck.probes.nvml import driver
 
 DEADLINE_SECONDS = 5.0

@@ -30,8 +30,8 @@ TESTS = (
     # Labels, taints, conditions, Events and Leases, written and removed: by an agent from a fault to its end, by hand,
     # and with other writers of the same lists.
     "tests/agent/test_real_cluster.py",
-    "tests/agent/test_conditions.py",
-    "tests/agent/test_device_taints.py",
+    "tests/agent/node/test_conditions.py",
+    "tests/agent/node/test_device_taints.py",
     "tests/cluster/test_uninstall.py",
     # A sweep, with the scheduler and claimed devices too; a quarantine run.
     "tests/sweeper/test_story.py::test_1_what_a_sweep_found_is_tainted_by_the_agent_and_cleared_by_no_light_pass",

@@ -118,7 +118,7 @@ def test_the_setting_of_the_guide_reaches_configmap_chart_and_explain(copy: Path
 def test_the_metric_of_the_guide_is_counted_and_documented(copy: Path) -> None:
     code = blocks("adding-a-metric.md")
     insert(
-        copy / "healthcheck/telemetry.py",
+        copy / "agent/telemetry.py",
         "        counter, gauge = self._counter, self._gauge\n",
         code["python metric"],
         8,

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.settings import AgentSettings
-from cli import glossary, index
+from agent.process.settings import AgentSettings
+from agent.telemetry import Telemetry
+from cli import index
 from healthcheck import checks
 from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.model import PREFIX, Check, Reason, Severity, Status, UnobservedCause
 from healthcheck.node import state as node
 from healthcheck.settings.declared import settings_of
 from healthcheck.settings.values import NodeSettings
-from healthcheck.telemetry import Telemetry
 from healthcheck.verdict.acknowledgement import UNTOLD
 from quarantine.recommendation import Recommendation
 from quarantine.settings import QuarantineSettings
 from sim.scenarios import Expected, Scenario, scenarios
 from sweeper.settings import SweeperSettings
-from tools import docs, manifests
+from tools import docs, glossary, manifests
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("healthcheck", "diagnosis", "agent", "sweeper", "quarantine")

@@ -38,7 +38,7 @@ RUN_BY = {
     r"\* (--drop-in-config=\* )?&& \*": RUNTIMES,
     r"helm upgrade .*": RUNTIMES,
     r"(systemctl|snap) restart (?!nvidia).*": RUNTIMES,
-    r"gpu-healthcheck release\b.*": "tests/agent/test_release.py",
+    r"gpu-healthcheck release\b.*": "tests/agent/node/test_release.py",
     r"gpu-healthcheck quarantine \S+": "tests/cli/test_quarantine_story.py",
 }
 """Run by the test named, on the real containerd, the API server or the simulated node."""

@@ -6,9 +6,9 @@ import pytest
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.telemetry import MOST_FINDINGS, Telemetry
 from healthcheck import __version__
 from healthcheck.model import Finding, Severity, Status
-from healthcheck.telemetry import MOST_FINDINGS, Telemetry
 from tests.hostile import HOSTILE
 
 ACCEPTED = ("text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0")

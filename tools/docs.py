@@ -16,11 +16,10 @@ from typing import Any
 import yaml
 from msgspec import to_builtins
 
-from agent.settings import AgentSettings
-from cli import glossary
-from cli.glossary import CAUSES
-from diagnosis.cause import Cause
+from agent.process.settings import AgentSettings
+from agent.telemetry import Telemetry
 from diagnosis.causes import SEARCHES
+from diagnosis.model import Cause
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
@@ -29,10 +28,10 @@ from healthcheck.memory.cycles import LOOKS_TO_CONFIRM
 from healthcheck.memory.exit_table import EXITS
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.settings.declared import settings_of
-from healthcheck.telemetry import Telemetry
 from quarantine.recommendation import TABLE
-from tools import guides, man_page
+from tools import glossary, guides, man_page
 from tools.chart import values
+from tools.glossary import CAUSES
 from tools.manifests import DASHBOARD, RULES
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from diagnosis.cause import Cause, Search
 from diagnosis.causes import (
     admission,
     crashing,
@@ -22,6 +21,7 @@ from diagnosis.causes import (
     verdicts,
 )
 from diagnosis.causes.hami import searches as hami
+from diagnosis.model import Cause, Search
 
 SEARCHES: tuple[Search, ...] = (
     *admission.SEARCHES,

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import upkeep, verdicts
 from diagnosis.causes.faulty_gpus import FAULTY, struck_pods
 from diagnosis.causes.hami.allocating import LIBRARY_REASONS, seen_on_host
@@ -33,14 +32,9 @@ from diagnosis.causes.running import (
 )
 from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.components import Role, role_of
-from diagnosis.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
-from diagnosis.hami.grants import shares
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.agent_record import RecordFinding
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
-from diagnosis.symptoms import (
+from diagnosis.facts.components import Role, role_of
+from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
+from diagnosis.facts.symptoms import (
     Recognised,
     Symptom,
     TextSource,
@@ -53,6 +47,12 @@ from diagnosis.symptoms import (
     shortened,
     signature,
 )
+from diagnosis.hami.grants import shares
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.agent_record import RecordFinding
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
 from healthcheck.node.state import CONDITION
 
 _RUNNING = Link.RUNNING

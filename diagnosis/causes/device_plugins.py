@@ -6,13 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY, stack
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
-from diagnosis.components import Component, Role, components, is_for, is_ready, refused
-from diagnosis.gpu_nodes import (
+from diagnosis.facts.components import Component, Role, components, is_for, is_ready, refused
+from diagnosis.facts.gpu_nodes import (
     GPU,
     MIG,
     SHARED,
@@ -27,9 +26,10 @@ from diagnosis.gpu_nodes import (
     sliced_nodes,
     switched_off,
 )
+from diagnosis.facts.placement import ZERO
+from diagnosis.facts.quantity import amount
 from diagnosis.hami.registration import registered
-from diagnosis.placement import ZERO
-from diagnosis.quantity import amount
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod

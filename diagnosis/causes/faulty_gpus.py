@@ -8,16 +8,16 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
-from diagnosis.components import role_of
-from diagnosis.given_gpus import AllocatedGpu, given_gpus, unhealthy_gpus
-from diagnosis.gpu_requests import gpu_pods, gpus_of, is_deep_test
-from diagnosis.quantity import counted
+from diagnosis.causes.given_gpus import AllocatedGpu, given_gpus, unhealthy_gpus
+from diagnosis.facts.components import role_of
+from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_deep_test
+from diagnosis.facts.quantity import counted
+from diagnosis.facts.symptoms import shortened
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import AllocatedDevice, Pod
-from diagnosis.symptoms import shortened
 from healthcheck.node.state import CONDITION, SEVERITY, UNHEALTHY
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named

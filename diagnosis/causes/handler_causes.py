@@ -5,7 +5,7 @@ Components depend on the runtime too, and name these causes as the origin of the
 
 from __future__ import annotations
 
-from diagnosis.cause import Cause, CauseSeverity, Link
+from diagnosis.model import Cause, CauseSeverity, Link
 from healthcheck.checks import container_runtime, default_runtime
 
 MISSING = Cause(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from diagnosis.cause import command
+from diagnosis.facts.symptoms import shortened
+from diagnosis.facts.toolkit_advice import RuntimeFiles, by_hand, toolkits, where_it_should_write
+from diagnosis.model import command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.workloads import Workload
-from diagnosis.symptoms import shortened
-from diagnosis.toolkit_advice import RuntimeFiles, by_hand, toolkits, where_it_should_write
 
 _EITHER = re.compile(
     r"with the GPU operator (`[^`]{1,900}`); with the toolkit on the host (`[^`]{1,900}`)(.*)", re.DOTALL

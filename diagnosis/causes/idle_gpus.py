@@ -6,16 +6,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
-from diagnosis.allocation import NodeAllocation, allocation
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes.faulty_gpus import FAULTY
 from diagnosis.causes.running import CLASS_NOT_NAMED, HIDDEN, NOT_REQUESTED
 from diagnosis.causes.starting_causes import NOT_INJECTED
-from diagnosis.gpu_requests import gpus_of
+from diagnosis.facts.gpu_nodes import GPU, WHOLE, gpu_nodes, pool_kind
+from diagnosis.facts.gpu_requests import gpu_pods, gpus_of
+from diagnosis.facts.placement import asked_by
+from diagnosis.facts.quantity import amount
+from diagnosis.facts.utilization import CardLoad, loads
+from diagnosis.hami.scheduler_state import cards_of
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import SERIES, USE
+from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
-from diagnosis.utilization import CardLoad, loads
 
 IDLE = Cause(
     "GpusHeldIdle",
@@ -27,7 +31,6 @@ IDLE = Cause(
 )
 _HOUR = timedelta(hours=1)
 _MOST_SHOWN = 4
-_GPU, _WHOLE = "nvidia.com/gpu", "GPUs"
 
 
 def find_idle(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -37,11 +40,9 @@ def find_idle(snapshot: Snapshot) -> Iterator[FoundCause]:
     """
     pods = {pod.subject: pod for pod in snapshot.pods if _has_run(snapshot, pod)}
     together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
-    nodes = allocation(snapshot).nodes if snapshot.idle_gpus else ()
-    held = {node_allocation.node: _held(node_allocation) for node_allocation in nodes}
-    idle = loads(snapshot, snapshot.idle_gpus, held)
-    for node in nodes:
-        for name, message in _idle_cards(node, held[node.node], idle.get(node.node, [])):
+    held = _held(snapshot) if snapshot.idle_gpus else {}
+    for node, idle in loads(snapshot, snapshot.idle_gpus, held).items():
+        for name, message in _idle_cards(snapshot.by_node[node], held.get(node, {}), idle):
             if name in pods:
                 together[snapshot.line(pods[name].meta)[-1]].append((pods[name], message))
     for subject, some in together.items():
@@ -56,16 +57,20 @@ def _has_run(snapshot: Snapshot, pod: Pod) -> bool:
     return bool(asking) and begun and pod.phase == "Running" and pod.meta.deleted is None
 
 
-def _held(node: NodeAllocation) -> dict[str, int]:
-    """Return how many whole cards each pod has.
+def _held(snapshot: Snapshot) -> dict[str, dict[str, int]]:
+    """Return how many whole cards each pod has, by node.
 
     For a shared card, it is unknown which of its pods left it idle.
     """
-    whole = (one for one in node.pools if one.resource == _GPU and one.kind == _WHOLE)
-    return {holder.pod: holder.amount for pool in whole for holder in pool.holders}
+    whole = {node.name for node in gpu_nodes(snapshot) if pool_kind(node, GPU) == WHOLE} - cards_of(snapshot).keys()
+    held: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for pod in gpu_pods(snapshot):
+        if pod.spec.node in whole and not pod.over and (number := int(asked_by(pod.spec).get(GPU, 0))):
+            held[pod.spec.node][pod.subject] = number
+    return held
 
 
-def _idle_cards(node: NodeAllocation, held: Mapping[str, int], idle: list[CardLoad]) -> Iterator[tuple[str, str]]:
+def _idle_cards(node: Node, held: Mapping[str, int], idle: list[CardLoad]) -> Iterator[tuple[str, str]]:
     """Yield pods with their idle GPUs.
 
     If no series names a pod, yield the pods of a node only if all of its cards are idle.
@@ -76,10 +81,14 @@ def _idle_cards(node: NodeAllocation, held: Mapping[str, int], idle: list[CardLo
     unnamed = by_pod.pop("", [])
     for name, some in by_pod.items():
         cards = ", ".join(load.uuid or load.index for load in some[:_MOST_SHOWN])
-        yield name, f"{name}: {len(some)} of its {held[name]} GPUs on node/{node.node} at 0 % for an hour: {cards}"
-    if not by_pod and node.gpus and len(unnamed) >= node.gpus:
+        yield name, f"{name}: {len(some)} of its {held[name]} GPUs on node/{node.name} at 0 % for an hour: {cards}"
+    offered = int(amount(node.capacity.get(GPU, "0")) or 0)
+    if not by_pod and offered and len(unnamed) >= offered:
         for name, number in held.items():
-            yield name, f"{name}: holds {number} of the {node.gpus} GPUs of node/{node.node}, all at 0 % for an hour"
+            yield (
+                name,
+                f"{name}: holds {number} of the {offered} GPUs of node/{node.name}, all at 0 % for an hour",
+            )
 
 
 def _found(subject: str, some: list[tuple[Pod, str]]) -> FoundCause:

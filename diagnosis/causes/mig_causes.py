@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.cause import Cause, CauseSeverity
+from diagnosis.model import Cause, CauseSeverity
 
 MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
 GEOMETRY = Cause(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.offer_causes import MIG_FAILED, MIG_PENDING
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.components import Component, Role, components, is_for, is_ready
-from diagnosis.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
-from diagnosis.gpu_requests import gpus_of
+from diagnosis.facts.components import Component, Role, components, is_for, is_ready
+from diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
+from diagnosis.facts.gpu_requests import gpus_of
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.cause import Cause, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import verdicts
 from diagnosis.causes.handler_causes import unloadable
 from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
@@ -48,13 +47,9 @@ from diagnosis.causes.starting_causes import (
     VOLUME_FAILS,
 )
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.components import Role, role_of
-from diagnosis.gpu_requests import gpu_pods
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.pods import ContainerState, Pod
-from diagnosis.snapshot.workloads import KINDS as WORKLOADS
-from diagnosis.symptoms import (
+from diagnosis.facts.components import Role, role_of
+from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.symptoms import (
     Recognised,
     Symptom,
     TextSource,
@@ -69,6 +64,11 @@ from diagnosis.symptoms import (
     signature,
     standing_events,
 )
+from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, command
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.pods import ContainerState, Pod
+from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 
 _CLI, _NCT, _KUBELET, _CONTAINERD = "libnvidia-container", "nvidia-container-toolkit", "kubelet", "containerd"
 _STATES = (TextSource.WAITING, TextSource.ENDED, TextSource.EVENT)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from diagnosis.cause import Cause, CauseSeverity, Link
 from diagnosis.causes.mig_causes import GEOMETRY, MIG_GUIDE
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
-from diagnosis.components import Role, components
-from diagnosis.gpu_nodes import GPU, has_nvidia
+from diagnosis.facts.components import Role, components
+from diagnosis.facts.gpu_nodes import GPU, has_nvidia
+from diagnosis.model import Cause, CauseSeverity, Link
 from diagnosis.snapshot import Snapshot
 
 MISSING = Cause(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
-from diagnosis.components import YOUNG, Component, Role, components, is_for, is_ready, refused
-from diagnosis.gpu_nodes import (
+from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
+from diagnosis.facts.gpu_nodes import (
     EFA,
     has_nvidia,
     is_changed,
@@ -18,8 +17,9 @@ from diagnosis.gpu_nodes import (
     offers_gpus,
     sliced_nodes,
 )
-from diagnosis.placement import ZERO
-from diagnosis.quantity import amount
+from diagnosis.facts.placement import ZERO
+from diagnosis.facts.quantity import amount
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.catalog.profiles import find_profile, read_packaged

@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import verdicts
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.hami.hami_causes import CARD_GONE, NODE_NAMED, NOT_SEEN, NUMBER
 from diagnosis.causes.offer_causes import MISSING, NOT_OFFERED, UNHEALTHY
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.components import Role
-from diagnosis.gpu_requests import gpu_pods, gpus_of, is_gpu
-from diagnosis.placement import selects
+from diagnosis.facts.components import Role
+from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
+from diagnosis.facts.placement import selects
+from diagnosis.facts.symptoms import Recognised, Symptom, TextSource, recognised, replaced, shortened, signature
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
-from diagnosis.symptoms import Recognised, Symptom, TextSource, recognised, replaced, shortened, signature
 
 _ACCEPTED = Link.ACCEPTED
 _DEVICE_MANAGER = "kubelet, pkg/kubelet/cm/devicemanager/manager.go"

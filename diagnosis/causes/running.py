@@ -11,20 +11,20 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes import verdicts
 from diagnosis.causes.handler_causes import MISSING
 from diagnosis.causes.starting_causes import NOT_INJECTED
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.components import Role, components, role_of
-from diagnosis.gpu_nodes import is_device
-from diagnosis.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
-from diagnosis.quantity import amount
+from diagnosis.facts.components import Role, components, role_of
+from diagnosis.facts.gpu_nodes import is_device
+from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
+from diagnosis.facts.quantity import amount
+from diagnosis.facts.symptoms import Recognised, TextSource, of_log, recognised, signature
+from diagnosis.facts.toolkit_advice import toolkits
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
-from diagnosis.symptoms import Recognised, TextSource, of_log, recognised, signature
-from diagnosis.toolkit_advice import toolkits
 
 HIDDEN = Cause(
     "GpusHiddenByVariable",

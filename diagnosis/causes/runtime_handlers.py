@@ -12,21 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
+from diagnosis.causes.first_fixes import FILES_FIRST
 from diagnosis.causes.handler_causes import CLASS_MISSING, ELSEWHERE, MISSING, UNLOADABLE, unloadable
 from diagnosis.causes.handler_fixes import by_agent, mending
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.components import Role, role_of
-from diagnosis.first_fixes import FILES_FIRST
-from diagnosis.gpu_nodes import has_nvidia
-from diagnosis.gpu_requests import asks_for_gpus
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.agent_record import RecordFinding
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from diagnosis.snapshot.policy_objects import RuntimeClass
-from diagnosis.snapshot.workloads import Workload
-from diagnosis.symptoms import (
+from diagnosis.facts.components import Role, role_of
+from diagnosis.facts.gpu_nodes import has_nvidia
+from diagnosis.facts.gpu_requests import asks_for_gpus
+from diagnosis.facts.symptoms import (
     Recognised,
     Symptom,
     TextSource,
@@ -40,13 +33,20 @@ from diagnosis.symptoms import (
     signature,
     standing_events,
 )
-from diagnosis.toolkit_advice import (
+from diagnosis.facts.toolkit_advice import (
     handlers_of,
     target_of,
     toolkits,
     where_it_should_write,
     written_elsewhere,
 )
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.agent_record import RecordFinding
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.policy_objects import RuntimeClass
+from diagnosis.snapshot.workloads import Workload
 
 WRONG_HANDLER = Cause(
     "RuntimeClassHandlerWrong",

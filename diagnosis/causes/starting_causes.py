@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.cause import Cause, CauseSeverity, Link
+from diagnosis.model import Cause, CauseSeverity, Link
 
 
 def _cause(name: str, link: Link, means: str, remedy: str, severity: CauseSeverity = CauseSeverity.HIGH) -> Cause:

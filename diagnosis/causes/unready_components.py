@@ -11,18 +11,18 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes import handler_causes
 from diagnosis.causes.admission import refused_workloads
 from diagnosis.causes.component_words import hint, last_line
 from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.starting_causes import NODES
-from diagnosis.components import YOUNG, Component, Role, components
-from diagnosis.gpu_nodes import devices_in, has_gpu, is_changed
-from diagnosis.gpu_requests import asks_for_gpus
-from diagnosis.placement import ZERO
-from diagnosis.pod_stage import IMAGE, Stage, StageKind, stage
-from diagnosis.quantity import amount
+from diagnosis.facts.components import YOUNG, Component, Role, components
+from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed
+from diagnosis.facts.gpu_requests import asks_for_gpus
+from diagnosis.facts.placement import ZERO
+from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
+from diagnosis.facts.quantity import amount
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node

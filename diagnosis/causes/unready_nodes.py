@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.causes.hami.hami_causes import ALLOCATION_HANGS
 from diagnosis.causes.handler_causes import unloadable
 from diagnosis.causes.unscheduled.refused import NOT_READY
-from diagnosis.gpu_nodes import gpu_nodes
-from diagnosis.gpu_requests import gpu_pods
+from diagnosis.facts.gpu_nodes import gpu_nodes
+from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
-from diagnosis.symptoms import is_stuck, older, scheduled_at
 from healthcheck.node.state import MAINTENANCE
 
 GONE = Cause(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.causes.handler_causes import CLASS_MISSING
 from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
-from diagnosis.components import Role, components
-from diagnosis.gpu_nodes import has_gpu, has_nvidia, is_changed
-from diagnosis.gpu_requests import gpu_pods
+from diagnosis.facts.components import Role, components
+from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
+from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy
 from diagnosis.snapshot.nodes import Node

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diagnosis.cause import Cause, CauseSeverity, FoundCause, Search, command
+from diagnosis.facts.symptoms import older
+from diagnosis.model import Cause, CauseSeverity, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
-from diagnosis.symptoms import older
 from healthcheck.deep.claim import claim_in
 from healthcheck.node.state import CONDITION, MAINTENANCE, RUN, STARTUP, UNHEALTHY
 

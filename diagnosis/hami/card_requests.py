@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from diagnosis.facts.quantity import amount
 from diagnosis.hami.settings import HamiSettings
 from diagnosis.hami.versions import Version
-from diagnosis.quantity import amount
 from diagnosis.snapshot.pods import Container
 
 _INT32 = 1 << 32

@@ -14,8 +14,8 @@ from functools import lru_cache
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from diagnosis.components import Component, Role, components
-from diagnosis.gpu_nodes import GPU, has_hami
+from diagnosis.facts.components import Component, Role, components
+from diagnosis.facts.gpu_nodes import GPU, has_hami
 from diagnosis.hami.command_line import CommandLine, command_line
 from diagnosis.hami.settings import DEVICE_CONFIG, HamiSettings, read_settings
 from diagnosis.hami.versions import Version, version_of

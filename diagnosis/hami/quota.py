@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from diagnosis.facts.quantity import amount
 from diagnosis.hami.card_usage import Share, parts
 from diagnosis.hami.grants import grant
 from diagnosis.hami.settings import HamiSettings
 from diagnosis.hami.versions import Version
-from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.policy_objects import Quota

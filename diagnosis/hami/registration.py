@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.gpu_nodes import HAMI_REGISTER
+from diagnosis.facts.gpu_nodes import HAMI_REGISTER
 from diagnosis.hami.annotation_text import LONGEST_TEXT, MOST_PARTS, flag, listed, whole, word
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import Node

@@ -8,6 +8,7 @@ from functools import lru_cache
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from diagnosis.facts.placement import has, offers
 from diagnosis.hami.card_checks import PodConditions
 from diagnosis.hami.card_options import card_options
 from diagnosis.hami.card_requests import asked_of
@@ -27,7 +28,6 @@ from diagnosis.hami.registration import (
 )
 from diagnosis.hami.settings import HamiSettings
 from diagnosis.hami.versions import NEWEST, Version
-from diagnosis.placement import has, offers
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.nodes import Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from diagnosis.components import tag_of
+from diagnosis.facts.components import tag_of
 
 Version = tuple[int, int]
 NEWEST: Version = (2, 10)

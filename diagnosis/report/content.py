@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from diagnosis.allocation import Allocation
-from diagnosis.chain import Chain
-from diagnosis.components import ComponentRow
-from diagnosis.diagnose import Diagnosis
-from diagnosis.drift import Change
-from diagnosis.hami_parts import InstallationTable
-from diagnosis.node_inventory import InventoryRow
+from diagnosis.answers.allocation import Allocation
+from diagnosis.answers.chain import Chain
+from diagnosis.answers.drift import Change
+from diagnosis.answers.hami_parts import InstallationTable
+from diagnosis.answers.node_inventory import InventoryRow
+from diagnosis.causes.diagnose import Diagnosis
+from diagnosis.facts.components import ComponentRow
 
 
 class Report(Struct, frozen=True):

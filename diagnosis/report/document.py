@@ -6,12 +6,12 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from diagnosis.allocation import Allocation, NodeAllocation, Pool, Total, totals
-from diagnosis.chain import Chain, Step
-from diagnosis.components import ComponentRow
-from diagnosis.diagnose import Problem
+from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, Total, totals
+from diagnosis.answers.chain import Chain, Step
+from diagnosis.answers.hami_parts import InstallationTable
+from diagnosis.causes.diagnose import Problem
+from diagnosis.facts.components import ComponentRow
 from diagnosis.hami.card_usage import CardUsage
-from diagnosis.hami_parts import InstallationTable
 from diagnosis.report.content import Report
 from healthcheck.text.moments import timestamp
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from diagnosis.allocation import Allocation, totals
-from diagnosis.cause import Certainty
+from diagnosis.answers.allocation import Allocation, totals
+from diagnosis.answers.hami_parts import COLUMNS as PART_COLUMNS
+from diagnosis.facts.quantity import shown
 from diagnosis.hami.card_row import COLUMNS, CardRow, card_row
-from diagnosis.hami_parts import COLUMNS as PART_COLUMNS
-from diagnosis.quantity import shown
+from diagnosis.model import Certainty
 from diagnosis.report.content import Report
 from diagnosis.report.one_file import rendered
 from diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours

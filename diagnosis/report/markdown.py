@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from diagnosis.allocation import Allocation, NamespaceAllocation, NodeAllocation, totals
-from diagnosis.cause import Certainty
-from diagnosis.components import ComponentRow, Health
+from diagnosis.answers.allocation import Allocation, NamespaceAllocation, NodeAllocation, totals
+from diagnosis.answers.hami_parts import COLUMNS as PART_COLUMNS
+from diagnosis.answers.hami_parts import InstallationTable
+from diagnosis.facts.components import ComponentRow, Health
+from diagnosis.facts.quantity import shown
 from diagnosis.hami.card_row import COLUMNS, card_row
-from diagnosis.hami_parts import COLUMNS as PART_COLUMNS
-from diagnosis.hami_parts import InstallationTable
-from diagnosis.quantity import shown
+from diagnosis.model import Certainty
 from diagnosis.report.content import Report
 from diagnosis.report.problem_groups import ProblemGroup, problem_groups
 from healthcheck.text.moments import timestamp

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.diagnose import Problem
+from diagnosis.causes.diagnose import Problem
 
 _MOST_OF_A_CAUSE = 8
 """What differs in more than names: each is told until a report would be of nothing else."""

@@ -13,12 +13,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from diagnosis.cause import CauseSeverity, Certainty
-from diagnosis.chain import Chain, LinkState
-from diagnosis.components import Health
-from diagnosis.diagnose import Problem
-from diagnosis.hami_parts import InstallationTable
-from diagnosis.node_inventory import InventoryRow
+from diagnosis.answers.chain import Chain, LinkState
+from diagnosis.answers.hami_parts import InstallationTable
+from diagnosis.answers.node_inventory import InventoryRow
+from diagnosis.causes.diagnose import Problem
+from diagnosis.facts.components import Health
+from diagnosis.model import CauseSeverity, Certainty
 from diagnosis.report.content import Report
 from diagnosis.report.problem_groups import ProblemGroup, problem_groups
 from healthcheck.text.naming import named

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from agent.agent_state import AgentState
-from agent.deep_runs import DeepTests
-from agent.level_2 import Level2
+from agent.deep.deep_runs import DeepTests
+from agent.deep.level_2 import Level2
+from agent.state.agent_state import AgentState
+from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import Gpu
-from healthcheck.telemetry import Telemetry
-from tests.agent.test_deep import QUICK, client, saw
+from tests.agent.deep.test_deep import QUICK, client, saw
 from tests.sweeper.dying import Dying
 
 WAITS = replace(QUICK, taken=2.0)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from kubernetes.client import ApiClient
 
-from agent.agent_state import AgentState
-from agent.api_server import ApiServer
-from agent.outage import Outage
-from agent.permissions import Permissions
-from agent.reporter import Reporter
-from agent.settings_reader import SettingsReader
+from agent.node.api_server import ApiServer
+from agent.node.outage import Outage
+from agent.node.permissions import Permissions
+from agent.node.reporter import Reporter
+from agent.process.settings_reader import SettingsReader
+from agent.state.agent_state import AgentState
+from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
-from healthcheck.telemetry import Telemetry
 
 
 def api_server(cluster: Cluster, telemetry: Telemetry | None = None) -> ApiServer:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from agent import slot_requests
-from agent.agent_program import main
+from agent.node import slot_requests
+from agent.process.agent_program import main
 from tests.waiting import GIVE_UP_SECONDS
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 from msgspec.structs import force_setattr
 
-from agent import agent_state, node_input, run_on_node
-from agent.agent_program import main
+from agent.node import node_input
+from agent.process.agent_program import main
+from agent.state import agent_state, run_on_node
 from healthcheck.checks import gpu_count
 from healthcheck.cluster import nodes
 from healthcheck.cluster.nodes import node_state

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from agent import cycle, schedule
-from agent.agent_program import main
+from agent.cycle import check_cycle as cycle
+from agent.process import schedule
+from agent.process.agent_program import main
 from healthcheck.checks import driver_reasons
 
 TIMES = 5

@@ -8,7 +8,7 @@ import pytest
 from rich.text import Text
 
 from cli.allocation_table import page
-from diagnosis.allocation import allocation
+from diagnosis.answers.allocation import allocation
 from healthcheck.host.console import Screen
 from healthcheck.node.state import UNHEALTHY
 from tests.diagnosis.states import node, pod, snapshot

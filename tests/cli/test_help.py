@@ -8,7 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from agent import agent_program
+from agent.process import agent_program
 from cli import __main__ as started
 from cli import app as commands
 from cli.app import app

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from cli.would_fit import answers, document
-from diagnosis.wanted_pods import NoPodError, pods_in
-from diagnosis.would_fit import WouldFit
+from diagnosis.answers.pod_fit import WouldFit
+from diagnosis.facts.wanted_pods import NoPodError, pods_in
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.node.state import UNHEALTHY
 from tests.diagnosis.hami.clusters import CORES, MEMORY, card, given, quota, scheduler, shared

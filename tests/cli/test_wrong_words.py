@@ -11,7 +11,7 @@ import pytest
 import typer
 from msgspec import Struct
 
-from agent.settings import AgentSettings
+from agent.process.settings import AgentSettings
 from cli.app import app
 from healthcheck.settings.environment import complain_of_environment
 from healthcheck.settings.sources import read_variables

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.settings import AgentSettings
+from agent.process.settings import AgentSettings
 from healthcheck.cluster.names import POLICIES
 from healthcheck.settings.declared import settings_of
 from sim.control_plane import MANIFESTS, ControlPlane

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from diagnosis.kinds import KINDS
+from diagnosis.sources.kinds import KINDS
 from healthcheck.cluster.errors import Forbidden
 
 _KINDS = {one.resource: one.kind for one in KINDS}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from diagnosis.diagnose import Diagnosis, Problem, diagnose
+from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
 from diagnosis.snapshot import KINDS, Builder, Snapshot
 from healthcheck.text.moments import timestamp
 from tests.diagnosis.one_pod_looks import agree

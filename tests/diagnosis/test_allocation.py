@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from diagnosis.allocation import allocation, totals
-from diagnosis.diagnose import diagnose
+from diagnosis.answers.allocation import allocation, totals
+from diagnosis.causes.diagnose import diagnose
 from diagnosis.report import html, markdown
 from diagnosis.report.content import Report
 from diagnosis.report.document import cluster_document

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.collect import Collector
+from diagnosis.sources.collect import Collector
 from healthcheck.cluster.errors import Forbidden, Unavailable
 from tests.diagnosis.hami.hami_states import hami, hami_node
 from tests.diagnosis.states import Object, node, pod, snapshot, terminated, waiting

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.components import Role, components
+from diagnosis.facts.components import Role, components
 from tests.diagnosis.component_states import (
     DRIVER,
     EXPORTER,

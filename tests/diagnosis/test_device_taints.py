@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from diagnosis.bundle import Bundle
-from diagnosis.cause import Certainty, FoundCause
-from diagnosis.collect import Collector
-from diagnosis.diagnose import diagnose
-from diagnosis.kinds import KINDS
-from diagnosis.saved import read_saved
+from diagnosis.causes.diagnose import diagnose
+from diagnosis.model import Certainty, FoundCause
 from diagnosis.snapshot import Snapshot
+from diagnosis.sources.bundle import Bundle
+from diagnosis.sources.collect import Collector
+from diagnosis.sources.kinds import KINDS
+from diagnosis.sources.saved import read_saved
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.node.state import CONDITION, RESULTS, UNHEALTHY
 from tests.diagnosis.states import NOW, Object, condition, judged, node, results

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.drift import changes
+from diagnosis.answers.drift import changes
 from tests.diagnosis.states import GPU, container, node, obj, snapshot
 
 

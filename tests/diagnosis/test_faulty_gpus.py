@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.diagnose import Diagnosis, diagnose
+from diagnosis.answers.target import Target, concerned, narrowed
+from diagnosis.causes.diagnose import Diagnosis, diagnose
 from diagnosis.snapshot import Snapshot
-from diagnosis.target import Target, concerned, narrowed
 from healthcheck.node.state import MAINTENANCE, RESULTS, RUN, SEVERITY, UNHEALTHY
 from tests.diagnosis.states import (
     GPU,

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from diagnosis.cause import Cause, CauseSeverity, FoundCause
-from diagnosis.first_fixes import FILES_FIRST, with_fixes_first
+from diagnosis.causes.first_fixes import FILES_FIRST, with_fixes_first
+from diagnosis.model import Cause, CauseSeverity, FoundCause
 from healthcheck.checks.runtime_restart import REASONS
 from tests.diagnosis.states import Object, ago, node, pod, snapshot
 

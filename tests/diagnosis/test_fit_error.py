@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.fit_error import ReasonSubject, parse
+from diagnosis.facts.fit_error import ReasonSubject, parse
 
 _TAIL = " preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
 

@@ -9,8 +9,8 @@ import pytest
 from typer.main import get_command
 
 from cli.app import app
+from diagnosis.answers.target import parse_target
 from diagnosis.causes import CAUSES
-from diagnosis.target import parse_target
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from tools.guides import GUIDES, NOT_ANSWERED, Question, questions
 

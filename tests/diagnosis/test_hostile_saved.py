@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
-from diagnosis import saved
-from diagnosis.bundle import Bundle
-from diagnosis.saved import SavedStateError, read_saved
+from diagnosis.sources import saved
+from diagnosis.sources.bundle import Bundle
+from diagnosis.sources.saved import SavedStateError, read_saved
 from tests.diagnosis.states import NOW, node, pod
 
 Packed = bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.placement import ObstacleKind, asked_by, held_on, obstacles
+from diagnosis.facts.placement import ObstacleKind, asked_by, held_on, obstacles
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import read_node
 from diagnosis.snapshot.pods import read_pod

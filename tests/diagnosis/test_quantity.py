@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from diagnosis.quantity import amount, shown
+from diagnosis.facts.quantity import amount, shown
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli.would_fit import answers
-from diagnosis.would_fit import WouldFit
+from diagnosis.answers.pod_fit import WouldFit
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.listings import Listings

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from diagnosis.diagnose import Diagnosis, diagnose
-from diagnosis.fit_error import ReasonSubject, parse
+from diagnosis.causes.diagnose import Diagnosis, diagnose
+from diagnosis.facts.fit_error import ReasonSubject, parse
 from diagnosis.snapshot import Builder
 from healthcheck.node.state import UNHEALTHY
 from sim.control_plane import ControlPlane

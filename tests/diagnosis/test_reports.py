@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from cli.app import app
-from diagnosis.allocation import allocation
-from diagnosis.cause import FoundCause
-from diagnosis.components import component_table
-from diagnosis.diagnose import Diagnosis, Problem, diagnose
+from diagnosis.answers.allocation import allocation
+from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
+from diagnosis.facts.components import component_table
+from diagnosis.model import FoundCause
 from diagnosis.report import html, markdown, terminal
 from diagnosis.report.content import Report
 from diagnosis.report.document import document

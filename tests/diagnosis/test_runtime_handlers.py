@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.cause import FoundCause
+from diagnosis.causes.diagnose import Diagnosis, Problem
 from diagnosis.causes.runtime_handlers import RECORD_REASONS
-from diagnosis.diagnose import Diagnosis, Problem
+from diagnosis.model import FoundCause
 from healthcheck.checks import CHECKS
 from healthcheck.checks.runtime_fixes import helm_values
 from healthcheck.checks.runtime_restart import REASONS

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.bundle import Bundle
-from diagnosis.saved import SavedStateError, read_saved
 from diagnosis.snapshot.pods import OTHER_VALUE
+from diagnosis.sources.bundle import Bundle
+from diagnosis.sources.saved import SavedStateError, read_saved
 from tests.diagnosis.states import NOW, ago, container, event, node, obj, pod
 from tests.permissions import as_nobody
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnosis.causes import CAUSES, crashing, not_started, rejected, running, runtime_handlers
-from diagnosis.symptoms import Signature, TextSource
+from diagnosis.facts.symptoms import Signature, TextSource
 
 TABLES = (
     *(crashing.CRASH_TEXTS, crashing.COMPONENT_TEXTS, not_started.INJECTION_TEXTS, not_started.CREATE_TEXTS),

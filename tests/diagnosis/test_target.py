@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.cause import Cause, CauseSeverity, FoundCause, Link
-from diagnosis.chain import LinkState, chain, chains_of
-from diagnosis.diagnose import arranged
+from diagnosis.answers.chain import LinkState, chain, chains_of
+from diagnosis.answers.target import Target, TargetError, concerned, parse_target, pods_of
+from diagnosis.causes.diagnose import arranged
+from diagnosis.model import Cause, CauseSeverity, FoundCause, Link
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.pods import read_pod
-from diagnosis.target import Target, TargetError, concerned, parse_target, pods_of
 from tests.diagnosis.states import condition, event, node, obj, pod, snapshot, terminated, waiting
 
 UNSCHEDULED = Cause("Unscheduled", CauseSeverity.HIGH, Link.SCHEDULED, "no node", "find one")

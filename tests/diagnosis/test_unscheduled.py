@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.cause import Certainty
+from diagnosis.model import Certainty
 from healthcheck.node.state import UNHEALTHY
 from tests.diagnosis.states import (
     GPU,

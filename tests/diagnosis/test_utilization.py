@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from diagnosis.allocation import allocation
-from diagnosis.diagnose import Diagnosis, diagnose
+from diagnosis.answers.allocation import allocation
+from diagnosis.causes.diagnose import Diagnosis, diagnose
 from diagnosis.report.document import cluster_document
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, USE, read_use

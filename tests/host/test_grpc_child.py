@@ -216,7 +216,7 @@ def test_a_child_that_nobody_ends_ends_itself(short_root: Path) -> None:
 def test_who_asks_never_loads_grpc(short_root: Path) -> None:
     program = (
         "import json, sys, pathlib\n"
-        "import agent.agent_program, cli.__main__, healthcheck.probes.pod_resources\n"
+        "import agent.process.agent_program, cli.__main__, healthcheck.probes.pod_resources\n"
         "from healthcheck.host.grpc_socket import NodeSocket\n"
         "answer = NodeSocket('container-runtime').ask(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
         "print(json.dumps([len(answer), [one for one in sys.modules if one.startswith(('grpc', 'google.'))]]))\n"

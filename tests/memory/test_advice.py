@@ -139,7 +139,7 @@ LEVELS = {
     if check.nature is Nature.LEVEL and reason.severity >= Severity.RESET
 }
 MISSED_DEADLINES = "DriverUnresponsive"
-"""Two looks of a driver that hangs: tests/agent/test_cycle.py."""
+"""Two looks of a driver that hangs: tests/agent/cycle/test_cycle.py."""
 FAULTS = [
     one
     for one in scenarios()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.telemetry import Telemetry
+from agent.telemetry import Telemetry
 from healthcheck.text.moments import moment
 from sim.api_objects import LEASES
 from sim.loopback import LoopbackAnswers, LoopbackServer

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from prometheus_client.exposition import choose_encoder
 
+from agent.telemetry import Telemetry
 from healthcheck.model import Finding, Severity, Status
-from healthcheck.telemetry import Telemetry
 from tests.tiers import cannot_run
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 from sim.control_plane import MANIFESTS, ControlPlane
 from sim.kubelet import Kubelets
 from sim.node import EFA_PROGRAMS
-from tests.agent.test_deep import answer
+from tests.agent.deep.test_deep import answer
 from tests.agent.world import UNHEALTHY, P, RealCluster, World
 from tests.probes.dcgm.documents import FAULTY
 from tests.waiting import eventually

@@ -20,7 +20,7 @@ from healthcheck.text.moments import moment
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
 from quarantine.node_marks import HELD
-from tests.agent.test_deep import answer
+from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, P, World, end_of
 from tests.waiting import GIVE_UP_SECONDS, eventually

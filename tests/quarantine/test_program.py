@@ -11,7 +11,7 @@ from healthcheck.deep.deep_record import deep_record
 from healthcheck.text.json_rows import row_in
 from healthcheck.text.moments import moment, timestamp
 from healthcheck.verdict.record import RunRecord, passed_since
-from tests.agent.test_deep import answer
+from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY, Said
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World
 from tests.waiting import GIVE_UP_SECONDS

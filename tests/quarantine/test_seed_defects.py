@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from sim.control_plane import MANIFESTS
-from tests.agent.test_deep import answer
+from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
 from tests.quarantine.world import MAINTENANCE, NODE, SPOT, P, World, end_of
 from tests.waiting import eventually

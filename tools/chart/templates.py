@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import indent
 
 import healthcheck
-from agent.settings import AgentSettings
+from agent.process.settings import AgentSettings
 from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.settings.declared import by_key
 from tools.chart import keys, settings

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.admission import admission_causes, quotas, rules
 from diagnosis.causes.admission.texts import Refusal, RefusalSource
 from diagnosis.causes.admission.wanting import IncompleteWorkload, strangers, wanting
 from diagnosis.causes.hami.denials import denied
 from diagnosis.hami.installation import WEBHOOK
+from diagnosis.model import Cause, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 
 

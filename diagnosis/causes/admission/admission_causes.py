@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from diagnosis.cause import Cause, CauseSeverity, Link
 from diagnosis.causes.admission.texts import RefusalSource
 from diagnosis.causes.handler_causes import CLASS_MISSING
+from diagnosis.model import Cause, CauseSeverity, Link
 
 
 def _cause(name: str, means: str, remedy: str, source: str = "") -> Cause:

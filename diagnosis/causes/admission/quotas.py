@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from decimal import Decimal
 
-from diagnosis.cause import Certainty, FoundCause, command
 from diagnosis.causes.admission.admission_causes import EXCEEDED, NEVER_APPLIES
 from diagnosis.causes.admission.texts import Refusal
 from diagnosis.causes.admission.wanting import IncompleteWorkload
-from diagnosis.gpu_requests import SHARES, is_gpu
-from diagnosis.placement import ZERO, asked_by
-from diagnosis.quantity import amount, shown
+from diagnosis.facts.gpu_requests import SHARES, is_gpu
+from diagnosis.facts.placement import ZERO, asked_by
+from diagnosis.facts.quantity import amount, shown
+from diagnosis.model import Certainty, FoundCause, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Expression, PodSpec

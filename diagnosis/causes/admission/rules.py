@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diagnosis.cause import FoundCause, command
 from diagnosis.causes.admission.admission_causes import LIMIT_RANGE, UNREACHABLE
 from diagnosis.causes.admission.texts import Refusal, RefusalSource
 from diagnosis.causes.admission.wanting import IncompleteWorkload
 from diagnosis.causes.handler_causes import CLASS_MISSING
+from diagnosis.model import FoundCause, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.policy_objects import LimitRangeItem, Webhook

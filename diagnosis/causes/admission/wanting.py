@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from diagnosis.causes.admission.texts import Refusal, parse
-from diagnosis.components import role_of
-from diagnosis.gpu_requests import gpu_claims, meant_as_gpu
-from diagnosis.placement import asked_by
+from diagnosis.facts.components import role_of
+from diagnosis.facts.gpu_requests import gpu_claims, meant_as_gpu
+from diagnosis.facts.placement import asked_by
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import Meta

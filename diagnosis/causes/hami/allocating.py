@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from diagnosis.cause import Certainty, FoundCause, Search, command
 from diagnosis.causes.hami.hami_causes import ALLOCATION_FAILED, ALLOCATION_HANGS, NO_CONTROL, REGISTER_STALE
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.components import Role
+from diagnosis.facts.components import Role
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, PodGrant, grant
 from diagnosis.hami.installation import installation_of, installations, is_there
+from diagnosis.model import Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from diagnosis.cause import Cause, FoundCause, Search, command
 from diagnosis.causes.hami.hami_causes import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
 from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.components import Role, is_ready
+from diagnosis.facts.components import Role, is_ready
+from diagnosis.facts.pod_stage import StageKind, stage
 from diagnosis.hami.certificate import authorities
 from diagnosis.hami.installation import (
     Installation,
@@ -19,7 +19,7 @@ from diagnosis.hami.installation import (
     newest_asking,
     schedulers,
 )
-from diagnosis.pod_stage import StageKind, stage
+from diagnosis.model import Cause, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.snapshot.workloads import Workload

@@ -14,7 +14,6 @@ from itertools import islice
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.hami.hami_causes import (
     CONSTRAINED,
     CORDONED,
@@ -33,8 +32,10 @@ from diagnosis.causes.hami.hami_causes import (
 from diagnosis.causes.hami.hami_nodes import why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
-from diagnosis.fit_error import ReasonSubject
-from diagnosis.gpu_nodes import has_hami, has_nvidia
+from diagnosis.facts.fit_error import ReasonSubject
+from diagnosis.facts.gpu_nodes import has_hami, has_nvidia
+from diagnosis.facts.placement import selects
+from diagnosis.facts.quantity import counted
 from diagnosis.hami.card_options import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID, card_options
 from diagnosis.hami.card_requests import CardRequest, asked_of
 from diagnosis.hami.card_row import part_text
@@ -45,8 +46,7 @@ from diagnosis.hami.quota import given_of, kept_quotas
 from diagnosis.hami.reasons import UNREGISTERED, Code
 from diagnosis.hami.registration import CORDON
 from diagnosis.hami.scheduler_state import SchedulerState, books_of, cards_of, unregistered, verdicts
-from diagnosis.placement import selects
-from diagnosis.quantity import counted
+from diagnosis.model import Cause, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.cause import Cause, CauseSeverity, Link
+from diagnosis.model import Cause, CauseSeverity, Link
 
 _HIGH, _MEDIUM, _LOW = CauseSeverity.HIGH, CauseSeverity.MEDIUM, CauseSeverity.LOW
 

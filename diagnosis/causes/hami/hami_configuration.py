@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diagnosis.cause import Cause, CauseSeverity, FoundCause, Search, command
 from diagnosis.hami.installation import is_there
 from diagnosis.hami.settings import DEVICE_CONFIG, KEYS, read_settings
+from diagnosis.model import Cause, CauseSeverity, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.component_words import last_line
 from diagnosis.causes.hami.hami_causes import (
     CLOCK_APART,
@@ -24,8 +23,10 @@ from diagnosis.causes.offer_causes import UNHEALTHY
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
-from diagnosis.components import YOUNG, Component, Role, components, is_for, is_ready, refused
-from diagnosis.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
+from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
+from diagnosis.facts.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
+from diagnosis.facts.pod_stage import stage
+from diagnosis.facts.quantity import counted
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, grant
 from diagnosis.hami.handshake import Handshake, HandshakeState, handshake
@@ -41,8 +42,7 @@ from diagnosis.hami.installation import (
 from diagnosis.hami.node_lock import LOCK, NodeLock, node_lock
 from diagnosis.hami.registration import Registration, RegistrationFormat, registration
 from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
-from diagnosis.pod_stage import stage
-from diagnosis.quantity import counted
+from diagnosis.model import Cause, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.hami.hami_causes import (
     BIND_FAILS,
     EXTENDER,
@@ -21,8 +20,9 @@ from diagnosis.causes.hami.hami_causes import (
 )
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, unplaced, unschedulable
-from diagnosis.components import Role
-from diagnosis.fit_error import ReasonSubject
+from diagnosis.facts.components import Role
+from diagnosis.facts.fit_error import ReasonSubject
+from diagnosis.facts.pod_stage import StageKind, stage
 from diagnosis.hami.installation import (
     Installation,
     installation_of,
@@ -31,7 +31,7 @@ from diagnosis.hami.installation import (
     is_there,
     schedulers,
 )
-from diagnosis.pod_stage import StageKind, stage
+from diagnosis.model import Cause, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from diagnosis.cause import Search
 from diagnosis.causes.hami import (
     allocating,
     control_plane,
@@ -12,6 +11,7 @@ from diagnosis.causes.hami import (
     scheduling,
     webhook,
 )
+from diagnosis.model import Search
 
 SEARCHES: tuple[Search, ...] = (
     *webhook.SEARCHES,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from diagnosis.cause import Cause, Certainty, FoundCause, Search, command
 from diagnosis.causes.hami.control_plane import unreachable
 from diagnosis.causes.hami.hami_causes import (
     IGNORED,
@@ -15,8 +14,9 @@ from diagnosis.causes.hami.hami_causes import (
     PRIVILEGED,
     WEBHOOK_MISSING,
 )
-from diagnosis.components import is_ready
-from diagnosis.gpu_requests import SHARES, gpu_pods, gpus_of
+from diagnosis.facts.components import is_ready
+from diagnosis.facts.gpu_requests import SHARES, gpu_pods, gpus_of
+from diagnosis.facts.symptoms import replaced
 from diagnosis.hami.installation import (
     IGNORE,
     Installation,
@@ -26,10 +26,10 @@ from diagnosis.hami.installation import (
     is_there,
     schedulers,
 )
+from diagnosis.model import Cause, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod, PodSpec
 from diagnosis.snapshot.policy_objects import Webhook
-from diagnosis.symptoms import replaced
 from healthcheck.text.moments import timestamp
 
 UNSEEN = re.compile(r"no binding pod found on node|no node lock naming a pending pod", re.ASCII)

@@ -12,7 +12,6 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from diagnosis.cause import FoundCause, Search
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.unscheduled import (
     device_claims,
@@ -25,9 +24,10 @@ from diagnosis.causes.unscheduled import (
     volumes,
 )
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, is_stuck, rooms, unschedulable, without
-from diagnosis.fit_error import ReasonSubject
-from diagnosis.gpu_nodes import devices_in, has_hami, has_nvidia
-from diagnosis.placement import has, selects
+from diagnosis.facts.fit_error import ReasonSubject
+from diagnosis.facts.gpu_nodes import devices_in, has_hami, has_nvidia
+from diagnosis.facts.placement import has, selects
+from diagnosis.model import FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 

@@ -9,17 +9,17 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.other_devices import NO_SLICES
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.offers import PublishedDevice, offered, published_anew, shut
 from diagnosis.causes.unscheduled.refused import closed_by, find_refused
 from diagnosis.causes.unscheduled.tainted_devices import TAINTED, find_tainted
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, unplaced
-from diagnosis.components import Role, components
-from diagnosis.fit_error import ReasonSubject, UnfitReason
-from diagnosis.placement import asked_by
-from diagnosis.quantity import amount
+from diagnosis.facts.components import Role, components
+from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
+from diagnosis.facts.placement import asked_by
+from diagnosis.facts.quantity import amount
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
 from diagnosis.snapshot.meta import Meta, subject

@@ -9,7 +9,7 @@ from itertools import product
 
 from msgspec import Struct
 
-from diagnosis.placement import tolerates
+from diagnosis.facts.placement import tolerates
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceTaintRule, SliceDevice
 from diagnosis.snapshot.nodes import Taint

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, events_of, group_of, tells_of_gang, unplaced
-from diagnosis.components import Component, is_ready
-from diagnosis.gpu_requests import asks_for_gpus
+from diagnosis.facts.components import Component, is_ready
+from diagnosis.facts.gpu_requests import asks_for_gpus
+from diagnosis.facts.placement import ZERO, asked_by
+from diagnosis.facts.quantity import shown
 from diagnosis.hami.installation import installations
-from diagnosis.placement import ZERO, asked_by
-from diagnosis.quantity import shown
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.kueue import Queue, Queued
 from diagnosis.snapshot.meta import subject

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from enum import Enum
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.node_labels import UPGRADE_FAILED
 from diagnosis.causes.offer_causes import MIG_PENDING, OFFERS_NONE
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, release_of
-from diagnosis.fit_error import ReasonSubject
-from diagnosis.gpu_nodes import changes
-from diagnosis.placement import UNSCHEDULABLE, tolerates, untolerated
+from diagnosis.facts.fit_error import ReasonSubject
+from diagnosis.facts.gpu_nodes import changes
+from diagnosis.facts.placement import UNSCHEDULABLE, tolerates, untolerated
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
 from diagnosis.snapshot.pods import PodSpec

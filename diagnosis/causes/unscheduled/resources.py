@@ -7,14 +7,14 @@ from decimal import Decimal
 
 from msgspec.structs import replace
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.offer_causes import OFFERS_NONE, UNHEALTHY, stack, why_none_left
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended, is_stuck, without
-from diagnosis.fit_error import ReasonSubject
-from diagnosis.gpu_requests import SHARES, is_gpu, meant_as_gpu
-from diagnosis.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
-from diagnosis.quantity import counted, shown
+from diagnosis.facts.fit_error import ReasonSubject
+from diagnosis.facts.gpu_requests import SHARES, is_gpu, meant_as_gpu
+from diagnosis.facts.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
+from diagnosis.facts.quantity import counted, shown
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 

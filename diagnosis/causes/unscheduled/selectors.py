@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.node_labels import UNLABELLED
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
-from diagnosis.components import Role, components
-from diagnosis.fit_error import ReasonSubject
-from diagnosis.placement import expression_takes
-from diagnosis.quantity import counted
+from diagnosis.facts.components import Role, components
+from diagnosis.facts.fit_error import ReasonSubject
+from diagnosis.facts.placement import expression_takes
+from diagnosis.facts.quantity import counted
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Expression, PodSpec
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.unscheduled.offers import BlockingTaint
 from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.causes.verdicts import release_of
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceTaintRule
 from healthcheck.memory.findings import gpu_address

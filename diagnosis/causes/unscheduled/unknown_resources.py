@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.offer_causes import why_not_cut, why_not_offered
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended
-from diagnosis.components import Role, components
-from diagnosis.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, switched_off
-from diagnosis.gpu_requests import is_gpu, meant_as_gpu
-from diagnosis.placement import has, selects
-from diagnosis.quantity import counted, shown
+from diagnosis.facts.components import Role, components
+from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, switched_off
+from diagnosis.facts.gpu_requests import is_gpu, meant_as_gpu
+from diagnosis.facts.placement import has, selects
+from diagnosis.facts.quantity import counted, shown
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
 
-from diagnosis.cause import Cause, CauseSeverity, FoundCause, Link, command
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.causes.unscheduled.waiting import group_of
-from diagnosis.gpu_requests import asks_for_gpus, is_gpu
-from diagnosis.placement import ZERO
-from diagnosis.quantity import amount, shown
+from diagnosis.facts.gpu_requests import asks_for_gpus, is_gpu
+from diagnosis.facts.placement import ZERO
+from diagnosis.facts.quantity import amount, shown
+from diagnosis.model import Cause, CauseSeverity, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.volcano import GroupQueue, PodGroup

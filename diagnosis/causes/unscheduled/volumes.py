@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from diagnosis.cause import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
-from diagnosis.fit_error import ReasonSubject, UnfitReason
-from diagnosis.placement import has, holds_volume, selects
-from diagnosis.quantity import counted
+from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
+from diagnosis.facts.placement import has, holds_volume, selects
+from diagnosis.facts.quantity import counted
+from diagnosis.facts.symptoms import older, shortened
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Expression
-from diagnosis.symptoms import older, shortened
 
 UNBOUND = Cause(
     "VolumeClaimNotBound",

@@ -9,10 +9,10 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from diagnosis.fit_error import FitError, ReasonSubject, parse, reason_of
-from diagnosis.gpu_requests import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
+from diagnosis.facts.fit_error import FitError, ReasonSubject, parse, reason_of
+from diagnosis.facts.gpu_requests import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
+from diagnosis.facts.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
 from diagnosis.hami.installation import installations, schedulers
-from diagnosis.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject

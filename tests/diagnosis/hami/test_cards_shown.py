@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.allocation_table import page
-from diagnosis.allocation import allocation
-from diagnosis.diagnose import diagnose
-from diagnosis.node_inventory import inventory
+from diagnosis.answers.allocation import allocation
+from diagnosis.answers.node_inventory import inventory
+from diagnosis.causes.diagnose import diagnose
 from diagnosis.report import html, markdown
 from diagnosis.report.content import Report
 from diagnosis.report.document import cluster_document

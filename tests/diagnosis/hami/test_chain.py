@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.chain import Chain, LinkState
-from diagnosis.diagnose import diagnose
-from diagnosis.hami_chain import HamiLink, hami_chains
+from diagnosis.answers.chain import Chain, LinkState
+from diagnosis.answers.hami_chain import HamiLink, hami_chains
+from diagnosis.causes.diagnose import diagnose
 from tests.diagnosis.hami.clusters import device_config
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.hami.test_allocating import bound

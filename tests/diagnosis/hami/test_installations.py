@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.components import Health, component_table
+from diagnosis.answers.node_inventory import inventory
+from diagnosis.facts.components import Health, component_table
 from diagnosis.hami.installation import installations
-from diagnosis.node_inventory import inventory
 from tests.diagnosis.hami.hami_states import (
     NAMESPACE,
     card,

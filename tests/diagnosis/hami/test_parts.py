@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.components import Health
-from diagnosis.diagnose import diagnose
-from diagnosis.hami_parts import HamiPart, installation_tables
+from diagnosis.answers.hami_parts import HamiPart, installation_tables
+from diagnosis.causes.diagnose import diagnose
+from diagnosis.facts.components import Health
 from diagnosis.report import html, markdown
 from diagnosis.report.content import Report
 from diagnosis.report.document import document

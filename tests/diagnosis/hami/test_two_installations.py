@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from cli.would_fit import page
-from diagnosis.allocation import allocation
+from diagnosis.answers.allocation import allocation
+from diagnosis.answers.hami_chain import hami_chains
+from diagnosis.answers.node_inventory import inventory
+from diagnosis.answers.pod_fit import by_rules, would_fit
 from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.installation import installation_of, installations, serving
 from diagnosis.hami.scheduler_state import books_of, unregistered
-from diagnosis.hami_chain import hami_chains
-from diagnosis.node_inventory import inventory
-from diagnosis.redaction import redacted
-from diagnosis.would_fit import by_rules, would_fit
+from diagnosis.sources.redaction import redacted
 from tests.diagnosis.hami.clusters import device_config, judged
 from tests.diagnosis.hami.hami_states import asking, card, hami, hami_node, text_card, vgpu_pod
 from tests.diagnosis.hami.test_filtering import filtered

@@ -7,12 +7,12 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from cli.utilization_table import with_shares
-from diagnosis.allocation import allocation
-from diagnosis.chain import Chain
-from diagnosis.diagnose import diagnose
+from diagnosis.answers.allocation import allocation
+from diagnosis.answers.chain import Chain
+from diagnosis.answers.hami_chain import hami_chains
+from diagnosis.causes.diagnose import diagnose
 from diagnosis.hami.card_row import card_row
 from diagnosis.hami.usage import MeasuredUse, used
-from diagnosis.hami_chain import hami_chains
 from diagnosis.report.document import cluster_document
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory

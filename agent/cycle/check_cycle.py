@@ -1,0 +1,155 @@
+"""One light look: read the settings, look, judge, remember."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import structlog
+from msgspec import Struct
+
+from agent.state.agent_state import AgentState
+from agent.state.ledger import Ledger
+from agent.telemetry import Telemetry
+from healthcheck.checks import driver_reasons
+from healthcheck.checks.driver import being_changed
+from healthcheck.checks.examine import judge, look
+from healthcheck.checks.fabric import COMING_UP as FABRIC_COMING_UP
+from healthcheck.checks.temperature import slowdown_celsius
+from healthcheck.memory.cycles import JudgedCycle
+from healthcheck.model import Evidence, Host, Nature, Unobserved
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
+from healthcheck.probes.dcgm.engine import ENGINE
+from healthcheck.probes.efa.libfabric import Libfabric
+from healthcheck.probes.nvml import error_causes
+from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverReading, Gpus
+
+log = structlog.get_logger()
+
+AGAIN_SECONDS = 10.0
+"""After a look that showed something that can flicker (docs/rules.md 3)."""
+_NO_DRIVER = frozenset({error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_NOT_LOADED})
+_PASSING = frozenset({error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_JUST_LOADED, FABRIC_COMING_UP})
+"""Causes that pass by themselves: a node that comes up must not wait an interval for its verdict."""
+MISSED_AGAIN_SECONDS = 30.0
+"""After a missed deadline: the second must be at least this much later (rule 10)."""
+
+
+class Sources(Struct, frozen=True):
+    """Whom a look asks through child processes, and where it reads the machine's files."""
+
+    root: Path
+    driver: Driver
+    libfabric: Libfabric
+    runtime: RuntimeStatus
+
+    @classmethod
+    def of(cls, root: Path) -> Self:
+        return cls(root, Driver(root), Libfabric(root), RuntimeStatus(root))
+
+    def end(self) -> list[int]:
+        """End the children; the pids of those that can't be ended."""
+        ended = (self.driver.end(), self.libfabric.end(), self.runtime.end())
+        return [pid for pid in ended if pid is not None]
+
+
+class Cycle:
+    """Runs on the light worker, one at a time."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        state: AgentState,
+        ledger: Ledger,
+        reload_settings: Callable[[], None],
+        telemetry: Telemetry,
+    ) -> None:
+        self._driver = sources.driver
+        self._state = state
+        self._ledger = ledger
+        self._reload_settings = reload_settings
+        self._telemetry = telemetry
+        self._library = ""
+        self._host = Host(sources.root, self._ask_driver, sources.libfabric.look, sources.runtime.look)
+        self.ended_at = time.monotonic()
+        self.ended = 0
+
+    def run(self) -> float | None:
+        """Look once. Returns in how many seconds to look again, None: at the next interval."""
+        began = time.monotonic()
+        self._reload_settings()
+        checks = self._state.known.level_checks
+        evidence = look(self._host, checks, self._state.last_look, also=(ENGINE,))
+        driver_look = evidence[NVML] if evidence.unread(NVML) is None else None
+        answer = driver_look.answer if driver_look is not None else None
+        has_no_driver = answer == NO_GPUS or (isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER)
+        self._state.see_look(evidence, no_driver=has_no_driver)
+        before = {finding.key for finding in self._state.memory.standing}
+        expected = self._state.expectation()
+        outcomes = judge(checks, evidence, expected)
+        self._telemetry.show_times(evidence.seconds, {outcome.check: outcome.seconds for outcome in outcomes})
+        gpus = answer.gpus if isinstance(answer, Gpus) else ()
+        after = self._ledger.look_ended(JudgedCycle(outcomes, gpus, began, evidence, expected.instance_type))
+        self._account(began)
+        if driver_look is not None and driver_look.missed:
+            return MISSED_AGAIN_SECONDS
+        if driver_look is not None and (left := _until_mismatch_counts(driver_look)) > 0:
+            return max(left, AGAIN_SECONDS)
+        changing = any(cause.cause in _PASSING for outcome in outcomes for cause in outcome.unobserved)
+        changing = changing or _waits_for_the_runtime(evidence)
+        # A GPU is lost for some seconds during a reset: one such observation must not stay active for a whole interval.
+        new = any(finding.nature is Nature.LEVEL and finding.key not in before for finding in after.standing)
+        return AGAIN_SECONDS if after.suspects or changing or new else None
+
+    def _ask_driver(self) -> DriverReading:
+        node = self._state.node
+        paused = being_changed(node.labels) if node else ""
+        if paused:
+            self._driver.pause()
+            self._telemetry.show_no_driver()
+            return DriverReading(Unobserved(error_causes.DRIVER_BEING_CHANGED, paused))
+        answer = self._driver.look()
+        if answer.missed:
+            self._telemetry.missed.inc()
+            log.warning("the driver did not answer", detail=str(answer.answer), stuck_pid=answer.stuck_pid)
+        self._telemetry.stuck.set(answer.stuck_pid is not None)
+        if isinstance(answer.answer, Gpus):
+            self._show_driver(answer.answer)
+        else:
+            self._telemetry.show_no_driver()
+        return answer
+
+    def _show_driver(self, gpus: Gpus) -> None:
+        if gpus.library != self._library:
+            self._library = gpus.library
+            log.info("driver", library=gpus.library, driver_version=gpus.driver_version, gpus=len(gpus.gpus))
+        limits = {
+            (str(gpu.index), gpu.uuid): limit
+            for gpu in gpus.gpus
+            if gpu.temperature is not None and (limit := slowdown_celsius(gpu.temperature)) is not None
+        }
+        self._telemetry.show_driver(gpus.driver_version, gpus.library, limits)
+
+    def _account(self, began: float) -> None:
+        self.ended_at = time.monotonic()
+        self.ended += 1
+        self._telemetry.looks.inc()
+        self._telemetry.look_seconds.set(self.ended_at - began)
+        self._telemetry.look_time.set_to_current_time()
+
+
+def _until_mismatch_counts(look: DriverReading) -> float:
+    """Seconds until a driver library that does not fit is a finding; 0 where none is seen, or it is one already."""
+    return 0.0 if look.mismatch_seconds is None else driver_reasons.MISMATCH_SECONDS - look.mismatch_seconds
+
+
+def _waits_for_the_runtime(evidence: Evidence) -> bool:
+    """Whether a container runtime has just started and is not ready yet.
+
+    The next cycle then comes soon, so that an ended fault does not stay active for a whole interval.
+    """
+    return evidence.unread(CONTAINER_RUNTIME) is None and evidence[CONTAINER_RUNTIME].why_not_live == NOT_YET

@@ -1,0 +1,161 @@
+"""Marks of the agent's own deep diagnostic on its Node: the claim, the result, and the end of the claim.
+
+The result stays on the disk until the Node has it, so that no outage of the API server or the agent loses it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.deep.kept_result import KeptResult
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.cluster.retry_limits import RetryLimits
+from healthcheck.deep.claim import Claim, RunKind
+from healthcheck.deep.claimant import Claimant
+from healthcheck.deep.deep_record import deep_record, untaken
+from healthcheck.deep.due import keeping_verdict, obstacle
+from healthcheck.model import Now, ProbeError
+from healthcheck.node.devices import NodeDevices
+from healthcheck.node.state import SWEEP_RESULT, NodeState, PatchFor, annotated
+from healthcheck.text.moments import is_future
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RunRecord
+
+log = structlog.get_logger()
+
+HOLDER = "agent"
+"""Of a run of the node's own agent: there is one on each node."""
+KIND = "sweep-result"
+_LONGEST_PAUSE_SECONDS = 60.0
+"""Whatever the server asks for: the taint of what was found waits for this."""
+_STILL_HEARD = timedelta(minutes=1)
+"""That the node's agent is not silent needs no proof: it is us."""
+
+
+class OwnNode(Struct, frozen=True):
+    """The door to it. `seen` is as the watch last showed it, None where it has not yet."""
+
+    read: Callable[[], NodeState]
+    update: Callable[[PatchFor], NodeState | None]
+    seen: Callable[[], NodeState | None]
+    are_claimed: Callable[[], bool]
+    """Whether DRA gives out its GPUs. Raises ProbeError where nobody can tell."""
+
+
+class DeepTestMarks:
+    """Used by the deep worker; `clear` also by another thread."""
+
+    def __init__(self, node: OwnNode, clock: Callable[[], Now], folder: Path | None, stopping: threading.Event) -> None:
+        self._node = node
+        self._clock = clock
+        self._kept = KeptResult(folder)
+        self._until_the_end = RetryLimits(
+            math.inf,
+            (ClusterError,),
+            _LONGEST_PAUSE_SECONDS,
+            _LONGEST_PAUSE_SECONDS,
+            sleep=stopping.wait,
+            is_over=stopping.is_set,
+        )
+        self._claimant = Claimant(RunKind.L2, HOLDER, node.update, lambda: clock().wall, self._gives_way)
+        self._is_at_work = False
+        self._was_seen = False
+
+    def hindrance(self, node: NodeState) -> str:
+        """Return the reason on the Node that prevents a deep diagnostic; '' without one."""
+        now = self._clock().wall
+        try:
+            seen = replace(node, devices=NodeDevices()) if self._node.are_claimed() else node
+        except ProbeError as error:
+            return f"it is unknown whether DRA allocates its GPUs: {error}"
+        return obstacle(seen, now + _STILL_HEARD, now)
+
+    def take(self, seconds: float) -> Claim | None:
+        """Have the node for so long at most; None where something has come between. Raises ClusterError."""
+        self._is_at_work, self._was_seen = True, False
+        node = self._claimant.take(self._clock().wall + timedelta(seconds=seconds), self.hindrance)
+        return self._claimant.claim_on(node) if node is not None else None
+
+    def is_ours(self) -> bool:
+        """Whether the Node has our claim, as far as observed; the watch may lag behind our write."""
+        node = self._node.seen()
+        if node is None or self._claimant.claim_on(node) is None:
+            return self._is_at_work and not self._was_seen
+        self._was_seen = self._claimant.has(node)
+        return self._was_seen
+
+    def give_back(self) -> None:
+        """Release the node. Raises ClusterError: then `clear` does it later, or any other client after `until`."""
+        if self._is_at_work:
+            self._is_at_work = False
+            self._claimant.give_back()
+
+    def clear(self) -> None:
+        """Remove the claim of a dead run: one of ours without a run, or any expired one."""
+        node = self._node.seen()
+        if node is not None and self._claimant.is_to_clear(node):
+            with suppress(ClusterError):  # it is tried again after the next look
+                self._claimant.clear()
+
+    def tell(self, record: RunRecord, *, give_back: bool) -> None:
+        """The record, and the node given back in the same write, as soon as the cluster takes it.
+
+        Raises ClusterError where the agent has to end before that: the next one tells it.
+        """
+
+        def result(node: NodeState) -> Mapping[str, str]:
+            return {SWEEP_RESULT: records.dump(keeping_verdict(record, node))}
+
+        def alone(node: NodeState) -> Mapping[str, Any]:
+            return annotated(node, result(node))
+
+        self._until_the_end.ask(
+            partial(self._claimant.give_back, result) if give_back else partial(self._node.update, alone)
+        )
+        self._kept.drop()
+
+    def keep(self, record: RunRecord) -> None:
+        """Keep the record on the disk until the Node has it."""
+        self._kept.keep(record)
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether the disk has a result that the Node lacks."""
+        return self._kept.is_there
+
+    def tell_kept(self) -> None:
+        """Write a result that an outage delayed, unless the Node has a newer one. Raises ClusterError."""
+        record = self._kept.read()
+        if record is None:
+            return
+        try:
+            kept = deep_record(record, KIND)
+        except ValueError as error:
+            log.warning("deep test: a result that was kept can't be read", error=str(error))
+            self._kept.drop()
+            return
+        now = self._clock().wall
+        standing = [one for one in untaken(self._node.read(), {}) if one.kind == KIND]
+        if any(kept.result.at <= one.result.at and not is_future(one.result.at, now) for one in standing):
+            self._kept.drop()
+            self.clear()
+        else:
+            self.tell(record, give_back=True)
+
+    def _gives_way(self, claim: Claim) -> bool:
+        """Whether the claim is ours and has no run.
+
+        With an unwritten result it stays: both go in one write, or the node would be untainted in between.
+        """
+        return self._claimant.is_own(claim) and not self._is_at_work and not self.has_kept

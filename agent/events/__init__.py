@@ -1,0 +1,1 @@
+"""Events of the driver: follow the kernel log and judge its records."""

@@ -1,0 +1,157 @@
+"""Records of the kernel log become findings: judged as one batch, and one by one where one of them can't be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import structlog
+from msgspec.structs import replace
+
+from agent.deep.deep_processes import DeepProcesses
+from agent.node.reporter import Reporter
+from agent.state.agent_state import AgentState
+from agent.state.ledger import Ledger
+from agent.telemetry import Telemetry
+from healthcheck.checks import driver_messages
+from healthcheck.checks.examine import CHECK_FAILED, RECORD_SET_ASIDE, failure, judge
+from healthcheck.model import Evidence, Outcome, Unobserved
+from healthcheck.probes.kernel_log import RING, UNREADABLE, Record, RecordBatch
+from healthcheck.text.printable import printable
+
+log = structlog.get_logger()
+
+_OVERRUN_AGAIN_SECONDS = 60.0
+"""A log that is overrun again and again says so, with a count, no more often than this."""
+_BLIND_SECONDS = 3600.0
+"""So long a check counts as blind for a record that it could not judge."""
+_LONGEST_LINE = 300
+
+
+class RecordJudge:
+    """Runs on the thread `judge`, but for `blind`."""
+
+    def __init__(
+        self, state: AgentState, ledger: Ledger, reporter: Reporter, processes: DeepProcesses, telemetry: Telemetry
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._reporter = reporter
+        self._processes = processes
+        self._telemetry = telemetry
+        self._unreadable_reported = False
+        self._lost_unreported = 0
+        self._lost_reported_at = -_OVERRUN_AGAIN_SECONDS
+        self._set_aside: dict[str, tuple[Unobserved, float]] = {}
+        """By check: which record it could not judge, and how long that makes it blind."""
+
+    @property
+    def has_more_to_do(self) -> bool:
+        """Whether something waits for a quiet log: to be saved, or to be reported."""
+        return self._ledger.unsaved or self._lost_unreported > 0
+
+    def take(self, batch: RecordBatch) -> None:
+        """Judge and remember; at the log's end for now its place in the log is known too."""
+        self._count(batch)
+        self._judge(batch)
+        if not batch.more:
+            self._ledger.log_was_read()
+        self._report_lost()
+
+    def rest(self) -> None:
+        """The log is quiet."""
+        self._ledger.save()
+        self._report_lost()
+
+    def blind(self, why: str) -> None:
+        """Record that the log can't be read."""
+        for check in self._state.known.event_checks:
+            self._ledger.blind(check, Unobserved(UNREADABLE, why))
+
+    def _count(self, batch: RecordBatch) -> None:
+        telemetry = self._telemetry
+        telemetry.records.inc(batch.taken)
+        telemetry.refused.inc(batch.refused)
+        telemetry.unreadable.inc(batch.unreadable)
+        telemetry.lost.inc(batch.lost)
+        self._lost_unreported += batch.lost
+        if batch.unreadable and not self._unreadable_reported:
+            self._unreadable_reported = True
+            log.warning("lines of the kernel log are no records", unreadable=batch.unreadable)
+            words = f"{batch.unreadable} lines of the kernel log are no records, or cut short"
+            self._reporter.warn("KernelLogUnreadable", words)
+
+    def _judge(self, batch: RecordBatch) -> None:
+        self._processes.look_for(batch.records)
+        outcomes = judge(self._state.known.event_checks, Evidence({RING: batch.records}), self._state.expectation())
+        if not any(map(_failure, outcomes)):
+            self._put_unread_aside(batch.records, outcomes)
+            try:
+                self._remember(outcomes, batch.cursor)
+            except Exception as error:  # noqa: BLE001 - which record it was is found out by taking each by itself
+                log.debug("a batch can't be taken whole", failure=failure(error))
+            else:
+                return
+        self._judge_each(batch)
+
+    def _judge_each(self, batch: RecordBatch) -> None:
+        """Judge the records one by one.
+
+        A record that can't be judged or remembered is set aside, and the others count.
+        """
+        self._processes.look_for(batch.records)
+        checks, expected = self._state.known.event_checks, self._state.expectation()
+        for record in batch.records:
+            outcomes = judge(checks, Evidence({RING: (record,)}), expected)
+            for outcome in outcomes:
+                if why := _failure(outcome):
+                    self._put_aside(record, outcome.check, why)
+            try:
+                self._remember(outcomes, record.seq)
+            except Exception as error:  # noqa: BLE001 - the boundary of the records: one must not end the watch
+                for outcome in outcomes:
+                    if outcome.sightings:
+                        self._put_aside(record, outcome.check, failure(error))
+        self._remember([Outcome(check.name, check.group) for check in checks], batch.cursor)
+
+    def _put_unread_aside(self, records: Iterable[Record], outcomes: Iterable[Outcome]) -> None:
+        """A driver of tomorrow may report a fault in another form: the node is not known to be healthy then."""
+        first = next(driver_messages.unread(records, outcomes), None)
+        if first is not None:
+            why = "it mentions an Xid or a GPU off the bus, in an unknown format"
+            self._put_aside(first, driver_messages.CHECK.name, why)
+
+    def _put_aside(self, record: Record, check: str, why: str) -> None:
+        cause = Unobserved(RECORD_SET_ASIDE, f"record {record.seq} is set aside: {why}")
+        self._set_aside[check] = (cause, time.monotonic() + _BLIND_SECONDS)
+        self._telemetry.set_aside.labels("kernel-log-record").inc()
+        text = printable(record.text, _LONGEST_LINE)
+        log.error("a kernel log record is set aside", check=check, seq=record.seq, text=text, failure=why)
+        self._reporter.warn("KernelLogRecordSetAside", f"{cause.detail}; it says: {text}")
+
+    def _remember(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
+        outcomes = [self._with_set_aside(outcome) for outcome in outcomes]
+        self._ledger.kernel_log_judged(outcomes, cursor)
+        for outcome in outcomes:
+            for sighting in outcome.sightings:
+                self._telemetry.count(sighting)
+
+    def _with_set_aside(self, outcome: Outcome) -> Outcome:
+        """Keep a check unobserved for a while after its record was set aside: later records do not replace it."""
+        cause, until = self._set_aside.get(outcome.check, (None, 0.0))
+        if cause is None or time.monotonic() >= until:
+            return outcome
+        return replace(outcome, unobserved=(*outcome.unobserved, cause))
+
+    def _report_lost(self) -> None:
+        lost, now = self._lost_unreported, time.monotonic()
+        if not lost or now - self._lost_reported_at < _OVERRUN_AGAIN_SECONDS:
+            return
+        self._lost_unreported, self._lost_reported_at = 0, now
+        log.warning("kernel log records were overwritten before they were read", lost=lost)
+        self._reporter.warn("KernelLogOverrun", f"{lost} kernel log records were overwritten before they were read")
+
+
+def _failure(outcome: Outcome) -> str:
+    """Return the error of the check's judge; '' without one."""
+    return next((unobserved.detail for unobserved in outcome.unobserved if unobserved.cause == CHECK_FAILED), "")

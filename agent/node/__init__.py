@@ -1,0 +1,1 @@
+"""Everything that the agent writes to the cluster: Node, conditions, Events, heartbeat and budget slot."""

@@ -1,0 +1,258 @@
+"""Create, update and delete the DeviceTaintRules that replace the taint of the Node.
+
+Loaded if DEVICE_TAINTS is set, or if a record names rules of an earlier process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import structlog
+from msgspec import Struct
+
+from agent.node.api_server import ApiServer
+from agent.node.reporter import Reporter
+from agent.state.agent_state import AgentState
+from agent.telemetry import Telemetry
+from healthcheck.checks.examine import failure
+from healthcheck.cluster.device_taint_rules import DeviceTaints, NotServed
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, Refused, Unavailable
+from healthcheck.memory.findings import Memory
+from healthcheck.node.device_rules import DeviceRule
+from healthcheck.node.state import NodeState
+from healthcheck.verdict.device_taints import BadGpu, DeviceTaintCover, RuleChange, gpus_to_taint, plan_rules
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name
+from healthcheck.verdict.taint import Rules
+from healthcheck.verdict.verdict import Verdict
+
+log = structlog.get_logger()
+
+_RESOURCE = "devicetaintrules"
+_MOMENT_SECONDS = 2.0
+"""So long a verdict waits for its rules. Then the Node is tainted, until they stand."""
+_HEEDED_SECONDS, _POLL_SECONDS = 10.0, 0.1
+"""In which the cluster's controllers see a new rule, and how often that is asked."""
+_ASK_AGAIN_SECONDS = 3600.0
+"""After which it is asked whether anybody still acts on the rules that stand."""
+_PATIENCE_SECONDS = 30.0
+"""In which that is answered by controllers that are being exchanged."""
+_UNHEEDED_SECONDS = 3600.0
+"""After which a cluster that takes rules and acts on none is tried again."""
+_UNHEEDED = (
+    "the API server accepts DeviceTaintRules without effect: kube-controller-manager and kube-scheduler need "
+    "the feature gate DRADeviceTaintRules"
+)
+
+
+class _Target(Struct, frozen=True):
+    """The GPUs that rules have to cover; none: no rule of ours is to be there."""
+
+    node: NodeState
+    gpus: tuple[BadGpu, ...]
+
+    def is_same(self, other: _Target | None) -> bool:
+        return other is not None and (self.node.uid, self.gpus) == (other.node.uid, other.gpus)
+
+
+class DeviceRules:
+    """`hold` and `free` run on the node writer's thread; requests in one that ends with them.
+
+    `stand`: rules of ours may be there that keep work off some GPU.
+    """
+
+    def __init__(
+        self, api: ApiServer, state: AgentState, reporter: Reporter, telemetry: Telemetry, *, stand: bool
+    ) -> None:
+        self._api = api
+        self._cluster = api.cluster.alike(DeviceTaints)
+        self._news = state.news
+        self._reporter = reporter
+        self._telemetry = telemetry
+        self._condition = threading.Condition()
+        self._target: _Target | None = None
+        self._answer: DeviceTaintCover | None = None
+        """To the target of now; None: nobody has answered."""
+        self._is_due = self._is_running = self._was_missed = False
+        self._unheeded_until = self._ask_again_at = 0.0
+        self._unanswered_since: float | None = None
+        self._reported = ("", "")
+        self.stand = stand
+
+    def look_ended(self) -> None:
+        """Check the rules again after a cycle.
+
+        Another client may have deleted a rule, or the devices may be published anew.
+        """
+        with self._condition:
+            has_gpus = self._target is not None and bool(self._target.gpus)
+            self._is_due = has_gpus or self._answer is None or self.stand
+
+    def hold(self, verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> bool | None:
+        """Whether rules keep work off each faulty GPU; None if the fault is of the node.
+
+        The last answer is valid until the next one.
+        """
+        gpus = gpus_to_taint(verdict, node, rules, memory)
+        if not gpus:  # unobserved: the present rules stay
+            return None if gpus is None else self.stand
+        with self._condition:
+            self._aim(_Target(node, gpus))
+            self._condition.wait_for(lambda: self._answer is not None, _MOMENT_SECONDS)
+            self._was_missed = self._answer is None
+            stands = self._answer is not None and self._answer.stands
+        self._telemetry.device_taints_failed.set(not stands)
+        return stands
+
+    def free(self, node: NodeState) -> None:
+        """Delete all rules of this node. Once they are gone, no more requests are sent."""
+        self._telemetry.device_taints_failed.set(0)
+        with self._condition:
+            self._aim(_Target(node, ()))
+
+    def _aim(self, target: _Target) -> None:
+        if not target.is_same(self._target):
+            self._answer, self._is_due = None, True
+        self._target = target
+        if self._is_due and not self._is_running:
+            self._is_running = True
+            threading.Thread(target=self._run, name="device-rules", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                target = self._target
+                if target is None or not self._is_due:
+                    self._is_running = False
+                    return
+                self._is_due = False
+            stood = self.stand
+            self._take_answer(target, self._bring(target), lifted=stood and not self.stand)
+
+    def _take_answer(self, target: _Target, answer: DeviceTaintCover | None, *, lifted: bool) -> None:
+        with self._condition:
+            if not target.is_same(self._target):
+                return
+            before = self._answer
+            if answer is None and target.gpus:  # no answer: the last one stays valid
+                answer = before
+            self._answer = answer
+            is_news = self._was_missed or lifted or (before is not None and before != answer)
+            self._was_missed = False
+            self._condition.notify_all()
+        if is_news:
+            self._news.set()
+
+    def _bring(self, target: _Target) -> DeviceTaintCover | None:
+        """Bring the cluster to the target and return the cover; None without an answer."""
+        try:
+            answer = self._cover(target) if target.gpus else self._clear(target)
+        except Forbidden as error:
+            self._api.permissions.forbid("write", _RESOURCE, error)
+            answer = DeviceTaintCover(stands=False, why=f"{error}; is kubernetes/overlays/device-taints applied?")
+        except (NotServed, Refused, Conflict) as error:
+            self.stand = self.stand and not isinstance(error, NotServed)
+            answer = DeviceTaintCover(stands=False, why=str(error))
+        except ClusterError as error:
+            log.warning("the DeviceTaintRules are not brought up to the verdict", error=str(error))
+            if self._answer is not None or not target.gpus:
+                return None
+            answer = DeviceTaintCover(stands=False, why=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever another's ResourceSlice holds, the agent lives
+            log.error("the DeviceTaintRules can't be judged", failure=failure(error))  # noqa: TRY400 - a line
+            answer = DeviceTaintCover(stands=False, why=failure(error))
+        else:
+            self._api.permissions.allow("write", _RESOURCE)
+        self._tell(target, answer)
+        return answer
+
+    def _cover(self, target: _Target) -> DeviceTaintCover:
+        """Raises ClusterError."""
+        node = target.node
+        rules = self._cluster.list_rules(node.name)
+        change = plan_rules(target.gpus, self._cluster.list_devices(node.name), rules, node)
+        self._delete(change.gone)
+        if change.why:
+            return DeviceTaintCover(stands=False, why=change.why)
+        if time.monotonic() < self._unheeded_until:
+            self.stand = not self._delete((*change.standing, *(device_rule for device_rule, _ in change.changed)))
+            return DeviceTaintCover(stands=False, why=_UNHEEDED)
+        for rule, tier in change.changed:
+            self._cluster.change_tier(rule, tier)
+        for wanted in change.made:
+            self.stand = True
+            self._cluster.create_rule(wanted, node)
+        if time.monotonic() >= self._ask_again_at:
+            for rule in change.standing:
+                with suppress(Conflict):  # changed by another client: the next cycle reads it
+                    self._cluster.ask_again(rule, datetime.now(UTC))
+            self._ask_again_at = time.monotonic() + _ASK_AGAIN_SECONDS
+        return self._heeded(node, change)
+
+    def _heeded(self, node: NodeState, change: RuleChange) -> DeviceTaintCover:
+        """Wait until the controllers have processed all rules; delete the rules that no controller acts on."""
+        deadline = time.monotonic() + _HEEDED_SECONDS
+        while True:
+            rules = [rule for rule in self._cluster.list_rules(node.name) if rule.is_ours and rule.name in change.names]
+            seen = len(rules) == len(change.names) and all(rule.is_heeded for rule in rules)
+            if seen or time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        if seen and self._is_still_answered(all(rule.is_heeded_now for rule in rules)):
+            self.stand = True
+            self._telemetry.device_taints.set(len(rules))
+            return DeviceTaintCover(stands=True)
+        self._unanswered_since = None
+        self._unheeded_until = time.monotonic() + _UNHEEDED_SECONDS
+        self.stand = not self._delete(rules)
+        return DeviceTaintCover(stands=False, why=_UNHEEDED)
+
+    def _is_still_answered(self, answered: bool) -> bool:
+        """Whether rules that were heeded once count as heeded: the next looks ask until there is no patience left."""
+        if answered:
+            self._unanswered_since = None
+            return True
+        if self._unanswered_since is None:
+            self._unanswered_since = time.monotonic()
+        return time.monotonic() - self._unanswered_since < _PATIENCE_SECONDS
+
+    def _clear(self, target: _Target) -> DeviceTaintCover:
+        """Raises ClusterError."""
+        rules = self._cluster.list_rules(target.node.name)
+        if not self._delete(rule for rule in rules if rule.is_ours):
+            raise Unavailable("a DeviceTaintRule was changed while it was taken away")
+        self.stand = False
+        self._telemetry.device_taints.set(0)
+        return DeviceTaintCover(stands=False)
+
+    def _delete(self, rules: Iterable[DeviceRule]) -> bool:
+        """Whether all of them are gone."""
+        gone = [self._cluster.delete_rule(rule) for rule in rules]
+        if gone:
+            log.info("took DeviceTaintRules away", number=sum(gone))
+        return all(gone)
+
+    def _tell(self, target: _Target, answer: DeviceTaintCover) -> None:
+        """Each change once."""
+        gpus = ", ".join(f"{gpu.address} ({gpu.severity.name})" for gpu in target.gpus)
+        if answer.stands:
+            result = ("DeviceTainted", f"work is kept off GPU {gpus}, and not off the node")
+        elif answer.why:
+            result = (
+                "DeviceTaintFailed",
+                f"DEVICE_TAINTS can't be followed, so a bad GPU taints its node: {answer.why}",
+            )
+        else:
+            result = (
+                ("DeviceTaintLifted", "no GPU of this node carries our taint any more")
+                if self._reported[0]
+                else ("", "")
+            )
+        if result != self._reported and result[0]:
+            kind = "Normal" if result[0] == "DeviceTaintLifted" else "Warning"
+            name = event_name(target.node.name, *result, target.node.resource_version)
+            self._reporter.queue(NodeEvent(name, kind, result[0], cut(result[1])))
+        self._reported = result if result[0] != "DeviceTaintLifted" else ("", "")

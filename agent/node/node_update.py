@@ -1,0 +1,191 @@
+"""The writes that bring the Node up to a verdict: labels, taint and record in one, the condition in another."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+from msgspec.structs import replace
+
+from agent.node.api_server import ApiServer
+from agent.node.bad_annotations import BadAnnotations
+from agent.node.conditions import WrittenConditions
+from agent.node.record_left_out import RecordLeftOut, without_record
+from agent.node.reporter import Reporter
+from agent.node.wanted_taint import WantedTaint
+from agent.state.agent_state import AgentKnowledge, AgentState
+from agent.telemetry import Telemetry
+from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
+from healthcheck.deep.claim import why_unread
+from healthcheck.node.state import NodeState
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import read_release
+from healthcheck.verdict.budget import HELD
+from healthcheck.verdict.change import NodeChange, plan
+from healthcheck.verdict.node_events import NodeEvent
+from healthcheck.verdict.record import Identity
+from healthcheck.verdict.verdict import Verdict
+
+log = structlog.get_logger()
+
+_REWRITE_SECONDS = 3600.0
+_REWRITE_JITTER = (0.85, 0.90)
+"""At least hourly: the cycle that finds the record this old comes up to 330 s later. Different on each node."""
+
+
+class NodeUpdate:
+    """Runs on the node writer's thread. Each answer to a write is the Node as it is after it."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        state: AgentState,
+        reporter: Reporter,
+        bad: BadAnnotations,
+        telemetry: Telemetry,
+    ) -> None:
+        self._api = api
+        self._state = state
+        self._reporter = reporter
+        self._bad = bad
+        self._telemetry = telemetry
+        self._taint = WantedTaint(api, state, reporter, telemetry)
+        self.slot = self._taint.slot
+        self._record = RecordLeftOut()
+        self._conditions = WrittenConditions()
+        self._reported: set[str] = set()
+        """The names of the Events about repair conditions that are still true."""
+        self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(*_REWRITE_JITTER)  # noqa: S311
+
+    def look_ended(self) -> None:
+        self._taint.look_ended()
+        self._record.look_ended()
+
+    def put_off_seconds(self) -> float | None:
+        """How long until the conditions may be put back; None: they stand, or wait for something else."""
+        return self._conditions.put_off_seconds(time.monotonic())
+
+    def waits_for_taint(self, node: NodeState) -> bool:
+        """Whether there is a place for a taint that stands nowhere yet."""
+        return self.slot.is_held and not self._taint.stands(node)
+
+    def read(self) -> NodeState:
+        """The Node as it is now. Raises ClusterError."""
+        node = self._bad.without(self._api.cluster.read_node(self._state.node_name))
+        self._state.set_node(node)
+        self._state.note_unreadable("")
+        self._api.permissions.allow("get", "nodes")
+        return node
+
+    def apply(self, verdict: Verdict, known: AgentKnowledge, node: NodeState) -> bool:
+        """Whether the verdict stands on the Node now. Raises ClusterError."""
+        memory, now = known.memory, self._state.now().wall
+        rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
+        grant = (self._taint.hold(verdict, node, rules, memory) if self._api.write else None) or HELD
+        identity = Identity(node.name, known.instance_type, node.uid, known.inventory)
+        record = records.render(verdict, memory, identity, now)
+        whole = self._record.as_if_there(node)
+        change = plan(verdict, record, whole, rules, now, memory.acknowledged, grant)
+        self._bad.report((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
+        if not self._api.write:
+            events = [event.reason for event in (*change.events, *change.repair.events)]
+            conditions = [condition for condition in (change.condition, *change.repair.conditions) if condition]
+            log.info("dry run", patch=change.patch, conditions=conditions, events=events)
+            return True
+        if change.patch is None and self._record.is_worth_a_try:
+            at_once = replace(rules, rewrite_after_seconds=0.0)
+            self._try_record(node, plan(verdict, record, whole, at_once, now, memory.acknowledged, grant).patch)
+        stands = self._write(node, change, verdict)
+        self._telemetry.withheld.set(not grant.held and not node.tainted())
+        if (after := self._state.node) is not None:
+            self._taint.settle(after)
+        return stands
+
+    def _write(self, node: NodeState, change: NodeChange, verdict: Verdict) -> bool:
+        """Write the Node's changes: the taint first, because it keeps work away."""
+        stands = True
+        if change.patch is not None:
+            write = partial(self._write_node, node, change.patch)
+            stands = self._api.permissions.write("nodes", write)
+            if stands:
+                for event in change.events:
+                    self._reporter.queue(event)
+                log.info("wrote the Node", status=verdict.status.value, severity=verdict.severity.name)
+            else:
+                self._taint.give_back_place(node)  # a place that no taint can be had for is another's
+        # No repair is requested for a node that still accepts work.
+        repairs = change.repair.conditions if stands else ()
+        verdicts = [] if change.condition is None else [self._record.noted_in(change.condition)]
+        if not self._write_conditions(node, [*verdicts, *map(self._conditions.with_time, repairs)]):
+            return False
+        self._tell(change.repair.events)
+        return stands
+
+    def _write_conditions(self, node: NodeState, conditions: Sequence[Mapping[str, Any]]) -> bool:
+        """All in one request. Whether they stand."""
+        if not self._conditions.may_go(conditions, time.monotonic()):
+            return False
+        if not conditions:
+            return True
+        request = partial(self._api.cluster.patch_conditions, node.name, conditions)
+        stands = self._api.permissions.write("nodes/status", partial(self._keep, request))
+        if stands:
+            self._conditions.went(conditions, time.monotonic())
+        return stands
+
+    def _tell(self, events: Sequence[NodeEvent]) -> None:
+        """Each once, for as long as it is true."""
+        for event in events:
+            if event.name not in self._reported:
+                self._reporter.queue(event)
+        self._reported = {event.name for event in events}
+
+    def _write_node(self, node: NodeState, patch: Mapping[str, Any]) -> None:
+        """All of it; where the Node has no room for that, labels and taint without the record."""
+        try:
+            self._keep(partial(self._api.cluster.patch_node, node.name, patch))
+        except Refused as error:
+            self._keep(partial(self._api.cluster.patch_node, node.name, without_record(patch, node)))
+            if self._record.left_out_of(patch):
+                log.warning(
+                    "the Node has no room for the record; its labels and taint are set without it", answer=str(error)
+                )
+                self._reporter.warn("RecordLeftOut", f"labels and taint are set without the record: {error}")
+        else:
+            self._record.written()
+        self._telemetry.record_left_out.set(self._record.is_left_out)
+
+    def _try_record(self, node: NodeState, patch: Mapping[str, Any] | None) -> None:
+        """See whether there is room again. All but the record stands already."""
+        if patch is None:
+            return
+        self._record.tried()
+        try:
+            self._keep(partial(self._api.cluster.patch_node, node.name, patch))
+        except (Refused, Forbidden):
+            return
+        log.info("the Node takes the record again")
+        self._record.written()
+        self._telemetry.record_left_out.set(0)
+
+    def _keep(self, write: Callable[[], NodeState]) -> None:
+        """Keep the answer to our write, unless the watch has already delivered a newer state.
+
+        An answer that can't be read is ignored: the write has succeeded.
+        """
+        try:
+            node = write()
+        except Unreadable as error:
+            self.log_unreadable(error)
+            self._state.set_node(None)
+        else:
+            self._state.keep_newer(self._bad.without(node))
+
+    def log_unreadable(self, error: Unreadable) -> None:
+        """Once for the same, until it can be read."""
+        if self._state.note_unreadable(str(error)):
+            log.warning("the Node can't be read; the newest verdict is kept", error=str(error))

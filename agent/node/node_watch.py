@@ -1,0 +1,121 @@
+"""The agent's own Node, watched instead of polled."""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+import tenacity
+
+from agent.node.bad_annotations import BadAnnotations
+from agent.node.reporter import Reporter
+from agent.state.agent_state import AgentState
+from healthcheck.checks.examine import failure
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError, Unavailable
+from healthcheck.model import PREFIX
+from healthcheck.node.state import REPAIR_CONDITIONS, RUN, WATCHED_LABELS, NodeState
+
+log = structlog.get_logger()
+
+_CAP_SECONDS = 60.0
+_AGAIN_SECONDS = 1.0
+
+
+class NodeWatch(threading.Thread):
+    """Puts the Node into the state at every change, for as long as the process lives."""
+
+    def __init__(self, cluster: Cluster, state: AgentState, bad: BadAnnotations, reporter: Reporter) -> None:
+        super().__init__(name="node-watch", daemon=True)
+        self._cluster = cluster
+        self._state = state
+        self._bad = bad
+        self._reporter = reporter
+        self._stopping = threading.Event()
+
+    def end(self) -> None:
+        """Stop at the next message of the server; the thread is a daemon, and the caller does not wait for it."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            again = tenacity.Retrying(
+                # A Node that can't be read is delivered again at its next change; the watch must still run then.
+                retry=tenacity.retry_if_exception_type(Exception),
+                wait=_pause,
+                sleep=tenacity.sleep_using_event(self._stopping),
+                stop=tenacity.stop_when_event_set(self._stopping),
+                before_sleep=_log_failure,
+                retry_error_callback=lambda _: None,
+            )
+            again(self._watch)
+
+    def _watch(self) -> None:
+        for node in self._cluster.watch_node(self._state.node_name):
+            if self._stopping.is_set():
+                return
+            self._show(node)
+        # The server ends a watch after an hour; one that ends it at once must not be asked in a tight loop.
+        self._stopping.wait(_AGAIN_SECONDS)
+
+    def _show(self, node: NodeState | None) -> None:
+        """The Node as it is now; None: it is gone."""
+        self._show_run(self._bad.without(node) if node is not None else None)
+        self._state.node_changed.set()
+        self._state.note_unreadable("")
+        before = self._state.node
+        if node is None:
+            self._state.set_node(None)
+            self._state.node_shown.set()
+            return
+        node = self._bad.without(node)
+        if not self._state.keep_newer(node):
+            return
+        self._state.node_shown.set()
+        if before is None or _differs(before, node):
+            self._state.news.set()
+            if before is None:
+                self._reporter.retry_now()
+
+    def _show_run(self, node: NodeState | None) -> None:
+        try:
+            self._state.see_run(node)
+        except Exception as error:
+            if node is None:
+                raise
+            self._bad.skip(node, {RUN}, error)
+
+
+def _differs(before: NodeState, after: NodeState) -> bool:
+    """Whether another client changed a field of ours; the kubelet's own writes are ignored."""
+    return _ours(before) != _ours(after)
+
+
+def _ours(node: NodeState) -> tuple[object, ...]:
+    labels = {key: value for key, value in node.labels.items() if key.startswith(PREFIX) or key in WATCHED_LABELS}
+    annotations = {key: value for key, value in node.annotations.items() if key.startswith(PREFIX)}
+    return (node.uid, labels, annotations, node.tainted(), node.condition(), _repair_conditions(node))
+
+
+def _repair_conditions(node: NodeState) -> list[tuple[object, ...]]:
+    """Return the repair conditions without their times, which other writers renew every few minutes."""
+    words = ("type", "status", "reason", "message")
+    return [
+        tuple(condition.get(key) for key in words)
+        for condition in node.conditions
+        if condition.get("type") in REPAIR_CONDITIONS
+    ]
+
+
+def _pause(state: tenacity.RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+    return max(asked, tenacity.wait_random_exponential(max=_CAP_SECONDS)(state))
+
+
+def _log_failure(state: tenacity.RetryCallState) -> None:
+    if state.attempt_number == 1 and state.outcome:
+        error = state.outcome.exception()
+        is_ours = not isinstance(error, ClusterError)
+        words = failure(error) if is_ours and isinstance(error, Exception) else str(error)
+        log.warning("the watch on the node broke off", error=words)

@@ -1,0 +1,249 @@
+"""The newest verdict goes onto the Node as soon as the cluster takes it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import structlog
+import tenacity
+
+from agent.node.api_server import ApiServer
+from agent.node.bad_annotations import BadAnnotations, hidden, suspects
+from agent.node.node_input import NodeInput
+from agent.node.node_update import NodeUpdate
+from agent.node.reporter import Reporter
+from agent.state.agent_state import AgentState
+from agent.telemetry import Telemetry
+from healthcheck.checks.examine import failure
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable, Unreadable
+from healthcheck.model import Severity
+from healthcheck.node.state import SEVERITY, NodeState
+from healthcheck.verdict.verdict import Verdict
+
+log = structlog.get_logger()
+
+_URGENT_CAP_SECONDS, _CAP_SECONDS = 5.0, 60.0
+"""After an outage a fleet's writes spread over the longer time; an urgent verdict does not wait for it."""
+_URGENT_ASKED_SECONDS = (3.0, 5.0)
+"""The most that a server which asks for patience gets for an urgent verdict."""
+_NODE_GONE_SECONDS = 30.0
+_RELEASE_EVENT_SECONDS = 5.0
+"""So long what a release changes waits until the release was told."""
+_POLL_SECONDS = 0.02
+
+
+class NodeWriter(threading.Thread):
+    """One thread that writes the verdict, woken by the state's news.
+
+    Events and the heartbeat (`reporter`) and the place in the fleet budget (`slot-requests`) have threads of their own,
+    so that no request for them ever stands before the verdict.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        state: AgentState,
+        node_input: NodeInput,
+        update: NodeUpdate,
+        reporter: Reporter,
+        bad: BadAnnotations,
+        telemetry: Telemetry,
+    ) -> None:
+        super().__init__(name="node-writer", daemon=True)
+        self._api = api
+        self._state = state
+        self._input = node_input
+        self._update = update
+        self._reporter = reporter
+        self._bad = bad
+        self._telemetry = telemetry
+        self._stopping = threading.Event()
+        self._look_ended = False
+        self._not_before = 0.0
+        self._put_off_for = Severity.PASS
+        """The verdict whose write the server put off till then."""
+        self.verdict_stands = threading.Event()
+        """Set once the verdict stands on the Node, and nothing is asked that it went on without."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the Node has the verdict, and its Events and the heartbeat are written."""
+        return self.verdict_stands.is_set() and (self._reporter.is_done or not self._api.write)
+
+    def start(self) -> None:
+        super().start()
+        if self._api.write:
+            self._reporter.start()
+            self._update.slot.start()
+
+    def look_ended(self) -> None:
+        """Renew the heartbeat, and write the results of the cycle."""
+        self._update.look_ended()
+        self._look_ended = True
+        self._reporter.renew_heartbeat()
+        self._state.news.set()
+
+    def end(self) -> None:
+        self._stopping.set()
+        self._state.news.set()
+        self._reporter.end()
+        self._update.slot.end()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            self._wait(self._update.put_off_seconds())
+            again = tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(ClusterError),
+                wait=self._pause,
+                sleep=self._wait,
+                stop=tenacity.stop_when_event_set(self._stopping),
+                before_sleep=self._account_for,
+                retry_error_callback=lambda _: None,
+            )
+            again(self._write_despite_annotations)
+
+    def _write_verdict(self) -> None:
+        """Bring the Node up to the verdict of now. Raises ClusterError; the next try computes everything anew."""
+        seen = self._state.node
+        released = seen is not None and self._take_in(seen)
+        known = self._state.known
+        self._measure(verdict := known.verdict())
+        settled = known.is_complete and not verdict.settling
+        if self._stopping.is_set():
+            return
+        # A person who released the node waits for the answer; still, a restart says nothing before its first look.
+        if settled or (released and known.is_complete) or verdict.severity >= Severity.RESET:
+            self._telemetry.pending.set(1)
+            node = self._state.node or self._update.read()
+            stands = not (known.is_complete or _is_news_to(verdict, node)) or self._apply(node)
+            self._telemetry.pending.set(not stands)
+        if settled and not self._update.slot.is_owed:
+            self.verdict_stands.set()
+            self._reconcile_slots()
+        self._api.outage.back("nodes")
+
+    def _apply(self, node: NodeState) -> bool:
+        """Whether the verdict stands on this Node now, which may have been read since the verdict was made."""
+        self._take_in(node)
+        known = self._state.known
+        self._measure(verdict := known.verdict())
+        return self._update.apply(verdict, known, node)
+
+    def _take_in(self, node: NodeState) -> bool:
+        """Read the facts that only the Node has, and return whether there was a release."""
+        released, event = self._input.take_release(node)
+        if event is not None:
+            self._wait_for_release_events(event)
+        self._input.take_deep_runs(node)
+        return released
+
+    def _wait_for_release_events(self, event: threading.Event) -> None:
+        """Wait for the Events of a release; briefly, and not at all for an urgent verdict."""
+        deadline = time.monotonic() + _RELEASE_EVENT_SECONDS
+        while not (event.wait(_POLL_SECONDS) or self._is_urgent() or self._stopping.is_set()):
+            if time.monotonic() >= deadline:
+                break
+
+    def _reconcile_slots(self) -> None:
+        """After each look once."""
+        node = self._state.node
+        if self._look_ended and node is not None:
+            self._look_ended = False
+            self._update.slot.reconcile(node)
+
+    def _write_despite_annotations(self) -> None:
+        """Write, and find out which annotation is to blame where that fails for a fault of ours."""
+        try:
+            self._write_verdict()
+        except ClusterError:
+            raise
+        except Exception as error:
+            if not self._write_without_one(error):
+                raise
+
+    def _write_without_one(self, error: Exception) -> bool:
+        """Whether it can be written without one annotation, which is skipped then; else none of them is to blame.
+
+        Nor is any where it can be written now with all of them.
+        """
+        node = self._state.node
+        if node is None:
+            return False
+        for keys in (set[str](), *suspects(node)):
+            self._state.set_node(hidden(node, keys))
+            try:
+                self._write_verdict()
+            except ClusterError:
+                pass  # it has come as far as the cluster
+            except Exception as again:  # noqa: BLE001 - the next suspect
+                log.debug("not this annotation alone", keys=sorted(keys), failure=failure(again))
+                continue
+            if not keys:
+                log.error("a write failed, and succeeded when it was repeated", failure=failure(error))
+            self._bad.skip(node, keys, error)
+            return True
+        self._state.set_node(node)
+        return False
+
+    def _wait(self, seconds: float | None) -> None:
+        """Wait for news or the given time, and at least as long as the server requested.
+
+        A delay that the server requested for a milder verdict does not hold an urgent one.
+        """
+        news = self._state.news
+        news.wait(seconds)
+        news.clear()
+        while (left := self._not_before - time.monotonic()) > 0 and not self._stopping.is_set():
+            if self._is_urgent() and self._state.known.severity > self._put_off_for:
+                break
+            news.wait(left)
+            news.clear()
+
+    def _is_urgent(self) -> bool:
+        """Whether the Node does not say yet that work has to stay away."""
+        node, severity = self._state.node, self._state.known.severity
+        tier = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.PASS) if node else Severity.PASS
+        untainted = node is not None and self._update.waits_for_taint(node)
+        return severity >= Severity.RESET and (tier < severity or untainted)
+
+    def _pause(self, retry: tenacity.RetryCallState) -> float:
+        """How long until the next try. A fleet that lost its API server must not come back all at once."""
+        error = retry.outcome.exception() if retry.outcome else None
+        if isinstance(error, Conflict):
+            return random.uniform(0, 0.1)  # noqa: S311
+        if isinstance(error, NotFound):
+            return _NODE_GONE_SECONDS
+        urgent = self._is_urgent()
+        backoff = tenacity.wait_random_exponential(max=_URGENT_CAP_SECONDS if urgent else _CAP_SECONDS)
+        asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+        if urgent:
+            asked = min(asked, random.uniform(*_URGENT_ASKED_SECONDS))  # noqa: S311
+        self._not_before = time.monotonic() + asked
+        self._put_off_for = self._state.known.severity if urgent else Severity.PASS
+        return max(asked, backoff(retry))
+
+    def _account_for(self, retry: tenacity.RetryCallState) -> None:
+        error = retry.outcome.exception() if retry.outcome else None
+        if isinstance(error, Conflict | NotFound):
+            self._state.set_node(None)
+        if isinstance(error, Forbidden):
+            self._api.permissions.forbid(error.verb, error.resource, error)
+        if isinstance(error, Unavailable):
+            self._api.outage.away("nodes", error)
+        elif isinstance(error, NotFound) and retry.attempt_number == 1:
+            log.warning("the Node is gone", error=str(error))
+        elif isinstance(error, Unreadable):
+            self._update.log_unreadable(error)
+
+    def _measure(self, verdict: Verdict) -> None:
+        unseen = {row.check for row in verdict.unobserved}
+        blind = {group.check: group.check in unseen for group in verdict.groups}
+        findings = [finding.finding for finding in verdict.standing]
+        self._telemetry.show_verdict(verdict.severity, verdict.status, findings, blind)
+
+
+def _is_news_to(verdict: Verdict, node: NodeState) -> bool:
+    """Whether the Node does not say so yet. Before the first look ended, a restart writes nothing but that."""
+    return node.labels.get(SEVERITY) != verdict.severity.name

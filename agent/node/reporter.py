@@ -1,0 +1,223 @@
+"""Write the heartbeat and the Events in a thread of their own, so that they never delay the verdict."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import structlog
+from msgspec.structs import replace
+
+from agent.node.api_server import ApiServer
+from agent.state.agent_state import AgentState
+from healthcheck.checks.examine import failure
+from healthcheck.cluster.errors import ClusterError, NotFound, Unavailable
+from healthcheck.node.state import NodeState
+from healthcheck.text.printable import printable
+from healthcheck.verdict.node_events import NodeEvent, cut, event_name
+
+log = structlog.get_logger()
+
+_MOST_EVENTS_WAITING = 64
+_FIRST_SECONDS, _CAP_SECONDS = 1.0, 60.0
+_NODE_GONE_SECONDS = 30.0
+_LONGEST_DROPPED = 300
+_BEATS_MISSED = 3
+"""Intervals after which a heartbeat is over."""
+MOST_PER_HOUR, _HOUR_SECONDS = 32, 3600.0
+"""Events of one reason within one hour: twice as many as a node has GPUs."""
+_LAST_OF_THE_HOUR = "further ones of this kind are for an hour in the agent's log only"
+
+
+class Reporter(threading.Thread):
+    """One thread that writes the heartbeat first, then Events, each put off by its own failures alone."""
+
+    def __init__(self, api: ApiServer, state: AgentState) -> None:
+        super().__init__(name="reporter", daemon=True)
+        self._api = api
+        self._state = state
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._shares: defaultdict[str, _Share] = defaultdict(_Share)
+        self._events: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
+        self._forbidden: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
+        self._tried: _Waiting | None = None
+        """The one that was last tried; another may stand before it by now."""
+        self._beats_wanted = self._beats_written = 0
+        self._heartbeat_patience, self._event_patience = _Patience(), _Patience()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the heartbeat stands, and each Event was written, or forbidden."""
+        return not self._beat_due and not self._events
+
+    @property
+    def _beat_due(self) -> bool:
+        return self._beats_written < self._beats_wanted
+
+    def renew_heartbeat(self) -> None:
+        """Renew the heartbeat after a cycle, and retry forbidden requests."""
+        self._beats_wanted += 1
+        self._wake.set()
+
+    def warn(self, reason: str, message: str) -> None:
+        """Queue an Event about the node that belongs to no finding."""
+        name = event_name(self._state.node_name, reason, message, f"{random.getrandbits(32)}")
+        self.queue(NodeEvent(name, "Warning", reason, cut(message)))
+
+    def queue(self, event: NodeEvent, *, first: bool = False) -> threading.Event:
+        """Queue an Event; the answer is set once it was written, forbidden or left out.
+
+        The last Event of a reason in an hour mentions the limit, and later ones are left out. Other clients trigger
+        many Events by writing to the Node, and could trigger any number.
+        """
+        left = self._shares[event.reason].take()
+        waiting = _Waiting(event if left else replace(event, message=cut(f"{_LAST_OF_THE_HOUR}: {event.message}")))
+        if left < 0:
+            waiting.done.set()
+            return waiting.done
+        (self._events.appendleft if first else self._events.append)(waiting)
+        self._wake.set()
+        return waiting.done
+
+    def retry_now(self) -> None:
+        """Retry at once, because the Node exists again."""
+        self._heartbeat_patience.end()
+        self._event_patience.end()
+        self._wake.set()
+
+    def end(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(self._seconds())
+            self._wake.clear()
+            while not self._stopping.is_set() and self._write_next():
+                continue
+
+    def _seconds(self) -> float | None:
+        """Return the time until the next retry, in seconds; None if nothing is due."""
+        due = ((self._heartbeat_patience, self._beat_due), (self._event_patience, bool(self._events)))
+        return min((patience.seconds for patience, is_due in due if is_due), default=None)
+
+    def _write_next(self) -> bool:
+        """Do the one thing that is due. Whether there was one."""
+        if self._beat_due and not self._heartbeat_patience.seconds:
+            self._try(self._write_heartbeat, self._heartbeat_patience, "leases")
+            return True
+        if self._events and not self._event_patience.seconds:
+            self._try(self._write_event, self._event_patience, "events")
+            return True
+        return False
+
+    def _try(self, write: Callable[[], None], patience: _Patience, what: str) -> None:
+        try:
+            write()
+        except ClusterError as error:
+            self._account_for(what, error, first=patience.failed(error))
+        except Exception as error:  # noqa: BLE001 - an Event that nobody can write must not end the agent
+            patience.failed(ClusterError(str(error)))
+            self._drop(what, failure(error))
+        else:
+            patience.succeeded()
+            self._api.outage.back(what)
+
+    def _drop(self, what: str, why: str) -> None:
+        event = None
+        if what == "events" and (waiting := self._tried) is not None:
+            event = waiting.event
+            self._take_off(waiting)
+        dropped = printable(f"{event.reason}: {event.message}", _LONGEST_DROPPED) if event else ""
+        log.error("a request failed before it was made", resource=what, dropped=dropped, failure=why)
+        self._api.permissions.dropped("event" if event else "heartbeat")
+
+    def _account_for(self, what: str, error: ClusterError, *, first: bool) -> None:
+        # A server that takes no Events for now may well take all else.
+        if what == "events" and first:
+            log.warning("Events have to wait", error=str(error), waiting=len(self._events))
+        elif what != "events" and isinstance(error, Unavailable):
+            self._api.outage.away(what, error)
+
+    def _write_heartbeat(self) -> None:
+        wanted, node, now = self._beats_wanted, self._node(), self._state.now
+        seconds = _BEATS_MISSED * self._state.settings.values.check_interval_seconds
+        self._api.permissions.write("leases", lambda: self._api.cluster.beat(node, now().wall, seconds))
+        self._beats_written = wanted
+        self._events.extend(self._forbidden)
+        self._forbidden.clear()
+
+    def _write_event(self) -> None:
+        self._tried = waiting = self._events[0]
+        create = partial(self._api.cluster.create_event, self._node(), waiting.event, self._state.now().wall)
+        if not self._api.permissions.write("events", create):
+            self._forbidden.append(waiting)
+        self._take_off(waiting)
+
+    def _node(self) -> NodeState:
+        return self._state.node or self._api.cluster.read_node(self._state.node_name)
+
+    def _take_off(self, waiting: _Waiting) -> None:
+        with suppress(ValueError):  # newer ones may have pushed it out meanwhile
+            self._events.remove(waiting)
+        waiting.done.set()
+
+
+class _Share:
+    """How many Events of one reason may still be written within the hour."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began = -math.inf
+        self._taken = 0
+
+    def take(self) -> int:
+        """Return how many are left after this one; negative: this one is too many."""
+        with self._lock:
+            if (now := time.monotonic()) - self._began >= _HOUR_SECONDS:
+                self._began, self._taken = now, 0
+            self._taken += 1
+            return MOST_PER_HOUR - self._taken
+
+
+class _Waiting:
+    def __init__(self, event: NodeEvent) -> None:
+        self.event = event
+        self.done = threading.Event()
+
+
+class _Patience:
+    """When one kind of request may be tried again."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._again_at = self._not_before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(self._again_at, self._not_before, now := time.monotonic()) - now
+
+    def failed(self, error: ClusterError) -> bool:
+        """Whether it is the first time in a row."""
+        now = time.monotonic()
+        longest = min(_FIRST_SECONDS * 2.0**self._failures, _CAP_SECONDS)
+        seconds = _NODE_GONE_SECONDS if isinstance(error, NotFound) else random.uniform(0, longest)  # noqa: S311
+        asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+        self._again_at = now + seconds
+        self._not_before = now + asked
+        self._failures = min(self._failures + 1, 16)
+        return self._failures == 1
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    def end(self) -> None:
+        """But never sooner than the server asked for."""
+        self._again_at = 0.0

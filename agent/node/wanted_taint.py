@@ -1,0 +1,77 @@
+"""Requirements of a taint apart from the Node: a slot of the fleet budget, and rules for faulty GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.node.api_server import ApiServer
+from agent.node.reporter import Reporter
+from agent.node.slot_requests import SlotRequests
+from agent.state.agent_state import AgentState
+from agent.telemetry import Telemetry
+from healthcheck.memory.findings import Memory
+from healthcheck.node.state import NodeState
+from healthcheck.verdict.budget import BY_DEVICES, SlotGrant
+from healthcheck.verdict.taint import Rules, says_devices, wants_place
+from healthcheck.verdict.verdict import Verdict
+
+if TYPE_CHECKING:
+    from agent.node.device_rule_writer import DeviceRules
+
+
+class WantedTaint:
+    """Runs on the node writer's thread."""
+
+    def __init__(self, api: ApiServer, state: AgentState, reporter: Reporter, telemetry: Telemetry) -> None:
+        self._api = api
+        self._state = state
+        self._reporter = reporter
+        self._telemetry = telemetry
+        self.slot = SlotRequests(api, state)
+        self._devices: DeviceRules | None = None
+        self._is_first = True
+        self._is_wanted = self._is_nodes = False
+        """A taint is wanted, and it is the Node's."""
+
+    def look_ended(self) -> None:
+        self.slot.look_ended()
+        if self._devices is not None:
+            self._devices.look_ended()
+
+    def hold(self, verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> SlotGrant | None:
+        """Whether there is a place for the taint, and whether GPUs carry it; None: none is wanted."""
+        self._load(node, rules)
+        devices = self._devices
+        by_devices = devices is not None and devices.stand
+        self._is_wanted = wants_place(verdict, node, rules, memory, by_devices=by_devices)
+        if not self._is_wanted:
+            return None
+        grant = self.slot.hold(node, rules.max_unhealthy_percent, tainted=by_devices or node.tainted())
+        covered = devices.hold(verdict, node, rules, memory) if devices is not None and grant.held else None
+        self._is_nodes = covered is None
+        return BY_DEVICES if covered else grant
+
+    def settle(self, node: NodeState) -> None:
+        """Release unneeded slots and rules after the Node was written."""
+        if self._devices is not None and (not self._is_wanted or (self._is_nodes and node.tainted())):
+            self._devices.free(node)
+        if not self._is_wanted:
+            self.give_back_place(node)
+
+    def give_back_place(self, node: NodeState) -> None:
+        """It is another's where no taint of ours stands."""
+        if not self.stands(node):
+            self.slot.free(node)
+
+    def stands(self, node: NodeState) -> bool:
+        """Whether our taint stands on the Node, or on GPUs of it."""
+        return node.tainted() or (self._devices is not None and self._devices.stand)
+
+    def _load(self, node: NodeState, rules: Rules) -> None:
+        """Load the writer of rules if it is needed, or if an earlier process left rules to delete."""
+        left = self._is_first and says_devices(node)
+        self._is_first = False
+        if self._devices is None and (left or rules.device_taints):
+            from agent.node.device_rule_writer import DeviceRules  # noqa: PLC0415 - who taints no device does not pay for it
+
+            self._devices = DeviceRules(self._api, self._state, self._reporter, self._telemetry, stand=left)

@@ -1,0 +1,1 @@
+"""The agent's process: program, wiring, schedule and settings."""

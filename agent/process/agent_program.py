@@ -1,0 +1,195 @@
+"""`gpu-healthcheck agent`: wire the parts, wait for SIGTERM, change nothing on the way out."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import structlog
+import tenacity
+from msgspec.structs import asdict
+
+from agent.process.settings_reader import SettingsReader
+from agent.process.wiring import Agent
+from agent.state.last_failure import note_failure
+from agent.telemetry import Telemetry, serve
+from healthcheck.catalog.tables import read_all
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.host.log import log_as_json
+from healthcheck.host.program import COULD_NOT, USAGE, Options
+from healthcheck.host.signals import stop_at_signals
+from healthcheck.host.streams import complain
+from healthcheck.memory.file import MemoryFile, MemoryFileError
+from healthcheck.model import Shortage
+from healthcheck.settings.environment import complain_of_environment
+from healthcheck.settings.values import SettingsError
+
+log = structlog.get_logger()
+
+FAILED = 1
+_STANDBY_SECONDS = 2.0
+_OURS = (
+    "kernel-log",
+    "judge",
+    "node-watch",
+    "node-writer",
+    "reporter",
+    "slot-requests",
+    "deep-processes",
+)
+_ONCE_SECONDS = 0.2
+_PORT_SECONDS = 1.0
+
+
+def main(arguments: list[str] | None = None, reader: SettingsReader | None = None) -> int:
+    options = _options(arguments)
+    reader = reader or SettingsReader()
+    try:
+        settings = reader.own()
+    except SettingsError as error:
+        return complain_of_environment("agent", error)
+    log_as_json(settings.log_level)
+    log.info("settings", **{key: str(value) for key, value in asdict(settings).items()})
+    try:
+        cluster = Cluster()
+    except ClusterError as error:
+        complain("agent", str(error))
+        return COULD_NOT
+    threading.excepthook = partial(_thread_failed, settings.state_dir)
+    read_all()
+    return _run(reader, cluster, stop_at_signals(), options)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = Options("agent", __doc__)
+    parser.add_argument(
+        "--once", action="store_true", help="run check cycles until the verdict is final, write it, and exit"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="log the writes instead of sending them")
+    return parser.parse_args(arguments)
+
+
+def _run(reader: SettingsReader, cluster: Cluster, stop: threading.Event, options: argparse.Namespace) -> int:
+    settings, telemetry = reader.own(), Telemetry()
+    serving = _Serving()
+    try:
+        _serve(telemetry, settings.metrics_port, serving)
+    except OSError as error:
+        complain("agent", f"METRICS_PORT {settings.metrics_port}: {error.strerror}")
+        return USAGE
+    file = None if options.dry_run else MemoryFile(settings.state_dir)
+    if file is not None and not _hold(file, telemetry):
+        if options.once:
+            complain("agent", "--once: another agent of this node is at work")
+            return COULD_NOT
+        log.warning("another agent of this node has locked the memory; checking without writing until it exits")
+        serving.agent = Agent(reader, cluster, None, telemetry, write=False)
+        _stand_by(serving.agent, file, telemetry, stop)
+    if not stop.is_set():
+        with _noting_failure(settings.state_dir):
+            serving.agent = Agent(reader, cluster, file, telemetry, write=not options.dry_run)
+        _work(serving.agent, stop, once=options.once)
+    # Threads may be inside a request or a hung look; nothing that they could still do is wanted.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@contextmanager
+def _noting_failure(state_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        note_failure(state_dir, "main", error)
+        raise
+
+
+def _stand_by(agent: Agent, file: MemoryFile, telemetry: Telemetry, stop: threading.Event) -> None:
+    """Until the memory is ours."""
+    agent.start()
+    while not stop.is_set() and not _hold(file, telemetry):
+        stop.wait(_STANDBY_SECONDS)
+    agent.end()
+
+
+def _work(agent: Agent, stop: threading.Event, *, once: bool) -> None:
+    agent.start()
+    while once and not stop.is_set() and not agent.cluster.node_writer.is_done:
+        stop.wait(_ONCE_SECONDS)
+    if not once:
+        stop.wait()
+    agent.end()
+
+
+@dataclass
+class _Serving:
+    """Sources of /healthz and /readyz: the current agent."""
+
+    agent: Agent | None = None
+
+    def healthy(self) -> bool:
+        return self.agent is None or self.agent.healthy()
+
+    def ready(self) -> bool:
+        return self.agent is not None and self.agent.ready()
+
+
+def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
+    """Serve, or do so once the port is free. Raises OSError where waiting would not help.
+
+    On the host's network a pod that was just deleted may still hold it, and the node shall be watched all the same.
+    """
+
+    def try_once() -> None:
+        taken = serve(telemetry, port, serving.healthy, serving.ready)
+        log.info("serving /metrics, /healthz and /readyz", port=taken)
+
+    try:
+        try_once()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        log.warning("the port is taken; /metrics, /healthz and /readyz have to wait", port=port)
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(OSError), wait=tenacity.wait_fixed(_PORT_SECONDS)
+        )
+        threading.Thread(target=again, args=(try_once,), name="port", daemon=True).start()
+
+
+def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
+    """End the process after a thread failed, because the agent would miss faults without it.
+
+    The kubelet starts a new process. That one reads how often this happened, and starts without the state that may have
+    caused it.
+    """
+    name = ended.thread.name if ended.thread else ""
+    result = (ended.exc_type, ended.exc_value, ended.exc_traceback)
+    log.error("a thread failed", thread=name, exc_info=result)
+    # The scheduler's may fail while it is shut down; should it ever fail else, /healthz notices.
+    if name in _OURS:
+        note_failure(state_dir, name, ended.exc_value)
+        sys.stderr.flush()
+        os._exit(FAILED)
+
+
+def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
+    """Whether this process is the one that writes. Without a disk to lock on, it is."""
+    try:
+        held = file.acquire()
+    except Shortage as error:
+        log.warning("it is unknown whether another agent has locked the memory", error=str(error))
+        return False
+    except MemoryFileError as error:
+        telemetry.memory_errors.inc()
+        log.warning("no node-local memory; going on without it", error=str(error))
+        return True
+    telemetry.standby.set(not held)
+    return held

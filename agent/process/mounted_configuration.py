@@ -1,0 +1,79 @@
+"""Settings in force: changes are read before each cycle. If a value is invalid, the last valid one stays."""
+
+from __future__ import annotations
+
+import structlog
+from msgspec.structs import replace
+
+from agent.node.reporter import Reporter
+from agent.process.settings_reader import SettingsReader
+from agent.state.agent_state import AgentState
+from agent.state.ledger import Ledger
+from agent.telemetry import Telemetry
+from healthcheck.model import Shortage
+from healthcheck.settings.files import UnknownKeys, seen_in, unknown_keys
+from healthcheck.settings.meaning import understood
+from healthcheck.settings.values import BadValue, Seen, Settings
+
+log = structlog.get_logger()
+
+
+class MountedConfiguration:
+    """The mounted ConfigMap."""
+
+    def __init__(
+        self, reader: SettingsReader, state: AgentState, ledger: Ledger, reporter: Reporter, telemetry: Telemetry
+    ) -> None:
+        self._reader = reader
+        self._directory = reader.own().config_dir
+        self._state = state
+        self._ledger = ledger
+        self._reporter = reporter
+        self._telemetry = telemetry
+        self._settings = Settings()
+        self._seen: Seen | None = None
+        """The folder that they were read from; None: nobody could tell whether it has changed."""
+        self._bad: tuple[BadValue, ...] = ()
+        self._unknown: UnknownKeys | None = None
+        self._ignored_logged = False
+
+    def reload(self) -> None:
+        """Read the configuration if it changed; errors in it are reported once."""
+        try:
+            if self._seen is None or self._seen != seen_in(self._directory):
+                self._read()
+        except Shortage as error:
+            log.warning("the configuration can't be read now", error=str(error))
+            return
+        if self._settings.values.kernel_log_lines and not self._ignored_logged:
+            self._ignored_logged = True
+            log.warning("KERNEL_LOG_LINES has no effect: the agent remembers its position in the log")
+        self._ledger.configure(self._settings)
+
+    def _read(self) -> None:
+        """Read the configuration. Raises Shortage: the last values stay, and the next call tries again."""
+        self._seen = None
+        written = self._reader.read()
+        settings, unknown = understood(written, self._directory), unknown_keys(self._directory)
+        self._report_bad(settings.bad)
+        self._report_unknown(unknown)
+        in_force = self._state.settings
+        self._settings = replace(in_force, bad=settings.bad) if settings.bad and in_force.profiles else settings
+        self._seen = None if any(value.passing for value in settings.bad) else written.seen
+
+    def _report_bad(self, bad: tuple[BadValue, ...]) -> None:
+        if bad == self._bad:
+            return
+        for value in (*self._bad, *bad):
+            self._telemetry.bad_settings.labels(value.key).set(value in bad)
+        self._bad = bad
+        for value in bad:
+            log.error("a setting is not allowed; the last good configuration stays", setting=str(value))
+            self._reporter.warn("BadSetting", str(value))
+
+    def _report_unknown(self, unknown: UnknownKeys | None) -> None:
+        self._telemetry.unknown_settings.set(len(unknown.keys) if unknown else 0)
+        if unknown is not None and unknown != self._unknown:
+            log.warning("a key of the configuration is no setting", unknown=str(unknown))
+            self._reporter.warn("UnknownSetting", str(unknown))
+        self._unknown = unknown

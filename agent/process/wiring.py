@@ -1,0 +1,176 @@
+"""The agent's parts, put together. Nothing here judges or decides."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import structlog
+
+from agent.cycle.check_cycle import Cycle, Sources
+from agent.cycle.instance_metadata import InstanceMetadata
+from agent.cycle.runtime_class_lister import RuntimeClasses
+from agent.deep.deep_processes import DeepProcesses
+from agent.deep.deep_runs import WAITS, DeepIntervals, DeepTests
+from agent.deep.level_2 import Level2
+from agent.events.kernel_log_follower import Follower
+from agent.events.record_judge import RecordJudge
+from agent.node.api_server import ApiServer
+from agent.node.bad_annotations import BadAnnotations
+from agent.node.node_input import NodeInput
+from agent.node.node_update import NodeUpdate
+from agent.node.node_watch import NodeWatch
+from agent.node.node_writer import NodeWriter
+from agent.node.outage import Outage
+from agent.node.permissions import Permissions
+from agent.node.reporter import Reporter
+from agent.process.mounted_configuration import MountedConfiguration
+from agent.process.schedule import Schedule
+from agent.process.settings_reader import SettingsReader
+from agent.process.startup import StartState, start_from
+from agent.state.agent_state import AgentState
+from agent.state.last_failure import forget_failure
+from agent.state.ledger import Ledger
+from agent.telemetry import Telemetry
+from healthcheck.cluster.client import Cluster
+from healthcheck.memory.file import MemoryFile
+from healthcheck.probes.kernel_log import KERNEL_FACILITY
+
+log = structlog.get_logger()
+
+_MOST_INTERVALS_SILENT = 3
+_WELL_SECONDS = 3600.0
+"""An agent that lived so long was not ended by what it began with."""
+_FIRST_SIGHT_SECONDS = 1.0
+"""How long the first look waits for the watch; without the API server it looks all the same."""
+
+
+class ClusterSide:
+    """The parts that talk to the API server."""
+
+    def __init__(self, api: ApiServer, state: AgentState, ledger: Ledger, telemetry: Telemetry) -> None:
+        self.reporter = Reporter(api, state)
+        bad = BadAnnotations(telemetry, self.reporter)
+        self.node_input = NodeInput(api, state, ledger, self.reporter, bad)
+        update = NodeUpdate(api, state, self.reporter, bad, telemetry)
+        self.node_writer = NodeWriter(api, state, self.node_input, update, self.reporter, bad, telemetry)
+        self.node_watch = NodeWatch(api.cluster, state, bad, self.reporter)
+        self.runtime_classes = RuntimeClasses(api, state)
+
+
+class HostSide:
+    """The parts that look at this machine."""
+
+    def __init__(
+        self,
+        reader: SettingsReader,
+        state: AgentState,
+        ledger: Ledger,
+        reporter: Reporter,
+        telemetry: Telemetry,
+        facilities: frozenset[int],
+    ) -> None:
+        settings = reader.own()
+        root = settings.host_root
+        self.sources = Sources.of(root)
+        self.configuration = MountedConfiguration(reader, state, ledger, reporter, telemetry)
+        self.cycle = Cycle(self.sources, state, ledger, self.configuration.reload, telemetry)
+        self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)
+        self.deep_processes = DeepProcesses(root, state)
+        judge = RecordJudge(state, ledger, reporter, self.deep_processes, telemetry)
+        self.kernel_log = Follower(root, state.memory.cursor, judge, facilities)
+
+
+class Agent:
+    """One agent. `write` False: it looks and shows its metrics, and touches neither the Node nor the memory file."""
+
+    def __init__(
+        self,
+        reader: SettingsReader,
+        cluster: Cluster,
+        file: MemoryFile | None,
+        telemetry: Telemetry,
+        *,
+        write: bool = True,
+        facilities: frozenset[int] = KERNEL_FACILITY,
+        waits: DeepIntervals = WAITS,
+    ) -> None:
+        self._reader = reader
+        self.settings = settings = reader.own()
+        self._began = time.monotonic()
+        self._may_have_failed = remembers = write and file is not None
+        start = start_from(file, settings.host_root, telemetry)
+        self.state = state = AgentState(settings.node_name, start.memory)
+        self.ledger = ledger = Ledger(state, file, telemetry)
+        api = ApiServer(cluster, Permissions(telemetry), Outage(), write)
+        self.cluster = ClusterSide(api, state, ledger, telemetry)
+        self.host = HostSide(reader, state, ledger, self.cluster.reporter, telemetry, facilities)
+        self.schedule = Schedule(state, settings.config_dir)
+        level_2 = Level2(settings.host_root, state)
+        deep = DeepTests(state, cluster, level_2, self.schedule, telemetry, settings.state_dir, waits)
+        self.deep = deep if remembers else None
+        self._begin_with(start)
+
+    def _begin_with(self, start: StartState) -> None:
+        self.host.configuration.reload()
+        if start.was_lost:
+            self.cluster.node_input.want_record()
+        for reason, message in start.warnings:
+            self.cluster.reporter.warn(reason, message)
+
+    def start(self) -> None:
+        """Begin to follow, look and write, each in its own thread."""
+        # Imported and wired objects live as long as the process. Collecting them would stop all threads for 15 ms or
+        # more, and a flooded log overruns its ring buffer in that time.
+        gc.freeze()
+        self.host.deep_processes.start()
+        self.host.kernel_log.start()
+        self.cluster.node_watch.start()
+        self.cluster.node_writer.start()
+        self.schedule.start(self.look, self._ask_others, self.deep.attempt if self.deep else None)
+
+    def look(self) -> float | None:
+        """One light look and, after it, the heartbeat."""
+        if not self.ready():
+            # The Node's labels give the instance type, and show a change of the driver.
+            self.state.node_shown.wait(_FIRST_SIGHT_SECONDS)
+        again_seconds = self.host.cycle.run()
+        if self._may_have_failed and time.monotonic() - self._began > _WELL_SECONDS:
+            self._may_have_failed = False
+            forget_failure(self.settings.state_dir)
+        self.cluster.node_writer.look_ended()
+        return again_seconds
+
+    def _ask_others(self) -> None:
+        """Start the requests to other systems that a cycle needs and never waits for."""
+        self.host.instance_metadata.ask()
+        self.cluster.runtime_classes.list_when_due()
+        if self.deep is not None:
+            self.deep.tidy()
+
+    def healthy(self) -> bool:
+        """Whether a light look ended within three intervals, or three deadlines of a look at NVML if those are longer.
+
+        The API server has no part in it.
+        """
+        interval_seconds = self.state.settings.values.check_interval_seconds
+        longest = _MOST_INTERVALS_SILENT * max(interval_seconds, self.host.sources.driver.deadline_seconds)
+        return self.state.now().monotonic - self.host.cycle.ended_at < longest
+
+    def ready(self) -> bool:
+        """Whether a first look has ended."""
+        return self.host.cycle.ended > 0
+
+    def end(self) -> None:
+        """Stop. Labels, taints and the condition stay as they are; so does the memory file."""
+        self.schedule.end()
+        if self.deep is not None:
+            self.deep.end()
+        self.host.kernel_log.end()
+        self.host.deep_processes.end()
+        self.ledger.save()
+        self.cluster.node_watch.end()
+        self.cluster.node_writer.end()
+        left = (*self.host.sources.end(), self._reader.end())
+        for pid in filter(None, left):
+            log.warning("a process stuck in the driver is left behind", pid=pid)

@@ -1,0 +1,1 @@
+"""State of the agent: memory, node-local files and failures."""

@@ -1,0 +1,243 @@
+"""Current state of the agent: the Node, the settings, the memory and the last check cycle.
+
+All parts share one `AgentState` and ask it for each value when they need it. Its lock is held only to replace one
+`AgentKnowledge` with another, never during a request, a disk access or a call of a child process. An `AgentKnowledge`
+is immutable: read values that belong together from one object.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from agent.state.run_on_node import RunOnNode
+from healthcheck.catalog.profiles import find_profile
+from healthcheck.checks.examine import NOT_LOOKED_YET
+from healthcheck.checks.expectation import SEEN_SECONDS, DeepDiagnostic, Expectation
+from healthcheck.host import clock
+from healthcheck.memory.findings import Memory
+from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
+from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_second_engine
+from healthcheck.probes.nvml.gpus import NVML, DriverReading
+from healthcheck.settings.values import Settings
+from healthcheck.verdict.acknowledgement import other_severities
+from healthcheck.verdict.inventory import Inventory
+from healthcheck.verdict.inventory_seen import seen_in
+from healthcheck.verdict.verdict import Verdict, decide, worst
+
+_NOT_YET = Unobserved(NOT_LOOKED_YET, "the first check cycle has not ended")
+
+
+class AgentKnowledge(Struct, frozen=True):
+    """State of the agent at one moment, and the values derived from it."""
+
+    memory: Memory = field(default_factory=Memory)
+    settings: Settings = field(default_factory=Settings)
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    """The last of each check."""
+    node: NodeState | None = None
+    """As last seen; None where nobody has, once it is gone, and where it has to be read anew."""
+    last_look: Evidence | None = None
+    inventory: Inventory | None = None
+    """What that look saw of GPUs and container runtime, for the record."""
+    no_driver_at: float = 0.0
+    """When a look last met none (monotonic): it was loaded after that, also where the log is not read."""
+    metadata_type: str = ""
+    """The instance type by the metadata service, '' until it has answered."""
+    runtime_classes: tuple[SelectiveClass, ...] | None = None
+    """All of the cluster's; None: nobody has listed them."""
+    run: RunOnNode = field(default_factory=RunOnNode)
+    deep_processes: Mapping[int, float] = field(default_factory=dict)
+    """Of deep tests: by number when each was last seen (monotonic)."""
+
+    @property
+    def instance_type(self) -> str:
+        """If neither the Node nor the metadata service answers, return the instance type of the last cycle."""
+        return self.metadata_type or (
+            self.node.labels.get(INSTANCE_TYPE, "") if self.node else self.memory.instance_type
+        )
+
+    @property
+    def level_checks(self) -> tuple[Check, ...]:
+        """The checks that a light look runs; the others follow their source."""
+        return tuple(check for check in self.settings.values.checks if check.nature is Nature.LEVEL)
+
+    @property
+    def event_checks(self) -> tuple[Check, ...]:
+        """The checks that follow the kernel's log."""
+        return tuple(check for check in self.settings.values.checks if check.nature is Nature.EVENT)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every selected check has had its say."""
+        return all(check.name in self.outcomes for check in self.settings.values.checks)
+
+    @property
+    def driver_look(self) -> DriverReading | None:
+        """Return the NVML reading of the last cycle."""
+        last = self.last_look
+        return last[NVML] if last is not None and last.unread(NVML) is None else None
+
+    @property
+    def severity(self) -> Severity:
+        """Of all that stands."""
+        return worst(finding.finding.severity for finding in self.memory.standing)
+
+    def severity_on(self, node: NodeState) -> Severity:
+        """Return the worst severity of the Node's records and of this agent's active findings."""
+        return worst((self.severity, *other_severities(node, self.memory.acknowledged, self.memory.taken)[0]))
+
+    def after(self, memory: Memory, outcomes: Iterable[Outcome]) -> AgentKnowledge:
+        """Return a copy with this memory and these outcomes of checks."""
+        return replace(
+            self, memory=memory, outcomes={**self.outcomes, **{outcome.check: outcome for outcome in outcomes}}
+        )
+
+    def verdict(self) -> Verdict:
+        outcomes = [
+            self.outcomes.get(check.name, Outcome(check.name, check.group, unobserved=(_NOT_YET,)))
+            for check in self.settings.values.checks
+        ]
+        return decide(self.memory, outcomes)
+
+    def deep_run(self, now: Now) -> DeepDiagnostic | None:
+        """The deep run that has the node, or had it last."""
+        run = self.run.at(now)
+        return replace(run, processes=self.deep_processes) if run is not None else None
+
+    def expectation(self, now: Now) -> Expectation:
+        """Return the expectation that a cycle is judged against."""
+        values, memory, node = self.settings.values, self.memory, self.node
+        classes = self.runtime_classes
+        return Expectation(
+            find_profile(self.settings.profiles, self.instance_type),
+            self.instance_type,
+            now.monotonic - max(memory.driver_loaded_at or 0.0, self.no_driver_at),
+            values.policy,
+            max_retired_pages_sbe=values.max_retired_pages_sbe,
+            first=memory.first,
+            efa_allocatable=node.efa_allocatable if node else None,
+            runtime_classes=runtime_classes(classes, node.labels) if node and classes is not None else None,
+            deep_run=self.deep_run(now),
+        )
+
+
+class AgentState:
+    """Thread-safe. `now` is the clock that all parts go by."""
+
+    def __init__(self, node_name: str, memory: Memory | None = None, now: Callable[[], Now] = clock.now) -> None:
+        self.node_name = node_name
+        self.now = now
+        self.news = threading.Event()
+        """Something that the Node may have to say; the node writer clears it."""
+        self.node_changed = threading.Event()
+        """The watch showed the Node; who looks for deep tests clears it."""
+        self.node_shown = threading.Event()
+        """Set once the watch has shown the Node, or that it is gone."""
+        self._lock = threading.Lock()
+        self._unreadable = ""
+        self._known = AgentKnowledge(memory or Memory())
+
+    @property
+    def known(self) -> AgentKnowledge:
+        return self._known
+
+    @property
+    def memory(self) -> Memory:
+        return self._known.memory
+
+    @property
+    def settings(self) -> Settings:
+        return self._known.settings
+
+    @property
+    def node(self) -> NodeState | None:
+        return self._known.node
+
+    @property
+    def last_look(self) -> Evidence | None:
+        return self._known.last_look
+
+    def deep_run(self) -> DeepDiagnostic | None:
+        return self._known.deep_run(self.now())
+
+    def expectation(self) -> Expectation:
+        return self._known.expectation(self.now())
+
+    def remember(self, memory: Memory, outcomes: Iterable[Outcome] = ()) -> None:
+        """For the ledger alone, which has each memory on the disk first."""
+        with self._lock:
+            self._known = self._known.after(memory, outcomes)
+
+    def configure(self, settings: Settings, memory: Memory) -> None:
+        """Set the settings, and the memory without the findings of checks that no longer run.
+
+        Only the ledger calls this.
+        """
+        names = {check.name for check in settings.values.checks}
+        with self._lock:
+            outcomes = {name: outcome for name, outcome in self._known.outcomes.items() if name in names}
+            self._known = replace(self._known, settings=settings, memory=memory, outcomes=outcomes)
+
+    def keep_newer(self, node: NodeState) -> bool:
+        """Keep the Node if it is newer, and return whether it is.
+
+        The watch may deliver a state from before our last write.
+        """
+        with self._lock:
+            before = self._known.node
+            if before is not None and _is_older(node, before):
+                return False
+            self._known = replace(self._known, node=node)
+            return True
+
+    def set_node(self, node: NodeState | None) -> None:
+        """The Node from now on; None: it is gone, or has to be read anew."""
+        self._put(node=node)
+
+    def note_unreadable(self, why: str) -> bool:
+        """Set the reason why the Node can't be read ('' if it can), and return whether the reason is new."""
+        with self._lock:
+            is_new, self._unreadable = why != self._unreadable, why
+            return is_new
+
+    def see_run(self, node: NodeState | None) -> None:
+        """Update the deep diagnostic or quarantine that owns the node. Only the thread of the watch calls this."""
+        self._put(run=self._known.run.seen(node, self.now()))
+
+    def see_deep_processes(self, pids: Iterable[int]) -> None:
+        """Those of deep tests that run now."""
+        now = self.now().monotonic
+        with self._lock:
+            kept = {pid: at for pid, at in self._known.deep_processes.items() if now - at <= SEEN_SECONDS}
+            seen = {**kept, **dict.fromkeys(pids, now)}
+            self._known = replace(self._known, deep_processes=seen)
+
+    def see_look(self, evidence: Evidence, *, no_driver: bool = False) -> None:
+        """The light look that ended last."""
+        values = self._known.settings.values
+        engine = evidence[ENGINE] if evidence.unread(ENGINE) is None and not values.dcgm_host else NO_ENGINE
+        inventory = seen_in(evidence, accept_second_engine(engine, second_engine=values.dcgm_second_engine))
+        self._put(last_look=evidence, inventory=inventory, **({"no_driver_at": evidence.at} if no_driver else {}))
+
+    def set_metadata_type(self, instance_type: str) -> None:
+        self._put(metadata_type=instance_type)
+
+    def set_runtime_classes(self, classes: Iterable[SelectiveClass]) -> None:
+        self._put(runtime_classes=tuple(classes))
+
+    def _put(self, **changes: Any) -> None:
+        with self._lock:
+            self._known = replace(self._known, **changes)
+
+
+def _is_older(node: NodeState, than: NodeState) -> bool:
+    versions = (node.resource_version, than.resource_version)
+    return (
+        node.uid == than.uid and all(version.isdigit() for version in versions) and int(versions[0]) < int(versions[1])
+    )

@@ -1,0 +1,209 @@
+"""Memory of the agent: each change is on the disk before any other part uses it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+import structlog
+from msgspec.structs import replace
+
+from agent.state.agent_state import AgentState
+from agent.state.failures import Failures
+from agent.telemetry import Telemetry
+from healthcheck.deep.deep_record import DeepRecord, PassedRun, after_deep_record
+from healthcheck.memory import exits
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look, without_checks
+from healthcheck.memory.file import MemoryFile, MemoryFileError
+from healthcheck.memory.findings import ActiveFinding, Memory, Release
+from healthcheck.memory.kernel_events import after_kernel_log
+from healthcheck.memory.severity_changes import in_force
+from healthcheck.model import Check, Now, Outcome, Severity, Unobserved
+from healthcheck.settings.values import Settings
+
+log = structlog.get_logger()
+
+_MOST_UNSAVED_SECONDS = 1.0
+
+
+class Ledger:
+    """Changes the memory, one change at a time: on the disk first, then in the state. Thread-safe.
+
+    Its lock orders the changes, including disk writes. Readers do not wait for it: they use the state.
+    """
+
+    def __init__(self, state: AgentState, file: MemoryFile | None, telemetry: Telemetry) -> None:
+        self._state = state
+        self._file = file
+        self._telemetry = telemetry
+        self._failures = Failures(telemetry)
+        self._changing = threading.Lock()
+        self._file_failed = False
+        self._unsaved_since: float | None = None
+        self._log_was_read = False
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the memory has counts that its file lacks."""
+        return self._unsaved_since is not None
+
+    def configure(self, settings: Settings) -> None:
+        """Set new settings, and drop the outcomes of checks that no longer run."""
+        with self._changing:
+            names = [check.name for check in settings.values.checks]
+            memory = in_force(without_checks(self._state.memory, names), settings.values.policy)
+            self._state.configure(settings, memory)
+
+    def kernel_log_judged(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
+        """Add the outcomes of the event checks, up to and including the record `cursor`.
+
+        Findings are on the disk before any other part uses them. Mere counts may wait, because a flood would rewrite
+        the same file continuously. An agent that starts from an older file has its older cursor and counts the records
+        again.
+        """
+        outcomes = list(outcomes)
+        self._failures.account(outcomes)
+        found = any(outcome.sightings for outcome in outcomes)
+        without_lines = [replace(one, sightings=()) for one in outcomes]
+        with self._changing:
+            before, now = self._state.memory, self._state.now()
+            after = after_kernel_log(before, outcomes, now, self._rules.escalate_after) if found else before
+            after = replace(after, cursor=before.cursor if cursor is None else cursor)
+            if found and self._must_be_written(before, after, now):
+                self._write(after, without_lines)
+            self._state.remember(after, without_lines)
+        _log_found(self._wake_for_new(before, after))
+
+    def log_was_read(self) -> None:
+        """Note that the log was read to its end: a cursor beyond that end is invalid."""
+        with self._changing:
+            if not self._log_was_read:
+                self._log_was_read = True
+                self._state.remember(exits.within_log(self._state.memory))
+
+    def save(self) -> None:
+        """Write the counts that the file lacks."""
+        with self._changing:
+            if self.unsaved:
+                self._write(self._state.memory)
+
+    def blind(self, check: Check, cause: Unobserved) -> None:
+        """A check that follows its source has lost it."""
+        with self._changing:
+            self._state.remember(self._state.memory, [Outcome(check.name, check.group, unobserved=(cause,))])
+
+    def look_ended(self, look: JudgedCycle) -> Memory:
+        """Add the outcomes of a cycle, and return the memory after it."""
+        self._failures.account(look.outcomes)
+        with self._changing:
+            before = self._state.memory
+            after = after_look(before, look, self._state.now(), self._rules)
+            self._keep(after, look.outcomes)
+        self._wake_for_new(before, after)
+        return after
+
+    def adopt(self, other: Memory) -> None:
+        """Add the findings that only the Node still had, after the memory file was lost."""
+        with self._changing:
+            memory, now = self._state.memory, self._state.now()
+            kept = exits.begin(other, memory.machine, memory.boot_id, now)
+            self._keep(self._bounded(exits.adopted(memory, kept, now)))
+
+    def release(self, release: Release) -> None:
+        """A person's release, on the disk before the Node hears that it was taken."""
+        with self._changing:
+            after = exits.release(self._state.memory, release, self._state.now())
+            if after is not self._state.memory:
+                self._keep(self._bounded(after))
+
+    def _bounded(self, memory: Memory) -> Memory:
+        """Return the memory without entries beyond the end of the log; unchanged until the log was read to its end."""
+        return exits.within_log(memory) if self._log_was_read else memory
+
+    def take_over(self, records: Iterable[DeepRecord]) -> None:
+        """Adopt the findings of deep runs, on the disk before the Node is written.
+
+        This waits until every check has run, because the GPUs are known only then. Until then, the records on the Node
+        count on their own. Void records are removed at once, because our own taint may be set by then.
+        """
+        with self._changing:
+            before = after = self._state.memory
+            for record in records if self._state.known.is_complete else [record for record in records if record.void]:
+                after = after_deep_record(after, record, self._state.now(), self._rules.escalate_after)
+            if after != before:
+                self._keep(after)
+        _log_found(_new(before, after))
+
+    def quarantine_passed(self, run: PassedRun) -> None:
+        with self._changing:
+            after = exits.quarantined(self._state.memory, run.name, run.began, self._state.now())
+            if after != self._state.memory:
+                self._keep(after)
+
+    @property
+    def _rules(self) -> MemoryRules:
+        values = self._state.settings.values
+        return MemoryRules(values.escalate_after, values.monitor_ttl_seconds)
+
+    def _wake_for_new(self, before: Memory, after: Memory) -> tuple[ActiveFinding, ...]:
+        """Return the new findings; from RESET on, the Node is written at once."""
+        new = _new(before, after)
+        if any(finding.finding.severity >= Severity.RESET for finding in new):
+            self._state.news.set()
+        return new
+
+    def _must_be_written(self, before: Memory, after: Memory, now: Now) -> bool:
+        if self._unsaved_since is None:
+            self._unsaved_since = now.monotonic
+        return not _only_counted(before, after) or now.monotonic - self._unsaved_since >= _MOST_UNSAVED_SECONDS
+
+    def _keep(self, after: Memory, outcomes: Sequence[Outcome] = ()) -> None:
+        """To the file, then into the state, at the severities in force."""
+        after = in_force(after, self._state.settings.values.policy)
+        self._write(after, outcomes)
+        self._state.remember(after, outcomes)
+
+    def _write(self, after: Memory, outcomes: Sequence[Outcome] = ()) -> None:
+        """Write the memory to its file. Raises for content that has no verdict or can't be written; it is then dropped.
+
+        A failing disk is reported once, and the agent goes on in memory.
+        """
+        self._state.known.after(after, outcomes).verdict()
+        if self._file is not None:
+            try:
+                self._file.write(after)
+            except MemoryFileError as error:
+                self._telemetry.memory_errors.inc()
+                if not self._file_failed:
+                    log.warning("the memory file can't be written; going on without it", error=str(error))
+                self._file_failed = True
+            else:
+                self._file_failed = False
+        self._unsaved_since = None
+
+
+def _new(before: Memory, after: Memory) -> tuple[ActiveFinding, ...]:
+    """Return the findings that are new or have a higher severity."""
+    known = {finding.key: finding.finding.severity for finding in before.standing}
+    return tuple(
+        finding for finding in after.standing if known.get(finding.key, Severity.PASS) < finding.finding.severity
+    )
+
+
+def _log_found(new: Iterable[ActiveFinding]) -> None:
+    for finding in new:
+        found = finding.finding
+        log.info("found", reason=found.reason, severity=found.severity.name, subject=found.subject, detail=found.detail)
+
+
+def _only_counted(before: Memory, after: Memory) -> bool:
+    """Whether nothing came, went or changed but how often and when it was seen."""
+    known = {finding.key: finding.finding.severity for finding in before.standing}
+    stands = {finding.key: finding.finding.severity for finding in after.standing}
+    return (known, before.gpus, before.recovery, before.ended, before.driver_loaded_at) == (
+        stands,
+        after.gpus,
+        after.recovery,
+        after.ended,
+        after.driver_loaded_at,
+    )

@@ -1,0 +1,381 @@
+"""Compute GPU owners, the number of free GPUs, and the CPU and memory left for them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from decimal import Decimal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from diagnosis.facts.gpu_nodes import (
+    GPU,
+    GPU_DRIVERS,
+    MIG_INSTANCES,
+    SHARED,
+    WHOLE,
+    copies,
+    devices_in,
+    gpu_nodes,
+    pool_kind,
+)
+from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.placement import ZERO, asked_by, held_on
+from diagnosis.facts.quantity import amount
+from diagnosis.facts.utilization import CardLoad, loads
+from diagnosis.hami.card_usage import CardUsage, Share
+from diagnosis.hami.installation import installations, serving, settings_of
+from diagnosis.hami.scheduler_state import cards_of
+from diagnosis.hami.settings import node_configs
+from diagnosis.hami.usage import MeasuredUse, used
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.gpu_use import USE
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+from healthcheck.node.device_pools import is_whole
+from healthcheck.node.state import KEEPS_AWAY, MAINTENANCE, STARTUP, UNHEALTHY
+
+OUR_TAINTS = (UNHEALTHY, MAINTENANCE, STARTUP)
+_Shared = tuple[str, tuple[CardUsage, ...]]
+_PROFILE = re.compile(r"nvidia\.com/mig-\d{1,2}g\.(\d{1,4})gb", re.ASCII)
+
+
+class PoolShare(Struct, frozen=True):
+    """Share of a pool that one pod owns.
+
+    `memory` (MiB) and `cores` (percent of a card) are set where HAMi assigned them.
+    """
+
+    pod: str
+    amount: int
+    memory: int = 0
+    cores: int = 0
+
+
+class Pool(Struct, frozen=True):
+    """Resource of a node: whole GPUs, slots on shared GPUs, MIG instances, HAMi cards or DRA devices.
+
+    `kind` names the resource for people. The part of `capacity` above `total` exists but is not offered. Nothing is
+    free on a node that takes no new pods (`closed`).
+    """
+
+    resource: str
+    kind: str
+    capacity: int
+    total: int
+    holders: tuple[PoolShare, ...] = ()
+    memory: int = 0
+    """In MiB, and `cores` in percent of a card, of all cards together: where they are shared by HAMi."""
+    cores: int = 0
+    closed: bool = False
+
+    @property
+    def held(self) -> int:
+        return sum(holder.amount for holder in self.holders)
+
+    @property
+    def idle(self) -> int:
+        """Return the amount without an owner, whether or not a new pod could get it."""
+        return max(self.total - self.held, 0)
+
+    @property
+    def free(self) -> int:
+        return 0 if self.closed else self.idle
+
+
+class NodeAllocation(Struct, frozen=True):
+    """GPU allocation of one node.
+
+    `gpus` is the number of cards, or None if no source reports it. `cpu_free` (cores) and `memory_free` (bytes) are the
+    amounts that no pod requests.
+    """
+
+    node: str
+    product: str
+    gpus: int | None
+    closed: str
+    """Why it takes no new pods: not ready, cordoned, or our taint; '' where it does."""
+    pools: tuple[Pool, ...]
+    cpu_free: Decimal
+    memory_free: Decimal
+    cards: tuple[CardUsage, ...] = ()
+    """Those that HAMi shares."""
+    loads: tuple[CardLoad, ...] = ()
+    """How much each card is used now, as far as a Prometheus was asked and knows."""
+    used: Mapping[tuple[str, str], MeasuredUse] = field(default_factory=dict)
+    """The same of HAMi's shares, by pod and card."""
+
+    @property
+    def usable(self) -> bool:
+        return not self.closed
+
+    @property
+    def percent(self) -> float | None:
+        """Return the average utilisation of the node's cards, in percent."""
+        return _average(self.loads)
+
+
+class NamespaceAllocation(Struct, frozen=True):
+    """`devices` by resource. `memory`: MiB of GPU memory that is its own, as far as that is known."""
+
+    namespace: str
+    pending: int = 0
+    running: int = 0
+    devices: Mapping[str, int] = field(default_factory=dict)
+    memory: int = 0
+
+
+class Allocation(Struct, frozen=True):
+    """GPU allocation of the cluster.
+
+    If `pods_seen` is False, the owners are unknown and everything only appears to be free.
+    """
+
+    nodes: tuple[NodeAllocation, ...]
+    namespaces: tuple[NamespaceAllocation, ...]
+    pods_seen: bool
+    memory_scaling: Mapping[str, float] = field(default_factory=dict)
+    """How much memory HAMi registers for each MiB of a card: for all nodes under '', for single ones by their names."""
+    use_missing: str = ""
+    """Why nobody knows how much GPUs are used, where a Prometheus was asked for that."""
+
+    @property
+    def percent(self) -> float | None:
+        """Return the average utilisation of all cards that Prometheus reports, in percent."""
+        return _average(load for node in self.nodes for load in node.loads)
+
+
+class Total(Struct, frozen=True):
+    """Totals of one kind of resource in the whole cluster."""
+
+    resource: str
+    kind: str
+    capacity: int
+    total: int
+    held: int
+    free: int
+
+
+def totals(allocation: Allocation) -> tuple[Total, ...]:
+    """Over all nodes, by resource and kind."""
+    sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for node in allocation.nodes:
+        for pool in node.pools:
+            amounts = sums[pool.resource, pool.kind]
+            for place, number in enumerate((pool.capacity, pool.total, pool.held, pool.free)):
+                amounts[place] += number
+    return tuple(Total(*names, *amounts) for names, amounts in sorted(sums.items()))
+
+
+def _average(loads: Iterable[CardLoad]) -> float | None:
+    secondses = [load.percent for load in loads]
+    return sum(secondses) / len(secondses) if secondses else None
+
+
+def allocation(snapshot: Snapshot) -> Allocation:
+    """Return the allocation of all nodes with GPUs, sorted by node name."""
+    held, pods = held_on(snapshot.pods), _by_node(snapshot)
+    claimed, cards = _claimed(snapshot), cards_of(snapshot)
+    nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
+    loaded = loads(snapshot, snapshot.gpu_use, {node: [pod.subject for pod in some] for node, some in pods.items()})
+    in_use, shared = used(snapshot), dict(_shared(snapshot))
+    allocations = tuple(
+        replace(
+            _of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed, shared.get(one.name)),
+            loads=tuple(loaded.get(one.name, ())),
+            used=in_use,
+        )
+        for one in nodes
+    )
+    scaling = dict(_scaling(snapshot, cards)) if cards else {}
+    return Allocation(
+        allocations, _namespaces(snapshot, allocations), snapshot.sees("Pod"), scaling, snapshot.missing.get(USE, "")
+    )
+
+
+def _scaling(snapshot: Snapshot, cards: Collection[str]) -> Iterator[tuple[str, float]]:
+    """Yield HAMi's memory scaling by node name.
+
+    The key '' covers all nodes that are not named; it is yielded only if there is at most one installation.
+    """
+    every = installations(snapshot)
+    if len(every) < 2 and (plain := settings_of(snapshot).memory_scaling) is not None:
+        yield "", plain
+    for its in every if len(every) > 1 else ():
+        if its.settings.memory_scaling is not None:
+            yield from ((name, its.settings.memory_scaling) for name in sorted(its.nodes.intersection(cards)))
+    for _, config in node_configs(snapshot):
+        for node in config.nodes:
+            if node.memory_scaling is not None and node.name in cards:
+                yield node.name, node.memory_scaling
+
+
+def _shared(snapshot: Snapshot) -> Iterator[tuple[str, _Shared]]:
+    """Yield, by node name, the cards that HAMi shares and the resource name that requests them."""
+    every, plain = installations(snapshot), settings_of(snapshot)
+    for name, cards in cards_of(snapshot).items():
+        own = serving(snapshot.by_node[name], every)
+        yield name, ((own.settings if own is not None else plain).count_name, cards)
+
+
+def _by_node(snapshot: Snapshot) -> Mapping[str, list[Pod]]:
+    there: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in gpu_pods(snapshot):
+        if pod.spec.node and not pod.over:
+            there[pod.spec.node].append(pod)
+    return there
+
+
+def _of_node(
+    node: Node,
+    pods: Iterable[Pod],
+    held: Mapping[str, Decimal],
+    claimed: Mapping[str, list[Pool]],
+    shared: _Shared | None,
+) -> NodeAllocation:
+    count, cards = shared or ("", ())
+    closed = why_closed(node)
+    own = [_places(count, cards)] if cards else []
+    pools = [*own, *_plain(node, list(pods), without=count)]
+    pools += claimed.get(node.name, [])
+    return NodeAllocation(
+        node.name,
+        node.meta.labels.get("nvidia.com/gpu.product", "") or next((card.card.kind for card in cards), ""),
+        _cards(node, pools, len(cards)),
+        closed,
+        tuple(replace(pool, closed=bool(closed)) for pool in pools),
+        _left(node, held, "cpu"),
+        _left(node, held, "memory"),
+        cards,
+    )
+
+
+def why_closed(node: Node) -> str:
+    """Return why the node takes no new GPU pods, regardless of their tolerations; '' if it does."""
+    if not node.ready:
+        return "not ready"
+    if node.cordoned:
+        return "cordoned"
+    taint = next((one for one in node.taints if one.key in OUR_TAINTS and one.effect in KEEPS_AWAY), None)
+    return f"our taint {taint.key.partition('/')[2]}" if taint is not None else ""
+
+
+def _plain(node: Node, pods: list[Pod], without: str = "") -> Iterator[Pool]:
+    asked = [(pod, asked_by(pod.spec)) for pod in pods]
+    for name in devices_in({**node.capacity, **node.allocatable}):
+        capacity, total = (_number(amounts, name) for amounts in (node.capacity, node.allocatable))
+        if name == without or (not capacity and not total):
+            continue
+        holders = tuple(PoolShare(pod.subject, int(amounts[name])) for pod, amounts in asked if amounts.get(name))
+        yield Pool(name, pool_kind(node, name), capacity, total, holders)
+
+
+def _places(resource: str, cards: Iterable[CardUsage]) -> Pool:
+    """Return the pool of HAMi's slots on these cards.
+
+    The node offers these slots, regardless of how much memory and how many cores are free.
+    """
+    parts: defaultdict[str, Share] = defaultdict(Share)
+    for card in cards:
+        for pod, part in card.pods:
+            parts[pod] = parts[pod].plus(part)
+    holders = tuple(PoolShare(pod, part.slots, part.memory, part.cores) for pod, part in parts.items())
+    usable = [card.card for card in cards if card.usable]
+    slots, memory, cores = (sum(getattr(card, name) for card in usable) for name in ("slots", "memory", "cores"))
+    there = sum(card.card.slots for card in cards)
+    return Pool(resource, "slots on cards by HAMi", there, slots, holders, memory, cores)
+
+
+def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:
+    """Return, by node, the GPUs that a DRA driver publishes and the pods that they are reserved for."""
+    reserved: defaultdict[str, list[str]] = defaultdict(list)
+    for claim in snapshot.claims:
+        for device in claim.devices:
+            names = [subject("Pod", claim.meta.namespace, name) for name in claim.reserved_for]
+            reserved[device] += names or [claim.meta.subject]
+    found: defaultdict[str, list[Pool]] = defaultdict(list)
+    for (node, driver, kind), devices in sorted(_published(snapshot).items()):
+        holders: defaultdict[str, int] = defaultdict(int)
+        for device in devices:
+            for pod in reserved.get(device, [])[:1]:
+                holders[pod] += 1
+        shares = tuple(PoolShare(pod, number) for pod, number in sorted(holders.items()))
+        found[node].append(Pool(driver, kind, len(devices), len(devices), shares))
+    return found
+
+
+def _published(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[str]]:
+    """Return the devices, as driver/pool/device, by node, driver and kind."""
+    devices: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for pool in snapshot.pools.values():
+        kind = "devices by DRA" if is_whole(pool) else "devices by DRA, not all published yet"
+        for resource_slice in pool:
+            if resource_slice.node and resource_slice.driver in GPU_DRIVERS:
+                devices[resource_slice.node, resource_slice.driver, kind] += (
+                    f"{resource_slice.driver}/{resource_slice.pool}/{its.name}" for its in resource_slice.devices
+                )
+    return devices
+
+
+def _cards(node: Node, pools: Iterable[Pool], registered_cards: int) -> int | None:
+    """Return the number of cards (not of slots on them), or None if it is unknown.
+
+    Sources in order: our agent's inventory, HAMi's registration, the count of GPU feature discovery, the resources that
+    the node offers.
+    """
+    seen = node.record.inventory.nvml if node.record is not None else None
+    if seen is not None or registered_cards:
+        return registered_cards if seen is None else seen
+    product = node.meta.labels.get("nvidia.com/gpu.product", "")
+    counted = node.meta.labels.get("nvidia.com/gpu.count", "")
+    if counted.isascii() and counted.isdigit() and len(counted) < 6 and "-MIG-" not in product:
+        return int(counted)
+    plain = [pool for pool in pools if pool.resource in (GPU, SHARED)]
+    if plain and "-MIG-" not in product:
+        return sum(pool.capacity for pool in plain) // max(copies(node), 1)
+    by_claims = [pool.capacity for pool in pools if pool.resource in GPU_DRIVERS]
+    return sum(by_claims) if by_claims else None
+
+
+def _left(node: Node, held: Mapping[str, Decimal], name: str) -> Decimal:
+    return max((amount(node.allocatable.get(name, "0")) or ZERO) - held.get(name, ZERO), ZERO)
+
+
+def _namespaces(snapshot: Snapshot, nodes: Iterable[NodeAllocation]) -> tuple[NamespaceAllocation, ...]:
+    pending: defaultdict[str, int] = defaultdict(int)
+    running: defaultdict[str, int] = defaultdict(int)
+    for pod in gpu_pods(snapshot):
+        if pod.phase == "Pending":
+            pending[pod.meta.namespace] += 1
+        elif pod.phase == "Running":
+            running[pod.meta.namespace] += 1
+    devices: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    memory: defaultdict[str, int] = defaultdict(int)
+    by_name = snapshot.by_node
+    for node in nodes:
+        for pool in node.pools:
+            for holder in pool.holders:
+                namespace = holder.pod.split("/")[1]
+                devices[namespace][pool.resource] += holder.amount
+                memory[namespace] += holder.memory or _memory(by_name.get(node.node), pool, holder.amount)
+    names = sorted({*pending, *running, *devices})
+    return tuple(
+        NamespaceAllocation(name, pending[name], running[name], dict(devices[name]), memory[name]) for name in names
+    )
+
+
+def _memory(node: Node | None, pool: Pool, number: int) -> int:
+    """Return the memory of whole cards and MIG instances in MiB; 0 for slots on shared cards."""
+    profile = _PROFILE.match(pool.resource)
+    if profile is not None:
+        return number * int(profile[1]) * 1024
+    text = node.meta.labels.get("nvidia.com/gpu.memory", "") if node is not None else ""
+    whole = pool.kind in (WHOLE, MIG_INSTANCES) and text.isascii() and text.isdigit() and len(text) < 9
+    return number * int(text) if whole else 0
+
+
+def _number(amounts: Mapping[str, str], name: str) -> int:
+    return int(amount(amounts.get(name, "0")) or ZERO)

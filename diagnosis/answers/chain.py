@@ -1,0 +1,162 @@
+"""Show one pod link by link, from admission to CUDA: passed, broken and unreached links. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TypeVar
+
+from msgspec import Struct
+
+from diagnosis.answers.target import touches
+from diagnosis.causes.diagnose import Problem
+from diagnosis.facts.symptoms import of_events, standing_events
+from diagnosis.model import Link
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import ContainerEnd, Pod
+
+AnyLink = TypeVar("AnyLink", bound=Enum)
+MOST_CHAINS = 3
+_ON_NODE = (Link.ACCEPTED, Link.RUNTIME, Link.PREPARED, Link.STARTED, Link.RUNNING)
+_NEVER_STARTED = frozenset(("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError"))
+
+
+class LinkState(Enum):
+    """State of a link."""
+
+    FINE = "fine"
+    BROKEN = "broken"
+    WAITING = "not yet"
+    """The pod is here, and no cause was found that it goes no further."""
+    NOT_REACHED = "not reached"
+
+
+class Step(Struct, frozen=True):
+    """One link of a pod's chain, with the problems that broke it.
+
+    The value of the link is shown to people.
+    """
+
+    link: Enum
+    state: LinkState
+    seen: str = ""
+    """What shows it, in a few words."""
+    problems: tuple[Problem, ...] = ()
+
+
+class Chain(Struct, frozen=True):
+    """Chain of one pod's workload: the links with their states."""
+
+    pod: str
+    steps: tuple[Step, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return all(step.state is LinkState.FINE for step in self.steps)
+
+
+def chains_of(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
+    """Return the chains of some pods of one workload, broken ones first.
+
+    Most of the pods break at the same link.
+    """
+    shown = tuple(problems)
+    chains = (Chain(pod.subject, chain(pod, shown, _newest_warning(snapshot, pod))) for pod in pods)
+    return tuple(sorted(chains, key=lambda one: (one.is_whole, one.pod))[:MOST_CHAINS])
+
+
+def chain(pod: Pod, problems: Iterable[Problem], warning: str = "") -> tuple[Step, ...]:
+    """Return every link in order. A link with a problem is broken, even if the pod has passed it before."""
+    passed = dict(_passed(pod))
+    stands_at = next((link for link in Link if link not in passed), Link.RUNNING)
+    broken: dict[Link, list[Problem]] = {}
+    for problem in touching(problems, pod):
+        # A fault of a node or a component stops the pod at its current link.
+        broken.setdefault(problem.found.cause.link or stands_at, []).append(problem)
+    waits_for = "; ".join(filter(None, (_why_waiting(pod), warning)))
+    return tuple(steps(tuple(Link), passed, broken, waits_for))
+
+
+def touching(problems: Iterable[Problem], pod: Pod) -> Iterator[Problem]:
+    """Yield problems that keep the pod itself from work, including consequences."""
+    return _all(problems, frozenset((pod.subject,)))
+
+
+def steps(
+    links: Sequence[AnyLink],
+    passed: Mapping[AnyLink, str],
+    broken: Mapping[AnyLink, Sequence[Problem]],
+    waiting: str,
+) -> Iterator[Step]:
+    """Yield the steps in order; no link is reached after a broken one, or one at which the pod waits."""
+    stopped = False
+    for link in links:
+        here = tuple(broken.get(link, ()))
+        if stopped:
+            yield Step(link, LinkState.BROKEN if here else LinkState.NOT_REACHED, "", here)
+        elif here:
+            stopped = link is not links[-1]
+            yield Step(link, LinkState.BROKEN, passed.get(link, ""), here)
+        elif link in passed:
+            yield Step(link, LinkState.FINE, passed[link])
+        else:
+            stopped = True
+            yield Step(link, LinkState.WAITING, waiting)
+
+
+def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
+    """The links that the pod's own state shows behind it, up to the first that it does not."""
+    yield Link.ADMITTED, "the pod exists"
+    if pod.spec.gates:
+        return
+    yield Link.QUEUED, "no scheduling gate holds it"
+    if not pod.spec.node:
+        return
+    yield Link.SCHEDULED, f"on node {pod.spec.node}"
+    if not pod.states:
+        runs = pod.phase in ("Running", "Succeeded")
+        yield from ((link, f"its phase is {pod.phase}") for link in _ON_NODE if runs)
+        return
+    yield Link.ACCEPTED, "the kubelet reports its containers"
+    ready = pod.condition("PodReadyToStartContainers")
+    begun = [state for state in pod.states if state.running or state.ended or state.last_ended or state.started]
+    if not begun and not (ready and ready.status == "True"):
+        return
+    yield Link.RUNTIME, "it has a sandbox"
+    if not begun:
+        return
+    yield Link.PREPARED, "images are pulled"
+    started = [state for state in begun if state.running or _ran(state.ended) or _ran(state.last_ended)]
+    if not started:
+        return
+    yield Link.STARTED, ", ".join(state.name for state in started)
+    if pod.phase == "Succeeded" or all(state.ready or state.ended for state in pod.states):
+        yield Link.RUNNING, "it has ended well" if pod.phase == "Succeeded" else "its containers run"
+
+
+def _ran(ended: ContainerEnd | None) -> bool:
+    return ended is not None and ended.reason not in _NEVER_STARTED
+
+
+def _why_waiting(pod: Pod) -> str:
+    waiting = next((state for state in pod.states if state.waiting), None)
+    if waiting is not None:
+        return ": ".join(filter(None, (waiting.waiting, waiting.message)))
+    scheduled = pod.condition("PodScheduled")
+    return scheduled.message if scheduled is not None and scheduled.status == "False" else ""
+
+
+def _newest_warning(snapshot: Snapshot, pod: Pod) -> str:
+    """Return the newest active warning about the pod, for use if no cause explains it."""
+    scheduled = pod.condition("PodScheduled")
+    if scheduled is not None and scheduled.status == "False":
+        return ""  # the condition has the same text
+    return next(map(str, of_events(standing_events(snapshot, pod))), "")
+
+
+def _all(problems: Iterable[Problem], subjects: frozenset[str]) -> Iterator[Problem]:
+    """Yield problems, and their consequences, that concern one of the subjects directly."""
+    for problem in problems:
+        if problem.found.subject in subjects or not subjects.isdisjoint(problem.found.affected):
+            yield problem
+        yield from _all((child for child in problem.consequences if touches(child, subjects)), subjects)

@@ -1,0 +1,168 @@
+"""Trace one pod through HAMi: webhook, scheduler, filter, binding, device plugin, container. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+
+from diagnosis.answers.chain import MOST_CHAINS, Chain, steps, touching
+from diagnosis.causes.diagnose import Problem
+from diagnosis.causes.hami import control_plane, filtering, hami_nodes, scheduling, webhook
+from diagnosis.causes.hami.hami_causes import EXTENDER, EXTENDER_SLOW, LOCK_STALE
+from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
+from diagnosis.facts.components import Role
+from diagnosis.hami.card_options import GPU_POLICY, NODE_POLICY
+from diagnosis.hami.command_line import CommandLine
+from diagnosis.hami.grants import BindPhase, PodGrant, grant
+from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, schedulers
+from diagnosis.hami.usage import used
+from diagnosis.model import Cause, Link
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.pods import Pod
+
+_MOST = 4
+_WHOLE = 100
+CORE_POLICY = "GPU_CORE_UTILIZATION_POLICY"
+_EVENTS = frozenset(("FilteringFailed", "FilteringSucceed", "BindingFailed", "BindingSucceed"))
+
+
+class HamiLink(Enum):
+    """Link of HAMi's chain, in the order in which it can break. The value is shown to people."""
+
+    WEBHOOK = "HAMi's webhook gives it HAMi's scheduler"
+    SCHEDULER = "HAMi's scheduler processes it"
+    FILTER = "cards of a node take it"
+    BIND = "it is bound there, with its cards noted on it"
+    PLUGIN = "the node's device plugin hands the cards out"
+    CONTAINER = "its containers run on them"
+
+
+def hami_chains(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
+    """Return the chains of the pods that HAMi handles or should handle, broken ones first."""
+    every, shown = installations(snapshot), tuple(problems)
+    found = (hami_chain(snapshot, every, pod, shown) for pod in pods) if every else ()
+    chains = sorted(filter(None, found), key=lambda chain: (chain.is_whole, chain.pod))
+    return tuple(chains[:MOST_CHAINS])
+
+
+def hami_chain(
+    snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, problems: Iterable[Problem]
+) -> Chain | None:
+    """Return the chain of a pod through HAMi; None if the pod is not related to HAMi."""
+    own = tuple(touching(problems, pod))
+    if not is_scheduled(pod, schedulers(every)) and not any(problem.found.cause in _OWN for problem in own):
+        return None
+    passed = dict(_passed(snapshot, every, pod))
+    stands_at = next((link for link in HamiLink if link not in passed), HamiLink.CONTAINER)
+    broken: dict[HamiLink, list[Problem]] = {}
+    for problem in own:
+        broken.setdefault(_link(problem.found.cause) or stands_at, []).append(problem)
+    waiting = _newest(snapshot, pod)
+    message = f"{waiting.reason}: {waiting.message}" if waiting is not None else "there is no message about it"
+    return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, message)))
+
+
+def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> Iterator[tuple[HamiLink, str]]:
+    """Yield the links that the pod's own state shows as passed, up to the first that it does not."""
+    if not is_scheduled(pod, schedulers(every)):
+        return
+    yield HamiLink.WEBHOOK, f"schedulerName {pod.spec.scheduler}"
+    given, last = grant(pod.meta), _newest(snapshot, pod)
+    if given is None and last is None and pod.condition("PodScheduled") is None:
+        return
+    own = installation_of(pod, every)
+    yield HamiLink.SCHEDULER, "; ".join((_of_scheduler(own), *_of_event(last)))
+    if given is None or not given.node:
+        return
+    yield HamiLink.FILTER, _of_cards(pod, given, own.command_line)
+    if not pod.spec.node or given.phase is None:
+        return
+    yield HamiLink.BIND, f"on node {pod.spec.node}, bind-phase {given.phase.value}"
+    if given.phase is not BindPhase.SUCCESS:
+        return
+    yield HamiLink.PLUGIN, f"hami.io/bind-phase={given.phase.value}"
+    if pod.phase == "Succeeded" or any(state.running for state in pod.states if not state.init):
+        in_use = [f"{use} of {uuid} in use" for (name, uuid), use in used(snapshot).items() if name == pod.subject]
+        running = "; ".join(("they run", *in_use, *_throttled(own, pod, given)))
+        yield HamiLink.CONTAINER, "it has ended well" if pod.phase == "Succeeded" else running
+
+
+def _of_scheduler(installation: Installation) -> str:
+    if installation.scheduler is None:
+        return f"{installation.service} is there, its pods are not visible"
+    return f"{installation.scheduler.subject} {installation.scheduler.version} is {installation.scheduler.health.value}"
+
+
+def _of_event(last: Event | None) -> Iterator[str]:
+    if last is not None:
+        yield f"its last word: {last.reason}"
+
+
+def _throttled(installation: Installation, pod: Pod, given: PodGrant) -> Iterator[str]:
+    """Yield a core limit that also applies on an idle card.
+
+    It is intended, but may be unexpected in a performance test.
+    """
+    held = sorted({share.cores for share in given.shares if 0 < share.cores < _WHOLE})
+    policies = (container.env.get(CORE_POLICY) for container in pod.spec.containers)
+    policy = next(filter(None, policies), installation.settings.core_policy)
+    if held and policy == "force":
+        yield f"cores are held to {', '.join(map(str, held))} % also on a card that is idle: core policy force"
+
+
+def _of_cards(pod: Pod, given: PodGrant, line: CommandLine) -> str:
+    """Describe the granted cards, and the policy that chose them.
+
+    The policy is included if the pod or the scheduler's command line names one.
+    """
+    shares = [
+        f"{share.memory} MiB{f', {share.cores} %' if share.cores else ''} of {share.uuid}"
+        for share in given.shares[:_MOST]
+    ]
+    policies = [
+        f"{key} {pod.meta.annotations[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in pod.meta.annotations
+    ]
+    own = ((NODE_POLICY, "nodes", line.node_policy), (GPU_POLICY, "cards", line.gpu_policy))
+    if line != CommandLine():
+        policies += [
+            f"the scheduler's own {what} {policy}" for key, what, policy in own if key not in pod.meta.annotations
+        ]
+    chosen = f"; chosen by {', '.join(policies)}" if policies else ""
+    return f"node {given.node}: {'; '.join(shares) or 'no card is noted'}{chosen}"
+
+
+def _newest(snapshot: Snapshot, pod: Pod) -> Event | None:
+    events = (event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid))
+    return max((event for event in events if event.reason in _EVENTS), key=lambda event: str(event.last), default=None)
+
+
+def _link(cause: Cause) -> HamiLink | None:
+    """Return the link that the cause breaks; None for the link that the pod has reached."""
+    if cause in _BY_CAUSE:
+        return _BY_CAUSE[cause]
+    return _BY_LINK[cause.link] if cause.link is not None else None
+
+
+_BY_LINK: Mapping[Link, HamiLink] = {
+    Link.ADMITTED: HamiLink.WEBHOOK,
+    Link.QUEUED: HamiLink.SCHEDULER,
+    Link.SCHEDULED: HamiLink.FILTER,
+    Link.ACCEPTED: HamiLink.PLUGIN,
+    Link.RUNTIME: HamiLink.CONTAINER,
+    Link.PREPARED: HamiLink.CONTAINER,
+    Link.STARTED: HamiLink.CONTAINER,
+    Link.RUNNING: HamiLink.CONTAINER,
+}
+_BY_CAUSE: Mapping[Cause, HamiLink] = {
+    **dict.fromkeys((cause for one in control_plane.SEARCHES for cause in one.causes), HamiLink.WEBHOOK),
+    **dict.fromkeys(webhook.CAUSES, HamiLink.WEBHOOK),
+    **dict.fromkeys((EXTENDER, EXTENDER_SLOW, NO_SCHEDULER, NOT_READY[Role.HAMI_SCHEDULER]), HamiLink.SCHEDULER),
+    **dict.fromkeys((cause for one in hami_nodes.SEARCHES for cause in one.causes), HamiLink.FILTER),
+    **dict.fromkeys(
+        (LOCK_STALE, *(one for one in scheduling.CAUSES if one not in (EXTENDER, EXTENDER_SLOW))), HamiLink.BIND
+    ),
+}
+_OWN = frozenset((*_BY_CAUSE, *filtering.CAUSES)) - {NO_SCHEDULER}
+"""A pod that one of these keeps from work is HAMi's, or was to be."""

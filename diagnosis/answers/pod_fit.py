@@ -1,0 +1,189 @@
+"""Compute where a pod that is not created yet would fit, by node, and by card for HAMi. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from diagnosis.facts.gpu_nodes import gpu_nodes
+from diagnosis.facts.gpu_requests import asks_for_gpus
+from diagnosis.facts.placement import Obstacle, ObstacleKind, asked_by, held_on, refusals, shortages
+from diagnosis.hami.card_requests import admitted, asked_of
+from diagnosis.hami.card_usage import CardUsage
+from diagnosis.hami.fit import NodeVerdict
+from diagnosis.hami.installation import WEBHOOK, Installation, asks_for, installation_of, installations, schedulers
+from diagnosis.hami.quota import room_of
+from diagnosis.hami.scheduler_state import SchedulerState, books_of, unregistered, verdicts
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.json_fields import Fields
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
+
+_DEFAULT = ("", "default-scheduler")
+_QUOTA_SINCE, _PRIVILEGED_SINCE = (2, 9), (2, 10)
+_OTHERS_SINCE = (2, 7)
+"""Before, the webhook took a pod from any other scheduler."""
+
+
+class Admission(Struct, frozen=True):
+    """Result of a pod's admission. `refused`: why the pod would never be created; '' if it would be.
+
+    `asked`: whether the API server was asked. `why_not`: the reason if it was not; HAMi's rules are then applied
+    instead.
+    """
+
+    pod: Pod
+    asked: bool
+    why_not: str = ""
+    refused: str = ""
+    passed_by: str = ""
+    """Why HAMi's webhook leaves a pod alone that asks for HAMi's resources."""
+
+
+class NodeAnswer(Struct, frozen=True):
+    """Answer for one node. `cards` and `verdict` are set if HAMi's scheduler decides.
+
+    `unregistered`: why HAMi's scheduler knows no cards there.
+    """
+
+    node: str
+    obstacles: tuple[Obstacle, ...] = ()
+    verdict: NodeVerdict | None = None
+    cards: tuple[CardUsage, ...] = ()
+    unregistered: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.obstacles and (self.verdict is None or self.verdict.fits)
+
+
+class WouldFit(Struct, frozen=True):
+    """Answer for one pod. `added`: the changes by admission, one entry each."""
+
+    pod: str
+    admission: Admission
+    added: tuple[str, ...] = ()
+    nodes: tuple[NodeAnswer, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Containers that ask for HAMi's resources in a way that its scheduler takes for no request."""
+
+    @property
+    def fits(self) -> bool:
+        return not self.admission.refused and not self.unread and any(node.fits for node in self.nodes)
+
+
+def pod_of(raw: Mapping[str, Any]) -> Pod:
+    return read_pod(Fields(raw))
+
+
+def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
+    """Predict the action of HAMi's webhook, if it can't be called."""
+    there = installations(snapshot)
+    plain = Admission(pod, asked=False, why_not=why_not)
+    ours = installation_of(pod, there) if there else None
+    if ours is None or not asks_for(pod.spec, ours.settings):
+        return plain
+    books = books_of(snapshot, ours)
+    if passed_by := _passed_by(snapshot, pod, there, books):
+        return replace(plain, passed_by=passed_by)
+    if refused := _refused(snapshot, pod, books):
+        return replace(plain, refused=refused)
+    containers = tuple(
+        container if container.privileged else admitted(container, books.settings, books.version)
+        for container in pod.spec.containers
+    )
+    spec = replace(pod.spec, containers=containers, scheduler=ours.scheduler_name)
+    return replace(plain, pod=replace(pod, spec=spec))
+
+
+def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> WouldFit:
+    """`written` is the pod as the file has it."""
+    if admission.refused:
+        return WouldFit(written.subject, admission)
+    pod, there = admission.pod, installations(snapshot)
+    books = books_of(snapshot, installation_of(pod, there) if there else None)
+    by_hami = pod.spec.scheduler in schedulers(there) or _moved(written, pod)
+    names = books.settings.names if by_hami else frozenset()
+    held, asked = held_on(snapshot.pods), asked_by(pod.spec)
+    asked = {name: amount for name, amount in asked.items() if name not in names}
+    fields = {node.name: verdict for node, verdict in verdicts(snapshot, books, pod.meta, pod.spec)} if by_hami else {}
+    nodes = tuple(
+        _on(node, pod.spec, asked, held.get(node.name, {}), (fields.get(node.name), books))
+        for node in sorted(gpu_nodes(snapshot), key=lambda one: one.name)
+    )
+    unread = tuple(container.name for container in pod.spec.containers if by_hami and _is_unread(container, books))
+    return WouldFit(written.subject, admission, tuple(_added(written.spec, pod.spec)), nodes, unread)
+
+
+def _is_unread(container: Container, books: SchedulerState) -> bool:
+    asks = (books.settings.names - {books.settings.priority_name}) & {*container.limits, *container.requests}
+    return bool(asks) and asked_of(container, books.settings, books.version) is None
+
+
+def _on(
+    node: Node,
+    spec: PodSpec,
+    asked: Mapping[str, Decimal],
+    held: Mapping[str, Decimal],
+    hami: tuple[NodeVerdict | None, SchedulerState],
+) -> NodeAnswer:
+    verdict, books = hami
+    obstacles = (*refusals(spec, node), *shortages(asked, node, held))
+    if not obstacles and node.withheld and asks_for_gpus(spec):
+        obstacles = (Obstacle(ObstacleKind.FAULTY),)
+    if verdict is None:
+        return NodeAnswer(node.name, obstacles)
+    return NodeAnswer(node.name, obstacles, verdict, books.cards.get(node.name, ()), unregistered(node, books))
+
+
+def _passed_by(snapshot: Snapshot, pod: Pod, there: Iterable[Installation], books: SchedulerState) -> str:
+    there = list(there)
+    names = {*_DEFAULT, *schedulers(there)}
+    if pod.spec.scheduler not in names and books.version >= _OTHERS_SINCE:
+        return f"it asks for the scheduler {pod.spec.scheduler}"
+    hooks = [hook for installation in there for hook in installation.webhooks if hook.name == WEBHOOK]
+    labels = next((namespace.labels for namespace in snapshot.namespaces if namespace.name == pod.meta.namespace), None)
+    if not hooks:
+        return "there is no such webhook" if snapshot.sees("MutatingWebhookConfiguration") else ""
+    if labels is not None and not any(hook.namespaces.takes(labels) for hook in hooks):
+        return f"it does not select the namespace {pod.meta.namespace}"
+    return "" if any(hook.objects.takes(pod.meta.labels) for hook in hooks) else "it does not select the pod's labels"
+
+
+def _refused(snapshot: Snapshot, pod: Pod, books: SchedulerState) -> str:
+    """Return the refusal in the wording of HAMi's webhook; '' if it would not refuse the pod."""
+    privileged = next((container.name for container in pod.spec.containers if container.privileged), "")
+    if privileged and books.version >= _PRIVILEGED_SINCE:
+        return f"container {privileged} is privileged"
+    if pod.spec.node:
+        return "pod has node assigned"
+    room = room_of(snapshot, pod.meta.namespace, books.settings, books.version)
+    made = (admitted(container, books.settings, books.version) for container in pod.spec.containers)
+    asked = [asked_of(container, books.settings, books.version) for container in made]
+    memory = sum(request.memory * request.cards for request in asked if request is not None)
+    cores = sum(request.cores * request.cards for request in asked if request is not None)
+    limits = ((room.memory, memory), (room.cores, cores))
+    exceeds = any(limit is not None and wanted > limit.left for limit, wanted in limits) and (memory or cores)
+    return "exceeding resource quota" if exceeds and books.version >= _QUOTA_SINCE else ""
+
+
+def _moved(written: Pod, pod: Pod) -> bool:
+    """Whether the way in gave it to another scheduler, as HAMi's webhook does under whatever name."""
+    return written.spec.scheduler in _DEFAULT and pod.spec.scheduler not in _DEFAULT
+
+
+def _added(written: PodSpec, made: PodSpec) -> Iterator[str]:
+    if made.scheduler not in (written.scheduler, *_DEFAULT):
+        yield f"scheduler {made.scheduler}"
+    if made.runtime_class != written.runtime_class:
+        yield f"RuntimeClass {made.runtime_class}"
+    before = {container.name: container for container in written.containers}
+    for container in made.containers:
+        limits = before[container.name].limits if container.name in before else {}
+        for name, value in container.limits.items():
+            if limits.get(name) != value:
+                yield f"container {container.name}: {name} {value}"

@@ -1,0 +1,34 @@
+"""Find GPU nodes with a problem and without an agent's record. Pure.
+
+A probe on the node itself may find the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from diagnosis.causes.diagnose import Diagnosis, Problem
+from diagnosis.facts.gpu_nodes import has_nvidia
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+
+
+def suspects(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[Node, ...]:
+    """Return the nodes in the order of their names."""
+    subjects = {subject for problem in diagnosis.problems for subject in _subjects(problem)}
+    names = {pod.spec.node for pod in snapshot.pods if pod.subject in subjects}
+    beneath = (node for node in snapshot.nodes if node.subject in subjects or node.name in names)
+    untold = (node for node in beneath if node.record is None and has_nvidia(node) and answers(node))
+    return tuple(sorted(untold, key=lambda node: node.name))
+
+
+def answers(node: Node) -> bool:
+    """Whether its kubelet is heard of: on another node a pod would only be waited for."""
+    return any(condition.type == "Ready" and condition.status != "Unknown" for condition in node.conditions)
+
+
+def _subjects(problem: Problem) -> Iterator[str]:
+    yield problem.found.subject
+    yield from problem.all_affected()
+    for consequence in problem.consequences:
+        yield from _subjects(consequence)

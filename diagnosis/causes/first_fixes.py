@@ -1,0 +1,63 @@
+"""Remove commands from remedies that another finding of our agents makes harmful.
+
+The correction that has to be made first replaces them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
+
+from diagnosis.model import FoundCause, command
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from healthcheck.checks import runtime_restart
+
+FILES_FIRST = "Until then restart neither the container runtime nor the toolkit's pods: that would load its files."
+_RESTARTS = re.compile(r"`[^`]*\b(?:systemctl|snap) restart ")
+_RESTARTS_ALL = re.compile(r"`[^`]*(?:\bhelm upgrade |\brollout restart )")
+"""The operator's toolkit restarts the container runtime of each node on which it starts anew."""
+_MAKES_PODS = re.compile(r"`kubectl [^`]*\bdelete pods? ")
+_ENDS_PODS_ALONE = ("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing", "RuntimeNotReady")
+"""With these no pod is started, or none with NVIDIA's handler, whose place a deleted one should take."""
+_MOST_NODES = 4
+
+
+def with_fixes_first(snapshot: Snapshot, found: FoundCause) -> FoundCause:
+    """The find without such commands; as it is where there are none."""
+    kept: list[str] = []
+    fixes: dict[str, None] = {}
+    for line in found.remedy:
+        first = list(_fixes(snapshot, found, line))
+        fixes |= dict.fromkeys(first)
+        kept += [] if first else [line]
+    return replace(found, remedy=(*[*fixes][:_MOST_NODES], FILES_FIRST, *kept)) if fixes else found
+
+
+def _fixes(snapshot: Snapshot, found: FoundCause, line: str) -> Iterator[str]:
+    """Yield corrections that have to be made before the commands of the line are run."""
+    if _RESTARTS_ALL.search(line):
+        yield from _corrections(snapshot.nodes, runtime_restart.REASONS)
+    elif _RESTARTS.search(line):
+        yield from _corrections(_nodes_of(snapshot, found), runtime_restart.REASONS)
+    elif _MAKES_PODS.search(line):
+        yield from _corrections(_nodes_of(snapshot, found), (*runtime_restart.REASONS, *_ENDS_PODS_ALONE))
+
+
+def _corrections(nodes: Iterable[Node], reasons: Iterable[str]) -> Iterator[str]:
+    """Yield a correction for each node with its faults, in the order in which they are to be corrected."""
+    for node in nodes:
+        recorded = {finding.reason for finding in node.record.findings} if node.record is not None else frozenset[str]()
+        first = [reason for reason in reasons if reason in recorded]
+        if first:
+            explain = command("gpu-healthcheck", "explain", first[0])
+            yield f"First fix the finding of the agent on {node.subject}: {', '.join(first)}; see {explain}"
+
+
+def _nodes_of(snapshot: Snapshot, found: FoundCause) -> list[Node]:
+    subjects = {found.subject, *found.affected}
+    names = {subject.removeprefix("node/") for subject in subjects if subject.startswith("node/")}
+    names |= {pod.spec.node for pod in snapshot.pods if pod.subject in subjects}
+    return [node for node in snapshot.nodes if node.name in names]

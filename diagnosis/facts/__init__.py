@@ -1,0 +1,1 @@
+"""Facts derived from a snapshot: placement, GPUs, components, symptoms. Pure."""

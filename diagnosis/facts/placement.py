@@ -1,0 +1,209 @@
+"""Repeat the scheduler's arithmetic: a pod's requests, a node's free amounts, and obstacles.
+
+The texts of a scheduler change between versions and omit names; the objects do not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from enum import Enum
+
+from msgspec import Struct
+
+from diagnosis.facts.quantity import amount, shown
+from diagnosis.snapshot.cluster_objects import Volume
+from diagnosis.snapshot.nodes import Node, Taint
+from diagnosis.snapshot.pods import Container, Expression, Pod, PodSpec, Toleration
+
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+_NAME = "metadata.name"
+ZERO = Decimal(0)
+Amounts = Mapping[str, Decimal]
+
+
+class ObstacleKind(Enum):
+    """Reason why a pod can't run on a node."""
+
+    CORDONED = "it is cordoned"
+    TAINTED = "it has a taint that the pod does not tolerate"
+    UNSELECTED = "the pod's selector or affinity does not take it"
+    ABSENT = "it offers none of a resource"
+    TOO_SMALL = "it never has as many"
+    IN_USE = "others hold them"
+    FAULTY = "its GPUs have an active fault: the pod tolerates our taint"
+
+
+class Obstacle(Struct, frozen=True):
+    """One reason for one node.
+
+    It has a `resource` with requested, offered and free amounts, or the obstacle in `what`.
+    """
+
+    why: ObstacleKind
+    what: str = ""
+    resource: str = ""
+    asked: Decimal = ZERO
+    offered: Decimal = ZERO
+    free: Decimal = ZERO
+
+    def __str__(self) -> str:
+        if not self.resource:
+            return f"{self.why.value}: {self.what}" if self.what else self.why.value
+        asked, offered, free = (shown(self.resource, decimal) for decimal in (self.asked, self.offered, self.free))
+        return f"{self.resource}: {asked} asked, {offered} there, {free} free"
+
+
+def asked_by(spec: PodSpec) -> dict[str, Decimal]:
+    """Return the requested amounts, as the scheduler counts them.
+
+    Containers and sidecars run in parallel; other init containers run one after another.
+    """
+    running: defaultdict[str, Decimal] = defaultdict(Decimal)
+    sidecars: defaultdict[str, Decimal] = defaultdict(Decimal)
+    starting: dict[str, Decimal] = {}
+    for container in spec.containers:
+        amounts = _asked(container)
+        if not container.init:
+            _add(running, amounts)
+        elif container.sidecar:
+            _add(sidecars, amounts)
+            _raise(starting, sidecars)
+        else:
+            together = defaultdict(Decimal, sidecars)
+            _add(together, amounts)
+            _raise(starting, together)
+    _add(running, sidecars)
+    _raise(running, starting)
+    _add(running, _amounts(spec.overhead))
+    running["pods"] = Decimal(1)
+    return {name: value for name, value in running.items() if value}
+
+
+def held_on(pods: Iterable[Pod]) -> dict[str, dict[str, Decimal]]:
+    """Return, by node, the amounts that its pods own.
+
+    A pod that is being deleted owns its amounts until it is gone; a pod that has ended owns nothing.
+    """
+    held: defaultdict[str, defaultdict[str, Decimal]] = defaultdict(lambda: defaultdict(Decimal))
+    for pod in pods:
+        if pod.spec.node and not pod.over:
+            _add(held[pod.spec.node], asked_by(pod.spec))
+    return {node: dict(amounts) for node, amounts in held.items()}
+
+
+def obstacles(spec: PodSpec, node: Node, held: Amounts) -> tuple[Obstacle, ...]:
+    """Return all obstacles for such a pod on the node that the objects show; empty if the pod fits."""
+    return (*refusals(spec, node), *shortages(asked_by(spec), node, held))
+
+
+def refusals(spec: PodSpec, node: Node) -> Iterator[Obstacle]:
+    """Yield obstacles for the pod on the node that do not depend on free amounts."""
+    unschedulable = Taint(UNSCHEDULABLE, "", "NoSchedule")
+    if node.cordoned and not tolerates(spec.tolerations, unschedulable):
+        yield Obstacle(ObstacleKind.CORDONED)
+    for taint in untolerated(spec, node):
+        yield Obstacle(ObstacleKind.TAINTED, str(taint))
+    if not selects(spec, node):
+        yield Obstacle(ObstacleKind.UNSELECTED)
+
+
+def untolerated(spec: PodSpec, node: Node) -> Iterator[Taint]:
+    """Yield taints that keep the pod off; the taint of a cordon is not repeated."""
+    for taint in node.taints:
+        if taint.effect == "PreferNoSchedule" or (taint.key == UNSCHEDULABLE and node.cordoned):
+            continue
+        if not tolerates(spec.tolerations, taint):
+            yield taint
+
+
+def shortages(asked: Amounts, node: Node, held: Amounts) -> Iterator[Obstacle]:
+    """Yield the resources of which the node has too little."""
+    for resource, wanted in asked.items():
+        offered = offers(node, resource)
+        free = max(offered - held.get(resource, ZERO), ZERO)
+        if wanted > free:
+            why = (
+                ObstacleKind.ABSENT
+                if not offered
+                else ObstacleKind.TOO_SMALL
+                if wanted > offered
+                else ObstacleKind.IN_USE
+            )
+            yield Obstacle(why, resource=resource, asked=wanted, offered=offered, free=free)
+
+
+def offers(node: Node, resource: str) -> Decimal:
+    """Return the total of the resource that pods may use on the node."""
+    return amount(node.allocatable.get(resource, "0")) or ZERO
+
+
+def has(node: Node, resource: str) -> Decimal:
+    """Return the total of the resource on the node, whether or not pods may use it."""
+    return max(amount(node.capacity.get(resource, "0")) or ZERO, offers(node, resource))
+
+
+def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
+    return any(_tolerates(toleration, taint) for toleration in tolerations)
+
+
+def selects(spec: PodSpec, node: Node) -> bool:
+    """Whether the pod's node selector and its required node affinity take the node."""
+    labels = node.meta.labels
+    if any(labels.get(key) != value for key, value in spec.node_selector.items()):
+        return False
+    return spec.affinity is None or any(_term_takes(term, node) for term in spec.affinity)
+
+
+def holds_volume(volume: Volume, node: Node) -> bool:
+    """Whether the volume can be had on the node."""
+    if not all(expression_takes(zone, node) for zone in volume.zones):
+        return False
+    return volume.terms is None or any(_term_takes(term, node) for term in volume.terms)
+
+
+def expression_takes(expression: Expression, node: Node) -> bool:
+    """Whether the node meets one requirement of a node affinity."""
+    value = node.name if expression.key == _NAME else node.meta.labels.get(expression.key)
+    return _compares(expression, value) if expression.operator in ("Gt", "Lt") else expression.takes(value)
+
+
+def _asked(container: Container) -> dict[str, Decimal]:
+    # An extended resource and a container without requests: the limit is the request.
+    return _amounts({**container.limits, **container.requests})
+
+
+def _amounts(texts: Mapping[str, str]) -> dict[str, Decimal]:
+    return {name: value for name, text in texts.items() if (value := amount(text))}
+
+
+def _add(total: defaultdict[str, Decimal], amounts: Amounts) -> None:
+    for name, value in amounts.items():
+        total[name] += value
+
+
+def _raise(most: dict[str, Decimal], amounts: Amounts) -> None:
+    for name, value in amounts.items():
+        most[name] = max(most.get(name, ZERO), value)
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.operator == "Exists":
+        return toleration.key in ("", taint.key)
+    return toleration.key == taint.key and toleration.value == taint.value
+
+
+def _term_takes(term: tuple[Expression, ...], node: Node) -> bool:
+    # An empty term takes no node.
+    return bool(term) and all(expression_takes(expression, node) for expression in term)
+
+
+def _compares(expression: Expression, value: str | None) -> bool:
+    try:
+        there, wanted = int(value or ""), int(expression.values[0])
+    except (ValueError, IndexError):
+        return False
+    return there > wanted if expression.operator == "Gt" else there < wanted

@@ -1,0 +1,256 @@
+"""Symptoms of a pod from its containers, events and logs, and signatures that identify a cause. Pure.
+
+A signature is a pattern with the sources in which it may occur. A word in a program's log is thus never mistaken for a
+message of the kubelet. Messages from before the pod made progress are not taken for its present problem.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from enum import Enum
+from functools import cache
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from diagnosis.model import Cause
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_events import Event
+from diagnosis.snapshot.pods import Condition, ContainerEnd, ContainerState, Pod
+from diagnosis.snapshot.workloads import Workload
+
+_PROGRESS = frozenset(("Pulling", "Pulled", "Created", "Started"))
+"""What the kubelet notes once a pod's volumes are mounted and its sandbox stands: what failed before it works now."""
+_MOST_LOG = 64 * 1024
+"""Of a log its end: what broke a container stands there."""
+_PAST = timedelta(days=1)
+_DONE = frozenset(("Complete", "Completed", "SuccessCriteriaMet"))
+"""Conditions of a Job or a JobSet that has what it was for."""
+_COUNTED = frozenset(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"))
+"""Their pods are each as good as the other, and counted while they are ready."""
+_SHOWN = 300
+"""Of a text as a piece of evidence."""
+
+
+class TextSource(Enum):
+    """Source of a text. The value is shown to people."""
+
+    POD = "pod"
+    EVENT = "event"
+    WAITING = "waiting"
+    ENDED = "ended"
+    LOG = "log"
+
+
+class Symptom(Struct, frozen=True):
+    """One text about a pod.
+
+    `reason` is that of an event or a state. `container` is '' if the text is about the whole pod.
+    """
+
+    place: TextSource
+    reason: str
+    text: str
+    container: str = ""
+    at: datetime | None = None
+    count: int = 1
+
+    def __str__(self) -> str:
+        """Format as a piece of evidence."""
+        owner = f" of {self.container}" if self.container else ""
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        message = ": ".join(filter(None, (self.reason, shortened(self.text))))
+        return f"{self.place.value}{owner}{times}: {message}"
+
+
+class Signature(Struct, frozen=True):
+    """Signature of a cause: a pattern, and the sources in which it may occur.
+
+    `source` names the program that writes the text.
+    """
+
+    pattern: str
+    cause: Cause
+    places: frozenset[TextSource]
+    source: str
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Letter case does not matter: versions differ in it."""
+        return _compiled(self.pattern).search(text)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compile the pattern at its first use, because most diagnoses need few patterns."""
+    return re.compile(pattern, re.IGNORECASE)
+
+
+class Recognised(Struct, frozen=True):
+    """Match of a signature in a symptom. `quote` is the surrounding text.
+
+    `groups` are the texts that the groups of the pattern matched.
+    """
+
+    cause: Cause
+    symptom: Symptom
+    quote: str
+    groups: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Format as a piece of evidence; of a long text, only the quoted part."""
+        return str(self.symptom if len(self.symptom.text) <= _SHOWN else replace(self.symptom, text=self.quote))
+
+
+def signature(pattern: str, cause: Cause, source: str, *places: TextSource) -> Signature:
+    return Signature(pattern, cause, frozenset(places), source)
+
+
+def recognised(signatures: Iterable[Signature], symptoms: Iterable[Symptom]) -> Recognised | None:
+    """Return the match of the first signature in the table that occurs in any symptom.
+
+    If it occurs in several symptoms, the newest is used.
+    """
+    texts = tuple(symptoms)
+    for signature in signatures:
+        for symptom in texts:
+            found = signature.search(symptom.text) if symptom.place in signature.places else None
+            if found is not None:
+                groups = tuple(group or "" for group in found.groups())
+                return Recognised(signature.cause, symptom, _quote(found), groups)
+    return None
+
+
+def standing_events(snapshot: Snapshot, pod: Pod) -> tuple[Event, ...]:
+    """The warnings about this very pod after which it has come no further, the newest first."""
+    about = [event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid)]
+    went_on = max(
+        (event.last for event in about if not event.warning and event.reason in _PROGRESS and event.last), default=None
+    )
+    stands = (event for event in reversed(about) if event.warning)
+    # Progress in the same second is ignored: the kubelet pulls an image, then fails to start it.
+    return tuple(event for event in stands if went_on is None or event.last is None or event.last >= went_on)
+
+
+def of_events(events: Iterable[Event], *reasons: str) -> tuple[Symptom, ...]:
+    """Return the events with one of the reasons as symptoms; all events if no reason is given."""
+    return tuple(
+        Symptom(TextSource.EVENT, event.reason, event.message, "", event.last, event.count)
+        for event in events
+        if not reasons or event.reason in reasons
+    )
+
+
+def of_state(state: ContainerState) -> Iterator[Symptom]:
+    """Yield symptoms of a container that does not run: why it waits, and how it ended."""
+    if state.waiting:
+        yield Symptom(TextSource.WAITING, state.waiting, state.message, state.name)
+    for ended in (state.ended, state.last_ended):
+        if ended is not None:
+            yield of_end(state, ended)
+
+
+def of_end(state: ContainerState, ended: ContainerEnd) -> Symptom:
+    """Return the symptom of an end. The message may be the end of the log, with escaped line ends."""
+    return Symptom(TextSource.ENDED, ended.reason, ended.message.replace("\\n", "\n"), state.name, ended.at)
+
+
+def of_log(snapshot: Snapshot, pod: Pod, container: str, lines: int = 0) -> Iterator[Symptom]:
+    """The end of a container's log, where there is any; `lines`: only so many of its last."""
+    log = snapshot.logs.get((pod.subject, container), "")[-_MOST_LOG:]
+    if lines:
+        log = "\n".join([line for line in log.splitlines() if line.strip()][-lines:])
+    if log:
+        yield Symptom(TextSource.LOG, "", log, container)
+
+
+def replaced(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether a pod that ended is only left over.
+
+    Its purpose is fulfilled, or its workload works without it, or its end is long past.
+    """
+    end = _end(pod)
+    if pod.meta.deleted is not None or (end is not None and snapshot.now - end > _PAST):
+        return True
+    above = snapshot.line(pod.meta)[1:]
+    makers = [workload for subject in above if (workload := snapshot.workload.get(subject)) is not None]
+    if any(_is_done(maker.conditions) or maker.wanted == 0 for maker in makers):
+        return True
+    counted = [maker for maker in makers if maker.meta.kind in _COUNTED and maker.wanted is not None]
+    if counted:
+        return all(_ready(snapshot, workload) >= (workload.wanted or 0) for workload in counted)
+    return bool(above) and any(
+        _works(workload) and _after(workload, end) for workload in snapshot.pods_under.get(above[-1], ())
+    )
+
+
+def _ready(snapshot: Snapshot, maker: Workload) -> int:
+    """Return how many of its pods work, by its own count, or by the pods if the count lags behind."""
+    return max(maker.ready or 0, sum(map(_works, snapshot.pods_under.get(snapshot.line(maker.meta)[-1], ()))))
+
+
+def shortened(text: str, longest: int = _SHOWN) -> str:
+    message = " ".join(text.split())
+    return message if len(message) <= longest else f"{message[: longest - 1]}…"
+
+
+def older(snapshot: Snapshot, at: datetime | None, minutes: float) -> bool:
+    """Whether the time is longer ago than `minutes`. An unknown time counts as longer ago."""
+    return at is None or snapshot.now - at > timedelta(minutes=minutes)
+
+
+def scheduled_at(pod: Pod) -> datetime | None:
+    """Since when it has had a node."""
+    condition = pod.condition("PodScheduled")
+    return (condition.since if condition is not None and condition.status == "True" else None) or pod.meta.created
+
+
+def is_stuck(pod: Pod) -> bool:
+    """Whether the pod has a node, has not ended, and one of its containers does not run."""
+    if pod.over or not pod.spec.node or pod.meta.deleted is not None:
+        return False
+    untold = not pod.states and pod.phase != "Running"
+    return untold or any(state.waiting or (state.ended and state.ended.exit_code) for state in pod.states)
+
+
+def ended_of(state: ContainerState) -> ContainerEnd | None:
+    """Return the end of the last run that has ended."""
+    return state.ended or state.last_ended
+
+
+def _quote(found: re.Match[str]) -> str:
+    """Return the line with the match, shortened for people."""
+    text, start = found.string, found.start()
+    begin = max(text.rfind("\n", 0, start) + 1, start - _SHOWN // 2)
+    end = text.find("\n", found.end())
+    return shortened(text[begin : end if end >= 0 else len(text)])
+
+
+def _is_done(conditions: Iterable[Condition]) -> bool:
+    return any(condition.type in _DONE and condition.status == "True" for condition in conditions)
+
+
+def _works(pod: Pod) -> bool:
+    if pod.phase == "Succeeded":
+        return True
+    own = [state for state in pod.states if not state.init]
+    return pod.phase == "Running" and pod.meta.deleted is None and all(state.ready for state in own)
+
+
+def _end(pod: Pod) -> datetime | None:
+    """Return when the pod ended, from its containers.
+
+    If none reports it, use the last change of the pod's conditions, or its creation.
+    """
+    ends = [state.ended.at for state in pod.states if state.ended is not None and state.ended.at is not None]
+    changes = [condition.since for condition in pod.conditions if condition.since is not None]
+    return max(ends or changes, default=pod.meta.created)
+
+
+def _after(pod: Pod, end: datetime | None) -> bool:
+    """Whether the pod was created after that end.
+
+    A pod that was created earlier, as its peer, does not replace it.
+    """
+    return end is not None and pod.meta.created is not None and pod.meta.created > end

@@ -1,0 +1,65 @@
+"""A cluster's state in one archive, to be judged elsewhere: `diagnose --save`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from diagnosis.sources.redaction import redacted
+from healthcheck.text.moments import timestamp
+
+HEADER = "snapshot.json"
+SCHEMA = 1
+_BEGIN, _END = b'{"apiVersion":"v1","kind":"List","items":[\n', b"\n]}\n"
+
+
+class Bundle:
+    """Collect the redacted objects of a cluster, one file per kind, and write them when all are collected."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._files: dict[str, IO[bytes]] = {}
+
+    def keep(self, kind: str, raw: Mapping[str, Any]) -> None:
+        """Add one object of the API to the bundle."""
+        file = self._files.get(kind)
+        if file is None:
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the others, in `write`
+            self._files[kind] = self._open.enter_context(file)
+            file.write(_BEGIN)
+        else:
+            file.write(b",\n")
+        file.write(json.dumps({"kind": kind, **redacted(raw)}, separators=(",", ":")).encode())
+
+    def write(self, path: Path, at: datetime, missing: Mapping[str, str], listed: Iterable[str] = ()) -> None:
+        """Write the bundle. Only its owner may read it, because it reveals much about a cluster.
+
+        `listed`: kinds that were listed completely, even if no object of them exists. Raises OSError.
+        """
+        fields = {"schema": SCHEMA, "at": timestamp(at), "missing": dict(missing), "listed": sorted(listed)}
+        header = json.dumps(fields)
+        with self._open, open(path, "xb", opener=_private) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            _add(archive, HEADER, at, io.BytesIO(header.encode()))
+            for kind, objects in sorted(self._files.items()):
+                objects.write(_END)
+                _add(archive, f"{kind}.json", at, objects)
+
+
+def _add(archive: tarfile.TarFile, name: str, at: datetime, content: IO[bytes]) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = content.seek(0, io.SEEK_END)
+    member.mtime = int(at.timestamp())
+    content.seek(0)
+    archive.addfile(member, content)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

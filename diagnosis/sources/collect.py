@@ -1,0 +1,229 @@
+"""A cluster's state from its API: one listing for each kind, in pages, a few of them at a time.
+
+A kind that may not be listed, or does not answer, is not visible, and everything else is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from diagnosis.facts.components import Role, components, is_ready
+from diagnosis.facts.gpu_nodes import has_nvidia, offers_gpus
+from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.hami.installation import config_maps, is_there
+from diagnosis.snapshot import Builder, Snapshot
+from diagnosis.snapshot.json_fields import Fields
+from diagnosis.snapshot.pods import Pod, read_pod
+from diagnosis.sources.kinds import KINDS, OF_COMPONENTS, POD, ApiKind, everywhere
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Unavailable
+from healthcheck.text.printable import printable
+
+_AT_ONCE = 4
+"""Listings: what they cost is our own time, and an API server serves the fleet beside us."""
+_MOST_LOGS, _MOST_OF_COMPONENTS = 40, 15
+_LONGEST_LINE = 1024
+_SHOW_HAMI = ("Node", "Pod", "Deployment", "DaemonSet", "MutatingWebhookConfiguration")
+ReadLog = Callable[[str, str, str, bool], str]
+"""Of a namespace, pod and container; True: of its run before. Raises ClusterError."""
+
+
+class Keep(Protocol):
+    """Takes each object as the API gave it, as well."""
+
+    def __call__(self, kind: str, raw: Mapping[str, Any]) -> None: ...
+
+
+Where = Callable[[ApiKind], Iterable[tuple[str, Mapping[str, str]]]]
+"""Of a kind the namespaces to list, '' for all, each with a query."""
+Objects = Callable[[str, str, Mapping[str, str]], Iterator[Mapping[str, Any]]]
+"""The objects below a path, of a resource, for a query. Raises ClusterError."""
+
+
+class Collector:
+    """Collector of a cluster's objects. `listed` is called for each kind once it is listed, or can't be."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        keep: Keep | None = None,
+        listed: Callable[[ApiKind], None] = lambda _: None,
+        kinds: Iterable[ApiKind] = KINDS,
+    ) -> None:
+        self._objects = objects
+        self._keep = keep
+        self._listed = listed
+        self._kinds = tuple(kinds)
+        self._builder = Builder()
+        self._lock = threading.Lock()
+        self._whole: set[str] = set()
+        """Kinds of which all there is was listed: not asked for again."""
+        self.missing: dict[str, str] = {}
+
+    def collect(self, where: Where = everywhere, namespace: str = "") -> Snapshot:
+        """List all kinds, and return the snapshot. A second call adds to the first.
+
+        `namespace`: the namespace to list if listing all namespaces is forbidden. Raises ClusterError if nothing at all
+        could be listed.
+        """
+        now = datetime.now(UTC)
+        with ThreadPoolExecutor(_AT_ONCE, "list") as pool:
+            plain = [api_kind for api_kind in self._kinds if not api_kind.names and api_kind.kind not in self._whole]
+            errors = list(pool.map(lambda kind: self._take(kind, where, namespace), plain))
+        if all(errors) and not self._whole:
+            raise next(error for error in errors if error is not None)
+        seen = self._built(now)
+        places = _of_hami(seen)
+        for kind in (api_kind for api_kind in self._kinds if api_kind.names):
+            self._take(kind, where if places is None else lambda _: places, namespace)
+        return seen if places == [] else self._built(now)
+
+    def _built(self, now: datetime) -> Snapshot:
+        for kind, why in self.missing.items():
+            self._builder.lacks(kind, why)
+        return self._builder.build(now)
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """Return the present state of the pod; None if it does not exist. Raises ClusterError."""
+        query = {"fieldSelector": f"metadata.name={name}"}
+        found = (read_pod(Fields(entry)) for entry in self._objects(POD.path(namespace), POD.resource, query))
+        return next(found, None)
+
+    def with_logs(self, snapshot: Snapshot, read: ReadLog, pod: str = "") -> Snapshot:
+        """Return the snapshot with the last log lines of containers that fail repeatedly.
+
+        A log that can't be read is left out. A kubelet that does not answer delays each request, so it is not asked
+        again. Nodes that are not ready are never asked. `pod`: the subject of the diagnosed pod, whose running
+        containers are read too; '' for all that fail.
+        """
+        silent = {node.name for node in snapshot.nodes if not node.ready}
+        wanted = list(islice(_suspects(snapshot, pod, silent), _MOST_LOGS))
+        with ThreadPoolExecutor(_AT_ONCE, "log") as pool:
+            texts = pool.map(lambda entry: _log(read, silent, *entry), wanted)
+            logs = {(pod.subject, name): text for (pod, name, _), text in zip(wanted, texts, strict=True) if text}
+        return replace(snapshot, logs=logs)
+
+    def _take(self, kind: ApiKind, where: Where, namespace: str) -> ClusterError | None:
+        """List a kind, and return why it could not be listed; None if it was.
+
+        A kind that the cluster does not have counts as listed.
+        """
+        self.missing.pop(kind.kind, None)
+        try:
+            error = self._list(kind, where(kind))
+            if error is None and list(where(kind)) == list(everywhere(kind)):
+                self._whole.add(kind.kind)
+            if isinstance(error, Forbidden) and namespace and kind.namespaced:
+                # Use the same queries: only ConfigMaps with our names are relevant.
+                error = self._list(kind, [(namespace, query) for _, query in where(kind)])
+                if error is None and kind.kind in OF_COMPONENTS:
+                    self.missing[kind.kind] = f"only those of the namespace {namespace} may be listed"
+        finally:
+            self._listed(kind)
+        if error is not None:
+            self.missing[kind.kind] = _why(error, kind)
+        self._builder.listed(kind.kind)
+        return error
+
+    def _list(self, kind: ApiKind, places: Iterable[tuple[str, Mapping[str, str]]]) -> ClusterError | None:
+        try:
+            for namespace, query in places:
+                for entry in self._found(kind, namespace, query):
+                    with self._lock:
+                        self._builder.add(kind.kind, entry)
+                        if self._keep is not None:
+                            self._keep(kind.kind, entry)
+        except NotFound:
+            return None
+        except ClusterError as error:
+            return error
+        return None
+
+    def _found(self, kind: ApiKind, namespace: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+        """Yield the objects, using the newest API version that the cluster serves if the kind has several."""
+        for version in kind.versions:
+            served = replace(kind, group=kind.group.format(version))
+            try:
+                yield from self._objects(served.path(namespace), kind.resource, query)
+            except NotFound:
+                continue
+            return
+
+
+def _of_hami(seen: Snapshot) -> list[tuple[str, Mapping[str, str]]] | None:
+    """Return the queries for HAMi's ConfigMaps, whatever the name of the release; none without HAMi.
+
+    Return None if HAMi may exist but is not visible, or has no recognisable name. The default names of its chart are
+    then used.
+    """
+    found = config_maps(seen)
+    if not found and (is_there(seen) or not seen.sees(*_SHOW_HAMI)):
+        return None
+    return [(namespace, {"fieldSelector": f"metadata.name={name}"}) for namespace, name in found]
+
+
+def _suspects(snapshot: Snapshot, pod: str, silent: set[str]) -> Iterator[tuple[Pod, str, bool]]:
+    """Containers that failed, and whether it is the former run that did: of components first, then of GPU pods.
+
+    Those of the silent nodes are left out here, for none may count among the most that are read.
+    """
+    every = (pod for component in components(snapshot) for pod in component.pods if pod.spec.node not in silent)
+    yield from islice(_failed(pod for pod in every if not is_ready(pod) and not pod.over), _MOST_OF_COMPONENTS)
+    yield from islice(_without_gpus(snapshot), _MOST_OF_COMPONENTS)
+    asked = [one for one in gpu_pods(snapshot) if pod in ("", one.subject) and one.spec.node not in silent]
+    yield from _failed(asked)
+    if pod:
+        yield from _running(asked)
+
+
+def _without_gpus(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
+    """Yield device plugins on GPU nodes that offer nothing: only the log shows which GPUs they find."""
+    for component in components(snapshot):
+        for pod in component.pods if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN) else ():
+            node = snapshot.by_node.get(pod.spec.node)
+            if node is not None and node.ready and is_ready(pod) and has_nvidia(node) and not offers_gpus(node):
+                yield from ((pod, state.name, False) for state in pod.states if not state.init)
+
+
+def _failed(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:
+    for pod in pods:
+        for state in pod.states:
+            if state.ended is not None and state.ended.exit_code:
+                yield pod, state.name, False
+            elif state.last_ended is not None and state.last_ended.exit_code and not state.ready:
+                yield pod, state.name, True
+
+
+def _running(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:
+    """Yield running containers that have never ended: only their log may report a lost GPU."""
+    for pod in pods:
+        yield from (
+            (pod, state.name, False)
+            for state in pod.states
+            if state.running and not state.init and not state.last_ended
+        )
+
+
+def _log(read: ReadLog, silent: set[str], pod: Pod, container: str, previous: bool) -> str:
+    if pod.spec.node in silent:
+        return ""
+    try:
+        lines = read(pod.meta.namespace, pod.meta.name, container, previous).splitlines()
+    except Unavailable:
+        silent.add(pod.spec.node)
+        return ""
+    except ClusterError:
+        return ""
+    return "\n".join(printable(line, _LONGEST_LINE) for line in lines)
+
+
+def _why(error: ClusterError, kind: ApiKind) -> str:
+    if isinstance(error, Forbidden):
+        return f"the right to list {kind.resource} is missing"
+    return str(error)

@@ -1,0 +1,286 @@
+"""Read a cluster's state from saved files.
+
+These are files of `kubectl get … -o json`, `kubectl cluster-info dump` and `--save`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import chain, islice
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from diagnosis.snapshot import KINDS, Builder, Snapshot
+from diagnosis.sources.archive import LONGEST, Archive, ArchiveError, is_header
+from diagnosis.sources.bundle import HEADER
+from diagnosis.sources.dump_logs import DumpError, files_below, read_dump_logs
+from healthcheck.captures.blocks import CaptureError, InputFile, as_utf8
+from healthcheck.text.json_cost import JsonCostError, refuse_costly
+from healthcheck.text.moments import EARLIEST, moment_or_none
+from healthcheck.text.printable import printable
+
+_NOT_SAVED = "no file has it"
+_MOST_VALUES = 24_000_000
+"""Of all files: 100,000 pods as kubectl prints them. Python takes up to 100 bytes for each that is kept."""
+_MOST_OBJECTS = 500_000
+_LONGEST_OBJECT = 8 << 20
+"""Bytes: more than the API server stores as one object."""
+_SUFFIX = ".json"
+_HEAD = 512
+_MOST_MISSING, _SHOWN = 64, 120
+_NO_JSON = "no JSON, as kubectl writes it with -o json"
+_WANTED = "an object of the Kubernetes API, or a List of them, is wanted"
+_TOP_LEVEL = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]', re.DOTALL)
+_Part = bytearray | memoryview | msgspec.Raw
+"""Bytes of one document, or of one object."""
+_TIMES = frozenset(
+    (
+        *("creationTimestamp", "lastTimestamp", "eventTime", "lastTransitionTime", "lastHeartbeatTime"),
+        *("lastObservedTime", "startedAt", "finishedAt", "renewTime", "startTime", "completionTime"),
+    )
+)
+"""When something had happened. What is due later, as `deletionTimestamp`, is none of them."""
+
+
+class SavedStateError(ValueError):
+    """Saved state can't be read. The message names the file and its fault."""
+
+
+class NoSavedStateError(SavedStateError):
+    """There is no such file, or it can't be opened."""
+
+
+class _NoStateError(ValueError):
+    """A file's content is no state of a cluster."""
+
+
+class _Document(msgspec.Struct):
+    """Kind and items of a document; its objects stay bytes until each is parsed separately."""
+
+    kind: msgspec.Raw = msgspec.Raw(b"null")
+    items: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _State:
+    """State that has been read from the files so far."""
+
+    def __init__(self) -> None:
+        self.builder = Builder()
+        self.newest = EARLIEST
+        self.missing: dict[str, str] = {}
+        self.damage: list[str] = []
+        self._values = _MOST_VALUES
+        self._objects = _MOST_OBJECTS
+
+    def take(self, name: str, content: bytearray) -> None:
+        """Read one file. Raises JsonCostError, and _NoState."""
+        self._values -= refuse_costly(content, self._values)
+        for document, part in _documents(content):
+            self._count()
+            if name.endswith(f"!{HEADER}"):
+                self._take_header(_decoded(part))
+            else:
+                self._take(document, part)
+
+    def take_archive(self, name: str, archive: Archive, source: InputFile) -> None:
+        """Its files as far as they can be read. Raises ArchiveError, CaptureError, JsonCostError."""
+        is_ours = False
+        for member, content in archive.members():
+            try:
+                self.take(f"{name}!{member}", content)
+            except _NoStateError as error:
+                self.damage.append(f"{name}!{printable(member, _SHOWN)}: {error}")
+                self.builder.lacks(member.removesuffix(_SUFFIX), "its file is damaged")
+            is_ours = is_ours or member == HEADER
+        if archive.damage or source.cut:
+            self.damage.append(f"{name}: {archive.damage}" + (f" ({source.cut})" if source.cut else ""))
+            # `diagnose --save` writes a file for each kind, in the order of their names.
+            for kind in KINDS if is_ours else ():
+                if archive.read_to == HEADER or f"{kind}{_SUFFIX}" > archive.read_to:
+                    self.builder.lacks(kind, "the archive is damaged before it")
+
+    def _take(self, document: _Document, part: _Part) -> None:
+        written = _decoded(document.kind)
+        if not isinstance(written, str):
+            raise _NoStateError(_WANTED)
+        kind = written.removesuffix("List")
+        if kind == written:
+            self._add(kind, part)
+            return
+        self.builder.listed(kind)  # an empty list shows that there is none
+        for raw in _items(document):
+            self._count()
+            self._add(kind, raw)
+
+    def _add(self, kind: str, part: _Part) -> None:
+        """Add one object. `kind`: used if the object has no kind, as in the items of a typed list."""
+        one = _decoded(part)
+        own = one.get("kind") if isinstance(one, dict) else None
+        self.builder.add(own if isinstance(own, str) else kind, one)
+        self.newest = max(self.newest, _newest(one))
+
+    def _count(self) -> None:
+        self._objects -= 1
+        if self._objects < 0:
+            raise JsonCostError(f"over {_MOST_OBJECTS:,} objects; so many are read at most")
+
+    def _take_header(self, document: object) -> None:
+        if not isinstance(document, dict):
+            raise _NoStateError("an object is wanted")
+        self.newest = max(self.newest, moment_or_none(document.get("at")) or EARLIEST)
+        listed = document.get("listed")
+        for kind in listed[: len(KINDS)] if isinstance(listed, list) else ():
+            self.builder.listed(str(kind))
+        missing = document.get("missing")
+        for kind in KINDS:
+            # The collector listed all of these kinds: a kind without a file has no object.
+            self.builder.listed(kind)
+        for kind, why in islice((missing if isinstance(missing, dict) else {}).items(), _MOST_MISSING):
+            self.missing[printable(str(kind), 64)] = printable(str(why), 256)
+
+
+def read_saved(paths: Iterable[Path]) -> Snapshot:
+    """Return the content of the files, as of their newest timestamp. Raises SavedStateError."""
+    state, logs = _State(), {}
+    for path in paths:
+        for file in _files(path):
+            _read(file, state)
+        logs.update(_logs(path))
+    for kind, why in state.missing.items():
+        state.builder.lacks(kind, why)
+    # A clock may have been wrong where it was saved; nothing was saved in the future.
+    snapshot = state.builder.build(min(state.newest, datetime.now(UTC)), _NOT_SAVED, logs)
+    return replace(snapshot, unread=tuple(state.damage))
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Raises SavedStateError."""
+    try:
+        if not path.is_dir():
+            yield path
+            return
+        files = sorted(file for file in files_below(path) if file.suffix == _SUFFIX)
+    except DumpError as error:
+        raise SavedStateError(f"{path}: {error}") from error
+    except OSError as error:
+        raise NoSavedStateError(f"{path}: {error.strerror}") from error
+    if not files:
+        raise NoSavedStateError(f"{path}: no {_SUFFIX} file in it")
+    yield from files
+
+
+def _logs(path: Path) -> dict[tuple[str, str], str]:
+    try:
+        return read_dump_logs(path) if path.is_dir() else {}
+    except DumpError as error:
+        raise SavedStateError(f"{path}: {error}") from error
+    except OSError as error:
+        raise NoSavedStateError(f"{path}: {error.strerror}") from error
+
+
+def _read(file: Path, state: _State) -> None:
+    """Read one file, compressed or not. Raises SavedStateError."""
+    try:
+        with file.open("rb") as stream:
+            source = InputFile(stream)
+            chunks = source.unpacked()
+            head = b""
+            while len(head) < _HEAD and (more := next(chunks, b"")):
+                head += more
+            if is_header(head[:_HEAD]):
+                archive = Archive(chain((head,), chunks), _SUFFIX)
+                state.take_archive(str(file), archive, source)
+            else:
+                state.take(str(file), _whole(as_utf8(chain((head,), chunks)), source))
+    except (_NoStateError, ArchiveError, CaptureError, JsonCostError) as error:
+        raise SavedStateError(f"{file}: {error}") from error
+    except OSError as error:
+        raise NoSavedStateError(f"{file}: {error.strerror}") from error
+
+
+def _whole(chunks: Iterator[bytes], source: InputFile) -> bytearray:
+    """Raises _NoStateError, CaptureError."""
+    content = bytearray()
+    for chunk in chunks:
+        content += chunk
+        if len(content) > LONGEST:
+            raise _NoStateError(f"over {LONGEST >> 20} MiB; at most so much is read of a file")
+    if source.cut:
+        raise _NoStateError(source.cut)
+    return content
+
+
+def _documents(content: bytearray) -> Iterator[tuple[_Document, _Part]]:
+    """Yield the documents of a file, in sequence, as appended outputs of kubectl. Raises _NoStateError."""
+    try:
+        whole = _typed(content)
+    except _NoStateError:
+        parts = _apart(content)
+        first, second = next(parts, None), next(parts, None)
+        if first is None or second is None:
+            raise
+        for part in chain((first, second), parts):
+            yield _typed(part), part
+    else:
+        yield whole, content
+
+
+def _apart(content: bytearray) -> Iterator[memoryview]:
+    """Yield the objects at the top level; none if there is other text between them."""
+    depth = begins = ended = 0
+    for mark in _TOP_LEVEL.finditer(content):
+        if depth == 0:
+            begins = mark.start()
+            if mark[0] != b"{" or content[ended:begins].strip():
+                return
+        depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(bytes(mark[0]), 0)
+        if depth == 0:
+            ended = mark.end()
+            yield memoryview(content)[begins:ended]
+    if content[ended:].strip():
+        yield memoryview(content)[ended:]
+
+
+def _typed(part: _Part) -> _Document:
+    """Raises _NoStateError."""
+    try:
+        return msgspec.json.decode(part, type=_Document)
+    except msgspec.ValidationError as error:
+        raise _NoStateError(f"{_NO_JSON}: {_WANTED}") from error
+    except (ValueError, RecursionError) as error:
+        raise _NoStateError(f"{_NO_JSON}: {error}") from error
+
+
+def _items(document: _Document) -> list[msgspec.Raw]:
+    """Return the objects of a List; empty for any other document. Raises _NoStateError."""
+    try:
+        return msgspec.json.decode(document.items, type=list[msgspec.Raw])
+    except msgspec.ValidationError:
+        return []
+
+
+def _decoded(part: _Part) -> object:
+    """Decode one object. Raises _NoStateError, JsonCostError."""
+    if memoryview(part).nbytes > _LONGEST_OBJECT:
+        raise JsonCostError(f"an object of over {_LONGEST_OBJECT >> 20} MiB; none so long is read")
+    try:
+        return msgspec.json.decode(part)
+    except (ValueError, RecursionError) as error:
+        raise _NoStateError(f"{_NO_JSON}: {error}") from error
+
+
+def _newest(value: object) -> datetime:
+    newest, ahead = EARLIEST, [value]
+    while ahead:
+        one = ahead.pop()
+        if isinstance(one, dict):
+            moments = (moment_or_none(text) for key, text in one.items() if key in _TIMES)
+            newest = max((newest, *filter(None, moments)))
+            ahead += one.values()
+        elif isinstance(one, list):
+            ahead += one
+    return newest

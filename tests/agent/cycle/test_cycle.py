@@ -1,0 +1,308 @@
+"""Consecutive check cycles of the agent: their stored results and measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from pytest_mock import MockerFixture
+
+import agent.cycle.check_cycle
+from agent.cycle.check_cycle import AGAIN_SECONDS, Cycle, Sources
+from agent.process.mounted_configuration import MountedConfiguration
+from agent.state.agent_state import AgentState
+from agent.state.ledger import Ledger
+from agent.telemetry import Telemetry
+from healthcheck.checks.driver_messages import DRIVER_LOADED
+from healthcheck.checks.expectation import Expectation, PodRuntimeClass
+from healthcheck.host import clock
+from healthcheck.model import Evidence, KernelEvent, Outcome
+from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
+from healthcheck.probes.container_runtime.facts import Live
+from healthcheck.probes.efa.infiniband import RDMA
+from healthcheck.probes.efa.libfabric import LIBFABRIC, Libfabric, LibfabricReading, Listing
+from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import NVML
+from healthcheck.verdict.inventory import DcgmRow
+from sim.node import EFA_PROGRAMS, SimulatedNode
+from tests.agent.parts import Reports, reader
+from tests.host.grpc_server import answers_to, serving
+from tests.waiting import eventually
+
+CHECKS = ["driver", "gpu-count", "recovery-action", "efa-count"]
+
+
+class Light:
+    """The light worker's part of an agent, on a simulated node."""
+
+    def __init__(self, node: SimulatedNode, config: Path, mocker: MockerFixture) -> None:
+        self.telemetry = Telemetry()
+        self.state = AgentState("n")
+        self.driver = Driver(node.root, use_loader=False)
+        libfabric = Libfabric(node.root, path=f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin")
+        sources = Sources(node.root, self.driver, libfabric, RuntimeStatus(node.root))
+        self.ledger = Ledger(self.state, None, self.telemetry)
+        configuration = MountedConfiguration(
+            reader("n", config), self.state, self.ledger, Reports(self.state), self.telemetry
+        )
+        configuration.reload()  # as an agent begins
+        self.cycle = Cycle(sources, self.state, self.ledger, configuration.reload, self.telemetry)
+        self.judging = mocker.spy(agent.cycle.check_cycle, "judge")
+
+    def look(self) -> tuple[Evidence, Expectation]:
+        """Run one more cycle: return the evidence and the expectation."""
+        self.cycle.run()
+        return self.evidence, self.judging.call_args.args[2]
+
+    @property
+    def evidence(self) -> Evidence:
+        """Return the evidence of the last check cycle."""
+        evidence: Evidence = self.judging.call_args.args[1]
+        return evidence
+
+    def seconds(self, of: str) -> dict[str, float]:
+        families = self.telemetry.registry.collect()
+        samples = next(family for family in families if family.name == f"gpu_healthcheck_{of}_seconds").samples
+        return {sample.labels[of]: sample.value for sample in samples}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "config").mkdir()
+    return tmp_path / "config"
+
+
+@pytest.fixture
+def light(node: SimulatedNode, config: Path, mocker: MockerFixture) -> Iterator[Light]:
+    (config / "CHECKS_LIGHTWEIGHT").write_text(" ".join(CHECKS))
+    one = Light(node, config, mocker)
+    yield one
+    one.driver.end()
+
+
+def test_a_look_is_judged_with_the_look_before_it(light: Light) -> None:
+    first, _ = light.look()
+    second, _ = light.look()
+
+    assert first.earlier(NVML) is None
+    assert second.earlier(NVML) == (first[NVML], second.at - first.at)
+    assert second.before is not None
+    assert second.before.before is None
+
+
+def test_what_was_not_read_then_is_not_known_now(light: Light, config: Path) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("driver")
+    light.look()
+    (config / "CHECKS_LIGHTWEIGHT").write_text("driver efa-count")
+    second, _ = light.look()
+
+    assert (second.earlier(NVML) is not None, second.earlier(RDMA)) == (True, None)
+
+
+def test_the_time_of_each_source_and_check_is_measured(light: Light, config: Path) -> None:
+    light.look()
+    assert set(light.seconds("probe")) == {"nvml", "pci", "infiniband", "dcgm-engine"}
+    assert set(light.seconds("check")) == set(CHECKS)
+    assert min(*light.seconds("probe").values(), *light.seconds("check").values()) > 0
+
+    (config / "CHECKS_LIGHTWEIGHT").write_text("driver")
+    light.look()
+    assert (set(light.seconds("probe")), set(light.seconds("check"))) == (
+        {"nvml", "dcgm-engine"},
+        {"driver"},
+    )
+
+
+def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, node: SimulatedNode) -> None:
+    _, at_first = light.look()
+    node.remove_efa(5)
+    _, then = light.look()
+
+    assert (at_first.first.efa, then.first.efa) == (None, 32)
+    assert light.state.memory.first.efa == 32
+
+
+def test_a_later_look_has_what_the_runtime_says(short_root: Path, config: Path, mocker: MockerFixture) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("container-runtime")
+    ready = {"status": {"conditions": [{"type": "RuntimeReady", "status": True}]}}
+    answers = answers_to("container-runtime", {}, ready)
+    with (
+        closing(SimulatedNode.create(short_root / "node", "p5.48xlarge")) as node,
+        serving(node.root / "run/containerd/containerd.sock", answers),
+    ):
+        light = Light(node, config, mocker)
+        soon = light.cycle.run()
+        assert (light.evidence[CONTAINER_RUNTIME].why_not_live, soon) == (NOT_YET, AGAIN_SECONDS)
+        assert eventually(lambda: light.look()[0][CONTAINER_RUNTIME].live) == Live()
+        assert light.cycle.run() is None
+
+
+def test_what_the_node_allows_is_expected(light: Light) -> None:
+    assert light.look()[1].efa_allocatable is None
+
+    node = NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"}, efa_allocatable=31)
+    light.state.set_node(node)
+    _, expected = light.look()
+    assert (expected.instance_type, expected.efa_allocatable) == ("p5.48xlarge", 31)
+
+    light.state.set_node(replace(node, efa_allocatable=None))
+    assert light.look()[1].efa_allocatable is None
+
+
+def test_the_runtime_classes_are_those_of_the_nodes_own_labels(light: Light) -> None:
+    light.state.set_runtime_classes([SelectiveClass("nvidia", "nvidia", {"pool": "gpu"})])
+    assert light.look()[1].runtime_classes is None
+
+    light.state.set_node(NodeState("n", labels={"pool": "gpu"}))
+    assert light.look()[1].runtime_classes == (PodRuntimeClass("nvidia", "nvidia", for_this_node=True),)
+
+
+def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: Path) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("efa-provider")
+    node.write_value("libfabric/unlisted", node.efa_names[7])
+
+    assert light.look()[0][LIBFABRIC] == LibfabricReading()
+    assert light.state.known.verdict().unobserved == ()
+    struct = eventually(lambda: light.look()[0][LIBFABRIC].answer)
+    assert isinstance(struct, Listing)
+    assert struct.missing == (node.efa_names[7],)
+    assert light.cycle.run() == AGAIN_SECONDS
+
+
+def test_a_node_that_cannot_be_read_for_a_moment_is_still_of_its_type(light: Light, node: SimulatedNode) -> None:
+    light.state.set_node(NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"}))
+    node.remove_gpu(3)
+    for _ in range(4):
+        light.look()
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuCountLow"]
+
+    light.state.set_node(None)
+    assert light.look()[1].instance_type == "p5.48xlarge"
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuCountLow"]
+
+    light.state.set_node(NodeState("n"))
+    assert light.look()[1].instance_type == ""
+
+
+def test_a_node_that_comes_up_is_looked_at_again_soon(light: Light, node: SimulatedNode, config: Path) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("persistence-mode")
+    assert light.cycle.run() is None
+
+    node.write_value("nvml/gpu3/persistence_mode", 0)
+    light.ledger.kernel_log_judged([Outcome("driver-messages", "0-nvidia-smi", sightings=(just_loaded(),))], 1)
+    assert light.cycle.run() == AGAIN_SECONDS
+
+
+def test_a_driver_that_comes_back_is_young_though_no_log_says_so(light: Light, node: SimulatedNode) -> None:
+    at_first = light.look()[1].driver_age_seconds
+    assert at_first > 0
+    node.driver_unload()
+    between = clock.now().monotonic
+    light.look()
+    node.driver_load()
+    _, expected = light.look()
+
+    assert expected.driver_age_seconds <= clock.now().monotonic - between
+    assert expected.driver_age_seconds < at_first
+
+
+@pytest.mark.parametrize("first", [15, 16])
+def test_a_gpu_being_reset_is_no_fault_of_it_nor_of_its_peers(
+    light: Light, node: SimulatedNode, config: Path, first: int
+) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("driver gpu-count ecc nvlink fabric p2p")
+    light.state.set_node(NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"}))
+    light.look()
+    links = [f"nvml/gpu{gpu}/nvlink/{link}/state" for gpu in range(8) for link in range(18)]
+    for link in links:
+        node.write_value(link, 0)
+    for error in (first, 17, 999):
+        node.write_value("nvml/gpu3/error", error)
+        light.look()
+    (node.root / "nvml/gpu3/error").unlink()
+    for link in links:
+        node.write_value(link, 1)
+    for state in (2, 2, 3):
+        node.write_value("nvml/gpu3/fabric_state", state)
+        assert light.state.memory.standing == ()
+        light.look()
+
+    assert (light.state.memory.standing, light.state.memory.suspects) == ((), {})
+
+
+def test_a_gpu_that_stays_lost_is_a_finding_of_the_fourth_look(light: Light, node: SimulatedNode) -> None:
+    light.look()
+    node.lose_gpu(3)
+    for _ in range(3):
+        assert light.cycle.run() == AGAIN_SECONDS
+        assert light.state.memory.standing == ()
+    light.look()
+
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuLost"]
+
+
+@pytest.mark.parametrize(("interval", "timeout"), [("10", "900"), ("300", "1"), ("10", "1")])
+def test_no_setting_shortens_the_deadline_of_a_look_at_nvml(
+    light: Light, config: Path, interval: str, timeout: str
+) -> None:
+    (config / "CHECK_INTERVAL").write_text(interval)
+    (config / "CHECK_TIMEOUT").write_text(timeout)
+    light.look()
+
+    assert light.evidence[NVML].deadline_seconds == 60
+
+
+def test_a_narrow_pcie_link_counts_in_use_and_stays_when_the_gpu_goes_idle(
+    light: Light, node: SimulatedNode, config: Path
+) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("driver pcie-link")
+    node.write_value("nvml/gpu3/pcie_width", 8)
+    for _ in range(5):
+        light.look()
+        assert (light.state.memory.standing, light.state.memory.suspects) == ((), {})
+
+    node.write_value("nvml/gpu3/pcie_generation", 5)
+    for _ in range(4):
+        light.look()
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["PcieWidthLow"]
+
+    node.write_value("nvml/gpu3/pcie_generation", 1)
+    for _ in range(5):
+        light.look()
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["PcieWidthLow"]
+
+    node.write_value("nvml/gpu3/pcie_width", 16)
+    light.look()
+    assert light.state.memory.standing == ()
+
+
+def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNode) -> None:
+    light.look()
+    node.want_recovery(3, 1)
+
+    assert [light.cycle.run(), light.cycle.run()] == [AGAIN_SECONDS, None]
+    assert [finding.finding.reason for finding in light.state.memory.standing] == ["GpuRecoveryAction"]
+
+
+def just_loaded() -> KernelEvent:
+    return KernelEvent(DRIVER_LOADED, "driver", 1, clock.now().monotonic, driver_loaded=True)
+
+
+def test_the_nodes_dcgm_engine_is_recorded_for_sweeps(light: Light, node: SimulatedNode, config: Path) -> None:
+    def engine() -> object:
+        light.look()
+        inventory = light.state.known.inventory
+        return inventory.dcgm if inventory is not None else None
+
+    assert engine() is None
+    node.services.start("nv-hostengine", 60.0)
+    assert engine() == DcgmRow(cause="DcgmEngineEmbedded")
+    node.services.listen(node.services.pid_of("nv-hostengine"), "127.0.0.1", 5555)
+    assert engine() == DcgmRow(host="127.0.0.1:5555")
+    (config / "DCGM_HOST").write_text("dcgm.example.com")
+    assert engine() is None

@@ -1,0 +1,202 @@
+"""Terms of our records, labels and commands, other than the reasons of findings, with their meanings.
+
+`make docs` writes them into index.json, which `explain` reads, and the causes into the runbook.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+from cli.index import SETTING, Declared, IndexEntry
+from cli.setting_words import settings_in_words
+from cli.words import SEVERITY_MEANS
+from diagnosis.causes import CAUSES as DIAGNOSES
+from diagnosis.hami.hami_glossary import hami_words
+from diagnosis.hami.settings import KEYS, NODE_KEYS
+from healthcheck import checks
+from healthcheck.captures import capture_files as captures
+from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
+from healthcheck.deep import causes as deep
+from healthcheck.memory.kernel_events import REPEATS, REPEATS_FROM
+from healthcheck.model import UnobservedCause
+from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
+from healthcheck.settings.declared import by_key, written
+from healthcheck.settings.values import NodeSettings
+from healthcheck.verdict.acknowledgement import UNTOLD
+
+_RUNBOOK, _CAUSES = "docs/runbook.md", "docs/causes.md"
+
+
+CAUSES: tuple[UnobservedCause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
+"""Why a check could not run: all that are declared, in the order of docs/runbook.md."""
+
+_RECOMMENDATIONS = {
+    "return-to-service": "No active finding keeps the node from work: uncordon it.",
+    "reset": "A reset of the GPU is the known fix. Quarantine the node again afterwards.",
+    "reboot": "Only a reboot fixes the finding. Quarantine the node again afterwards.",
+    "replace": "No reset and no reboot fixes the finding, or it recurred after the node's return.",
+    "rerun": (
+        "The run was interrupted, or a test could not run, so there is no result. Fix that, and quarantine the "
+        "node again."
+    ),
+}
+_STATUSES = {
+    "pass": "All checks that apply to the node ran, and none found a fault.",
+    "warn": "The worst finding is MONITOR: the node works on.",
+    "fail": "A finding of RESET or worse is active.",
+    "unknown": "A required check could not run, and no finding is worse: neither a fault nor a pass.",
+    "not-configured": "The check's tool or device does not belong to this node. It is neither a pass nor unknown.",
+}
+_LABELS = {
+    "status": "How the node is: pass, warn, fail or unknown.",
+    "severity": "The worst active finding, or PASS.",
+    "last-check": "When its agent last wrote the Node: at each change, and about once an hour.",
+    "mode": "A deep run uses the node: sweep, l2 or quarantine.",
+    "enabled": "Set by a person for a GPU node without another label that marks it.",
+}
+_TAINTS = {
+    "unhealthy": "The verdict keeps new work away. The agent lifts it when the verdict is better, or on a release.",
+    "maintenance": "A deep test uses the GPUs and keeps new work away. It goes when the test has ended.",
+    "startup": "Set by the creator of the node. The agent removes it after a first check cycle without a fault.",
+}
+_CONDITION = "Its status: True for pass and warn, False for fail, Unknown; its reason is the worst finding's."
+_REPAIR = {
+    REBOOT_REQUIRED: "True while the node's severity is REBOOT. Written where REPAIR_CONDITIONS names it.",
+    REPLACEMENT_REQUIRED: "True while the node's severity is ISOLATE. Written where REPAIR_CONDITIONS names it.",
+    HARDWARE_READY: (
+        "False while the severity is REPAIR_SEVERITY or worse and our taint is set; Unknown while neither is "
+        "certain. The EKS agent has one of the same name and keeps its own."
+    ),
+}
+_EVENTS = {
+    "GpuHealthPass": "The node's status became pass.",
+    "GpuHealthWarn": "The node's status became warn.",
+    "GpuHealthFail": "The node's status became fail.",
+    "GpuHealthUnknown": "The node's status became unknown.",
+    "BadSetting": (
+        "A value of the configuration is invalid: the message has the allowed values, and the last valid one stays."
+    ),
+    "UnknownSetting": "A key of the configuration is no setting: it is named with the one that may be meant.",
+    "BadAnnotation": "An annotation of ours on the node is malformed: it is ignored or rewritten.",
+    "AnnotationSetAside": "An annotation that the agent failed at is passed over until it changes; the others count.",
+    "RecordLeftOut": "The node has no room for the record: labels and taint are set without it.",
+    "OldRecord": "A record of the earlier scripts was shown once, and does not count; its taint is invalid.",
+    "MemoryUnreadable": "The agent's file on the node can't be read; it is rebuilt from the Node and the kernel's log.",
+    "MemorySetAside": "The agent failed at its file on the node: it lies aside, and is rebuilt from the Node.",
+    "KernelLogOverrun": "Kernel log records were overwritten before the agent had read them.",
+    "KernelLogUnreadable": "Lines of the kernel's log are no records, or cut short.",
+    "KernelLogRecordSetAside": "A kernel log record that could not be judged was set aside; the others count.",
+    "TaintWithheld": "The fleet budget has no slot for the node's taint; the agent tries again after each check cycle.",
+    "DeviceTainted": "DeviceTaintRules keep work off the faulty GPUs, instead of the node's taint (DEVICE_TAINTS).",
+    "DeviceTaintFailed": "DEVICE_TAINTS can't be followed, and why: a bad GPU taints its whole node.",
+    "DeviceTaintLifted": "No GPU of the node carries our taint any more.",
+    "SwitchedOff": "Labels, the taint or conditions were taken away as the settings switch them off.",
+    "ConditionOwnedByOther": "Another program writes a condition that REPAIR_CONDITIONS names; it is left to it.",
+    "Released": "A person's release was accepted: the findings that it lists no longer count.",
+}
+_REPEATED = {
+    repeated: f"{REPEATS_FROM} processes met {xid} within a day on this GPU, and on no other: suspect the GPU, and "
+    "quarantine the node once it is free."
+    for xid, repeated in REPEATS.items()
+}
+_ANNOTATIONS = {
+    "results": "The agent's record of its node, as JSON.",
+    "sweep-result": "The record of the last level 2, by a sweep or by the agent.",
+    "quarantine-result": "The record of the last quarantine run: tests, findings and recommendation.",
+    "run": "Owner of the node for a deep run, and the end of the claim; after that, any deep run may remove it.",
+    "release": "A person's word that findings are dealt with, until the agent has taken it over.",
+    "cordoned-by": "The quarantine run that cordoned the node; we never lift another cordon.",
+}
+
+
+def all_words() -> Iterator[IndexEntry]:
+    for cause in CAUSES:
+        message = f"{cause.meaning} {cause.action}"
+        yield IndexEntry(cause.name, "reason why a check could not run", message, f"{_RUNBOOK}#could-not-check")
+    for found in DIAGNOSES:
+        yield IndexEntry(
+            found.name,
+            "a cause that diagnose finds",
+            f"{found.means} {found.remedy}",
+            f"{_CAUSES}#{found.name.lower()}",
+        )
+    yield from _of("a recommendation", _RECOMMENDATIONS, f"{_RUNBOOK}#what-quarantine-recommends")
+    yield from _of(
+        "a severity", {severity.name: f"Action: {does}." for severity, does in SEVERITY_MEANS.items()}, _RUNBOOK
+    )
+    yield from _of("a status", _STATUSES, "docs/record.md")
+    yield from _of("a label of the node", _LABELS, "README.md")
+    yield from _of("a taint of the node", _TAINTS, "docs/integrations.md")
+    yield from _of("an annotation of the node", _ANNOTATIONS, "docs/record.md")
+    yield IndexEntry(CONDITION, "a condition of the node", _CONDITION, "docs/integrations.md")
+    yield from _of("a condition of the node", _REPAIR, "docs/integrations.md#node-repair-conditions")
+    yield from _of("an Event on the node", _EVENTS, f"{_RUNBOOK}#could-not-check")
+    yield from _of("a group of checks", _groups(), "docs/checks.md")
+    yield from _of("a group of checks", _short_names(), "docs/commands.md#checks-by-name")
+    yield from _checks()
+    yield from _of(SETTING, dict(settings_in_words()), "kubernetes/manifests/03-config.yaml")
+    yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
+    yield from (IndexEntry(word.name, word.kind, word.meaning, word.source) for word in hami_words())
+    yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")
+    yield from _of("the reason of a finding", _REPEATED, f"{_RUNBOOK}#xid")
+    yield IndexEntry(
+        UNTOLD,
+        "the reason of a finding",
+        "The record of a deep run has a severity without a readable finding for it.",
+        f"{_RUNBOOK}#{UNTOLD.lower()}",
+    )
+
+
+def _of(kind: str, meanings: Mapping[str, str], more: str) -> Iterable[IndexEntry]:
+    return (IndexEntry(name, kind, meaning, more) for name, meaning in meanings.items())
+
+
+def _short_names() -> dict[str, str]:
+    names = {check.name for check in (*CHECKS, *DEEP_CHECKS)}
+    return {short: f"Stands for {name}." for short, name in SHORT_NAMES.items() if short not in names}
+
+
+def _hami_settings() -> dict[str, str]:
+    """Of one node those that all nodes have too are spelled in small letters, and mean the same."""
+    own = {name: text for name, text in NODE_KEYS.items() if text not in KEYS.values() and name != "name"}
+    return {name: f"{text[:1].upper()}{text[1:]}." for name, text in {**KEYS, **own}.items()}
+
+
+def _checks() -> Iterator[IndexEntry]:
+    """Each in the first words of its own file."""
+    for check in (*CHECKS, *DEEP_CHECKS):
+        what, _, _ = (sys.modules[check.judge.__module__].__doc__ or "").strip().partition("\n\n")
+        reasons = ", ".join(reason.name for reason in check.reasons)
+        message = f"{' '.join(what.split())} It is of group {check.group}, and finds {reasons}."
+        yield IndexEntry(check.name, "a check", message, "docs/checks.md")
+
+
+def _metrics() -> dict[str, str]:
+    from agent.telemetry import Telemetry  # noqa: PLC0415 - no other command needs what it brings along
+
+    return {
+        metric.name: f"{metric.meaning} ({', by '.join((metric.kind, *metric.labels))})"
+        for metric in Telemetry().metrics
+    }
+
+
+def _groups() -> dict[str, str]:
+    """Each with its checks; one without any is of another program."""
+    checks = {
+        group: [check.name for check in (*CHECKS, *DEEP_CHECKS) if check.group == group] for group in GROUPS.values()
+    }
+    return {group: f"Its checks: {', '.join(names) or 'none yet'}." for group, names in checks.items()}
+
+
+def all_reasons() -> Iterator[Declared]:
+    """Every reason with a name of its own: an Xid or SXid is named by its number."""
+    for check in (*CHECKS, *DEEP_CHECKS):
+        by_error = check in (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4)
+        for reason in check.reasons:
+            if reason.name.lower() != check.name:
+                yield Declared(reason, check.name, check.group, by_error)
+
+
+def defaults() -> dict[str, str]:
+    return {key: written(value) for key, value in by_key(NodeSettings()).items()}
