@@ -122,7 +122,7 @@ def test_a_budget_that_allows_nothing_is_named_and_the_drain_ends_in_its_time(ho
     code, out, _ = hospital.quarantine("budget", "--timeout", "10")
 
     assert (code, hospital.pods(), hospital.jobs("budget")) == (2, {"served"}, [])
-    assert "its pods have not gone within 10 s:" in out
+    assert "its pods were not gone within 10 s:" in out
     assert "default/served: create pods/eviction: 429: Cannot evict pod" in out
     assert "The disruption budget keep-served needs 1 healthy pods and has 1 currently" in out
     assert "  $ kubectl uncordon budget\n" in out
@@ -221,7 +221,7 @@ def test_a_lost_api_server_ends_no_quarantine(hospital: Hospital) -> None:
 
     hospital.plane.stop_api()
     assert process.stdout is not None
-    while "the API server does not answer, and is asked again" not in process.stdout.readline():
+    while "the API server does not answer; retrying" not in process.stdout.readline():
         assert process.poll() is None
     hospital.plane.start_api()
     hospital.let_go("outage")
@@ -483,7 +483,7 @@ def test_a_second_ctrl_c_waits_for_no_api_server(hospital: Hospital) -> None:
     eventually(lambda: hospital.is_at_work("hurried"))
     hospital.plane.stop_api()
     try:
-        until_it_says(process, "the API server does not answer, and is asked again")
+        until_it_says(process, "the API server does not answer; retrying")
         process.send_signal(signal.SIGINT)
         until_it_says(process, "interrupted")
         process.send_signal(signal.SIGINT)
