@@ -43,8 +43,8 @@ WRONG: dict[str, tuple[tuple[str, str], ...]] = {
         ("A b", "'A b' is no name"),
     ),
     "--reason": (
-        ("", "why the findings are dealt with is wanted"),
-        ("  ", "why the findings are dealt with is wanted"),
+        ("", "the reason is empty"),
+        ("  ", "the reason is empty"),
     ),
     "--root": (("", PATH),),
     "--save-evidence": (("", PATH),),
@@ -124,7 +124,7 @@ def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("status", "--prometheus", "http://a:1"), "--prometheus goes with --allocation"),
+        (("status", "--prometheus", "http://a:1"), "--prometheus needs --allocation"),
         (("status", "-o", "html", "-w"), "without --watch and --allocation"),
         (("status", "-o", "name", "-w"), "without --watch and --allocation"),
         (("status", "--allocation", "-l", "a=b"), "without --watch, -l and --no-headers"),
@@ -143,8 +143,8 @@ def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
         (("replay", "-o", "yaml", "/nowhere", "--json"), "--json means -o json, but -o yaml was given too"),
         (("diagnose", "-o", "terminal", "--json"), "--json means -o json, but -o terminal was given too"),
         (("release", "a"), "Missing option '--reason'"),
-        (("release", "--reason", "x"), "either names of nodes or -l SELECTOR is wanted"),
-        (("release", "a", "-l", "b=c", "--reason", "x"), "either names of nodes or -l SELECTOR is wanted"),
+        (("release", "--reason", "x"), "give node names or -l SELECTOR"),
+        (("release", "a", "-l", "b=c", "--reason", "x"), "give node names or -l SELECTOR"),
         (("quarantine",), "Missing argument 'NODE...'"),
         (("nonsense",), "No such command 'nonsense'"),
     ],
