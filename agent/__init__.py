@@ -1,1 +1,1 @@
-"""The DaemonSet's program: look, judge, decide and tell, on a schedule and at every kernel line."""
+"""The DaemonSet's program: probe, judge, decide and report, on a schedule and at every kernel line."""

@@ -13,7 +13,7 @@ from agent.process.unused_modules import without_unused_parts
 def main() -> int:
     gc.disable()  # imported modules stay loaded: collecting them again finds nothing
     with without_unused_parts():
-        from agent.process.settings_reader import SettingsReader  # noqa: PLC0415 - not before
+        from agent.process.settings_reader import SettingsReader  # noqa: PLC0415 - after the setup above
 
         reader = SettingsReader()  # in a child process, in parallel with the imports below
         from agent.process.agent_program import main as run  # noqa: PLC0415

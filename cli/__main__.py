@@ -9,14 +9,14 @@ from pathlib import Path
 
 _PROGRAMS = {"agent": "agent", "sweep": "sweeper", "sweep-run": "sweeper.node_test", "quarantine-run": "quarantine"}
 _COMPLETE = "__complete"
-"""As Cobra calls it."""
+"""Name of Cobra's hidden completion command."""
 _OBJECTS = 200_000
-"""More than most commands ever make: they end before it is worth to look for cycles among what they have imported."""
+"""Allocations before the first garbage collection. Most commands end earlier and never collect."""
 _PACKAGES = str(Path(__file__).resolve().parents[1])
 
 
 def main() -> None:
-    """Run a command. The programs of the cluster are separate, and load nothing of this one."""
+    """Run a command. The cluster's programs are started before any module of a command is loaded."""
     if _PACKAGES not in sys.path:
         sys.path.insert(0, _PACKAGES)  # installed, they lie in the package `gpu_healthcheck` (docs/decisions/notes.md)
     program = _PROGRAMS.get(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -1,4 +1,4 @@
-"""The cluster that a command is for: kubectl's options, with kubectl's rules."""
+"""The cluster of a command, chosen with kubectl's options and rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck status --allocation`: owners of the GPUs, and free CPU and memory on nodes with free GPUs."""
+"""`gpu-healthcheck status --allocation`: pods that hold GPUs, and free CPU and memory on nodes with free GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _USED = "Used"
 
 @acyclic()
 def read_allocation(access: Access, prometheus: str = "") -> Allocation:
-    """Raises ClusterError where nothing at all may be listed."""
+    """Return the allocation. Raises ClusterError if nothing can be listed."""
     kinds = (kind for kind in KINDS if kind.kind in _KINDS)
     snapshot = Collector(listings_of(access).objects, kinds=kinds).collect()
     return allocation(with_use(snapshot, prometheus) if prometheus else snapshot)
@@ -39,7 +39,7 @@ def read_allocation(access: Access, prometheus: str = "") -> Allocation:
 def page(allocation: Allocation, screen: Screen) -> Iterator[Text | Table]:
     """Yield the output in order: a table, or on a narrow terminal each node followed by its rows."""
     if not allocation.pods_seen:
-        yield Text("Pods are not visible, so the users of the GPUs are unknown.", "bold yellow")
+        yield Text("Pods can't be listed, so it is unknown which GPUs are in use.", "bold yellow")
     tables = [_table(allocation), *([_cards(allocation)] if any(node.cards for node in allocation.nodes) else [])]
     wide = screen.options.update_width(_WIDEST)
     if all(screen.measure(table, options=wide).maximum <= screen.width for table in tables):
@@ -47,7 +47,7 @@ def page(allocation: Allocation, screen: Screen) -> Iterator[Text | Table]:
     else:
         yield from (line for node in allocation.nodes for line in _lines(node, allocation.pods_seen))
     for total in totals(allocation):
-        free = f"{total.free} of {total.total} free" if allocation.pods_seen else f"{total.total} in all"
+        free = f"{total.free} of {total.total} free" if allocation.pods_seen else f"{total.total} in total"
         yield Text(f"{total.kind} {total.resource}: {free}")
 
 
@@ -62,14 +62,14 @@ def _table(allocation: Allocation) -> Table:
 
 
 def _lines(node: NodeAllocation, pods_seen: bool) -> Iterator[Text]:
-    """The same of one node; names are whole, and a line that is too long runs on."""
+    """Yield the lines of one node for a narrow terminal. Names are complete, and long lines wrap."""
     left = f"{shown('cpu', node.cpu_free)} CPU, {shown('memory', node.memory_free)} left" if pods_seen else ""
     used = f"{node.percent:.0f} % used" if node.percent is not None else ""
     gpus = "? GPUs" if node.gpus is None else f"{node.gpus} GPUs"
     message = ", ".join(filter(None, (node.closed and f"takes no new pods ({node.closed})", gpus, used, left)))
     yield Text.assemble((node.node, "bold" if node.usable else "dim"), f": {message}")
     for pool in node.pools:
-        given = f"{pool.held}{_shares(pool)} held, {pool.free} free" if pods_seen else "who holds them is not visible"
+        given = f"{pool.held}{_shares(pool)} held, {pool.free} free" if pods_seen else "holders unknown"
         yield Text(
             f"  {pool.total} {pool.kind} {pool.resource}: {given}", "yellow" if pool.total < pool.capacity else ""
         )

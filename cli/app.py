@@ -32,12 +32,12 @@ _IN_FILES = (
     "completion",
     "version",
 )
-"""Each is the function of that name in the file of that name."""
+"""Each command is the function of that name in the file of that name."""
 AS_PLUGIN = "kubectl-gpu_healthcheck"
 
 
 class _Loading(UserDict[str, Any]):
-    """The commands by name; the file of one is imported when it is called or asked for its help."""
+    """Commands by name. The module of a command is imported when the command or its help is called."""
 
     def __init__(self, loaded: Mapping[str, Any]) -> None:
         super().__init__(dict.fromkeys(_IN_FILES))
@@ -108,7 +108,7 @@ for _program in (
 
 
 def run() -> None:
-    """Run a command. A fault of ours is no fault of the node: could not check, as all that comes to no answer."""
+    """Run a command. An unexpected exception exits with "could not check", never with a fault of the node."""
     take_any_text()
     end_with_whoever_reads()
     completion.prepare()
@@ -118,7 +118,7 @@ def run() -> None:
         code = end.exit_code
     except typer.Abort:
         code = INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last boundary: a fault of ours must not read as one of the node
+    except Exception as error:  # noqa: BLE001 - a defect here is no fault of the node
         show = getattr(error, "show", None)  # click's usage errors print themselves
         if lacked := shortage_behind(error):
             say(f"gpu-healthcheck: could not check: {lacked}")
@@ -133,12 +133,12 @@ def run() -> None:
 
 
 def called() -> str:
-    """As it was typed: kubectl runs the file that has the plugin's name."""
+    """Return the command as the user typed it: kubectl runs the file with the plugin's name."""
     return "kubectl gpu-healthcheck" if Path(sys.argv[0]).name == AS_PLUGIN else "gpu-healthcheck"
 
 
 def complete(words: list[str]) -> None:
-    """Tell kubectl which words may come next; where that goes wrong, none."""
+    """Print kubectl's completions for these words; nothing if that fails."""
     take_any_text()
     end_with_whoever_reads()
     completion.answer_kubectl(words, app)

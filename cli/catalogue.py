@@ -20,21 +20,21 @@ NVLINK4_CODE = 74
 NVLINK5_CODES = range(144, 151)
 NO_ADVICE = ("", "")
 UNUSED = "Current GPUs do not report it any more."
-NOT_LISTED = "Not in the catalogue: a newer driver's, perhaps. It is watched, and counted as unknown."
+NOT_LISTED = "Not in the catalogue, possibly from a newer driver. It is monitored and counted as unknown."
 
 
 class Explanation(Struct, frozen=True):
-    """One code or reason. `details` are further lines, each with its label."""
+    """Explanation of one code or reason. `details` are further lines, each with its label."""
 
     name: str
     mnemonic: str
     meaning: str
     advice: tuple[str, str]
-    """Who says what to do about it, in general; '' where nobody does."""
+    """Source and text of the general advice; '' without any."""
     here: Ruling
-    """What this cluster makes of it."""
+    """Severity and rule in this cluster."""
     otherwise: Severity
-    """What it would be without the cluster's own severities."""
+    """Severity without the cluster's overrides."""
     source: str
     details: tuple[tuple[str, str], ...] = ()
 
@@ -51,11 +51,11 @@ def explain_xid(code: int, words: Sequence[int], policy: Policy) -> Explanation:
         ruling = ruling if ruling.rule == "severity-overrides" else decoded
         plain, details = decoded, tuple(_decoding(code, words))
     elif code == NVLINK4_CODE or code in NVLINK5_CODES:
-        details = (("decode", f"give the words in the line's brackets too: explain {code} 0x... 0x..."),)
+        details = (("decode", f"to decode the line, also pass the words in its brackets: explain {code} 0x... 0x..."),)
     if row is None:
         return Explanation(f"Xid{code}", "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "", details)
     if row.why:
-        details = (*details, ("we differ", f"{row.why} ({row.why_source})"))
+        details = (*details, ("deviation", f"{row.why} ({row.why_source})"))
     message = f"{row.immediate_action or 'nothing'}: {actions()[row.immediate_action].says}"
     if row.investigatory_action and row.investigatory_action != row.immediate_action:
         message += f"; to find the cause: {row.investigatory_action}"
@@ -70,13 +70,14 @@ def explain_sxid(code: int, policy: Policy) -> Explanation:
     if row is None:
         return Explanation(name, "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "", details)
     unit = row.mnemonic.partition("_")[0]
-    meaning = f"An NVSwitch reported an error of its unit {unit}. By the driver's source it is {CLASSES[row.kind][1]}."
+    kind = CLASSES[row.kind][1]
+    meaning = f"An NVSwitch reported an error of its unit {unit}. The driver's source classifies it as {kind}."
     if row.why:
         details = (*details, ("no word", row.why))
     return Explanation(name, row.mnemonic, meaning, NO_ADVICE, ruling, plain.severity, row.source, details)
 
 
-_SXID_WORDS = (("the line", "its word decides: Fatal is RESET, Non-fatal and Correctable are MONITOR"),)
+_SXID_WORDS = (("the line", "the word in it decides: Fatal is RESET, Non-fatal and Correctable are MONITOR"),)
 
 
 def explain_dcgm(error_id: int, policy: Policy) -> Explanation:
@@ -87,7 +88,7 @@ def explain_dcgm(error_id: int, policy: Policy) -> Explanation:
     meaning = f"DCGM's diagnostic reported error {error_id}, {row.name}."
     if row.could_not_run:
         meaning += " The test could not run: this is no result about the hardware."
-    details = (("we differ", row.why),) if row.why else ()
+    details = (("deviation", row.why),) if row.why else ()
     advice = ("DCGM", f"{row.severity}, which is {LADDER[row.severity].name} on our ladder")
     return Explanation(f"Dcgm{error_id}", row.name, meaning, advice, ruling, plain.severity, row.source, details)
 
@@ -106,13 +107,13 @@ def explain_reason(declared: Declared, policy: Policy) -> Explanation:
         details.append(("counts", "once 3 further checks, 10 s apart, confirm it"))
     if reason.grace:
         details.append(("grace", f"not judged in the first {reason.grace.seconds:g} s after {reason.grace.since}"))
-    reading = "or worse, as the error that its detail names: explain dcgm" if declared.by_error else ""
+    reading = "or worse, by the error in its detail: explain dcgm" if declared.by_error else ""
     here, advice = Ruling(severity, rule, reading), ("do", reason.action)
     return Explanation(reason.name, "", reason.meaning, advice, here, reason.severity, reason.source, tuple(details))
 
 
 def explain_all_xids(policy: Policy) -> list[Explanation]:
-    """Every code that current GPUs report."""
+    """Return every code that current GPUs report."""
     return [explain_xid(code, (), policy) for code, row in xid_table().items() if row.meaning]
 
 

@@ -14,13 +14,13 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CHECK...]",
-        help="Numbers of groups, or names; default: those of CHECKS_LIGHTWEIGHT. 1 runs DCGM's level 2, for minutes.",
+        help="Group numbers or check names; default: CHECKS_LIGHTWEIGHT. 1 runs DCGM's level 2 for minutes.",
     ),
 ]
 Root = Annotated[
-    Path | None, typer.Option("--root", metavar="FOLDER", parser=path, help="Check the host tree in this directory.")
+    Path | None, typer.Option("--root", metavar="FOLDER", parser=path, help="Check the host tree mounted here.")
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also the evidence that it rests on.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print the evidence for the verdict.")]
 SaveEvidence = Annotated[
     Path | None,
     typer.Option(
@@ -38,7 +38,7 @@ class CheckOptions(Struct, frozen=True):
 
     names: tuple[str, ...]
     form: OutputFormat | None
-    """None: for a person."""
+    """None: readable text."""
     root: Path | None
     instance_type: str
     verbose: bool
@@ -56,7 +56,7 @@ def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
     save_evidence: SaveEvidence = None,
     force: Force = False,
 ) -> None:
-    """Look at this node once and judge it.
+    """Check this node once and print the verdict.
 
     Exit code: 0 pass or warn, 1 fail, 2 unknown, 3 usage, 130 Ctrl-C.
     """

@@ -45,8 +45,8 @@ from healthcheck.settings.values import Settings
 from healthcheck.text.printable import printable
 
 _ELSEWHERE = (
-    "{} needs the whole node, for hours: `gpu-healthcheck quarantine NODE` drains a node and runs it in a "
-    "Job, with the program `quarantine-run`; available here: {}"
+    "{} needs the whole node for hours: `gpu-healthcheck quarantine NODE` drains the node and runs it in a Job "
+    "(program `quarantine-run`); available here: {}"
 )
 
 
@@ -67,7 +67,7 @@ def look_and_tell(options: CheckOptions) -> int:
     result = judged(seen)
     show(result, options.form, verbose=options.verbose)
     if root is None and os.geteuid() and result.verdict.unobserved:
-        say("not run as root: checks that could not run may need that")
+        say("not running as root: checks that could not run may need root")
     if options.save_evidence:
         _save(options.save_evidence, seen)
     was_stopped = level_2 is not None and level_2.was_stopped
@@ -75,7 +75,7 @@ def look_and_tell(options: CheckOptions) -> int:
 
 
 def light_look() -> tuple[Path, EvidenceCycle]:
-    """Return the root of this machine's files, and one look of the light checks and of those that read the log."""
+    """Return the root of this machine's files, and one check cycle of the light checks and the kernel-log checks."""
     settings, configured = _usable([], None)
     checks = tuple(check for check in CHECKS if check.nature is Nature.EVENT or check in configured)
     root = _host_root(None)
@@ -84,12 +84,12 @@ def light_look() -> tuple[Path, EvidenceCycle]:
 
 
 def state_dir(root: Path) -> Path:
-    """The folder where releases are kept, the agent's where one runs."""
+    """Return the folder of the releases; on a node with an agent, its state directory."""
     return Path(os.environ.get("STATE_DIR") or root / "var/lib/gpu-healthcheck")
 
 
 def _acknowledged(folder: Path, machine: str) -> tuple[Acknowledgement, ...]:
-    """Return the events that people released on this machine. An unreadable file is reported, and releases none."""
+    """Return the events that were released on this machine. An unreadable file is reported and releases nothing."""
     try:
         return MemoryFile(folder).acknowledged(machine)
     except (MemoryFileError, Shortage) as error:
@@ -106,7 +106,7 @@ def _save(file: Path, seen: EvidenceCycle) -> None:
 
 @contextmanager
 def _asking(root: Path, *, here: bool) -> Iterator[Host]:
-    """The host, with those who are asked in child processes; `here`: the node is this machine."""
+    """Return the host with its probes in child processes. `here`: the node is this machine."""
     nvml, libfabric, runtime = Driver(root, use_loader=here), Libfabric(root), RuntimeStatus(root)
     try:
         host = Host(root, nvml.look)
@@ -131,7 +131,7 @@ def _usable(names: list[str], root: Path | None) -> tuple[Settings, tuple[Check,
     if unknown := unknown_keys(directory):
         complain("check", str(unknown))
     if root is not None and dcgm_diag.LEVEL_2 in checks:
-        _end(f"--root {root}: {dcgm_diag.LEVEL_2.group} tests the GPUs of this machine alone")
+        _end(f"--root {root}: {dcgm_diag.LEVEL_2.group} can only test the GPUs of this machine")
     return settings, checks
 
 
@@ -165,7 +165,7 @@ def _may_test(host: Host, *, force: bool) -> None:
     if not sys.stdin.isatty():
         say("nothing was tested; --force tests anyway")
         raise typer.Exit(COULD_NOT)
-    if not typer.confirm("Test all the same?", err=True):
+    if not typer.confirm("Test anyway?", err=True):
         raise typer.Exit(COULD_NOT)
 
 
@@ -204,8 +204,8 @@ def _look(
         boot = kernel_log.boot_id(host.root)
     except ProbeError:
         boot = ""
-    # DCGM knows its GPUs by numbers: NVML, asked before it, tells which they are.
-    # The GPUs that answer tell which events of the log a reset has ended.
+    # DCGM numbers its GPUs. NVML is read first and maps the numbers to GPUs.
+    # The GPUs that answer show which events of the log a reset has ended.
     event_checks = (driver.CHECK,) if any(check.nature is Nature.EVENT for check in checks) else ()
     evidence = look(host, (*event_checks, *checks))
     machine_id = machine.machine_id(host.root)
@@ -229,7 +229,7 @@ def _look(
 
 
 def _driver_age(host: Host, evidence: Evidence, moment: Now) -> float:
-    """Seconds since the driver was loaded, as its line in the kernel's log says; since boot where none does."""
+    """Return seconds since the driver was loaded, by its line in the kernel log; without that line, since boot."""
     if kernel_log.RING not in evidence.probes:
         evidence = look(host, (driver_messages.CHECK,))
     outcomes = judge((driver_messages.CHECK,), evidence, Expectation())

@@ -17,14 +17,14 @@ Once = Annotated[bool, typer.Option("--once", help="Run one check cycle, apply i
 
 def agent(
     once: Once = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the writes instead of sending them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Log the writes instead of sending them.")] = False,
 ) -> None:
     """Run the node agent. The DaemonSet starts it."""
 
 
 def sweep(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show which nodes it would take, and why no other.")
+        bool, typer.Option("--dry-run", help="Show the nodes that would be tested, and why the others would not.")
     ] = False,
     context: Context = "",
     kubeconfig: Kubeconfig = "",

@@ -1,6 +1,6 @@
-"""A table for programs and pagers: a line for each row, its cells one below the other. Pure.
+"""A table for programs and pagers: one line per row, aligned columns. Pure.
 
-rich lays out a thousand rows in a second, this a hundred thousand; it knows neither styles nor how wide a terminal is.
+It lays out 100,000 rows per second, rich about 1,000. It has no styles and ignores the width of the terminal.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from healthcheck.text.printable import are_printable, printable
 
 _LONGEST = 1 << 14
 _WIDEST = 120
-"""What no other row makes room for: one node's long words would blow up the lines of all."""
+"""Largest column width: one node's long text must not widen the lines of all others."""
 _NARROWEST = 10
-"""Columns for a cell that is folded."""
+"""Smallest width of the folded cell."""
 _BETWEEN = "  "
 
 
@@ -27,7 +27,7 @@ def text(rows: Iterable[Sequence[str]]) -> str:
 
 
 def folded(rows: Iterable[Sequence[str]], width: int) -> str:
-    """As `text`, but no line is longer than that: the last cell of a row goes on below itself."""
+    """As `text`, but the last cell of a row is wrapped so that no line is longer than `width`."""
     lines = [_shown(row) for row in rows]
     widths = [_widest(column) for column in zip(*(cells[:-1] for cells in lines), strict=True)]
     before = sum(widths) + len(widths) * len(_BETWEEN)
@@ -45,7 +45,7 @@ def _shown(row: Sequence[str]) -> Sequence[str]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """On a screen some letters take two columns, and some marks none."""
+    """Pad the cells by their width on the screen: some characters take two columns, some none."""
     if not _is_ascii(cells):
         widths = [width - cell_len(cell) + len(cell) for cell, width in zip(cells, widths, strict=True)]
     return _BETWEEN.join(map(str.ljust, cells, widths)).rstrip() + "\n"

@@ -41,7 +41,7 @@ class Group(TyperGroup):
         _write(formatter, "Options", _records(self, ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Each with the whole first line of its help."""
+        """Print each command with the complete first line of its help."""
         known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         rows = (
             (name, (command.help or "").partition("\n")[0]) for name, command in known if command and not command.hidden
@@ -49,7 +49,7 @@ class Group(TyperGroup):
         _write(formatter, "Commands", rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(f"{ctx.command_path} COMMAND -h shows the options of a command.\n")
+        formatter.write(f"{ctx.command_path} COMMAND -h lists the options of a command.\n")
 
 
 def _word(argument: TyperArgument) -> str:

@@ -1,4 +1,4 @@
-"""Waiting for a cluster, so that Ctrl-C ends every wait and an API server that is away ends none."""
+"""Waits and retries against a cluster: Ctrl-C ends every wait, an unreachable API server ends none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from healthcheck.cluster.errors import Conflict, Unavailable
 
 T = TypeVar("T")
 _ASK_SECONDS = 60.0
-"""How long one question is asked again where nobody answers, or another was faster."""
+"""Retry time of one request after outages and conflicts."""
 _LONGEST_PAUSE_SECONDS = 10.0
-"""Whatever the server asks for: a person waits."""
+"""Longest pause before a retry, also if the server requests a longer one: the user waits."""
 
 
 class Interrupted(Exception):
@@ -79,5 +79,5 @@ class CommandRetries:
 
     def _say_away(self, error: BaseException) -> None:
         if not self._away:
-            self._say(f"the API server does not answer, and is asked again: {error}")
+            self._say(f"the API server does not answer; retrying: {error}")
         self._away = True

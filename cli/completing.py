@@ -16,7 +16,7 @@ from healthcheck.host.forked import answered_within
 _SECONDS = 2.0
 """For each request."""
 _PATIENCE_SECONDS = 5.0
-"""For all of it: a kubeconfig may run a program that asks who you are, and a shell waits for as long as that takes."""
+"""For all requests together: a kubeconfig may run a login program, and the shell waits for it."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/@+=,-]{0,252}\Z", re.ASCII)
 _KINDS = ("pod", "node", "deployment", "replicaset", "statefulset", "daemonset", "job", "cronjob", "jobset")
 
@@ -26,7 +26,7 @@ def contexts(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Those that an agent has spoken for, and that do not stand there yet."""
+    """Return the nodes that have an agent's verdict and are not on the command line yet."""
     from healthcheck.node.state import STATUS  # noqa: PLC0415 - where a cluster is asked
 
     there = ctx.params.get("nodes") or ()
@@ -39,7 +39,7 @@ def namespaces(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def subjects(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Of `diagnose`: a kind, and the name of a node."""
+    """Return completions of `diagnose`: kinds, and names of nodes."""
     words = ctx.params.get("words") or ()
     if not words:
         return _offered(_KINDS, incomplete)
@@ -47,7 +47,7 @@ def subjects(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def explained(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Everything of ours that `explain` knows; a code is typed as a number."""
+    """Return all names that `explain` knows. Codes are left out: they are typed as numbers."""
     del ctx
     from cli import index  # noqa: PLC0415 - where it is asked for
 

@@ -17,16 +17,18 @@ from healthcheck.host.streams import write_document
 
 PROGRAM = "gpu-healthcheck"
 _PLUGIN = "kubectl-gpu_healthcheck"
-"""So it is called whatever way it was installed in; krew brings no other name."""
+"""Name of the plugin in every installation; krew installs only this name."""
 _ASKED = "_GPU_HEALTHCHECK_COMPLETE"
-"""The variable with which typer's scripts ask, and by which it knows the shell."""
+"""Variable in which typer's scripts pass the shell."""
 _UNBROKEN = "9999"
-"""typer would break what is said of a word at the end of a line, and a shell take the rest for another word."""
+"""Terminal width for typer. On a narrower one it would break a description, and the shell would take the rest for
+another word.
+"""
 _FILES, _NO_FILES = 0, 4
 """Cobra's directives: the shell may offer files; it must not (ShellCompDirectiveNoFileComp)."""
 _FOR_KUBECTL = f"""\
 #!/bin/sh
-# On the PATH as kubectl_complete-gpu_healthcheck: kubectl 1.26 or newer asks it.
+# Save as kubectl_complete-gpu_healthcheck on the PATH: kubectl 1.26 or newer calls it.
 exec {_PLUGIN} __complete "$@"
 """
 
@@ -60,7 +62,7 @@ def completion(shell: ShellName) -> None:
 
 
 def prepare() -> None:
-    """Where a shell asks for words."""
+    """Prepare the completion when a shell requests it."""
     if _ASKED in os.environ:
         from typer import completion as typers  # noqa: PLC0415 - no other command needs it
 
@@ -69,7 +71,7 @@ def prepare() -> None:
 
 
 def answer_kubectl(words: Sequence[str], app: typer.Typer) -> None:
-    """Cobra's protocol: a line for each word with its meaning behind a tab, and at last a directive.
+    """Print completions in Cobra's protocol: a line per word, a tab and its meaning, and a final directive.
 
     typer tells fish the same lines. The last of `words` is the one that is being typed.
     """

@@ -32,7 +32,7 @@ class DiagnoseFormat(StrEnum):
 
 
 class ProbeOptions(Struct, frozen=True):
-    """Nodes to probe from within. `nodes` is empty if the command line names none."""
+    """Nodes to probe with a pod on each. `nodes` is empty if the command line names none."""
 
     nodes: tuple[str, ...] = ()
     image: str = ""
@@ -67,7 +67,7 @@ Words = Annotated[
     typer.Argument(
         metavar="[KIND NAME]",
         autocompletion=subjects,
-        help="pod NS/NAME, node NAME, job NS/NAME …; default: the whole cluster.",
+        help="pod NS/NAME, node NAME, job NS/NAME or another kind; default: the whole cluster.",
     ),
 ]
 Namespace = Annotated[
@@ -77,20 +77,23 @@ Namespace = Annotated[
         "-n",
         metavar="NAME",
         autocompletion=namespaces,
-        help="Only causes in this namespace, or of its pods; default: all namespaces.",
+        help="Only causes in this namespace or of its pods; default: all namespaces.",
     ),
 ]
 AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces, even with -n.")]
 Saved = Annotated[
     list[Path] | None,
     typer.Option(
-        "--from", metavar="PATH", parser=path, help="Saved state: kubectl's JSON, a cluster-info dump, or of --save."
+        "--from",
+        metavar="PATH",
+        parser=path,
+        help="Read a saved state: kubectl's JSON, a cluster-info dump, or a file of --save.",
     ),
 ]
 Save = Annotated[
     Path | None,
     typer.Option(
-        "--save", metavar="FILE", parser=path, help="Save the state that was read, without secrets, as FILE (tar.gz)."
+        "--save", metavar="FILE", parser=path, help="Save the cluster state, without secrets, as FILE (tar.gz)."
     ),
 ]
 Since = Annotated[
@@ -103,7 +106,7 @@ Wanted = Annotated[
         "--would-fit",
         metavar="FILE",
         parser=path,
-        help="Find nodes for the pods of this manifest, and create none.",
+        help="Find nodes for the pods of this manifest; nothing is created.",
     ),
 ]
 OutputForm = Annotated[
@@ -134,14 +137,16 @@ ProbeNodes = Annotated[
         help=f"Run `check` on these nodes, or on {ALL_SUSPECTS}, in a pod on each that is removed afterwards.",
     ),
 ]
-ProbeImage = Annotated[str, typer.Option("--probe-image", metavar="IMAGE", help="Of that pod; default: the agent's.")]
+ProbeImage = Annotated[
+    str, typer.Option("--probe-image", metavar="IMAGE", help="Image of that pod; default: the agent's.")
+]
 ProbeNamespace = Annotated[
     str,
     typer.Option(
         "--probe-namespace",
         metavar="NAME",
         autocompletion=namespaces,
-        help="For that pod; it must allow privileged ones.",
+        help="Namespace of that pod; it must allow privileged pods.",
     ),
 ]
 MaxWorkers = Annotated[
@@ -157,7 +162,10 @@ MaxWorkers = Annotated[
 
 
 def _apart(words: list[str], with_saved: bool) -> tuple[list[str], list[Path]]:
-    """KIND NAME, and the files before it: of `--from *.json` the shell hands the option one, and words for the rest."""
+    """Split the arguments into saved files and KIND NAME.
+
+    The shell expands `--from *.json` to one value and further arguments.
+    """
     files = list(takewhile(_is_a_file, words)) if with_saved else []
     return words[len(files) :], [Path(file) for file in files]
 
@@ -186,10 +194,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Say why GPU pods and nodes are stuck.
-
-    Exit code: 0 nothing found, 1 causes found, 2 could not check.
-    """
+    """Show why GPU pods and nodes are stuck. Exit code: 0 no cause found, 1 causes found, 2 could not check."""
     refuse_two_forms(output, as_json=as_json)
     from cli.diagnosing import answer  # noqa: PLC0415 - its help needs none of it
 

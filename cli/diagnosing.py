@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 NOTHING, CAUSES, COULD_NOT = 0, 1, 2
 _NEEDED = frozenset(("Node", "Pod", USE, SAVED_STATE))
-"""Without these, `USE` where it was asked for, it is not known that nothing is wrong."""
+"""Inputs without which "no cause found" is not certain; `USE` only if it was requested."""
 _WOULD_FIT_FORMS = (DiagnoseFormat.TERMINAL, DiagnoseFormat.JSON, DiagnoseFormat.YAML)
 
 
@@ -62,12 +62,15 @@ _WOULD_FIT_FORMS = (DiagnoseFormat.TERMINAL, DiagnoseFormat.JSON, DiagnoseFormat
 def answer(options: DiagnoseOptions) -> int:
     """Returns the exit code."""
     if options.prometheus and options.saved:
-        _end("--prometheus reads present values, and --from a saved state: use one of them", USAGE)
+        _end("--prometheus reads current values and --from reads a saved state: use one of them", USAGE)
     if options.probes.nodes and options.saved:
-        _end("--probe-nodes checks nodes now, and --from reads a saved state: use one of them", USAGE)
+        _end("--probe-nodes checks nodes now and --from reads a saved state: use one of them", USAGE)
     others = options.words or options.since or options.prometheus or options.probes.nodes
     if options.wanted is not None and (others or options.output not in _WOULD_FIT_FORMS):
-        _end("--would-fit asks of the whole cluster, and answers on a terminal, in JSON or in YAML", USAGE)
+        _end(
+            "--would-fit allows no KIND NAME, --since, --prometheus or --probe-nodes, and prints text, JSON or YAML",
+            USAGE,
+        )
     pods = _read_wanted(options.wanted, options.namespace) if options.wanted is not None else ()
     try:
         target = parse_target(options.words, options.namespace)
@@ -136,7 +139,7 @@ def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], options: Diag
     if snapshot.unread:
         _end(f"{snapshot.unread[0]}: free resources are unknown", COULD_NOT)
     if not snapshot.sees("Node", "Pod"):
-        _end("nodes or pods are not visible: free resources are unknown", COULD_NOT)
+        _end("nodes or pods can't be listed: free resources are unknown", COULD_NOT)
     raise typer.Exit(NOTHING if all(answer.fits for answer in answers) else CAUSES)
 
 
@@ -157,7 +160,7 @@ def _print(report: Report, output: DiagnoseFormat) -> None:
 
 
 def _look(options: DiagnoseOptions, target: Target | None) -> Snapshot:
-    """Raises SavedStateError, ClusterError; OSError where it can't be saved."""
+    """Read the state. Raises SavedStateError, ClusterError, and OSError if it can't be saved."""
     if options.saved:
         return read_saved(options.saved)
     from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415 - where there is something to wait for
@@ -213,7 +216,7 @@ def _must_exist(snapshot: Snapshot, target: Target | None) -> None:
         return
     if snapshot.sees(target.kind):
         _end(f"there is no {target.subject}", USAGE)
-    _end(f"{target.subject} can't be seen: {snapshot.missing[target.kind]}", COULD_NOT)
+    _end(f"{target.subject} can't be read: {snapshot.missing[target.kind]}", COULD_NOT)
 
 
 def _end(message: str, code: int) -> NoReturn:

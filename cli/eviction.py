@@ -1,4 +1,4 @@
-"""Evict the pods of a cordoned node, with a line for each."""
+"""Evict the pods of a cordoned node, and print a line for each."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Eviction:
         self._refusals: dict[str, str] = {}
 
     def run(self, leaving: Iterable[EvictedPod], seconds: float) -> None:
-        """Until all of them are gone. Raises CouldNot, Interrupted."""
+        """Evict all pods, and wait until they are gone. Raises CouldNot, Interrupted."""
         self._left = {pod.uid: pod for pod in leaving}
         self._sent = {pod.uid for pod in self._left.values() if pod.terminating}
         try:
             self._patience.until(self._round, seconds)
         except TookTooLong:
-            raise CouldNot(f"its pods have not gone within {seconds:g} s", *self._stuck()) from None
+            raise CouldNot(f"its pods were not gone within {seconds:g} s", *self._stuck()) from None
 
     def _round(self) -> bool | None:
-        self._voice.stage(f"waits for its pods to go: {len(self._left)}")
+        self._voice.stage(f"waiting for its pods to end: {len(self._left)}")
         for pod in self._left.values():
             if pod.uid not in self._sent and not self._patience.is_over:
                 self._evict(pod)
@@ -70,7 +70,7 @@ class Eviction:
         self._sent.add(pod.uid)
 
     def _budgets(self, pod: EvictedPod) -> str:
-        """The API server counts them and names none; it does not evict such a pod before all but one are gone."""
+        """Name the pod's budgets. The API server names none, and evicts the pod only when a single one is left."""
         try:
             names = budgets_on(pod, self._cluster.list_budgets(pod.namespace))
         except (Forbidden, Unavailable):
@@ -81,7 +81,7 @@ class Eviction:
         """Return each remaining pod with the reason why it is still there."""
         pods = {str(pod["metadata"]["uid"]): pod for pod in self._cluster.list_pods_on(self._node)}
         return [
-            f"{pod.title}: {what_holds(pods[uid]) if uid in self._sent else self._refusals.get(uid, 'not told to go')}"
+            f"{pod.title}: {what_holds(pods[uid]) if uid in self._sent else self._refusals.get(uid, 'not evicted')}"
             for uid, pod in self._left.items()
             if uid in pods
         ]

@@ -15,12 +15,12 @@ Word = Annotated[
         metavar="[WORD]",
         show_default=False,
         autocompletion=explained,
-        help="79, SXid20034, dcgm 52, GpuCountLow; xid, sxid, dcgm or reasons: all of them; default: all.",
+        help="79, SXid20034, dcgm 52, GpuCountLow; xid, sxid, dcgm or reasons lists all of a kind; default: all.",
     ),
 ]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[HEX...]", help="The words that an NVLink Xid's line ends with."),
+    typer.Argument(metavar="[HEX...]", help="Data words at the end of an NVLink Xid's log line, to decode."),
 ]
 
 

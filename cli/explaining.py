@@ -36,13 +36,12 @@ _CODE = re.compile(r"(?P<kind>xid|sxid|dcgm|)[\s:]*(?P<number>\d{1,5})\Z", re.IG
 _HEX = re.compile(r"(?:0x[0-9a-f]{1,8}|0)\Z", re.IGNORECASE)
 _FIRST_SXID = 10000
 _ALLOWED = (
-    "an Xid (79, Xid79), an SXid (SXid20034), an error of DCGM's (dcgm 52), or a reason "
-    "(GpuCountLow); `gpu-healthcheck explain` lists them; or a word of ours: of a record, a label, an Event (rerun, "
-    "RunStopped, last-check), a setting (CHECK_INTERVAL), a check (gpu-count) or a metric; or a word of HAMi's "
-    "(CardInsufficientMemory, hami.io/bind-phase)"
+    "an Xid (79, Xid79), an SXid (SXid20034), a DCGM error (dcgm 52) or a reason (GpuCountLow), as listed by "
+    "`gpu-healthcheck explain`; a term of our records, labels or Events (rerun, RunStopped, last-check), a setting "
+    "(CHECK_INTERVAL), a check (gpu-count) or a metric; a term of HAMi (CardInsufficientMemory, hami.io/bind-phase)"
 )
 _STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
-_NO_WORDS = "{}: only Xid 74 and 144 to 150 end with words to decode"
+_NO_WORDS = "{}: only Xid 74 and 144 to 150 have data words to decode"
 
 
 def explain_words(words: Sequence[str], form: OutputFormat | None) -> int:
@@ -155,7 +154,7 @@ def _unknown(message: str) -> str:
     names |= {name: entry.name for name, (entry, *_) in index.words().items()}
     close = [names[name] for name in difflib.get_close_matches(message.lower(), names, 3)]
     meant = f" (did you mean {' or '.join(dict.fromkeys(close))}?)" if close else ""
-    return f"nothing is called {message[:60]!r}{meant}; allowed is {_ALLOWED}"
+    return f"unknown name {message[:60]!r}{meant}; allowed is {_ALLOWED}"
 
 
 def _end(message: str) -> NoReturn:
@@ -226,7 +225,7 @@ def _print_reasons(console: Screen, policy: Policy) -> None:
 def _print_xids(console: Screen, policy: Policy) -> None:
     _print_table(console, ("Xid", "means"), ((xid, xid.meaning) for xid in catalogue.explain_all_xids(policy)))
     unused = ", ".join(str(code) for code, row in xid_table().items() if not row.meaning)
-    console.print(f"Not reported by current GPUs, and only watched: {unused}\n")
+    console.print(f"Not reported by current GPUs, and only monitored: {unused}\n")
 
 
 def _print_dcgm(console: Screen, policy: Policy) -> None:
@@ -234,7 +233,7 @@ def _print_dcgm(console: Screen, policy: Policy) -> None:
 
 
 def _print_table(console: Screen, header: tuple[str, str], rows: Iterable[tuple[Explanation, str]]) -> None:
-    """A line each; a star marks a severity of the cluster's own."""
+    """Print one line per code. A star marks a severity that this cluster overrides."""
     cells = ((explanation.name, _word_here(explanation), text) for explanation, text in rows)
     if not console.is_terminal:
         write_document(columns.folded([(header[0], "here", header[1]), *cells], console.width) + "\n")
@@ -261,7 +260,7 @@ def _print_sxids(console: Screen, _: Policy) -> None:
     for kind, (_severity, message) in CLASSES.items():
         table.add_row(message, ", ".join(str(code) for code, row in sxid_table().items() if row.kind == kind))
     console.print(table)
-    console.print("The word in an SXid's line decides: Fatal is RESET, Non-fatal and Correctable are MONITOR.\n")
+    console.print("The word in an SXid's log line decides: Fatal is RESET, Non-fatal and Correctable are MONITOR.\n")
 
 
 class _Table(Struct, frozen=True):

@@ -36,23 +36,25 @@ from healthcheck.verdict.record import StandingRecord
 
 T = TypeVar("T")
 Beats = Mapping[str, Heartbeat]
-"""By node name."""
+"""Heartbeats by node name."""
 _MOST = 10**9
-"""More than any setting that is read here allows."""
-_NOT_YET = "it was never found idle, or other nodes come first; `gpu-healthcheck sweep --dry-run` shows which"
+"""Upper limit of the settings that are read here."""
+_NOT_YET = (
+    "it was never idle during a sweep, or other nodes came first; `gpu-healthcheck sweep --dry-run` shows the order"
+)
 _WANTED = (
     f"{PREFIX}/enabled=true",
     "nvidia.com/gpu.present=true",
     "feature.node.kubernetes.io/pci-10de.present=true",
     "karpenter.k8s.aws/instance-gpu-manufacturer=nvidia",
 )
-"""Labels of the nodes that the DaemonSet wants."""
+"""Labels of the nodes that the DaemonSet selects."""
 _WORST_FIRST = (Status.FAIL, Status.UNKNOWN, "", Status.WARN, Status.PASS)
 _PLACES = {str(word): place for place, word in enumerate(_WORST_FIRST)}
 
 
 class FleetBudget(Struct, frozen=True):
-    """The fleet's places for tainted nodes. None: the cluster does not let us read it."""
+    """The fleet's slots for tainted nodes. None: no permission to read them."""
 
     used: int | None
     allowed: int | None
@@ -60,7 +62,7 @@ class FleetBudget(Struct, frozen=True):
 
 
 class FleetFinding(Struct, frozen=True):
-    """A finding that stands, as the agent's record tells it."""
+    """An active finding from the agent's record."""
 
     reason: str
     severity: str
@@ -69,7 +71,7 @@ class FleetFinding(Struct, frozen=True):
 
 
 class FleetRow(Struct, frozen=True):
-    """One node. `status` is '' where no agent has said anything; `heartbeat_age_seconds` None where there is none."""
+    """One node. `status` is '' without a verdict of an agent, `heartbeat_age_seconds` None without a heartbeat."""
 
     node: str
     status: str
@@ -80,20 +82,20 @@ class FleetRow(Struct, frozen=True):
     last_check: str
     tainted: bool
     taint: str
-    """What the agent's record says of it: `set`, `devices`, `withheld`, `off`, or ''."""
+    """State of the taint in the agent's record: `set`, `devices`, `withheld`, `off`, or ''."""
     released: str
-    """The last release: who, when and why."""
+    """The last release: person, time and reason."""
     heartbeat_age_seconds: float | None
     silent: bool
-    """The agent has not looked for longer than its heartbeat is good, or has spoken once and has none any more."""
+    """The agent's heartbeat has expired, or is missing although the node has a verdict."""
     tested_at: str
-    """When DCGM last tested it, whoever ran that; '' where nobody did."""
+    """Time of the last DCGM diagnostic by any program; '' without one."""
     tested_by: str
     test_result: str
     overdue: str
-    """Why it was not tested for three intervals; '' where it was."""
+    """Reason why the last test is older than three intervals; '' if it is not."""
     since: str
-    """When the worst that stands was first seen; where nothing stands, since when the condition says so."""
+    """First observation of the worst active finding; without findings, the last transition of the condition."""
     findings: tuple[FleetFinding, ...]
     """Worst first."""
     unobserved: tuple[str, ...]
@@ -108,7 +110,7 @@ class Fleet(Struct, frozen=True):
     nodes: list[FleetRow]
     """Worst first."""
     passed_over: list[str]
-    """The objects that nobody can read, and why."""
+    """Unreadable objects, each with the reason."""
 
 
 def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
@@ -128,7 +130,7 @@ def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
 
 
 def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, interval: timedelta) -> list[FleetRow]:
-    """Each node is made a row as its page comes: of a fleet, nothing else is kept."""
+    """Convert each node to a row when its page arrives: whole Nodes of a fleet would need too much memory."""
     rows, unheard = {}, {}
     for node in nodes:
         beat = (beats or {}).get(node.name)
@@ -136,16 +138,16 @@ def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, int
             unheard[node.name] = node
         else:
             rows[node.name] = row_of_node(node, beat, interval, datetime.now(UTC), listed=beats is not None)
-    later = _heartbeats(cluster) if unheard else None  # an agent may have begun since
+    later = _heartbeats(cluster) if unheard else None  # an agent may have started since
     for name, node in unheard.items():
         rows[name] = row_of_node(node, (later or {}).get(name), interval, datetime.now(UTC), listed=later is not None)
     return list(rows.values())
 
 
 def gpu_nodes(cluster: Cluster, chosen: str = "") -> Iterator[NodeState]:
-    """Those that the DaemonSet wants, and those that an agent has spoken for; each once.
+    """Yield the nodes that the DaemonSet selects, and all nodes with an agent's verdict.
 
-    Those without a verdict come first: one that gets its own meanwhile comes twice, and none is missed.
+    Nodes without a verdict are listed first: one that gets its verdict meanwhile is listed twice, and none is missed.
     """
     among = [chosen] if chosen else []
     left_out = [f"!{STATUS}", *among]
@@ -201,7 +203,7 @@ def _number(config: Mapping[str, str] | None, key: str) -> int | None:
 
 
 def _allowed(ask: Callable[[], T]) -> T | None:
-    """The answer; None where a person may not see it, or it is not there."""
+    """Return the answer; None without permission, or if the object does not exist."""
     try:
         return ask()
     except (Forbidden, NotFound):
@@ -269,7 +271,7 @@ def _causes(record: StandingRecord) -> tuple[str, ...]:
 
 
 def looked(row: FleetRow) -> str:
-    """How long ago its agent did."""
+    """Age of the agent's last heartbeat."""
     if row.heartbeat_age_seconds is None:
         return "never" if not row.status else "none, silent" if row.silent else "?"
     word = ago(row.heartbeat_age_seconds)

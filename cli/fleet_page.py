@@ -18,39 +18,39 @@ from healthcheck.text.printable import printable
 from healthcheck.verdict.taint import DEVICES
 
 _MOST_REASONS = 6
-"""Of one node."""
+"""Most reasons shown for one node."""
 _MOST_ROWS, _MOST_NAMES = 100, 10
 _LONGEST, _LONGEST_STEP = 120, 400
 _BLIND = "could not check"
 _LARGE, _MIDDLE = 60, 600
-"""Up to so many nodes, squares of that size."""
+"""Largest number of nodes for large and for middle squares."""
 KINDS = {
     "isolate": "fail: ISOLATE",
     "reboot": "fail: REBOOT",
     "reset": "fail: RESET",
     "unknown": "unknown: a check could not run",
-    "untold": "no agent has spoken",
+    "untold": "no agent has reported",
     "warn": "warn: MONITOR",
     "pass": "pass",
 }
-"""How a square looks, and what that means, worst first."""
+"""CSS class of a square, and its meaning; worst first."""
 
 
 class NodeSquare(Struct, frozen=True):
-    """One node, each text as it stands on the page."""
+    """One node; the texts are those of the page."""
 
     place: int
     kind: str
     title: str
-    """All of it in one line, for whoever points at the square, or has it read to him."""
+    """Tooltip of the square, also for screen readers."""
     node: str
     instance_type: str
     status: str
     severity: str
     reasons: tuple[tuple[str, str], ...]
-    """Names with the places where they were found."""
+    """Reasons, each with its subjects."""
     left_out: int
-    """How many more reasons there are."""
+    """Number of reasons that are not shown."""
     since: str
     taint: str
     looked: str
@@ -60,12 +60,12 @@ class NodeSquare(Struct, frozen=True):
 
 
 class ReasonSpread(Struct, frozen=True):
-    """How far one reason goes in the fleet. `severity` is the worst of it, or says that a check could not run."""
+    """One reason and its nodes. `severity` is its worst one, or "could not check"."""
 
     reason: str
     severity: str
     nodes: tuple[tuple[int, str], ...]
-    """Their places on the page and names, worst first."""
+    """Positions on the page and names of the nodes, worst first."""
 
 
 def text(fleet: Fleet, at: datetime) -> str:
@@ -126,7 +126,7 @@ def _square(place: int, row: FleetRow) -> NodeSquare:
 
 def _title(row: FleetRow, taint: str, reasons: list[str], left_out: int) -> str:
     tainted = {"yes": "tainted", "GPUs": "GPUs tainted"}.get(taint, taint)
-    silent = "its agent is silent" if row.silent else ""
+    silent = "its heartbeat is overdue" if row.silent else ""
     messages = ("" if row.status == Status.PASS else row.severity, *reasons, f"{left_out} more" if left_out else "")
     words = filter(None, (row.status or KINDS["untold"], *messages, tainted, silent))
     return printable(f"{row.node}: {', '.join(words)}", 3 * _LONGEST)
@@ -143,7 +143,7 @@ def _kind(row: FleetRow) -> str:
 
 
 def _reasons(row: FleetRow) -> dict[str, list[str]]:
-    """By reason the places where it was found; where the record says none, the condition's."""
+    """Return the subjects by reason; without findings in the record, the reason of the condition."""
     fields: dict[str, list[str]] = {}
     for finding in row.findings:
         fields.setdefault(finding.reason, []).append(finding.subject)
@@ -159,7 +159,7 @@ def _where(subjects: list[str]) -> str:
 
 
 def _spread(rows: list[FleetRow]) -> list[ReasonSpread]:
-    """The worst first, of these the most common."""
+    """Return the reasons, worst first, then by number of nodes."""
     nodes: dict[str, list[tuple[int, str]]] = {}
     worst: dict[str, Severity] = {}
     for place, row in enumerate(rows):
@@ -174,7 +174,7 @@ def _spread(rows: list[FleetRow]) -> list[ReasonSpread]:
 
 
 def _severity(row: FleetRow, reason: str) -> Severity:
-    """PASS where a check could not run: that says nothing of the hardware."""
+    """Return the severity; PASS if a check could not run, because that is no result about the hardware."""
     known = [finding.severity for finding in row.findings if finding.reason == reason]
     messages = known or ([] if reason in row.unobserved else [row.severity])
     return max((Severity.__members__.get(text, Severity.PASS) for text in messages), default=Severity.PASS)

@@ -32,10 +32,10 @@ from healthcheck.text.naming import named
 from healthcheck.verdict.taint import DEVICES
 
 Cell = tuple[str, str]
-"""Words and their style."""
+"""Texts and their styles."""
 _REFRESH_SECONDS = 5.0
 _MOST_ROWS, _MOST_NAMED = 500, 20
-"""On a terminal; in one sentence."""
+"""Most named nodes: on a terminal, and in one sentence."""
 _STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}
 _SEVERITY_STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
 _COLUMNS = ("node", "status", "severity", "taint", "type", "looked", "tested", "reason", "message")
@@ -82,8 +82,8 @@ def _show(fleet: Fleet, options: StatusOptions) -> None:
 
 
 def _show_allocation(options: StatusOptions) -> None:
-    from cli.allocation_table import page, read_allocation  # noqa: PLC0415 - what a diagnosis knows; a table does without
-    from diagnosis.report.document import cluster_document  # noqa: PLC0415 - the same
+    from cli.allocation_table import page, read_allocation  # noqa: PLC0415 - only here
+    from diagnosis.report.document import cluster_document  # noqa: PLC0415 - only here
 
     allocation = read_allocation(options.access, options.prometheus)
     if options.output in (StatusFormat.JSON, StatusFormat.YAML):
@@ -120,7 +120,7 @@ def _again_and_again(read: Callable[[], Fleet], show: Callable[[Fleet], None]) -
 
 
 def _show_next(fleet: Fleet, options: StatusOptions) -> None:
-    """One of many: JSON on a line of its own, YAML as a document of several."""
+    """Print one of several documents: a JSON line, or a YAML document with a separator."""
     if options.output is StatusFormat.JSON:
         write_json(fleet)
     else:
@@ -143,10 +143,10 @@ def _print(fleet: Fleet, options: StatusOptions) -> None:
 
 
 def _page(fleet: Fleet, options: StatusOptions, most: int) -> Group:
-    """The worst of the fleet, and in words how many more there are."""
+    """Print the worst nodes, and the number of the others."""
     parts: list[RenderableType] = [_table(fleet.nodes[:most], options)]
     if (more := len(fleet.nodes) - most) > 0:
-        parts.append(Text(f"\nand {more} more: `gpu-healthcheck status | less` shows all", "dim"))
+        parts.append(Text(f"\nand {more} more: `gpu-healthcheck status | less` lists all", "dim"))
     if options.headers:
         parts.append(Text.assemble("\n", *_words(fleet)))
     return Group(*parts)
@@ -158,8 +158,8 @@ def _words(fleet: Fleet) -> Iterator[Text]:
 
 
 def _counted(rows: list[FleetRow]) -> Text:
-    """Of each status how many there are, worst first: the rows are."""
-    numbers = Counter(row.status or "not judged" for row in rows)
+    """Return the number of nodes by status, worst first."""
+    numbers = Counter(row.status or "no verdict" for row in rows)
     message = ", ".join(f"{number} {status}" for status, number in numbers.items())
     return Text(f"{counted(len(rows), 'node')}: {message}\n" if rows else "")
 
@@ -170,7 +170,7 @@ def _budget_words(fleet: Fleet) -> Iterator[Text]:
     yield Text(f"{used} of {places} slots for tainted nodes are in use; {size} {have} an agent")
     withheld = [row.node for row in fleet.nodes if row.taint == "withheld"]
     if withheld:
-        yield Text(f"\nnot tainted though their agents want it: {named(withheld, _MOST_NAMED)}", "bold red")
+        yield Text(f"\nnot tainted although their verdicts require it: {named(withheld, _MOST_NAMED)}", "bold red")
     overdue: dict[str, list[str]] = {}
     for row in fleet.nodes:
         overdue.setdefault(row.overdue, []).append(row.node)
@@ -178,11 +178,11 @@ def _budget_words(fleet: Fleet) -> Iterator[Text]:
     for why in sorted(overdue, key=lambda why: (-len(overdue[why]), why))[:_MOST_NAMED]:
         yield Text(f"\noverdue for a deep test: {named(overdue[why], _MOST_NAMED)}: {why}", "magenta")
     if (more := len(overdue) - _MOST_NAMED) > 0:
-        yield Text(f"\noverdue for a deep test for {more} other reasons: `-o json` names them", "magenta")
+        yield Text(f"\noverdue for a deep test for {more} other reasons: `-o json` lists them", "magenta")
     for what in fleet.passed_over[:_MOST_NAMED]:
-        yield Text(f"\npassed over: {what}", "magenta")
+        yield Text(f"\nskipped: {what}", "magenta")
     if (more := len(fleet.passed_over) - _MOST_NAMED) > 0:
-        yield Text(f"\npassed over: {more} more: `-o json` names them", "magenta")
+        yield Text(f"\nskipped: {more} more: `-o json` lists them", "magenta")
 
 
 def _table(rows: list[FleetRow], options: StatusOptions) -> Table:

@@ -1,6 +1,6 @@
-"""The words and reasons that `explain` knows, from index.json: to gather them from the code takes longer than all else.
+"""Terms and reasons of `explain`, from index.json: collecting them from the code would be slow.
 
-`make docs` writes that file; `tools.docs --check` fails where it is stale.
+`make docs` writes that file; `tools.docs --check` fails if it is outdated.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Declared(Struct, frozen=True):
     check: str
     group: str
     by_error: bool
-    """Its severity may be worse: the error that a finding names decides."""
+    """The error in a finding may raise the severity."""
 
 
 def words() -> Mapping[str, tuple[IndexEntry, ...]]:
-    """Every word of ours, in small letters and without our prefix; some are of more than one kind."""
+    """Return all terms by name, in lower case and without our prefix; a name may have several kinds."""
     return by_name(IndexEntry(**entry) for entry in _content()["words"])
 
 
@@ -50,17 +50,17 @@ def by_name(all_words: Any) -> dict[str, tuple[IndexEntry, ...]]:
 
 
 def without_prefix(message: str) -> str:
-    """As `words` has it: `…/mode` is `mode`."""
+    """Return the name as a key of `words`: `PREFIX/mode` becomes `mode`."""
     return message.lower().removeprefix(f"{PREFIX}/")
 
 
 def reasons() -> dict[str, Declared]:
-    """Every reason with a name of its own, by that name in small letters; an Xid or SXid is named by its number."""
+    """Return all reasons except Xids and SXids, which are found by number; keys are in lower case."""
     return {entry["reason"]["name"].lower(): _declared(entry) for entry in _content()["reasons"]}
 
 
 def defaults() -> Mapping[str, str]:
-    """Of each setting, as it is written in the ConfigMap."""
+    """Return the default of each setting, as written in the ConfigMap."""
     fields: Mapping[str, str] = _content()["defaults"]
     return fields
 

@@ -23,13 +23,13 @@ from healthcheck.probes.kubelet_claims import read_gpu_holders
 from healthcheck.probes.pod_resources import is_kubelet_here
 from healthcheck.settings.values import NodeSettings
 
-_BEGINS = "DCGM's level 2 begins: it takes minutes, {} s at most; Ctrl-C ends it"
+_BEGINS = "DCGM's level 2 has started: it takes minutes, {} s at most; Ctrl-C ends it"
 
 
 def who_uses(host: Host) -> str:
     """Return the users of the GPUs of this machine, or the reason why they are unknown; '' without users."""
     seen = look(host, (driver.CHECK,))
-    # In a pod there is a kubelet, whether its folder is shown to us or not.
+    # In a pod there is a kubelet, even if its folder is not mounted.
     is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
 
     def held() -> list[tuple[str, str, int]]:
@@ -44,7 +44,7 @@ def who_uses(host: Host) -> str:
 
 @dataclass
 class Level2Run:
-    """One run. A signal ends it as DCGM wants to be ended, and nothing of it outlives us."""
+    """One run. A signal stops DCGM in its own way; no process of the run remains."""
 
     values: NodeSettings
     root: Path
@@ -58,12 +58,12 @@ class Level2Run:
         self._stop_at_signals(diagnostic)
         say(_BEGINS.format(self.values.dcgm_timeout_seconds))
         answer = with_doubts_settled(diagnostic, diagnostic.run(level), Expectation(policy=self.values.policy))
-        # Asked for by name and not here: that is no node without it.
+        # It was requested by name, so a missing dcgmi is an error here, not "not applicable".
         return DcgmReading(Unobserved(dcgm_causes.NOT_INSTALLED, answer.absent)) if answer.absent else answer
 
     def _stop_at_signals(self, diagnostic: Dcgm) -> None:
         stop = stop_at_signals()
-        signal.signal(signal.SIGHUP, lambda *_: None)  # its terminal has gone: heard as the others are
+        signal.signal(signal.SIGHUP, lambda *_: None)  # the terminal was closed: handled like the others
 
         def end() -> None:
             stop.wait()

@@ -1,4 +1,4 @@
-"""Lines for a person: on a terminal wrapped at words and below themselves, elsewhere whole."""
+"""Print lines for users: wrapped at words and indented on a terminal, otherwise unwrapped."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rich.text import Text
 from healthcheck.host.console import Screen
 
 COMMAND = "$ "
-"""So begins what is there to be copied."""
+"""Prefix of a command that the user can copy."""
 
 
 def print_line(console: Screen, head: Text, body: Text, *, whole: bool = False) -> None:
-    """`body` one space behind `head`. `whole`: not wrapped on a terminal either, as a command that is copied there."""
+    """Print `head`, a space and `body`. `whole`: never wrap, for a command that users copy."""
     if whole or not console.is_terminal:
         console.print(Text.assemble(head, " ", body), soft_wrap=True)
         return

@@ -31,7 +31,7 @@ def release_here(by: str, reason: str, *, dry_run: bool) -> int:
     """Returns the exit code."""
     root, look = light_look()
     if blind := look.evidence.unread(RING):
-        complain("release", f"the kernel's log can't be read: {printable(blind.detail)}")
+        complain("release", f"the kernel log can't be read: {printable(blind.detail)}")
         return COULD_NOT
     folder = state_dir(root)
     before = judged(look)
@@ -71,7 +71,7 @@ def _write(folder: Path, look: EvidenceCycle, word: Release) -> None:
     try:
         try:
             known = file.read()
-        except MemoryFileError as error:  # it is set aside, so earlier releases no longer count
+        except MemoryFileError as error:  # the file is moved aside, so earlier releases no longer count
             complain("release", str(error))
             known = None
         memory = begin(known or Memory(), look.machine, look.boot_id, look.now)

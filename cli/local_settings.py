@@ -17,26 +17,28 @@ from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain
 from healthcheck.model import ProbeError
 
-_NO_SETTINGS = "the default, for there is no {} here; a cluster's is in its ConfigMap gpu-healthcheck-config"
+_NO_SETTINGS = (
+    "the default, because {} does not exist here; a cluster's value is in its ConfigMap gpu-healthcheck-config"
+)
 
 
 class LocalSettings(Struct, frozen=True):
-    """Settings of this cluster as far as they are on this machine."""
+    """Settings of this cluster that are present on this machine."""
 
     directory: Path
     policy: Policy
     profiles: Profiles
     values: Mapping[str, str]
-    """By key, as it is written in the ConfigMap."""
+    """Values by key, as written in the ConfigMap."""
     says: str = ""
-    """Behind a value: where nothing is set, whose it is not."""
+    """Note after a value; names the missing folder if nothing is set here."""
 
     def number(self, key: str) -> int:
         return int(self.values[key])
 
 
 def read_here(program: str) -> LocalSettings:
-    """Return the settings of the ConfigMap's directory and the environment. An invalid one ends the program."""
+    """Return the settings of the ConfigMap's directory and the environment. Exits on an invalid one."""
     directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
     if not _may_hold_settings(directory) and not any(key in os.environ for key in index.defaults()):
         message = f", {_NO_SETTINGS.format(directory)}"

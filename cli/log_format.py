@@ -15,14 +15,14 @@ _SAID_ELSEWHERE = ("event", "level", "timestamp", "logger")
 
 
 class LogLines:
-    """Takes a log that is read again and again from the last line's second on, and gives each line once."""
+    """Remove repeated lines from a log that is read repeatedly, each time from the second of its last line."""
 
     def __init__(self) -> None:
         self._last = (_NEVER, "")
 
     @property
     def since(self) -> datetime | None:
-        """From when to read; None from the beginning."""
+        """Return the start of the next read; None for the beginning."""
         return self._last[0] if self._last[1] else None
 
     def take(self, text: str) -> Iterator[str]:

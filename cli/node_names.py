@@ -1,4 +1,4 @@
-"""The names of nodes on a command line: part of an address at the API server, so that nothing else gets there."""
+"""Node names on a command line. They are validated because they become part of a URL of the API server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cli.completing import nodes
 
 _LONGEST = 253
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII)
-"""As Kubernetes names objects (RFC 1123, a subdomain)."""
+"""Object names of Kubernetes (RFC 1123 subdomain)."""
 
 
 def node_names(names: list[str] | None) -> list[str]:
-    """Each once, in their order. Raises typer.BadParameter for one that no Node can have, such as an empty variable."""
+    """Return the names without repeats. Raises typer.BadParameter for an invalid one, such as an empty variable."""
     for name in names or ():
         if len(name) > _LONGEST or not _NAME.fullmatch(name):
-            raise typer.BadParameter(f"{name[:_LONGEST]!r} is no name of a node")
+            raise typer.BadParameter(f"{name[:_LONGEST]!r} is not a valid node name")
     return list(dict.fromkeys(names or ()))
 
 

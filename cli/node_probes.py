@@ -33,7 +33,7 @@ from healthcheck.text.printable import printable
 
 _LOOK_SECONDS, _MARGIN_SECONDS = 0.5, 15.0
 _GONE_SECONDS = 20.0
-"""For the kubelet to end a pod; one that does not answer is not waited for any longer."""
+"""Longest wait for the kubelet to end a pod."""
 _NO_IMAGE = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_LINE = 500
@@ -53,12 +53,12 @@ class NodeProbeError(Exception):
 
 
 def template_for(cluster: Cluster, image: str) -> dict[str, Any]:
-    """The agent's pods as they are in the cluster, or as this version has them. Raises ProbeError, ClusterError."""
+    """Return the pod template from the agent in the cluster, or of this version. Raises ProbeError, ClusterError."""
     try:
         template = cluster.read_agent_template()
     except (NotFound, Forbidden) as error:
         if not image:
-            raise NodeProbeError(f"no agent's image to be seen ({error}): name one with --probe-image") from error
+            raise NodeProbeError(f"the agent's image can't be read ({error}): set --probe-image") from error
         text = (files("healthcheck.operations") / "agent-daemonset.yaml").read_text("utf-8")
         template = yaml.safe_load(text)["spec"]["template"]
     try:
@@ -68,15 +68,15 @@ def template_for(cluster: Cluster, image: str) -> dict[str, Any]:
 
 
 def must_have_rights(cluster: Cluster, namespace: str) -> None:
-    """Raises ProbeError with those that are missing, and ClusterError."""
+    """Check the permissions. Raises ProbeError with the missing ones, and ClusterError."""
     wanted = [Right(verb, "pods", namespace=namespace) for verb in _VERBS]
     wanted.append(Right("get", "pods/log", namespace=namespace))
     if missing := [str(right) for right in wanted if not cluster.is_allowed(right)]:
-        raise NodeProbeError("\n  ".join(["you lack rights that it needs, and no pod was made", *missing]))
+        raise NodeProbeError("\n  ".join(["you lack permissions that it needs, and no pod was created", *missing]))
 
 
 class NodeProbes:
-    """One look at several nodes. `said` hears when the API server goes away."""
+    """Probes of several nodes. `said` is called when the API server stops answering."""
 
     def __init__(
         self, cluster: Cluster, template: Mapping[str, Any], namespace: str, report: Callable[[str], None]
@@ -137,11 +137,11 @@ class NodeProbes:
         except (Forbidden, Refused, NotFound) as error:
             return NodeProbeAnswer(why_not=str(error))
         except ClusterError as error:
-            # Its answer may be all that was lost.
+            # The pod may exist although the answer was lost.
             return self._removed(name, NodeProbeAnswer(why_not=str(error)))
         try:
             answer = self._answer(name)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the pod is removed
+        except Exception as error:  # noqa: BLE001 - the pod is removed in any case
             answer = NodeProbeAnswer(why_not=f"{type(error).__name__}: {error}")
         probed()
         return self._removed(name, answer)
@@ -164,7 +164,7 @@ class NodeProbes:
         except Interrupted:
             return NodeProbeAnswer(why_not="interrupted")
         except TookTooLong:
-            return NodeProbeAnswer(why_not=(seen[0].waits_for if seen else "") or "its check did not end in time")
+            return NodeProbeAnswer(why_not=(seen[0].waits_for if seen else "") or "its check did not finish in time")
         except ClusterError as error:
             return NodeProbeAnswer(why_not=str(error))
         record = read_record(_record_in(message))
@@ -201,5 +201,5 @@ def _without_record(pod: PodState, message: str) -> str:
 
 
 def _lines(message: str) -> Iterator[str]:
-    """Without the time before each, and without those that say nothing."""
+    """Return the lines without their times and without empty ones."""
     return filter(str.strip, (line.partition(" ")[2] for line in message.splitlines()))

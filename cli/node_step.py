@@ -18,7 +18,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord, StandingRecord
 
 _NAME = re.compile(r"[A-Za-z0-9]{1,63}\Z", re.ASCII)
-"""What of a record may go into a shell's line: a reason or a cause is nothing else."""
+"""Names from a record that may be part of a printed shell command: reasons and causes."""
 _STATUSES = frozenset(Status)
 
 
@@ -30,7 +30,9 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
         return _mending(node, record)
     if silent or status not in _STATUSES:
         command = f"kubectl get pods -n {NAMESPACE} -o wide --field-selector spec.nodeName={node.name}"
-        return NextStep((command,), "Find out why its agent is silent." if silent else "No agent has spoken for it.")
+        return NextStep(
+            (command,), "Find out why its agent sends no heartbeat." if silent else "No agent has reported on it."
+        )
     if status == Status.UNKNOWN:
         return _explained((row.cause for row in record.unobserved or ()), "A check could not run.")
     if status == Status.WARN:
@@ -50,7 +52,7 @@ def _mending(node: NodeState, record: StandingRecord) -> NextStep:
 
 
 def _advice(node: NodeState, record: StandingRecord) -> str:
-    """Of the last quarantine run; '' where the node is another machine now, or something was found since."""
+    """Return the last quarantine run's recommendation; '' if the machine was replaced or has newer findings."""
     run = records.on_node(RunRecord, node, QUARANTINE_RESULT)
     at = records.time_of(run)
     if at is None or is_of_another_machine(run.machine, node):
@@ -59,7 +61,7 @@ def _advice(node: NodeState, record: StandingRecord) -> str:
 
 
 def _came(row: FindingRow) -> datetime:
-    """When it was news: a level is seen at every look, an event when it happens."""
+    """Return the time when the finding was new: first observation of a level, last observation of an event."""
     return (row.last_seen if row.nature is Nature.EVENT else row.first_seen) or EARLIEST
 
 

@@ -31,7 +31,7 @@ from healthcheck.verdict.record import AgentRecord, Identity
 from healthcheck.verdict.verdict import Verdict, decide, status_of, worst
 
 _MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
-"""Of a list, of a text and of a line, where a person reads the evidence: a kernel's log has thousands of lines."""
+"""Limits of a list, a text and a line of the printed evidence: a kernel log has thousands of lines."""
 
 Row = tuple[str, Text, Text]
 
@@ -65,7 +65,7 @@ def judged(look: EvidenceCycle) -> CheckResult:
 
 
 def _gpus(evidence: Evidence) -> Sequence[Gpu]:
-    """As NVML listed them; none where it was not asked or did not answer."""
+    """Return the GPUs that NVML listed; none if it was not read or did not answer."""
     if NVML not in evidence.probes or evidence.unread(NVML):
         return ()
     answer = evidence[NVML].answer
@@ -75,7 +75,7 @@ def _gpus(evidence: Evidence) -> Sequence[Gpu]:
 def show(judged: CheckResult, form: OutputFormat | None, *, verbose: bool) -> None:
     """Print the verdict as a table or as the record; with `verbose` also its evidence."""
     if form:
-        # Standard output is the record's alone.
+        # Standard output contains only the record.
         console = Screen(stderr=True)
         write_as(form, json_rows.as_json(_record(judged)), indent=None)
     else:

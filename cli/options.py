@@ -44,15 +44,15 @@ def one_of(words: type[StrEnum]) -> dict[str, Any]:
 
 
 def refuse_two_forms(output: StrEnum | None, *, as_json: bool) -> None:
-    """`output` None: not said. Raises typer.BadParameter."""
+    """Combine --json and -o. `output` None: not given. Raises typer.BadParameter."""
     if as_json and output not in {None, OutputFormat.JSON}:
-        raise typer.BadParameter(f"--json means -o json, but -o {output} was given, too: use one of them")
+        raise typer.BadParameter(f"--json means -o json, but -o {output} was given too: use one of them")
 
 
 def path(text: str | Path) -> Path:
     """Return a path. An empty text is an unset variable, and would mean the current directory."""
     if not str(text):
-        raise typer.BadParameter("a file or a folder is wanted, and it is empty")
+        raise typer.BadParameter("the path of a file or folder is empty")
     return Path(text)
 
 
@@ -65,10 +65,10 @@ def seconds_of(text: str | float) -> float:
 
 
 def positive_seconds(text: str | float) -> float:
-    """Of a wait that has an end. Raises typer.BadParameter."""
+    """Parse the duration of a limited wait. Raises typer.BadParameter."""
     if seconds := seconds_of(text):
         return seconds
-    raise typer.BadParameter("more than 0 is needed")
+    raise typer.BadParameter("must be more than 0")
 
 
 def _url(value: str) -> str:
@@ -85,11 +85,17 @@ def _url(value: str) -> str:
 Context = Annotated[
     str,
     typer.Option(
-        "--context", metavar="NAME", autocompletion=contexts, help="Of the kubeconfig; default: its current one."
+        "--context",
+        metavar="NAME",
+        autocompletion=contexts,
+        help="Context of the kubeconfig; default: its current one.",
     ),
 ]
 Kubeconfig = Annotated[
-    str, typer.Option("--kubeconfig", metavar="FILE", help="Default: KUBECONFIG, ~/.kube/config, the pod's account.")
+    str,
+    typer.Option(
+        "--kubeconfig", metavar="FILE", help="Default: KUBECONFIG, ~/.kube/config, the pod's service account."
+    ),
 ]
 RequestTimeout = Annotated[
     float | None,
@@ -97,12 +103,14 @@ RequestTimeout = Annotated[
         "--request-timeout",
         metavar="TIME",
         parser=seconds_of,
-        help="For each request, as 5s or 2m; 0: no limit. Default: 3s to connect, 10s for an answer.",
+        help="Limit of each request, as 5s or 2m; 0: none. Default: 3s to connect, 10s for an answer.",
     ),
 ]
 JsonOrYaml = Annotated[
     OutputFormat | None,
-    typer.Option("--output", "-o", metavar="FORM", help="json or yaml; default: for a person.", **one_of(OutputFormat)),
+    typer.Option(
+        "--output", "-o", metavar="FORM", help="json or yaml; default: readable text.", **one_of(OutputFormat)
+    ),
 ]
 TableJsonOrYaml = Annotated[
     TableFormat,
@@ -116,11 +124,17 @@ TableJsonOrYaml = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
-InstanceType = Annotated[str, typer.Option("--instance-type", metavar="TYPE", help="Expected properties of the node.")]
+InstanceType = Annotated[
+    str,
+    typer.Option("--instance-type", metavar="TYPE", help="Instance type whose properties are expected of the node."),
+]
 Prometheus = Annotated[
     str,
     typer.Option(
-        "--prometheus", metavar="URL", callback=_url, help="Also ask it how much GPUs are used: http://HOST:9090."
+        "--prometheus",
+        metavar="URL",
+        callback=_url,
+        help="Also read GPU utilization from this Prometheus: http://HOST:9090.",
     ),
 ]
 Selector = Annotated[

@@ -47,7 +47,7 @@ def with_probes(snapshot: Snapshot, access: Access, wanted: ProbeOptions) -> Sna
 
 def _chosen(snapshot: Snapshot, wanted: ProbeOptions) -> tuple[Node, ...]:
     if not snapshot.sees("Node"):
-        raise TargetError(f"--probe-nodes: nodes can't be seen: {snapshot.missing['Node']}")
+        raise TargetError(f"--probe-nodes: nodes can't be read: {snapshot.missing['Node']}")
     named = [name for name in wanted.nodes if name != ALL_SUSPECTS]
     if unknown := [name for name in named if name not in snapshot.by_node]:
         raise TargetError(f"--probe-nodes: there is no node/{unknown[0]}")

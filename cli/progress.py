@@ -1,4 +1,4 @@
-"""Progress on several nodes at once: a line per step, and on a terminal the present stage of each node."""
+"""Progress on several nodes at once: a line per step, and on a terminal the current stage of each node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REFRESHES_PER_SECOND = 2
 
 
 class NodeProgress(Struct, frozen=True):
-    """Output for one node: `say` prints a line, `stage` sets the present stage."""
+    """Output for one node: `say` prints a line, `stage` sets the current stage."""
 
     say: Callable[..., None]
     stage: Callable[[str], None]
@@ -64,7 +64,7 @@ class ProgressDisplay:
         return NodeProgress(partial(self.say, node), partial(self.stage, node))
 
     def say(self, node: str, text: str, style: str = "") -> None:
-        """One line, with the time, and the node's name where there are several."""
+        """Print one line with the time, and with the node's name if there are several nodes."""
         time_of_day = Text(f"{datetime.now().astimezone():%H:%M:%S}", "dim")
         owner = f"{node} | " if self._several else ""
         line = Text.assemble((owner, "dim"), (printable(text), style))

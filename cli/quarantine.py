@@ -14,9 +14,9 @@ Drain = Annotated[
     bool,
     typer.Option("--drain/--no-drain", show_default=False, help="Evict the pods on it first (the default)."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Evict pods that no controller makes again, too.")]
+Force = Annotated[bool, typer.Option("--force", help="Also evict pods that no controller recreates.")]
 EmptyDir = Annotated[
-    bool, typer.Option("--delete-emptydir-data", help="Evict pods with an emptyDir, too: its data is lost.")
+    bool, typer.Option("--delete-emptydir-data", help="Also evict pods with an emptyDir; its data is lost.")
 ]
 Timeout = Annotated[
     float,
@@ -25,13 +25,14 @@ Timeout = Annotated[
         metavar="TIME",
         parser=positive_seconds,
         show_default=False,
-        help="For the pods to go, at most; default: 15m.",
+        help="Longest wait for the pods to end; default: 15m.",
     ),
 ]
 ReleaseOnPass = Annotated[
-    bool, typer.Option("--release-on-pass", help="Uncordon it when nothing was found, if this command cordoned it.")
+    bool,
+    typer.Option("--release-on-pass", help="Uncordon the node if no fault was found and this command cordoned it."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the planned actions, and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the planned actions; change nothing.")]
 
 
 def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
@@ -47,7 +48,7 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Cordon, drain and deeply test nodes, and recommend an action for each. Takes an hour or more.
+    """Cordon, drain and test nodes with a deep diagnostic, and recommend an action for each. Takes an hour or more.
 
     Ctrl-C leaves the test running; the same command follows it again, or shows its result. A person's own cordon is
     never lifted.

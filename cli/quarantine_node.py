@@ -1,6 +1,6 @@
-"""One node's way through quarantine: cordoned, drained, tested by its Job, and back where that was asked for.
+"""Quarantine of one node: cordon, drain, test by a Job, and optionally uncordon.
 
-Each step first looks whether it was done already, so that a run that was cut off anywhere is gone on with by another.
+Each step first checks whether it was done already, so that a new run can continue an interrupted one.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from healthcheck.verdict.record import RunRecord
 
 PASSED, _RERUN = "return-to-service", "rerun"
 LOOK_SECONDS = 2.0
-"""Between two looks at what is waited for."""
+"""Pause between two checks during a wait."""
 _GONE_SECONDS = 180.0
-"""What is left of an earlier Job ends by then, or its node does not answer."""
+"""Longest wait for the end of an earlier Job; after it, the node is assumed not to answer."""
 _LONGEST_JOB_SECONDS = 86400.0
-"""Of a template without a deadline."""
+"""Deadline for a template that has none."""
 _SLACK_SECONDS = 180.0
 _LONGEST_WARNING = 500
 _BATCH = "batch"
@@ -92,16 +92,16 @@ class QuarantineOutcome(Struct, frozen=True):
     step: NextStep = field(default_factory=NextStep)
     why_not: str = ""
     plan: tuple[str, ...] = ()
-    """Of a dry run: what would be done, in words."""
+    """Planned actions of a dry run, as text."""
 
 
 def missing_rights(cluster: Cluster) -> list[str]:
-    """Return the permissions that the person lacks, of those that every node needs."""
+    """Return the permissions that every node needs and the user lacks."""
     return [str(right) for right in _RIGHTS if not cluster.is_allowed(right)]
 
 
 class NodeQuarantine:
-    """Raises CouldNot, ClusterError, and Interrupted."""
+    """Quarantine the node. Raises CouldNot, ClusterError and Interrupted."""
 
     def __init__(
         self, cluster: Cluster, name: str, options: QuarantineOptions, patience: CommandRetries, voice: NodeProgress
@@ -119,7 +119,7 @@ class NodeQuarantine:
         held = claim_on(node, datetime.now(UTC))
         if held is not None and held.kind is not RunKind.QUARANTINE:
             until = timestamp(held.until)
-            raise CouldNot(f"{held.kind.value} {held.holder} tests it, until {until} at the latest; try again then")
+            raise CouldNot(f"{held.kind.value} {held.holder} tests it until {until} at the latest; try again then")
         if is_tested(node):
             raise CouldNot("HyperPod tests it now (deep-health-check-status=InProgress); try again when it has ended")
         template = self._template()
@@ -127,7 +127,7 @@ class NodeQuarantine:
         if job is not None:
             _must_be_ours(job, template)
         following = job if job and _is_to_follow(job, node) else None
-        # The pod that is at work would go with the others.
+        # The drain would also evict the pod of the running test.
         drain = DrainPlan() if following or not self._options.drain else self._drain_plan()
         plan = QuarantinePlan(node, template, drain, following)
         self._must_be_possible(plan)
@@ -147,7 +147,9 @@ class NodeQuarantine:
         give_up = [f"kubectl delete job -n {NAMESPACE} {self._job_name}"] if running else []
         if node.cordoned:
             is_ours = cordoned_by(node) == self._job_name
-            yield "the node is cordoned " + ("by this command" if is_ours else "by another owner, who has to end that")
+            yield "the node is cordoned " + (
+                "by this command" if is_ours else "by another owner, who has to uncordon it"
+            )
             give_up += [f"kubectl uncordon {self._name}"] if is_ours else []
         if job is not None:
             yield f"Job {job.namespace}/{job.name} " + ("continues" if running else f"has ended: {job.outcome}")
@@ -155,12 +157,12 @@ class NodeQuarantine:
         if held is not None and held.kind is RunKind.QUARANTINE:
             yield f"its run holds the node until {timestamp(held.until)} at the latest"
         if not running and not node.cordoned:
-            yield "it left nothing: the node is not cordoned, and has no Job"
+            yield "nothing to clean up: the node is not cordoned and has no Job"
             return
-        yield "to go on, with the same options:"
+        yield "to continue, run with the same options:"
         yield f"  {COMMAND}gpu-healthcheck quarantine {self._name}"
         if give_up:
-            yield "to give up:"
+            yield "to abandon the run:"
             yield f"  {COMMAND}{' && '.join(give_up)}"
 
     # --- looking
@@ -169,7 +171,7 @@ class NodeQuarantine:
         try:
             return self._patience.ask(partial(self._cluster.read_node, self._name))
         except NotFound:
-            raise CouldNot("there is no such node (any more)") from None
+            raise CouldNot("the node does not exist (any more)") from None
 
     def _job(self) -> JobState | None:
         try:
@@ -202,7 +204,7 @@ class NodeQuarantine:
         )
         missing = [str(right) for right in rights if not self._patience.ask(partial(self._cluster.is_allowed, right))]
         if missing:
-            raise CouldNot("you have no right to evict its pods", *missing)
+            raise CouldNot("you have no permission to evict its pods", *missing)
 
     def _must_be_free_then(self, drain: DrainPlan) -> None:
         """Raise if GPU pods would stay on the node: the test would refuse to begin after the evictions."""
@@ -210,7 +212,7 @@ class NodeQuarantine:
         held = self._patience.ask(lambda: list(self._cluster.list_gpu_pods(self._name)))
         staying = [str(pod) for pod in held if f"{pod.namespace}/{pod.name}" not in going]
         if staying:
-            raise CouldNot("pods that stay on it use its GPUs, so the test would not begin", *staying)
+            raise CouldNot("pods that stay on it use its GPUs, so the test would not start", *staying)
 
     # --- the steps
 
@@ -240,22 +242,22 @@ class NodeQuarantine:
             return self._patience.until(partial(self._start, plan), _GONE_SECONDS)
         except TookTooLong:
             raise CouldNot(
-                f"Job {NAMESPACE}/{self._job_name} of an earlier run does not go: its pod has not ended"
+                f"Job {NAMESPACE}/{self._job_name} of an earlier run is not deleted: its pod has not ended"
             ) from None
 
     def _start(self, plan: QuarantinePlan) -> JobState | None:
-        """The Job at work, found or made; None while one that has ended is still to go."""
-        self._voice.stage("gets its Job")
+        """Return the running Job, found or created; None while an ended one is still being deleted."""
+        self._voice.stage("creating its Job")
         known = self._job()
         if known is not None:
             _must_be_ours(known, plan.template)
         try:
             if known is None:
                 job = self._cluster.create_job(quarantine_job(plan.template, plan.node, NAMESPACE))
-                self._voice.say(f"Job {job.namespace}/{job.name} made")
+                self._voice.say(f"Job {job.namespace}/{job.name} created")
                 return job
             if not known.outcome and not known.leaving:
-                self._voice.say(f"Job {known.namespace}/{known.name} is at work already, and is followed")
+                self._voice.say(f"Job {known.namespace}/{known.name} is running already, and is followed")
                 return known
             if plan.following and known.uid == plan.following.uid and not known.leaving:
                 self._voice.say(
@@ -281,7 +283,7 @@ class NodeQuarantine:
         node = self._node()
         record = _record_of(node, ended, plan.node.annotations.get(QUARANTINE_RESULT, ""))
         if record is None:
-            why = f"its Job ended ({ended.outcome}) and left no result on the node; the last that was heard of it"
+            why = f"its Job ended ({ended.outcome}) without a result on the node; its last message"
             raise CouldNot(why, following.last_said)
         recommendation = str(record.recommendation)
         if recommendation == PASSED and self._options.release_on_pass:
@@ -292,7 +294,7 @@ class NodeQuarantine:
         return QuarantineOutcome(self._name, recommendation, record, node.cordoned, step)
 
     def _uncordoned(self) -> NodeState:
-        """The node as it is then: uncordoned, where its cordon is ours to end."""
+        """Uncordon the node if this command's cordon is on it, and return the Node."""
 
         def ours(node: NodeState) -> Mapping[str, Any] | None:
             now = datetime.now(UTC)
@@ -308,7 +310,7 @@ class NodeQuarantine:
         return node
 
     def _patched(self, change: PatchFor) -> NodeState | None:
-        """The Node as it is patched; None where nothing was to patch."""
+        """Patch the Node and return it; None if there was nothing to patch."""
         try:
             return self._patience.ask(lambda: self._cluster.update_node(self._name, change))
         except NotFound:
@@ -316,7 +318,7 @@ class NodeQuarantine:
 
 
 class _Following:
-    """One Job, looked at again and again: its pod, its log, its end."""
+    """One Job, polled for its pod, its log and its end."""
 
     def __init__(self, cluster: Cluster, job: JobState, voice: NodeProgress) -> None:
         self._cluster = cluster
@@ -333,13 +335,13 @@ class _Following:
         return "; ".join(filter(None, [self._last_line, self._last_notice])) or "nothing"
 
     def look(self) -> JobState | None:
-        """The Job once it has ended."""
+        """Wait for the end of the Job, and return it."""
         try:
             job = self._cluster.read_job(self._job.namespace, self._job.name)
         except NotFound:
             job = None
         if job is None or job.uid != self._job.uid:
-            raise CouldNot("its Job was deleted, or the node is gone with its Job")
+            raise CouldNot("its Job was deleted, possibly with the node")
         # Read after its end was seen, the log is whole.
         pods = self._cluster.list_pods_of(job)
         if pods:
@@ -350,13 +352,13 @@ class _Following:
 
     def _look_for_its_pod(self, job: JobState) -> None:
         self._voice.stage("its Job has no pod yet")
-        why = "it is suspended, by a queue or a person" if job.suspended else self._warning(job.uid)
+        why = "it is suspended by a queue or a person" if job.suspended else self._warning(job.uid)
         if why:
             self._tell(f"{self.title} has no pod: {why}")
 
     def _look_at(self, pod: PodState) -> None:
         if pod.waits_for:
-            # Where there is no place for it, its own condition says so in the same words as the Events.
+            # If the pod can't be scheduled, its condition has the same message as the Events.
             why = "; ".join(filter(None, [pod.waits_for, self._warning(pod.uid) if pod.node else ""]))
             self._voice.stage(f"its pod waits: {why}")
             self._tell(f"pod {pod.name} waits: {why}")
@@ -373,23 +375,23 @@ class _Following:
             self._tell(f"pod {pod.name} ended: {pod.ended}")
 
     def _warning(self, uid: str) -> str:
-        """The newest Event that warns about it; '' where none does, or this person may not read them."""
+        """Return the newest warning Event about it; '' without one, or without permission to read Events."""
         try:
             return "".join(self._cluster.list_warnings(self._job.namespace, uid)[-1:])[:_LONGEST_WARNING]
         except Forbidden:
             return ""
 
     def _tell(self, text: str) -> None:
-        """Once, while it stays so."""
+        """Report a state once while it does not change."""
         if text != self._last_notice:
             self._voice.say(text)
         self._last_notice = text
 
 
 def _is_to_follow(job: JobState, node: NodeState) -> bool:
-    """Whether it is at work, or has a result that this command was to tell and did not, of a node still in quarantine.
+    """Whether the Job is running, or has an unreported result for a node that is still in quarantine.
 
-    One that is only to be run again is run again at once.
+    A Job whose result only recommends another run is replaced at once.
     """
     if job.leaving or not job.outcome:
         return not job.leaving
@@ -400,11 +402,11 @@ def _is_to_follow(job: JobState, node: NodeState) -> bool:
 
 
 def _must_be_ours(job: JobState, template: Mapping[str, Any]) -> None:
-    """Another's Job of that name proves nothing of the node, whatever it says; nor is it ours to delete."""
+    """Raise if a Job of that name is not a quarantine's. Its result is not trusted, and it is not deleted."""
     if (job.component, job.account) == (COMPONENT, account_of(template)):
         return
     raise CouldNot(
-        f"Job {job.namespace}/{job.name} is no quarantine's, and is neither followed nor deleted",
+        f"Job {job.namespace}/{job.name} is not a quarantine's; it is neither followed nor deleted",
         f"it has the component '{job.component}' and the account '{job.account}', "
         f"where a quarantine's has '{COMPONENT}' and '{account_of(template)}'",
         f"find its creator, then: kubectl delete job -n {job.namespace} {job.name}",
@@ -413,11 +415,13 @@ def _must_be_ours(job: JobState, template: Mapping[str, Any]) -> None:
 
 def _must_be_allowed(plan: DrainPlan) -> None:
     if plan.refused:
-        raise CouldNot("pods on it go only when you allow it", *(f"{title}: {why}" for title, why in plan.refused))
+        raise CouldNot(
+            "some pods on it are evicted only with your permission", *(f"{title}: {why}" for title, why in plan.refused)
+        )
 
 
 def _deadline_seconds(template: Mapping[str, Any]) -> float:
-    """How long a Job of this template can take, and we to see its end."""
+    """Return the longest duration of a Job of this template, with a margin to observe its end."""
     result = template["spec"].get("activeDeadlineSeconds")
     return (result if isinstance(result, int) else _LONGEST_JOB_SECONDS) + _SLACK_SECONDS
 

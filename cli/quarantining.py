@@ -40,11 +40,11 @@ from healthcheck.text.printable import printable
 from healthcheck.verdict.record import RunRecord
 
 NOT_PASSED, COULD_NOT, INTERRUPTED = 1, 2, 130
-_RESUME = "gpu-healthcheck quarantine {} goes on with it"
+_RESUME = "gpu-healthcheck quarantine {} continues the run"
 _STYLES = {word.value: style for word, style in STATUS_STYLES.items()}
 _STYLES |= {word.name: style for word, style in SEVERITY_STYLES.items()}
 _LONGEST_ROW = 1000
-"""Of a table that is piped: nothing reads it by its width there."""
+"""Table width for a pipe, so that no cell is wrapped."""
 _RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
 
 
@@ -75,7 +75,7 @@ def quarantine_nodes(
 def _must_have_rights(cluster: Cluster) -> None:
     missing = missing_rights(cluster)
     if missing:
-        raise CouldNot("you lack rights that it needs, and nothing was changed", *missing)
+        raise CouldNot("you lack permissions that it needs, and nothing was changed", *missing)
 
 
 class QuarantineThreads:
@@ -111,7 +111,7 @@ class QuarantineThreads:
                     wait(ways)
                     break
                 except KeyboardInterrupt:
-                    ending.set()  # each ends at its next wait, and reports its state
+                    ending.set()  # each thread ends at its next wait, and reports its state
         return [way.result() for way in ways]
 
     def _quarantined(self, name: str) -> QuarantineOutcome:
@@ -169,17 +169,17 @@ def _plan_words(plan: QuarantinePlan, options: QuarantineOptions) -> Iterable[st
         yield "would be cordoned"
     else:
         by = cordoned_by(plan.node)
-        yield f"is cordoned already, {f'by {by}' if by else 'by somebody else: it stays so'}"
+        yield f"is cordoned already, {f'by {by}' if by else 'by another owner: it stays cordoned'}"
     if plan.following:
         how = "show the result of" if plan.following.outcome else "follow"
-        which = "which ended unobserved" if plan.following.outcome else "which is at work on it already"
+        which = "which ended unobserved" if plan.following.outcome else "which is already running on it"
         yield f"would {how} Job {plan.following.namespace}/{plan.following.name}, {which}"
         return
     yield from (f"would evict {pod.title}{f' ({pod.warning})' if pod.warning else ''}" for pod in plan.drain.leaving)
     yield from (f"would leave {title}: {why}" for title, why in plan.drain.left)
     if not options.drain:
-        yield "would leave all pods where they are (--no-drain): the test refuses to begin while one holds a GPU"
-    yield f"would make Job {job_name(plan.node.name)}, and follow it"
+        yield "would evict no pods (--no-drain): the test does not start while a pod holds a GPU"
+    yield f"would create Job {job_name(plan.node.name)} and follow it"
 
 
 # --- the result
@@ -199,7 +199,7 @@ def show(result: QuarantineOutcome, console: Screen) -> None:
         severity = finding.severity.name if finding.severity else ""
         print_line(console, Text(f"{severity:8}", _STYLES.get(severity, "")), Text(words))
     if record.bug_report:
-        console.print(Text(f"NVIDIA's bug report lies on the node: {printable(record.bug_report)}"), soft_wrap=True)
+        console.print(Text(f"NVIDIA's bug report is on the node: {printable(record.bug_report)}"), soft_wrap=True)
     style = _RECOMMENDATION_STYLES.get(result.recommendation, "bold red")
     console.print(Text.assemble("recommendation: ", (printable(result.recommendation), style)))
     for reason in record.reasons or ():
@@ -230,7 +230,7 @@ def _show_step(result: QuarantineOutcome, console: Screen) -> None:
     for command in result.step.commands:
         console.print(Text(f"  {COMMAND}{printable(command)}"), soft_wrap=True)
     if result.recommendation == PASSED and result.step == NextStep():
-        console.print("it is not cordoned: it takes work again")
+        console.print("it is not cordoned: it accepts work again")
 
 
 def _exit_code(result: QuarantineOutcome) -> int:

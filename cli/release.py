@@ -1,4 +1,4 @@
-"""`gpu-healthcheck release`: a person says that a node's event findings are dealt with."""
+"""`gpu-healthcheck release`: acknowledge the event findings of a node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from healthcheck.cluster.kubeconfig import Access
 
 def _reason(text: str) -> str:
     if not text.strip():
-        raise typer.BadParameter("why the findings are dealt with is wanted, and it is empty")
+        raise typer.BadParameter("the reason is empty; state how the findings were dealt with")
     return text
 
 
@@ -29,38 +29,40 @@ Reason = Annotated[
     ),
 ]
 
-By = Annotated[str, typer.Option("--by", metavar="NAME", help="Who; default: the kubeconfig's user, else yours here.")]
-KeepCordoned = Annotated[bool, typer.Option("--keep-cordoned", help="Leave the cordon of a quarantine run, too.")]
+By = Annotated[
+    str, typer.Option("--by", metavar="NAME", help="Your name; default: the kubeconfig's user, else the local user.")
+]
+KeepCordoned = Annotated[bool, typer.Option("--keep-cordoned", help="Also leave the cordon of a quarantine run.")]
 Wait = Annotated[
     bool,
     typer.Option(
-        "--wait/--no-wait", show_default=False, help="Wait until the node's agent has taken it (the default)."
+        "--wait/--no-wait", show_default=False, help="Wait until the node's agent has applied it (the default)."
     ),
 ]
 Timeout = Annotated[
     float,
     typer.Option(
-        "--timeout", metavar="TIME", parser=positive_seconds, show_default=False, help="To wait at most; default: 2m."
+        "--timeout", metavar="TIME", parser=positive_seconds, show_default=False, help="Longest wait; default: 2m."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="With -l: do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="With -l: do not ask for confirmation.")]
 Local = Annotated[
-    bool, typer.Option("--local", help="Release this machine, where there is no cluster: for `check` in a prolog.")
+    bool, typer.Option("--local", help="Release this machine without a cluster: for `check` in a prolog.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="List the findings that would be released, and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the findings that would be released; write nothing.")]
 
 
 class ReleaseOptions(Struct, frozen=True):
     """Options of the command line."""
 
     by: str
-    """'' for whoever types it."""
+    """Name of the person; '' for the local user."""
     reason: str
     keep_cordoned: bool
     dry_run: bool
     wait_seconds: float
     shown: frozenset[tuple[str, str, datetime]] | None = None
-    """The findings of a node that a person saw and said yes to; None: whatever stands."""
+    """Findings that the user saw and confirmed; None: all active ones."""
 
 
 def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
@@ -82,7 +84,7 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
     A fault that persists is found again.
 
-    With -l, all nodes with these labels that have something to release: it lists them, and asks for confirmation. A
+    With -l, it lists all nodes with these labels that have something to release, and asks for confirmation. A
     node that a quarantine run cordoned is uncordoned; a person's own cordon stays.
 
     With --local no cluster is used: the events of this machine's kernel log are released, for `check` here.
@@ -92,12 +94,12 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     """
     if local:
         if nodes or selector:
-            raise typer.BadParameter("--local releases this machine: no name of a node and no -l goes with it")
-        from cli.local_release import release_here  # noqa: PLC0415 - it looks at this machine, the others at a cluster
+            raise typer.BadParameter("--local releases this machine: give no node name and no -l")
+        from cli.local_release import release_here  # noqa: PLC0415 - it reads this machine, the others a cluster
 
         raise typer.Exit(release_here(by, reason, dry_run=dry_run))
     if bool(nodes) == bool(selector):
-        raise typer.BadParameter("either names of nodes or -l SELECTOR is wanted; --local is for this machine")
+        raise typer.BadParameter("give node names or -l SELECTOR; --local is for this machine")
     from cli.releasing import release_nodes, release_selected  # noqa: PLC0415 - its help needs none of it
 
     options = ReleaseOptions(by, reason, keep_cordoned, dry_run, timeout if wait else 0.0)

@@ -35,11 +35,11 @@ from healthcheck.verdict.record import AgentRecord
 
 STILL_STANDS, COULD_NOT = 1, 2
 Findings = frozenset[tuple[str, str, datetime]]
-"""Reason, subject, and when it was last seen."""
+"""Reason, subject, and last observation."""
 
 
 class CouldNotRelease(Exception):
-    """The message says why."""
+    """A node can't be released, with the reason."""
 
 
 def release_nodes(nodes: Sequence[str], options: ReleaseOptions, access: Access) -> int:
@@ -52,7 +52,7 @@ def release_nodes(nodes: Sequence[str], options: ReleaseOptions, access: Access)
 
 
 def release_selected(selector: str, options: ReleaseOptions, access: Access, *, yes: bool) -> int:
-    """Those with these labels that have something to release, once a person has seen it. Returns the exit code."""
+    """Release the nodes with these labels that have something to release, after confirmation. Returns the exit code."""
     try:
         cluster = cluster_of(access)
         nodes = list(cluster.list_nodes(selector))
@@ -63,7 +63,7 @@ def release_selected(selector: str, options: ReleaseOptions, access: Access, *, 
         complain("release", explained(error))
         return COULD_NOT
     if not nodes:
-        complain("release", f"-l {selector!r}: no node has such labels")
+        complain("release", f"-l {selector!r}: no node has these labels")
         return COULD_NOT
     shown = {node.name: _meant(release_of(node, "", "", datetime.now(UTC))) for node in nodes if _has_something(node)}
     return _release_shown(cluster, shown, len(nodes), _signed(options, access), yes=yes)
@@ -90,7 +90,7 @@ def _release_shown(
 ) -> int:
     console = Screen(soft_wrap=True)
     if not shown:
-        console.print(f"{counted(among, 'node')}, and none has anything to release")
+        console.print(f"{counted(among, 'node')}, none has anything to release")
         return 0
     code = _release_each(cluster, shown, replace(options, dry_run=True))
     if options.dry_run or code:
@@ -118,7 +118,7 @@ def _release(cluster: Cluster, name: str, options: ReleaseOptions, console: Scre
     elif node.tainted():
         console.print(f"{name}: no event finding is active; its agent lifts the taint unless a level finding keeps it")
     else:
-        console.print(f"{name}: nothing to release: no event finding is active, and no taint of ours is there")
+        console.print(f"{name}: nothing to release: no event finding is active, and the node has no taint of ours")
     if not options.dry_run:
         node, word = _write(cluster, name, options)
     _show_cordon(node, options, console)
@@ -127,7 +127,7 @@ def _release(cluster: Cluster, name: str, options: ReleaseOptions, console: Scre
         stands = any(fault.severity >= Severity.RESET for fault in faults_on(node))
         return STILL_STANDS if stands and not options.dry_run else 0
     if not options.wait_seconds:
-        console.print(f"{name}: written; the node's agent takes it as soon as it sees it")
+        console.print(f"{name}: written; the node's agent will apply it")
         return 0
     after = _wait(cluster, name, dump_release(word), options.wait_seconds)
     console.print(f"{name}: released by {printable(options.by)}: {printable(options.reason)}")
@@ -141,7 +141,7 @@ def _read(cluster: Cluster, name: str) -> NodeState:
     try:
         node = cluster.read_node(name)
     except NotFound:
-        raise CouldNotRelease("there is no such node") from None
+        raise CouldNotRelease("the node does not exist") from None
     return _with_record(node)
 
 
@@ -168,19 +168,19 @@ def _write(cluster: Cluster, name: str, options: ReleaseOptions) -> tuple[NodeSt
     try:
         cluster.update_node(name, releasing)
     except NotFound:
-        raise CouldNotRelease("there is no such node") from None
+        raise CouldNotRelease("the node does not exist") from None
     return meant[-1]
 
 
 def _patch(node: NodeState, word: Release, options: ReleaseOptions) -> dict[str, Any] | None:
-    """None where there is nothing to write."""
+    """Return the patch; None if there is nothing to write."""
     patch = None if options.keep_cordoned else lift(node, word.at)
     is_needed = word.findings or node.tainted()
     return annotated(node, {RELEASE: dump_release(word)}, patch) if is_needed else patch
 
 
 def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
-    """The Node once its agent has taken the release into its record."""
+    """Wait until the agent's record has the release, and return the Node."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         for node in cluster.watch_node(name, math.ceil(left)):
@@ -191,7 +191,7 @@ def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
             if time.monotonic() >= deadline:
                 break
     raise CouldNotRelease(
-        f"no agent of this node answered within {seconds:g} s; the release waits on the node (is its agent running?)"
+        f"no agent of this node answered within {seconds:g} s; the release stays on the node (is its agent running?)"
     )
 
 
@@ -200,7 +200,7 @@ def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
     rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
     status = _status(node)
     if rest:
-        console.print(f"{node.name}: still stands")
+        console.print(f"{node.name}: still active")
         _show(rest, console)
     console.print(f"{node.name}: its agent reports {status}")
     is_released = status != Status.FAIL and not node.tainted() and all(one.severity < Severity.RESET for one in rest)
@@ -211,7 +211,7 @@ def _show_cordon(node: NodeState, options: ReleaseOptions, console: Screen) -> N
     """Print the effect on the cordon of a cordoned node."""
     if not node.cordoned:
         return
-    why = "as you asked" if options.keep_cordoned else why_kept(node, datetime.now(UTC))
+    why = "as requested" if options.keep_cordoned else why_kept(node, datetime.now(UTC))
     by = printable(cordoned_by(node))
     if why:
         words = f"stays cordoned: {printable(why)}" + ("" if by else f" (kubectl uncordon {node.name})")

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck replay`: judge a saved log, and say which rule fired on which line; or a saved look, anew."""
+"""`gpu-healthcheck replay`: judge a saved log, with the rule of each line, or a saved check cycle."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class ReplayOptions(Struct, frozen=True):
 
     files: tuple[str, ...]
     kind: InputKind | None
-    """None: by their content."""
+    """None: detected by content."""
     instance_type: str
     form: OutputFormat | None
-    """None: for a person."""
+    """None: readable text."""
     verbose: bool
 
 

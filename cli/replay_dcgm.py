@@ -55,7 +55,7 @@ _LEVELS = {2: LEVEL_2, 4: LEVEL_4}
 
 
 class Document(Struct, frozen=True):
-    """A file with the diagnostic's answer, and when it was saved, in UTC."""
+    """A file with the diagnostic's answer, and its time in UTC."""
 
     name: str
     raw: bytes
@@ -63,10 +63,10 @@ class Document(Struct, frozen=True):
 
 
 def judge_document(document: Document, options: ReplayOptions, here: LocalSettings) -> int:
-    """Judge and show it; returns the exit code. Raises CaptureError where it is none of the diagnostic's."""
+    """Judge and show it; returns the exit code. Raises CaptureError if it is no output of the diagnostic."""
     answer = read_answer(document.raw)
     if not answer.documents and not answer.cut_off and not any(map(return_of_text, answer.said)):
-        raise CaptureError(f"{document.name}: no document of dcgmi diag -j; expected is its JSON, of DCGM 2 to 4")
+        raise CaptureError(f"{document.name}: not the output of dcgmi diag -j; expected is its JSON, of DCGM 2 to 4")
     instance_type, policy = options.instance_type, here.policy
     expected = Expectation(find_profile(here.profiles, instance_type), instance_type, policy=policy)
     check = _LEVELS[level_of(answer)]
@@ -86,7 +86,7 @@ def judge_document(document: Document, options: ReplayOptions, here: LocalSettin
 
 
 def _sourced(outcome: Outcome, texts: Mapping[str, str], lines: Mapping[bytes, int], name: str) -> Outcome:
-    """Each finding with the line of the document that names its error, where that can be found again."""
+    """Return each finding with the line of the document that names its error, if that line can be located."""
 
     def source(finding: Finding) -> str:
         words = finding.detail if finding.detail in texts else finding.detail.rpartition(ALSO)[0]
@@ -100,7 +100,7 @@ def _sourced(outcome: Outcome, texts: Mapping[str, str], lines: Mapping[bytes, i
 
 
 def _lines(raw: bytes) -> dict[bytes, int]:
-    """By the beginning of each text in the document: the first line on which it stands."""
+    """Return the first line of each text, by the beginning of the text."""
     lines: dict[bytes, int] = {}
     number, counted = 1, 0
     for found in _TEXT.finditer(raw):
@@ -114,7 +114,7 @@ def _show(name: str, verdict: Verdict, answer: DiagAnswer, policy: Policy) -> No
     """Print each test with its devices and errors, then the verdict."""
     console = Screen(soft_wrap=True)
     driver = f", driver {answer.driver}" if answer.driver else ""
-    console.print(Text(printable(f"DCGM {answer.version or 'of a version that it does not tell'}{driver}"), "bold"))
+    console.print(Text(printable(f"DCGM {answer.version or 'of unknown version'}{driver}"), "bold"))
     for line in _tests(rows_of(answer), policy):
         console.print(line)
     console.print()

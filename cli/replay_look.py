@@ -16,14 +16,14 @@ from healthcheck.memory.findings import ActiveFinding
 
 
 def judge_look(raw: bytes, options: ReplayOptions, here: LocalSettings) -> int:
-    """Returns the exit code. Raises CaptureError where it is no look, or one of nonsense."""
+    """Judge and show the cycle; returns the exit code. Raises CaptureError if it is none, or has invalid values."""
     name = options.files[0]
     try:
         result = judged(_look(raw, options.instance_type, here))
     except EvidenceError as error:
         raise CaptureError(f"{name}: {error}") from error
-    except (ArithmeticError, ValueError) as error:  # such as 1e300 seconds: JSON can say it and no probe ever does
-        raise CaptureError(f"{name}: its values make no sense: {error}") from error
+    except (ArithmeticError, ValueError) as error:  # such as 1e300 seconds: valid JSON, but never a probe's value
+        raise CaptureError(f"{name}: its values are invalid: {error}") from error
     standing = tuple(_sourced(finding, name) for finding in result.memory.standing)
     result = replace(result, memory=replace(result.memory, standing=standing))
     show(result, options.form, verbose=options.verbose)
@@ -31,7 +31,7 @@ def judge_look(raw: bytes, options: ReplayOptions, here: LocalSettings) -> int:
 
 
 def _look(raw: bytes, instance_type: str, here: LocalSettings) -> EvidenceCycle:
-    """The look as it was saved, its expectations too; with another instance type, that one's profile of here."""
+    """Return the saved cycle; with `instance_type`, the expectations are that type's profile on this machine."""
     look = evidence_file.read(raw)
     if not instance_type:
         return look
@@ -40,6 +40,6 @@ def _look(raw: bytes, instance_type: str, here: LocalSettings) -> EvidenceCycle:
 
 
 def _sourced(standing: ActiveFinding, name: str) -> ActiveFinding:
-    """A level rests on the file as a whole, and the rule is its check's."""
+    """Return the row of a level finding: its evidence is the whole file, and its rule that of its check."""
     finding = standing.finding
     return replace(standing, finding=replace(finding, source=name, rule=finding.rule or standing.check))

@@ -33,7 +33,7 @@ def judge_files(options: ReplayOptions) -> int:
     try:
         replayed = _replayed(captures, options.instance_type, here)
         if captures.evidence is not None:
-            from cli.replay_look import judge_look  # noqa: PLC0415 - a log needs few checks, a look all of them
+            from cli.replay_look import judge_look  # noqa: PLC0415 - a log needs few checks, a check cycle all of them
 
             return judge_look(captures.evidence, options, here)
         if captures.dcgm is not None:
@@ -91,7 +91,7 @@ def _finding(standing: ActiveFinding) -> Text:
 
 
 def _show_passed_over(captures: Captures, replayed: Replay) -> None:
-    """On standard error, so that `--json` keeps standard output for the record."""
+    """Print the lines without a fault to standard error: with `--json`, standard output is the record."""
     passed = captures.passed_over
     messages = [
         f"no fault: {reason} on {subject}: {count}" for (reason, subject), count in replayed.ignored.most_common()

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck status`: the fleet as its nodes tell it."""
+"""`gpu-healthcheck status`: state of the fleet, from its Nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StatusOptions(Struct, frozen=True):
     prometheus: str
 
 
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl-C.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")]
 OutputForm = Annotated[
     StatusFormat,
     typer.Option(
@@ -47,8 +47,10 @@ OutputForm = Annotated[
         **one_of(StatusFormat),
     ),
 ]
-NoHeaders = Annotated[bool, typer.Option("--no-headers", help="The rows of the table alone.")]
-Allocation = Annotated[bool, typer.Option("--allocation", help="Show who has which GPUs, node by node.")]
+NoHeaders = Annotated[bool, typer.Option("--no-headers", help="Print only the rows of the table.")]
+Allocation = Annotated[
+    bool, typer.Option("--allocation", help="Show the GPUs of each node and the pods that hold them.")
+]
 
 
 def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
@@ -67,13 +69,13 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
     Exit code: 0, or 2 when the cluster could not be read.
     """
     if prometheus and not by_node:
-        raise typer.BadParameter("--prometheus goes with --allocation")
+        raise typer.BadParameter("--prometheus needs --allocation")
     if output is StatusFormat.HTML and (watch or by_node):
-        raise typer.BadParameter("-o html shows the fleet as it is now, without --watch and --allocation")
+        raise typer.BadParameter("-o html shows the current fleet, without --watch and --allocation")
     if output is StatusFormat.NAME and (watch or by_node):
-        raise typer.BadParameter("-o name lists the nodes as they are now, without --watch and --allocation")
+        raise typer.BadParameter("-o name lists the current nodes, without --watch and --allocation")
     if by_node and (watch or selector or no_headers):
-        raise typer.BadParameter("--allocation shows all of it once, without --watch, -l and --no-headers")
+        raise typer.BadParameter("--allocation shows the whole cluster once, without --watch, -l and --no-headers")
     from cli.fleet_table import tell  # noqa: PLC0415 - its help needs none of it
 
     access = Access(kubeconfig, context, request_timeout)

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck uninstall`: take everything of ours off all nodes."""
+"""`gpu-healthcheck uninstall`: remove all labels, taints, annotations and conditions of this project from all nodes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from healthcheck.cluster.kubeconfig import Access
 
 
 def uninstall(
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the parts that would be removed, and write nothing.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed; write nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
@@ -23,9 +21,9 @@ def uninstall(
 
     Other tools' values stay, and so does a person's cordon.
 
-    Remove our agents and CronJobs first, because they would write again. The commands for it are printed.
+    Remove our agents and CronJobs first, because they would write again; the command prints how.
 
-    Exit code: 0 no node has anything of ours; 1 one has, or our programs still run; 2 could not.
+    Exit code: 0 no node has anything of ours; 1 a node has, or our programs still run; 2 could not.
     """
     from cli.uninstalling import uninstall_from  # noqa: PLC0415 - its help needs none of it
 

@@ -57,7 +57,7 @@ def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -
         return 0
     if running:
         return LEFT
-    if (gone or rules) and not (yes or typer.confirm("Take all this off?")):
+    if (gone or rules) and not (yes or typer.confirm("Remove all this?")):
         console.print("nothing was changed")
         return LEFT
     failed = [removal.node for removal in gone if not take_off(cluster, removal.node, console)]
@@ -65,7 +65,7 @@ def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -
         taints.delete_rule(rule)
     remain = taints.list_all_rules() if rules else ()
     if left := [*(removal.node for removal in _look(cluster)), *(device_rule.name for device_rule in remain)]:
-        why = "" if failed else ": a program of ours wrote it again; which one still runs?"
+        why = "" if failed else ": a program of this project wrote it again; find out which one still runs"
         complain("uninstall", f"still there on {named(left, _MOST_NAMED)}{why}")
         return COULD_NOT if failed else LEFT
     _say_what_remains(gone, console)
@@ -73,13 +73,16 @@ def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -
 
 
 def _rules(taints: DeviceTaints, gone: Sequence[Removal], console: Screen) -> tuple[DeviceRule, ...]:
-    """Ours. Who may not list them is not kept from the rest where no node tells of any. Raises ClusterError."""
+    """Return our DeviceTaintRules. Raises ClusterError.
+
+    Without permission to list them, return none if no node's record has one.
+    """
     try:
         return taints.list_all_rules()
     except Forbidden as error:
         if any(removal.has_rules for removal in gone):
             raise
-        console.print(f"DeviceTaintRules are not visible, and no node's record lists one of ours: {error}")
+        console.print(f"DeviceTaintRules can't be listed, and no node's record has one of ours: {error}")
         console.print(f"A user with permission to list them can check for leftovers:\n  {SHOW_RULES}")
         return ()
 
@@ -88,8 +91,14 @@ def _show_all(gone: Sequence[Removal], rules: Sequence[DeviceRule], console: Scr
     for planned in gone:
         _show(planned, console)
     for rule in rules:
-        console.print(f"DeviceTaintRule {printable(rule.name)}: a GPU takes work again, and its verdict is {rule.tier}")
-    console.print(f"{_counted(gone)} something of ours" if gone else "no node carries anything of ours")
+        console.print(
+            f"DeviceTaintRule {printable(rule.name)}: a GPU accepts work again, although its verdict is {rule.tier}"
+        )
+    console.print(
+        f"{_counted(gone)} labels, taints or other data of gpu-healthcheck"
+        if gone
+        else "no node carries anything of gpu-healthcheck"
+    )
 
 
 def _look(cluster: Cluster) -> list[Removal]:
@@ -102,7 +111,7 @@ def _look(cluster: Cluster) -> list[Removal]:
 
 
 def take_off(cluster: Cluster, name: str, console: Screen) -> bool:
-    """Whether nothing of ours is left on that Node. Raises Forbidden: the others would be refused as well."""
+    """Whether nothing of ours is left on the Node. Raises Forbidden: the other Nodes would be refused as well."""
     try:
         node = cluster.update_node(name, patch) or cluster.read_node(name)
         if conditions := removal(node).conditions:
@@ -132,7 +141,7 @@ def _show(removal: Removal, console: Screen) -> None:
     if removal.uncordoned:
         console.print(f"  is uncordoned: {printable(removal.uncordoned)} had cordoned it")
     if removal.verdict in _BAD:
-        console.print(f"  takes work again, and its verdict is {removal.verdict}")
+        console.print(f"  accepts work again, although its verdict is {removal.verdict}")
     for what in removal.kept:
         console.print(f"  keeps {printable(what)}: set by another owner")
 
@@ -142,7 +151,7 @@ def _counted(gone: Sequence[Removal]) -> str:
 
 
 def _listed(noun: str, keys: Sequence[str]) -> str:
-    """Names without our prefix, which all of them have."""
+    """Return the names without our common prefix."""
     names = ", ".join(printable(key.removeprefix(f"{PREFIX}/")) for key in keys)
     return f"{noun}{'s' if len(keys) > 1 else ''} {names}" if keys else ""
 
@@ -150,15 +159,21 @@ def _listed(noun: str, keys: Sequence[str]) -> str:
 def _say_what_runs(running: Sequence[PodOwner]) -> None:
     complain(
         "uninstall",
-        f"our own programs still run, and would write again: {named([str(owner) for owner in running], _MOST_NAMED)}",
+        "programs of gpu-healthcheck still run, and would write again: "
+        + named([str(owner) for owner in running], _MOST_NAMED),
     )
     say(f"End them, wait until their pods are gone, and run this again:\n  {STOP}")
 
 
 def _say_what_remains(gone: Sequence[Removal], console: Screen) -> None:
-    console.print(f"Nothing of ours is left on any node. This deletes the rest:\n  {DELETE_REST}")
-    console.print(f"The nodes' disks keep the agents' memory and NVIDIA's reports; on each node:\n  {DELETE_FILES}")
+    console.print(f"No node has anything of gpu-healthcheck any more. This deletes the rest:\n  {DELETE_REST}")
+    console.print(
+        f"The nodes' disks keep the agents' memory and NVIDIA's reports. Delete them on each node:\n  {DELETE_FILES}"
+    )
     if any(taint.startswith(STARTUP) for removal in gone for taint in removal.taints):
         console.print(f"Remove {STARTUP} from the configuration that creates nodes: new nodes would keep it.")
     if any(what.startswith(f"label {ENABLED}=") for removal in gone for what in removal.kept):
-        console.print(f"A person's label is left for the next time:\n  kubectl label nodes -l {ENABLED} {ENABLED}-")
+        console.print(
+            "The label that a person set is kept for the next installation. To remove it:\n"
+            f"  kubectl label nodes -l {ENABLED} {ENABLED}-"
+        )

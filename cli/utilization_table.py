@@ -1,4 +1,4 @@
-"""`--prometheus URL`: how much GPUs are used, asked of the Prometheus that has the DCGM exporter's series."""
+"""`--prometheus URL`: GPU utilization from a Prometheus with the DCGM exporter's series."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthcheck.cluster.prometheus import PrometheusError, instant
 
 
 def with_use(snapshot: Snapshot, url: str) -> Snapshot:
-    """Return the snapshot with the present utilization of each card, or the reason why it is unknown."""
+    """Return the snapshot with the current utilization of each card, or the reason why it is unknown."""
     snapshot = with_shares(snapshot, url)
     try:
         return replace(snapshot, gpu_use=read_use(_there(url, instant(url, NOW))))
@@ -21,7 +21,7 @@ def with_use(snapshot: Snapshot, url: str) -> Snapshot:
 
 
 def with_idle(snapshot: Snapshot, url: str) -> Snapshot:
-    """Return the snapshot with the present utilization of each card and the cards idle for an hour, or the reason."""
+    """Return the snapshot with the current utilization of each card and the cards idle for an hour, or the reason."""
     snapshot = with_shares(snapshot, url)
     try:
         _there(url, instant(url, THERE))
@@ -31,7 +31,7 @@ def with_idle(snapshot: Snapshot, url: str) -> Snapshot:
 
 
 def with_shares(snapshot: Snapshot, url: str) -> Snapshot:
-    """Where HAMi shares cards: with how much of its share each pod uses, as far as HAMi's monitor is asked."""
+    """Add each pod's use of its HAMi share, if this Prometheus has the series of HAMi's monitor."""
     if not any(map(has_hami, snapshot.nodes)):
         return snapshot
     try:
@@ -43,7 +43,7 @@ def with_shares(snapshot: Snapshot, url: str) -> Snapshot:
 
 def _there(url: str, series: list[object]) -> list[object]:
     if not series:
-        raise PrometheusError(f"{url} has no series {SERIES}: does it ask the DCGM exporter?")
+        raise PrometheusError(f"{url} has no series {SERIES}: does it scrape the DCGM exporter?")
     return series
 
 

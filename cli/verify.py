@@ -16,7 +16,7 @@ Timeout = Annotated[
         metavar="TIME",
         parser=seconds_of,
         show_default=False,
-        help="Check again for so long, as 90s or 2m; default: once.",
+        help="Repeat failed checks for this time, as 90s or 2m; default: once.",
     ),
 ]
 
@@ -24,9 +24,9 @@ Timeout = Annotated[
 def verify(
     timeout: Timeout = 0.0, context: Context = "", kubeconfig: Kubeconfig = "", request_timeout: RequestTimeout = None
 ) -> None:
-    """Say whether the installation works: the policies are in force, GPU nodes are seen, and agents look at them.
+    """Check the installation: policies are in force, GPU nodes have labels, and agents check them.
 
-    Exit code: 0 it does; 1 something is lacking; 2 could not check.
+    Exit code: 0 it works; 1 a part is missing; 2 could not check.
     """
     from cli.verifying import tell  # noqa: PLC0415 - its help needs none of it
 

@@ -39,7 +39,7 @@ class Verification(Struct, frozen=True):
 
 
 def tell(access: Access, seconds: float) -> int:
-    """Looks again for so long; returns the exit code."""
+    """Check until all parts pass or the time is over; returns the exit code."""
     try:
         answers = _look(cluster_of(access), time.monotonic() + seconds)
     except ClusterError as error:
@@ -50,7 +50,7 @@ def tell(access: Access, seconds: float) -> int:
 
 
 def _look(cluster: Cluster, deadline: float) -> list[Verification]:
-    """The last answers: when all hold, or when the time is over."""
+    """Return the last results: when all pass, or when the time is over."""
     while not _all_hold(answers := list(answers_of(cluster))) and time.monotonic() < deadline:
         time.sleep(_LOOK_AGAIN_SECONDS)
     return answers
@@ -61,7 +61,7 @@ def _all_hold(answers: list[Verification]) -> bool:
 
 
 def answers_of(cluster: Cluster) -> Iterator[Verification]:
-    """In the order in which one rests on the other. Raises ClusterError."""
+    """Yield the results; each part depends on the ones before. Raises ClusterError."""
     missing = sorted(set(POLICIES) - cluster.list_policies_in_force())
     yield Verification(
         "policies",
@@ -70,7 +70,7 @@ def answers_of(cluster: Cluster) -> Iterator[Verification]:
     )
     listed = list(gpu_nodes(cluster))
     nodes = {node.name for node in listed}
-    yield Verification("GPU nodes", bool(nodes), f"{len(nodes)} by their labels" if nodes else _NO_NODE)
+    yield Verification("GPU nodes", bool(nodes), f"{len(nodes)} selected by labels" if nodes else _NO_NODE)
     now = datetime.now(UTC)
     beats = cluster.list_heartbeats(now)
     awake = {name for name, beat in beats.items() if now - beat.renewed <= timedelta(seconds=beat.seconds)}
@@ -105,11 +105,11 @@ def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
 
 
 _CROWDED = (
-    "server-side apply left them, as with a stolen token. List them with `kubectl get node NODE -o yaml"
+    "they remain from server-side apply, possibly with a stolen token. List them with `kubectl get node NODE -o yaml"
     " --show-managed-fields`, clear them with `kubectl patch node NODE --type=merge -p"
     ' \'{"metadata":{"managedFields":[{}]}}\'`'
 )
-_NO_NODE = "none has a label by which the agent comes to it (docs/install.md)"
+_NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install.md)"
 
 
 def _table(answers: list[Verification]) -> Table:

@@ -31,7 +31,7 @@ SEVERITY_MEANS = {
 
 
 def explained(error: Exception) -> str:
-    """Why a command could not do it, and which right a person lacks for it."""
+    """Return the error as text, with the permission that the user lacks."""
     if isinstance(error, Forbidden):
-        return f"you need the right to {error.verb} {error.resource}: {error}"
+        return f"you need permission to {error.verb} {error.resource}: {error}"
     return str(error)

@@ -21,18 +21,18 @@ from healthcheck.text.printable import printable
 
 _MOST_NODES, _MOST_NAMED = 40, 5
 _NO_RIGHT = 'cannot create resource "pods"'
-"""How the API server says that who asks may not; any other 403 is admission's, and of the pod."""
+"""The API server's message for a user without permission; any other 403 is an admission decision about the pod."""
 DryRun = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 
 def read_pods(path: Path, namespace: str) -> tuple[dict[str, Any], ...]:
-    """Raises NoPodError; OSError where the file can't be read."""
+    """Read the pods of the file. Raises NoPodError, and OSError if it can't be read."""
     with path.open("rb") as file:
         raw = file.read(4 * LONGEST + 1)
     try:
         return pods_in(raw.decode(), namespace)
     except UnicodeDecodeError as error:
-        raise NoPodError("it is no text in UTF-8") from error
+        raise NoPodError("it is not UTF-8 text") from error
 
 
 def answers(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], dry_run: DryRun | None) -> Iterator[WouldFit]:
@@ -43,13 +43,13 @@ def answers(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], dry_run: DryR
         except ValueError as error:
             raise NoPodError(str(error)) from error
         admission = (
-            by_rules(snapshot, pod, "of a saved state") if dry_run is None else _ask(snapshot, pod, raw, dry_run)
+            by_rules(snapshot, pod, "this is a saved state") if dry_run is None else _ask(snapshot, pod, raw, dry_run)
         )
         yield would_fit(snapshot, pod, admission)
 
 
 def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) -> Admission:
-    """The API server itself: all admission runs, and nothing is stored."""
+    """Dry run of the API server: all admission runs, and nothing is stored."""
     metadata = {key: entry for key, entry in raw["metadata"].items() if key != "name"}
     metadata["generateName"] = f"{pod.meta.name}-"
     try:
@@ -70,11 +70,11 @@ def page(answers: Iterable[WouldFit]) -> Iterator[Text]:
         for node in islice(_best_first(answer.nodes), _MOST_NODES):
             yield from _node(node)
         if len(answer.nodes) > _MOST_NODES:
-            yield Text(f"… and {len(answer.nodes) - _MOST_NODES} more nodes: -o json has them all.")
+            yield Text(f"… and {len(answer.nodes) - _MOST_NODES} more nodes: `-o json` lists all.")
 
 
 def document(answers: Iterable[WouldFit]) -> list[dict[str, Any]]:
-    """For programs."""
+    """Return the answer as a document for programs."""
     return [
         {
             "pod": answer.pod,
@@ -94,7 +94,7 @@ def document(answers: Iterable[WouldFit]) -> list[dict[str, Any]]:
 def _head(answer: WouldFit) -> Iterator[Text]:
     fitting = [node.node for node in answer.nodes if node.fits]
     if answer.admission.refused:
-        yield Text(f"{answer.pod} would not be made: {answer.admission.refused}", "bold red")
+        yield Text(f"{answer.pod} would be rejected: {answer.admission.refused}", "bold red")
         return
     if fitting:
         nodes = named(fitting, _MOST_NAMED)
@@ -105,9 +105,9 @@ def _head(answer: WouldFit) -> Iterator[Text]:
     if answer.added:
         yield Text(f"  admission would add, by {by}: {'; '.join(answer.added)}")
     for name in answer.unread:
-        yield Text(f"  container {name} would get no card: its numbers of cards and MiB are none for HAMi", "bold red")
+        yield Text(f"  container {name} would get no card: HAMi ignores its card and memory requests", "bold red")
     if answer.admission.passed_by:
-        yield Text(f"  HAMi's webhook would leave it alone: {answer.admission.passed_by}", "yellow")
+        yield Text(f"  HAMi's webhook would not change it: {answer.admission.passed_by}", "yellow")
     if answer.admission.why_not:
         yield Text(f"  admission was not asked: {answer.admission.why_not}", "dim")
 
@@ -119,7 +119,7 @@ def _node(node: NodeAnswer) -> Iterator[Text]:
     codes = {card_verdict.uuid: card_verdict for card_verdict in node.verdict.cards} if node.verdict is not None else {}
     for card in node.cards if not node.unregistered else ():
         verdict = codes.get(card.card.uuid)
-        message = "no card of NVIDIA by its type" if verdict is None else _says(card, verdict)
+        message = "no NVIDIA card by its type" if verdict is None else _says(card, verdict)
         fits = verdict is not None and verdict.code is None
         yield Text(f"    {card.card.index} {card.card.uuid}  {message}", "" if fits else "dim")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
+from agent.telemetry import Telemetry
 from cli.index import SETTING, Declared, IndexEntry
 from cli.setting_words import settings_in_words
 from cli.words import SEVERITY_MEANS
@@ -29,7 +30,7 @@ _RUNBOOK, _CAUSES = "docs/runbook.md", "docs/causes.md"
 
 
 CAUSES: tuple[UnobservedCause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
-"""Why a check could not run: all that are declared, in the order of docs/runbook.md."""
+"""All causes why a check could not run, in the order of docs/runbook.md."""
 
 _RECOMMENDATIONS = {
     "return-to-service": "No active finding keeps the node from work: uncordon it.",
@@ -43,30 +44,30 @@ _RECOMMENDATIONS = {
 }
 _STATUSES = {
     "pass": "All checks that apply to the node ran, and none found a fault.",
-    "warn": "The worst finding is MONITOR: the node works on.",
+    "warn": "The worst finding is MONITOR: the node stays in service.",
     "fail": "A finding of RESET or worse is active.",
     "unknown": "A required check could not run, and no finding is worse: neither a fault nor a pass.",
-    "not-configured": "The check's tool or device does not belong to this node. It is neither a pass nor unknown.",
+    "not-configured": "The check's tool or device does not belong to this node. It is neither pass nor unknown.",
 }
 _LABELS = {
-    "status": "How the node is: pass, warn, fail or unknown.",
+    "status": "Health of the node: pass, warn, fail or unknown.",
     "severity": "The worst active finding, or PASS.",
-    "last-check": "When its agent last wrote the Node: at each change, and about once an hour.",
-    "mode": "A deep run uses the node: sweep, l2 or quarantine.",
+    "last-check": "Time of the agent's last write to the Node: at each change, and about once an hour.",
+    "mode": "Kind of the deep run that uses the node: sweep, l2 or quarantine.",
     "enabled": "Set by a person for a GPU node without another label that marks it.",
 }
 _TAINTS = {
     "unhealthy": "The verdict keeps new work away. The agent lifts it when the verdict is better, or on a release.",
-    "maintenance": "A deep test uses the GPUs and keeps new work away. It goes when the test has ended.",
+    "maintenance": "A deep test uses the GPUs and keeps new work away. The taint is removed when the test has ended.",
     "startup": "Set by the creator of the node. The agent removes it after a first check cycle without a fault.",
 }
-_CONDITION = "Its status: True for pass and warn, False for fail, Unknown; its reason is the worst finding's."
+_CONDITION = "True for pass and warn, False for fail, else Unknown; the reason is that of the worst finding."
 _REPAIR = {
     REBOOT_REQUIRED: "True while the node's severity is REBOOT. Written where REPAIR_CONDITIONS names it.",
     REPLACEMENT_REQUIRED: "True while the node's severity is ISOLATE. Written where REPAIR_CONDITIONS names it.",
     HARDWARE_READY: (
         "False while the severity is REPAIR_SEVERITY or worse and our taint is set; Unknown while neither is "
-        "certain. The EKS agent has one of the same name and keeps its own."
+        "certain. On EKS, the node monitoring agent writes a condition of this name, which is kept."
     ),
 }
 _EVENTS = {
@@ -77,22 +78,22 @@ _EVENTS = {
     "BadSetting": (
         "A value of the configuration is invalid: the message has the allowed values, and the last valid one stays."
     ),
-    "UnknownSetting": "A key of the configuration is no setting: it is named with the one that may be meant.",
+    "UnknownSetting": "A key of the configuration is no known setting. The message has the closest setting.",
     "BadAnnotation": "An annotation of ours on the node is malformed: it is ignored or rewritten.",
-    "AnnotationSetAside": "An annotation that the agent failed at is passed over until it changes; the others count.",
+    "AnnotationSetAside": "The agent failed to read an annotation. It is skipped until it changes; the others count.",
     "RecordLeftOut": "The node has no room for the record: labels and taint are set without it.",
-    "OldRecord": "A record of the earlier scripts was shown once, and does not count; its taint is invalid.",
-    "MemoryUnreadable": "The agent's file on the node can't be read; it is rebuilt from the Node and the kernel's log.",
-    "MemorySetAside": "The agent failed at its file on the node: it lies aside, and is rebuilt from the Node.",
+    "OldRecord": "A record of the earlier scripts was reported once and does not count; its taint is invalid.",
+    "MemoryUnreadable": "The agent's file on the node can't be read; it is rebuilt from the Node and the kernel log.",
+    "MemorySetAside": "The agent failed at its file on the node. The file was moved, and is rebuilt from the Node.",
     "KernelLogOverrun": "Kernel log records were overwritten before the agent had read them.",
-    "KernelLogUnreadable": "Lines of the kernel's log are no records, or cut short.",
-    "KernelLogRecordSetAside": "A kernel log record that could not be judged was set aside; the others count.",
+    "KernelLogUnreadable": "Lines of the kernel log are malformed or truncated.",
+    "KernelLogRecordSetAside": "A kernel log record that could not be judged was skipped; the others count.",
     "TaintWithheld": "The fleet budget has no slot for the node's taint; the agent tries again after each check cycle.",
-    "DeviceTainted": "DeviceTaintRules keep work off the faulty GPUs, instead of the node's taint (DEVICE_TAINTS).",
-    "DeviceTaintFailed": "DEVICE_TAINTS can't be followed, and why: a bad GPU taints its whole node.",
+    "DeviceTainted": "DeviceTaintRules keep work off the faulty GPUs, in place of the node's taint (DEVICE_TAINTS).",
+    "DeviceTaintFailed": "DEVICE_TAINTS can't be applied, with the reason: a faulty GPU taints its whole node.",
     "DeviceTaintLifted": "No GPU of the node carries our taint any more.",
-    "SwitchedOff": "Labels, the taint or conditions were taken away as the settings switch them off.",
-    "ConditionOwnedByOther": "Another program writes a condition that REPAIR_CONDITIONS names; it is left to it.",
+    "SwitchedOff": "Labels, the taint or conditions were removed because the settings switch them off.",
+    "ConditionOwnedByOther": "Another program writes a condition of REPAIR_CONDITIONS; the agent does not write it.",
     "Released": "A person's release was accepted: the findings that it lists no longer count.",
 }
 _REPEATED = {
@@ -104,9 +105,9 @@ _ANNOTATIONS = {
     "results": "The agent's record of its node, as JSON.",
     "sweep-result": "The record of the last level 2, by a sweep or by the agent.",
     "quarantine-result": "The record of the last quarantine run: tests, findings and recommendation.",
-    "run": "Owner of the node for a deep run, and the end of the claim; after that, any deep run may remove it.",
-    "release": "A person's word that findings are dealt with, until the agent has taken it over.",
-    "cordoned-by": "The quarantine run that cordoned the node; we never lift another cordon.",
+    "run": "Claim of a deep run on the node, with its owner and end; after the end, any deep run may remove it.",
+    "release": "A person's release of findings, until the agent has applied it.",
+    "cordoned-by": "The quarantine run that cordoned the node; no other cordon is ever lifted.",
 }
 
 
@@ -154,27 +155,25 @@ def _of(kind: str, meanings: Mapping[str, str], more: str) -> Iterable[IndexEntr
 
 def _short_names() -> dict[str, str]:
     names = {check.name for check in (*CHECKS, *DEEP_CHECKS)}
-    return {short: f"Stands for {name}." for short, name in SHORT_NAMES.items() if short not in names}
+    return {short: f"Short name of {name}." for short, name in SHORT_NAMES.items() if short not in names}
 
 
 def _hami_settings() -> dict[str, str]:
-    """Of one node those that all nodes have too are spelled in small letters, and mean the same."""
+    """Return HAMi's settings. A node's own keys differ only in case from those for all nodes, and are left out."""
     own = {name: text for name, text in NODE_KEYS.items() if text not in KEYS.values() and name != "name"}
     return {name: f"{text[:1].upper()}{text[1:]}." for name, text in {**KEYS, **own}.items()}
 
 
 def _checks() -> Iterator[IndexEntry]:
-    """Each in the first words of its own file."""
+    """Yield each check, explained by the summary of its module."""
     for check in (*CHECKS, *DEEP_CHECKS):
         what, _, _ = (sys.modules[check.judge.__module__].__doc__ or "").strip().partition("\n\n")
         reasons = ", ".join(reason.name for reason in check.reasons)
-        message = f"{' '.join(what.split())} It is of group {check.group}, and finds {reasons}."
+        message = f"{' '.join(what.split())} Group: {check.group}. Reasons: {reasons}."
         yield IndexEntry(check.name, "a check", message, "docs/checks.md")
 
 
 def _metrics() -> dict[str, str]:
-    from agent.telemetry import Telemetry  # noqa: PLC0415 - no other command needs what it brings along
-
     return {
         metric.name: f"{metric.meaning} ({', by '.join((metric.kind, *metric.labels))})"
         for metric in Telemetry().metrics
@@ -182,7 +181,7 @@ def _metrics() -> dict[str, str]:
 
 
 def _groups() -> dict[str, str]:
-    """Each with its checks; one without any is of another program."""
+    """Return each group with its checks; a group without checks belongs to another program."""
     checks = {
         group: [check.name for check in (*CHECKS, *DEEP_CHECKS) if check.group == group] for group in GROUPS.values()
     }
@@ -190,7 +189,7 @@ def _groups() -> dict[str, str]:
 
 
 def all_reasons() -> Iterator[Declared]:
-    """Every reason with a name of its own: an Xid or SXid is named by its number."""
+    """Yield every reason except Xids and SXids, which are found by number."""
     for check in (*CHECKS, *DEEP_CHECKS):
         by_error = check in (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4)
         for reason in check.reasons:

@@ -1,4 +1,4 @@
-"""One light look: read the settings, look, judge, remember."""
+"""One light check cycle: read the settings, probe, judge, store."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverReading, Gpus
 log = structlog.get_logger()
 
 AGAIN_SECONDS = 10.0
-"""After a look that showed something that can flicker (docs/rules.md 3)."""
+"""Interval after a cycle with a finding that can flicker (docs/rules.md 3)."""
 _NO_DRIVER = frozenset({error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_NOT_LOADED})
 _PASSING = frozenset({error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_JUST_LOADED, FABRIC_COMING_UP})
-"""Causes that pass by themselves: a node that comes up must not wait an interval for its verdict."""
+"""Causes that end without action: a starting node must not wait an interval for its verdict."""
 MISSED_AGAIN_SECONDS = 30.0
-"""After a missed deadline: the second must be at least this much later (rule 10)."""
+"""Pause after a missed deadline: the second probe must be at least this much later (rule 10)."""
 
 
 class Sources(Struct, frozen=True):
-    """Whom a look asks through child processes, and where it reads the machine's files."""
+    """Child processes of the probes, and the root of the machine's files."""
 
     root: Path
     driver: Driver
@@ -52,7 +52,7 @@ class Sources(Struct, frozen=True):
         return cls(root, Driver(root), Libfabric(root), RuntimeStatus(root))
 
     def end(self) -> list[int]:
-        """End the children; the pids of those that can't be ended."""
+        """End the children; return the pids of those that can't be ended."""
         ended = (self.driver.end(), self.libfabric.end(), self.runtime.end())
         return [pid for pid in ended if pid is not None]
 
@@ -79,7 +79,7 @@ class Cycle:
         self.ended = 0
 
     def run(self) -> float | None:
-        """Look once. Returns in how many seconds to look again, None: at the next interval."""
+        """Run one cycle. Returns the seconds until the next one; None: the interval."""
         began = time.monotonic()
         self._reload_settings()
         checks = self._state.known.level_checks
@@ -143,7 +143,7 @@ class Cycle:
 
 
 def _until_mismatch_counts(look: DriverReading) -> float:
-    """Seconds until a driver library that does not fit is a finding; 0 where none is seen, or it is one already."""
+    """Return the seconds until a mismatched driver library becomes a finding; 0 without one, or if it already is."""
     return 0.0 if look.mismatch_seconds is None else driver_reasons.MISMATCH_SECONDS - look.mismatch_seconds
 
 

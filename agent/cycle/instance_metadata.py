@@ -1,4 +1,4 @@
-"""The instance type by the metadata service, asked until it has answered once."""
+"""Instance type from the metadata service, requested until the first answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster's RuntimeClasses: listed at the start and about hourly, and the last good list kept."""
+"""The cluster's RuntimeClasses: listed at the start and about hourly; the last valid list is kept."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ log = structlog.get_logger()
 
 LISTED_AGAIN_SECONDS = 3600.0
 _JITTER = 0.1
-"""So that a fleet that started together does not ask in step."""
+"""Random share of the interval, so that agents that started together do not list at the same time."""
 
 
 class RuntimeClasses:
-    """Puts them into the state."""
+    """Thread that lists the RuntimeClasses into the state."""
 
     def __init__(self, api: ApiServer, state: AgentState) -> None:
         self._api = api

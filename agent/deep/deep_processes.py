@@ -1,4 +1,4 @@
-"""Which processes are those of a deep test, and until when each was seen: by that an Xid is put down to a test."""
+"""Processes of deep tests with their last observation, to attribute an Xid to a test."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from healthcheck.probes import diagnostics
 from healthcheck.probes.kernel_log import Record
 
 _LOOK_SECONDS = 2.0
-"""Between two looks while a run goes on: a test that ends by its own error may be gone before its line is judged."""
+"""Pause between two reads during a run: a test that ends by its own error may be gone before its line is judged."""
 
 
 class DeepProcesses(threading.Thread):
-    """Looks while a run goes on, and for a line that may name one of them."""
+    """Reads the processes during a run, and for a line that may name one of them."""
 
     def __init__(self, root: Path, state: AgentState) -> None:
         super().__init__(name="deep-processes", daemon=True)

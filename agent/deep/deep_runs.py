@@ -36,36 +36,36 @@ from healthcheck.verdict.record import RunRecord
 log = structlog.get_logger()
 
 LOOK_AGAIN_SECONDS = 300.0
-"""After a moment at which the node could not be tested: it was busy, or something stood in the way."""
+"""Retry delay when the node was busy or could not be tested."""
 NOT_HERE_SECONDS = 3600.0
-"""Until somebody looks again whether there is a dcgmi, or an interval."""
+"""Delay until the next check for dcgmi or for a non-zero interval."""
 SETTLE_SECONDS = 600.0
-"""So long after its start an agent tests nothing: a fleet that restarts must not be tested at once."""
+"""Delay after the agent's start: a fleet that restarts must not be tested all at once."""
 FIRST_RETRY_SECONDS = 600.0
-"""After a run that could not run; twice as long after each further one, up to the interval."""
+"""Retry delay after a run that could not run; doubles each time, up to the interval."""
 MAINTENANCE_SECONDS = 10.0
-"""After the taint: a pod that was bound before it has its GPUs by then, as the kubelet tells it."""
+"""Delay after the taint: by then, the kubelet lists the GPUs of a pod that was bound before it."""
 WATCH_SECONDS = 1.0
-"""Between two looks for a pod that came all the same, while a run goes on: it has its GPUs before it begins."""
+"""Pause between two checks for a pod that arrived in spite of the taint; its GPUs are assigned before it starts."""
 _MARGIN_SECONDS = 300.0
-"""Of a run's deadline, beyond what DCGM itself may take: to end it, and to tell."""
+"""Margin of a run's deadline beyond DCGM's own time, to end and report it."""
 _TAKEN_SECONDS = 10.0
-"""For a result that asks for a taint, until the node writer has it."""
+"""Longest wait until the node writer has set the taint of a result."""
 _WRITE_AGAIN_SECONDS = 10.0
-"""While a result waits for a cluster that does not answer."""
+"""Retry delay of a result while the API server does not answer."""
 _LAST_SECONDS = 50.0
-"""Of an agent that has to end: DCGM takes up to 40 s to stop its tests in a hostengine, and the kubelet kills after 60.
+"""Longest wait at the agent's end: DCGM takes up to 40 s to stop tests in a hostengine; the kubelet kills after 60 s.
 """
 _JITTER = 0.1
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 60.0
-"""For a light look, which may have to wait for another one, or for the driver."""
+"""Longest wait for a light cycle, which may wait for another cycle or for the driver."""
 _BLIND_SECONDS = 15.0
-"""So long the kubelet may not answer during a test, which loads the node; it may be restarted, too."""
+"""Longest time without an answer of the kubelet during a test, which loads the node. The kubelet may also restart."""
 
 
 class DeepIntervals(Struct, frozen=True):
-    """Seconds; a test makes them short."""
+    """Durations in seconds; tests shorten them."""
 
     settle: float = SETTLE_SECONDS
     look_again: float = LOOK_AGAIN_SECONDS
@@ -80,14 +80,14 @@ WAITS = DeepIntervals()
 
 
 class LightCycles(Protocol):
-    """Who looks in between."""
+    """The scheduler of check cycles."""
 
     def look_soon(self) -> None:
         """Start a check cycle soon: its process list shows who uses the GPUs."""
 
 
 class DeepTests:
-    """Runs on the deep worker, one call of `attempt` at a time; `tidy` and `end` come from other threads."""
+    """Runs on the deep worker, one call of `attempt` at a time; other threads call `tidy` and `end`."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class DeepTests:
         self._logged = ""
 
     def attempt(self) -> float:
-        """Test the node if it is due and may be tested. Returns in how many seconds to come again."""
+        """Test the node if it is due and may be tested. Returns the seconds until the next call."""
         self._at_rest.clear()
         try:
             if self._stopping.is_set():
@@ -138,7 +138,7 @@ class DeepTests:
             self._measure(node, now)
 
     def end(self) -> None:
-        """End a run that goes on, and wait for that, though not for ever: the next start gives the node back too."""
+        """End the run, and wait for its end for a limited time; otherwise the next start releases the node."""
         self._stopping.set()
         diagnostic = self._diagnostic
         if diagnostic is not None:
@@ -162,28 +162,28 @@ class DeepTests:
         return self._run()
 
     def _leave_out(self, blocked: Unobserved) -> float:
-        """Record why the test that is due is not run. The node is not taken for that."""
+        """Record why the due test is not run, without a claim on the node."""
         outcome = Outcome(LEVEL_2.name, LEVEL_2.group, unobserved=(blocked,))
         self._marks.tell(self._record(outcome, self._state.now().wall), give_back=True)
         return self._could_not_run(outcome)
 
     def _seconds_until_due(self, node: NodeState, interval: float, now: Now) -> float:
-        """0 or less: now. Never right after a start, and spread over the fleet by the Node's own number."""
+        """Return the seconds until the test; 0 or less: now. Never right after a start; spread by UID."""
         share = zlib.crc32((node.uid or node.name).encode()) / 2**32
         since_start = now.monotonic - self._started.monotonic
         test = last_deep_test(node, now.wall)
         if test is not None:
-            # A sweep gives way to work that needs the GPUs. A level 2 of the agent's own does not hear of such work.
+            # A sweep ends for work that needs the GPUs. The agent's own level 2 does not notice such work.
             intervals = OVERDUE_INTERVALS if is_swept(node) else 1 + _JITTER * share
             due = (test.at - now.wall).total_seconds() + interval * intervals
         else:
-            # Its place in the interval, the same at each start, so that restarts neither hasten nor starve it.
+            # Its offset in the interval is the same after each start, so restarts neither advance nor delay the test.
             phase = (self._started.wall.timestamp() - share * interval) % interval
             due = interval - phase - since_start
         return max(due, self._waits.settle - since_start, self._retry_at - now.monotonic)
 
     def _hindrance(self, node: NodeState) -> str:
-        """Why the node may not be tested now, '' when it may."""
+        """Return the reason against a test now; '' without one."""
         if why := self._marks.hindrance(node):
             return why
         if (severity := self._state.known.severity_on(node)) >= Severity.RESET:
@@ -199,7 +199,7 @@ class DeepTests:
             run = self._marks.take(longest)
             if run is None:
                 return self._waits.look_again
-            log.info("deep test: the node is ours", until=timestamp(run.until))
+            log.info("deep test: claimed the node", until=timestamp(run.until))
             return self._test()
         finally:
             self._telemetry.deep_running.set(0)
@@ -208,7 +208,7 @@ class DeepTests:
     def _test(self) -> float:
         self._stopping.wait(self._waits.maintenance)
         if self._stopping.is_set() or (why := _users_or_why(self._used_now)):
-            self._log("no deep test now", why="the agent ends" if self._stopping.is_set() else why)
+            self._log("no deep test now", why="the agent is stopping" if self._stopping.is_set() else why)
             return self._waits.look_again
         started = self._state.now().wall
         outcome = self._diagnose()
@@ -226,13 +226,13 @@ class DeepTests:
         return min(self._interval, NOT_HERE_SECONDS)
 
     def _used_now(self) -> str:
-        """Who uses the GPUs, by a look that began after this. Raises ProbeError."""
+        """Return the users of the GPUs, by a cycle that starts after this call. Raises ProbeError."""
         asked = self._state.now().monotonic
         self._looks.look_soon()
         while (last := self._state.last_look) is None or last.at < asked:
             late = self._state.now().monotonic - asked >= self._waits.look
             if late or self._stopping.wait(_POLL_SECONDS):
-                raise ProbeError("no check cycle has ended since its taint")
+                raise ProbeError("no check cycle has ended since the taint was set")
         return self._level_2.users()
 
     def _diagnose(self) -> Outcome | None:
@@ -263,7 +263,7 @@ class DeepTests:
 
     def _why_stop(self) -> str:
         if self._stopping.is_set():
-            return "the agent ends"
+            return "the agent is stopping"
         if not self._marks.is_ours():
             return "another client removed our claim of the node"
         now = self._state.now().monotonic
@@ -271,12 +271,12 @@ class DeepTests:
             held_by = self._level_2.pods()
         except ProbeError as error:
             blind = now - self._answered >= self._waits.blind
-            return f"it is unknown whether a pod has arrived: {error}" if blind else ""
+            return f"it is unknown whether a pod was started: {error}" if blind else ""
         self._answered = now
         return held_by
 
     def _could_not_run(self, outcome: Outcome) -> float:
-        """All of it, or a part: neither a pass nor a fault, and tried again, later each time."""
+        """Record a test that could not run in whole or in part: neither pass nor fault. Retries get longer delays."""
         seconds = min(FIRST_RETRY_SECONDS * 2.0**self._retries, self._interval)
         self._retries = min(self._retries + 1, 16)
         self._retry_at = self._state.now().monotonic + seconds
@@ -293,7 +293,7 @@ class DeepTests:
         if records.severity_of(record) < Severity.RESET:
             self._marks.tell(record, give_back=True)
             return
-        # The taint of its verdict has to stand before ours for the test goes.
+        # The taint of the verdict must be set before the taint of the test is removed.
         self._marks.tell(record, give_back=False)
         deadline = self._state.now().monotonic + self._waits.taken
         while self._state.now().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
@@ -310,7 +310,7 @@ class DeepTests:
 
     @property
     def _interval(self) -> float:
-        """In seconds; 0: the agent tests nothing."""
+        """Interval in seconds; 0: no tests."""
         return self._state.settings.values.dcgm_l2_interval_seconds
 
     def _nvml(self) -> dict[Probe[Any], Any]:
@@ -325,7 +325,7 @@ class DeepTests:
         self._telemetry.show_deep(tested_at, status, is_overdue=is_late)
 
     def _log(self, event: str, **more: str) -> None:
-        """Once for the same: it is tried again and again."""
+        """Log a repeated reason once."""
         words = json.dumps([event, more])
         if words != self._logged:
             self._logged = words

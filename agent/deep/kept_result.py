@@ -1,4 +1,4 @@
-"""Result of the agent's own deep diagnostic, on the disk until the Node has it."""
+"""Result of the agent's own deep diagnostic, kept on the disk until the Node has it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST = 4 * records.LONGEST
 
 
 class KeptResult(Struct, frozen=True):
-    """`folder` None: there is no disk to keep it on, as in a dry run."""
+    """Store of the result. `folder` None: no disk, as in a dry run."""
 
     folder: Path | None
 
@@ -34,21 +34,21 @@ class KeptResult(Struct, frozen=True):
         try:
             node_file.replace_whole(self._path, records.dump(record).encode())
         except OSError as error:
-            log.warning("deep test: the result can't be kept on the disk", error=error.strerror)
+            log.warning("deep test: the result can't be stored on the disk", error=error.strerror)
 
     def read(self) -> RunRecord | None:
-        """The record; None where there is none, or it can't be read. One that never can be is dropped."""
+        """Return the record; None without one, or if it can't be read. A permanently unreadable one is dropped."""
         if self._path is None or not self.is_there:
             return None
         try:
             return records.parse(RunRecord, node_file.read_start(self._path, _LONGEST).decode())
         except NotAFile as error:
-            log.warning("deep test: a result that was kept is no file", error=error.strerror)
+            log.warning("deep test: a stored result is not a regular file", error=error.strerror)
             self.drop()
         except OSError as error:
-            log.warning("deep test: a result that was kept can't be read now", error=error.strerror)
+            log.warning("deep test: a stored result can't be read now", error=error.strerror)
         except ValueError as error:
-            log.warning("deep test: a result that was kept can't be read", error=str(error))
+            log.warning("deep test: a stored result can't be read", error=str(error))
             self.drop()
         return None
 

@@ -15,7 +15,7 @@ from healthcheck.probes.kubelet_claims import are_claimed, read_gpu_holders
 
 
 class Level2:
-    """`path` is where dcgmi is looked for, None as the environment says."""
+    """`path` is the search path of dcgmi; None: that of the environment."""
 
     def __init__(self, root: Path, state: AgentState, path: str | None = None) -> None:
         self._host = Host(root)
@@ -28,17 +28,17 @@ class Level2:
         return shutil.which("dcgmi", path=self.path) is None
 
     def are_claimed(self) -> bool:
-        """Whether DRA gives out this node's GPUs, of which its Node says nothing. Raises ProbeError."""
+        """Whether DRA allocates this node's GPUs, which the Node does not show. Raises ProbeError."""
         return are_claimed(self._host.root)
 
     def diagnostic(self) -> Diagnostic:
-        """A new one for each run, by the settings of now."""
+        """Return a new engine for each run, with the current settings."""
         values, engine, root = self._state.settings.values, self.engine(), self._host.root
         patience_seconds = level_2_patience_seconds(engine.host)
         return Dcgm(engine.host, values.dcgm_timeout_seconds, self.path, patience_seconds, engine, root)
 
     def engine(self) -> Engine:
-        """Return the engine for a run by the settings of now."""
+        """Return the engine for a run, with the current settings."""
         values = self._state.settings.values
         return choose_engine(self._host.root, values.dcgm_host, second_engine=values.dcgm_second_engine)
 

@@ -35,26 +35,26 @@ from healthcheck.verdict.record import RunRecord
 log = structlog.get_logger()
 
 HOLDER = "agent"
-"""Of a run of the node's own agent: there is one on each node."""
+"""Owner name of the agent's runs; each node has one agent."""
 KIND = "sweep-result"
 _LONGEST_PAUSE_SECONDS = 60.0
-"""Whatever the server asks for: the taint of what was found waits for this."""
+"""Longest pause before a retry, also if the server requests a longer one: the taint of a finding waits for it."""
 _STILL_HEARD = timedelta(minutes=1)
-"""That the node's agent is not silent needs no proof: it is us."""
+"""The agent's heartbeat needs no check here: this is the agent."""
 
 
 class OwnNode(Struct, frozen=True):
-    """The door to it. `seen` is as the watch last showed it, None where it has not yet."""
+    """Access to the Node. `seen` is the Node as last delivered by the watch; None before that."""
 
     read: Callable[[], NodeState]
     update: Callable[[PatchFor], NodeState | None]
     seen: Callable[[], NodeState | None]
     are_claimed: Callable[[], bool]
-    """Whether DRA gives out its GPUs. Raises ProbeError where nobody can tell."""
+    """Whether DRA allocates its GPUs. Raises ProbeError if that is unknown."""
 
 
 class DeepTestMarks:
-    """Used by the deep worker; `clear` also by another thread."""
+    """Marks of one node. Used by the deep worker; `clear` also by another thread."""
 
     def __init__(self, node: OwnNode, clock: Callable[[], Now], folder: Path | None, stopping: threading.Event) -> None:
         self._node = node
@@ -82,7 +82,7 @@ class DeepTestMarks:
         return obstacle(seen, now + _STILL_HEARD, now)
 
     def take(self, seconds: float) -> Claim | None:
-        """Have the node for so long at most; None where something has come between. Raises ClusterError."""
+        """Claim the node for a limited time; None if an obstacle has appeared. Raises ClusterError."""
         self._is_at_work, self._was_seen = True, False
         node = self._claimant.take(self._clock().wall + timedelta(seconds=seconds), self.hindrance)
         return self._claimant.claim_on(node) if node is not None else None
@@ -105,13 +105,13 @@ class DeepTestMarks:
         """Remove the claim of a dead run: one of ours without a run, or any expired one."""
         node = self._node.seen()
         if node is not None and self._claimant.is_to_clear(node):
-            with suppress(ClusterError):  # it is tried again after the next look
+            with suppress(ClusterError):  # retried after the next cycle
                 self._claimant.clear()
 
     def tell(self, record: RunRecord, *, give_back: bool) -> None:
-        """The record, and the node given back in the same write, as soon as the cluster takes it.
+        """Write the record and release the node in one write, with retries.
 
-        Raises ClusterError where the agent has to end before that: the next one tells it.
+        Raises ClusterError if the agent has to end first; the next agent writes it.
         """
 
         def result(node: NodeState) -> Mapping[str, str]:
@@ -142,7 +142,7 @@ class DeepTestMarks:
         try:
             kept = deep_record(record, KIND)
         except ValueError as error:
-            log.warning("deep test: a result that was kept can't be read", error=str(error))
+            log.warning("deep test: a stored result can't be read", error=str(error))
             self._kept.drop()
             return
         now = self._clock().wall

@@ -1,4 +1,4 @@
-"""The kernel log, followed live: a line is judged as it comes, not at the next cycle."""
+"""Follow the kernel log live: a line is judged on arrival, not at the next cycle."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ log = structlog.get_logger()
 
 _REOPEN_SECONDS = 1.0
 _PORTION, _MOST_REST_SECONDS = 100, 0.01
-"""After each reading it rests, so that a flood comes in portions of about so many records: a ring of 128 KiB, which
-many kernels have, holds some 1,500. The first record of a quiet log waits for nothing."""
+"""Pause after each read, so that a flood is read in portions of about so many records: a ring of 128 KiB, common in
+kernels, holds about 1,500. The first record of a quiet log is read at once."""
 _SWITCH_SECONDS = 0.001
-"""How long a busy thread may keep the interpreter while another waits; Python's own 5 ms are a third of that ring."""
+"""Switch interval of the interpreter: in Python's default of 5 ms, a flood fills a third of that ring."""
 _SAVE_SECONDS = 1.0
-"""So long a log has to be quiet before what it only counted is written down."""
+"""Quiet time of the log before mere counts are saved."""
 _MOST_WAITING = 20_000
 
 
 class _LogEnded(ProbeError):
-    """A file in the log's place was read to its end; more may come."""
+    """A regular file in place of the log was read to its end; more may follow."""
 
 
 class _Inbox:
@@ -55,7 +55,7 @@ class _Inbox:
             self._changed.notify_all()
 
     def take(self, seconds: float | None) -> RecordBatch | None:
-        """All that waits; None when nothing came in this time, or nothing will any more."""
+        """Return all waiting records; None if none arrived in this time, or none will."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting is not None, seconds)
             if self._closed or self._waiting is None:
@@ -132,7 +132,7 @@ class Follower:
                     self._stopping.wait(min(_PORTION * seconds_a_record, _MOST_REST_SECONDS))
                     if not poll.poll(0):
                         poll.poll()
-                        read_at = time.monotonic()  # that it was quiet says nothing of how fast it comes now
+                        read_at = time.monotonic()  # a quiet past does not predict the rate now
 
     def _keep_judging(self) -> None:
         while not self._stopping.is_set():
@@ -151,7 +151,7 @@ class Follower:
 
 
 def _joined(first: RecordBatch, then: RecordBatch) -> RecordBatch:
-    """One after the other; the inbox keeps the records by itself."""
+    """Judge the batches in sequence; the inbox holds new records meanwhile."""
     return RecordBatch(
         (),
         first.taken + then.taken,

@@ -24,14 +24,16 @@ class BadAnnotations:
         self._reporter = reporter
         self._complaints: tuple[str, ...] = ()
         self._skipped: dict[str, str] = {}
-        """The text by the annotation's key; replaced whole, for the watch reads it while the node writer adds to it."""
+        """Text by key of the annotation. Replaced as a whole, because the watch reads it while the node writer adds to
+        it.
+        """
 
     def report(self, complaints: tuple[str, ...]) -> None:
         """Report the unreadable annotations, once per state."""
         if complaints and complaints != self._complaints:
             self._telemetry.bad_annotations.inc()
             for complaint in complaints:
-                log.warning("an annotation on the node is no record", complaint=complaint)
+                log.warning("an annotation on the node is not a valid record", complaint=complaint)
                 self._reporter.warn("BadAnnotation", complaint)
         self._complaints = complaints or self._complaints
 
@@ -45,13 +47,13 @@ class BadAnnotations:
         for key in sorted(keys & node.annotations.keys()):
             self._skipped = {**self._skipped, key: node.annotations[key]}
             self._telemetry.set_aside.labels("annotation").inc()
-            log.error("an annotation on the node is set aside", key=key, failure=failure(error))
-            message = f"annotation {key} is passed over until it changes: {failure(error)}"
+            log.error("an annotation on the node is skipped", key=key, failure=failure(error))
+            message = f"annotation {key} is skipped until it changes: {failure(error)}"
             self._reporter.warn("AnnotationSetAside", message)
 
 
 def suspects(node: NodeState) -> Iterator[set[str]]:
-    """Which annotations may be to blame: each of ours by itself, then all together."""
+    """Yield the annotations that may cause a failure: each of ours alone, then all together."""
     ours = [key for key in node.annotations if key.startswith(PREFIX)]
     yield from ({key} for key in ours)
     if len(ours) > 1:

@@ -1,4 +1,4 @@
-"""Our conditions as they were last written: put back at once where another's write undid them, and not without end."""
+"""Our conditions as last written. After another client's change they are restored, at a limited rate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _PUT_BACK_SECONDS = 10.0
-"""Between two times that a condition is put back. The EKS node monitoring agent writes the whole list every 15 s."""
+"""Pause between two restorations. The EKS node monitoring agent writes the whole list every 15 s."""
 
 
 class WrittenConditions:
@@ -19,7 +19,7 @@ class WrittenConditions:
         self._put_off_until: float | None = None
 
     def with_time(self, condition: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With the time since when it says so: a repairer that times by it must not begin anew where it was undone."""
+        """Restore the transition times too: a repair program that measures by them must not start again."""
         before = self._written.get(condition["type"], {})
         if "lastTransitionTime" not in before or before.get("status") != condition.get("status"):
             return condition
@@ -27,10 +27,7 @@ class WrittenConditions:
         return {**condition, "lastTransitionTime": at, "lastHeartbeatTime": at}
 
     def may_go(self, conditions: Sequence[Mapping[str, Any]], now: float) -> bool:
-        """Whether the conditions may be written now.
-
-        News is written at once; a repeated correction waits for its turn.
-        """
+        """Whether the conditions may be written now. Changes are written at once; a repeated restoration waits."""
         due = self._put_back_at + _PUT_BACK_SECONDS
         waits = bool(conditions) and now < due and all(map(self._is_put_back, conditions))
         self._put_off_until = due if waits else None

@@ -33,15 +33,15 @@ log = structlog.get_logger()
 
 _RESOURCE = "devicetaintrules"
 _MOMENT_SECONDS = 2.0
-"""So long a verdict waits for its rules. Then the Node is tainted, until they stand."""
+"""Longest wait of a verdict for its rules. After it, the Node is tainted until the rules are active."""
 _HEEDED_SECONDS, _POLL_SECONDS = 10.0, 0.1
-"""In which the cluster's controllers see a new rule, and how often that is asked."""
+"""Time for the cluster's controllers to process a new rule, and interval of the checks."""
 _ASK_AGAIN_SECONDS = 3600.0
-"""After which it is asked whether anybody still acts on the rules that stand."""
+"""Interval of the checks whether a controller still acts on the existing rules."""
 _PATIENCE_SECONDS = 30.0
-"""In which that is answered by controllers that are being exchanged."""
+"""Time for controllers that are being replaced to answer."""
 _UNHEEDED_SECONDS = 3600.0
-"""After which a cluster that takes rules and acts on none is tried again."""
+"""Retry delay on a cluster that accepts rules without effect."""
 _UNHEEDED = (
     "the API server accepts DeviceTaintRules without effect: kube-controller-manager and kube-scheduler need "
     "the feature gate DRADeviceTaintRules"
@@ -49,7 +49,7 @@ _UNHEEDED = (
 
 
 class _Target(Struct, frozen=True):
-    """The GPUs that rules have to cover; none: no rule of ours is to be there."""
+    """GPUs that rules must cover; empty: all our rules must be deleted."""
 
     node: NodeState
     gpus: tuple[BadGpu, ...]
@@ -59,9 +59,9 @@ class _Target(Struct, frozen=True):
 
 
 class DeviceRules:
-    """`hold` and `free` run on the node writer's thread; requests in one that ends with them.
+    """Rules of one node. `hold` and `free` run on the node writer's thread, requests in a thread that ends after them.
 
-    `stand`: rules of ours may be there that keep work off some GPU.
+    `stand`: our rules may exist and keep work off some GPU.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeviceRules:
         self._condition = threading.Condition()
         self._target: _Target | None = None
         self._answer: DeviceTaintCover | None = None
-        """To the target of now; None: nobody has answered."""
+        """Cover of the current target; None: no answer yet."""
         self._is_due = self._is_running = self._was_missed = False
         self._unheeded_until = self._ask_again_at = 0.0
         self._unanswered_since: float | None = None
@@ -157,12 +157,12 @@ class DeviceRules:
             self.stand = self.stand and not isinstance(error, NotServed)
             answer = DeviceTaintCover(stands=False, why=str(error))
         except ClusterError as error:
-            log.warning("the DeviceTaintRules are not brought up to the verdict", error=str(error))
+            log.warning("the DeviceTaintRules could not be updated to the verdict", error=str(error))
             if self._answer is not None or not target.gpus:
                 return None
             answer = DeviceTaintCover(stands=False, why=str(error))
-        except Exception as error:  # noqa: BLE001 - whatever another's ResourceSlice holds, the agent lives
-            log.error("the DeviceTaintRules can't be judged", failure=failure(error))  # noqa: TRY400 - a line
+        except Exception as error:  # noqa: BLE001 - content of a foreign ResourceSlice must not end the agent
+            log.error("the DeviceTaintRules can't be evaluated", failure=failure(error))  # noqa: TRY400 - a line
             answer = DeviceTaintCover(stands=False, why=failure(error))
         else:
             self._api.permissions.allow("write", _RESOURCE)
@@ -211,7 +211,7 @@ class DeviceRules:
         return DeviceTaintCover(stands=False, why=_UNHEEDED)
 
     def _is_still_answered(self, answered: bool) -> bool:
-        """Whether rules that were heeded once count as heeded: the next looks ask until there is no patience left."""
+        """Whether rules that had an effect before still count: later cycles check again, for a limited time."""
         if answered:
             self._unanswered_since = None
             return True
@@ -223,27 +223,27 @@ class DeviceRules:
         """Raises ClusterError."""
         rules = self._cluster.list_rules(target.node.name)
         if not self._delete(rule for rule in rules if rule.is_ours):
-            raise Unavailable("a DeviceTaintRule was changed while it was taken away")
+            raise Unavailable("a DeviceTaintRule was changed during its deletion")
         self.stand = False
         self._telemetry.device_taints.set(0)
         return DeviceTaintCover(stands=False)
 
     def _delete(self, rules: Iterable[DeviceRule]) -> bool:
-        """Whether all of them are gone."""
+        """Whether all rules are gone."""
         gone = [self._cluster.delete_rule(rule) for rule in rules]
         if gone:
-            log.info("took DeviceTaintRules away", number=sum(gone))
+            log.info("deleted DeviceTaintRules", number=sum(gone))
         return all(gone)
 
     def _tell(self, target: _Target, answer: DeviceTaintCover) -> None:
-        """Each change once."""
+        """Report each change once."""
         gpus = ", ".join(f"{gpu.address} ({gpu.severity.name})" for gpu in target.gpus)
         if answer.stands:
             result = ("DeviceTainted", f"work is kept off GPU {gpus}, and not off the node")
         elif answer.why:
             result = (
                 "DeviceTaintFailed",
-                f"DEVICE_TAINTS can't be followed, so a bad GPU taints its node: {answer.why}",
+                f"DEVICE_TAINTS can't be applied, so a faulty GPU taints its node: {answer.why}",
             )
         else:
             result = (

@@ -35,7 +35,7 @@ class NodeInput:
         self._bad = bad
         self._wants_record = False
         self._released: Release | None = None
-        """The one whose Event was queued last."""
+        """The release whose Event was queued last."""
 
     def want_record(self) -> None:
         """Read our record from the Node before it is overwritten, because the memory file was lost."""
@@ -75,7 +75,7 @@ class NodeInput:
         if text is not None:
             try:
                 record = records.parse(AgentRecord, text)
-                if records.is_ours(record):  # the bash suite's remembers nothing
+                if records.is_ours(record):  # a record of the bash suite has no memory
                     self._ledger.adopt(records.remembered(record))
                     log.warning("the node-local memory was lost; rebuilt from the Node's own record")
             except RecordError as error:

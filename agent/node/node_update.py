@@ -34,11 +34,13 @@ log = structlog.get_logger()
 
 _REWRITE_SECONDS = 3600.0
 _REWRITE_JITTER = (0.85, 0.90)
-"""At least hourly: the cycle that finds the record this old comes up to 330 s later. Different on each node."""
+"""Largest age of the record, so that it is written at least hourly: the next cycle is up to 330 s later. Random per
+node.
+"""
 
 
 class NodeUpdate:
-    """Runs on the node writer's thread. Each answer to a write is the Node as it is after it."""
+    """Runs on the node writer's thread. The answer to each write is the resulting Node."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class NodeUpdate:
         self._record = RecordLeftOut()
         self._conditions = WrittenConditions()
         self._reported: set[str] = set()
-        """The names of the Events about repair conditions that are still true."""
+        """Names of Events about repair conditions that still apply."""
         self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(*_REWRITE_JITTER)  # noqa: S311
 
     def look_ended(self) -> None:
@@ -66,15 +68,15 @@ class NodeUpdate:
         self._record.look_ended()
 
     def put_off_seconds(self) -> float | None:
-        """How long until the conditions may be put back; None: they stand, or wait for something else."""
+        """Time until the conditions may be restored; None: they are in place, or wait for another event."""
         return self._conditions.put_off_seconds(time.monotonic())
 
     def waits_for_taint(self, node: NodeState) -> bool:
-        """Whether there is a place for a taint that stands nowhere yet."""
+        """Whether the budget has a slot for a taint that is not set yet."""
         return self.slot.is_held and not self._taint.stands(node)
 
     def read(self) -> NodeState:
-        """The Node as it is now. Raises ClusterError."""
+        """Read the Node. Raises ClusterError."""
         node = self._bad.without(self._api.cluster.read_node(self._state.node_name))
         self._state.set_node(node)
         self._state.note_unreadable("")
@@ -82,7 +84,7 @@ class NodeUpdate:
         return node
 
     def apply(self, verdict: Verdict, known: AgentKnowledge, node: NodeState) -> bool:
-        """Whether the verdict stands on the Node now. Raises ClusterError."""
+        """Bring the Node up to the verdict, and return whether it has the verdict. Raises ClusterError."""
         memory, now = known.memory, self._state.now().wall
         rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
         grant = (self._taint.hold(verdict, node, rules, memory) if self._api.write else None) or HELD
@@ -116,7 +118,7 @@ class NodeUpdate:
                     self._reporter.queue(event)
                 log.info("wrote the Node", status=verdict.status.value, severity=verdict.severity.name)
             else:
-                self._taint.give_back_place(node)  # a place that no taint can be had for is another's
+                self._taint.give_back_place(node)  # a slot without a possible taint is free for another node
         # No repair is requested for a node that still accepts work.
         repairs = change.repair.conditions if stands else ()
         verdicts = [] if change.condition is None else [self._record.noted_in(change.condition)]
@@ -126,7 +128,7 @@ class NodeUpdate:
         return stands
 
     def _write_conditions(self, node: NodeState, conditions: Sequence[Mapping[str, Any]]) -> bool:
-        """All in one request. Whether they stand."""
+        """Write the conditions in one request, and return whether they are in place."""
         if not self._conditions.may_go(conditions, time.monotonic()):
             return False
         if not conditions:
@@ -138,14 +140,14 @@ class NodeUpdate:
         return stands
 
     def _tell(self, events: Sequence[NodeEvent]) -> None:
-        """Each once, for as long as it is true."""
+        """Report each conflict once while it lasts."""
         for event in events:
             if event.name not in self._reported:
                 self._reporter.queue(event)
         self._reported = {event.name for event in events}
 
     def _write_node(self, node: NodeState, patch: Mapping[str, Any]) -> None:
-        """All of it; where the Node has no room for that, labels and taint without the record."""
+        """Write everything; if the Node has no room for the record, labels and taint without it."""
         try:
             self._keep(partial(self._api.cluster.patch_node, node.name, patch))
         except Refused as error:
@@ -160,7 +162,7 @@ class NodeUpdate:
         self._telemetry.record_left_out.set(self._record.is_left_out)
 
     def _try_record(self, node: NodeState, patch: Mapping[str, Any] | None) -> None:
-        """See whether there is room again. All but the record stands already."""
+        """Try the record again. Everything else is written already."""
         if patch is None:
             return
         self._record.tried()
@@ -168,7 +170,7 @@ class NodeUpdate:
             self._keep(partial(self._api.cluster.patch_node, node.name, patch))
         except (Refused, Forbidden):
             return
-        log.info("the Node takes the record again")
+        log.info("the Node accepts the record again")
         self._record.written()
         self._telemetry.record_left_out.set(0)
 
@@ -186,6 +188,6 @@ class NodeUpdate:
             self._state.keep_newer(self._bad.without(node))
 
     def log_unreadable(self, error: Unreadable) -> None:
-        """Once for the same, until it can be read."""
+        """Log an unreadable Node once, until it can be read."""
         if self._state.note_unreadable(str(error)):
             log.warning("the Node can't be read; the newest verdict is kept", error=str(error))

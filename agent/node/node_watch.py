@@ -23,7 +23,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class NodeWatch(threading.Thread):
-    """Puts the Node into the state at every change, for as long as the process lives."""
+    """Thread that updates the state at every change of the Node, until the process ends."""
 
     def __init__(self, cluster: Cluster, state: AgentState, bad: BadAnnotations, reporter: Reporter) -> None:
         super().__init__(name="node-watch", daemon=True)
@@ -55,11 +55,11 @@ class NodeWatch(threading.Thread):
             if self._stopping.is_set():
                 return
             self._show(node)
-        # The server ends a watch after an hour; one that ends it at once must not be asked in a tight loop.
+        # The server ends a watch after an hour. If it ends each watch at once, the pause prevents a tight loop.
         self._stopping.wait(_AGAIN_SECONDS)
 
     def _show(self, node: NodeState | None) -> None:
-        """The Node as it is now; None: it is gone."""
+        """Set the current Node; None: it is deleted."""
         self._show_run(self._bad.without(node) if node is not None else None)
         self._state.node_changed.set()
         self._state.note_unreadable("")
@@ -118,4 +118,4 @@ def _log_failure(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception()
         is_ours = not isinstance(error, ClusterError)
         words = failure(error) if is_ours and isinstance(error, Exception) else str(error)
-        log.warning("the watch on the node broke off", error=words)
+        log.warning("the watch on the Node was interrupted", error=words)

@@ -1,4 +1,4 @@
-"""The newest verdict goes onto the Node as soon as the cluster takes it."""
+"""Write the newest verdict to the Node, with retries."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from healthcheck.verdict.verdict import Verdict
 log = structlog.get_logger()
 
 _URGENT_CAP_SECONDS, _CAP_SECONDS = 5.0, 60.0
-"""After an outage a fleet's writes spread over the longer time; an urgent verdict does not wait for it."""
+"""Spread of a fleet's writes after an outage: short for an urgent verdict, else long."""
 _URGENT_ASKED_SECONDS = (3.0, 5.0)
-"""The most that a server which asks for patience gets for an urgent verdict."""
+"""Longest pause that the server can request for an urgent verdict."""
 _NODE_GONE_SECONDS = 30.0
 _RELEASE_EVENT_SECONDS = 5.0
-"""So long what a release changes waits until the release was told."""
+"""Longest wait of a release's changes for its Event."""
 _POLL_SECONDS = 0.02
 
 
@@ -63,9 +63,9 @@ class NodeWriter(threading.Thread):
         self._look_ended = False
         self._not_before = 0.0
         self._put_off_for = Severity.PASS
-        """The verdict whose write the server put off till then."""
+        """The verdict whose write the server delayed, and the time."""
         self.verdict_stands = threading.Event()
-        """Set once the verdict stands on the Node, and nothing is asked that it went on without."""
+        """Set when the Node has the verdict, and no request is open that the verdict did not wait for."""
 
     @property
     def is_done(self) -> bool:
@@ -105,7 +105,7 @@ class NodeWriter(threading.Thread):
             again(self._write_despite_annotations)
 
     def _write_verdict(self) -> None:
-        """Bring the Node up to the verdict of now. Raises ClusterError; the next try computes everything anew."""
+        """Bring the Node up to the current verdict. Raises ClusterError; the next try computes everything again."""
         seen = self._state.node
         released = seen is not None and self._take_in(seen)
         known = self._state.known
@@ -113,7 +113,8 @@ class NodeWriter(threading.Thread):
         settled = known.is_complete and not verdict.settling
         if self._stopping.is_set():
             return
-        # A person who released the node waits for the answer; still, a restart says nothing before its first look.
+        # A person who released the node waits for the answer; a restarted agent still reports nothing before its first
+        # cycle.
         if settled or (released and known.is_complete) or verdict.severity >= Severity.RESET:
             self._telemetry.pending.set(1)
             node = self._state.node or self._update.read()
@@ -125,7 +126,7 @@ class NodeWriter(threading.Thread):
         self._api.outage.back("nodes")
 
     def _apply(self, node: NodeState) -> bool:
-        """Whether the verdict stands on this Node now, which may have been read since the verdict was made."""
+        """Write to this Node, which may be newer than the verdict, and return whether it has the verdict."""
         self._take_in(node)
         known = self._state.known
         self._measure(verdict := known.verdict())
@@ -147,14 +148,14 @@ class NodeWriter(threading.Thread):
                 break
 
     def _reconcile_slots(self) -> None:
-        """After each look once."""
+        """Run once after each cycle."""
         node = self._state.node
         if self._look_ended and node is not None:
             self._look_ended = False
             self._update.slot.reconcile(node)
 
     def _write_despite_annotations(self) -> None:
-        """Write, and find out which annotation is to blame where that fails for a fault of ours."""
+        """Write. If that fails by a defect of this program, find the annotation that causes it."""
         try:
             self._write_verdict()
         except ClusterError:
@@ -164,9 +165,9 @@ class NodeWriter(threading.Thread):
                 raise
 
     def _write_without_one(self, error: Exception) -> bool:
-        """Whether it can be written without one annotation, which is skipped then; else none of them is to blame.
+        """Skip an annotation without which the write succeeds, and return whether the write succeeded.
 
-        Nor is any where it can be written now with all of them.
+        No annotation is skipped if the write now succeeds with all of them.
         """
         node = self._state.node
         if node is None:
@@ -176,7 +177,7 @@ class NodeWriter(threading.Thread):
             try:
                 self._write_verdict()
             except ClusterError:
-                pass  # it has come as far as the cluster
+                pass  # the request reached the cluster
             except Exception as again:  # noqa: BLE001 - the next suspect
                 log.debug("not this annotation alone", keys=sorted(keys), failure=failure(again))
                 continue
@@ -202,14 +203,14 @@ class NodeWriter(threading.Thread):
             news.clear()
 
     def _is_urgent(self) -> bool:
-        """Whether the Node does not say yet that work has to stay away."""
+        """Whether the Node still accepts work that must be kept away."""
         node, severity = self._state.node, self._state.known.severity
         tier = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.PASS) if node else Severity.PASS
         untainted = node is not None and self._update.waits_for_taint(node)
         return severity >= Severity.RESET and (tier < severity or untainted)
 
     def _pause(self, retry: tenacity.RetryCallState) -> float:
-        """How long until the next try. A fleet that lost its API server must not come back all at once."""
+        """Return the time until the next try, random so that a fleet spreads its writes after an outage."""
         error = retry.outcome.exception() if retry.outcome else None
         if isinstance(error, Conflict):
             return random.uniform(0, 0.1)  # noqa: S311
@@ -245,5 +246,5 @@ class NodeWriter(threading.Thread):
 
 
 def _is_news_to(verdict: Verdict, node: NodeState) -> bool:
-    """Whether the Node does not say so yet. Before the first look ended, a restart writes nothing but that."""
+    """Whether a fault must be written at once. Before its first cycle, a restarted agent writes nothing else."""
     return node.labels.get(SEVERITY) != verdict.severity.name

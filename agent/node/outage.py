@@ -1,4 +1,4 @@
-"""Whether the API server is away, for all who talk to it: its going and its coming back are said once."""
+"""Outages of the API server for all parts that use it. Start and end are logged once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Outage:
     def away(self, owner: str, error: ClusterError) -> None:
         with self._lock:
             if not self._waiting:
-                log.warning("the API server is away; the newest verdict is kept", error=str(error))
+                log.warning("the API server does not answer; the newest verdict is kept", error=str(error))
             self._waiting.add(owner)
 
     def back(self, owner: str) -> None:
         with self._lock:
             if self._waiting == {owner}:
-                log.info("the API server is back; the node is up to date")
+                log.info("the API server answers again; the Node is up to date")
             self._waiting.discard(owner)

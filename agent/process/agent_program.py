@@ -1,4 +1,4 @@
-"""`gpu-healthcheck agent`: wire the parts, wait for SIGTERM, change nothing on the way out."""
+"""`gpu-healthcheck agent`: connect the parts, wait for SIGTERM, and exit without changes."""
 
 from __future__ import annotations
 
@@ -89,16 +89,16 @@ def _run(reader: SettingsReader, cluster: Cluster, stop: threading.Event, option
     file = None if options.dry_run else MemoryFile(settings.state_dir)
     if file is not None and not _hold(file, telemetry):
         if options.once:
-            complain("agent", "--once: another agent of this node is at work")
+            complain("agent", "--once: another agent of this node is running")
             return COULD_NOT
-        log.warning("another agent of this node has locked the memory; checking without writing until it exits")
+        log.warning("another agent of this node holds the lock of the memory; checking without writes until it exits")
         serving.agent = Agent(reader, cluster, None, telemetry, write=False)
         _stand_by(serving.agent, file, telemetry, stop)
     if not stop.is_set():
         with _noting_failure(settings.state_dir):
             serving.agent = Agent(reader, cluster, file, telemetry, write=not options.dry_run)
         _work(serving.agent, stop, once=options.once)
-    # Threads may be inside a request or a hung look; nothing that they could still do is wanted.
+    # Threads may be inside a request or a hung check; none of their remaining work is needed.
     sys.stderr.flush()
     os._exit(0)
 
@@ -113,7 +113,7 @@ def _noting_failure(state_dir: Path) -> Iterator[None]:
 
 
 def _stand_by(agent: Agent, file: MemoryFile, telemetry: Telemetry, stop: threading.Event) -> None:
-    """Until the memory is ours."""
+    """Wait until this process holds the lock of the memory."""
     agent.start()
     while not stop.is_set() and not _hold(file, telemetry):
         stop.wait(_STANDBY_SECONDS)
@@ -143,9 +143,9 @@ class _Serving:
 
 
 def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
-    """Serve, or do so once the port is free. Raises OSError where waiting would not help.
+    """Serve now or when the port becomes free. Raises OSError if waiting would not help.
 
-    On the host's network a pod that was just deleted may still hold it, and the node shall be watched all the same.
+    On the host network, a pod that was just deleted may still hold the port; the node is watched meanwhile.
     """
 
     def try_once() -> None:
@@ -157,7 +157,7 @@ def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        log.warning("the port is taken; /metrics, /healthz and /readyz have to wait", port=port)
+        log.warning("the port is in use; /metrics, /healthz and /readyz wait for it", port=port)
         again = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(OSError), wait=tenacity.wait_fixed(_PORT_SECONDS)
         )
@@ -173,7 +173,7 @@ def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
     name = ended.thread.name if ended.thread else ""
     result = (ended.exc_type, ended.exc_value, ended.exc_traceback)
     log.error("a thread failed", thread=name, exc_info=result)
-    # The scheduler's may fail while it is shut down; should it ever fail else, /healthz notices.
+    # The scheduler's thread may fail during shutdown; any other failure of it shows in /healthz.
     if name in _OURS:
         note_failure(state_dir, name, ended.exc_value)
         sys.stderr.flush()
@@ -181,15 +181,15 @@ def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
 
 
 def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
-    """Whether this process is the one that writes. Without a disk to lock on, it is."""
+    """Whether this process is the writing agent; true if there is no disk for the lock."""
     try:
         held = file.acquire()
     except Shortage as error:
-        log.warning("it is unknown whether another agent has locked the memory", error=str(error))
+        log.warning("it is unknown whether another agent holds the lock of the memory", error=str(error))
         return False
     except MemoryFileError as error:
         telemetry.memory_errors.inc()
-        log.warning("no node-local memory; going on without it", error=str(error))
+        log.warning("no node-local memory; continuing without it", error=str(error))
         return True
     telemetry.standby.set(not held)
     return held

@@ -32,7 +32,7 @@ class MountedConfiguration:
         self._telemetry = telemetry
         self._settings = Settings()
         self._seen: Seen | None = None
-        """The folder that they were read from; None: nobody could tell whether it has changed."""
+        """State of the folder at the last read; None: unknown."""
         self._bad: tuple[BadValue, ...] = ()
         self._unknown: UnknownKeys | None = None
         self._ignored_logged = False
@@ -68,12 +68,12 @@ class MountedConfiguration:
             self._telemetry.bad_settings.labels(value.key).set(value in bad)
         self._bad = bad
         for value in bad:
-            log.error("a setting is not allowed; the last good configuration stays", setting=str(value))
+            log.error("a setting is invalid; the last valid configuration stays", setting=str(value))
             self._reporter.warn("BadSetting", str(value))
 
     def _report_unknown(self, unknown: UnknownKeys | None) -> None:
         self._telemetry.unknown_settings.set(len(unknown.keys) if unknown else 0)
         if unknown is not None and unknown != self._unknown:
-            log.warning("a key of the configuration is no setting", unknown=str(unknown))
+            log.warning("a key of the configuration is not a known setting", unknown=str(unknown))
             self._reporter.warn("UnknownSetting", str(unknown))
         self._unknown = unknown

@@ -39,21 +39,21 @@ class AgentKnowledge(Struct, frozen=True):
     memory: Memory = field(default_factory=Memory)
     settings: Settings = field(default_factory=Settings)
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    """The last of each check."""
+    """Last outcome of each check."""
     node: NodeState | None = None
-    """As last seen; None where nobody has, once it is gone, and where it has to be read anew."""
+    """The Node as last observed; None before the first read, after its deletion, and when it must be read again."""
     last_look: Evidence | None = None
     inventory: Inventory | None = None
-    """What that look saw of GPUs and container runtime, for the record."""
+    """GPUs and container runtime of that cycle, for the record."""
     no_driver_at: float = 0.0
-    """When a look last met none (monotonic): it was loaded after that, also where the log is not read."""
+    """Last cycle without a driver (monotonic): the driver was loaded later, also if the log is not read."""
     metadata_type: str = ""
     """The instance type by the metadata service, '' until it has answered."""
     runtime_classes: tuple[SelectiveClass, ...] | None = None
-    """All of the cluster's; None: nobody has listed them."""
+    """RuntimeClasses of the cluster; None: not listed yet."""
     run: RunOnNode = field(default_factory=RunOnNode)
     deep_processes: Mapping[int, float] = field(default_factory=dict)
-    """Of deep tests: by number when each was last seen (monotonic)."""
+    """Processes of deep tests, by pid, with the last observation (monotonic)."""
 
     @property
     def instance_type(self) -> str:
@@ -64,7 +64,7 @@ class AgentKnowledge(Struct, frozen=True):
 
     @property
     def level_checks(self) -> tuple[Check, ...]:
-        """The checks that a light look runs; the others follow their source."""
+        """The checks of a light cycle; the others follow their source."""
         return tuple(check for check in self.settings.values.checks if check.nature is Nature.LEVEL)
 
     @property
@@ -74,7 +74,7 @@ class AgentKnowledge(Struct, frozen=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every selected check has had its say."""
+        """Whether every selected check has an outcome."""
         return all(check.name in self.outcomes for check in self.settings.values.checks)
 
     @property
@@ -85,7 +85,7 @@ class AgentKnowledge(Struct, frozen=True):
 
     @property
     def severity(self) -> Severity:
-        """Of all that stands."""
+        """Worst severity of all active findings."""
         return worst(finding.finding.severity for finding in self.memory.standing)
 
     def severity_on(self, node: NodeState) -> Severity:
@@ -106,7 +106,7 @@ class AgentKnowledge(Struct, frozen=True):
         return decide(self.memory, outcomes)
 
     def deep_run(self, now: Now) -> DeepDiagnostic | None:
-        """The deep run that has the node, or had it last."""
+        """The current deep run on the node, or the last one."""
         run = self.run.at(now)
         return replace(run, processes=self.deep_processes) if run is not None else None
 
@@ -128,17 +128,17 @@ class AgentKnowledge(Struct, frozen=True):
 
 
 class AgentState:
-    """Thread-safe. `now` is the clock that all parts go by."""
+    """Shared state of the agent's parts. Thread-safe. `now` is the clock of all parts."""
 
     def __init__(self, node_name: str, memory: Memory | None = None, now: Callable[[], Now] = clock.now) -> None:
         self.node_name = node_name
         self.now = now
         self.news = threading.Event()
-        """Something that the Node may have to say; the node writer clears it."""
+        """Set when the Node may need a write; the node writer clears it."""
         self.node_changed = threading.Event()
-        """The watch showed the Node; who looks for deep tests clears it."""
+        """Set when the watch delivered the Node; the reader of deep-test processes clears it."""
         self.node_shown = threading.Event()
-        """Set once the watch has shown the Node, or that it is gone."""
+        """Set when the watch has delivered the Node or its deletion."""
         self._lock = threading.Lock()
         self._unreadable = ""
         self._known = AgentKnowledge(memory or Memory())
@@ -170,7 +170,7 @@ class AgentState:
         return self._known.expectation(self.now())
 
     def remember(self, memory: Memory, outcomes: Iterable[Outcome] = ()) -> None:
-        """For the ledger alone, which has each memory on the disk first."""
+        """Set the memory. Only the ledger calls this, after the write to the disk."""
         with self._lock:
             self._known = self._known.after(memory, outcomes)
 
@@ -197,7 +197,7 @@ class AgentState:
             return True
 
     def set_node(self, node: NodeState | None) -> None:
-        """The Node from now on; None: it is gone, or has to be read anew."""
+        """Replace the Node; None: it is deleted, or must be read again."""
         self._put(node=node)
 
     def note_unreadable(self, why: str) -> bool:
@@ -211,7 +211,7 @@ class AgentState:
         self._put(run=self._known.run.seen(node, self.now()))
 
     def see_deep_processes(self, pids: Iterable[int]) -> None:
-        """Those of deep tests that run now."""
+        """Set the processes of running deep tests."""
         now = self.now().monotonic
         with self._lock:
             kept = {pid: at for pid, at in self._known.deep_processes.items() if now - at <= SEEN_SECONDS}
@@ -219,7 +219,7 @@ class AgentState:
             self._known = replace(self._known, deep_processes=seen)
 
     def see_look(self, evidence: Evidence, *, no_driver: bool = False) -> None:
-        """The light look that ended last."""
+        """Set the last light cycle."""
         values = self._known.settings.values
         engine = evidence[ENGINE] if evidence.unread(ENGINE) is None and not values.dcgm_host else NO_ENGINE
         inventory = seen_in(evidence, accept_second_engine(engine, second_engine=values.dcgm_second_engine))

@@ -1,4 +1,4 @@
-"""Judges that failed: each failure counted, each distinct one said once. Decides nothing."""
+"""Failures of checks in this program: each is counted, each distinct one logged once. Decides nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from healthcheck.model import Outcome
 log = structlog.get_logger()
 
 _MOST_LOGGED = 256
-"""Distinct failures that are said; one whose words change with each look fills the metric, not the log."""
+"""Most distinct failures that are logged: one whose text changes with each cycle must not fill the log."""
 
 
 class Failures:

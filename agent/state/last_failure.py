@@ -1,4 +1,4 @@
-"""Last failure of this program that ended the agent, and its number in a row: a file in the state directory."""
+"""File in the state directory: the last failure that ended the agent, and its number in a row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_failure(directory: Path) -> LastFailure:
 
 
 def note_failure(directory: Path, thread: str, error: BaseException | None) -> None:
-    """Count it. A disk that takes nothing must not hide the failure itself."""
+    """Count the failure. A failing disk must not hide the failure itself."""
     last = traceback.extract_tb(error.__traceback__, limit=-1) if error is not None else []
     where = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in last)
     words = f"thread {thread}: {type(error).__name__}{where}"
@@ -40,12 +40,12 @@ def note_failure(directory: Path, thread: str, error: BaseException | None) -> N
     times = before.times + 1 if before.words == words else 1
     content = json.dumps({"words": words, "times": times}).encode()
     with suppress(OSError):
-        # The next process of this machine reads it, also where the disk has not got it yet.
+        # No sync to the disk: the next process on this machine reads it from the page cache.
         node_file.replace_whole(_file(directory), content, on_disk=False)
 
 
 def forget_failure(directory: Path) -> None:
-    """A disk that takes nothing keeps it, and ends no look."""
+    """Delete the file. A failing disk keeps it, and does not end the cycle."""
     with suppress(OSError):
         _file(directory).unlink()
 

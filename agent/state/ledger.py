@@ -88,7 +88,7 @@ class Ledger:
                 self._write(self._state.memory)
 
     def blind(self, check: Check, cause: Unobserved) -> None:
-        """A check that follows its source has lost it."""
+        """Record that a check lost the source that it follows."""
         with self._changing:
             self._state.remember(self._state.memory, [Outcome(check.name, check.group, unobserved=(cause,))])
 
@@ -110,7 +110,7 @@ class Ledger:
             self._keep(self._bounded(exits.adopted(memory, kept, now)))
 
     def release(self, release: Release) -> None:
-        """A person's release, on the disk before the Node hears that it was taken."""
+        """Store a person's release, on the disk before the Node confirms it."""
         with self._changing:
             after = exits.release(self._state.memory, release, self._state.now())
             if after is not self._state.memory:
@@ -158,7 +158,7 @@ class Ledger:
         return not _only_counted(before, after) or now.monotonic - self._unsaved_since >= _MOST_UNSAVED_SECONDS
 
     def _keep(self, after: Memory, outcomes: Sequence[Outcome] = ()) -> None:
-        """To the file, then into the state, at the severities in force."""
+        """Write the memory to the file, then to the state, with the current severities."""
         after = in_force(after, self._state.settings.values.policy)
         self._write(after, outcomes)
         self._state.remember(after, outcomes)
@@ -175,7 +175,7 @@ class Ledger:
             except MemoryFileError as error:
                 self._telemetry.memory_errors.inc()
                 if not self._file_failed:
-                    log.warning("the memory file can't be written; going on without it", error=str(error))
+                    log.warning("the memory file can't be written; continuing without it", error=str(error))
                 self._file_failed = True
             else:
                 self._file_failed = False
@@ -197,7 +197,7 @@ def _log_found(new: Iterable[ActiveFinding]) -> None:
 
 
 def _only_counted(before: Memory, after: Memory) -> bool:
-    """Whether nothing came, went or changed but how often and when it was seen."""
+    """Whether only counts and times differ."""
     known = {finding.key: finding.finding.severity for finding in before.standing}
     stands = {finding.key: finding.finding.severity for finding in after.standing}
     return (known, before.gpus, before.recovery, before.ended, before.driver_loaded_at) == (

@@ -132,7 +132,7 @@ def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterat
     if changed := being_changed(node.labels):
         yield f"its driver is being changed: {changed}"
     if heard is None or heard < now:
-        yield "its agent is silent"
+        yield "its heartbeat is overdue"
     if ill := _unhealthy(node):
         yield ill
 

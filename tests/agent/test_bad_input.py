@@ -159,7 +159,7 @@ class TestANodeThatNobodyCanRead:
         world.host.xid(3, 79, "GPU has fallen off the bus.")
         fields = agent.wait_for_log("the Node can't be read; the newest verdict is kept")
         assert fields["error"].startswith("nodes gpu-node-1: ")
-        eventually(lambda: agent.logged("the watch on the node broke off"))
+        eventually(lambda: agent.logged("the watch on the Node was interrupted"))
         assert agent.get("/healthz")[0] == 200
         assert agent.metric("verdict_pending") == 1
 

@@ -43,7 +43,7 @@ def test_an_annotation_that_fails_us_is_passed_over_by_name(planted: World, plan
     planted.host.xid(3, 79, ERROR)
     planted.wait_for_taint()
 
-    assert f"annotation {P}/{key} is passed over" in planted.wait_for_event("AnnotationSetAside")["message"]
+    assert f"annotation {P}/{key} is skipped" in planted.wait_for_event("AnnotationSetAside")["message"]
     assert agent.metric("set_aside_total{annotation}") == 1
     assert agent.running
 

@@ -60,7 +60,7 @@ def test_who_is_withheld_and_how_many_places_are_taken(withheld: World) -> None:
     assert lines[1].split()[:4] == ["gpu-node-1", "fail", "REBOOT", "withheld"]
     assert lines[-2:] == [
         "2 of 2 slots for tainted nodes are in use; 10 nodes have an agent",
-        "not tainted though their agents want it: gpu-node-1",
+        "not tainted although their verdicts require it: gpu-node-1",
     ]
 
 

@@ -92,7 +92,7 @@ def verify_says_what_is_lacking(release: Release) -> None:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     heartbeat = {"metadata": {"name": "gpu-node-1"}, "spec": {"leaseDurationSeconds": 86400, "renewTime": now}}
 
-    assert "none has a label" in eventually(lambda: said_by_verify(mine, 1))
+    assert "no node has a label" in eventually(lambda: said_by_verify(mine, 1))
     release.plane.create_node("gpu-node-1", labels={"nvidia.com/gpu.present": "true"})
     assert "0 of 1 were checked in time; not on gpu-node-1" in said_by_verify(mine, 1)
     release.plane.request("POST", LEASES, heartbeat)

@@ -73,7 +73,7 @@ def test_level_2_runs_here_and_now(world: World, word: str) -> None:
     assert (done.returncode, world.levels) == (0, ["2"])
     assert "1 dcgm-diag-l2" in done.stdout
     assert "pass, severity PASS" in done.stdout
-    assert "DCGM's level 2 begins" in done.stderr
+    assert "DCGM's level 2 has started" in done.stderr
 
 
 def test_level_2_and_light_checks_make_one_record(world: World) -> None:
@@ -141,7 +141,7 @@ def test_on_a_terminal_it_asks(world: World, answer: str, code: int, levels: lis
             world.command("1"), env=world.environment, stdin=theirs, stdout=theirs, stderr=theirs
         )
         os.close(theirs)
-        raw = _until(ours, b"Test all the same? [y/N]")
+        raw = _until(ours, b"Test anyway? [y/N]")
         os.write(ours, f"{answer}\n".encode())
         raw += _until(ours, b"")
         assert process.wait(GIVE_UP_SECONDS) == code
@@ -208,7 +208,7 @@ def test_what_needs_the_whole_node_names_the_command_that_runs_it(word: str) -> 
     ("words", "message"),
     [
         (("9",), "no check '9'; allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 0-nvidia-smi, 1-dcgm-diag-l2"),
-        (("1", "--root", "/"), "--root /: 1-dcgm-diag-l2 tests the GPUs of this machine alone"),
+        (("1", "--root", "/"), "--root /: 1-dcgm-diag-l2 can only test the GPUs of this machine"),
         (("0", "--root", "/nowhere"), "--root /nowhere: no such directory"),
     ],
 )
@@ -233,7 +233,7 @@ def test_without_root_the_output_warns(world: World) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert blind.returncode == 2
-    assert blind.stderr == "not run as root: checks that could not run may need that\n"
+    assert blind.stderr == "not running as root: checks that could not run may need root\n"
 
 
 def test_where_there_is_no_hami_its_group_is_no_part_of_the_verdict(world: World) -> None:

@@ -134,7 +134,7 @@ def test_an_option_that_nobody_knows_is_3(words: tuple[str, ...]) -> None:
         (("status", "--output", "xml"), "xml"),
         (("release",), "NODE"),
         (("quarantine",), "NODE"),
-        (("quarantine", "Not_A_Name"), "'Not_A_Name' is no name of a node"),
+        (("quarantine", "Not_A_Name"), "'Not_A_Name' is not a valid node name"),
         (("replay",), "FILE"),
         (("replay", "/nowhere"), "/nowhere"),
         (("replay", "/dev"), "/dev"),

@@ -53,7 +53,7 @@ def test_an_sxid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
 
     assert answer.startswith("SXid20034 DLPL_LTSSM_FAULT_UP\n")
     assert "here RESET: drain the node and reset the GPU, or reboot (sxid.csv:20034)" in answer
-    assert "its word decides: Fatal is RESET" in answer
+    assert "the word in it decides: Fatal is RESET" in answer
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_test_of_dcgm_is_as_severe_as_the_error_that_it_names(word: str) -> No
     answer = explained(word)
 
     assert "here MONITOR" in answer
-    assert "or worse, as the error that its detail names: explain dcgm" in _unfolded(answer)
+    assert "or worse, by the error in its detail: explain dcgm" in _unfolded(answer)
 
 
 @pytest.mark.parametrize("words", [("dcgm", "46"), ("Dcgm46",), ("dcgm 46",)])
@@ -126,7 +126,7 @@ def test_an_error_of_dcgm_is_explained(words: tuple[str, ...]) -> None:
     assert answer.startswith("Dcgm46 PCIE_WIDTH\n")
     assert "DCGM CONFIG, which is MONITOR on our ladder" in answer
     assert "here RESET:" in answer
-    assert "we differ a link narrower" in answer
+    assert "deviation a link narrower" in answer
 
 
 def test_a_test_that_could_not_run_says_nothing_about_the_hardware() -> None:
@@ -137,7 +137,7 @@ def test_deviations_from_nvidia_have_a_reason() -> None:
     answer = explained("142")
 
     assert "here RESET:" in answer
-    assert "we differ the video encoder stays stopped" in answer
+    assert "deviation the video encoder stays stopped" in answer
 
 
 @pytest.mark.parametrize(
@@ -229,16 +229,16 @@ def test_one_table_is_listed_by_its_name(word: str, shown: str, hidden: str) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("GpuCountLo",), "nothing is called 'GpuCountLo' (did you mean GpuCountLow"),
-        (("xyzzy",), "nothing is called 'xyzzy'; allowed is an Xid (79, Xid79)"),
+        (("GpuCountLo",), "unknown name 'GpuCountLo' (did you mean GpuCountLow"),
+        (("xyzzy",), "unknown name 'xyzzy'; allowed is an Xid (79, Xid79)"),
         (("PCIE_WIDTHS",), "did you mean dcgm 46"),
-        (("79", "0x1"), "xid 79: only Xid 74 and 144 to 150 end with words to decode"),
+        (("79", "0x1"), "xid 79: only Xid 74 and 144 to 150 have data words to decode"),
         (("SXid20034", "0x1"), "sxid 20034: only Xid 74"),
         (("GpuCountLow", "0x1"), "GpuCountLow: only Xid 74"),
-        (("149", "zz"), "nothing is called '149 zz'"),
-        (("rerun", "0x1"), "nothing is called 'rerun'"),
+        (("149", "zz"), "unknown name '149 zz'"),
+        (("rerun", "0x1"), "unknown name 'rerun'"),
         (("unkown",), "did you mean unknown"),
-        (("x" * 999,), f"nothing is called '{'x' * 60}'"),
+        (("x" * 999,), f"unknown name '{'x' * 60}'"),
         (("-79",), None),
     ],
 )
@@ -263,14 +263,14 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("DeepDiagnosticFailed", "docs/runbook.md#deepdiagnosticfailed"),
         ("nvmlLibraryMismatch", "Reboot after the upgrade of the driver"),
         ("DriverLibraryMismatch", "docs/runbook.md#driverlibrarymismatch"),
-        ("last-check", "When its agent last wrote the Node"),
+        ("last-check", "Time of the agent's last write to the Node"),
         ("CHECK_INTERVAL", "a whole number of seconds, 10 to 86400, default 300"),
         ("check_interval", "here 300"),
         ("ENABLE_TAINT", "here true"),
         ("instance-profiles.conf", "type|gpus|efa|nvlink|provider"),
-        ("gpu-count", "It is of group 0-nvidia-smi, and finds GpuLost"),
-        ("efa", "Stands for 2-efa-enumeration"),
-        ("container-runtime", "It is of group 7-container-runtime"),
+        ("gpu-count", "Group: 0-nvidia-smi. Reasons: GpuLost"),
+        ("efa", "Short name of 2-efa-enumeration"),
+        ("container-runtime", "Group: 7-container-runtime"),
         ("GpuHealthy", "a condition of the node"),
         ("AcceleratedHardwareReady", "a condition of the node"),
         ("BadSetting", "an Event on the node"),
@@ -292,8 +292,9 @@ def test_a_setting_is_shown_as_the_cluster_has_it(config: Path) -> None:
 def test_a_setting_where_there_is_no_configmap_is_shown_as_the_default(config: Path) -> None:
     config.rmdir()
 
-    assert f"here 300, the default, for there is no {config} here; a cluster's is in its ConfigMap" in explained(
-        "CHECK_INTERVAL"
+    assert (
+        f"here 300, the default, because {config} does not exist here; a cluster's value is in its ConfigMap"
+        in explained("CHECK_INTERVAL")
     )
 
 

@@ -81,8 +81,8 @@ def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
     ("state", "heard", "message", "next_step"),
     [
         (node("a", "pass"), 30, "a: pass", ""),
-        (node("a", "pass"), 7200, "a: pass, its agent is silent", "Find out why its agent is silent."),
-        (node("a", ""), None, "a: no agent has spoken", "No agent has spoken for it."),
+        (node("a", "pass"), 7200, "a: pass, its heartbeat is overdue", "Find out why its agent sends no heartbeat."),
+        (node("a", ""), None, "a: no agent has reported", "No agent has reported on it."),
         (
             node("a", "unknown", unobserved=[{"check": "driver", "cause": "DriverBeingChanged"}]),
             30,
@@ -114,7 +114,10 @@ def test_a_square_says_what_its_node_says(state: NodeState, heard: float | None,
 def test_an_agent_without_heartbeat_is_silent_if_leases_are_visible() -> None:
     seen, unseen = (row_of_node(node("a", "pass"), None, timedelta(0), NOW, listed=listed) for listed in (True, False))
 
-    assert (titles(seen, unseen), facts(seen)[0][6]) == (["a: pass, its agent is silent", "a: pass"], "none, silent")
+    assert (titles(seen, unseen), facts(seen)[0][6]) == (
+        ["a: pass, its heartbeat is overdue", "a: pass"],
+        "none, silent",
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled()
     ]
     words = " ".join("".join(parsed(page(*rows)).words).split())
 
-    for message in ("4 GPU nodes", "1 fail: REBOOT", "1 fail: RESET", "1 striped: the agent is silent"):
+    for message in ("4 GPU nodes", "1 fail: REBOOT", "1 fail: RESET", "1 striped: the heartbeat is overdue"):
         assert message.replace(" ", "") in words.replace(" ", "")
     reasons = words.partition("Where")[2].partition("Facts")[0]
     assert reasons.strip() == "Xid79REBOOT1a NvLinkDownRESET2a, b DriverBeingChangedcould not check1c"

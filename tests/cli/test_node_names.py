@@ -19,7 +19,7 @@ def test_each_name_is_taken_once() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/status", "..", "A", "a b", "a,b", "-a", "a.", "x" * 254, "a\n", "node/a"])
 def test_what_no_node_can_be_called_is_refused(name: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no name of a node"):
+    with pytest.raises(typer.BadParameter, match="is not a valid node name"):
         node_names(["good", name])
 
 
@@ -27,4 +27,4 @@ def test_what_no_node_can_be_called_is_refused(name: str) -> None:
 def test_an_empty_variable_of_a_shell_is_wrong_usage(tmp_path: Path, command: tuple[str, ...]) -> None:
     done = run_here(tmp_path / "kubeconfig", *command, "")
 
-    assert (done.returncode, "'' is no name of a node" in done.stderr) == (3, True)
+    assert (done.returncode, "'' is not a valid node name" in done.stderr) == (3, True)

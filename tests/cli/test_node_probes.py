@@ -168,7 +168,7 @@ def test_missing_permissions_are_named(world: World, tmp_path: Path) -> None:
         plane.kubectl("delete", "clusterrolebinding", account)
         plane.kubectl("delete", "clusterrole", account)
         plane.kubectl("delete", "serviceaccount", account, "--namespace=default")
-    assert "you lack rights that it needs, and no pod was made" in done.stderr
+    assert "you lack permissions that it needs, and no pod was created" in done.stderr
     for right in ("create pods", "delete pods", "get pods/log"):
         assert f"{right} in {NAMESPACE}" in done.stderr
     assert "get pods in" not in done.stderr
@@ -177,7 +177,7 @@ def test_missing_permissions_are_named(world: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--probe-nodes", NODE), 0, "name one with --probe-image"),
+        (("--probe-nodes", NODE), 0, "set --probe-image"),
         (("--probe-nodes", "gone"), 3, "--probe-nodes: there is no node/gone"),
         (("--probe-nodes", "all-suspects"), 0, "no suspect node lacks an agent's record"),
     ],
@@ -194,5 +194,5 @@ def test_saved_state_has_no_nodes_to_be_probed(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (
         3,
-        ("gpu-healthcheck diagnose: --probe-nodes checks nodes now, and --from reads a saved state: use one of them\n"),
+        ("gpu-healthcheck diagnose: --probe-nodes checks nodes now and --from reads a saved state: use one of them\n"),
     )

@@ -50,7 +50,7 @@ def test_status_shows_the_rest_where_it_does_not_answer_and_says_so(kubeconfig: 
         process = run(kubeconfig, "status", "--allocation", "--prometheus", world.url)
     assert (process.returncode, b"gpu-node-1" in process.stdout, b"Used" in process.stdout) == (2, True, False)
     assert process.stderr.decode() == (
-        f"gpu-healthcheck status: {world.url} has no series {SERIES}: does it ask the DCGM exporter?\n"
+        f"gpu-healthcheck status: {world.url} has no series {SERIES}: does it scrape the DCGM exporter?\n"
     )
 
 

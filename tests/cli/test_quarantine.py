@@ -50,7 +50,7 @@ def test_a_node_that_passes_is_cordoned_drained_tested_and_given_back(hospital: 
         "told to go: default/work",
         "gone: default/work",
         "drained",
-        "Job gpu-healthcheck/gpu-quarantine-well made",
+        "Job gpu-healthcheck/gpu-quarantine-well created",
         *[line for line in messages if "waits: " in line],
         "test: begun (test 4-dcgm-diag-l4)",
         "\\x1b[31mnot JSON at all [/red]",
@@ -83,7 +83,7 @@ def test_several_nodes_are_tested_at_once_and_each_line_has_its_node(hospital: H
 
     out, err = process.communicate()
     results = {load["node"]: load for load in json.loads(out)}
-    assert (process.returncode, results["nowhere"]["why_not"]) == (2, "there is no such node (any more)")
+    assert (process.returncode, results["nowhere"]["why_not"]) == (2, "the node does not exist (any more)")
     assert [results[name]["recommendation"] for name in ("one", "two")] == ["return-to-service"] * 2
     assert results["one"]["step"]["commands"] == ["kubectl uncordon one"]
     assert {line.split(" ")[1] for line in err.splitlines()} == {"one", "two", "nowhere"}
@@ -122,7 +122,7 @@ def test_a_budget_that_allows_nothing_is_named_and_the_drain_ends_in_its_time(ho
     code, out, _ = hospital.quarantine("budget", "--timeout", "10")
 
     assert (code, hospital.pods(), hospital.jobs("budget")) == (2, {"served"}, [])
-    assert "its pods have not gone within 10 s:" in out
+    assert "its pods were not gone within 10 s:" in out
     assert "default/served: create pods/eviction: 429: Cannot evict pod" in out
     assert "The disruption budget keep-served needs 1 healthy pods and has 1 currently" in out
     assert "  $ kubectl uncordon budget\n" in out
@@ -181,7 +181,7 @@ def test_a_node_that_vanishes_ends_it(hospital: Hospital) -> None:
 
     out, _ = process.communicate()
     assert process.returncode == 2
-    assert "the node is gone" in out
+    assert "its Job was deleted, possibly with the node" in out
 
 
 def test_ctrl_c_says_what_stands_and_the_same_command_goes_on(hospital: Hospital) -> None:
@@ -198,15 +198,15 @@ def test_ctrl_c_says_what_stands_and_the_same_command_goes_on(hospital: Hospital
         "interrupted",
         "the node is cordoned by this command",
         "Job gpu-healthcheck/gpu-quarantine-resumed continues",
-        "to go on, with the same options:",
+        "to continue, run with the same options:",
         "  $ gpu-healthcheck quarantine resumed",
-        "to give up:",
+        "to abandon the run:",
         "  $ kubectl delete job -n gpu-healthcheck gpu-quarantine-resumed && kubectl uncordon resumed",
     ]
     job = hospital.jobs("resumed")
     again = hospital.start("resumed", "--release-on-pass")
     assert again.stdout is not None
-    while "is at work already, and is followed" not in again.stdout.readline():
+    while "is running already, and is followed" not in again.stdout.readline():
         assert again.poll() is None
     hospital.let_go("resumed")
     again.communicate()
@@ -221,7 +221,7 @@ def test_a_lost_api_server_ends_no_quarantine(hospital: Hospital) -> None:
 
     hospital.plane.stop_api()
     assert process.stdout is not None
-    while "the API server does not answer, and is asked again" not in process.stdout.readline():
+    while "the API server does not answer; retrying" not in process.stdout.readline():
         assert process.poll() is None
     hospital.plane.start_api()
     hospital.let_go("outage")
@@ -320,7 +320,9 @@ def test_a_job_of_that_name_that_is_no_quarantines_is_refused(hospital: Hospital
     code, out, _ = hospital.quarantine("imitated")
 
     assert (code, hospital.cordon("imitated"), hospital.jobs("imitated")) == (2, (False, None), [uid]), out
-    assert "Job gpu-healthcheck/gpu-quarantine-imitated is no quarantine's, and is neither followed nor deleted" in out
+    assert (
+        "Job gpu-healthcheck/gpu-quarantine-imitated is not a quarantine's; it is neither followed nor deleted" in out
+    )
     assert f"it has the component '{component}' and the account '{account}'" in out
     assert f"where a quarantine's has 'quarantine' and '{ACCOUNT}'" in out
 
@@ -336,7 +338,7 @@ def test_one_that_comes_while_pods_go_is_refused_too(hospital: Hospital) -> None
     out, _ = process.communicate()
 
     assert (process.returncode, hospital.jobs("imitated")) == (2, [uid]), out
-    assert "is no quarantine's, and is neither followed nor deleted" in out
+    assert "is not a quarantine's; it is neither followed nor deleted" in out
 
 
 def test_two_people_at_once_follow_one_job(hospital: Hospital) -> None:
@@ -372,8 +374,8 @@ def test_a_run_without_a_result_is_no_verdict(hospital: Hospital) -> None:
 
     code, out, _ = hospital.quarantine("silent")
 
-    assert (code, "left no result on the node" in out) == (2, True), out
-    assert "left no result on the node; the last that was heard of it:\n" in out
+    assert (code, "without a result on the node" in out) == (2, True), out
+    assert "without a result on the node; the last that was heard of it:\n" in out
     assert [line for line in out.splitlines() if line.endswith("   test: ended (test 4-dcgm-diag-l4)")] != []
 
 
@@ -401,7 +403,7 @@ def test_a_record_that_recommends_nothing_is_no_verdict(hospital: Hospital) -> N
     hospital.let_go("odd")
 
     (result,) = json.loads(process.communicate()[0])
-    assert (process.returncode, "left no result on the node" in result["why_not"]) == (2, True)
+    assert (process.returncode, "without a result on the node" in result["why_not"]) == (2, True)
 
 
 def test_a_job_that_gets_no_pod_says_why(hospital: Hospital) -> None:
@@ -483,7 +485,7 @@ def test_a_second_ctrl_c_waits_for_no_api_server(hospital: Hospital) -> None:
     eventually(lambda: hospital.is_at_work("hurried"))
     hospital.plane.stop_api()
     try:
-        until_it_says(process, "the API server does not answer, and is asked again")
+        until_it_says(process, "the API server does not answer; retrying")
         process.send_signal(signal.SIGINT)
         until_it_says(process, "interrupted")
         process.send_signal(signal.SIGINT)
@@ -492,7 +494,7 @@ def test_a_second_ctrl_c_waits_for_no_api_server(hospital: Hospital) -> None:
         hospital.plane.start_api()
 
     assert (process.returncode, err) == (130, "")
-    assert "its state in the cluster was not read: gpu-healthcheck quarantine hurried goes on with it" in out
+    assert "its state in the cluster was not read: gpu-healthcheck quarantine hurried continues the run" in out
 
 
 def test_a_pod_that_finds_no_place_says_why(hospital: Hospital) -> None:
@@ -530,7 +532,7 @@ def test_missing_rights_are_named_and_nothing_is_changed(hospital: Hospital) -> 
     code, out, err = hospital.quarantine("guarded", kubeconfig=kubeconfig)
 
     assert (code, out, hospital.cordon("guarded")) == (2, "", (False, None))
-    assert "you lack rights that it needs, and nothing was changed:" in err
+    assert "you lack permissions that it needs, and nothing was changed:" in err
     assert "  list pods in the whole cluster\n" in err
     assert "  create jobs.batch in gpu-healthcheck\n" in err
 
@@ -560,7 +562,7 @@ def test_a_dry_run_shows_everything_and_changes_nothing(hospital: Hospital) -> N
         "would be cordoned",
         "would evict default/bare (no controller makes it again)",
         "would leave default/exporter: of DaemonSet of",
-        "would make Job gpu-quarantine-dry, and follow it",
+        "would create Job gpu-quarantine-dry and follow it",
     ]
 
 
@@ -575,7 +577,7 @@ def test_a_dry_run_tells_programs_what_would_be_done(hospital: Hospital) -> None
     assert result["plan"] == [
         "would be cordoned",
         "would evict default/work",
-        "would make Job gpu-quarantine-dry, and follow it",
+        "would create Job gpu-quarantine-dry and follow it",
     ]
 
 
@@ -597,7 +599,7 @@ def test_a_node_that_another_run_holds_is_left_to_it(hospital: Hospital) -> None
     code, out, _ = hospital.quarantine("swept")
 
     assert (code, hospital.cordon("swept")) == (2, (False, None))
-    assert f"sweep gpu-sweep-x tests it, until {until} at the latest" in out
+    assert f"sweep gpu-sweep-x tests it until {until} at the latest" in out
 
 
 def test_a_node_may_have_a_long_name(hospital: Hospital) -> None:

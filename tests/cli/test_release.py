@@ -86,7 +86,7 @@ def test_a_fault_that_no_release_ends_is_no_success_where_nothing_else_is_to_rel
     mark(api, "n", results=json.dumps(record))
     done = release(kubeconfig)
 
-    assert (done.returncode, "n: still stands\n  RESET    GpuRecoveryAction on gpu/" in done.stdout) == (1, True)
+    assert (done.returncode, "n: still active\n  RESET    GpuRecoveryAction on gpu/" in done.stdout) == (1, True)
     assert release(kubeconfig, "--dry-run").returncode == 0
 
 
@@ -107,7 +107,7 @@ def test_it_stays_where_a_person_wants_it_to(api: ApiStandIn, kubeconfig: Path, 
     node = api.node("n")
     assert (done.returncode, node["spec"]["unschedulable"]) == (0, True)
     assert node["metadata"]["annotations"][f"{P}/cordoned-by"] == "gpu-quarantine-n"
-    assert f"{STAYS}as you asked\n" in done.stdout
+    assert f"{STAYS}as requested\n" in done.stdout
 
 
 @pytest.mark.parametrize("mark_left", ["", "gpu-quarantine-n"], ids=["", "after one of ours"])
@@ -195,8 +195,8 @@ def test_by_labels_all_is_shown_and_a_person_is_asked(
 @pytest.mark.parametrize(
     ("selector", "code", "message"),
     [
-        ("rack=9", 2, "-l 'rack=9': no node has such labels"),
-        ("rack=7,rack!=7", 2, "no node has such labels"),
+        ("rack=9", 2, "-l 'rack=9': no node has these labels"),
+        ("rack=7,rack!=7", 2, "no node has these labels"),
         ("kubernetes.io/hostname=well", 0, ""),
     ],
 )
@@ -208,7 +208,7 @@ def test_labels_that_choose_nothing_to_release(
 
     assert (done.returncode, rack.writes) == (code, [])
     assert message in done.stderr
-    assert code or done.stdout == "1 node, and none has anything to release\n"
+    assert code or done.stdout == "1 node, none has anything to release\n"
 
 
 def test_all_nodes_are_asked_by_one_connection(rack: ApiStandIn, kubeconfig: Path) -> None:

@@ -62,9 +62,9 @@ def test_a_dry_run_shows_all_and_writes_nothing(api: ApiStandIn, kubeconfig: Pat
     assert (done.returncode, done.stderr, api.writes) == (0, "", [])
     assert done.stdout.splitlines() == [
         f"failed: {REMOVED}; taint unhealthy=true:NoSchedule; condition GpuHealthy",
-        "  takes work again, and its verdict is REBOOT",
+        "  accepts work again, although its verdict is REBOOT",
         f"well: {REMOVED}; condition GpuHealthy",
-        "2 nodes carry something of ours",
+        "2 nodes carry labels, taints or other data of gpu-healthcheck",
     ]
 
 
@@ -81,9 +81,9 @@ def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: 
         ("PATCH", f"/api/v1/nodes/{part}") for part in ("failed", "failed/status", "well", "well/status")
     ]
     assert done.stdout.splitlines()[-4:] == [
-        "Nothing of ours is left on any node. This deletes the rest:",
+        "No node has anything of gpu-healthcheck any more. This deletes the rest:",
         f"  {DELETE_REST}",
-        "The nodes' disks keep the agents' memory and NVIDIA's reports; on each node:",
+        "The nodes' disks keep the agents' memory and NVIDIA's reports. Delete them on each node:",
         f"  {DELETE_FILES}",
     ]
 
@@ -98,9 +98,9 @@ def test_who_may_not_list_device_taints_is_kept_from_the_rest_where_a_record_tel
 
     assert (done.returncode, [name for name in ("failed", "well") if ours_on(api.node(name))]) == (code, left)
     if code:
-        assert "you need the right to list devicetaintrules" in done.stderr
+        assert "you need permission to list devicetaintrules" in done.stderr
     else:
-        assert done.stdout.startswith("DeviceTaintRules are not visible, and no node's record lists one of ours: ")
+        assert done.stdout.startswith("DeviceTaintRules can't be listed, and no node's record has one of ours: ")
         assert f"  {SHOW_RULES}\n" in done.stdout
 
 
@@ -110,7 +110,7 @@ def test_a_second_time_finds_nothing_and_writes_nothing(api: ApiStandIn, kubecon
     done = run_here(kubeconfig, "uninstall")
 
     assert (done.returncode, len(api.writes)) == (0, before)
-    assert done.stdout.startswith("no node carries anything of ours\n")
+    assert done.stdout.startswith("no node carries anything of gpu-healthcheck\n")
 
 
 @pytest.mark.parametrize(("answers", "code", "left"), [("y\n", 0, False), ("n\n", 1, True), ("", 130, True)])
@@ -118,7 +118,7 @@ def test_a_person_is_asked(api: ApiStandIn, kubeconfig: Path, answers: str, code
     done = run_here(kubeconfig, "uninstall", answers=answers)
 
     assert (done.returncode, bool(ours_on(api.node("failed")))) == (code, left)
-    assert "Take all this off? [y/N]: " in done.stdout
+    assert "Remove all this? [y/N]: " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,10 @@ def test_a_dry_run_says_also_what_still_runs(api: ApiStandIn, kubeconfig: Path) 
         start(api, PODS, f"agent-{number}", status={"phase": "Running"})
     done = run_here(kubeconfig, "uninstall", "--dry-run")
 
-    assert (done.returncode, "2 nodes carry something of ours" in done.stdout) == (0, True)
+    assert (done.returncode, "2 nodes carry labels, taints or other data of gpu-healthcheck" in done.stdout) == (
+        0,
+        True,
+    )
     assert "pods gpu-healthcheck/agent-4 and 2 more\n" in done.stderr
 
 
@@ -213,7 +216,7 @@ def test_a_missing_right_is_named_and_ends_it(api: ApiStandIn, kubeconfig: Path)
     done = run_here(kubeconfig, "uninstall", "--yes")
 
     assert (done.returncode, api.writes) == (2, [])
-    assert "you need the right to list daemonsets" in done.stderr
+    assert "you need permission to list daemonsets" in done.stderr
 
 
 def test_nodes_that_nobody_answers_for_are_named_and_the_others_go_on(api: ApiStandIn, kubeconfig: Path) -> None:

@@ -27,7 +27,7 @@ ARGUMENTS = {
     "replay": ("/nowhere",),
 }
 TIME = "is no length of time, as 90, 90s, 2m or 1h30m"
-PATH = "a file or a folder is wanted, and it is empty"
+PATH = "the path of a file or folder is empty"
 WRONG: dict[str, tuple[tuple[str, str], ...]] = {
     "--output": (("nonsense", "'nonsense': allowed are "), ("", "'': allowed are "), ("JSON", "'JSON': allowed are ")),
     "--as": (("nonsense", "'nonsense': allowed are kernel-log, bug-report, dcgm, evidence"),),
@@ -38,13 +38,13 @@ WRONG: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "--prometheus": (("nonsense", "it has to begin with http:// or https:// and name a host"),),
     "--probe-nodes": (
-        ("", "'' is no name of a node"),
-        ("a,,b", "'' is no name of a node"),
+        ("", "'' is not a valid node name"),
+        ("a,,b", "'' is not a valid node name"),
         ("A b", "'A b' is no name"),
     ),
     "--reason": (
-        ("", "why the findings are dealt with is wanted"),
-        ("  ", "why the findings are dealt with is wanted"),
+        ("", "the reason is empty"),
+        ("  ", "the reason is empty"),
     ),
     "--root": (("", PATH),),
     "--save-evidence": (("", PATH),),
@@ -105,7 +105,7 @@ def test_a_wrong_word_is_answered_with_what_is_allowed(
 @pytest.mark.parametrize("command", ["release", "quarantine"])
 def test_a_wait_of_no_length_is_none(command: str) -> None:
     result = said_to(command, *ARGUMENTS[command], "--timeout", "0")
-    assert result == (3, "Error: Invalid value for '--timeout': more than 0 is needed")
+    assert result == (3, "Error: Invalid value for '--timeout': must be more than 0")
 
 
 @pytest.mark.parametrize("word", ["nonsense", ""])
@@ -124,27 +124,27 @@ def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("status", "--prometheus", "http://a:1"), "--prometheus goes with --allocation"),
+        (("status", "--prometheus", "http://a:1"), "--prometheus needs --allocation"),
         (("status", "-o", "html", "-w"), "without --watch and --allocation"),
         (("status", "-o", "name", "-w"), "without --watch and --allocation"),
         (("status", "--allocation", "-l", "a=b"), "without --watch, -l and --no-headers"),
         (
             ("diagnose", "--from", "x", "--probe-nodes", "a"),
-            "--probe-nodes checks nodes now, and --from reads a saved state: use one of them",
+            "--probe-nodes checks nodes now and --from reads a saved state: use one of them",
         ),
         (
             ("diagnose", "--from", "x", "--prometheus", "http://a:1"),
-            "--prometheus reads present values, and --from a saved state: use one of them",
+            "--prometheus reads current values and --from reads a saved state: use one of them",
         ),
-        (("diagnose", "node", "a", "--would-fit", "x"), "--would-fit asks of the whole cluster"),
-        (("diagnose", "--would-fit", "x", "-o", "html"), "--would-fit asks of the whole cluster"),
+        (("diagnose", "node", "a", "--would-fit", "x"), "--would-fit allows no KIND NAME"),
+        (("diagnose", "--would-fit", "x", "-o", "html"), "--would-fit allows no KIND NAME"),
         (("diagnose", "pod"), "pod NAMESPACE/NAME, node NAME, or a workload such as job/NAME is wanted"),
-        (("check", "--json", "-o", "yaml"), "--json means -o json, but -o yaml was given, too"),
-        (("replay", "-o", "yaml", "/nowhere", "--json"), "--json means -o json, but -o yaml was given, too"),
-        (("diagnose", "-o", "terminal", "--json"), "--json means -o json, but -o terminal was given, too"),
+        (("check", "--json", "-o", "yaml"), "--json means -o json, but -o yaml was given too"),
+        (("replay", "-o", "yaml", "/nowhere", "--json"), "--json means -o json, but -o yaml was given too"),
+        (("diagnose", "-o", "terminal", "--json"), "--json means -o json, but -o terminal was given too"),
         (("release", "a"), "Missing option '--reason'"),
-        (("release", "--reason", "x"), "either names of nodes or -l SELECTOR is wanted"),
-        (("release", "a", "-l", "b=c", "--reason", "x"), "either names of nodes or -l SELECTOR is wanted"),
+        (("release", "--reason", "x"), "give node names or -l SELECTOR"),
+        (("release", "a", "-l", "b=c", "--reason", "x"), "give node names or -l SELECTOR"),
         (("quarantine",), "Missing argument 'NODE...'"),
         (("nonsense",), "No such command 'nonsense'"),
     ],

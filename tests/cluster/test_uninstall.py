@@ -166,7 +166,7 @@ def test_our_device_taints_go_and_what_a_person_made_of_one_stays(plane: Control
     done = uninstall(plane, "--yes")
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"DeviceTaintRule {ours}: a GPU takes work again, and its verdict is REBOOT\n" in done.stdout
+    assert f"DeviceTaintRule {ours}: a GPU accepts work again, although its verdict is REBOOT\n" in done.stdout
     assert plane.kubectl("get", "devicetaintrules", "-o", "name").split() == [f"devicetaintrule.resource.k8s.io/{his}"]
     plane.kubectl("delete", "devicetaintrule", his)
 

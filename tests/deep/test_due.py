@@ -148,7 +148,7 @@ def test_what_on_the_node_keeps_a_test_away(node: NodeState, why: str) -> None:
 
 @pytest.mark.parametrize("heard", [None, NOW - HOUR])
 def test_a_node_with_a_silent_agent_is_not_tested(heard: datetime | None) -> None:
-    assert obstacle(NODE, heard, NOW) == "its agent is silent"
+    assert obstacle(NODE, heard, NOW) == "its heartbeat is overdue"
 
 
 def test_a_node_under_a_run_is_not_tested() -> None:

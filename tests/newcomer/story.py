@@ -108,7 +108,7 @@ class Newcomer:
     def uninstall(self) -> None:
         self.type(*self.way.stop)
         wait_until(lambda: not self.stage.pod.all(), GIVE_UP_SECONDS, lambda: "an agent's pod does not end")
-        assert "takes work again" in self.type(RUNBOOK, "gpu-healthcheck uninstall --dry-run")
+        assert "accepts work again" in self.type(RUNBOOK, "gpu-healthcheck uninstall --dry-run")
         message = self.run("gpu-healthcheck uninstall", answers="y\n")
         (deletes,) = _DELETES.findall(message)
         self.run(deletes)

@@ -239,13 +239,13 @@ def test_a_node_that_fails_is_to_be_replaced_and_a_release_does_not_hide_what_is
     print(done.stdout, done.stderr, released.stdout, released.stderr)
     assert (done.returncode, done.stderr) == (1, ""), done.stdout
     assert f"ISOLATE  DcgmDiagMemory on gpu/{gpu.address}" in done.stdout
-    report = re.search(r"NVIDIA's bug report lies on the node: (.*)", done.stdout)
+    report = re.search(r"NVIDIA's bug report is on the node: (.*)", done.stdout)
     assert report
     assert suspect.on_node(f"cat {report[1]}") == "Start of NVIDIA bug report log file.\n"
     assert "recommendation: replace" in done.stdout
     assert f"  $ kubectl delete node {suspect.node.name}\n" in done.stdout
     assert (released.returncode, tainted) == (1, {True}), released.stdout
-    assert "still stands\n  RESET    GpuRecoveryAction on gpu/" in released.stdout
+    assert "still active\n  RESET    GpuRecoveryAction on gpu/" in released.stdout
 
     for line in typed(suspect, "docs/runbook.md", "three lines of kubectl do the same"):
         suspect.on_node(line)

@@ -25,8 +25,8 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 pytestmark = pytest.mark.cluster
 
 ERROR = "GPU has fallen off the bus."
-AWAY = "the API server is away; the newest verdict is kept"
-BACK = "the API server is back; the node is up to date"
+AWAY = "the API server does not answer; the newest verdict is kept"
+BACK = "the API server answers again; the Node is up to date"
 NODE = "/api/v1/nodes/gpu-node-1"
 HEARTBEATS = "/namespaces/gpu-healthcheck/leases"
 OUTAGES: dict[str, Callable[[World], None]] = {

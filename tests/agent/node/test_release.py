@@ -147,7 +147,7 @@ class TestARelease:
         gesture(failed)
         failed.api.refuse()
         resume(failed)
-        failed.agent.wait_for_log("the API server is away; the newest verdict is kept")
+        failed.agent.wait_for_log("the API server does not answer; the newest verdict is kept")
         failed.api.accept()
         is_released(failed, by)
 
@@ -313,7 +313,7 @@ class TestTheCommand:
         done = run(failed)
 
         assert done.returncode == 1
-        assert "still stands\n  REBOOT   GpuLost on gpu/" in done.stdout
+        assert "still active\n  REBOOT   GpuLost on gpu/" in done.stdout
         assert done.stdout.endswith("its agent says fail\ngpu-node-1: its taint stays\n")
         node = failed.node()
         assert (node.status, node.tainted, set(node.findings)) == ("fail", True, {"GpuLost"})
@@ -337,7 +337,7 @@ class TestTheCommand:
 
         assert (done.returncode, done.stderr) == (
             2,
-            "gpu-healthcheck release: no-such-node: there is no such node\n",
+            "gpu-healthcheck release: no-such-node: the node does not exist\n",
         )
         assert failed.node().status == "pass"
 
@@ -351,14 +351,14 @@ class TestTheCommand:
         done = run(failed)
         failed.api.recover()
 
-        assert (done.returncode, "you need the right to get nodes" in done.stderr) == (2, True)
+        assert (done.returncode, "you need permission to get nodes" in done.stderr) == (2, True)
 
     def test_says_when_no_agent_answers(self, failed: World) -> None:
         assert failed.agent.terminate() == 0
         done = run(failed, "--timeout", "1")
 
         assert done.returncode == 2
-        assert "no agent of this node answered within 1 s; the release waits on the node" in done.stderr
+        assert "no agent of this node answered within 1 s; the release stays on the node" in done.stderr
         assert RELEASE in failed.node().object["metadata"]["annotations"]
 
     @pytest.mark.parametrize("words", [(), ("--reason",), ("--reason", "x", "--timeout", "0")])

@@ -157,7 +157,7 @@ class TestStarting:
         with socket.create_server(("", 0)) as taken:
             agent = world.start(METRICS_PORT=str(taken.getsockname()[1]))
             world.wait_for_status("pass")
-            agent.wait_for_log("the port is taken; /metrics, /healthz and /readyz have to wait")
+            agent.wait_for_log("the port is in use; /metrics, /healthz and /readyz wait for it")
         assert agent.get("/readyz")[0] == 200
 
     def test_without_a_disk_to_remember_on_goes_on(self, world: World) -> None:

@@ -161,7 +161,7 @@ class TestTheMemoryFile:
         failed.host.kernel_log.clear()
         failed.api.refuse()
         failed.start()
-        failed.agent.wait_for_log("the API server is away; the newest verdict is kept")
+        failed.agent.wait_for_log("the API server does not answer; the newest verdict is kept")
         eventually(lambda: failed.agent.metric("looks_total") >= 1)
         failed.api.accept()
         eventually(lambda: standing(failed))
@@ -257,7 +257,9 @@ class TestTwoAgentsOnOneNode:
 
     def test_the_second_ends_at_sigterm_while_it_waits(self, watched: World) -> None:
         second = watched.start()
-        second.wait_for_log("another agent of this node has locked the memory; checking without writing until it exits")
+        second.wait_for_log(
+            "another agent of this node holds the lock of the memory; checking without writes until it exits"
+        )
 
         assert second.terminate() == 0
         assert watched.agents[0].running
