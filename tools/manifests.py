@@ -40,7 +40,7 @@ spec:
 """
 DASHBOARD_HEAD = """\
 # Generated from monitoring/dashboard.json by `make docs`. Grafana's sidecar (kiwigrid/k8s-sidecar, as in its Helm
-# chart) takes it by the label, where it watches this namespace (`sidecar.dashboards.searchNamespace: ALL`).
+# chart) selects it by its label if it watches this namespace (`sidecar.dashboards.searchNamespace: ALL`).
 apiVersion: v1
 kind: ConfigMap
 metadata:

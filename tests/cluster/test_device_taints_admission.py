@@ -23,13 +23,13 @@ P = "gpu-healthcheck.aws-samples.io"
 OWN, OTHER = "taints-own", "taints-own.gpu-0"
 NAME = f"gpu-healthcheck.{OWN}.gpu-0"
 CALLED = (
-    "an agent's DeviceTaintRule is called by its own node and the GPU, or a number up to 63: "
+    "the name of an agent's DeviceTaintRule must be its own node's name and the GPU or a number up to 63: "
     f"the token belongs to '{OWN}'"
 )
-DEVICES = "an agent taints devices of gpu.nvidia.com in the pool of its own node, each by its name"
-TAINT = f"an agent's device taint is {P}/unhealthy=<severity>:NoSchedule"
-OWNER = "an agent's DeviceTaintRule is owned by its own Node and by nothing else"
-LABELS = "an agent's DeviceTaintRule has our labels, and neither annotations nor finalizers"
+DEVICES = "an agent may taint only devices of gpu.nvidia.com in the pool of its own node, each by its name"
+TAINT = f"an agent's device taint must be {P}/unhealthy=<severity>:NoSchedule"
+OWNER = "the only owner of an agent's DeviceTaintRule must be its own Node"
+LABELS = "an agent's DeviceTaintRule must have exactly our labels, and neither annotations nor finalizers"
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_rule_has_no_field_manager_but_ours(plane: ControlPlane) -> None:
     token, rules = plane.agent_token(OWN), plane.device_taint_rules
     for query in ("fieldManager=evil", "fieldManager=gpu-healthcheck2"):
         refused = plane.request("POST", f"{rules}?{query}", rule(plane, OWN), token=token)
-        assert (refused.status, "under the field manager gpu-healthcheck" in refused.message) == (403, True)
+        assert (refused.status, "as field manager gpu-healthcheck" in refused.message) == (403, True)
 
 
 def test_a_token_makes_164_rules_and_not_one_more(plane: ControlPlane) -> None:

@@ -73,8 +73,8 @@ def assert_refused(answer: Answer, message: str) -> None:
     assert (answer.status, message in answer.message) == (403, True), (answer.status, answer.message)
 
 
-WRITES_AS = "under the field manager gpu-healthcheck"
-NO_OTHER = "adds no field manager but gpu-healthcheck"
+WRITES_AS = "as field manager gpu-healthcheck"
+NO_OTHER = "may add no field manager except gpu-healthcheck"
 
 
 @pytest.mark.parametrize("account", OUR_WRITES)
@@ -194,4 +194,4 @@ def test_a_heartbeat_goes_on_whatever_an_administrator_noted_on_its_lease(plane:
     assert beat["spec"] | foreign | {"holderIdentity": OWN} == beat["spec"]
     for change in ({"leaseTransitions": 4}, {"acquireTime": "2026-11-21T00:00:00.000000Z"}):
         refused = plane.request("PATCH", f"{BEATS}/{OWN}", {"spec": change}, token=token)
-        assert_refused(refused, "an agent's Lease says who holds it")
+        assert_refused(refused, "an agent's Lease may contain only its holder")

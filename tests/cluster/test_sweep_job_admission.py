@@ -163,12 +163,12 @@ GET = {"httpGet": {"host": "10.0.0.1", "port": 80}}
 APPARMOR = "container.apparmor.security.beta.kubernetes.io/sweep"
 
 OF_THE_POD: dict[str, tuple[Change, Change, str]] = {
-    "name": (metadata(name=NAME.format("x-y")), metadata(name="gpu-quarantine-x"), "Job is called gpu-sweep-<node>"),
-    "name's end": (metadata(name=NAME.format("")), metadata(name="gpu-sweep-x"), "Job is called gpu-sweep-<node>"),
+    "name": (metadata(name=NAME.format("x-y")), metadata(name="gpu-quarantine-x"), "Job must be gpu-sweep-<node>"),
+    "name's end": (metadata(name=NAME.format("")), metadata(name="gpu-sweep-x"), "Job must be gpu-sweep-<node>"),
     "name's beginning": (
         metadata(name=NAME.format("a--b")),
         metadata(name=f"my-{NAME.format('x')}"),
-        "Job is called gpu-sweep-<node>",
+        "Job must be gpu-sweep-<node>",
     ),
     "component": (metadata(labels=LABELS), metadata(labels=AGENTS), f"{COMPONENT}=sweep"),
     "no component": (metadata(labels=None), metadata(labels={"app.kubernetes.io/name": "x"}), f"{COMPONENT}=sweep"),
@@ -186,50 +186,66 @@ OF_THE_POD: dict[str, tuple[Change, Change, str]] = {
     "annotation": (
         same,
         metadata(annotations={f"{P}/node": "n", f"{P}/told": ""}),
-        f"may not have this annotation, or not with this value: {P}/told",
+        f"may not have this annotation or this value: {P}/told",
     ),
     "node's name": (
         metadata(annotations={f"{P}/node": "n"}),
         metadata(annotations={f"{P}/node": "m"}),
-        "names the Node",
+        "must name its owner Node",
     ),
-    "no node's name": (same, metadata(annotations=None), "names the Node that owns it"),
+    "no node's name": (same, metadata(annotations=None), "must name its owner Node"),
     "pod's annotation": (
         pod_metadata(annotations=OF_PODS),
         pod_metadata(annotations={"k8s.v1.cni.cncf.io/networks": "x"}),
-        "not with this value: k8s.v1.cni.cncf.io/networks",
+        "or this value: k8s.v1.cni.cncf.io/networks",
     ),
     "pod's annotation's value": (
         pod_metadata(annotations=None),
         pod_metadata(annotations={"karpenter.sh/do-not-disrupt": "false"}),
-        "not with this value: karpenter.sh/do-not-disrupt",
+        "or this value: karpenter.sh/do-not-disrupt",
     ),
-    "finalizer": (metadata(finalizers=[]), metadata(finalizers=["example.com/x"]), "has no finalizers"),
+    "finalizer": (metadata(finalizers=[]), metadata(finalizers=["example.com/x"]), "may not have finalizers"),
     "pod's finalizer": (same, pod_metadata(finalizers=["example.com/x"]), "metadata of a sweep's pod may not set fina"),
     "owner": (
         metadata(ownerReferences=[owner("Node")]),
         metadata(ownerReferences=[owner("CronJob", "batch/v1")]),
-        "one owner, the Node",
+        "owner of a sweep's Job must be the Node",
     ),
-    "no owner": (same, metadata(ownerReferences=None), "one owner, the Node"),
-    "two owners": (same, metadata(ownerReferences=[owner("Node"), owner("ConfigMap")]), "one owner, the Node"),
+    "no owner": (same, metadata(ownerReferences=None), "owner of a sweep's Job must be the Node"),
+    "two owners": (
+        same,
+        metadata(ownerReferences=[owner("Node"), owner("ConfigMap")]),
+        "owner of a sweep's Job must be the Node",
+    ),
     "owner's deletion": (
         same,
         metadata(ownerReferences=[owner("Node", blockOwnerDeletion=True)]),
-        "one owner, the Node",
+        "owner of a sweep's Job must be the Node",
     ),
-    "controller": (same, metadata(ownerReferences=[owner("Node", controller=True)]), "one owner, the Node"),
-    "affinity": (held_to({**by_name("n"), **EXPRESSION}), held_to(by_name("m")), "held by its nodeAffinity"),
+    "controller": (
+        same,
+        metadata(ownerReferences=[owner("Node", controller=True)]),
+        "owner of a sweep's Job must be the Node",
+    ),
+    "affinity": (
+        held_to({**by_name("n"), **EXPRESSION}),
+        held_to(by_name("m")),
+        "nodeAffinity of a sweep's pod must select only the Node",
+    ),
     "other pods": (
         prefers(LIKES),
         affinity(podAntiAffinity={"requiredDuringSchedulingIgnoredDuringExecution": [AGAINST_ALL]}),
-        "no affinity to other pods, and none against them",
+        "may not have podAffinity or podAntiAffinity",
     ),
-    "no affinity": (held_to(by_name("n")), pod(affinity=None), "held by its nodeAffinity"),
+    "no affinity": (
+        held_to(by_name("n")),
+        pod(affinity=None),
+        "nodeAffinity of a sweep's pod must select only the Node",
+    ),
     "an alternative": (
         held_to(by_name("n"), by_name("n")),
         held_to(by_name("n"), EXPRESSION),
-        "held by its nodeAffinity",
+        "nodeAffinity of a sweep's pod must select only the Node",
     ),
     "second try": (of_job(backoffLimit=0), of_job(backoffLimit=1), "backoffLimit 0"),
     "kubernetes' own number of tries": (of_job(suspend=True), of_job(backoffLimit=None), "backoffLimit 0"),
@@ -243,7 +259,7 @@ OF_THE_POD: dict[str, tuple[Change, Change, str]] = {
     "pods of others": (
         of_job(manualSelector=False),
         of_job(manualSelector=True, selector={"matchLabels": LABELS}),
-        "no manualSelector",
+        "may not set manualSelector",
     ),
     "deadline": (of_job(activeDeadlineSeconds=172800), of_job(activeDeadlineSeconds=172801), "two days (172800)"),
     "no deadline": (of_job(activeDeadlineSeconds=7), of_job(activeDeadlineSeconds=None), "activeDeadlineSeconds"),
@@ -251,12 +267,12 @@ OF_THE_POD: dict[str, tuple[Change, Change, str]] = {
     "grace": (
         pod(terminationGracePeriodSeconds=60),
         pod(terminationGracePeriodSeconds=61),
-        "terminationGracePeriodSeconds of 60",
+        "terminationGracePeriodSeconds of at most 60",
     ),
     "the longest grace": (
         pod(terminationGracePeriodSeconds=None),
         pod(terminationGracePeriodSeconds=10**9),
-        "terminationGracePeriodSeconds of 60",
+        "terminationGracePeriodSeconds of at most 60",
     ),
     "end": (of_job(ttlSecondsAfterFinished=604800), of_job(ttlSecondsAfterFinished=604801), "ttlSecondsAfterFinished"),
     "no end": (of_job(ttlSecondsAfterFinished=0), of_job(ttlSecondsAfterFinished=None), "ttlSecondsAfterFinished"),
@@ -292,7 +308,7 @@ OF_THE_POD: dict[str, tuple[Change, Change, str]] = {
         "pod may not set dnsConfig",
     ),
     "pod's deadline": (same, pod(activeDeadlineSeconds=60), "pod may not set activeDeadlineSeconds"),
-    "container beside it": (same, job_change("containers"), "has one container"),
+    "container beside it": (same, job_change("containers"), "must have exactly one container"),
     "container before it": (same, job_change("initContainers"), "pod may not set initContainers"),
     "sidecar": (same, job_change("initContainers", restartPolicy="Always"), "pod may not set initContainers"),
     "account": (
@@ -319,29 +335,33 @@ OF_THE_POD: dict[str, tuple[Change, Change, str]] = {
     "our taint": (
         pod(tolerations=[{"key": "example.com/spot", "operator": "Exists"}]),
         pod(tolerations=[{"key": f"{P}/unhealthy", "operator": "Exists"}]),
-        "tolerations each name a key",
+        "toleration of a sweep must name a key",
     ),
-    "every taint": (pod(tolerations=[]), pod(tolerations=[{"operator": "Exists"}]), "tolerations each name a key"),
-    "host's files": (volume(emptyDir={}), volume(hostPath={"path": "/"}), "not so: another"),
+    "every taint": (
+        pod(tolerations=[]),
+        pod(tolerations=[{"operator": "Exists"}]),
+        "toleration of a sweep must name a key",
+    ),
+    "host's files": (volume(emptyDir={}), volume(hostPath={"path": "/"}), "not: another"),
     "secret": (
         volume(configMap={"name": "gpu-healthcheck-config", "defaultMode": 0o444}),
         volume(secret={"secretName": "x"}),
-        "not so: another",
+        "not: another",
     ),
-    "ConfigMap": (same, volume(configMap={"name": "x"}), "not so: another"),
-    "token": (same, volume(projected=TOKEN), "not so: another"),
-    "driver's volume": (volume(), volume(csi={"driver": "x.example.com"}), "not so: another"),
+    "ConfigMap": (same, volume(configMap={"name": "x"}), "not: another"),
+    "token": (same, volume(projected=TOKEN), "not: another"),
+    "driver's volume": (volume(), volume(csi={"driver": "x.example.com"}), "not: another"),
     "claim": (
         volume(emptyDir={"medium": "Memory"}),
         volume(persistentVolumeClaim={"claimName": "x"}),
-        "not so: another",
+        "not: another",
     ),
     "claim of its own": (
         volume(emptyDir={"sizeLimit": "1Gi"}),
         volume(ephemeral={"volumeClaimTemplate": {"spec": CLAIM}}),
-        "not so: another",
+        "not: another",
     ),
-    "network's files": (same, volume(nfs={"server": "x", "path": "/"}), "not so: another"),
+    "network's files": (same, volume(nfs={"server": "x", "path": "/"}), "not: another"),
     "kernel": (
         pod_security(fsGroup=1, runAsUser=0),
         pod_security(sysctls=[{"name": "kernel.shm_rmid_forced", "value": "1"}]),
@@ -360,51 +380,55 @@ OF_THE_POD: dict[str, tuple[Change, Change, str]] = {
     "pod's seccomp": (
         pod_security(seccompProfile={"type": "RuntimeDefault"}),
         pod_security(seccompProfile={"type": "Unconfined"}),
-        "no Unconfined",
+        "not have an Unconfined",
     ),
     "pod's AppArmor": (
         pod_security(appArmorProfile={"type": "RuntimeDefault"}),
         pod_security(appArmorProfile={"type": "Unconfined"}),
-        "no Unconfined",
+        "not have an Unconfined",
     ),
     "AppArmor as it was": (
         same,
         pod_metadata(annotations={APPARMOR: "unconfined"}),
-        f"not with this value: {APPARMOR}",
+        f"or this value: {APPARMOR}",
     ),
 }
 OF_A_CONTAINER: dict[str, tuple[Change, Change, str]] = {
     "image": (
         container(imagePullPolicy="Always"),
         container(image="registry.example.com/x:1"),
-        f"image is gpu-healthcheck:{__version__}, as this policy says, and not registry.example.com/x:1",
+        f"image must be gpu-healthcheck:{__version__} (in this policy), not registry.example.com/x:1",
     ),
     "tag": (same, container(image=f"gpu-healthcheck:{__version__}1"), f"image is gpu-healthcheck:{__version__}"),
     "command": (
         container(command=["gpu-healthcheck", "sweep-run"]),
         container(command=["gpu-healthcheck", "agent"]),
-        "command is gpu-healthcheck sweep-run",
+        "command must be gpu-healthcheck sweep-run",
     ),
-    "no command": (same, container(command=None), "command is gpu-healthcheck sweep-run"),
+    "no command": (same, container(command=None), "command must be gpu-healthcheck sweep-run"),
     "arguments": (same, container(args=["--help"]), "container may not set args"),
     "folder": (same, container(workingDir="/tmp"), "container may not set workingDir"),
-    "variable": (env("LOG_LEVEL", value="debug"), env("PYTHONPATH", value="/tmp"), "or not to this: PYTHONPATH"),
+    "variable": (
+        env("LOG_LEVEL", value="debug"),
+        env("PYTHONPATH", value="/tmp"),
+        "this variable or this value: PYTHONPATH",
+    ),
     "variable's source": (
         same,
         env("LOG_LEVEL", valueFrom={"configMapKeyRef": REFERENCE}),
-        "or not to this: LOG_LEVEL",
+        "this variable or this value: LOG_LEVEL",
     ),
     "node": (
         env("NODE_NAME", valueFrom={"fieldRef": {"fieldPath": "spec.nodeName"}}),
         env("NODE_NAME", value="m"),
-        "or not to this: NODE_NAME",
+        "this variable or this value: NODE_NAME",
     ),
     "node by another field": (
         same,
         env("NODE_NAME", valueFrom={"fieldRef": {"fieldPath": "metadata.name"}}),
-        "or not to this: NODE_NAME",
+        "this variable or this value: NODE_NAME",
     ),
-    "secret": (same, env("LOG_LEVEL", valueFrom={"secretKeyRef": REFERENCE}), "or not to this: LOG_LEVEL"),
+    "secret": (same, env("LOG_LEVEL", valueFrom={"secretKeyRef": REFERENCE}), "this variable or this value: LOG_LEVEL"),
     "whole secret": (same, container(envFrom=[{"secretRef": {"name": "x"}}]), "container may not set envFrom"),
     "whole ConfigMap": (same, container(envFrom=[{"configMapRef": {"name": "x"}}]), "container may not set envFrom"),
     "place": (mount("/tmp"), mount("/opt"), "may not mount /opt"),
@@ -425,23 +449,23 @@ OF_A_CONTAINER: dict[str, tuple[Change, Change, str]] = {
     "escalation": (
         security(readOnlyRootFilesystem=False),
         security(allowPrivilegeEscalation=True),
-        "sets allowPrivilegeEscalation to false",
+        "set allowPrivilegeEscalation to false",
     ),
     "escalation by default": (
         security(allowPrivilegeEscalation=False),
         security(allowPrivilegeEscalation=None),
-        "sets allowPrivilegeEscalation to false",
+        "set allowPrivilegeEscalation to false",
     ),
-    "nothing said": (security(runAsUser=1), container(securityContext=None), "sets allowPrivilegeEscalation to false"),
+    "nothing said": (security(runAsUser=1), container(securityContext=None), "set allowPrivilegeEscalation to false"),
     "capability": (
         security(capabilities={"add": [], "drop": ["ALL"]}),
         security(capabilities={"add": ["NET_RAW"], "drop": ["ALL"]}),
-        "drops ALL capabilities and adds none",
+        "drop ALL capabilities and add none",
     ),
     "capabilities by default": (
         security(capabilities={"drop": ["NET_RAW", "ALL"]}),
         security(capabilities={"drop": ["NET_RAW"]}),
-        "drops ALL capabilities and adds none",
+        "drop ALL capabilities and add none",
     ),
     "/proc": (
         pod(hostUsers=False),
@@ -461,12 +485,12 @@ OF_A_CONTAINER: dict[str, tuple[Change, Change, str]] = {
     "seccomp": (
         security(seccompProfile={"type": "Localhost", "localhostProfile": "x.json"}),
         security(seccompProfile={"type": "Unconfined"}),
-        "no Unconfined",
+        "not have an Unconfined",
     ),
     "AppArmor": (
         security(appArmorProfile={"type": "Localhost", "localhostProfile": "x"}),
         security(appArmorProfile={"type": "Unconfined"}),
-        "no Unconfined",
+        "not have an Unconfined",
     ),
     "port": (same, container(ports=[{"containerPort": 80, "hostPort": 80}]), "container may not set ports"),
 }
@@ -558,7 +582,7 @@ def test_the_sweeper_may_delete_no_job_of_another_component(installed: ControlPl
 
     refused = installed.request("DELETE", path, token=token)
 
-    assert (refused.status, "deletes the Jobs of sweeps only" in refused.message) == (403, True)
+    assert (refused.status, "delete only Jobs of sweeps" in refused.message) == (403, True)
     assert installed.request("DELETE", path).status == 200
 
 

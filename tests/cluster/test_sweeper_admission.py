@@ -52,29 +52,29 @@ SWEEPER_MAY_NOT: dict[str, tuple[dict[str, Any], str]] = {
     "write a record": (annotated(f"{P}/results", "{}x"), "no annotation but"),
     "write a test's record": (annotated(f"{P}/sweep-result", "{}"), "no annotation but"),
     "release": (annotated(f"{P}/release", "{}"), "no annotation but"),
-    "call it something else": (labelled(f"{P}/mode", "quarantine"), "sets the mode sweep"),
+    "call it something else": (labelled(f"{P}/mode", "quarantine"), "sets the mode only to sweep"),
     "take a node for another": (
         annotated(f"{P}/run", RUN.replace('"sweep"', '"l2"')),
-        "for a sweep and for nothing else",
+        "only for a sweep",
     ),
-    "say two kinds": (annotated(f"{P}/run", RUN.replace("{", '{"kind":"l2",')), "for a sweep and for nothing else"),
+    "say two kinds": (annotated(f"{P}/run", RUN.replace("{", '{"kind":"l2",')), "only for a sweep"),
     "say another kind after it": (
         annotated(f"{P}/run", RUN.replace("}", ',"kind":"quarantine"}')),
-        "for a sweep and for nothing else",
+        "only for a sweep",
     ),
-    "pad it": (annotated(f"{P}/run", RUN.replace("}", " " * 250_000 + "}")), "for a sweep and for nothing else"),
+    "pad it": (annotated(f"{P}/run", RUN.replace("}", " " * 250_000 + "}")), "only for a sweep"),
     "pad its holder": (
         annotated(f"{P}/run", RUN.replace(HOLDER, f"gpu-sweep-{'x' * 54}")),
-        "for a sweep and for nothing else",
+        "only for a sweep",
     ),
     "hold it in another's name": (
         annotated(f"{P}/run", RUN.replace(HOLDER, "gpu-quarantine-own")),
-        "for a sweep and for nothing else",
+        "only for a sweep",
     ),
-    "add a line to it": (annotated(f"{P}/run", RUN + "\n"), "for a sweep and for nothing else"),
+    "add a line to it": (annotated(f"{P}/run", RUN + "\n"), "only for a sweep"),
     "lift a foreign taint": (tainted(LEFT), "touch no other"),
     "set our taint": (tainted(SPOT, LEFT, UNHEALTHY), "touch no other"),
-    "cordon": ({"spec": {"unschedulable": True}}, "nothing of a Node's spec"),
+    "cordon": ({"spec": {"unschedulable": True}}, "nothing in a Node's spec"),
     "hold a node": ({"metadata": {"finalizers": ["example.com/hold"]}}, "finalizers"),
 }
 
@@ -126,11 +126,11 @@ def test_a_jobs_pod_may_write_its_record_on_its_own_node_only(plane: ControlPlan
         (annotated(f"{P}/run", RUN), "no annotation but"),
         (labelled(f"{P}/status", "pass2"), "may change no label"),
         (labelled("example.com/team", None), "may change no label"),
-        (tainted(SPOT), "nothing of a Node's spec"),
-        ({"spec": {"unschedulable": True}}, "nothing of a Node's spec"),
+        (tainted(SPOT), "nothing in a Node's spec"),
+        ({"spec": {"unschedulable": True}}, "nothing in a Node's spec"),
         ({"metadata": {"finalizers": ["example.com/hold"]}}, "finalizers"),
-        (annotated(f"{P}/sweep-result", "x" * 20_481), "20 KiB at most"),
-        (annotated(f"{P}/sweep-result", "ß" * 10_241), "20 KiB at most"),
+        (annotated(f"{P}/sweep-result", "x" * 20_481), "at most 20 KiB"),
+        (annotated(f"{P}/sweep-result", "ß" * 10_241), "at most 20 KiB"),
     ],
 )
 def test_a_jobs_pod_may_write_nothing_else(
@@ -157,7 +157,7 @@ def test_the_sweeper_may_delete_a_place_in_the_budget(plane: ControlPlane, name:
 @pytest.mark.parametrize(
     ("method", "leases", "name", "refusal"),
     [
-        ("DELETE", BUDGET_LEASES, "something", "may delete places in the fleet budget, and no other Lease"),
+        ("DELETE", BUDGET_LEASES, "something", "may delete slots of the fleet budget, and no other Lease"),
         ("PATCH", BUDGET_LEASES, "slot-12", 'cannot patch resource "leases"'),
         ("POST", BUDGET_LEASES, "slot-12", 'cannot create resource "leases"'),
         ("DELETE", HEARTBEATS, OTHER, 'cannot delete resource "leases"'),

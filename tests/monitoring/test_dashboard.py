@@ -138,7 +138,7 @@ def test_a_real_prometheus_answers_it(prometheus: PrometheusServer, query: str) 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("title", "number"),
-    [("Nodes withheld", 1), ("Checks that could not check", 0), ("Deep tests overdue", 0), ("Agents silent", 9)],
+    [("Taints withheld", 1), ("Checks that could not run", 0), ("Deep diagnostics overdue", 0), ("Agents silent", 9)],
 )
 def test_a_number_is_that_of_the_cluster(prometheus: PrometheusServer, title: str, number: int) -> None:
     (target,) = next(entry for entry in FLEET if entry["title"] == title)["targets"]

@@ -172,7 +172,7 @@ _ENVIRONMENT = (
     "{{- if .Values.runtimeClassName }}",
     "- name: NVIDIA_VISIBLE_DEVICES",
     "  value: all",
-    "# utility: NVML and nvidia-smi, and nothing of CUDA.",
+    "# utility: NVML and nvidia-smi, without CUDA.",
     "- name: NVIDIA_DRIVER_CAPABILITIES",
     "  value: utility",
     "{{- end }}",
