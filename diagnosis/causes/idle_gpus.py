@@ -22,7 +22,7 @@ IDLE = Cause(
     CauseSeverity.LOW,
     None,
     "A workload owns whole GPUs that were idle for an hour. Checked with `--prometheus` only.",
-    "Ask its owner whether it is still needed; read in its log why it waits.",
+    "Ask the workload's owner whether it is still needed; read in its log why it waits.",
     f"DCGM exporter: {SERIES} at 0 in every sample of an hour; DCGM has no such number for MIG instances",
 )
 _HOUR = timedelta(hours=1)
@@ -79,7 +79,7 @@ def _idle_cards(node: NodeAllocation, held: Mapping[str, int], idle: list[CardLo
         yield name, f"{name}: {len(some)} of its {held[name]} GPUs on node/{node.node} at 0 % for an hour: {cards}"
     if not by_pod and node.gpus and len(unnamed) >= node.gpus:
         for name, number in held.items():
-            yield name, f"{name}: holds {number} of the {node.gpus} GPUs of node/{node.node}, all at 0 % for an hour"
+            yield name, f"{name}: owns {number} of the {node.gpus} GPUs of node/{node.node}, all at 0 % for an hour"
 
 
 def _found(subject: str, some: list[tuple[Pod, str]]) -> FoundCause:
