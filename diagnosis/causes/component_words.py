@@ -7,12 +7,12 @@ _LONGEST = 400
 _HINTS = (
     (
         ("no runtime for",),
-        "The kubelet's container runtime has no handler of that name: see where the toolkit writes, and restart it.",
+        "The kubelet's container runtime lacks that handler: check which file the toolkit writes, then restart the toolkit.",
     ),
     (
         ("Could not resolve Linux kernel version", "kernel source tree", "kernel-headers", "linux-headers"),
         (
-            "No headers are found for the node's kernel: use a driver image made for that kernel, give the node access "
+            "The headers of the node's kernel are missing: use a driver image for that kernel, give the node access "
             "to its package repository, or install the driver on the host."
         ),
     ),
@@ -20,7 +20,7 @@ _HINTS = (
         ("Key was rejected by service", "Required key not available"),
         "Secure Boot refuses the unsigned module: use signed, precompiled drivers, or turn Secure Boot off.",
     ),
-    (("nouveau",), "The driver nouveau holds the GPU: block it on the host, and reboot the node."),
+    (("nouveau",), "The driver nouveau uses the GPU: block it on the host, and reboot the node."),
     (
         (
             "nvidia is in use",
@@ -28,22 +28,22 @@ _HINTS = (
             "Could not unload NVIDIA driver kernel modules",
             "Failed to uninstall nvidia driver",
         ),
-        "Something on the node still uses the old driver: drain its GPU pods (host programs too), or reboot it.",
+        "A process still uses the old driver: drain the node's GPU pods, stop host programs that use it, or reboot.",
     ),
     (
         ("Driver/library version mismatch",),
-        "The driver's libraries were changed beneath the loaded module: drain the node and reboot it.",
+        "The driver's libraries and the loaded module have different versions: drain the node and reboot it.",
     ),
     (
         ("ERROR_LIBRARY_NOT_FOUND", "libnvidia-ml.so", "Incompatible strategy", "Incompatible platform"),
         (
-            "Its own container has no driver: it must run with the nvidia runtime (RuntimeClass or default "
-            "runtime), or its setting for the driver's root is wrong."
+            "Its own container has no driver: run it with the nvidia runtime (RuntimeClass or default "
+            "runtime), or correct its setting for the driver root."
         ),
     ),
     (
         ("more than one MIG device type present", "same migEnabled value"),
-        "The MIG strategy is single and the cards are cut differently: give all the same profile, or use mixed.",
+        "The MIG strategy is single and the cards have different profiles: give all the same profile, or use mixed.",
     ),
     (
         ("driver not loaded", "couldn't communicate with the NVIDIA driver", "NVIDIA-SMI has failed"),
@@ -51,23 +51,23 @@ _HINTS = (
     ),
     (
         ("no such host", "Temporary failure resolving", "Could not resolve host", "i/o timeout"),
-        "The node does not reach a name server or a repository: see its network and its firewall.",
+        "The node does not reach a name server or a repository: check its network and its firewall.",
     ),
     (
         ("manifest unknown", "MANIFEST_UNKNOWN", ": not found"),
         (
-            "There is no such image: for a driver, none is published for this version and operating system. Correct "
+            "The image does not exist: for a driver, none is published for this version and operating system. Correct "
             "repository, image and version in the ClusterPolicy or Helm values."
         ),
     ),
     (
         ("unauthorized", "authentication required", "access denied", "403 Forbidden"),
-        "The registry refuses the pull: give the workload an imagePullSecret that may read it.",
+        "The registry refuses the pull: give the workload an imagePullSecret with read access.",
     ),
     (("toomanyrequests", "rate limit"), "The registry limits pulls: use a mirror, or an account with a higher limit."),
-    (("OOMKilled",), "It needs more memory than its limit: raise the limit of its container."),
+    (("OOMKilled",), "The container needs more memory than its limit: raise the limit."),
 )
-"""The more special ones first."""
+"""The more specific ones first."""
 
 
 def hint(texts: str) -> str:

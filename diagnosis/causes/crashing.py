@@ -67,27 +67,27 @@ def _cause(
 DRIVER_TOO_OLD = _cause(
     "CudaNewerThanDriver",
     "The image's CUDA is newer than the node's driver supports.",
-    "Use an image of an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
+    "Use an image with an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
     CauseSeverity.HIGH,
     "CUDA errors 35, 222, 803, 804",
 )
 WRONG_ARCHITECTURE = _cause(
     "ImageLacksGpuArchitecture",
     "The program in the image was not built for this model of GPU.",
-    "Use an image built for it, or choose another model by the node label nvidia.com/gpu.product.",
+    "Use an image built for this model, or choose another model by the node label nvidia.com/gpu.product.",
     CauseSeverity.HIGH,
     "CUDA error 209, `no kernel image is available for execution`",
 )
 GPU_MEMORY = _cause(
     "GpuMemoryExhausted",
-    "The program wants more memory than its GPU, or its share of one, has left.",
-    "Make the batch or the model smaller, take a GPU with more memory, or see who shares this one.",
-    source="`CUDA out of memory`; the kernel's OOM killer has nothing to do with it",
+    "The program needs more memory than its GPU, or its share of a GPU, has free.",
+    "Make the batch or the model smaller, use a GPU with more memory, or check which pods share this one.",
+    source="`CUDA out of memory`; the kernel's OOM killer is not involved",
 )
 HOST_MEMORY = _cause(
     "ContainerMemoryLimitExceeded",
-    "The kernel ended the container at its memory limit: that is the machine's memory, never the GPU's.",
-    "Raise the container's memory limit, or let it load less at once.",
+    "The kernel killed the container at its memory limit. The limit concerns the node's memory, not the GPU's.",
+    "Raise the container's memory limit, or load less data at once.",
     source="reason OOMKilled, exit code 137",
 )
 SHARED_MEMORY = _cause(
@@ -99,34 +99,34 @@ SHARED_MEMORY = _cause(
 PROGRAM = _cause(
     "ProgramFaultOnGpu",
     "The program made an invalid access on the GPU; no finding on its node blames the GPU.",
-    "Run it with CUDA_LAUNCH_BLOCKING=1 to see where; Xid 13, 31 and 43 of it in the kernel's log are its own.",
+    "Run it with CUDA_LAUNCH_BLOCKING=1 to locate the access. The program causes its Xid 13, 31 and 43 itself.",
     source="CUDA errors 101, 700, 710, 716, 719",
 )
 NCCL = _cause(
     "CollectiveFails",
-    "The processes of a job lose each other: one of them ended, or the network between them fails.",
+    "The processes of a job lost contact: one of them ended, or the network between them fails.",
     (
-        "Check the process that ended first: its message is the cause, and the others only lost it. "
+        "Check the process that ended first: its message is the cause, the other messages are consequences. "
         "NCCL_DEBUG=INFO shows more."
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
 )
 CUDA_UNKNOWN = _cause(
     "CudaCannotInitialize",
-    "CUDA does not come up on the node for a reason it does not name: most often nvidia_uvm is missing, or the GPU is "
-    "held by a process that was left on it.",
-    "On the node: `modprobe nvidia_uvm`, then see that /dev/nvidia-uvm is there.",
+    "CUDA cannot initialize on the node and reports no reason: most often nvidia_uvm is missing, or a leftover process "
+    "uses the GPU.",
+    "On the node: `modprobe nvidia_uvm`, then check that /dev/nvidia-uvm exists.",
     CauseSeverity.HIGH,
     "CUDA errors 46, 999",
 )
 PROBE = _cause(
     "LivenessProbeKills",
-    "The kubelet ends the container because its liveness probe fails: loading a model may take longer than it waits.",
-    "Give it a startupProbe that waits long enough, or a later liveness probe.",
+    "The kubelet kills the container because its liveness probe fails, for example while a model still loads.",
+    "Add a startupProbe that waits long enough, or delay the liveness probe.",
 )
 SIGNAL = _cause(
     "ContainerKilledBySignal",
-    "The container ended by a signal that it caused: a crash in native code, or an abort.",
+    "The container ended by a signal of its own: a crash in native code, or an abort.",
     "Read its log; a core dump shows the place.",
     source="exit code 128 + signal: 132, 134, 135, 136, 139",
 )
@@ -137,8 +137,8 @@ CRASHES = _cause(
 )
 ENDS = _cause(
     "ContainerEndsAtOnce",
-    "A container of a GPU pod ends well and at once, and its pod's restartPolicy starts it again and again.",
-    "Make it a Job, or give it a command that goes on.",
+    "A container of a GPU pod exits at once without an error, and the pod's restartPolicy restarts it again and again.",
+    "Make it a Job, or give it a command that keeps running.",
     CauseSeverity.LOW,
 )
 
@@ -224,8 +224,10 @@ CRASH_TEXTS = (
         *_BOTH,
     ),
 )
-"""Of the end of a container that failed, and its log; what is of the hardware comes first, what follows from a peer
-last."""
+"""Signatures for the exit message and log of a failed container.
+
+Hardware errors are first, consequences of a failed peer are last.
+"""
 COMPONENT_TEXTS = (
     *(row for row in CRASH_TEXTS if row.cause in (HARDWARE, FABRIC, DRIVER_MISMATCH)),
     signature(
@@ -235,7 +237,7 @@ COMPONENT_TEXTS = (
         *_BOTH,
     ),
 )
-"""Of components: what they say of the node that they are on."""
+"""Signatures for the logs of components: errors of the node on which they run."""
 _INSTEAD = (
     ("ordinal", "Ask for as many GPUs as the program addresses, or have it address fewer: they count from 0."),
     (
@@ -243,22 +245,22 @@ _INSTEAD = (
         "On the node, check the compute mode of the GPU and its processes: `nvidia-smi -q -d COMPUTE,PIDS`",
     ),
 )
-"""What mends one of a cause's errors in a way of its own, by a word of it."""
+"""Special fixes for some errors of a cause, by a word of the error."""
 _NO_DRIVER = re.compile(r"insufficient", re.IGNORECASE)
-"""CUDA says the same where the container has no driver at all."""
+"""CUDA reports the same error if the container has no driver at all."""
 _JOINED = (PROGRAM, NCCL, CUDA_UNKNOWN)
-"""What a GPU with a fault may lead to as well: there the node's own record decides."""
+"""Causes that a faulty GPU may also lead to: the node's record decides."""
 _MISSING_OTHERS = (NCCL, CRASHES, SIGNAL)
-"""What the processes of a job die of once one of them did."""
+"""Errors of the other processes of a job after one of them has ended."""
 _OF_THE_NODE = (HARDWARE, FABRIC, DRIVER_MISMATCH, CUDA_UNKNOWN)
 _SIGNALS = (132, 134, 135, 136, 139)
 _TERMINATED = 143
-"""By SIGTERM: somebody asked it to go, unless it is asked again and again."""
+"""Ended by SIGTERM: a requested end, unless it repeats."""
 _KILLED = (137, _TERMINATED)
 _NODE_WENT = ("ContainerStatusUnknown", "Unknown")
-"""Nobody saw how it ended: its node was restarted or lost under it."""
+"""The end was not observed: the node was restarted or lost."""
 _OFTEN, _LATELY, _STARTED = 3, 10.0, 5.0
-"""So many restarts, the last one minutes ago: it only runs between two crashes."""
+"""With this many restarts, the last one minutes ago, a container only runs between two crashes."""
 _CERTAIN = (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, GPU_MEMORY, HOST_MEMORY, PROBE)
 
 
@@ -463,7 +465,7 @@ def _evidence(snapshot: Snapshot, some: list[_Crash]) -> Iterator[str]:
     for crash in in_time[:3]:
         yield f"{crash.pod.subject}: {_last_end(crash)}"
     if len(some) > 1:
-        yield f"{len(some)} containers ended so; the first of them: {in_time[0].pod.subject}"
+        yield f"{len(some)} containers ended this way; the first: {in_time[0].pod.subject}"
     yield from _of_node(snapshot, some[0])
 
 
@@ -474,7 +476,7 @@ def _ended_at(crash: _Crash) -> object:
 
 def _last_end(crash: _Crash) -> str:
     ended = ended_of(crash.state)
-    how = f"container {crash.state.name} ended again and again"
+    how = f"container {crash.state.name} ended repeatedly"
     if ended is not None:
         how = f"container {crash.state.name} ended with {ended.reason}, exit code {ended.exit_code}"
     times = f", {crash.state.restarts} restarts" if crash.state.restarts else ""
@@ -486,11 +488,11 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     node = snapshot.by_node.get(crash.pod.spec.node)
     container = next((each for each in crash.pod.spec.containers if each.name == crash.state.name), None)
     if container is not None and crash.known.cause is HOST_MEMORY:
-        yield f"its memory limit: {container.limits.get('memory', 'none, so the node itself ran out')}"
+        yield f"its memory limit: {container.limits.get('memory', 'none, so the node itself ran out of memory')}"
     if container is not None and crash.known.cause in (DRIVER_TOO_OLD, WRONG_ARCHITECTURE):
         yield f"image {container.image}"
     if crash.known.cause is GPU_MEMORY:
-        yield from (f"HAMi allows it {share.memory} MiB of card {share.uuid}" for share in shares(crash.pod.meta)[:4])
+        yield from (f"HAMi's limit: {share.memory} MiB of card {share.uuid}" for share in shares(crash.pod.meta)[:4])
     if crash.known.cause is HAMI_LIBRARY:
         yield from seen_on_host(node, *LIBRARY_REASONS)
     if node is None:
@@ -502,7 +504,7 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     if named or shared:
         yield f"{node.subject}: {named}{shared}"
     for finding in _faults(node)[:3]:
-        yield f"our agent there: {finding.reason} on {finding.subject}: {shortened(finding.detail, 160)}"
+        yield f"agent on the node: {finding.reason} on {finding.subject}: {shortened(finding.detail, 160)}"
     condition = next((each for each in node.conditions if each.type == CONDITION and each.status == "False"), None)
     if condition is not None:
         yield f"{node.subject}: condition {CONDITION}=False, {condition.reason}"
@@ -518,7 +520,7 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     yield next((words for word, words in _INSTEAD if word in message), crash.known.cause.remedy)
     words = ("kubectl", "-n", crash.pod.meta.namespace, "logs", crash.pod.meta.name, "-c", crash.state.name)
     previous = ("--previous",) if crash.state.ended is None else ()
-    yield f"Read its last words: {command(*words, '--tail=100', *previous)}"
+    yield f"Read its last log lines: {command(*words, '--tail=100', *previous)}"
 
 
 _CAUSES = (*dict.fromkeys(row.cause for row in CRASH_TEXTS), HOST_MEMORY, PROBE, SIGNAL, CRASHES, ENDS)

@@ -35,19 +35,19 @@ from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
 _REGISTERS = timedelta(minutes=5)
-"""After it has become ready a plugin may take this long until the kubelet shows its devices."""
+"""Time after a plugin becomes ready until the kubelet reports its devices."""
 FEWER = Cause(
     "FewerGpusThanLabelled",
     CauseSeverity.MEDIUM,
     None,
     "A node offers fewer GPUs than GPU feature discovery has counted on it.",
-    "See whether a GPU has left the PCI bus since; if it is there, restart the device plugin's pod.",
+    "Check whether a GPU has left the PCI bus since; if all are present, restart the device plugin pod.",
 )
 TWICE = Cause(
     "TwoDevicePlugins",
     CauseSeverity.HIGH,
     None,
-    "Two device plugins serve the same resource on a node: each time one registers, it puts the other out.",
+    "Two device plugins serve the same resource on a node: each registration of one replaces the other.",
     "Keep one of the two.",
 )
 
@@ -74,13 +74,13 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _sees_components(every: Iterable[Component], snapshot: Snapshot) -> bool:
-    """Whether pods were listed where a cluster's components live, and not those of one team alone."""
+    """Whether the listed pods include those of the cluster's components, not only those of one namespace."""
     system = any(pod.meta.namespace == "kube-system" for pod in snapshot.pods)
     return snapshot.sees("Pod") and (system or any(component.pods for component in every))
 
 
 def find_missing(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Nodes that offer no GPU, and where no device plugin is."""
+    """Yield nodes that offer no GPU and have no device plugin."""
     every = components(snapshot)
     plugins = [component for component in every if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)]
     there, claimed = _by_node(plugins), sliced_nodes(snapshot)
@@ -126,11 +126,11 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause,
 
 
 def _not_made(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> FoundCause:
-    evidence = (f"{node.subject} offers no GPU; {plugin.subject} is for it and has no pod there",)
+    evidence = (f"{node.subject} offers no GPU; {plugin.subject} selects it and has no pod there",)
     describe = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
     because = ((NOT_READY[Role.DEVICE_PLUGIN], plugin.subject), *above)
     return FoundCause(
-        MISSING, node.subject, evidence, (f"See why it has none: {describe}",), (node.subject,), because_of=because
+        MISSING, node.subject, evidence, (f"Find the reason: {describe}",), (node.subject,), because_of=because
     )
 
 
@@ -139,15 +139,15 @@ def _kept_off(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...
     evidence = f"{node.subject} offers no GPU, and {plugin.subject} does not run there: "
     if not unmet and taints:
         names = ", ".join(map(str, taints))
-        remedy = f"Let {plugin.subject} tolerate {names} (Helm: tolerations, with the operator daemonsets.tolerations)."
+        remedy = f"Let {plugin.subject} tolerate {names} (Helm: tolerations; GPU operator: daemonsets.tolerations)."
         yield FoundCause(
             MISSING, plugin.subject, (f"{evidence}it does not tolerate {names}",), (remedy,), (node.subject,)
         )
         return
     label = ", ".join(unmet) or "other labels (its node affinity)"
     steps = [f"Label the node: {command('kubectl', 'label', 'node', node.name, *unmet)}"] if unmet else []
-    steps.append("With the operator, see why it has not labelled the node: node feature discovery, the operator's log.")
-    messages = (f"{evidence}it wants {label}",)
+    steps.append("With the GPU operator: check node feature discovery and the operator's log for the missing label.")
+    messages = (f"{evidence}it requires {label}",)
     yield FoundCause(MISSING, node.subject, messages, tuple(steps), (node.subject,), because_of=above)
 
 
@@ -160,7 +160,7 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
     ready = [(one, pod) for one, pod in pods if is_ready(pod) and _is_settled(pod, snapshot.now)]
     if not ready or any(not is_ready(pod) for _, pod in pods):
         return
-    evidence = [_offers(node), f"GPUs are there: {_why_gpu(node)}", *_seen(node)]
+    evidence = [_offers(node), f"the node has GPUs: {_why_gpu(node)}", *_seen(node)]
     remedy: list[str] = []
     for component, pod in ready:
         message = snapshot.logs.get((pod.subject, next((state.name for state in pod.states if not state.init), "")), "")
@@ -178,9 +178,9 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
 def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
     evidence = (
         _offers(node),
-        f"GPUs are there: {_why_gpu(node)}",
+        f"the node has GPUs: {_why_gpu(node)}",
         *_seen(node),
-        "whether a device plugin runs there is not visible",
+        "pods are not visible, so a device plugin may or may not run there",
     )
     pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
     remedy = (f"Check whether a device plugin runs there, and read its log: {pods}",)
@@ -203,13 +203,13 @@ def _partly(node: Node) -> Iterator[FoundCause]:
         if 0 < offered < there:
             lost = there - offered
             evidence = (
-                f"{node.subject}: {there} {name} in capacity, {offered} allocatable",
+                f"{node.subject}: capacity {there} {name}, allocatable {offered}",
                 *_seen(node),
             )
             remedy = (
                 f"Check the {lost} missing GPUs: {command('kubectl', 'describe', 'node', node.name)}",
                 (
-                    "When the GPUs are healthy again, restart the device plugin's pod on the node: it does not "
+                    "When the GPUs are healthy again, restart the device plugin pod on the node: it does not "
                     "advertise them again on its own."
                 ),
             )
@@ -230,7 +230,7 @@ def _fewer(node: Node) -> Iterator[FoundCause]:
     if cut or mixed or has_hami(node) or is_changed(node) or not 0 < there < counted * max(copies, 1):
         return
     evidence = (
-        f"{node.subject}: {there} {GPU} in capacity; label nvidia.com/gpu.count={counted}"
+        f"{node.subject}: capacity {there} {GPU}; label nvidia.com/gpu.count={counted}"
         + (f", nvidia.com/gpu.replicas={copies}" if copies > 1 else ""),
         *_seen(node),
     )
@@ -252,8 +252,8 @@ def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iter
     )
     delete = command("kubectl", "-n", extra.meta.namespace, "delete", "daemonset", extra.meta.name)
     remedy = (
-        f"Where {others[0].subject} is the one to stay, take the other away: {delete}",
-        "Restart the one that stays.",
+        f"To keep {others[0].subject}, delete the other: {delete}",
+        "Restart the remaining one.",
     )
     yield FoundCause(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
 
@@ -288,9 +288,9 @@ def _seen(node: Node) -> Iterator[str]:
         pci, nvml = node.record.inventory.pci, node.record.inventory.nvml
         if pci is not None or nvml is not None:
             shown = ("?" if number is None else number for number in (pci, nvml))
-            yield "our record: {} GPUs on PCI, {} answer NVML".format(*shown)
+            yield "agent's record: {} GPUs on PCI, {} respond to NVML".format(*shown)
         for finding in node.record.findings[:3]:
-            yield f"our record: {finding.reason} on {finding.subject}" + (
+            yield f"agent's record: {finding.reason} on {finding.subject}" + (
                 f": {finding.detail}" if finding.detail else ""
             )
 
@@ -308,7 +308,7 @@ def _why_gpu(node: Node) -> str:
 def _offers(node: Node) -> str:
     named = devices_in((*node.capacity, *node.allocatable))
     if not named:
-        return f"{node.subject} offers no resource of GPUs at all"
+        return f"{node.subject} offers no GPU resource"
     return f"{node.subject}: " + ", ".join(
         f"{name} {node.allocatable.get(name, 'absent')} allocatable of {node.capacity.get(name, 'absent')}"
         for name in named
@@ -327,7 +327,7 @@ def _whole(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
 
 
-_INSTALL = "Install the GPU operator, or NVIDIA's device plugin alone where driver and toolkit are on the hosts."
+_INSTALL = "Install the GPU operator, or only NVIDIA's device plugin if driver and toolkit are installed on the hosts."
 SEARCHES = (
     Search((NOT_OFFERED, UNHEALTHY, FEWER, TWICE), ("Node",), find),
     Search((MISSING,), ("Node", "Pod"), find_missing),

@@ -29,13 +29,13 @@ FAULTY = Cause(
     "GPU pods run on a GPU or a node with an active fault: their work may hang, fail or be wrong, and the other ranks "
     "of their jobs wait for them.",
     "End the pods there so that their jobs continue on healthy nodes, then follow the finding's action.",
-    "Our finding of RESET or worse; KEP-4680, `allocatedResourcesStatus` of a container",
+    "A finding of the agent with severity RESET or worse; KEP-4680, `allocatedResourcesStatus` of a container",
     urgent=True,
 )
 _MILD = ("PASS", "MONITOR")
 _OPEN_NODE = "Keep new pods off the node first: "
 _END = (
-    "Where the job still makes progress, let it write a checkpoint. Then end its pods there, so that it continues on "
+    "If the job still makes progress, let it write a checkpoint. Then delete its pods there, so that it continues on "
     "healthy nodes: "
 )
 _PLUGIN = (
@@ -44,7 +44,7 @@ _PLUGIN = (
 )
 _MOST_FINDINGS, _MOST_JOBS, _MOST_PODS, _LONGEST = 3, 4, 8, 160
 _INDEPENDENT = frozenset(("pod", "deployment", "replicaset", "statefulset", "daemonset"))
-"""Kinds whose pods do without each other."""
+"""Kinds whose pods do not depend on each other."""
 _RANKS = (
     *("batch.kubernetes.io/job-completion-index", "leaderworkerset.sigs.k8s.io/worker-index"),
     *("apps.kubernetes.io/pod-index", "volcano.sh/task-index"),
@@ -164,7 +164,7 @@ def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Seq
     if any(affected.gpus is None for affected in struck) and all(
         finding.subject.startswith("gpu/") for finding in findings
     ):
-        yield "nothing shows which GPUs of the node its pods have, so every GPU pod there counts"
+        yield "the GPUs of each pod are unknown, so every GPU pod on the node is listed"
 
 
 def _shown(finding: RecordFinding) -> str:

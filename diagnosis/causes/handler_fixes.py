@@ -16,7 +16,7 @@ from diagnosis.snapshot.workloads import Workload
 _EITHER = re.compile(
     r"with the GPU operator (`[^`]{1,900}`); with the toolkit on the host (`[^`]{1,900}`)(.*)", re.DOTALL
 )
-"""As our agent tells both ways, where it can't see which one is the cluster's."""
+"""Form of the agent's advice if it can't tell whether the cluster uses the GPU operator."""
 _WORD = r"(?:[A-Za-z0-9_./=:@,*+%\\{}\[\]-]{1,500}|'[A-Za-z0-9_./=:@,*+%\\{}\[\] -]{1,800}')"
 _RESTART = rf"(?:systemctl|snap) restart {_WORD}"
 _OURS = re.compile(
@@ -26,14 +26,17 @@ _OURS = re.compile(
     r"""|imports|apiclient set|aws-k8s-VERSION-nvidia)\Z""",
     re.ASCII,
 )
-"""What `checks/runtime_mending` writes. Anybody who has the node may write its annotation, for a person to paste."""
+"""Commands that `checks/runtime_mending` writes.
+
+Everything else is dropped: root on the node can write the annotation, and an administrator would paste the command.
+"""
 
 
 def by_agent(finding: RecordFinding | None) -> Iterator[str]:
     """Yield our agent's observation as evidence, without its advice."""
     if finding is not None:
         seen, _ = _apart(finding.detail)
-        yield f"our agent there: {finding.reason}: {shortened(seen, 600)}"
+        yield f"agent on the node: {finding.reason}: {shortened(seen, 600)}"
 
 
 def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None) -> Iterator[str]:
@@ -51,7 +54,7 @@ def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None
         yield by_hand(node)
     if node is not None and node.handlers is not None:
         path = "jsonpath={.status.runtimeHandlers[*].name}"
-        yield f"Then see that the node has it: {command('kubectl', 'get', 'node', node.name, '-o', path)}"
+        yield f"Then check that the node reports it: {command('kubectl', 'get', 'node', node.name, '-o', path)}"
 
 
 def _by_the_agents_word(snapshot: Snapshot, finding: RecordFinding, operators: Workload | None) -> Iterator[str]:
@@ -61,24 +64,24 @@ def _by_the_agents_word(snapshot: Snapshot, finding: RecordFinding, operators: W
         return
     either = _EITHER.match(words)
     if either is None:
-        yield f"Follow our agent's advice for the node: {shortened(words or seen, 900)}"
+        yield f"Follow the agent's advice for the node: {shortened(words or seen, 900)}"
         return
     helm, host, more = either.groups()
     if operators is None:
-        yield f"On the node, with NVIDIA's container toolkit there: {host}{shortened(more)}"
+        yield f"If NVIDIA's container toolkit is installed on the node, run there: {host}{shortened(more)}"
         if not snapshot.sees("DaemonSet"):
-            yield f"Or, where the GPU operator brings the toolkit: {helm}"
+            yield f"If the GPU operator installs the toolkit: {helm}"
 
 
 def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None) -> Iterator[str]:
     policy = next((cluster_policy.toolkit_env for cluster_policy in snapshot.cluster_policies), {})
     namespace = toolkit.meta.namespace
     if should is not None:
-        yield f"Name the kubelet's own runtime to the toolkit: {should.helm(namespace, policy)}"
+        yield f"Set the toolkit to the kubelet's runtime: {should.helm(namespace, policy)}"
         return
     logs = command("kubectl", "-n", namespace, "logs", f"daemonset/{toolkit.meta.name}", "--all-containers")
     unknown = RuntimeFiles("CONFIG", "SOCKET", "")
-    yield f"See in the toolkit's log whether it wrote the handler, and to which file: {logs}"
+    yield f"Check in the toolkit's log whether it wrote the handler, and to which file: {logs}"
     yield (
         "If `pgrep -a containerd` on the node shows another file or socket for the kubelet's containerd "
         f"(--config, --address), replace CONFIG and SOCKET by them: {unknown.helm(namespace, policy)}"

@@ -26,7 +26,7 @@ IDLE = Cause(
     CauseSeverity.LOW,
     None,
     "A workload owns whole GPUs that were idle for an hour. Checked with `--prometheus` only.",
-    "Ask its owner whether it is still needed; read in its log why it waits.",
+    "Ask the workload's owner whether it is still needed; read in its log why it waits.",
     f"DCGM exporter: {SERIES} at 0 in every sample of an hour; DCGM has no such number for MIG instances",
 )
 _HOUR = timedelta(hours=1)
@@ -87,7 +87,7 @@ def _idle_cards(node: Node, held: Mapping[str, int], idle: list[CardLoad]) -> It
         for name, number in held.items():
             yield (
                 name,
-                f"{name}: holds {number} of the {offered} GPUs of node/{node.name}, all at 0 % for an hour",
+                f"{name}: owns {number} of the {offered} GPUs of node/{node.name}, all at 0 % for an hour",
             )
 
 

@@ -9,7 +9,7 @@ GEOMETRY = Cause(
     "MigGeometryInvalid",
     CauseSeverity.HIGH,
     None,
-    "The MIG strategy is single, and the node's cards are not all cut alike: it offers none of them.",
+    "The MIG strategy is single, and the node's cards have different profiles: the node offers none of them.",
     "Give all cards of the node the same profile, or set the strategy to mixed.",
     MIG_GUIDE,
 )

@@ -31,8 +31,8 @@ UPGRADE_FAILED = Cause(
     "DriverUpgradeFailed",
     CauseSeverity.HIGH,
     None,
-    "The operator's upgrade of the driver has failed on a node, which stays cordoned for that.",
-    "Fix the failure of the driver's pod or the drain, then let the operator try again.",
+    "The operator's driver upgrade failed on a node, so the node stays cordoned.",
+    "Fix the failed driver pod or drain, then let the operator retry.",
     "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-driver-upgrades.html",
 )
 
@@ -56,7 +56,7 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_unlabelled(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Nodes on which discovery runs and that it has not labelled."""
+    """Yield nodes on which discovery runs but whose labels are missing."""
     every = components(snapshot)
     discovery = [component for component in every if component.role is Role.GPU_FEATURES]
     above = tuple(
@@ -80,8 +80,8 @@ def _invalid(node: Node) -> FoundCause:
     evidence = tuple(f"{node.subject}: {key}={labels[key]}" for key in keys if key in labels)
     wanted = command("kubectl", "label", "node", node.name, f"{_CONFIG}=all-disabled", "--overwrite")
     remedy = (
-        f"Cut all its cards alike, by the name of a configuration that fits them, such as {wanted}",
-        "Or set mig.strategy to mixed, and ask for nvidia.com/mig-… by profile.",
+        f"Give all its cards the same profiles, by the name of a suitable configuration, such as {wanted}",
+        "Or set mig.strategy to mixed, and request nvidia.com/mig-… by profile.",
     )
     return FoundCause(
         GEOMETRY, node.subject, evidence, remedy, (node.subject,), because_of=((MIG_FAILED, node.subject),)
@@ -93,7 +93,7 @@ def _failed(node: Node, managers: list[Component]) -> FoundCause:
     evidence = (f"{node.subject}: {_STATE}=failed, {_CONFIG}={labels.get(_CONFIG, '')}",)
     remedy = [f"Read why: {_manager_logs(node, managers)}"]
     remedy.append(
-        "End the pods that use its GPUs; the manager acts on a change alone: set another value, then the wanted one: "
+        "Delete the pods that use its GPUs. The manager acts on changes only: set another value, then this one: "
         + command(
             "kubectl", "label", "node", node.name, f"{_CONFIG}={labels.get(_CONFIG, 'all-disabled')}", "--overwrite"
         )
@@ -132,8 +132,8 @@ def _upgrade(node: Node) -> FoundCause:
     evidence = (f"{node.subject}: {_UPGRADE}=upgrade-failed",)
     again = command("kubectl", "label", "node", node.name, f"{_UPGRADE}=upgrade-required", "--overwrite")
     remedy = (
-        "Find the failure of the driver's pod there, or of the drain before it.",
-        f"Once that is fixed, let the operator try again: {again}",
+        "Find out why the driver pod there, or the drain before it, failed.",
+        f"When that is fixed, let the operator retry: {again}",
     )
     return FoundCause(
         UPGRADE_FAILED,

@@ -129,7 +129,7 @@ INJECTION_TEXTS = (
     signature(r"nvidia-container-runtime(?:-hook)? did not terminate", TOOLKIT_FAILS, _CONTAINERD, *_STATES),
     signature(r"could not apply required modification to OCI specification", TOOLKIT_FAILS, _NCT, *_STATES),
 )
-"""While a container is created or started, by NVIDIA's toolkit and what calls it."""
+"""Signatures for messages of NVIDIA's toolkit and its callers while a container is created or started."""
 CREATE_TEXTS = (
     signature(
         r"exec: \\?\"?([^\s\"\\]{1,200})\\?\"?:[^\n]{0,60}(?:not found|no such file|permission denied|is a directory)",
@@ -154,7 +154,7 @@ VOLUME_TEXTS = (
     signature(r"Multi-Attach error|already (?:exclusively )?attached to", VOLUME_ELSEWHERE, _KUBELET, *_EVENT),
     signature(r"", VOLUME_FAILS, _KUBELET, *_EVENT),
 )
-"""Of FailedMount and FailedAttachVolume; the last takes what the others do not."""
+"""Signatures for FailedMount and FailedAttachVolume; the last one matches all other texts."""
 IMAGE_TEXTS = (
     signature(r"no space left on device", IMAGE_NO_SPACE, _CONTAINERD, *_IMAGE),
     signature(
@@ -177,7 +177,7 @@ SANDBOX_TEXTS = (
     signature(r"network|\bcni\b|\bIPAM\b|NetworkNotReady|\bveth|IP address", NETWORK, "CNI plugins", *_EVENT),
     signature(r"", SANDBOX, _CONTAINERD, *_EVENT),
 )
-"""Of FailedCreatePodSandBox and NetworkNotReady; a handler that is missing is told elsewhere."""
+"""Signatures for FailedCreatePodSandBox and NetworkNotReady; a missing handler has its own family."""
 _IMAGE_REASONS = frozenset(
     ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
 )
@@ -193,9 +193,9 @@ _OF_THE_NODE = frozenset(
         *(DEVICE_FILES, HARDWARE, CGROUP_DRIVERS, NOT_READY[Role.MPS]),
     )
 )
-"""What a person mends on the node, and not in the workload."""
+"""Causes to fix on the node, not in the workload."""
 _BETWEEN_FILES = re.compile(r"[;\s]+")
-"""In a finding of our agent: `no /dev/nvidiactl; no /dev/nvidia-uvm`."""
+"""Detail of an agent's finding: `no /dev/nvidiactl; no /dev/nvidia-uvm`."""
 _OF_THE_GPU = (
     DRIVER_NOT_LOADED,
     DRIVER_MISMATCH,
@@ -206,22 +206,22 @@ _OF_THE_GPU = (
     CDI_STALE,
     HARDWARE,
 )
-"""What a GPU with a fault leads to."""
+"""Consequences of a faulty GPU."""
 _PASSES = re.compile(
     r"object \"[^\"]{1,320}\"/\"[^\"]{1,320}\" not registered|failed to sync (?:configmap|secret) cache"
 )
-"""A kubelet that was just started has not yet heard of what the pod refers to."""
+"""A kubelet that has just started does not yet know the objects that the pod refers to."""
 TOOL = re.compile(r'exec: \\?"nvidia-smi\\?":', re.IGNORECASE)
-"""Where NVIDIA's own tool is not in a container, nobody brought the GPU into it: that is told with those that run."""
+"""If nvidia-smi is missing in a container, no GPU was injected: reported by the family of running pods."""
 _MAKERS = frozenset(kind.lower() for kind in WORKLOADS)
 _LASTS = 60.0
-"""Minutes: longer than it takes to fetch a model."""
+"""Minutes: longer than a model download takes."""
 _YOUNG_POD, _YOUNG_NODE, _ENOUGH_TIMES = 1.5, 10.0, 4
-"""Minutes: a pod's first tries may fail while its volume or its network is being made; so many tries are enough."""
+"""Minutes: a pod's first attempts may fail while its volume or network is being created."""
 _VOLUME = re.compile(r'\A.*?\bvolume "?([^"\s]{1,253}).*\Z', re.DOTALL)
 _ATTACHED, _NOT_ATTACHED = "SuccessfulAttachVolume", "FailedAttachVolume"
 _DETACHED = 2.0
-"""Minutes since a pod's grace period ended, in which its node lets go of its volumes."""
+"""Minutes after a pod's grace period in which its node detaches the volumes."""
 _BEHIND = {
     DRIVER_NOT_LOADED.name: (Role.DRIVER,),
     DRIVER_LIBRARY_MISSING.name: (Role.DRIVER,),
@@ -230,7 +230,7 @@ _BEHIND = {
     CDI_UNRESOLVED.name: (Role.DEVICE_PLUGIN, Role.TOOLKIT, Role.DRA_DRIVER),
     CLAIM_FAILS.name: (Role.DRA_DRIVER,),
 }
-"""Components of which a cause is a consequence where they are not ready on the node."""
+"""Components that explain a cause if they are not ready on the node."""
 _OF_KIND = (
     (
         "management.nvidia.com/",
@@ -243,7 +243,7 @@ _OF_KIND = (
     (
         "k8s.gpu.nvidia.com/",
         (
-            "the DRA driver writes that specification: restart its pod on the node, and see that the "
+            "the DRA driver writes that specification: restart its pod on the node, and check that the "
             "runtime reads its folder"
         ),
     ),
@@ -272,7 +272,7 @@ def find_not_started(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _as_on_the_node(snapshot: Snapshot, pod: Pod, known: Recognised) -> Recognised:
-    """A specification is not stale where our agent misses the very device that it names."""
+    """Return DRIVER_NOT_LOADED instead of a stale specification if the agent reports its device as missing."""
     node = snapshot.by_node.get(pod.spec.node)
     if known.cause is not CDI_STALE or not known.groups or node is None or node.record is None:
         return known
@@ -282,7 +282,7 @@ def _as_on_the_node(snapshot: Snapshot, pod: Pod, known: Recognised) -> Recognis
 
 
 def _suspects(snapshot: Snapshot) -> Iterator[Pod]:
-    """GPU pods, and those of components that GPUs need, that do not run."""
+    """Yield GPU pods, and pods of components that GPUs need, that do not run."""
     with_gpus = {pod.subject for pod in gpu_pods(snapshot)}
     for pod in snapshot.pods:
         if not is_stuck(pod) and (pod.phase != "Failed" or pod.reason or replaced(snapshot, pod)):
@@ -306,7 +306,7 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     for state in pod.states:
         found = _of_container(state, events)
         if found is not None:
-            # A registry that did not answer once may answer the next time.
+            # A registry that did not respond once may respond the next time.
             return None if found.cause is IMAGE_FAILS and early else found
     if (
         pod.over
@@ -336,7 +336,7 @@ def _standing(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
 
 
 def _is_left(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether the pods elsewhere that have its volume have just been asked to go, and none is to stay."""
+    """Whether all pods elsewhere that have its volume are being deleted, since a short time."""
     others = [
         one
         for one in snapshot.pods
@@ -414,7 +414,7 @@ def _of_sandbox(symptom: Symptom) -> Recognised | None:
 
 
 def _is_of_runtime(text: str) -> bool:
-    """A network plugin has a socket too, and so have others that refuse connections."""
+    """Whether the refused connection is the container runtime's: network plugins and others have sockets too."""
     return bool(re.search(r"(?:containerd|crio|cri-dockerd|dockershim)\S{0,40}\.sock|runtime\.v1", text))
 
 
@@ -506,7 +506,7 @@ def _of_node(snapshot: Snapshot, pod: Pod) -> Iterator[str]:
     yield f"{node.subject}: {node.runtime}{version}"
     if node.record is not None and node.record.findings:
         named = ", ".join(dict.fromkeys(finding.reason for finding in node.record.findings[:5]))
-        yield f"our agent there: {named}"
+        yield f"agent on the node: {named}"
 
 
 def _special(known: Recognised) -> Iterator[str]:
@@ -524,7 +524,7 @@ def _look(pod: Pod) -> str:
 
 
 def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Init containers that run on and on."""
+    """Yield init containers that have run for over an hour."""
     for pod in gpu_pods(snapshot):
         sidecars = {container.name for container in pod.spec.containers if container.sidecar}
         for state in pod.states:

@@ -24,16 +24,16 @@ NOT_OFFERED = Cause(
     "GpusNotOffered",
     CauseSeverity.HIGH,
     None,
-    "A node has GPUs and offers none: its device plugin sees none, or could not register with the kubelet.",
+    "A node has GPUs and offers none: its device plugin detects none, or could not register with the kubelet.",
     "Read the device plugin's log, fix its error, then restart its pod.",
 )
 UNHEALTHY = Cause(
     "UnhealthyGpus",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A node has GPUs that its device plugin does not give out, because it holds them for unhealthy.",
+    "A node has GPUs that its device plugin does not advertise, because it considers them unhealthy.",
     (
-        "Check the GPUs of the node; once they are healthy, restart its device plugin, which does not check "
+        "Check the GPUs of the node; when they are healthy, restart its device plugin, which does not check "
         "again on its own."
     ),
     "k8s-device-plugin: an unhealthy device stays so until the plugin restarts",
@@ -42,8 +42,8 @@ MIG_FAILED = Cause(
     "MigConfigFailed",
     CauseSeverity.HIGH,
     None,
-    "The MIG manager could not give the node's cards the profiles that its label asks for.",
-    "Read the MIG manager's log; end the processes on the GPUs, or correct the name of the configuration.",
+    "The MIG manager could not apply the profiles that the node's label requests.",
+    "Read the MIG manager's log; stop the processes on the GPUs, or correct the configuration name.",
     MIG_GUIDE,
 )
 MIG_PENDING = Cause(
@@ -51,7 +51,7 @@ MIG_PENDING = Cause(
     CauseSeverity.MEDIUM,
     None,
     "A requested change of MIG profiles on a node does not complete.",
-    "Check the MIG manager's pod on the node.",
+    "Check the MIG manager pod on the node.",
     MIG_GUIDE,
 )
 _STACK = (Role.DRIVER, Role.TOOLKIT, Role.DEVICE_PLUGIN)
@@ -59,7 +59,7 @@ OFFERS_NONE = (
     *(NOT_READY[role] for role in _STACK),
     *(VALIDATION, GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY),
 )
-"""Why a node with GPUs may offer none, the first in its stack first."""
+"""Causes why a node with GPUs may offer none, in the order of the stack."""
 
 
 @lru_cache(maxsize=1)
@@ -75,7 +75,7 @@ def why_not_offered(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
 
 
 def stack(snapshot: Snapshot) -> tuple[str, ...]:
-    """The workloads by which a node comes to offer GPUs."""
+    """Return the workloads that make a node offer GPUs."""
     return tuple(component.subject for component in components(snapshot) if component.role in _STACK)
 
 

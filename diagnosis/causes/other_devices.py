@@ -35,8 +35,8 @@ NO_EFA = Cause(
     "EfaNotOffered",
     CauseSeverity.MEDIUM,
     None,
-    "A node has EFA devices and does not offer them, or not all: jobs over several nodes fall back to TCP or wait.",
-    "Check the EFA device plugin's pod on the node.",
+    "A node has EFA devices and offers only some or none of them: multi-node jobs fall back to TCP or wait.",
+    "Check the EFA device plugin pod on the node.",
     "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
 )
 NO_SLICES = Cause(
@@ -44,7 +44,7 @@ NO_SLICES = Cause(
     CauseSeverity.HIGH,
     None,
     "The DRA driver publishes none of a node's GPUs, so no claim gets one there.",
-    "Read the log of the driver's container `gpus` on the node; without a pod there, find the reason.",
+    "Read the log of the driver's container `gpus` on the node; if the pod is missing there, find the reason.",
     "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu",
 )
 
@@ -62,7 +62,7 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
         if not is_judged(node, snapshot.now):
             continue
         there, offered = _number(node.capacity), _number(node.allocatable)
-        evidence = f"{node.subject}: {there} {EFA} in capacity, {offered} allocatable"
+        evidence = f"{node.subject}: capacity {there} {EFA}, allocatable {offered}"
         above = [(NOT_READY[Role.EFA_PLUGIN], text) for text in (node.subject, *(part.subject for part in plugins))]
         if offered < there:
             above.append((WITHHELD, node.subject))
@@ -108,16 +108,16 @@ def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def _without_driver(node: Node, driver: Component) -> FoundCause:
     """Return the result for a node without driver pod that a GPUCluster should serve."""
-    evidence = (f"{node.subject} has GPUs, and the GPU operator gives them out by DRA", _why_not(driver, node))
+    evidence = (f"{node.subject} has GPUs, and the GPU operator offers them by DRA", _why_not(driver, node))
     labels = command("kubectl", "get", "node", node.name, "--show-labels")
     wanted = ", ".join(f"{key}={value}" for key, value in driver.spec.node_selector.items())
-    remedy = f"See why the operator has not labelled the node {wanted or 'for it'}: {labels}"
+    remedy = f"Find out why the operator has not set the label {wanted or 'for it'}: {labels}"
     because = ((NOT_READY[Role.OPERATOR], driver.subject), (NOT_READY[Role.DRA_DRIVER], driver.subject))
     return FoundCause(NO_SLICES, node.subject, evidence, (remedy,), (node.subject,), because_of=because)
 
 
 def _gives_gpus(driver: Component) -> bool:
-    """The chart switches GPUs off by default, and has a container for each thing that is on."""
+    """Whether GPUs are enabled: off by default in the chart, which has one container for each enabled kind."""
     return any(container.name in ("gpus", "gpu-kubelet-plugin") for container in driver.spec.containers)
 
 
@@ -130,8 +130,8 @@ def _has_efa(node: Node, types: Collection[str], plugins: Sequence[Component]) -
         return f"other nodes of type {kind} offer {EFA}"
     if node.record is not None and _CHECK in node.record.checks:
         sees = node.record.checks[_CHECK] in (Status.PASS, Status.WARN)
-        return f"our agent there sees EFA devices: {_CHECK} is {node.record.checks[_CHECK]}" if sees else ""
-    # Of one with a few GPUs a launch template may leave EFA out; one for jobs of many nodes hardly does.
+        return f"agent on the node detects EFA devices: {_CHECK} is {node.record.checks[_CHECK]}" if sees else ""
+    # A launch template may leave EFA out for a type with few GPUs, hardly for one made for multi-node jobs.
     profile = find_profile(_profiles(), kind)
     if profile is None or not profile.efa or not profile.nvlink:
         return ""
@@ -141,7 +141,7 @@ def _has_efa(node: Node, types: Collection[str], plugins: Sequence[Component]) -
 
 
 def _leaves_out(plugin: Component, kind: str) -> bool:
-    """Whether the plugin lists the instance types that it is for, and this one is not among them."""
+    """Whether the plugin lists its instance types, and this one is not among them."""
     lists = [
         expression.values
         for term in plugin.spec.affinity or ()
@@ -155,7 +155,7 @@ def _efa(
     node: Node, evidence: tuple[str, ...], above: tuple[tuple[Cause, str], ...], certainty: Certainty
 ) -> FoundCause:
     pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
-    remedy = (f"Check the EFA device plugin there, restart its pod: {pods}",)
+    remedy = (f"Check the EFA device plugin there, and restart its pod: {pods}",)
     return FoundCause(NO_EFA, node.subject, evidence, remedy, (node.subject,), certainty, above)
 
 
@@ -172,7 +172,7 @@ def _why_not(plugin: Component, node: Node) -> str:
         return f"{plugin.subject} does not list the type {kind} (Helm: supportedInstanceLabels.values)"
     if not is_for(plugin.spec, node):
         return f"{plugin.subject} does not select it"
-    return f"{plugin.subject} has no pod there that is ready"
+    return f"{plugin.subject} has no ready pod there"
 
 
 def _number(amounts: Mapping[str, str]) -> int:

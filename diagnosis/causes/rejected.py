@@ -33,14 +33,14 @@ TOO_FEW = Cause(
     CauseSeverity.HIGH,
     _ACCEPTED,
     "The kubelet had fewer free and healthy devices than the scheduler had counted, and rejected the pod.",
-    "See which devices are unhealthy, or held by a pod that the scheduler does not count; delete the Failed pods.",
+    "Check which devices are unhealthy, or owned by a pod that the scheduler does not count; delete the Failed pods.",
     f"{_DEVICE_MANAGER}: `requested number of devices unavailable`",
 )
 NO_HEALTHY = Cause(
     "NoHealthyGpuAtAdmission",
     CauseSeverity.HIGH,
     _ACCEPTED,
-    "The kubelet knows the node's devices and none of them is healthy: their plugin is not back, or marks them all.",
+    "None of the node's devices is healthy: their plugin has not registered again, or reports all as unhealthy.",
     "Restore the device plugin on the node, or fix the GPUs that it reports; then delete the Failed pods.",
     f"{_DEVICE_MANAGER}: `no healthy devices present`",
 )
@@ -56,23 +56,23 @@ UNREGISTERED = Cause(
     "DeviceResourceUnregistered",
     CauseSeverity.HIGH,
     _ACCEPTED,
-    "The kubelet knows the resource only from before its last start: no plugin has registered for it since.",
-    "Bring the device plugin on the node back, then delete the Failed pods.",
+    "No device plugin has registered the resource since the kubelet's last start.",
+    "Restore the device plugin on the node, then delete the Failed pods.",
     f"{_DEVICE_MANAGER}: `cannot allocate unregistered device`",
 )
 SHARED_OVER_REQUEST = Cause(
     "SharedGpuRequestTooLarge",
     CauseSeverity.HIGH,
     _ACCEPTED,
-    "The pod asks for more than one replica of a shared GPU, which the device plugin is configured to refuse.",
-    "Ask for one: replicas are shares of time, and two of them are not two GPUs.",
+    "The pod requests more than one replica of a shared GPU, which the device plugin is configured to refuse.",
+    "Request one replica: replicas are time slices, and two replicas are not two GPUs.",
     "NVIDIA's device plugin, `failRequestsGreaterThanOne`",
 )
 UNKNOWN_DEVICE = Cause(
     "DeviceUnknownToPlugin",
     CauseSeverity.HIGH,
     _ACCEPTED,
-    "The kubelet asked for a device that the plugin no longer has: a GPU that is gone, or another MIG geometry.",
+    "The kubelet requested a device that the plugin no longer has: the GPU is gone, or the MIG geometry changed.",
     "Restart the device plugin on the node, so that it reports its devices; then delete the Failed pods.",
     "NVIDIA's device plugin, Allocate: `unknown device`",
 )
@@ -80,9 +80,9 @@ GPU_LOST = Cause(
     "GpuLostAtAllocation",
     CauseSeverity.HIGH,
     _ACCEPTED,
-    "The device plugin could not reach a GPU when it was to give it out.",
+    "The device plugin could not reach a GPU when it was to allocate it.",
     "Check the node's GPUs: a lost one needs a reset or a reboot at least.",
-    "NVML's `GPU is lost`, as the device plugin passes it on",
+    "NVML's `GPU is lost`, passed on by the device plugin",
 )
 PLUGIN_FAILED = Cause(
     "DevicePluginAllocateFailed",
@@ -96,7 +96,7 @@ TOPOLOGY = Cause(
     "TopologyNotAligned",
     CauseSeverity.MEDIUM,
     _ACCEPTED,
-    "The kubelet's topology manager may not mix devices and CPUs of several NUMA nodes, and has no others left.",
+    "The kubelet's topology manager requires devices and CPUs of one NUMA node, and none has enough left.",
     "Request at most one NUMA node's resources, free them, or choose a milder topologyManagerPolicy for the node.",
     "kubelet, TopologyAffinityError: `Resources cannot be allocated with Topology locality`",
 )
@@ -104,24 +104,24 @@ OVERBOOKED = Cause(
     "NodeOverbooked",
     CauseSeverity.HIGH,
     _ACCEPTED,
-    "A pod was put on a node that had no room for it: past the scheduler by its nodeName, or by a second scheduler.",
-    "Let one scheduler schedule all pods of these nodes, and remove nodeName from the pod's template.",
+    "A pod was bound to a node without room for it: by its own nodeName, or by a second scheduler.",
+    "Let one scheduler schedule all pods of these nodes, and remove nodeName from the pod template.",
     "kubelet, OutOf…: `Node didn't have enough resource`",
 )
 WRONG_NODE = Cause(
     "NodeRefusedBySelector",
     CauseSeverity.MEDIUM,
     _ACCEPTED,
-    "The kubelet rejected the pod because its own selector, affinity or tolerations do not take the node it is on.",
-    "Take nodeName out, or give the node back the label, that the pod asks for.",
+    "The kubelet rejected the pod because its selector, affinity or tolerations do not match its node.",
+    "Remove nodeName from the pod template, or restore the label that the pod requires.",
     "kubelet, `Predicate NodeAffinity failed`",
 )
 EVICTED = Cause(
     "GpuPodEvicted",
     CauseSeverity.MEDIUM,
     _ACCEPTED,
-    "The kubelet ended the pod because its node ran low on memory, disk or processes, or the pod went over its limit.",
-    "Provide more of the exhausted resource: most often disk, for images and checkpoints.",
+    "The kubelet evicted the pod because its node ran low on memory, disk or PIDs, or the pod exceeded its limit.",
+    "Provide more of the exhausted resource: most often disk space for images and checkpoints.",
     "kubelet's eviction manager: `The node was low on resource`",
 )
 OTHERWISE = Cause(
@@ -173,7 +173,7 @@ ALLOCATE_TEXTS = (
         TextSource.POD,
     ),
 )
-"""Of a pod's `status.message` with the reason UnexpectedAdmissionError. The last takes what the others do not."""
+"""Signatures for `status.message` with the reason UnexpectedAdmissionError. The last one matches all other texts."""
 _OF_DEVICES = (TOO_FEW, NO_HEALTHY, NO_LONGER_HEALTHY, UNREGISTERED, UNKNOWN_DEVICE, GPU_LOST, CARD_GONE, PLUGIN_FAILED)
 _MOST_DELETED = 5
 
@@ -224,7 +224,7 @@ def _subject(snapshot: Snapshot, pod: Pod, cause: Cause) -> str:
 
 
 def _names_node(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether its template has a nodeName, which no scheduler is asked about."""
+    """Whether the pod template has a nodeName, which bypasses the scheduler."""
     makers = (snapshot.workload.get(text) for text in snapshot.line(pod.meta)[1:])
     return any(maker is not None and maker.spec is not None and maker.spec.node for maker in makers)
 
@@ -271,7 +271,7 @@ def _of_node(snapshot: Snapshot, node: Node | None, pods: Iterable[Pod]) -> Iter
         yield f"{node.subject}: {name}: capacity {has}, allocatable {offers} now"
     taken = sorted({one.spec.scheduler for one in snapshot.pods if one.spec.node == node.name and _holds(one)})
     if len(taken) > 1:
-        yield f"{node.subject}: its GPU pods were placed by {', '.join(taken)}"
+        yield f"{node.subject}: its GPU pods were bound by {', '.join(taken)}"
 
 
 def _holds(pod: Pod) -> bool:
@@ -280,10 +280,10 @@ def _holds(pod: Pod) -> bool:
 
 def _of_room(snapshot: Snapshot, first: _Rejection) -> Iterator[str]:
     if _names_node(snapshot, first.pod):
-        yield f"the template names the node itself: nodeName {first.pod.spec.node}"
+        yield f"the template itself names the node: nodeName {first.pod.spec.node}"
     match = _ENOUGH.search(first.pod.message)
     if match is not None and int(match[2]) > int(match[4]) and is_gpu(match[1]):
-        yield f"{match[2]} asked, and the node had {match[4]} in all then"
+        yield f"{match[2]} requested, and the node had {match[4]} in total"
 
 
 def _of_selector(node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:
@@ -293,7 +293,7 @@ def _of_selector(node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:
         for key, value in pod.spec.node_selector.items():
             own = node.meta.labels.get(key)
             if own != value:
-                yield f"{pod.subject} wants {key}={value}; {node.subject} has {own or 'no such label'}"
+                yield f"{pod.subject} requires {key}={value}; {node.subject} has {own or 'no such label'}"
         if not selects(pod.spec, node):
             return
 
@@ -302,7 +302,7 @@ def _look(cause: Cause, pod: Pod) -> Iterator[str]:
     if cause in (SHARED_OVER_REQUEST, WRONG_NODE, EVICTED, OTHERWISE, OVERBOOKED, TOPOLOGY, NOT_SEEN, NODE_NAMED):
         return
     words = ("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={pod.spec.node}")
-    yield f"Check the device plugin's pod on the node, and its log: {command(*words)}"
+    yield f"Check the device plugin pod on the node, and its log: {command(*words)}"
 
 
 def _delete(pods: list[Pod]) -> Iterator[str]:

@@ -30,9 +30,9 @@ HIDDEN = Cause(
     "GpusHiddenByVariable",
     CauseSeverity.MEDIUM,
     Link.RUNNING,
-    "NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES is set by hand, to something else than the GPUs that the container "
-    "gets.",
-    "Take the variable out of the template: the device plugin and CUDA see to it themselves.",
+    "NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES is set by hand and does not match the GPUs allocated to the "
+    "container.",
+    "Remove the variable from the pod template: the device plugin and CUDA set it.",
     "CUDA Programming Guide, CUDA_VISIBLE_DEVICES: devices from the first invalid one on are not seen",
 )
 NOT_REQUESTED = Cause(
@@ -46,16 +46,16 @@ CLASS_NOT_NAMED = Cause(
     "RuntimeClassNotNamed",
     CauseSeverity.HIGH,
     Link.RUNNING,
-    "The pod has its GPU by the scheduler's books, and starts with the plain runtime, which does not bring it in.",
-    "Name NVIDIA's RuntimeClass in the pod's template, make its handler the nodes' default, or turn CDI on.",
-    "GPU operator: NVIDIA's runtime is not the default one since 25.10, nor without CDI anywhere but by choice",
+    "The pod has a GPU allocated, but starts with a runtime that does not inject GPUs.",
+    "Set NVIDIA's RuntimeClass in the pod template, make its handler the nodes' default, or enable CDI.",
+    "GPU operator: since 25.10, NVIDIA's runtime is not the default one; without CDI, only if configured",
 )
 CGROUP_LOST = Cause(
     "GpuAccessLostAtRuntime",
     CauseSeverity.HIGH,
     Link.RUNNING,
     "A container lost the access to its GPU: the node's systemd rewrote its device rules.",
-    "Restart the pods; so that it does not come again, use CDI, or `nvidia-ctk system create-dev-char-symlinks "
+    "Restart the pods. To prevent it, use CDI, or `nvidia-ctk system create-dev-char-symlinks "
     "--create-all` on the node.",
     "NVIDIA container toolkit, issue 48: `Failed to initialize NVML: Unknown Error`",
 )
@@ -63,7 +63,7 @@ DEVICE_FILES = Cause(
     "DriverDeviceFilesMissing",
     CauseSeverity.HIGH,
     None,
-    "The node lacks device files of its driver, or has them with wrong numbers, so a container can't get them.",
+    "The node lacks device files of its driver, or they have wrong numbers, so containers get no GPU.",
     "On the node: `nvidia-modprobe -c0 -u`, or restart the driver's container; then create the pods again.",
     "The agent's findings DeviceFileMissing and DeviceFileWrong",
 )
@@ -94,15 +94,15 @@ NO_GPU_TEXTS = (
     ),
 )
 DOES_WITHOUT_TEXTS = (signature(r"No GPUs? (?:found|detected|available)", NOT_INJECTED, "many a program", *_BOTH),)
-"""Of those that end: one that runs on has said that it does without."""
+"""Signatures for containers that end; a container that keeps running works without a GPU."""
 LOST_TEXTS = (signature(r"Failed to initialize NVML: Unknown Error", CGROUP_LOST, "nvidia-smi, NVML", *_BOTH),)
 DEVICE_FILE_REASONS = ("DeviceFileMissing", "DeviceFileWrong")
-"""Of our agent's findings."""
+"""Reasons of the agent's findings."""
 _LAST_LINES = 10
-"""Of a container that runs: what it said earlier it may have got over."""
+"""Log lines read of a running container: it may have recovered from earlier errors."""
 _AS_DEFAULT = ("NVIDIA_RUNTIME_SET_AS_DEFAULT", "CONTAINERD_SET_AS_DEFAULT")
 _NEVER_DEFAULT = ("k3s", "rke2")
-"""What these find of NVIDIA's runtime becomes a handler, and never the default by itself."""
+"""Distributions that add NVIDIA's runtime as a handler, never as the default."""
 _GKE = "cloud.google.com/gke-accelerator"
 """GKE's device plugin mounts the driver itself."""
 _FORCES = re.compile(r"none|void|(?:\d|GPU-|MIG-)\S{0,400}", re.ASCII)
@@ -224,8 +224,8 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
     container = next((one for one in pod.spec.containers if one.name == name), None)
     if container is None or not _is_given(snapshot, pod, container):
         others = [one.name for one in pod.spec.containers if gpus_of(one)]
-        asks = f"only {', '.join(others)} of it does" if others else "none of its containers does"
-        return MissingGpu(NOT_REQUESTED, written, (f"{pod.subject}: container {name} asks for no GPU; {asks}",))
+        asks = f"only {', '.join(others)} requests one" if others else "none of its containers does"
+        return MissingGpu(NOT_REQUESTED, written, (f"{pod.subject}: container {name} requests no GPU; {asks}",))
     message = hidden(snapshot, pod, container)
     if message:
         return MissingGpu(HIDDEN, written, (message,))
@@ -239,7 +239,7 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
         )
     runtime = pod.spec.runtime_class or "none"
     asked = ", ".join(f"{value} {key}" for key, value in gpus_of(container).items()) or "a claim"
-    message = f"{pod.subject}: container {name} asks for {asked}; runtimeClassName {runtime}"
+    message = f"{pod.subject}: container {name} requests {asked}; runtimeClassName {runtime}"
     return MissingGpu(NOT_INJECTED, f"node/{pod.spec.node}", (message,), Certainty.LIKELY)
 
 
@@ -280,7 +280,7 @@ def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:
     devices = container.env.get("NVIDIA_VISIBLE_DEVICES", "")
     owner = f"container {container.name}"
     if _FORCES.fullmatch(devices) and not _with_cdi(snapshot):
-        return f"{owner}: NVIDIA_VISIBLE_DEVICES={devices} with {count} requested GPUs, whichever were allocated"
+        return f"{owner}: NVIDIA_VISIBLE_DEVICES={devices} with {count} requested GPUs, regardless of the allocation"
     value = container.env.get("CUDA_VISIBLE_DEVICES", "")
     counted = set(asked) == {"nvidia.com/gpu"} and not _is_shared(snapshot, pod)
     if value in _HIDES_ALL or (counted and _differs(value, count)):
@@ -289,7 +289,7 @@ def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:
 
 
 def _differs(value: str, count: int) -> bool:
-    """Whether it names other devices than the first so many: by their UUIDs, which the scheduler does not know."""
+    """Whether it names other devices than the first `count`, or UUIDs, which the scheduler does not know."""
     named = [word for word in value.split(",") if word]
     if any(text.startswith(("GPU-", "MIG-")) for text in named):
         return True

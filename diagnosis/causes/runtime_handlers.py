@@ -52,8 +52,8 @@ WRONG_HANDLER = Cause(
     "RuntimeClassHandlerWrong",
     CauseSeverity.HIGH,
     Link.RUNTIME,
-    "A RuntimeClass names a handler that no container runtime has in these letters, and they have one that is like it.",
-    "Create the RuntimeClass again with the right handler: the handler can't be changed in place.",
+    "A RuntimeClass names a handler that no container runtime has, but they have one with a similar name.",
+    "Create the RuntimeClass again with the correct handler: the handler can't be changed in place.",
     "containerd and CRI-O distinguish letter case",
 )
 NOT_FOR_NODE = Cause(
@@ -61,7 +61,7 @@ NOT_FOR_NODE = Cause(
     CauseSeverity.MEDIUM,
     Link.RUNTIME,
     "A pod with NVIDIA's RuntimeClass was scheduled to a node without a GPU, where the handler is not needed.",
-    "Ask for a GPU in the pod, or give the RuntimeClass a scheduling.nodeSelector.",
+    "Request a GPU in the pod, or set scheduling.nodeSelector in the RuntimeClass.",
 )
 
 _HANDLER_TEXTS = "containerd, internal/cri; CRI-O; cri-dockerd"
@@ -86,22 +86,22 @@ DIAL_TEXTS = (
         *(TextSource.WAITING, TextSource.ENDED, TextSource.LOG),
     ),
 )
-"""Of the toolkit's own pods, time and again, where the kubelet reaches its runtime very well: it is another one."""
+"""Signatures for the toolkit's own pods. If the kubelet reaches its runtime, the toolkit uses another one."""
 RECORD_REASONS = (
     *("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing", "RuntimeConfigMisplaced", "RuntimeConfigNotLoaded"),
     *("RuntimeConfigMalformed", "RuntimeCriDisabled", "DefaultRuntimeUndefined", "RuntimeClassHandlerUndefined"),
 )
-"""Of our agent's checks of a node's container runtime those that tell why it has no handler, the most telling first."""
+"""Reasons of the agent's findings that explain a missing handler, the most specific first."""
 _NO_WAY = ("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing")
-"""With one of these nothing gets a GPU there, whether or not anything waits for it."""
+"""With one of these findings, no pod gets a GPU on the node."""
 _NVIDIAS = ("nvidia", "nvidia-container-runtime")
-"""What NVIDIA's handler is called: by its toolkit, and by AKS and MicroK8s."""
+"""Names of NVIDIA's handler: in its toolkit, in AKS and in MicroK8s."""
 _YOUNG_NODE, _YOUNG_POD, _ENOUGH_TIMES, _STALE = 10.0, 1.0, 3, 10.0
-"""Minutes: a toolkit is still being brought to a node this young, a pod this young may be waiting for it."""
+"""Minutes: the toolkit may still be installed on a node this young; a pod this young may wait for it."""
 _OLD_RECORD = 180.0
-"""Minutes: our agent writes its record anew each hour at least."""
+"""Minutes: the agent rewrites its record at least hourly."""
 _EACH = 3
-"""Nodes: more that lack the same were all left out by somebody."""
+"""Nodes: if more lack the same handler, they have a common cause."""
 _LIKE = 0.8
 _MOST_NAMED = 8
 
@@ -172,7 +172,7 @@ def find_toolkits(snapshot: Snapshot) -> Iterator[FoundCause]:
             if known is not None:
                 evidence = (
                     f"{pod.subject}: {known.symptom.place.value}: {known.quote}",
-                    f"{node.subject} is ready: its kubelet reaches {node.runtime}, at another socket",
+                    f"{node.subject} is ready: its kubelet reaches {node.runtime} at another socket",
                     *([f"{toolkit.subject} writes {writes}"] if (writes := target_of(toolkit)) else []),
                 )
                 remedy = tuple(mending(snapshot, node, None))
@@ -188,7 +188,7 @@ def _of_toolkit(snapshot: Snapshot, pod: Pod) -> Iterator[Symptom]:
 
 
 def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """RuntimeClasses that are not there, each with the workloads that can't make a pod, and pods that lost theirs."""
+    """Yield missing RuntimeClasses, each with the workloads that can't create pods and the pods that name it."""
     there = {runtime_class.meta.name for runtime_class in snapshot.runtime_classes}
     short: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for maker in snapshot.workloads:
@@ -241,13 +241,13 @@ def _named(handler: str, pod: Pod, classes: Mapping[str, RuntimeClass]) -> str:
 
 
 def _unknown_handler(pod: Pod, node: Node | None, classes: Mapping[str, RuntimeClass]) -> str:
-    """The handler that the node does not list, where its kubelet lists them; events are gone after an hour."""
+    """Return the handler that the node's list lacks, if its kubelet lists handlers; events expire after an hour."""
     known, has = classes.get(pod.spec.runtime_class), handlers_of(node) if node is not None else None
     return known.handler if has is not None and known is not None and known.handler not in has else ""
 
 
 def _is_gpus(handler: str, pod: Pod) -> bool:
-    """Whether it is about GPUs: other handlers are other people's business."""
+    """Whether the handler is for GPUs; other handlers are not checked."""
     return "nvidia" in handler.lower() or asks_for_gpus(pod.spec) or "nvidia" in pod.spec.runtime_class.lower()
 
 
@@ -282,14 +282,14 @@ def _has_done(snapshot: Snapshot, toolkit: Pod) -> bool:
 
 
 def _no_way(snapshot: Snapshot, node: Node) -> RecordFinding | None:
-    """Our agent's fresh word that no pod gets a GPU there."""
+    """Return the agent's recent finding that no pod gets a GPU on the node."""
     if node.record is None or older(snapshot, node.record.at, _OLD_RECORD):
         return None
     return node.record.finding(*_NO_WAY)
 
 
 def _has_it_by_now(snapshot: Snapshot, node: Node | None, handler: str, known: Recognised | None) -> bool:
-    """An event from before the handler came: its kubelet tries again by itself."""
+    """Whether the node has the handler now and the event is older: the kubelet retries on its own."""
     has = handlers_of(node) if node is not None else None
     if has is None or handler not in has:
         return False
@@ -361,7 +361,7 @@ def _wrong(snapshot: Snapshot, lack: _MissingHandler, named: RuntimeClass, right
     )
     again = command("kubectl", "get", "runtimeclass", named.meta.name, "-o", "yaml")
     remedy = (
-        (f"Save {again}, set {right} as its handler, delete the RuntimeClass and create it again: it can't be changed"),
+        (f"Save {again}, set {right} as its handler, delete the RuntimeClass and create it again: it is immutable"),
         *_if_operators(snapshot, named),
     )
     return FoundCause(WRONG_HANDLER, named.meta.subject, evidence, remedy, _subjects(lack))
@@ -370,7 +370,7 @@ def _wrong(snapshot: Snapshot, lack: _MissingHandler, named: RuntimeClass, right
 def _if_operators(snapshot: Snapshot, named: RuntimeClass) -> Iterator[str]:
     for policy in snapshot.cluster_policies:
         if policy.runtime_class and policy.runtime_class == named.meta.name:
-            yield f"{policy.meta.subject} makes it: set its value operator.runtimeClass, or the change is undone"
+            yield f"{policy.meta.subject} creates it: set its value operator.runtimeClass, or the change is undone"
 
 
 def _not_for(lack: _MissingHandler, named: RuntimeClass, node: Node) -> FoundCause:
@@ -428,7 +428,7 @@ def _elsewhere(
         return None
     evidence = [f"{toolkit.subject} writes {writes}"] if writes is not None else []
     evidence += [
-        f"{node.subject}: {text} has NVIDIA's handler, which its kubelet's runtime does not read" for text in texts
+        f"{node.subject}: {text} has NVIDIA's handler, but the kubelet's runtime does not read it" for text in texts
     ]
     if should is not None:
         evidence.append(f"{node.subject}: its kubelet uses {node.runtime} with {should} ({should.known_from})")
@@ -469,7 +469,7 @@ def _by_toolkit(snapshot: Snapshot, node: Node | None) -> Iterator[str]:
             is_its = pod.meta.owner is not None and pod.meta.owner.name == toolkit.meta.name
             if is_its and not pod.over and not all(state.ready for state in pod.states):
                 why = next((state.waiting or (state.ended.reason if state.ended else "") for state in pod.states), "")
-                yield f"{pod.subject} on it is not ready{': ' + why if why else ''}"
+                yield f"{pod.subject} on the node is not ready{': ' + why if why else ''}"
 
 
 def _gives_gpus(snapshot: Snapshot, node: Node) -> bool:
@@ -482,7 +482,7 @@ def _quote(lack: _MissingHandler) -> Iterator[str]:
     if lack.known is not None and lack.pods:
         yield f"{lack.pods[0].subject}: {lack.known}"
     elif lack.pods:
-        yield f"{lack.pods[0].subject}: runtimeClassName {lack.pods[0].spec.runtime_class}, and it waits"
+        yield f"{lack.pods[0].subject}: runtimeClassName {lack.pods[0].spec.runtime_class}, waiting"
 
 
 def _subjects(lack: _MissingHandler) -> tuple[str, ...]:
@@ -503,19 +503,19 @@ def _refusal(snapshot: Snapshot, maker: Workload, name: str) -> str:
     )
     known = recognised(CLASS_TEXTS, reversed(symptoms))
     message = f"; {known.symptom}" if known is not None else ""
-    return f"{maker.subject} wants {maker.wanted} pods with runtimeClassName {name} and has {maker.made or 0}{message}"
+    return f"{maker.subject} needs {maker.wanted} pods with runtimeClassName {name} and has {maker.made or 0}{message}"
 
 
 def _class_missing(name: str, entries: Iterable[tuple[str, str]], there: Iterable[str]) -> FoundCause:
     entries = list(entries)
     evidence = (
         *(text for _, text in entries),
-        f"RuntimeClasses there are: {', '.join(sorted(there)[:_MOST_NAMED]) or 'none'}",
+        f"existing RuntimeClasses: {', '.join(sorted(there)[:_MOST_NAMED]) or 'none'}",
     )
     manifest = f"apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata.name: {name}, handler: {name}"
     remedy = (
-        f"Create it, where the nodes' container runtime has such a handler: {manifest}; the GPU operator makes nvidia",
-        "Or take runtimeClassName out of the template: with CDI, the operator's default since 25.10, no pod needs it",
+        f"If the nodes' container runtime has such a handler, create it: {manifest}; the GPU operator creates nvidia",
+        "Or remove runtimeClassName from the template: with CDI, the operator's default since 25.10, no pod needs it",
     )
     return FoundCause(CLASS_MISSING, f"runtimeclass/{name}", evidence, remedy, tuple(subject for subject, _ in entries))
 

@@ -48,13 +48,13 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.NODE_FEATURES: _cause(
         "NodeFeatureDiscoveryNotReady",
         CauseSeverity.MEDIUM,
-        "Node feature discovery does not run: a new GPU node is not recognised as one.",
+        "Node feature discovery does not run: new GPU nodes are not recognised.",
     ),
-    Role.DRIVER: _cause("DriverNotReady", CauseSeverity.HIGH, "The driver's pod does not become ready on a GPU node."),
+    Role.DRIVER: _cause("DriverNotReady", CauseSeverity.HIGH, "The driver pod does not become ready on a GPU node."),
     Role.TOOLKIT: _cause(
         "ContainerToolkitNotReady",
         CauseSeverity.HIGH,
-        "The container toolkit's pod does not become ready: the container runtime gets no GPUs into containers.",
+        "The container toolkit pod does not become ready: the container runtime injects no GPUs.",
     ),
     Role.DEVICE_PLUGIN: _cause(
         "DevicePluginNotReady",
@@ -65,7 +65,7 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.GPU_FEATURES: _cause(
         "GpuFeatureDiscoveryNotReady",
         CauseSeverity.LOW,
-        "GPU feature discovery does not work: labels of GPUs are missing or old.",
+        "GPU feature discovery does not work: GPU labels are missing or outdated.",
     ),
     Role.DCGM: _cause("DcgmNotReady", CauseSeverity.LOW, "DCGM's host engine does not work on a GPU node."),
     Role.EXPORTER: _cause(
@@ -107,7 +107,7 @@ NOT_READY: Mapping[Role, Cause] = {
         "HamiSchedulerNotReady",
         CauseSeverity.HIGH,
         (
-            "HAMi's scheduler does not run: its webhook lets pods pass, and those that wait for the scheduler "
+            "HAMi's scheduler does not run: pods pass its webhook unchanged, and pods that wait for the scheduler "
             "stay Pending."
         ),
         HAMI_DOCS,
@@ -115,7 +115,7 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.HAMI_PLUGIN: _cause(
         "HamiDevicePluginNotReady",
         CauseSeverity.HIGH,
-        "HAMi's device plugin does not work on a GPU node: its cards are not registered, and none is given out.",
+        "HAMi's device plugin does not work on a GPU node: its cards are not registered, and none is allocated.",
         HAMI_DOCS,
     ),
     Role.AGENT: _cause(
@@ -131,7 +131,7 @@ VALIDATION = Cause(
     "ValidationHangs",
     CauseSeverity.HIGH,
     None,
-    "Operands wait in their init containers for a stage of the GPU stack that does not come up on the node.",
+    "Operands wait in their init containers for a stage of the GPU stack that does not become ready on the node.",
     "Fix the stage that they wait for: driver, then toolkit, then CUDA, then the device plugin.",
     _OPERATOR,
 )
@@ -142,13 +142,13 @@ _WAITED_FOR = {
     "plugin-validation": (Role.DEVICE_PLUGIN, Role.TOOLKIT, Role.DRIVER),
     "mps-control-daemon-mounts": (Role.MPS, Role.DRIVER),
 }
-"""By an init container of the operator's, in the order of the stages, what it waits for."""
+"""Stage that each init container of the operator waits for, in the order of the stages."""
 _ADVICE = {
     "driver-validation": (
-        "The driver does not work: check the driver's pod there, or, with a driver of the host, run `nvidia-smi` on it"
+        "The driver does not work: check the driver pod there, or run `nvidia-smi` on a host with its own driver"
     ),
     "toolkit-validation": "The container toolkit is not installed completely: check its pod there",
-    "cuda-validation": "No CUDA program works: check the pod nvidia-cuda-validator and the container runtime",
+    "cuda-validation": "CUDA programs fail: check the pod nvidia-cuda-validator and the container runtime",
     "plugin-validation": "The device plugin advertises no GPU: check its pod there",
 }
 _STANDS_ON = {
@@ -174,7 +174,7 @@ class UnreadyPod(Struct, frozen=True):
     stage: Stage
     node: Node | None
     subject: str
-    """Of the node, or of the component where no node has the pod."""
+    """Subject: the node, or the component if the pod has no node."""
 
 
 def find(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -310,7 +310,7 @@ def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
     if unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
         previous = ("--previous",) if unready.stage.reason == "CrashLoopBackOff" else ()
         logs = command(*words, "logs", pod.meta.name, "-c", unready.stage.container, "--tail=50", *previous)
-        yield f"Read why it ends: {logs}"
+        yield f"Find out why it exits: {logs}"
     else:
         yield f"Find the reason: {command(*words, 'describe', 'pod', pod.meta.name)}"
 
@@ -370,7 +370,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
         remedy = (f"Find the reason for its missing pods: {describe}",)
         messages = [f"{event.reason}: {event.message}" for event in warnings.get(component.subject, ())[:2]]
         if not component.made and not component.ready:
-            evidence = (f"{component.subject} wants {component.wanted} pods, and none is made", *messages)
+            evidence = (f"{component.subject} needs {component.wanted} pods, and none was created", *messages)
             above = refused.get(component.subject, ())
             yield FoundCause(NOT_READY[component.role], component.subject, evidence, remedy, because_of=above)
         elif component.ready is not None and component.ready + changing < component.wanted:

@@ -22,8 +22,8 @@ GONE = Cause(
     "GpuNodeGone",
     CauseSeverity.MEDIUM,
     Link.ACCEPTED,
-    "GPU pods are bound to a node that does not exist any more, or never did.",
-    "Delete the pods; a nodeName in a template has to be taken out.",
+    "GPU pods are bound to a node that no longer exists, or never did.",
+    "Delete the pods; remove nodeName from their template.",
 )
 SILENT = Cause(
     "KubeletDoesNotAct",
@@ -33,17 +33,17 @@ SILENT = Cause(
     "Check the kubelet on the node: `systemctl status kubelet`, and its log.",
 )
 _NEW, _PATIENCE, _GONE_FOR = 10.0, 5.0, 10.0
-"""Minutes: a node joins, or misses a report; what is bound to a node that is gone is collected."""
+"""Minutes: a node joins or misses a report; pods bound to a missing node are deleted."""
 _SILENT = timedelta(minutes=5)
 _LEASES = "kube-node-lease"
-_LOOK = "Then at the machine: whether it runs, and the kubelet on it: `systemctl status kubelet`."
+_LOOK = "Then check whether the machine runs, and its kubelet: `systemctl status kubelet`."
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _UPGRADED = ("", "upgrade-done", "upgrade-failed")
 _MOST_SHOWN = 4
 
 
 def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Nodes with GPUs that are not ready, with the GPU pods on them that wait for it."""
+    """Yield GPU nodes that are not ready, with their waiting GPU pods."""
     on_node: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         if pod.spec.node and not pod.over:
@@ -63,7 +63,7 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Nodes that count as ready, with pods that they should have begun with."""
+    """Yield nodes that count as ready but have not started pods bound to them long ago."""
     left: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in gpu_pods(snapshot):
         node = snapshot.by_node.get(pod.spec.node)
@@ -76,8 +76,8 @@ def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
     for name, pods in left.items():
         renewed = leases.get(name)
         stale = renewed is not None and snapshot.now - renewed > _SILENT
-        messages = [f"{one.subject} is bound to it, with no state of any container" for one in pods[:_MOST_SHOWN]]
-        messages += [f"lease {_LEASES}/{name}: renewed last at {renewed:%H:%M:%S}Z"] if renewed and stale else []
+        messages = [f"{one.subject} is bound to it and has no container state" for one in pods[:_MOST_SHOWN]]
+        messages += [f"lease {_LEASES}/{name}: last renewed at {renewed:%H:%M:%S}Z"] if renewed and stale else []
         certainty = Certainty.PROVEN if stale else Certainty.LIKELY
         # A device plugin that does not answer keeps a kubelet that works from beginning.
         above = [(NOT_READY, f"node/{name}"), *([] if stale else [(ALLOCATION_HANGS, f"node/{name}")])]
@@ -131,7 +131,7 @@ def _silent(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
     # Where none is fresh they were saved long before the rest.
     if len(stale) * 2 > len(renewed):
         return {}
-    return {name: (f"lease {_LEASES}/{name}: renewed last at {at:%H:%M:%S}Z",) for name, at in stale.items()}
+    return {name: (f"lease {_LEASES}/{name}: last renewed at {at:%H:%M:%S}Z",) for name, at in stale.items()}
 
 
 def _is_meant(snapshot: Snapshot, node: Node) -> bool:

@@ -25,7 +25,7 @@ from healthcheck.node.state import OUR_WORD
 _PATIENCE, _STARTS = timedelta(minutes=15), timedelta(minutes=10)
 _CORDONED = "it is cordoned"
 _OWN_FAULTS = frozenset(("ReconcileFailed", "PrerequisiteNotMet", "NFDLabelsMissing"))
-"""Reasons of the operator's that no operand's own state tells."""
+"""Reasons of the operator that do not show in an operand's state."""
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _EMPTIED = frozenset(("wait-for-jobs-required", "pod-deletion-required", "drain-required"))
 _DISRUPTED = ("karpenter.sh/disrupted", "karpenter.sh/disruption", "ToBeDeletedByClusterAutoscaler")
@@ -60,7 +60,7 @@ BOTH_STACKS = Cause(
     "ClusterPolicyBesideGpuCluster",
     CauseSeverity.HIGH,
     None,
-    "The cluster has a ClusterPolicy and a GPUCluster: the GPU operator supports either of them, and not both.",
+    "The cluster has a ClusterPolicy and a GPUCluster: the GPU operator supports only one of them.",
     "Keep one of them: set clusterPolicy.deployCR or gpuCluster.deployCR to false in the operator's Helm values.",
     _DRA_GUIDE,
 )
@@ -68,8 +68,8 @@ BLOCKED = Cause(
     "BudgetBlocksDrain",
     CauseSeverity.MEDIUM,
     None,
-    "A PodDisruptionBudget lets none of its pods be evicted, so the GPU node that they are on can't be emptied.",
-    "Have more of the budget's pods ready elsewhere, let the budget allow one, or end them with their owner's leave.",
+    "A PodDisruptionBudget allows no eviction of its pods, so their GPU node can't be drained.",
+    "Make more of the budget's pods ready elsewhere, allow one disruption, or delete them after asking their owner.",
     "https://kubernetes.io/docs/tasks/run-application/configure-pdb/",
 )
 REPORTED = Cause(
@@ -95,7 +95,7 @@ def find_gpu_clusters(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_both(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """A ClusterPolicy and a GPUCluster in one cluster."""
+    """Yield a result if the cluster has a ClusterPolicy and a GPUCluster."""
     both = [_lasting(some) for some in (snapshot.cluster_policies, snapshot.gpu_clusters)]
     if all(both):
         every = [policy for some in both for policy in some]
@@ -103,7 +103,7 @@ def find_both(snapshot: Snapshot) -> Iterator[FoundCause]:
         look = command("kubectl", "get", "clusterpolicies.nvidia.com,gpuclusters.nvidia.com")
         affected = tuple(policy.meta.subject for policy in every)
         yield FoundCause(
-            BOTH_STACKS, both[1][0].meta.subject, evidence, (f"See both: {look}", BOTH_STACKS.remedy), affected
+            BOTH_STACKS, both[1][0].meta.subject, evidence, (f"Compare both: {look}", BOTH_STACKS.remedy), affected
         )
 
 
@@ -128,7 +128,7 @@ def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterato
 
 
 def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """GPU nodes that another monitor of the cluster calls faulty."""
+    """Yield GPU nodes that another monitor of the cluster reports as faulty."""
     for node in snapshot.nodes:
         if not has_gpu(node) or node.meta.deleted is not None:
             continue
@@ -144,14 +144,14 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
                     REPORTED,
                     node.subject,
                     (evidence,),
-                    (f"Read its report and its start: {describe}", REPORTED.remedy),
+                    (f"Read its report and when it began: {describe}", REPORTED.remedy),
                     (node.subject,),
                     because_of=((WITHHELD, node.subject),),
                 )
 
 
 def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """RuntimeClasses that a component's pods name and that are gone: its next pod can't be made."""
+    """Yield missing RuntimeClasses that a component's pods name: its next pod can't be created."""
     there = {runtime_class.meta.name for runtime_class in snapshot.runtime_classes}
     for component in components(snapshot):
         name = component.spec.runtime_class
@@ -162,7 +162,7 @@ def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Budgets that allow nothing over GPU pods on nodes that are being emptied."""
+    """Yield budgets that block the eviction of GPU pods from nodes that are being drained."""
     emptied = {one.name: one for one in snapshot.nodes if _is_emptied(one)}
     if not emptied:
         return
@@ -195,7 +195,7 @@ def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[t
     ]
     describe = command("kubectl", "describe", policy.meta.kind.lower(), policy.meta.name)
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
-    remedy = (f"Read why it waits: {describe}", f"See the operands: {pods}")
+    remedy = (f"Read why it waits: {describe}", f"Check the operands: {pods}")
     cause = GPU_CLUSTER if policy.meta.kind == "GPUCluster" else POLICY
     return FoundCause(cause, policy.meta.subject, tuple(evidence), remedy, because_of=because)
 
@@ -229,7 +229,7 @@ def _is_drained(snapshot: Snapshot, node: Node, full: list[DisruptionBudget]) ->
 
 
 def _is_coming(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether it is young and not ready yet: once it is, the budget may let another go."""
+    """Whether the pod is young and not ready yet; when it is ready, the budget may allow an eviction."""
     young = pod.meta.created is not None and snapshot.now - pod.meta.created < _STARTS
     return young and not pod.over and not any(state.ready for state in pod.states)
 
@@ -250,19 +250,19 @@ def _covers(budget: DisruptionBudget, pod: Pod) -> bool:
 
 def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node]) -> FoundCause:
     count = (
-        f"{budget.healthy} healthy of {budget.wanted} that it wants" if budget.wanted is not None else "none to spare"
+        f"{budget.healthy} healthy of {budget.wanted} required" if budget.wanted is not None else "none to spare"
     )
     named = ", ".join(f"{pod.subject} on node/{pod.spec.node}" for pod in held[:_MOST_PODS])
     more = f" and {len(held) - _MOST_PODS} more" if len(held) > _MOST_PODS else ""
     evidence = (
         f"{budget.meta.subject}: 0 disruptions allowed, {count}",
-        f"it holds {named}{more}",
-        *(f"{node.subject} is being emptied: {', '.join(_why_emptied(node))}" for node in nodes.values()),
+        f"it covers {named}{more}",
+        *(f"{node.subject} is being drained: {', '.join(_why_emptied(node))}" for node in nodes.values()),
     )
     words = ("kubectl", "-n", budget.meta.namespace)
     remedy = (
         f"Find out why its pods are not ready: {command(*words, 'describe', 'pdb', budget.meta.name)}",
-        "Where its pods can't be ready elsewhere, let the budget allow one disruption: maxUnavailable: 1.",
+        "If its pods can't be ready elsewhere, let the budget allow one disruption: maxUnavailable: 1.",
     )
     return FoundCause(
         BLOCKED,

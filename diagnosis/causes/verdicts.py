@@ -1,4 +1,4 @@
-"""Nodes that our own verdict keeps from work, each with its finding and the way back."""
+"""Find nodes with a taint of this system, each with its finding and the steps to return it to work."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ WITHHELD = Cause(
     "NodeWithheld",
     CauseSeverity.HIGH,
     None,
-    "This system's own verdict keeps work off a GPU node: the node has its taint.",
+    "This system's verdict keeps work off a GPU node by a taint.",
     "Follow the finding's action; after a repair, `gpu-healthcheck release` returns the node to work.",
 )
 IN_MAINTENANCE = Cause(
     "NodeUnderDiagnosis",
     CauseSeverity.LOW,
     None,
-    "A deep diagnostic of this system has the node for now.",
-    "Wait: the taint goes with the end of the run. One that no run answers for any more, the node's agent takes away.",
+    "A deep diagnostic of this system occupies the node.",
+    "Wait: the taint is removed when the run ends. If the run is gone, the node's agent removes the taint.",
 )
 NOT_LOOKED = Cause(
     "NodeAwaitsFirstLook",
     CauseSeverity.MEDIUM,
     None,
-    "A new node gets no work until this system has checked it once.",
-    "Check the agent's pod on the node.",
+    "A new node gets no work until this system's first check.",
+    "Check the agent pod on the node.",
 )
 
 
@@ -47,7 +47,7 @@ def find_taints(snapshot: Snapshot) -> Iterator[FoundCause]:
             if taint.key == UNHEALTHY:
                 yield _withheld(node)
             elif taint.key == MAINTENANCE and claim_in(node.meta.annotations.get(RUN, ""), snapshot.now) is None:
-                evidence = (f"taint {taint}", f"annotation {RUN} names no run that may still be at it")
+                evidence = (f"taint {taint}", f"annotation {RUN} names no run that may still be active")
                 yield FoundCause(IN_MAINTENANCE, node.subject, evidence, (_look_at_agent(node),))
             elif taint.key == STARTUP and older(snapshot, node.meta.created, _FIRST_LOOK):
                 yield FoundCause(NOT_LOOKED, node.subject, (f"taint {taint}",), (_look_at_agent(node),))
@@ -56,7 +56,7 @@ def find_taints(snapshot: Snapshot) -> Iterator[FoundCause]:
 def _look_at_agent(node: Node) -> str:
     where = f"--field-selector=spec.nodeName={node.name}"
     pods = command("kubectl", "-n", "gpu-healthcheck", "get", "pods", "-o", "wide", where)
-    return f"Check the agent's pod, which removes the taint: {pods}"
+    return f"Check the agent pod, which removes the taint: {pods}"
 
 
 def release_of(node: str) -> str:
@@ -74,7 +74,7 @@ def _withheld(node: Node) -> FoundCause:
         remedy.append(
             f"See the action for {condition.reason}: {command('gpu-healthcheck', 'explain', condition.reason)}"
         )
-    remedy.append(f"Once the node is fixed: {release_of(node.name)}")
+    remedy.append(f"When the node is fixed: {release_of(node.name)}")
     return FoundCause(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
 
 

@@ -157,7 +157,7 @@ HAMI = {"hami.io/vgpu-devices-allocated": f"{DEAD},NVIDIA,4096,30:;"}
         (pod("x", on="a", annotations=HAMI), f"on {DEAD}"),
         (given("x", "nvidia1"), "running: pod/team/x"),
         (given("x", MIG, resource="nvidia.com/mig-1g.10gb"), "running: pod/team/x"),
-        (pod("x", on="a"), "nothing shows which GPUs"),
+        (pod("x", on="a"), "the GPUs of each pod are unknown"),
     ],
     ids=["its GPU", "one of its GPUs", "a replica", "by HAMi", "an unknown ID", "an instance of some GPU", "no names"],
 )

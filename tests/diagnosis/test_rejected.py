@@ -178,7 +178,7 @@ def test_a_template_that_names_a_node_is_what_has_to_be_changed() -> None:
     diagnosis = judged(node("a"), maker, left)
 
     assert results(diagnosis) == [("NodeOverbooked", "job/team/train")]
-    assert "the template names the node itself: nodeName a" in diagnosis.problems[0].found.evidence
+    assert "the template itself names the node: nodeName a" in diagnosis.problems[0].found.evidence
 
 
 def test_the_evidence_has_what_the_node_has_now() -> None:

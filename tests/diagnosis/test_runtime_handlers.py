@@ -268,7 +268,7 @@ def test_the_agents_finding_is_reported_with_its_fix() -> None:
     (problem,) = diagnosis.problems
     assert problem.found.cause.name == "ToolkitConfiguresAnotherRuntime"
     assert consequences(problem) == [("RuntimeHandlerMissing", "node/a")]
-    assert any("our agent there: NvidiaRuntimeElsewhere" in text for text in problem.found.evidence)
+    assert any("agent on the node: NvidiaRuntimeElsewhere" in text for text in problem.found.evidence)
     assert any("/var/lib/k8s-containerd/k8s-containerd/etc" in text for text in problem.found.remedy)
 
 
@@ -285,10 +285,10 @@ def test_only_the_cluster_path_of_the_agent_is_shown() -> None:
     (unknown,) = judged(seen, NVIDIA, stuck(), missing=["DaemonSet"]).problems
     (operators,) = judged(seen, NVIDIA, stuck(), toolkit(), operator_pod()).problems
 
-    assert without.found.remedy == (f"On the node, with NVIDIA's container toolkit there: {HOST}",)
+    assert without.found.remedy == (f"If NVIDIA's container toolkit is installed on the node, run there: {HOST}",)
     assert [text.rpartition(": ")[2] for text in unknown.found.remedy] == [HOST, HELM]
     assert not any("nvidia-ctk" in text for text in operators.found.remedy)
-    assert "our agent there: NvidiaRuntimeMissing: /etc/containerd/config.toml" in without.found.evidence
+    assert "agent on the node: NvidiaRuntimeMissing: /etc/containerd/config.toml" in without.found.evidence
 
 
 @pytest.mark.parametrize(

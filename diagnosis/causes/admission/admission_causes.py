@@ -15,8 +15,8 @@ def _cause(name: str, means: str, remedy: str, source: str = "") -> Cause:
 
 EXCEEDED = _cause(
     "ExceededQuota",
-    "A ResourceQuota of the namespace is used up, so that no further pods of a GPU workload are made.",
-    "Raise the quota, or end pods of the namespace that are not needed.",
+    "A ResourceQuota of the namespace is used up, so no further pods of a GPU workload are created.",
+    "Raise the quota, or delete unneeded pods of the namespace.",
     "https://kubernetes.io/docs/concepts/policy/resource-quotas/",
 )
 NEVER_APPLIES = Cause(
@@ -24,28 +24,28 @@ NEVER_APPLIES = Cause(
     CauseSeverity.LOW,
     None,
     "A ResourceQuota limits an extended resource under `limits.`, which Kubernetes stores and never enforces.",
-    "Limit it under `requests.`, the only form that Kubernetes counts of an extended resource.",
+    "Limit it under `requests.`, the only form that Kubernetes enforces for extended resources.",
     "https://kubernetes.io/docs/concepts/policy/resource-quotas/#resource-quota-for-extended-resources",
 )
 NEEDS = _cause(
     "QuotaNeedsRequests",
-    "A ResourceQuota of the namespace counts a resource that the pods of a GPU workload do not state.",
-    "State the requests and limits that the quota wants, or give defaults by a LimitRange.",
+    "A ResourceQuota of the namespace requires a resource that the pods of a GPU workload do not state.",
+    "State the requests and limits that the quota requires, or set defaults by a LimitRange.",
 )
 SCOPE = _cause(
     "PriorityClassNeedsQuota",
-    "Pods of a critical priority class are allowed only in namespaces with a quota for it, and this has none.",
+    "Pods of a critical priority class are allowed only in namespaces with a quota for it, and this one has none.",
     "Create a ResourceQuota in the namespace with a scope for the priority class.",
     "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/google-gke.html",
 )
 LIMITED = _cause(
     "ResourceNeedsQuota",
     "The cluster allows this resource only with a quota for it, and the namespace has none.",
-    "Make a ResourceQuota for the resource in the namespace.",
+    "Create a ResourceQuota for the resource in the namespace.",
 )
 LIMIT_RANGE = _cause(
     "LimitRangeViolated",
-    "A pod of a GPU workload asks for more or less of a resource than a LimitRange of its namespace allows.",
+    "A pod of a GPU workload requests more or less of a resource than a LimitRange of its namespace allows.",
     "Change the workload's requests, or the LimitRange.",
 )
 DENIED = _cause(
@@ -55,7 +55,7 @@ DENIED = _cause(
 )
 UNREACHABLE = _cause(
     "WebhookUnreachable",
-    "An admission webhook that must agree to every pod does not answer, so that no pod is made.",
+    "A mandatory admission webhook does not respond, so no pods are created.",
     "Restore the pods behind its Service, or fix its certificate.",
 )
 POLICY = _cause(
@@ -66,13 +66,13 @@ POLICY = _cause(
 SECURITY = _cause(
     "PodSecurityDenied",
     "Pod security of the namespace refuses the pods of a GPU workload or of a component that GPUs need.",
-    "Let the namespace have privileged pods where a component needs them; else change the workload's security context.",
+    "Allow privileged pods in the namespace if a component needs them; else change the workload's security context.",
     "https://kubernetes.io/docs/concepts/security/pod-security-admission/",
 )
 REQUEST = _cause(
     "GpuRequestInvalid",
-    "A workload asks for GPUs in a way that Kubernetes does not take: a fraction, or a request unlike the limit.",
-    "Ask for whole GPUs, in the limits alone or the same in both.",
+    "A workload requests GPUs in an invalid form: a fraction, or a request that differs from the limit.",
+    "Request whole GPUs, in the limits only or equal in requests and limits.",
     "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/",
 )
 PRIORITY_CLASS = _cause(

@@ -1,4 +1,4 @@
-"""Quotas that are used up, from their own numbers; and those that never apply."""
+"""Find quotas that are used up, by their own numbers, and quotas that never apply."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST = 5
 
 
 def find_exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
-    """The quota that the API server names, unless it has room by now."""
+    """Yield the quota that the API server names, unless it has room now."""
     quota = next(
         (each for each in _of_namespace(snapshot, incomplete.namespace) if each.meta.name == refusal.name), None
     )
@@ -63,13 +63,13 @@ def find_used_up(snapshot: Snapshot, incomplete: IncompleteWorkload) -> Iterator
 
 
 def _makes_one_by_one(incomplete: IncompleteWorkload) -> bool:
-    """A StatefulSet waits until each pod is ready before it tries to make the next."""
+    """Whether the workload creates pods one by one: a StatefulSet waits for each pod to become ready."""
     made = incomplete.workload
     return made.meta.kind == "StatefulSet" and (made.ready or 0) < (made.made or 0)
 
 
 def _takes(scope: Expression, spec: PodSpec) -> bool:
-    """Whether the scope is of such pods, as far as their template shows it: in doubt it is not."""
+    """Whether the scope certainly covers such pods, judged by their template."""
     match scope.key:
         case "PriorityClass":
             return bool(spec.priority_class) and scope.takes(spec.priority_class)
@@ -83,7 +83,7 @@ def _takes(scope: Expression, spec: PodSpec) -> bool:
 
 
 def find_never_applies(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """`limits.nvidia.com/gpu` where nothing else limits it."""
+    """Yield quotas with `limits.nvidia.com/gpu` if no other quota limits that resource."""
     for quota in snapshot.quotas:
         for key, hard in quota.hard.items():
             name = key.removeprefix(_LIMITS)
@@ -102,7 +102,7 @@ def _is_enforced(snapshot: Snapshot, quota: Quota, name: str) -> bool:
 def _in_use(snapshot: Snapshot, quota: Quota, name: str) -> Iterator[str]:
     held = sum((value for value, _ in _users(snapshot, quota.meta.namespace, name)), ZERO)
     if held:
-        yield f"pods of the namespace ask for {shown(name, held)} {name}"
+        yield f"pods of the namespace request {shown(name, held)} {name}"
 
 
 def _exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, quota: Quota, over: dict[str, Decimal]) -> FoundCause:
@@ -111,16 +111,16 @@ def _exceeded(snapshot: Snapshot, incomplete: IncompleteWorkload, quota: Quota, 
         hard, used = quota.hard.get(name, "0"), quota.used.get(name, "0")
         more = shown(name, asked)
         evidence.append(
-            f"{quota.meta.subject}: {name} {used} of {hard} used; {incomplete.workload.subject} asks for {more} more"
+            f"{quota.meta.subject}: {name} {used} of {hard} used; {incomplete.workload.subject} requests {more} more"
         )
         resource = name.removeprefix(_REQUESTS).removeprefix(_LIMITS)
         users = _users(snapshot, incomplete.namespace, resource)
         if users:
             message = ", ".join(f"{pod} ({shown(resource, value)})" for value, pod in users[:_MOST])
             more = f" and {len(users) - _MOST} more" if len(users) > _MOST else ""
-            evidence.append(f"{resource} in the namespace is held by {message}{more}")
+            evidence.append(f"{resource} in the namespace is used by {message}{more}")
     made, wanted = incomplete.workload.made, incomplete.workload.wanted
-    evidence.append(f"{incomplete.workload.subject}: {made} of {wanted} pods made")
+    evidence.append(f"{incomplete.workload.subject}: {made} of {wanted} pods created")
     remedy = _raise(incomplete.namespace, quota.meta.name)
     return FoundCause(EXCEEDED, quota.meta.subject, tuple(evidence), remedy, (incomplete.top,))
 
@@ -133,11 +133,11 @@ def _users(snapshot: Snapshot, namespace: str, resource: str) -> list[tuple[Deci
 
 def _raise(namespace: str, name: str) -> tuple[str, ...]:
     look, edit = (command("kubectl", "-n", namespace, verb, "resourcequota", name) for verb in ("describe", "edit"))
-    return f"Check the use: {look}", f"End pods that are not needed, or raise it: {edit}"
+    return f"Check the use: {look}", f"Delete unneeded pods, or raise the quota: {edit}"
 
 
 def _left(quota: Quota, name: str) -> Decimal:
-    """A resource that the quota does not limit, is never short."""
+    """Return how much the quota has left; unlimited for a resource that it does not limit."""
     hard = amount(quota.hard.get(name, ""))
     if hard is None and name.partition(".")[0] not in ("requests", "limits") and name in _PLAIN:
         # `cpu` and `requests.cpu` are the same.

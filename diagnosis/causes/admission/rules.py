@@ -28,14 +28,14 @@ def find_runtime_class(snapshot: Snapshot, incomplete: IncompleteWorkload, name:
         return
     evidence = [f"{incomplete.workload.subject} names runtimeClassName {name}"]
     if snapshot.sees("RuntimeClass"):
-        evidence.append(f"RuntimeClasses there are: {', '.join(known[:_MOST]) or 'none'}")
+        evidence.append(f"existing RuntimeClasses: {', '.join(known[:_MOST]) or 'none'}")
     elif incomplete.refusal is not None:
         evidence.append(incomplete.refusal.text)
     yield FoundCause(CLASS_MISSING, f"runtimeclass/{name}", tuple(evidence), (), (incomplete.top,))
 
 
 def find_limit_range(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
-    """The LimitRange that has the resource; of several, all."""
+    """Yield the LimitRanges that limit the resource."""
     resource = refusal.name
     ranges = [
         each
@@ -58,7 +58,7 @@ def find_limit_range(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal
 
 
 def find_unreachable(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:
-    """The webhook's configuration, with the Service behind it."""
+    """Yield the webhook's configuration with its Service."""
     hook = next((each for each in snapshot.webhooks if each.name == refusal.name), None)
     evidence = [f"{incomplete.workload.subject}: {refusal.text}"]
     if hook is None:
@@ -95,10 +95,10 @@ def mend(incomplete: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[s
 
 
 def _secure(incomplete: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
-    """A component needs a privileged namespace; anything else can do without."""
+    """Return the fix: a privileged namespace for a component, a changed security context for other workloads."""
     if incomplete.is_component and refusal.name.partition(":")[0] in ("baseline", "restricted"):
         label = command("kubectl", "label", "--overwrite", "namespace", incomplete.namespace, f"{_ENFORCE}=privileged")
-        return f"namespace/{incomplete.namespace}", (f"Let the namespace have privileged pods: {label}",)
+        return f"namespace/{incomplete.namespace}", (f"Allow privileged pods in the namespace: {label}",)
     step = "Change the fields that the message names in the pod template's securityContext and volumes."
     return incomplete.top, (step, f"Or move the workload to a namespace with a {_ENFORCE} that allows it.")
 
@@ -127,7 +127,7 @@ def _bring_back(hook: Webhook, kind: str, ready: int | None) -> tuple[str, ...]:
     if ready:
         return (f"Renew the certificate behind {hook.service}, and the caBundle of {hook.configuration.subject}.",)
     steps = (
-        [f"Bring back the pods behind it: {command('kubectl', '-n', namespace, 'get', 'pods')}"] if namespace else []
+        [f"Restore the pods behind it: {command('kubectl', '-n', namespace, 'get', 'pods')}"] if namespace else []
     )
     gone = command("kubectl", "delete", kind, hook.configuration.name)
     return (*steps, f"Only if its component was removed from the cluster: {gone}")

@@ -12,17 +12,17 @@ class RefusalSource(Enum):
     """Component or rule that refused the pod."""
 
     QUOTA = "a quota is used up"
-    QUOTA_NEEDS = "a quota wants requests or limits that the pod does not state"
+    QUOTA_NEEDS = "a quota requires requests or limits that the pod does not state"
     QUOTA_SCOPE = "no quota allows pods of this priority class in the namespace"
     QUOTA_LIMITED = "the cluster allows this resource only with a quota for it"
     QUOTA_UNKNOWN = "a quota has not been counted yet"
     LIMIT_RANGE = "a LimitRange"
     RUNTIME_CLASS = "a RuntimeClass that does not exist"
-    UNREACHABLE = "an admission webhook that does not answer"
+    UNREACHABLE = "an admission webhook that does not respond"
     WEBHOOK = "an admission webhook"
     POLICY = "an admission policy"
     SECURITY = "pod security"
-    REQUEST = "a request for GPUs that Kubernetes does not take"
+    REQUEST = "an invalid request for GPUs"
     PRIORITY_CLASS = "a PriorityClass that does not exist"
     ACCOUNT = "a service account that does not exist"
     OTHER = "something else"
@@ -79,7 +79,7 @@ _PASSING = re.compile(
     r"|connection refused|is being terminated|already exists|Timeout: ",
     re.ASCII | re.IGNORECASE,
 )
-"""The API server's own trouble of a moment, or a namespace that goes."""
+"""Temporary errors of the API server, or a namespace that is being deleted."""
 _REFUSED = re.compile(r"is forbidden|is invalid|denied", re.ASCII)
 
 

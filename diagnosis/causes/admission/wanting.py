@@ -1,4 +1,4 @@
-"""Workloads of GPU pods, and of components that GPUs need, that lack pods, and why as they heard it."""
+"""Find workloads for GPUs, and components that GPUs need, that lack pods, with the refusals of their pods."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from diagnosis.snapshot.workloads import KINDS, Workload
 from healthcheck.text.moments import EARLIEST
 
 _MAKERS = frozenset(("ReplicaSet", "StatefulSet", "DaemonSet", "Job"))
-"""What makes pods itself; the others make one of these."""
+"""Kinds that create pods themselves; other kinds create one of these."""
 _ABOVE = ("JobSet", "LeaderWorkerSet")
-"""They make what makes pods, and note themselves what is refused."""
+"""Kinds that create one of the above, and record refusals in their own status."""
 _FAILED = frozenset(
     ("FailedCreate", "JobCreationFailed", "FailedCreatePod", "FailedToCreateWorkerPod", "FailedToCreateHeadPod")
 )
 _PATIENCE = timedelta(minutes=1)
 _RECENT = timedelta(minutes=30)
-"""A controller tries again at least every quarter of an hour."""
+"""A controller retries at least every 15 minutes."""
 
 
 class IncompleteWorkload(Struct, frozen=True):
@@ -38,7 +38,7 @@ class IncompleteWorkload(Struct, frozen=True):
 
     workload: Workload
     top: str
-    """What a person wrote: the Deployment above the ReplicaSet."""
+    """Object that a person wrote: the Deployment above the ReplicaSet."""
     refusal: Refusal | None
     is_component: bool
 
@@ -126,7 +126,7 @@ def _heard(snapshot: Snapshot, workload: Workload) -> Refusal | None:
 
 
 def _messages(snapshot: Snapshot, workload: Workload) -> Iterator[str]:
-    """Its condition first, which lasts and may be old; then its events, the newest last."""
+    """Yield the condition first, which persists and may be old, then the events, the newest last."""
     for condition in workload.conditions:
         if condition.type == "ReplicaFailure" and condition.status == "True":
             yield condition.message

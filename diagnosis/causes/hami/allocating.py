@@ -1,4 +1,4 @@
-"""Pods that HAMi has bound and that do not get their cards, and containers on which its limits do not hold."""
+"""Find pods that HAMi has bound but that get no cards, and containers without HAMi's limits."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from healthcheck.text.moments import timestamp
 CONTROL = "CUDA_DISABLE_CONTROL"
 _MOST = 4
 _NOT_BEGUN = ("", "ContainerCreating", "PodInitializing")
-"""What a container waits for while its cards are not there, or may be: of any other reason others tell."""
+"""Waiting reasons that fit missing cards; other families report all other reasons."""
 LIBRARY_REASONS = ("HamiLibraryNotInstalled", "HamiPreloadWrong")
-"""Of our agent's check `hami`: why a container lacks the library."""
+"""Reasons of the agent's check `hami` that explain a missing library."""
 _SOCKET_REASON = "HamiPluginNotServing"
 
 
 def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Pending on their node, though the scheduler has done its part."""
+    """Yield pods that are Pending on their node although HAMi's scheduler has bound them."""
     every = installations(snapshot)
     for pod in snapshot.pods:
         given = grant(pod.meta) if pod.spec.node and pod.phase == "Pending" else None
@@ -45,7 +45,7 @@ def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_uncontrolled(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Containers without HAMi's limits on a card that other pods share."""
+    """Yield containers without HAMi's limits on a card that other pods share."""
     users: defaultdict[str, list[Pod]] = defaultdict(list)
     shared = [(pod, given) for pod in snapshot.pods if not pod.over and (given := grant(pod.meta)) is not None]
     for pod, given in shared:
@@ -78,7 +78,7 @@ def _failed(pod: Pod, given: PodGrant) -> FoundCause:
 def _hanging(snapshot: Snapshot, pod: Pod, given: PodGrant) -> FoundCause:
     node = f"node/{pod.spec.node}"
     since = f" since {timestamp(given.bound_at)}" if given.bound_at is not None else ""
-    evidence = [f"{pod.subject}: hami.io/bind-phase=allocating{since}, {_cards(given)}; no container has begun"]
+    evidence = [f"{pod.subject}: hami.io/bind-phase=allocating{since}, {_cards(given)}; no container has started"]
     plugins = (one for one in snapshot.pods_on.get(pod.spec.node, ()) if _is_plugin(one))
     evidence += [f"{plugin.subject} is {plugin.phase} there" for plugin in plugins]
     evidence += seen_on_host(snapshot.by_node.get(pod.spec.node), _SOCKET_REASON)
@@ -92,7 +92,7 @@ def _hanging(snapshot: Snapshot, pod: Pod, given: PodGrant) -> FoundCause:
 def seen_on_host(node: Node | None, *reasons: str) -> list[str]:
     """Return our agent's finding about HAMi on the node, if it has one of these reasons."""
     found = node.record.finding(*reasons) if node is not None and node.record is not None else None
-    return [f"our agent there: {found.reason}: {found.detail}"] if found is not None else []
+    return [f"agent on the node: {found.reason}: {found.detail}"] if found is not None else []
 
 
 def _is_plugin(pod: Pod) -> bool:
@@ -101,7 +101,7 @@ def _is_plugin(pod: Pod) -> bool:
 
 def _cards(given: PodGrant) -> str:
     named = [f"{share.memory} MiB of {share.uuid}" for share in given.shares[:_MOST]]
-    return f"given {', '.join(named)}" if named else "no card is noted on it"
+    return f"allocated {', '.join(named)}" if named else "no card is noted on it"
 
 
 def _look(pod: Pod) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def _look(pod: Pod) -> tuple[str, ...]:
     gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
     return (
         f"Check HAMi's device plugin on the node, and its log: {there}",
-        f"Then have the pod scheduled again: {gone}",
+        f"Then delete the pod, so that it is scheduled again: {gone}",
     )
 
 

@@ -30,7 +30,7 @@ _SETTLES = timedelta(minutes=5)
 
 
 def find_webhook(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Webhooks that the API server can't trust and never asks; a pod that one has changed shows that it does."""
+    """Yield webhooks that the API server can't trust. A pod changed by a webhook shows that it is called."""
     every = installations(snapshot)
     for installation in every:
         for hook in installation.webhooks:
@@ -41,7 +41,7 @@ def find_webhook(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_jobs(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Jobs of the chart that ended in failure, or can't begin."""
+    """Yield Jobs of the chart that failed, or can't start."""
     for installation in installations(snapshot):
         for job in snapshot.workloads:
             ours = (
@@ -54,7 +54,7 @@ def find_jobs(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_leaderless(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Services without an address, though a scheduler's pod is ready."""
+    """Yield Services without an address although a scheduler pod is ready."""
     for installation in installations(snapshot):
         namespace, _, service = installation.service.partition("/")
         known = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == (namespace, service)]
@@ -67,7 +67,7 @@ def find_leaderless(snapshot: Snapshot) -> Iterator[FoundCause]:
             message = f"the leader's label {'='.join(_LEADER)}: " + (", ".join(leaders) or "on none of them")
             evidence = (
                 f"service/{installation.service}: 0 ready addresses",
-                f"scheduler pods that are ready: {', '.join(pod.subject for pod in ready)}",
+                f"ready scheduler pods: {', '.join(pod.subject for pod in ready)}",
                 message,
             )
             yield FoundCause(
@@ -106,13 +106,13 @@ def _scheduler(installation: Installation) -> tuple[tuple[Cause, str], ...]:
 
 def _without_ca(installation: Installation, hook: Webhook) -> FoundCause:
     kind, name = hook.configuration.kind.lower(), hook.configuration.name
-    policy = "Fail: no GPU pod is made" if hook.fails_closed else "Ignore: pods pass it by unchanged"
+    policy = "Fail: no GPU pod is created" if hook.fails_closed else "Ignore: pods pass it by unchanged"
     evidence = (f"{hook.configuration.subject}: webhook {hook.name} has no caBundle; failurePolicy {policy}",)
     jobs = command("kubectl", "-n", installation.namespace, "get", "jobs,pods")
     remedy = (
-        f"See whether the chart's Job {installation.name}-admission-patch has run: {jobs}",
-        "With cert-manager, see whether its CA injector runs, and whether the Certificate is ready.",
-        f"Check the API server's present value: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
+        f"Check whether the chart's Job {installation.name}-admission-patch has run: {jobs}",
+        "With cert-manager: check whether its CA injector runs, and whether the Certificate is ready.",
+        f"Check the API server's current value: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
     )
     because = tuple((PATCH_FAILED, f"job/{installation.namespace}/{installation.name}{suffix}") for suffix in _JOBS)
     return FoundCause(NO_CA, hook.configuration.subject, evidence, remedy, because_of=because)
@@ -139,7 +139,7 @@ def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
     evidence = [f"{job.subject}: {ended.reason}: {ended.message}"] if ended is not None else []
     evidence += [f"{pod.subject}: {at}" for pod, at in failing[:2]]
     log = command("kubectl", "-n", job.meta.namespace, "logs", f"job/{job.meta.name}", "--tail=50")
-    remedy = (f"Read why it fails: {log}", "Fix that, then upgrade the release again: Helm repeats the Job.")
+    remedy = (f"Find out why it fails: {log}", "Fix that, then upgrade the release again: Helm repeats the Job.")
     yield FoundCause(PATCH_FAILED, job.subject, tuple(evidence), remedy)
 
 
@@ -147,8 +147,8 @@ def _look_at_leader(installation: Installation) -> tuple[str, ...]:
     leases = command("kubectl", "-n", installation.namespace, "get", "leases")
     pods = command("kubectl", "-n", installation.namespace, "get", "pods", "--show-labels")
     return (
-        f"See who holds the scheduler's Lease: {leases}",
-        f"See which pod has the leader's label; its holder writes it, which needs the right to patch pods: {pods}",
+        f"Check which pod holds the scheduler's Lease: {leases}",
+        f"Check which pod has the leader's label; the Lease holder writes it and must have the right to patch pods: {pods}",
     )
 
 

@@ -37,5 +37,5 @@ def _over_quota(snapshot: Snapshot, incomplete: IncompleteWorkload, evidence: tu
     where = known[0].meta.subject if known else subject("Namespace", "", incomplete.namespace)
     messages = tuple(line for each in known for line in given_of(snapshot, each, settings))
     look = command("kubectl", "-n", incomplete.namespace, "describe", "resourcequotas")
-    remedy = (f"Check the quota's limits (HAMi counts on its own, `used` is meaningless): {look}",)
+    remedy = (f"Check the quota's limits (HAMi counts usage itself, `used` is meaningless): {look}",)
     return FoundCause(QUOTA, where, (*evidence, *messages), remedy, (incomplete.top,))

@@ -71,14 +71,14 @@ _CAUSES: Mapping[str, Cause] = {
     Code.MIG.value: MIG,
     Code.TOO_FEW.value: TOO_FEW_CARDS,
 }
-"""By HAMi's word; those of other vendors' cards beside NVIDIA's."""
+"""Causes by HAMi's code, including codes for other vendors' cards."""
 WORD = re.compile(rf"\b({'|'.join(_CAUSES)})\b", re.ASCII)
 _UNKNOWN = re.compile(r"node unregistered|node usage unavailable", re.ASCII)
 _NOT_ITS_KIND = (Code.TYPE, Code.UUID)
 _CARD_OPTIONS = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, MODE)
 _ESCAPED = CORDON.replace(".", "\\.")
 _FEWEST_JUDGED, _MOST_WALKED = 4, 100_000
-"""Of more than these requests HAMi's own words are told."""
+"""Above this number of requests, only HAMi's own messages are reported."""
 _LOOKS_AGAIN = timedelta(minutes=10)
 _MOST_NODES, _MOST_CARDS, _MOST_PODS, _MOST_TEXT = 4, 8, 3, 300
 
@@ -138,12 +138,12 @@ def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _most_judged(snapshot: Snapshot) -> int:
-    """Requests of different kinds, each against all cards: a few seconds in all."""
+    """Return the maximum number of different requests that are compared with all cards, for a runtime of a few seconds."""
     return max(_FEWEST_JUDGED, _MOST_WALKED // max(sum(map(len, cards_of(snapshot).values())), 1))
 
 
 def _request(waiting: Waiting) -> tuple[str, str, str]:
-    """The same for pods that HAMi's filter judges alike: many thousand cards are walked once for all of them."""
+    """Return a key that is equal for pods that HAMi's filter judges alike, so that all cards are checked once for them."""
     pod = waiting.pods[0]
     return (
         pod.meta.namespace,
@@ -216,12 +216,12 @@ def _by_words(snapshot: Snapshot, judged_node: _Judged, fitting: Sequence[Node])
     if fitting:
         names = ", ".join(node.subject for node in fitting[:_MOST_NODES])
         evidence.append(
-            f"by the registrations and allocations, {names} would fit: HAMi's own state differs, or it has "
-            "not tried again since"
+            f"by the registrations and allocations, {names} would fit: HAMi's own state differs, or HAMi has "
+            "not retried since"
         )
         ended = [pod.subject for pod in snapshot.pods if pod.over and "hami.io/vgpu-node" in pod.meta.annotations]
         if ended:
-            evidence.append(f"pods that have ended and keep their annotations: {', '.join(ended[:_MOST_PODS])}")
+            evidence.append(f"ended pods that keep their annotations: {', '.join(ended[:_MOST_PODS])}")
     cause = next((_CAUSES[word] for word in judged_node.codes), None)
     if cause is None and any(_UNKNOWN.search(text) for text in judged_node.words):
         cause = NODES_UNREGISTERED
@@ -239,7 +239,7 @@ def _by_words(snapshot: Snapshot, judged_node: _Judged, fitting: Sequence[Node])
 
 
 def _disowns(snapshot: Snapshot, judged_node: _Judged) -> bool:
-    """Whether HAMi knows nothing of more nodes than have registered nothing."""
+    """Whether more nodes are unknown to HAMi than lack a registration."""
     fit, spec = judged_node.waiting.fit, judged_node.waiting.spec
     reasons = fit.of(ReasonSubject.HAMI) if fit is not None else ()
     asked = [node for node in snapshot.nodes if selects(spec, node) and not closed_by(spec, node)]
@@ -274,7 +274,7 @@ def _healthy(held: CardUsage) -> CardUsage:
 def _would_fit(
     snapshot: Snapshot, judged_node: _Judged, code: Code, heal: Callable[[CardUsage], CardUsage]
 ) -> list[Node]:
-    """Nodes that would take the pods but for cards of that code."""
+    """Yield nodes on which the pods would fit without the cards that have this code."""
     if not any(card.code is code for _, verdict in judged_node.known for card in verdict.cards):
         return []
     cards = {name: tuple(map(heal, held)) for name, held in judged_node.books.cards.items()}
@@ -303,7 +303,7 @@ def _main(judged_node: _Judged) -> Code:
 
 
 def _is_whole(judged_node: _Judged) -> bool:
-    """Whether a card alone is asked for, as HAMi's webhook has it of a pod that asks for no memory."""
+    """Whether an unshared card is requested; HAMi's webhook makes this of a request without memory."""
     asked = judged_node.asked("")
     return asked is not None and not asked.memory and asked.percentage in (None, 100) and asked.cores >= 100
 
@@ -316,11 +316,11 @@ def _wants(judged_node: _Judged) -> str:
     if not asked.memory:
         each.append("all of its memory" if asked.percentage in (None, 100) else f"{asked.percentage} % of its memory")
     each += [f"{asked.cores} % of its cores"] if asked.cores else []
-    return f"a container asks for {counted(asked.cards, 'card')} with {', '.join(each)}{' each' * (asked.cards > 1)}"
+    return f"a container requests {counted(asked.cards, 'card')} with {', '.join(each)}{' each' * (asked.cards > 1)}"
 
 
 def _each_card(judged_node: _Judged) -> Iterator[str]:
-    """Node by node."""
+    """Yield the cards of each node with their verdicts."""
     for node, verdict in judged_node.known[:_MOST_NODES]:
         held = judged_node.held(node)
         cards = "; ".join(_card(card, held.get(card.uuid)) for card in verdict.cards[:_MOST_CARDS])
@@ -337,13 +337,13 @@ def _card(card: CardVerdict, held: CardUsage | None) -> str:
     pods = held.pods if held is not None else ()
     by = ", ".join(f"{pod} {part_text(part)}" for pod, part in islice(pods, _MOST_PODS))
     more = f" and {len(pods) - _MOST_PODS} more" if len(pods) > _MOST_PODS else ""
-    return f"card {card.uuid} {card}{kind}" + (f" (held by {by}{more})" if by and card.code is not None else "")
+    return f"card {card.uuid} {card}{kind}" + (f" (used by {by}{more})" if by and card.code is not None else "")
 
 
 def _summary(judged_node: _Judged, code: Code) -> Iterator[str]:
     if code is Code.NO_SUCH_NUMBER:
         most = max(len(judged_node.books.cards[node.name]) for node, _ in judged_node.known)
-        yield f"no node that may take it has more than {counted(most, 'card')}"
+        yield f"no eligible node has more than {counted(most, 'card')}"
     if code is not Code.MEMORY:
         return
     free = [
@@ -351,19 +351,19 @@ def _summary(judged_node: _Judged, code: Code) -> Iterator[str]:
     ]
     asked = judged_node.asked("")
     if free and asked is not None and asked.memory and sum(free) >= asked.cards * asked.memory:
-        yield f"{counted(len(free), 'card')} have {sum(free)} MiB free together, and none alone more than {max(free)}"
+        yield f"{counted(len(free), 'card')} have {sum(free)} MiB free in total, at most {max(free)} on one card"
 
 
 def _of_hami(judged_node: _Judged) -> Iterator[str]:
     for text in judged_node.words[:3]:
-        yield f"HAMi says: {text[:_MOST_TEXT]}"
+        yield f"HAMi reports: {text[:_MOST_TEXT]}"
 
 
 def _differs(judged_node: _Judged, code: Code) -> Iterator[str]:
     causes = {_CAUSES[word] for word in judged_node.codes}
     if causes and _CAUSES[code.value] not in causes:
         codes = ", ".join(judged_node.codes)
-        yield f"HAMi reports {codes}, and these objects show {code.value}: HAMi's state is of another moment"
+        yield f"HAMi reports {codes}, but these objects show {code.value}: HAMi's state is older than these objects"
 
 
 def _subject(snapshot: Snapshot, judged_node: _Judged, code: Code) -> tuple[str, tuple[str, ...]]:
@@ -397,13 +397,13 @@ def _mend(judged_node: _Judged, code: Code) -> Iterator[str]:
     asked = judged_node.asked("")
     if code is Code.MEMORY and asked is not None and asked.memory > most:
         settings = judged_node.books.settings
-        yield f"Ask for at most {most // max(settings.memory_factor, 1)} {settings.memory_name}: no card has more."
+        yield f"Request at most {most // max(settings.memory_factor, 1)} {settings.memory_name}: no card has more."
     elif code in (Code.MEMORY, Code.CORES, Code.COMPUTE, Code.SLOTS, Code.EXCLUSIVE):
-        yield f"See who has which card: {command('gpu-healthcheck', 'status', '--allocation')}"
+        yield f"List the owners of each card: {command('gpu-healthcheck', 'status', '--allocation')}"
     if code in (Code.EXCLUSIVE, Code.MEMORY) and _is_whole(judged_node):
         yield (
             f"Wait for a whole card; or request {judged_node.books.settings.memory_name} if a part is enough: "
-            "without it HAMi's webhook writes 100 gpucores, which is a card alone."
+            "without it HAMi's webhook writes 100 gpucores, an unshared card."
         )
         return
     yield _CAUSES[code.value].remedy
@@ -413,7 +413,7 @@ def _heal(cause: Cause, node: Node) -> tuple[str, ...]:
     if cause is CORDONED:
         look = command("kubectl", "get", "node", node.name, "-o", f"jsonpath={{.metadata.annotations.{_ESCAPED}}}")
         lift = command("kubectl", "annotate", "node", node.name, f"{CORDON}-")
-        return f"See which cards are cordoned: {look}", f"Once they are well: {lift}"
+        return f"Check which cards are cordoned: {look}", f"When they are healthy: {lift}"
     return f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}", cause.remedy
 
 
@@ -424,8 +424,8 @@ def _louder(installation: Installation) -> tuple[str, ...]:
     )
     edit = command(*words, "edit", "deployment", f"{installation.name}-scheduler")
     return (
-        f"Read its lines of the pod, which name a reason for each node at -v=4, the chart's own: {logs}",
-        f"Single cards are logged at -v=5 only, in the command of vgpu-scheduler-extender: {edit}",
+        f"Read its log lines about the pod. At -v=4, the chart's default, they give a reason for each node: {logs}",
+        f"To log single cards, set -v=5 in the command of vgpu-scheduler-extender: {edit}",
     )
 
 

@@ -33,77 +33,77 @@ _DEVICES = "HAMi, pkg/device/devices.go"
 # The nodes.
 PLUGIN_NOT_MEANT = _of_node(
     "HamiPluginNotOnNode",
-    "A GPU node has no device plugin of HAMi's, as it lacks the label by which the plugin's DaemonSet selects nodes.",
-    "Label the node, if HAMi is to share its cards.",
+    "A GPU node has no HAMi device plugin, because it lacks the label that the plugin's DaemonSet selects.",
+    "Label the node if HAMi should share its cards.",
     "HAMi's chart, devicePlugin.nvidiaNodeSelector: gpu=on",
 )
 NOT_REGISTERED = _of_node(
     "HamiNodeNotRegistered",
     "HAMi's device plugin runs on a node and has not registered its cards there: HAMi reports `node unregistered`.",
-    "Read the plugin's log: it finds no card, or may not write to the node.",
+    "Read the plugin's log: it finds no card, or lacks the permission to write to the node.",
     f"{_DEVICES}; the annotation hami.io/node-nvidia-register",
 )
 REGISTER_STALE = _of_node(
     "HamiRegistrationStale",
-    "HAMi's state has a node with cards that its device plugin no longer advertises: the kubelet offers none.",
-    "Bring HAMi's device plugin on the node back.",
+    "HAMi's state lists a node's cards although its device plugin no longer advertises them: the kubelet offers none.",
+    "Restore HAMi's device plugin on the node.",
     f"{_DEVICES}; hami.io/node-nvidia-register and the node's allocatable nvidia.com/gpu",
 )
 REGISTER_UNREADABLE = _of_node(
     "HamiVersionSkew",
-    "Nodes are registered in a form that the scheduler's version does not read: it knows none of their cards.",
-    "Bring scheduler and device plugins to one version. HAMi reads JSON since 2.8, and its own text up to 2.7.",
-    "HAMi 140b2cb5: the register's form changed with 2.8.0",
+    "Nodes are registered in a format that the scheduler's version does not read: it knows none of their cards.",
+    "Use one version for scheduler and device plugins. HAMi reads JSON since 2.8, its own text format up to 2.7.",
+    "HAMi 140b2cb5: the register's format changed with 2.8.0",
 )
 LOCK_STALE = _of_node(
     "HamiNodeLockStale",
-    "A node is locked for a pod that HAMi will not finish binding, so that no other pod is bound there meanwhile.",
-    "See why the device plugin did not answer for that pod, then take the lock off the node.",
+    "A node is locked for a pod that HAMi will not finish binding, so no other pod is bound there.",
+    "Find out why the device plugin did not finish that pod, then remove the lock from the node.",
     f"{_LOCK}: the annotation hami.io/mutex.lock; five minutes unless scheduler.nodeLockExpire is set",
     _MEDIUM,
 )
 CLOCK_APART = _of_node(
     "HamiHandshakeClockApart",
     "HAMi up to 2.7 ignores a node with a working device plugin: their clocks or time zones differ.",
-    "Let the scheduler's pod run in UTC and the node's clock be set, or upgrade HAMi: 2.8 no longer asks.",
+    "Run the scheduler pod in UTC and set the node's clock, or upgrade HAMi: 2.8 no longer uses the handshake.",
     "HAMi 2.5 to 2.7 write the handshake in local time and read it as UTC",
 )
 PLUGIN_SILENT = _of_node(
     "HamiPluginSilent",
-    "HAMi up to 2.7 has asked a node's device plugin for a sign of life and hears none: it gives no card out there.",
-    "Restart the device plugin's pod on the node.",
+    "A node's device plugin does not respond to the handshake of HAMi up to 2.7: HAMi allocates no card there.",
+    "Restart the device plugin pod on the node.",
     f"{_DEVICES}; the annotation hami.io/node-handshake",
 )
 
 # The webhook and its back end.
 WEBHOOK_MISSING = _of_node(
     "HamiWebhookMissing",
-    "HAMi's scheduler is there and no webhook sends it pods: all go to Kubernetes' own, which knows no shares.",
-    "Install HAMi's chart again, with its admission webhook.",
+    "HAMi's scheduler has no webhook that assigns pods to it: Kubernetes' scheduler gets all pods and knows no shares.",
+    "Reinstall HAMi's chart with its admission webhook.",
     f"{_CHART}/webhook.yaml: the webhook vgpu.hami.io",
 )
 NO_CA = _of_node(
     "HamiWebhookWithoutCa",
-    "HAMi's webhook has no CA by which the API server could trust it: it is never asked.",
-    "See why the chart's patch Job or cert-manager has not written it.",
+    "HAMi's webhook has no CA, so the API server can't trust it and never calls it.",
+    "Find out why the chart's patch Job or cert-manager has not written the CA.",
     f"{_CHART}/job-patch, certmanager.yaml",
 )
 CERTIFICATE_EXPIRED = _of_node(
     "HamiWebhookCaExpired",
-    "The CA by which the API server trusts HAMi's webhook has expired: the webhook is not asked any more.",
-    "Make a new certificate, by the chart's Jobs or cert-manager, and restart the scheduler's pods.",
+    "The CA of HAMi's webhook has expired: the API server no longer calls the webhook.",
+    "Create a new certificate with the chart's Jobs or cert-manager, then restart the scheduler pods.",
     f"{_CHART}/webhook.yaml, caBundle",
 )
 PATCH_FAILED = _of_node(
     "HamiCertificateJobFailed",
-    "A Job of HAMi's chart failed that creates the webhook's certificate or registers it with the API server.",
+    "A Job of HAMi's chart failed: it creates the webhook's certificate, or registers it with the API server.",
     "Read the Job's log, fix its error, and upgrade the release again.",
     f"{_CHART}/job-patch",
 )
 NO_LEADER = _of_node(
     "HamiSchedulerWithoutEndpoints",
-    "No pod answers behind HAMi's Service, though its scheduler runs: webhook calls go nowhere.",
-    "See why no pod has become the leader: only that one has the label hami.io/scheduler-role=leader.",
+    "HAMi's Service has no endpoint although its scheduler runs: webhook calls fail.",
+    "Find out why no pod became the leader: only the leader has the label hami.io/scheduler-role=leader.",
     f"{_CHART}/service.yaml",
 )
 IGNORED = _admitted(
@@ -114,70 +114,70 @@ IGNORED = _admitted(
 )
 OTHER_SCHEDULER = _admitted(
     "HamiOtherScheduler",
-    "A workload names another scheduler, which HAMi's webhook keeps: its pods get no card.",
-    "Take schedulerName out of the workload's template, or write HAMi's there.",
+    "A workload names another scheduler, and HAMi's webhook does not replace it: its pods get no card.",
+    "Remove schedulerName from the pod template, or set HAMi's scheduler there.",
     f"{_WEBHOOK}: `pod already has different scheduler assigned`, since 2.7",
 )
 PRIVILEGED = _admitted(
     "HamiSkipsPrivileged",
-    "A container that asks for GPUs is privileged: HAMi up to 2.9 does not touch it, since 2.10 it refuses the pod.",
-    "Take privileged out of the container's securityContext: a card's limits mean nothing to a privileged one.",
+    "A container that requests GPUs is privileged: HAMi up to 2.9 ignores it, HAMi since 2.10 refuses the pod.",
+    "Remove privileged from the container's securityContext: card limits have no effect on privileged containers.",
     f"{_WEBHOOK}: `container … is privileged`",
 )
 MISSED = _admitted(
     "HamiWebhookMissed",
-    "GPU pods were made while HAMi's webhook did not answer; its failurePolicy Ignore let them pass as they were.",
-    "Once the webhook answers, delete the pods: their controller creates others, which reach it.",
+    "GPU pods were created while HAMi's webhook did not respond; failurePolicy Ignore let them pass unchanged.",
+    "When the webhook responds again, delete the pods: their controller creates new ones, which pass the webhook.",
     "failurePolicy: Ignore of the webhook vgpu.hami.io, the chart's default",
 )
 NODE_NAMED = _admitted(
     "HamiNodeNamed",
-    "A GPU workload names its node itself, past HAMi's scheduler: its webhook or its device plugin refuses the pods.",
-    "Take nodeName out of the template, and choose the node by a nodeSelector.",
+    "A GPU workload sets nodeName, which bypasses HAMi's scheduler: HAMi's webhook or device plugin refuses the pods.",
+    "Remove nodeName from the pod template, and select the node by a nodeSelector.",
     f"{_WEBHOOK}: `pod has node assigned`, since 2.6; `do not use nodeName in task spec` before",
 )
 QUOTA = _admitted(
     "HamiQuotaExceeded",
-    "The namespace has used up its ResourceQuota of the cards' memory or cores, as HAMi counts it.",
-    "End pods of the namespace, ask for less, or raise the quota.",
+    "The namespace has used up its ResourceQuota of card memory or cores, as HAMi counts it.",
+    "Delete pods of the namespace, request less, or raise the quota.",
     "HAMi counts limits.nvidia.com/gpumem and limits.nvidia.com/gpucores of a ResourceQuota itself",
 )
 
 # The scheduler.
 EXTENDER = _scheduled(
     "HamiExtenderUnreachable",
-    "Kubernetes' scheduler in HAMi's pod gets no answer from HAMi's extender there, so it schedules no GPU pod.",
+    "kube-scheduler in HAMi's pod gets no response from HAMi's extender, so it schedules no GPU pod.",
     "Check the container vgpu-scheduler-extender: its restarts and its log.",
     f"{_CHART}/configmapnew.yaml: urlPrefix of the extender",
 )
 EXTENDER_SLOW = _scheduled(
     "HamiExtenderSlow",
-    "HAMi's extender answers Kubernetes' scheduler too late, so that pods are not placed, or only now and then.",
-    "See its CPU limit; --profiling lets it serve /debug/pprof at its https port.",
+    "HAMi's extender responds to kube-scheduler too late, so pods are not scheduled, or only sometimes.",
+    "Check its CPU limit; with --profiling it serves /debug/pprof on its https port.",
     f"{_CHART}/configmapnew.yaml: httpTimeout",
     _MEDIUM,
 )
 NO_RIGHT = _scheduled(
     "HamiMayNotWrite",
-    "HAMi's scheduler may not write its decisions to pods or nodes, so no pod is bound.",
-    "Give its service account the rights of the chart's ClusterRole back.",
+    "HAMi's scheduler lacks the permission to write to pods or nodes, so no pod is bound.",
+    "Restore its service account's permissions from the chart's ClusterRole.",
     f"{_SCHEDULER}, Bind",
 )
 WRITE_FAILS = _scheduled(
     "HamiWriteFails",
-    "The API server or etcd fails on the writes of HAMi's scheduler at bind.",
-    "Check the API server and etcd; HAMi tries again.",
+    "The API server or etcd rejects the writes of HAMi's scheduler at binding.",
+    "Check the API server and etcd; HAMi retries.",
     f"{_SCHEDULER}, Bind",
 )
 BIND_FAILS = _scheduled(
     "HamiBindingFails",
-    "HAMi has found a node for the pod and can't bind it there.",
-    "Read its reason.",
+    "HAMi has found a node for the pod but can't bind it there.",
+    "Read the reason in its message.",
     f"{_SCHEDULER}, Bind: the event BindingFailed",
 )
 FILTERED_ONLY = _scheduled(
     "HamiFilteredNotBound",
-    "HAMi has found a node with cards for the pod, and it is not bound: another rule of the scheduler's is in the way.",
+    "HAMi has found a node with cards for the pod, but another scheduler rule prevents the binding.",
     "Read the log of the container kube-scheduler in HAMi's scheduler pod for this pod.",
     f"{_SCHEDULER}: the event FilteringSucceed",
     _MEDIUM,
@@ -186,106 +186,106 @@ FILTERED_ONLY = _scheduled(
 # Shortages on cards.
 NODES_UNREGISTERED = _scheduled(
     "HamiKnowsNoNode",
-    "HAMi's scheduler knows no cards of any node for the pod: it reports `node unregistered` for all of them.",
-    "Bring HAMi's device plugin to the nodes, and see that it writes their registration.",
+    "HAMi's scheduler knows no node with cards for the pod: it reports `node unregistered` for all of them.",
+    "Run HAMi's device plugin on the nodes, and check that it writes their registration.",
     "`node unregistered`, `node usage unavailable` in FailedScheduling",
 )
 MEMORY = _scheduled(
     "HamiCardMemoryShort",
-    "No card has as much memory left as the pod asks of each.",
-    "Ask for less nvidia.com/gpumem, free a card, or use nodes with larger cards.",
+    "No card has as much free memory as the pod requests of each card.",
+    "Request less nvidia.com/gpumem, free a card, or use nodes with larger cards.",
     "CardInsufficientMemory",
 )
 CORES = _scheduled(
     "HamiCardCoresShort",
-    "No card has as many percent of its cores left as the pod asks of each.",
-    "Ask for fewer nvidia.com/gpucores, or free a card.",
+    "No card has as many free cores (in percent) as the pod requests of each card.",
+    "Request fewer nvidia.com/gpucores, or free a card.",
     "CardInsufficientCore, CardComputeUnitsExhausted",
 )
 SLOTS = _scheduled(
     "HamiCardSlotsTaken",
-    "As many pods as may share a card share it already.",
-    "End pods on the cards, or raise deviceSplitCount.",
+    "The cards are already shared by the maximum number of pods.",
+    "Delete pods on the cards, or raise deviceSplitCount.",
     "CardTimeSlicingExhausted",
 )
 EXCLUSIVE = _scheduled(
     "HamiExclusiveConflict",
     "The pod needs unshared cards, and all are in use, or another pod uses a card exclusively.",
-    "Wait for a whole card; or ask for nvidia.com/gpumem: without it a pod gets 100 gpucores, which is a card alone.",
-    "ExclusiveDeviceAllocateConflict; the webhook writes gpucores=100 where no memory is asked for, since 2.7",
+    "Wait for a whole card; or request nvidia.com/gpumem: without it a pod gets 100 gpucores, an unshared card.",
+    "ExclusiveDeviceAllocateConflict; since 2.7 the webhook writes gpucores=100 if no memory is requested",
 )
 TOO_FEW_CARDS = _scheduled(
     "HamiTooFewCards",
-    "The pod asks for more cards than one node has, or has with enough left: nvidia.com/gpu counts cards of one node.",
-    "Ask for fewer cards in each container.",
+    "The pod requests more cards than one node has, or has with enough free: nvidia.com/gpu counts cards of one node.",
+    "Request fewer cards in each container.",
     "NodeInsufficientDevice, AllocatedCardsInsufficientRequest",
 )
 CONSTRAINED = _scheduled(
     "HamiConstraintMatchesNoCard",
-    "The pod's annotations want cards of a type, UUID or mode that no card there has.",
+    "The pod's annotations require a card type, UUID or mode that no card has.",
     "Correct the annotation: the types and UUIDs are those of hami.io/node-nvidia-register.",
     "CardTypeMismatch, CardUuidMismatch, ModeNotFit",
 )
 UNHEALTHY = _scheduled(
     "HamiCardUnhealthy",
-    "Cards that the pod could have are registered as unhealthy.",
-    "Check the GPUs of the node: their plugin observed an Xid, or NVML does not answer.",
+    "Suitable cards are registered as unhealthy.",
+    "Check the GPUs of the node: their plugin observed an Xid, or NVML does not respond.",
     "CardNotHealth, CardUnhealthy",
 )
 CORDONED = _scheduled(
     "HamiCardCordoned",
-    "Cards that the pod could have are cordoned: a person has named them in hami.io/device-cordon.",
-    "Take them out of the annotation once they are well.",
+    "Suitable cards are cordoned: they are listed in hami.io/device-cordon.",
+    "Remove them from the annotation when they are healthy.",
     "CardCordoned, since 2.10",
     _MEDIUM,
 )
 NUMA = _scheduled(
     "HamiNumaNotFit",
-    "The pod wants all its cards on one NUMA node, and none has as many with room.",
-    "Take nvidia.com/numa-bind away, or ask for fewer cards.",
+    "The pod requires all its cards on one NUMA node, and no NUMA node has enough free cards.",
+    "Remove nvidia.com/numa-bind, or request fewer cards.",
     "NumaNotFit",
 )
 MIG = _scheduled(
     "HamiMigNotFit",
     "No MIG profile of the cards is large enough for the pod's request.",
-    "Ask for the size of a profile, or free a card whole.",
+    "Request the size of a profile, or free a whole card.",
     "CardMigTopologyInfeasible, CardNotFoundCustomFilterRule",
 )
 UNFIT = _scheduled(
     "HamiNodeUnfit",
-    "HAMi finds no card for the pod and does not log the reason at the present log level.",
-    "Let the extender log at -v=5, and read its lines of this pod.",
+    "HAMi finds no card for the pod and does not log the reason at the current log level.",
+    "Set the extender's log level to -v=5, and read its lines about this pod.",
     "NodeUnfitPod; `node not fit pod` in 2.5",
 )
 
 # From binding to the container.
 NOT_SEEN = _accepted(
     "HamiNoBindingPod",
-    "HAMi's device plugin was asked for a card for a pod that HAMi's scheduler has not placed.",
-    "Find the reason why the pod did not reach HAMi's webhook, then create the pod again.",
+    "HAMi's device plugin got a card request for a pod that HAMi's scheduler has not bound.",
+    "Find out why the pod did not reach HAMi's webhook, then create the pod again.",
     "HAMi, GetPendingPod: `no binding pod found on node`",
 )
 NUMBER = _accepted(
     "HamiDeviceNumberMismatch",
-    "The kubelet asks HAMi's device plugin for another number of cards than the scheduler noted on the pod.",
+    "The kubelet requests another number of cards from HAMi's device plugin than the scheduler noted on the pod.",
     "Delete the pod, so that it is scheduled again; set nvidia.com/gpu as a limit only, and as a whole number.",
     f"{_PLUGIN}: `device number not matched`",
 )
 CARD_GONE = _accepted(
     "HamiAllocatedCardGone",
-    "The card that HAMi's scheduler chose is not on the node any more, as its device plugin sees it.",
-    "Check the node's cards, restart the device plugin's pod there, then delete the Failed pod.",
+    "HAMi's device plugin no longer finds the card that HAMi's scheduler chose.",
+    "Check the node's cards, restart the device plugin pod there, then delete the Failed pod.",
     f"{_PLUGIN}: `resolve allocated NVIDIA devices`",
 )
 ALLOCATION_HANGS = _accepted(
     "HamiAllocationHangs",
-    "HAMi has bound the pod and marked it as allocating, and no device plugin has answered for it since.",
+    "HAMi has bound the pod and marked it as allocating, but no device plugin has finished the allocation.",
     "Check HAMi's device plugin on the node and the kubelet there; then delete the pod.",
     "the annotations hami.io/bind-phase=allocating and hami.io/bind-time",
 )
 ALLOCATION_FAILED = _accepted(
     "HamiAllocationFailed",
-    "HAMi's device plugin has refused to give the pod the cards that the scheduler chose.",
+    "HAMi's device plugin refused to allocate the cards that the scheduler chose.",
     "Read the plugin's log on the node; then delete the pod.",
     "the annotation hami.io/bind-phase=failed",
 )
@@ -293,8 +293,8 @@ NO_CONTROL = Cause(
     "HamiLimitsSwitchedOff",
     _LOW,
     None,
-    "A container switches HAMi's limits off by CUDA_DISABLE_CONTROL: it may use the whole card that others share.",
-    "Take the variable away unless it is meant so.",
+    "A container disables HAMi's limits by CUDA_DISABLE_CONTROL: it may use the whole card that others share.",
+    "Remove the variable unless it is intended.",
     "HAMi-core is not loaded where CUDA_DISABLE_CONTROL=true",
 )
 LIBRARY = Cause(
@@ -302,7 +302,7 @@ LIBRARY = Cause(
     _HIGH,
     Link.RUNNING,
     (
-        "HAMi's library is not at the path that the container loads it from: limits have no effect, or every "
+        "HAMi's library is missing at the path from which the container loads it: limits have no effect, or every "
         "program ends."
     ),
     (

@@ -15,7 +15,7 @@ UNREADABLE = Cause(
     "HamiConfigurationUnreadable",
     CauseSeverity.HIGH,
     None,
-    "HAMi's configuration of devices is no YAML: its scheduler and device plugins can't start again with it.",
+    "HAMi's device configuration is invalid YAML: its scheduler and device plugins can't restart with it.",
     "Fix the document, then restart the scheduler and the device plugins.",
     _SOURCE,
 )
@@ -23,8 +23,8 @@ MISPLACED = Cause(
     "HamiSettingMisplaced",
     CauseSeverity.MEDIUM,
     None,
-    "A HAMi setting for NVIDIA's cards is outside of `nvidia:` in its configuration, where no program reads it.",
-    "Move it beneath `nvidia:`, then restart the scheduler and the device plugins.",
+    "A HAMi setting for NVIDIA's cards is outside of `nvidia:` in the configuration, so it has no effect.",
+    "Move it under `nvidia:`, then restart the scheduler and the device plugins.",
     _SOURCE,
 )
 
@@ -48,7 +48,7 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def _edit(config_map: ConfigMap) -> str:
     edit = command("kubectl", "-n", config_map.meta.namespace, "edit", "configmap", config_map.meta.name)
-    return f"Fix {DEVICE_CONFIG}, in its Helm values or at once: {edit}. HAMi's pods read it when they start."
+    return f"Fix {DEVICE_CONFIG}, in its Helm values or directly: {edit}. HAMi's pods read it when they start."
 
 
 SEARCHES = (Search((UNREADABLE, MISPLACED), ("ConfigMap",), find),)

@@ -49,11 +49,11 @@ from diagnosis.snapshot.pods import Pod
 from healthcheck.text.moments import is_future
 
 _REGISTERS = timedelta(minutes=5)
-"""A plugin registers within seconds; it tries again every 30 where the API server does not take it."""
+"""A plugin registers within seconds; it retries every 30 s if the API server refuses."""
 _READS_JSON = (2, 8)
 _SILENT = timedelta(minutes=5)
 _ZONES = timedelta(minutes=15)
-"""Time zones differ by whole quarters of an hour."""
+"""Time zones differ by multiples of 15 minutes."""
 _MOST_CARDS = 4
 _SLACK = timedelta(minutes=2)
 _RELEASED = timedelta(minutes=1)
@@ -96,7 +96,7 @@ def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Cards that their plugin holds for unhealthy, waited for or not."""
+    """Yield cards that their plugin reports as unhealthy, whether or not pods wait for them."""
     for node in snapshot.nodes:
         registered = registration(node)
         sick = [card for card in registered.cards if not card.healthy] if registered is not None else []
@@ -160,9 +160,9 @@ def find_locks(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def _unmeant(node: Node, plugin: Component) -> FoundCause:
     unmet, taints = _unmet(plugin, node), refused(plugin.spec, node)
-    lacks = f"it wants {', '.join(unmet)}" if unmet else f"it does not tolerate {', '.join(map(str, taints))}"
+    lacks = f"it requires {', '.join(unmet)}" if unmet else f"it does not tolerate {', '.join(map(str, taints))}"
     if not unmet and not taints:
-        lacks = "its node affinity does not take the node"
+        lacks = "its node affinity does not match the node"
     evidence = (f"{node.subject} has GPUs and offers none; {plugin.subject} does not run there: {lacks}",)
     label = command("kubectl", "label", "node", node.name, *unmet) if unmet else ""
     remedy = (
@@ -190,9 +190,9 @@ def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Ite
             f"Restart it: {command(*words, 'delete', 'pod', pod.meta.name)}",
         ]
     if not remedy:
-        evidence.append("no pod of HAMi's device plugin is there")
+        evidence.append("no HAMi device plugin pod runs on the node")
         look = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
-        remedy = [f"See why the plugin does not run there: {look}"]
+        remedy = [f"Find out why the plugin does not run there: {look}"]
     above = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, UNHEALTHY, WITHHELD, *NODES)
     because = tuple((cause, node.subject) for cause in above)
     return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
@@ -216,7 +216,7 @@ def _unregistered(
     words = ("kubectl", "-n", pod.meta.namespace)
     remedy = (
         f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
-        f"See whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', _as(pod))}",
+        f"Check whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', _as(pod))}",
         f"Let it register again: {command(*words, 'delete', 'pod', pod.meta.name)}",
     )
     yield FoundCause(NOT_REGISTERED, node.subject, evidence, remedy, (node.subject,))
@@ -236,7 +236,7 @@ def _skew(installation: Installation, scheduler: Component, form: RegistrationFo
     look = command("kubectl", "-n", installation.namespace, "get", "pods", "-o", "wide")
     remedy = (
         f"Upgrade the whole release, and check that all of its pods were replaced: {look}",
-        "A plugin of the right version writes the registration again within a minute.",
+        "A plugin of the matching version rewrites the registration within a minute.",
     )
     names = tuple(node.subject for node in nodes)
     return FoundCause(REGISTER_UNREADABLE, scheduler.subject, tuple(evidence), remedy, names)
@@ -249,7 +249,7 @@ def _answers_of_old(pods: Iterable[Pod]) -> bool:
 
 
 def _given_up(snapshot: Snapshot, node: Node, handshake: Handshake, pods: list[Pod]) -> Iterator[FoundCause]:
-    """The plugin answers every 30 s: an old request means that it does not, or that two clocks differ."""
+    """Yield the cause of an old request: the plugin, which responds every 30 s, is silent, or two clocks differ."""
     assert handshake.at is not None
     apart = abs(snapshot.now - handshake.at)
     if handshake.said is HandshakeState.REPORTED or handshake.said is HandshakeState.OTHER or apart < _SILENT:
@@ -262,11 +262,11 @@ def _given_up(snapshot: Snapshot, node: Node, handshake: Handshake, pods: list[P
         and (off < _SLACK or is_future(handshake.at, snapshot.now))
         and apart < timedelta(hours=14, minutes=5)
     ):
-        result = (*evidence, "that is a time zone's distance: the scheduler writes its local time and reads it as UTC")
+        result = (*evidence, "the difference matches a time zone: the scheduler writes local time and reads it as UTC")
         yield FoundCause(CLOCK_APART, node.subject, result, (), (node.subject,), Certainty.LIKELY)
         return
     gone = command("kubectl", "-n", pods[0].meta.namespace, "delete", "pod", pods[0].meta.name)
-    remedy = (f"Restart the plugin's pod: {gone}",)
+    remedy = (f"Restart the plugin pod: {gone}",)
     yield FoundCause(PLUGIN_SILENT, node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY)
 
 
@@ -301,8 +301,8 @@ def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> FoundCa
     )
     there = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
     remedy = (
-        f"See why the device plugin there did not finish: {there}",
-        f"Take the lock off: {command('kubectl', 'annotate', 'node', node.name, f'{LOCK}-')}",
+        f"Find out why the device plugin there did not finish: {there}",
+        f"Remove the lock: {command('kubectl', 'annotate', 'node', node.name, f'{LOCK}-')}",
     )
     affected = tuple(pod.subject for pod in waiting) or (node.subject,)
     because = tuple((cause, node.subject) for cause in (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE))

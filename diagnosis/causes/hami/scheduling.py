@@ -38,7 +38,7 @@ from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import ContainerState, Pod
 
 _CALLED = re.compile(r"Post \\?\"https?://[^ \"]{1,200}/(filter|bind)\\?\": (.{1,600})", re.ASCII | re.DOTALL)
-"""As kube-scheduler says that an extender did not answer."""
+"""Message of kube-scheduler about an extender that did not respond."""
 _LATE = re.compile(r"deadline exceeded|Client\.Timeout|timed? ?out", re.ASCII | re.IGNORECASE)
 _FORBIDDEN = re.compile(
     r"forbidden: User \\?\"([^\"\\]{1,300})\\?\" cannot (\w{1,20}) resource \\?\"(\w[\w/.-]{0,79})\\?\"", re.ASCII
@@ -72,7 +72,7 @@ def find_unbound(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _last(pods: Iterable[Pod], snapshot: Snapshot) -> Event | None:
-    """The newest word of HAMi's scheduler on any of them."""
+    """Return the newest event of HAMi's scheduler about any of the pods."""
     events = [event for pod in pods for event in events_of(snapshot, pod) if event.reason in _OF_HAMI]
     return max(events, key=lambda event: str(event.last), default=None)
 
@@ -102,7 +102,7 @@ def _unanswered(snapshot: Snapshot, installation: Installation, waiting: Waiting
     remedy = [f"Read the extender's log: {_logs(installation)}"]
     if cause is EXTENDER_SLOW:
         remedy.append(
-            "See its CPU limit. With --profiling it serves /debug/pprof at its https port, 443 of its Service."
+            "Check its CPU limit. With --profiling it serves /debug/pprof on its https port, 443 of its Service."
         )
     if "x509" in called[2]:
         remedy.insert(

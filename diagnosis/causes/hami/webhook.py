@@ -1,4 +1,4 @@
-"""GPU pods that HAMi's webhook has not changed: why it was not asked, or left them as they were."""
+"""Find GPU pods that HAMi's webhook did not change, and the reason: it was not called, or left them unchanged."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from diagnosis.snapshot.policy_objects import Webhook
 from healthcheck.text.moments import timestamp
 
 UNSEEN = re.compile(r"no binding pod found on node|no node lock naming a pending pod", re.ASCII)
-"""HAMi's device plugin, asked for a card for a pod that HAMi's scheduler has not placed."""
+"""Messages of HAMi's device plugin for a pod that HAMi's scheduler has not bound."""
 _LEAVES_OTHERS = (2, 7)
-"""The first version that leaves another scheduler's name as it is."""
+"""First version that does not replace another scheduler's name."""
 _HOOKS = "MutatingWebhookConfiguration"
 _DEFAULT = ("", "default-scheduler")
 
@@ -92,7 +92,7 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
         return FoundCause(WEBHOOK_MISSING, every[0].subject, (message, shown), (), (pod.subject,))
     evidence = (shown, *(line for installation in every for line in _was_away(installation, pod)))
     gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
-    remedy = (f"Once the webhook answers, have the pod created again: {gone}", *_for_the_next_time(every))
+    remedy = (f"When the webhook responds, delete the pod, so that it is created again: {gone}", *_for_the_next_time(every))
     because = tuple(pair for installation in every for pair in unreachable(installation))
     doubts = tuple(_doubts(snapshot, every))
     certainty = Certainty.LIKELY if doubts else Certainty.PROVEN
@@ -102,14 +102,14 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
 def _doubts(snapshot: Snapshot, every: tuple[Installation, ...]) -> Iterator[str]:
     """Yield other possible reasons why the webhook was not called, which can't be checked."""
     if not snapshot.sees(_HOOKS):
-        yield "the webhook's selector is not visible: it may exclude the pod, too"
+        yield "the webhook's selector is not visible: it may also exclude the pod"
     for hook in (hook for installation in every for hook in installation.webhooks if hook.conditions):
         named = ", ".join(hook.conditions)
-        yield f"{hook.configuration.subject}: its matchConditions ({named}) may have kept it away, too"
+        yield f"{hook.configuration.subject}: its matchConditions ({named}) may also have excluded the pod"
 
 
 _Known = tuple[Cause, str, str, tuple[str, ...]]
-"""A cause, what has to be changed, what shows it, and how to mend it."""
+"""Cause, object to change, evidence and remedy."""
 
 
 def _kept_away(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
@@ -117,10 +117,10 @@ def _kept_away(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, wr
     key, value = IGNORE
     space = next((namespace for namespace in snapshot.namespaces if namespace.name == pod.meta.namespace), None)
     if pod.meta.labels.get(key) == value:
-        remedy = (f"Take {key}={value} out of the labels of the pod template of {written}.",)
+        remedy = (f"Remove {key}={value} from the labels of the pod template of {written}.",)
         return IGNORED, written, f"{pod.subject} has the label {key}={value}", remedy
     if space is not None and space.labels.get(key) == value:
-        remedy = (f"Take the label away: {command('kubectl', 'label', 'namespace', space.name, f'{key}-')}",)
+        remedy = (f"Remove the label: {command('kubectl', 'label', 'namespace', space.name, f'{key}-')}",)
         return IGNORED, space.subject, f"{space.subject} has the label {key}={value}", remedy
     hooks = [hook for installation in every for hook in installation.webhooks]
     refusing = [(hook, why) for hook in hooks if (why := _unselected(hook, space.labels if space else None, pod))]
@@ -137,12 +137,12 @@ def _unselected(hook: Webhook, labels: object, pod: Pod) -> str:
     '' if it does, or if the labels of the pod's namespace are not visible.
     """
     if isinstance(labels, dict) and not hook.namespaces.takes(labels):
-        return f"its namespaceSelector does not take namespace/{pod.meta.namespace}"
-    return "" if hook.objects.takes(pod.meta.labels) else f"its objectSelector does not take {pod.subject}"
+        return f"its namespaceSelector does not match namespace/{pod.meta.namespace}"
+    return "" if hook.objects.takes(pod.meta.labels) else f"its objectSelector does not match {pod.subject}"
 
 
 def _left_alone(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
-    """The webhook was asked, and did nothing."""
+    """Return the cause if the webhook was called and left the pod unchanged; None if none is known."""
     ours = " or ".join(sorted(schedulers(every)))
     new = any(installation.version is None or installation.version >= _LEAVES_OTHERS for installation in every)
     if pod.spec.scheduler not in _DEFAULT and new:
@@ -151,7 +151,7 @@ def _left_alone(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, w
             OTHER_SCHEDULER,
             written,
             message,
-            (f"Take schedulerName out of the template of {written}, or write {ours}.",),
+            (f"Remove schedulerName from the template of {written}, or set {ours}.",),
         )
     maker = snapshot.workload.get(written)
     if maker is not None and maker.spec is not None and maker.spec.node:
@@ -168,23 +168,23 @@ def _shown(pod: Pod) -> str:
         condition = pod.condition("PodScheduled")
         message = condition.message if condition is not None else ""
     scheduler, heard = pod.spec.scheduler or _DEFAULT[1], message.partition(" preemption:")[0][:300]
-    return f"{pod.subject}: schedulerName {scheduler}, no annotation of HAMi's: {heard}"
+    return f"{pod.subject}: schedulerName {scheduler}, no HAMi annotation: {heard}"
 
 
 def _was_away(installation: Installation, pod: Pod) -> Iterator[str]:
     for hook in installation.webhooks:
         if not hook.fails_closed:
-            yield f"{hook.configuration.subject}: failurePolicy Ignore: without an answer, pods pass unchanged"
+            yield f"{hook.configuration.subject}: failurePolicy Ignore: without a response, pods pass unchanged"
     pods = [each for each in (installation.scheduler.pods if installation.scheduler else ()) if is_ready(each)]
     since = [state.started for each in pods for state in each.states if state.started is not None]
     made = pod.meta.created
     if since and made is not None and made < min(since):
-        yield f"the pod was made {timestamp(made)}; {pods[0].subject} runs only since {timestamp(min(since))}"
+        yield f"the pod was created {timestamp(made)}; {pods[0].subject} runs only since {timestamp(min(since))}"
 
 
 def _for_the_next_time(every: tuple[Installation, ...]) -> Iterator[str]:
     if any(not hook.fails_closed for installation in every for hook in installation.webhooks):
-        yield "Two replicas of the scheduler, or the webhook's failurePolicy Fail, keep it from happening again."
+        yield "To prevent this, run two replicas of the scheduler, or set the webhook's failurePolicy to Fail."
 
 
 CAUSES = (IGNORED, OTHER_SCHEDULER, PRIVILEGED, NODE_NAMED, WEBHOOK_MISSING, MISSED)

@@ -203,7 +203,7 @@ def _sick(room: NodeUse, name: str, affected: tuple[str, ...], above: tuple[tupl
     return FoundCause(
         UNHEALTHY,
         node.subject,
-        (f"{node.subject}: {there} {name} in capacity, {given} allocatable",),
+        (f"{node.subject}: capacity {there} {name}, allocatable {given}",),
         (),
         affected,
         because_of=because,

@@ -82,7 +82,7 @@ def test_what_the_agent_saw_of_hami_on_the_host_is_said_of_the_pods_that_it_expl
     [unlooked] = judged(*hami(A), pod).problems
 
     assert (there.found.cause, there.found.subject) == (unlooked.found.cause, unlooked.found.subject)
-    assert {*there.found.evidence} - {*unlooked.found.evidence} == {f"our agent there: {reason}: {detail}"}
+    assert {*there.found.evidence} - {*unlooked.found.evidence} == {f"agent on the node: {reason}: {detail}"}
 
 
 def test_a_program_beyond_its_share_is_reported_with_the_limit() -> None:

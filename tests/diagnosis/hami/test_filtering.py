@@ -267,7 +267,7 @@ def test_beyond_the_request_limit_hamis_own_message_is_shown(monkeypatch: pytest
 
 def test_a_request_for_too_many_cards_names_the_largest_node() -> None:
     [problem] = judged(*hami(A), waits(asking(3, 1000))).problems
-    assert problem.found.evidence[0] == "no node that may take it has more than 2 cards"
+    assert problem.found.evidence[0] == "no eligible node has more than 2 cards"
 
 
 def test_the_advice_uses_the_unit_of_the_configuration() -> None:
