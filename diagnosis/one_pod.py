@@ -20,7 +20,7 @@ from diagnosis.snapshot.pods import Pod
 from diagnosis.target import Target, concerned, narrowed
 
 _ACROSS_NODES = frozenset(cause for search in HANDLERS for cause in search.causes)
-"""Told of one node or of many at once."""
+"""Causes that may be reported for one node, or once for many nodes."""
 
 
 def look_at_pod(collector: Collector, read: ReadLog, target: Target) -> Snapshot:

@@ -73,7 +73,7 @@ def test_a_rule_of_ours_names_the_finding_and_what_ends_it(where: Object, device
 def test_a_rule_that_nobody_has_noted_is_likely_alone() -> None:
     result = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(heeded=False))
     assert result.certainty is Certainty.LIKELY
-    assert result.evidence[-1] == f"{RULE}, which the cluster's controllers have not noted"
+    assert result.evidence[-1] == f"{RULE}, which the cluster's controllers have not processed"
 
 
 def test_a_rule_of_somebody_else_is_his_to_end() -> None:
@@ -160,4 +160,4 @@ def test_a_claim_that_nothing_explains_says_that_rules_could_not_be_seen() -> No
     state = [node("a", None), *claimed(), devices("gpu-0")]
     (problem,) = judged(*state, missing=["DeviceTaintRule"]).problems
     assert problem.found.cause.name == "ClaimNotSatisfied"
-    assert "whether a DeviceTaintRule keeps work off devices can't be seen" in problem.found.evidence[-1]
+    assert "whether a DeviceTaintRule keeps work off devices is not visible" in problem.found.evidence[-1]

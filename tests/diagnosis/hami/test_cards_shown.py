@@ -96,7 +96,7 @@ def test_a_report_tells_by_how_much_memory_is_overcommitted() -> None:
     assert allocated.memory_scaling == {"": 1.5, "a": 2.0}
     report = Report(diagnose(seen), cluster=allocated)
     assert "Device Memory Scaling by HAMi: 1.5, `a` 2" in markdown.text(report)
-    assert "<b>1.5</b>times the memory" in html.text(report)
+    assert "<b>1.5</b>HAMi memory scaling" in html.text(report)
     assert cluster_document(allocated)["hami_memory_scaling"] == {"": 1.5, "a": 2.0}
     assert not allocation(snapshot(node("a", 8), device_config("nvidia: {deviceMemoryScaling: 2}"))).memory_scaling
 

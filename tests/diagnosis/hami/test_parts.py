@@ -100,7 +100,7 @@ SELECTED: list[tuple[Object, str, str]] = [
 @pytest.mark.parametrize(("webhook", "taken", "alone"), SELECTED)
 def test_the_webhooks_selector_is_shown_as_configured(webhook: Object, taken: str, alone: str) -> None:
     fields = parts(*hami(A, webhook=webhook))
-    assert (fields["it takes"].detail, fields["it leaves alone"].detail) == (taken, alone)
+    assert (fields["selects"].detail, fields["ignores"].detail) == (taken, alone)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_the_webhooks_selector_is_shown_as_configured(webhook: Object, taken: st
     ],
 )
 def test_what_becomes_of_a_pod_without_an_answer(webhook: Object, words: str) -> None:
-    assert parts(*hami(A, webhook=webhook))["without an answer"].detail == words
+    assert parts(*hami(A, webhook=webhook))["without a response"].detail == words
 
 
 def test_a_webhook_of_other_objects_is_never_asked() -> None:
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}]
     webhook = parts(*hami(A, webhook={"rules": rules}))["webhook"]
     assert webhook.health is Health.DOWN
-    assert "no rule of it is of pods that are made" in webhook.detail
+    assert "none of its rules covers the creation of pods" in webhook.detail
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_a_webhook_of_other_objects_is_never_asked() -> None:
         (ca("lasting"), "valid", "2120-01-01; whether it signed the scheduler's certificate is not checked"),
         (ca("ended"), "expired", "Secrets are never read"),
         ("", "missing", "the webhook has no caBundle"),
-        ("(set)", "not visible", "a saved state does not keep it"),
-        ("bm9uc2Vuc2U=", "not visible", "its caBundle is no CA that can be read"),
-        ("no base64!", "not visible", "its caBundle is no CA that can be read"),
+        ("(set)", "not visible", "it is not in a saved state"),
+        ("bm9uc2Vuc2U=", "not visible", "its caBundle is not a readable CA"),
+        ("no base64!", "not visible", "its caBundle is not a readable CA"),
     ],
 )
 def test_a_ca_is_shown_with_its_time(bundle: str, status: str, words: str) -> None:
@@ -150,7 +150,7 @@ def test_the_policies_of_the_extender_are_shown() -> None:
     assert "(the chart's defaults)" in parts(*hami(A))["extender"].detail
     flag = "--node-label-selector=gpu=on"
     state = [with_flags(entry, flag) if entry["kind"] == "Deployment" else entry for entry in hami(A)]
-    assert parts(*state)["extender"].detail.endswith("a node's lock holds 5 min; only nodes with gpu=on")
+    assert parts(*state)["extender"].detail.endswith("lock expiry 5 min; only nodes with gpu=on")
 
 
 def test_two_installations_have_a_table_each() -> None:
