@@ -96,9 +96,7 @@ def _below(node: Node) -> Iterator[InventoryRow]:
         yield InventoryRow("device files", f"of {_count(seen.device_files.gpus)} GPUs; {others}", "agent")
     yield InventoryRow("container runtime", node.runtime or _UNSAID, "kubelet")
     if node.handlers is not None:
-        yield InventoryRow(
-            "runtime handlers", ", ".join(sorted(filter(None, node.handlers))) or "runc only", "kubelet"
-        )
+        yield InventoryRow("runtime handlers", ", ".join(sorted(filter(None, node.handlers))) or "runc only", "kubelet")
     runtime = seen.runtime
     if runtime is not None:
         yield InventoryRow("its configuration", runtime.config or _UNSAID, "agent")

@@ -59,7 +59,7 @@ def test_a_rule_of_ours_names_the_finding_and_what_ends_it(where: Object, device
     result = found(where, *claimed(), device, taint_rule())
 
     assert result.evidence == (
-        "resourceclaim/team/one-gpu asks for 1 of class gpu.nvidia.com",
+        "resourceclaim/team/one-gpu requests 1 of class gpu.nvidia.com",
         "1 devices match, 0 are free",
         f"{RULE}{reasons}",
     )
@@ -82,7 +82,7 @@ def test_a_rule_of_somebody_else_is_his_to_end() -> None:
     assert (
         result.evidence[-1] == "gpu-0 of node/a has the taint team/maintenance:NoExecute by devicetaintrule/it's mine"
     )
-    assert result.remedy[-1] == """It ends with: `kubectl delete devicetaintrule 'it'"'"'s mine'`"""
+    assert result.remedy[-1] == """To remove the taint: `kubectl delete devicetaintrule 'it'"'"'s mine'`"""
 
 
 def test_the_drivers_own_taint_is_the_drivers_to_lift() -> None:

@@ -38,7 +38,7 @@ def test_a_kind_that_no_file_has_is_not_visible(tmp_path: Path) -> None:
     state = read_saved([_write(tmp_path / "pods.json", {"kind": "PodList", "items": []})])
     assert state.sees("Pod")
     assert not state.sees("Node")
-    assert state.missing["Node"] == "no file has it"
+    assert state.missing["Node"] == "not in the saved files"
 
 
 def test_now_is_the_newest_time_and_never_a_deadline(tmp_path: Path) -> None:

@@ -858,8 +858,7 @@ def test_pods_that_nobody_made_and_that_wait_for_each_other_are_one_group() -> N
 
     assert results(diagnosis) == [("GangIncomplete", "podgroup/team/ring")]
     assert (
-        "2 pods that ask for 16 nvidia.com/gpu wait; 8 free on nodes that take them"
-        in diagnosis.problems[0].found.evidence
+        "2 pods that request 16 nvidia.com/gpu wait; 8 free on eligible nodes" in diagnosis.problems[0].found.evidence
     )
 
 

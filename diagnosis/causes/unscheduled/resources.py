@@ -255,9 +255,7 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) 
         scattered = sum(free) >= asked
         lines = _by_node(name, sorted(rooms, key=lambda room: -room.free(name)) if scattered else rooms)
         messages = autoscaler_says(snapshot, waiting.pods)
-        total = (
-            f"{shown(name, Decimal(sum(free)))} {name} free on {counted(len(rooms), 'eligible node')}"
-        )
+        total = f"{shown(name, Decimal(sum(free)))} {name} free on {counted(len(rooms), 'eligible node')}"
         evidence = (f"one pod requests {shown(name, asked)}; {total}", *lines, *messages)
         if scattered:
             yield FoundCause(FRAGMENTED, f"resource/{name}", evidence, (_move(rooms, name),), waiting.names)

@@ -86,7 +86,7 @@ SELECTED: list[tuple[Object, str, str]] = [
                 ]
             },
         },
-        "all pods, in namespaces where kubernetes.io/metadata.name is not kube-system or x and gone is not there",
+        "all pods, in namespaces where kubernetes.io/metadata.name is not kube-system or x and gone is absent",
         "kube-system",
     ),
     (
@@ -106,7 +106,7 @@ def test_the_webhooks_selector_is_shown_as_configured(webhook: Object, taken: st
 @pytest.mark.parametrize(
     ("webhook", "words"),
     [
-        ({"failurePolicy": "Ignore"}, "failurePolicy Ignore: after 10 s the pod passes as it is"),
+        ({"failurePolicy": "Ignore"}, "failurePolicy Ignore: after 10 s the pod passes unchanged"),
         ({"failurePolicy": "Fail", "timeoutSeconds": 3}, "failurePolicy Fail: after 3 s the pod is refused"),
         ({"failurePolicy": None}, "failurePolicy Fail: after 10 s the pod is refused"),
     ],
@@ -143,7 +143,7 @@ def test_a_ca_is_shown_with_its_time(bundle: str, status: str, words: str) -> No
 def test_the_newest_pod_shows_whether_the_webhook_answers() -> None:
     assert "pod/team/x, has its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"))["webhook"].detail
     passed = vgpu_pod("y", age=1, spec={"schedulerName": "default-scheduler"})
-    assert "pod/team/y, has not its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"), passed)["webhook"].detail
+    assert "pod/team/y, lacks its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"), passed)["webhook"].detail
 
 
 def test_the_policies_of_the_extender_are_shown() -> None:
