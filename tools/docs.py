@@ -273,8 +273,8 @@ def diagnoses_page() -> str:
             f"### {cause.name}\n",
             f"{cause.means}\n",
             f"- severity: {cause.severity.name.lower()}",
-            *([f"- breaks the link: {cause.link.value}"] if cause.link is not None else []),
-            f"- what to do: {cause.remedy}",
+            *([f"- broken link: {cause.link.value}"] if cause.link is not None else []),
+            f"- remedy: {cause.remedy}",
             *([f"- source: {cause.source}"] if cause.source else []),
             "",
         ]
@@ -284,10 +284,9 @@ def diagnoses_page() -> str:
 
 def _family(module: str) -> str:
     """Return the heading of a family, and the rest of its module's docstring."""
-    first, _, rest = (sys.modules[module].__doc__ or "").strip().removeprefix("Find ").partition(".\n")
-    return f"{first[:1].upper()}{first[1:]}\
-\
-{rest.strip()}".strip()
+    first, *rest = (sys.modules[module].__doc__ or "").strip().splitlines()
+    heading = first.removeprefix("Find ").removesuffix(".")
+    return "\n".join((f"{heading[:1].upper()}{heading[1:]}", *rest))
 
 
 def _explained() -> dict[str, str]:

@@ -66,7 +66,7 @@ def test_a_rule_of_ours_names_the_finding_and_what_ends_it(where: Object, device
     assert result.certainty is Certainty.PROVEN
     assert result.remedy == (
         *(["See the action for Xid79: `gpu-healthcheck explain Xid79`"] if reasons else ()),
-        "Once the GPU is fixed: `gpu-healthcheck release a --reason 'after repair'`",
+        "When the GPU is fixed: `gpu-healthcheck release a --reason 'after repair'`",
     )
 
 
