@@ -50,7 +50,7 @@ def shown(value: Any) -> Any:
         ("[" * 100_000, f"nested deeper than {DEEPEST}"),
         ("[" * (DEEPEST + 1) + "1" + "]" * (DEEPEST + 1), f"nested deeper than {DEEPEST}"),
         ("9" * 5000, "Exceeds the limit"),
-        ("x" * 200_001, "200001 characters; the limit is 200000"),
+        ("x" * 200_001, "200001 characters; at most 200000 are read"),
         ("", "Expecting value"),
     ],
 )
