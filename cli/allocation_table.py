@@ -69,7 +69,7 @@ def _lines(node: NodeAllocation, pods_seen: bool) -> Iterator[Text]:
     message = ", ".join(filter(None, (node.closed and f"takes no new pods ({node.closed})", gpus, used, left)))
     yield Text.assemble((node.node, "bold" if node.usable else "dim"), f": {message}")
     for pool in node.pools:
-        given = f"{pool.held}{_shares(pool)} held, {pool.free} free" if pods_seen else "holders unknown"
+        given = f"{pool.held}{_shares(pool)} held, {pool.free} free" if pods_seen else "their owners are not visible"
         yield Text(
             f"  {pool.total} {pool.kind} {pool.resource}: {given}", "yellow" if pool.total < pool.capacity else ""
         )

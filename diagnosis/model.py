@@ -25,7 +25,7 @@ class Certainty(IntEnum):
     """Certainty of a cause: how it is known."""
 
     LIKELY = 1
-    """A text or a pattern says so; what would prove it can't be seen in the cluster."""
+    """A text or a pattern indicates it; a proof is not visible in the cluster."""
     PROVEN = 2
     """The objects themselves show it."""
 
@@ -36,14 +36,14 @@ class Link(Enum):
     The value is the text that people read.
     """
 
-    ADMITTED = "a pod is made"
-    QUEUED = "its queue and gates let it go"
+    ADMITTED = "its pod is created"
+    QUEUED = "queue and scheduling gates admit it"
     SCHEDULED = "a scheduler finds a node"
-    ACCEPTED = "the kubelet takes it and gives it devices"
-    RUNTIME = "its node makes it a sandbox: volumes, network, container runtime"
-    PREPARED = "its images are there"
-    STARTED = "its containers start, with the GPU in them"
-    RUNNING = "CUDA works in it"
+    ACCEPTED = "the kubelet accepts it and allocates devices"
+    RUNTIME = "its sandbox is created: volumes, network, container runtime"
+    PREPARED = "its images are pulled"
+    STARTED = "its containers start with the GPU"
+    RUNNING = "CUDA works in its containers"
 
 
 class Cause(Struct, frozen=True):
@@ -59,7 +59,7 @@ class Cause(Struct, frozen=True):
     means: str
     """One sentence."""
     remedy: str
-    """What a person does about it, in general; a find names the objects."""
+    """General fix; a result names the objects."""
     source: str = ""
     urgent: bool = False
     """Running work is failing: listed before all others of its severity."""
@@ -74,15 +74,15 @@ class FoundCause(Struct, frozen=True):
 
     cause: Cause
     subject: str
-    """What has to be changed to mend it."""
+    """Object to change."""
     evidence: tuple[str, ...]
     remedy: tuple[str, ...] = ()
-    """Sentences, the first thing to do first; a command stands in backticks, whole and quoted for a shell."""
+    """Sentences in the order of the steps; commands are in backticks, complete and quoted for a shell."""
     affected: tuple[str, ...] = ()
-    """What does not work because of it, where that is not the subject."""
+    """Objects that do not work because of it, other than the subject."""
     certainty: Certainty = Certainty.PROVEN
     because_of: tuple[tuple[Cause, str], ...] = ()
-    """Causes, each with its subject, of which this is only a consequence where they are found too."""
+    """Causes, each with its subject. If one is found too, this result is its consequence."""
 
 
 class Unchecked(Struct, frozen=True):
@@ -110,7 +110,7 @@ class Search(Struct, frozen=True):
     needs: tuple[str, ...]
     find: Find
     concerns: Callable[[Snapshot], bool] | None = None
-    """Whether the cluster has what the search is about; where it has not, nothing is asked and nothing told."""
+    """Whether the search applies to the cluster; otherwise it is skipped without a report."""
 
 
 def command(*words: str) -> str:

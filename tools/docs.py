@@ -64,7 +64,7 @@ def groups_table() -> str:
 
 
 def runbook_table() -> str:
-    """One line per check: its reasons, each with its severity."""
+    """Return one line per check: its reasons, each with its severity."""
     lines = ["| check | reasons |", "|---|---|"]
     for check in ALL_CHECKS:
         links = (
@@ -75,7 +75,7 @@ def runbook_table() -> str:
 
 
 def exit_table() -> str:
-    """Every way in which a finding ends, one line each."""
+    """Return the ways in which a finding ends, one line each."""
     lines = ["| exit | of | when |", "|---|---|---|"]
     lines += [f"| {way.words} | {way.of} | {way.when} |" for way in EXITS]
     return "\n".join(lines)
@@ -89,7 +89,7 @@ def recommendation_table() -> str:
 
 
 def causes_table() -> str:
-    """Why a check could not run, one line per cause."""
+    """Return the causes why a check could not run, one line each."""
     lines = ["| cause | what it means | what to do |", "|---|---|---|"]
     for cause in CAUSES:
         row = (f"`{cause.name}`", cause.meaning, cause.action)
@@ -98,7 +98,7 @@ def causes_table() -> str:
 
 
 def checks_page() -> str:
-    """The whole of docs/checks.md."""
+    """Return the whole of docs/checks.md."""
     parts = [
         "# Checks\n",
         "Generated from the code by `make docs`; a test fails when it is stale.\n",
@@ -126,7 +126,7 @@ def _section(check: Check) -> str:
 
 
 def _counts(reason: Reason) -> str:
-    """From where on it is a fault, and when it is judged."""
+    """Return the threshold of a reason, and when it is judged."""
     grace, again = reason.grace, LOOKS_TO_CONFIRM - 1
     words = (
         reason.threshold,
@@ -147,7 +147,7 @@ _SEVERITIES_THAT_VARY = {
     "sxid": "by its line",
     "recovery-action": "by the action",
 } | dict.fromkeys(("dcgm-diag-l2", "dcgm-diag-l4"), "by the error")
-"""Checks whose findings get their severity from what they read; of xid and sxid one reason stands for all numbers."""
+"""Checks whose findings get their severity from the data; for xid and sxid, one reason covers all numbers."""
 
 
 def _severity(check: Check, severity: Severity) -> str:
@@ -190,7 +190,7 @@ def _sxid_section() -> str:
 
 
 def metrics_page() -> str:
-    """The whole of docs/metrics.md."""
+    """Return the whole of docs/metrics.md."""
     port = settings_of(AgentSettings)["METRICS_PORT"].default
     lines = [
         "# Metrics\n",
@@ -231,7 +231,7 @@ _SCRAPING = (
 
 
 def uses_by_metric() -> dict[str, list[str]]:
-    """By the name of a metric: the alerts, as links, the recorded series and the panels that are made of it."""
+    """Return, by metric name, the alerts (as links), recorded series and panels that use it."""
     uses: dict[str, list[str]] = defaultdict(list)
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         for rule in group["rules"]:
@@ -251,29 +251,29 @@ def _metrics_in(expression: str) -> dict[str, None]:
 
 
 def _panels() -> list[Any]:
-    """Those of the fleet, then those of one node."""
+    """Return the panels of the fleet, then those of one node."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     return [entry for panel in panels for entry in (panel["panels"] if panel["type"] == "row" else [panel])]
 
 
 def diagnoses_page() -> str:
-    """The whole of docs/causes.md."""
+    """Return the whole of docs/causes.md."""
     lines = [
         "# Causes\n",
-        "What `gpu-healthcheck diagnose` finds, one entry per cause; `gpu-healthcheck explain CAUSE` says the same.",
+        "Causes that `gpu-healthcheck diagnose` can find. `gpu-healthcheck explain CAUSE` prints the same text.",
         "Generated from the code by `make docs`; a test fails when it is stale.\n",
     ]
     family = ""
     for cause, module in _diagnoses():
         if module != family:
-            lines.append(f"## {(sys.modules[module].__doc__ or '').strip()}\n")
+            lines.append(f"## {_family(module)}\n")
             family = module
         lines += [
             f"### {cause.name}\n",
             f"{cause.means}\n",
             f"- severity: {cause.severity.name.lower()}",
-            *([f"- breaks the link: {cause.link.value}"] if cause.link is not None else []),
-            f"- what to do: {cause.remedy}",
+            *([f"- broken link: {cause.link.value}"] if cause.link is not None else []),
+            f"- remedy: {cause.remedy}",
             *([f"- source: {cause.source}"] if cause.source else []),
             "",
         ]
@@ -281,14 +281,21 @@ def diagnoses_page() -> str:
     return "\n".join(lines)
 
 
+def _family(module: str) -> str:
+    """Return the heading of a family, and the rest of its module's docstring."""
+    first, *rest = (sys.modules[module].__doc__ or "").strip().splitlines()
+    heading = first.removeprefix("Find ").removesuffix(".")
+    return "\n".join((f"{heading[:1].upper()}{heading[1:]}", *rest))
+
+
 def _explained() -> dict[str, str]:
-    """By name where a cause or a reason is explained, as docs/causes.md links to it."""
+    """Return the link target of each cause and reason, for docs/causes.md."""
     reasons = {reason.name: f"runbook.md#{reason.name.lower()}" for check in ALL_CHECKS for reason in check.reasons}
     return reasons | {cause.name: f"#{cause.name.lower()}" for cause, _ in _diagnoses()}
 
 
 def _diagnoses() -> Iterator[tuple[Cause, str]]:
-    """Every cause with the file of its family, once."""
+    """Yield each cause once, with the module of its family."""
     messages = set[str]()
     for search in SEARCHES:
         for cause in search.causes:
@@ -324,7 +331,7 @@ def _reason(reason: Reason) -> dict[str, Any]:
 
 
 def runbook() -> str:
-    """docs/runbook.md, its tables made anew."""
+    """Return docs/runbook.md with regenerated tables."""
     text = _with_table(RUNBOOK.read_text(), runbook_table(), CHECKS_MARKS)
     text = _with_table(text, recommendation_table(), RECOMMENDATION_MARKS)
     return _with_table(text, causes_table(), CAUSES_MARKS)

@@ -68,7 +68,7 @@ class Pool(Struct, frozen=True):
     total: int
     holders: tuple[PoolShare, ...] = ()
     memory: int = 0
-    """In MiB, and `cores` in percent of a card, of all cards together: where they are shared by HAMi."""
+    """Total memory in MiB, and total `cores` in percent of a card, if HAMi shares the cards."""
     cores: int = 0
     closed: bool = False
 
@@ -97,16 +97,16 @@ class NodeAllocation(Struct, frozen=True):
     product: str
     gpus: int | None
     closed: str
-    """Why it takes no new pods: not ready, cordoned, or our taint; '' where it does."""
+    """Why the node takes no new pods: not ready, cordoned, or our taint; '' if it does."""
     pools: tuple[Pool, ...]
     cpu_free: Decimal
     memory_free: Decimal
     cards: tuple[CardUsage, ...] = ()
-    """Those that HAMi shares."""
+    """Cards that HAMi shares."""
     loads: tuple[CardLoad, ...] = ()
-    """How much each card is used now, as far as a Prometheus was asked and knows."""
+    """Current load of each card, if Prometheus was queried and reports it."""
     used: Mapping[tuple[str, str], MeasuredUse] = field(default_factory=dict)
-    """The same of HAMi's shares, by pod and card."""
+    """Measured use of HAMi's shares, by pod and card."""
 
     @property
     def usable(self) -> bool:
@@ -119,7 +119,7 @@ class NodeAllocation(Struct, frozen=True):
 
 
 class NamespaceAllocation(Struct, frozen=True):
-    """`devices` by resource. `memory`: MiB of GPU memory that is its own, as far as that is known."""
+    """GPU allocation of one namespace. `devices` by resource. `memory`: MiB of its GPU memory, as far as known."""
 
     namespace: str
     pending: int = 0
@@ -138,9 +138,9 @@ class Allocation(Struct, frozen=True):
     namespaces: tuple[NamespaceAllocation, ...]
     pods_seen: bool
     memory_scaling: Mapping[str, float] = field(default_factory=dict)
-    """How much memory HAMi registers for each MiB of a card: for all nodes under '', for single ones by their names."""
+    """Memory that HAMi registers for each MiB of a card, by node name; '' for all other nodes."""
     use_missing: str = ""
-    """Why nobody knows how much GPUs are used, where a Prometheus was asked for that."""
+    """Why utilization is unknown although Prometheus was queried."""
 
     @property
     def percent(self) -> float | None:
@@ -160,7 +160,7 @@ class Total(Struct, frozen=True):
 
 
 def totals(allocation: Allocation) -> tuple[Total, ...]:
-    """Over all nodes, by resource and kind."""
+    """Return the totals of all nodes, by resource and kind."""
     sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for node in allocation.nodes:
         for pool in node.pools:

@@ -27,7 +27,7 @@ class LinkState(Enum):
     FINE = "fine"
     BROKEN = "broken"
     WAITING = "not yet"
-    """The pod is here, and no cause was found that it goes no further."""
+    """The pod is at this link; no cause was found for the delay."""
     NOT_REACHED = "not reached"
 
 
@@ -40,7 +40,7 @@ class Step(Struct, frozen=True):
     link: Enum
     state: LinkState
     seen: str = ""
-    """What shows it, in a few words."""
+    """Short evidence."""
     problems: tuple[Problem, ...] = ()
 
 
@@ -105,7 +105,7 @@ def steps(
 
 
 def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
-    """The links that the pod's own state shows behind it, up to the first that it does not."""
+    """Yield the links that the pod's own state shows as passed, up to the first that it does not."""
     yield Link.ADMITTED, "the pod exists"
     if pod.spec.gates:
         return
@@ -131,7 +131,7 @@ def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
         return
     yield Link.STARTED, ", ".join(state.name for state in started)
     if pod.phase == "Succeeded" or all(state.ready or state.ended for state in pod.states):
-        yield Link.RUNNING, "it has ended well" if pod.phase == "Succeeded" else "its containers run"
+        yield Link.RUNNING, "it has succeeded" if pod.phase == "Succeeded" else "its containers run"
 
 
 def _ran(ended: ContainerEnd | None) -> bool:

@@ -31,11 +31,11 @@ _EVENTS = frozenset(("FilteringFailed", "FilteringSucceed", "BindingFailed", "Bi
 class HamiLink(Enum):
     """Link of HAMi's chain, in the order in which it can break. The value is shown to people."""
 
-    WEBHOOK = "HAMi's webhook gives it HAMi's scheduler"
+    WEBHOOK = "HAMi's webhook assigns HAMi's scheduler"
     SCHEDULER = "HAMi's scheduler processes it"
-    FILTER = "cards of a node take it"
-    BIND = "it is bound there, with its cards noted on it"
-    PLUGIN = "the node's device plugin hands the cards out"
+    FILTER = "cards of a node fit"
+    BIND = "it is bound, and its cards are noted on it"
+    PLUGIN = "the node's device plugin allocates the cards"
     CONTAINER = "its containers run on them"
 
 
@@ -86,18 +86,18 @@ def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> It
     if pod.phase == "Succeeded" or any(state.running for state in pod.states if not state.init):
         in_use = [f"{use} of {uuid} in use" for (name, uuid), use in used(snapshot).items() if name == pod.subject]
         running = "; ".join(("they run", *in_use, *_throttled(own, pod, given)))
-        yield HamiLink.CONTAINER, "it has ended well" if pod.phase == "Succeeded" else running
+        yield HamiLink.CONTAINER, "it has succeeded" if pod.phase == "Succeeded" else running
 
 
 def _of_scheduler(installation: Installation) -> str:
     if installation.scheduler is None:
-        return f"{installation.service} is there, its pods are not visible"
+        return f"{installation.service} exists, its pods are not visible"
     return f"{installation.scheduler.subject} {installation.scheduler.version} is {installation.scheduler.health.value}"
 
 
 def _of_event(last: Event | None) -> Iterator[str]:
     if last is not None:
-        yield f"its last word: {last.reason}"
+        yield f"its last event: {last.reason}"
 
 
 def _throttled(installation: Installation, pod: Pod, given: PodGrant) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _throttled(installation: Installation, pod: Pod, given: PodGrant) -> Iterato
     policies = (container.env.get(CORE_POLICY) for container in pod.spec.containers)
     policy = next(filter(None, policies), installation.settings.core_policy)
     if held and policy == "force":
-        yield f"cores are held to {', '.join(map(str, held))} % also on a card that is idle: core policy force"
+        yield f"cores are limited to {', '.join(map(str, held))} % even on an idle card: core policy force"
 
 
 def _of_cards(pod: Pod, given: PodGrant, line: CommandLine) -> str:
@@ -165,4 +165,4 @@ _BY_CAUSE: Mapping[Cause, HamiLink] = {
     ),
 }
 _OWN = frozenset((*_BY_CAUSE, *filtering.CAUSES)) - {NO_SCHEDULER}
-"""A pod that one of these keeps from work is HAMi's, or was to be."""
+"""Causes that concern only pods that HAMi handles, or should handle."""

@@ -43,7 +43,7 @@ class InstallationTable(Struct, frozen=True):
 
 
 def installation_tables(snapshot: Snapshot) -> tuple[InstallationTable, ...]:
-    """Empty where there is no HAMi."""
+    """Return the tables of all installations; empty without HAMi."""
     tables = []
     for installation in installations(snapshot):
         parts = (*_schedulers(installation), *_plugins(snapshot, installation), *_webhooks(snapshot, installation))
@@ -58,7 +58,7 @@ def _schedulers(installation: Installation) -> Iterator[HamiPart]:
         yield HamiPart("scheduler", Health.UNKNOWN, Health.UNKNOWN.value)
         return
     line = installation.command_line
-    how = f"nodes by {line.node_policy}, cards by {line.gpu_policy}; a node's lock holds {_minutes(line.lock_expires)}"
+    how = f"nodes by {line.node_policy}, cards by {line.gpu_policy}; lock expiry {_minutes(line.lock_expires)}"
     how += " (the chart's defaults)" if line == CommandLine() else ""
     if line.node_labels:
         how += f"; only nodes with {', '.join(f'{key}={text}' for key, text in line.node_labels.items())}"
@@ -108,11 +108,11 @@ def _webhooks(snapshot: Snapshot, installation: Installation) -> Iterator[HamiPa
     for hook in installation.webhooks:
         trust = _trust(hook, snapshot.now)
         yield _webhook(snapshot, installation, hook, trust)
-        yield HamiPart("it takes", None, detail=_taken(hook))
+        yield HamiPart("selects", None, detail=_taken(hook))
         yield from _left_alone(snapshot, hook)
-        fails = "the pod is refused" if hook.fails_closed else "the pod passes as it is"
+        fails = "the pod is refused" if hook.fails_closed else "the pod passes unchanged"
         policy = "Fail" if hook.fails_closed else "Ignore"
-        yield HamiPart("without an answer", None, detail=f"failurePolicy {policy}: after {hook.timeout} s {fails}")
+        yield HamiPart("without a response", None, detail=f"failurePolicy {policy}: after {hook.timeout} s {fails}")
         yield trust
 
 
@@ -120,23 +120,23 @@ def _webhook(snapshot: Snapshot, installation: Installation, hook: Webhook, trus
     namespace, _, name = installation.service.partition("/")
     known = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == (namespace, name)]
     ready = sum(each.ready for each in known)
-    behind = f"{counted(ready, 'endpoint')} behind it" if known else "the pods behind it are not visible"
+    behind = counted(ready, "ready endpoint") if known else "its endpoints are not visible"
     health = Health.WORKING if ready else Health.DOWN if known else Health.UNKNOWN
     if trust.health is Health.DOWN or not hook.on_pods:
         health = Health.DOWN
-    pods = "" if hook.on_pods else "; no rule of it is of pods that are made"
+    pods = "" if hook.on_pods else "; none of its rules covers the creation of pods"
     parts = f"{hook.configuration.subject}, service/{installation.service}"
     message = f"{parts}: {behind}{pods}{_last_answer(snapshot, installation)}"
     return HamiPart("webhook", health, health.value, detail=message)
 
 
 def _last_answer(snapshot: Snapshot, installation: Installation) -> str:
-    """Whether the newest pod that only HAMi can serve has its scheduler."""
+    """Describe whether the newest pod that only HAMi can serve has HAMi's scheduler."""
     newest = newest_asking(snapshot, installation)
     if newest is None:
         return ""
     seen = newest.spec.scheduler == installation.scheduler_name
-    return f"; the newest that asks for shares, {newest.subject}, {'has' if seen else 'has not'} its scheduler"
+    return f"; the newest pod that requests shares, {newest.subject}, {'has' if seen else 'lacks'} its scheduler"
 
 
 def _taken(hook: Webhook) -> str:
@@ -152,7 +152,7 @@ def _left_alone(snapshot: Snapshot, hook: Webhook) -> Iterator[HamiPart]:
         message = (
             named(alone, _MOST_NAMED) if alone else f"none of the {counted(len(snapshot.namespaces), 'namespace')}"
         )
-        yield HamiPart("it leaves alone", None, detail=message)
+        yield HamiPart("ignores", None, detail=message)
 
 
 def _trust(hook: Webhook, now: datetime) -> HamiPart:
@@ -165,7 +165,7 @@ def _trust(hook: Webhook, now: datetime) -> HamiPart:
     if not hook.ca:
         return HamiPart(what, Health.DOWN, "missing", detail="the webhook has no caBundle")
     if not last:
-        why = "a saved state does not keep it" if hook.ca == OTHER_VALUE else "its caBundle is no CA that can be read"
+        why = "it is not in a saved state" if hook.ca == OTHER_VALUE else "its caBundle is not a readable CA"
         return HamiPart(what, Health.UNKNOWN, Health.UNKNOWN.value, detail=why)
     authority = last[-1]
     status = "expired" if authority.ends < now else "not yet valid" if authority.begins > now else "valid"

@@ -21,7 +21,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.verdict.inventory import Inventory
 
-_UNSAID = "not told"
+_UNSAID = "unknown"
 _LABELS = (
     *("nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"),
     *(
@@ -58,7 +58,7 @@ def _gpus(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
             shown(resource, amount(entry.get(resource, "0")) or ZERO) for entry in (node.capacity, node.allocatable)
         )
         out = shown(resource, held.get(resource, ZERO)) if snapshot.sees("Pod") else _UNSAID
-        yield InventoryRow(resource, f"capacity {there}, allocatable {allocatable}, given out {out}", "kubelet, pods")
+        yield InventoryRow(resource, f"capacity {there}, allocatable {allocatable}, in use {out}", "kubelet, pods")
     yield from _of_hami(snapshot, node)
     for usage in cards_of(snapshot).get(node.name, ()):
         row = card_row(usage, snapshot.sees("Pod"))
@@ -96,9 +96,7 @@ def _below(node: Node) -> Iterator[InventoryRow]:
         yield InventoryRow("device files", f"of {_count(seen.device_files.gpus)} GPUs; {others}", "agent")
     yield InventoryRow("container runtime", node.runtime or _UNSAID, "kubelet")
     if node.handlers is not None:
-        yield InventoryRow(
-            "runtime handlers", ", ".join(sorted(filter(None, node.handlers))) or "runc alone", "kubelet"
-        )
+        yield InventoryRow("runtime handlers", ", ".join(sorted(filter(None, node.handlers))) or "runc only", "kubelet")
     runtime = seen.runtime
     if runtime is not None:
         yield InventoryRow("its configuration", runtime.config or _UNSAID, "agent")

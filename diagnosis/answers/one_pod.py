@@ -20,7 +20,7 @@ from diagnosis.sources.collect import Collector, ReadLog
 from diagnosis.sources.kinds import POD, selectors_for
 
 _ACROSS_NODES = frozenset(cause for search in HANDLERS for cause in search.causes)
-"""Told of one node or of many at once."""
+"""Causes that may be reported for one node, or once for many nodes."""
 
 
 def look_at_pod(collector: Collector, read: ReadLog, target: Target) -> Snapshot:

@@ -26,7 +26,7 @@ from diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
 _DEFAULT = ("", "default-scheduler")
 _QUOTA_SINCE, _PRIVILEGED_SINCE = (2, 9), (2, 10)
 _OTHERS_SINCE = (2, 7)
-"""Before, the webhook took a pod from any other scheduler."""
+"""First version whose webhook keeps another scheduler's name; earlier ones replaced it."""
 
 
 class Admission(Struct, frozen=True):
@@ -41,7 +41,7 @@ class Admission(Struct, frozen=True):
     why_not: str = ""
     refused: str = ""
     passed_by: str = ""
-    """Why HAMi's webhook leaves a pod alone that asks for HAMi's resources."""
+    """Why HAMi's webhook ignores a pod that requests HAMi's resources."""
 
 
 class NodeAnswer(Struct, frozen=True):
@@ -69,7 +69,7 @@ class WouldFit(Struct, frozen=True):
     added: tuple[str, ...] = ()
     nodes: tuple[NodeAnswer, ...] = ()
     unread: tuple[str, ...] = ()
-    """Containers that ask for HAMi's resources in a way that its scheduler takes for no request."""
+    """Containers whose request for HAMi's resources has a form that its scheduler ignores."""
 
     @property
     def fits(self) -> bool:
@@ -101,7 +101,7 @@ def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
 
 
 def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> WouldFit:
-    """`written` is the pod as the file has it."""
+    """Return the answer for a pod. `written` is the pod as in the file."""
     if admission.refused:
         return WouldFit(written.subject, admission)
     pod, there = admission.pod, installations(snapshot)
@@ -144,14 +144,14 @@ def _passed_by(snapshot: Snapshot, pod: Pod, there: Iterable[Installation], book
     there = list(there)
     names = {*_DEFAULT, *schedulers(there)}
     if pod.spec.scheduler not in names and books.version >= _OTHERS_SINCE:
-        return f"it asks for the scheduler {pod.spec.scheduler}"
+        return f"the pod names the scheduler {pod.spec.scheduler}"
     hooks = [hook for installation in there for hook in installation.webhooks if hook.name == WEBHOOK]
     labels = next((namespace.labels for namespace in snapshot.namespaces if namespace.name == pod.meta.namespace), None)
     if not hooks:
-        return "there is no such webhook" if snapshot.sees("MutatingWebhookConfiguration") else ""
+        return "HAMi's webhook does not exist" if snapshot.sees("MutatingWebhookConfiguration") else ""
     if labels is not None and not any(hook.namespaces.takes(labels) for hook in hooks):
-        return f"it does not select the namespace {pod.meta.namespace}"
-    return "" if any(hook.objects.takes(pod.meta.labels) for hook in hooks) else "it does not select the pod's labels"
+        return f"the webhook does not select the namespace {pod.meta.namespace}"
+    return "" if any(hook.objects.takes(pod.meta.labels) for hook in hooks) else "the labels are not selected"
 
 
 def _refused(snapshot: Snapshot, pod: Pod, books: SchedulerState) -> str:
@@ -172,7 +172,7 @@ def _refused(snapshot: Snapshot, pod: Pod, books: SchedulerState) -> str:
 
 
 def _moved(written: Pod, pod: Pod) -> bool:
-    """Whether the way in gave it to another scheduler, as HAMi's webhook does under whatever name."""
+    """Whether admission assigned another scheduler, as HAMi's webhook does."""
     return written.spec.scheduler in _DEFAULT and pod.spec.scheduler not in _DEFAULT
 
 

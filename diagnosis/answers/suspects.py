@@ -23,7 +23,7 @@ def suspects(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[Node, ...]:
 
 
 def answers(node: Node) -> bool:
-    """Whether its kubelet is heard of: on another node a pod would only be waited for."""
+    """Whether the node's kubelet reports; on other nodes a probe pod would never start."""
     return any(condition.type == "Ready" and condition.status != "Unknown" for condition in node.conditions)
 
 

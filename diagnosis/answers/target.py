@@ -48,7 +48,7 @@ def parse_target(words: Sequence[str], namespace: str) -> Target | None:
     known = _known(kind)
     if known is None or not name or len(words) > 2:
         raise TargetError(
-            f"{' '.join(words)!r}: pod NAMESPACE/NAME, node NAME, or a workload such as job/NAME is wanted"
+            f"{' '.join(words)!r}: expected pod NAMESPACE/NAME, node NAME, or a workload such as job/NAME"
         )
     if known == "Node":
         return Target(known, "", name)
@@ -73,7 +73,7 @@ def is_there(snapshot: Snapshot, target: Target) -> bool:
 
 
 def concerned(snapshot: Snapshot, target: Target) -> frozenset[str]:
-    """The subjects that a problem must touch to be one of the target's."""
+    """Return the subjects that make a problem relevant to the target."""
     pods = pods_of(snapshot, target)
     above = {text for pod in pods for text in snapshot.line(pod.meta)}
     beneath = {workload.subject for workload in snapshot.workloads if target.subject in snapshot.line(workload.meta)}

@@ -7,7 +7,7 @@ _LONGEST = 400
 _HINTS = (
     (
         ("no runtime for",),
-        "The kubelet's container runtime lacks that handler: check which file the toolkit writes, then restart the toolkit.",
+        "The kubelet's container runtime lacks that handler: check which file the toolkit writes, then restart it.",
     ),
     (
         ("Could not resolve Linux kernel version", "kernel source tree", "kernel-headers", "linux-headers"),

@@ -15,11 +15,11 @@ from diagnosis.model import FoundCause, Search, Unchecked
 from diagnosis.snapshot import Snapshot
 
 _Key = tuple[str, str]
-"""A cause's name, and its subject."""
+"""Name and subject of a cause."""
 SAVED_STATE = "saved state"
-"""Stands for a kind where a part of the state is damaged."""
+"""Pseudo-kind for damaged parts of a saved state."""
 MOST_EVIDENCE = 12
-"""Of one cause: the same fault on 5,000 nodes is told by a few of them, and counted."""
+"""Maximum pieces of evidence for one cause; for the same fault on 5,000 nodes, the rest is counted."""
 
 
 class Problem(Struct, frozen=True):
@@ -41,7 +41,7 @@ class Problem(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """`problems`: the urgent, most certain and far-reaching of the worst first."""
+    """Result of a diagnosis. `problems` are sorted by severity, then urgency, certainty and reach."""
 
     at: datetime
     problems: tuple[Problem, ...]
@@ -55,7 +55,7 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
     The result is cached, because it also decides whether more must be collected.
     """
     found: list[FoundCause] = []
-    unseen = [Unchecked(SAVED_STATE, why, "whatever it held") for why in snapshot.unread]
+    unseen = [Unchecked(SAVED_STATE, why, "everything in it") for why in snapshot.unread]
     for search in searches:
         if search.concerns is not None and not search.concerns(snapshot):
             continue

@@ -15,18 +15,18 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.checks import runtime_restart
 
-FILES_FIRST = "Until then restart neither the container runtime nor the toolkit's pods: that would load its files."
+FILES_FIRST = "Until then, do not restart the container runtime or the toolkit pods: that would load its files."
 _RESTARTS = re.compile(r"`[^`]*\b(?:systemctl|snap) restart ")
 _RESTARTS_ALL = re.compile(r"`[^`]*(?:\bhelm upgrade |\brollout restart )")
-"""The operator's toolkit restarts the container runtime of each node on which it starts anew."""
+"""When it starts, the operator's toolkit restarts the node's container runtime."""
 _MAKES_PODS = re.compile(r"`kubectl [^`]*\bdelete pods? ")
 _ENDS_PODS_ALONE = ("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing", "RuntimeNotReady")
-"""With these no pod is started, or none with NVIDIA's handler, whose place a deleted one should take."""
+"""With these findings, no new pod starts, or none with NVIDIA's handler, so deleting a pod would not help."""
 _MOST_NODES = 4
 
 
 def with_fixes_first(snapshot: Snapshot, found: FoundCause) -> FoundCause:
-    """The find without such commands; as it is where there are none."""
+    """Return the result without such commands; unchanged if it has none."""
     kept: list[str] = []
     fixes: dict[str, None] = {}
     for line in found.remedy:

@@ -19,7 +19,7 @@ from healthcheck.memory.findings import gpu_address
 from healthcheck.node.device_pools import address_of
 
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
-"""In a device plugin's ID: a replica of a shared GPU has more behind it."""
+"""Pattern of a device plugin's ID; a replica of a shared GPU has a suffix."""
 _UNHEALTHY = "Unhealthy"
 
 

@@ -23,14 +23,14 @@ _DAEMON = tuple(
     Toleration(f"node.kubernetes.io/{key}", "Exists", "", "")
     for key in ("not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable")
 )
-"""What the DaemonSet controller lets its pods tolerate, whatever their template says."""
+"""Tolerations that the DaemonSet controller adds to its pods."""
 _HOST_NETWORK = Toleration("node.kubernetes.io/network-unavailable", "Exists", "", "")
 _NODE_NAME = "metadata.name"
 _OWNED_TESTS = ("nvidia-cuda-validator", "nvidia-device-plugin-validator")
-"""Pods that the operator's validator makes, and owns: they run once, and are none of its own."""
+"""Pods that the operator's validator creates and owns: they run once, and do not count as its pods."""
 _KINDS = {"daemonset": "DaemonSet", "deployment": "Deployment", "statefulset": "StatefulSet"}
 YOUNG = timedelta(minutes=10)
-"""A node or a pod this old may be on its way: images are gigabytes, a driver may be built first."""
+"""Minimum age of a node or pod to judge it: images are gigabytes, a driver may be built first."""
 
 
 class Role(Enum):
@@ -66,7 +66,7 @@ class Health(Enum):
     """Some of its pods are not ready."""
     DOWN = "down"
     IDLE = "not wanted"
-    """It wants no pod: no node is for it, or somebody scaled it to none."""
+    """It needs no pod: it selects no node, or is scaled to zero."""
     UNKNOWN = "not visible"
 
 
@@ -98,7 +98,7 @@ class Component(Struct, frozen=True):
         return Health.WORKING if self.ready >= self.wanted else Health.PARTLY if self.ready else Health.DOWN
 
     def pod_on(self, node: str) -> Pod | None:
-        """Its newest pod there that has not ended."""
+        """Return its newest pod on the node that has not ended."""
         there = [pod for pod in self.pods if pod.spec.node == node and not pod.over]
         return max(there, key=lambda pod: (pod.meta.deleted is None, str(pod.meta.created)), default=None)
 
@@ -164,7 +164,7 @@ def is_for(spec: PodSpec, node: Node) -> bool:
 
 
 def refused(spec: PodSpec, node: Node) -> tuple[Taint, ...]:
-    """The node's taints that keep a DaemonSet's pods away."""
+    """Return the node's taints that keep a DaemonSet's pods off."""
     also = (*_DAEMON, _HOST_NETWORK) if spec.host_network else _DAEMON
     tolerations = (*spec.tolerations, *also)
     blocking = (taint for taint in node.taints if taint.effect != "PreferNoSchedule")
@@ -182,7 +182,7 @@ def is_ready(pod: Pod) -> bool:
 
 
 def _by_owner(snapshot: Snapshot) -> dict[str, list[Pod]]:
-    """Return pods by the subject of their owner: for a Deployment that, not the ReplicaSet between."""
+    """Return pods by the subject of their owner: the Deployment, not its ReplicaSet."""
     between = {
         workload.subject: workload.meta.owner for workload in snapshot.workloads if workload.meta.kind == "ReplicaSet"
     }
@@ -233,7 +233,7 @@ def _of_pods(subject: str, pods: list[Pod]) -> Component | None:
 
 
 def _of_template(spec: PodSpec) -> tuple[tuple[Expression, ...], ...] | None:
-    """Its node affinity without the node's own name, to which the DaemonSet controller ties each pod."""
+    """Return the node affinity without the node name that the DaemonSet controller adds to each pod."""
     terms = tuple(
         tuple(expression for expression in term if expression.key != _NODE_NAME) for term in spec.affinity or ()
     )
@@ -252,13 +252,13 @@ def version_of(spec: PodSpec, role: Role | None = None) -> str:
 
 
 def tag_of(image: str) -> str:
-    """Its tag, or the beginning of its digest."""
+    """Return the image's tag, or the beginning of its digest."""
     name, _, digest = image.partition("@")
     return name.rpartition("/")[2].partition(":")[2] or digest[:19]
 
 
 def _narrowed(role: Role, name: str) -> Role | None:
-    """The chart of the device plugin gives its other DaemonSets the same labels and image, and other names."""
+    """Return the role by name among the device plugin chart's DaemonSets, which share labels and image."""
     if role is Role.DEVICE_PLUGIN and "gpu-feature-discovery" in name:
         return Role.GPU_FEATURES
     if role is Role.DEVICE_PLUGIN and "mps-control-daemon" in name:
@@ -337,7 +337,7 @@ _NAMES = (
     ("hami-scheduler", Role.HAMI_SCHEDULER),
     ("hami-device-plugin", Role.HAMI_PLUGIN),
 )
-"""With what a name begins, the longer ones first."""
+"""Name prefixes, the longer ones first."""
 _STEMS = tuple(stem for stem, _ in _NAMES)
 _IMAGES = {
     "gpu-operator": Role.OPERATOR,

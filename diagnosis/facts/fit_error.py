@@ -19,7 +19,7 @@ _AFTER = (
     *("preemption:", "no new claims to deallocate", "still not schedulable", "deallocation of ResourceClaim completed"),
     *("deletion of ResourceClaim completed", "No preemption victims found"),
 )
-"""How what the scheduler then tried to evict begins: it says nothing of why the pod does not fit."""
+"""Beginnings of the text about preemption, which does not explain why the pod does not fit."""
 _EMPTY = "no nodes available to schedule pods"
 
 
@@ -114,7 +114,7 @@ _TEXTS: tuple[tuple[ReasonSubject, str], ...] = (
 
 @cache
 def _patterns() -> tuple[tuple[ReasonSubject, re.Pattern[str]], ...]:
-    """Compiled when the first message is taken apart: in most clusters no scheduler complains."""
+    """Return the compiled patterns, at the first message only, because most clusters have none."""
     return tuple((subject, re.compile(pattern, re.ASCII | re.IGNORECASE)) for subject, pattern in _TEXTS)
 
 
@@ -124,7 +124,7 @@ _OF_THE_POD = (
     ReasonSubject.CLAIM_MISSING,
     ReasonSubject.CLASS_MISSING,
 )
-"""What is said without any count of nodes, where the pod is refused before one is looked at."""
+"""Reasons without a node count: the pod is refused before any node is checked."""
 
 
 def parse(message: str) -> FitError | None:

@@ -55,11 +55,11 @@ _UPGRADING = frozenset(
 _DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused"
 _OPERANDS, _PLUGIN = f"{_DEPLOY}operands", f"{_DEPLOY}device-plugin"
 SETTLES = timedelta(minutes=10)
-"""A node this young is still set up: images are gigabytes, a driver may be built first."""
+"""A node this young is still being set up: images are gigabytes, a driver may be built first."""
 
 
 def is_device(resource: str) -> bool:
-    """Whether a node that offers it gives out GPUs or parts of them: not their memory or cores."""
+    """Whether the resource stands for GPUs or parts of them, not for their memory or cores."""
     return is_gpu(resource) and not any(word in resource for word in _AMOUNTS)
 
 
@@ -108,7 +108,7 @@ def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> 
 
 
 def offers_gpus(node: Node) -> bool:
-    """Whether it gives out any of its GPUs."""
+    """Whether the node offers any of its GPUs."""
     return any(node.allocatable[name] != "0" for name in devices_in(node.allocatable))
 
 
@@ -118,12 +118,12 @@ def has_hami(node: Node) -> bool:
 
 
 def is_for_machines(node: Node) -> bool:
-    """Whether its GPUs are given to virtual machines whole, so that no container gets any."""
+    """Whether the node's GPUs are passed to virtual machines, so that no container gets any."""
     return node.meta.labels.get("nvidia.com/gpu.workload.config") in _PASSED_THROUGH
 
 
 def brings_plugin(node: Node) -> bool:
-    """Whether its operating system runs the device plugin itself, where no pod shows it."""
+    """Whether the node's operating system runs the device plugin itself, without a pod."""
     return "bottlerocket" in node.runtime.lower()
 
 
@@ -134,7 +134,7 @@ def is_judged(node: Node, now: datetime) -> bool:
 
 
 def is_changed(node: Node) -> bool:
-    """Whether the operator is at work on its driver or its MIG profiles: operands are paused meanwhile."""
+    """Whether the operator is changing the driver or MIG profiles; operands are paused during the change."""
     return any(True for _ in changes(node))
 
 

@@ -15,17 +15,17 @@ _GPU = re.compile(
     r"|volcano\.sh/(?:vgpu|gpu)|k8s\.amazonaws\.com/vgpu|metax-tech\.com/s?gpu|enflame\.com/gcu|hygon\.com/dcu)",
     re.ASCII,
 )
-"""Of the vendors' device plugins and of HAMi, whose memory and cores of a card are asked for by names of their own."""
+"""Resource names of the vendors' device plugins and of HAMi, including card memory and cores."""
 _GPU_CLASS = re.compile(r"\b(?:v?gpu|mig|vfio)\b", re.ASCII | re.IGNORECASE)
 """A DeviceClass or its driver: `gpu.nvidia.com`, `mig.nvidia.com`, `vfio.gpu.nvidia.com`, `gpu.amd.com`."""
 _MEANT = re.compile(r"gpu|cuda|\bmig-|\d{1,2}g\.\d{1,3}gb|nvidia\.com/[a-z]{1,3}\d{1,4}", re.ASCII | re.IGNORECASE)
 _SWEEP = "gpu-healthcheck-sweep"
 SHARES = frozenset(f"nvidia.com/{one}" for one in ("gpumem", "gpumem-percentage", "gpucores", "priority"))
-"""HAMi's: no node offers these, and no other scheduler knows them."""
+"""HAMi's resources that no node offers, and no other scheduler knows."""
 
 
 def is_gpu(resource: str) -> bool:
-    """Whether asking for that resource is asking for a GPU, a share or a part of one."""
+    """Whether the resource stands for a GPU, a share or a part of one."""
     return _GPU.match(resource) is not None
 
 
@@ -70,7 +70,7 @@ def gpu_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
 
 
 def claims_gpus(pod: Pod, claims: Iterable[tuple[str, str]]) -> bool:
-    """Whether one of its claims is among these."""
+    """Whether one of the pod's claims is among these."""
     names = (*pod.spec.claims.values(), *pod.claim_names.values())
     return any((pod.meta.namespace, name) in claims for name in names)
 

@@ -28,11 +28,11 @@ class ObstacleKind(Enum):
 
     CORDONED = "it is cordoned"
     TAINTED = "it has a taint that the pod does not tolerate"
-    UNSELECTED = "the pod's selector or affinity does not take it"
+    UNSELECTED = "the pod's selector or affinity does not match it"
     ABSENT = "it offers none of a resource"
-    TOO_SMALL = "it never has as many"
-    IN_USE = "others hold them"
-    FAULTY = "its GPUs have an active fault: the pod tolerates our taint"
+    TOO_SMALL = "its total is too small"
+    IN_USE = "other pods use them"
+    FAULTY = "its GPUs have an active fault, although the pod tolerates our taint"
 
 
 class Obstacle(Struct, frozen=True):
@@ -52,7 +52,7 @@ class Obstacle(Struct, frozen=True):
         if not self.resource:
             return f"{self.why.value}: {self.what}" if self.what else self.why.value
         asked, offered, free = (shown(self.resource, decimal) for decimal in (self.asked, self.offered, self.free))
-        return f"{self.resource}: {asked} asked, {offered} there, {free} free"
+        return f"{self.resource}: {asked} requested, {offered} offered, {free} free"
 
 
 def asked_by(spec: PodSpec) -> dict[str, Decimal]:
@@ -157,7 +157,7 @@ def selects(spec: PodSpec, node: Node) -> bool:
 
 
 def holds_volume(volume: Volume, node: Node) -> bool:
-    """Whether the volume can be had on the node."""
+    """Whether the node can mount the volume."""
     if not all(expression_takes(zone, node) for zone in volume.zones):
         return False
     return volume.terms is None or any(_term_takes(term, node) for term in volume.terms)
@@ -197,7 +197,7 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def _term_takes(term: tuple[Expression, ...], node: Node) -> bool:
-    # An empty term takes no node.
+    # An empty term matches no node.
     return bool(term) and all(expression_takes(expression, node) for expression in term)
 
 

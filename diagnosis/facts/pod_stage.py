@@ -15,10 +15,10 @@ _HARD = frozenset(
         *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "ImageInspectError"),
     )
 )
-"""Reasons why a container waits that it does not leave by itself."""
+"""Waiting reasons of a container that do not end on their own."""
 IMAGE = frozenset(("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName"))
 _OFTEN = 3
-"""So many restarts, the last one just now: it only runs between two crashes."""
+"""With this many restarts, the last one just now, a container only runs between two crashes."""
 _JUST_NOW = timedelta(minutes=10)
 _LONG_GOING = timedelta(minutes=15)
 
@@ -27,13 +27,13 @@ class StageKind(Enum):
     """State of a pod: ready, or the reason why it is not. The value is shown to people."""
 
     READY = "ready"
-    GOING = "on its way out"
+    GOING = "being deleted"
     FAILS = "fails"
-    UNPLACED = "no scheduler has put it on a node"
+    UNPLACED = "no scheduler has bound it to a node"
     INIT = "an init container runs"
-    CREATING = "no container has begun"
-    UNREADY = "runs, and is not ready"
-    STUCK_GOING = "asked to go, and still there"
+    CREATING = "no container has started"
+    UNREADY = "running, but not ready"
+    STUCK_GOING = "deletion requested, still present"
 
 
 class Stage(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Amounts of a resource as Kubernetes writes them: `8`, `1500m`, `64Gi`."""
+"""Parse and format amounts of a resource as Kubernetes writes them: `8`, `1500m`, `64Gi`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shown(resource: str, value: Decimal) -> str:
 
 
 def counted(number: int, word: str) -> str:
-    """`1 node`, `3 nodes`."""
+    """Format as `1 node` or `3 nodes`."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 

@@ -22,16 +22,16 @@ from diagnosis.snapshot.pods import Condition, ContainerEnd, ContainerState, Pod
 from diagnosis.snapshot.workloads import Workload
 
 _PROGRESS = frozenset(("Pulling", "Pulled", "Created", "Started"))
-"""What the kubelet notes once a pod's volumes are mounted and its sandbox stands: what failed before it works now."""
+"""Event reasons after volumes are mounted and the sandbox is created; earlier failures are then over."""
 _MOST_LOG = 64 * 1024
-"""Of a log its end: what broke a container stands there."""
+"""Number of last log lines to search: the error is near the end."""
 _PAST = timedelta(days=1)
 _DONE = frozenset(("Complete", "Completed", "SuccessCriteriaMet"))
-"""Conditions of a Job or a JobSet that has what it was for."""
+"""Conditions of a finished Job or JobSet."""
 _COUNTED = frozenset(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"))
-"""Their pods are each as good as the other, and counted while they are ready."""
+"""Kinds with interchangeable pods, of which the ready ones are counted."""
 _SHOWN = 300
-"""Of a text as a piece of evidence."""
+"""Longest text in a piece of evidence."""
 
 
 class TextSource(Enum):
@@ -77,7 +77,7 @@ class Signature(Struct, frozen=True):
     source: str
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Letter case does not matter: versions differ in it."""
+        """Search without regard to letter case, which differs between versions."""
         return _compiled(self.pattern).search(text)
 
 
@@ -123,7 +123,7 @@ def recognised(signatures: Iterable[Signature], symptoms: Iterable[Symptom]) -> 
 
 
 def standing_events(snapshot: Snapshot, pod: Pod) -> tuple[Event, ...]:
-    """The warnings about this very pod after which it has come no further, the newest first."""
+    """Return the warnings about this pod after which it made no progress, the newest first."""
     about = [event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid)]
     went_on = max(
         (event.last for event in about if not event.warning and event.reason in _PROGRESS and event.last), default=None
@@ -157,7 +157,7 @@ def of_end(state: ContainerState, ended: ContainerEnd) -> Symptom:
 
 
 def of_log(snapshot: Snapshot, pod: Pod, container: str, lines: int = 0) -> Iterator[Symptom]:
-    """The end of a container's log, where there is any; `lines`: only so many of its last."""
+    """Yield the end of a container's log, if there is one. `lines`: number of last lines; 0 for all."""
     log = snapshot.logs.get((pod.subject, container), "")[-_MOST_LOG:]
     if lines:
         log = "\n".join([line for line in log.splitlines() if line.strip()][-lines:])
@@ -201,7 +201,7 @@ def older(snapshot: Snapshot, at: datetime | None, minutes: float) -> bool:
 
 
 def scheduled_at(pod: Pod) -> datetime | None:
-    """Since when it has had a node."""
+    """Return the time when the pod was bound to its node."""
     condition = pod.condition("PodScheduled")
     return (condition.since if condition is not None and condition.status == "True" else None) or pod.meta.created
 

@@ -21,14 +21,14 @@ _CONFIG, _SOCKET = "CONTAINERD_CONFIG", "CONTAINERD_SOCKET"
 _OLD_AND_NEW = {_CONFIG: (_CONFIG, "RUNTIME_CONFIG"), _SOCKET: (_SOCKET, "RUNTIME_SOCKET")}
 _STANDARD = {_CONFIG: "/etc/containerd/config.toml", _SOCKET: "/run/containerd/containerd.sock"}
 _VOLUMES = {_CONFIG: "containerd-config", _SOCKET: "containerd-socket"}
-"""Of the operator's DaemonSet: inside, the variables name a mount; the host's folder is the volume's path."""
+"""Variables of the operator's DaemonSet with paths in the container; the volume has the host's folder."""
 _KUBELETS = re.compile(r"the kubelet's \S{1,20} reads (/\S{1,300}?)(?::? |$)")
-"""As our agent's NvidiaRuntimeElsewhere has it."""
+"""Form of the path in the agent's finding NvidiaRuntimeElsewhere."""
 _CRI_SOCKET = "kubeadm.alpha.kubernetes.io/cri-socket"
 
 _AT_START = "Install the package nvidia-container-toolkit on the node; {} finds it when it starts: `{}`"
 _CONFIGURE = (
-    "Bring NVIDIA's container toolkit to the node, with the GPU operator or as a package, and configure it for {}: "
+    "Install NVIDIA's container toolkit on the node, with the GPU operator or as a package, and configure it for {}: "
     "`nvidia-ctk runtime configure --runtime={}`"
 )
 _WAYS = (
@@ -45,7 +45,7 @@ _WAYS = (
             "containerd --config=/etc/k0s/containerd.d/nvidia.toml --config-source=file && systemctl restart 'k0s*'",
         ),
     ),
-    ("microk8s.io/cluster", "Let MicroK8s bring it: `microk8s enable nvidia`"),
+    ("microk8s.io/cluster", "Install it with MicroK8s: `microk8s enable nvidia`"),
     (
         "k8sd.io/role",
         _CONFIGURE.format(
@@ -53,27 +53,27 @@ _WAYS = (
             "containerd --config=/etc/containerd/config.toml --drop-in-config=/etc/containerd/conf.d/99-nvidia.toml"
             " && snap restart k8s.containerd",
         )
-        + ", both files beneath containerd-base-dir where the cluster has one",
+        + ", both files under containerd-base-dir if the cluster sets one",
     ),
     (
         "bottlerocket",
         (
-            "Start the node from Bottlerocket's variant for NVIDIA (`aws-k8s-VERSION-nvidia`), which has the handler: "
-            "its files can't be changed."
+            "Boot the node from Bottlerocket's NVIDIA variant (`aws-k8s-VERSION-nvidia`), which has the handler: "
+            "its files are read-only."
         ),
     ),
     (
         "talos (",
         (
-            "Boot Talos with its extension nvidia-container-toolkit-production, which brings the handler: its files "
-            "can't be changed."
+            "Boot Talos with the extension nvidia-container-toolkit-production, which has the handler: its files "
+            "are read-only."
         ),
     ),
     (
         "-gke.",
         (
-            "GKE's nodes have no such handler, nor need one: take runtimeClassName out of the pods; GKE's own device "
-            "plugin brings the GPU in."
+            "GKE nodes have no such handler and need none: remove runtimeClassName from the pods; GKE's device "
+            "plugin injects the GPU."
         ),
     ),
     (
@@ -83,7 +83,7 @@ _WAYS = (
         ),
     ),
 )
-"""By what a node tells of its distribution. Without the toolkit's package, `nvidia-ctk` is not there to configure."""
+"""Advice by a text of the node that identifies its distribution. `nvidia-ctk` needs the toolkit's package."""
 
 
 class RuntimeFiles(Struct, frozen=True):
@@ -155,7 +155,7 @@ def handlers_of(node: Node) -> frozenset[str] | None:
 
 
 def written_elsewhere(node: Node) -> tuple[str, ...]:
-    """Files with NVIDIA's handler that the kubelet's runtime does not read, where its own has none; by our agent."""
+    """Return files with NVIDIA's handler that the runtime does not read, if no file that it reads has the handler."""
     seen = node.record.inventory.runtime if node.record is not None else None
     if seen is None or not seen.config or seen.config in (seen.nvidia_in or ()):
         return ()
@@ -171,13 +171,13 @@ def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> R
         return None
     match = _KUBELETS.search(finding.detail) if finding is not None else None
     if match is not None:
-        return RuntimeFiles(match[1], _socket_of(node), "by our agent there")
+        return RuntimeFiles(match[1], _socket_of(node), "by the agent on the node")
     known = _by_distribution(node)
     if known is not None:
         return known
     seen = node.record.inventory.runtime if node.record is not None else None
     if seen is not None and seen.config:
-        return RuntimeFiles(seen.config, _socket_of(node), "by our agent there")
+        return RuntimeFiles(seen.config, _socket_of(node), "by the agent on the node")
     socket = _socket_of(node)
     return RuntimeFiles("", socket, f"annotation {_CRI_SOCKET}") if socket else None
 
@@ -217,6 +217,6 @@ def _socket_of(node: Node) -> str:
 
 
 def _resolved(path: str) -> str:
-    """`/var/run` is `/run` on every distribution that there is."""
+    """Replace `/var/run` by `/run`, which is the same on all distributions."""
     clean = posixpath.normpath(path)
     return clean.removeprefix("/var") if clean.startswith("/var/run/") else clean

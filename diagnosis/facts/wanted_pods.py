@@ -1,4 +1,4 @@
-"""The pods that a file of manifests would make, one of each kind. Pure."""
+"""Return the pods that a manifest file would create, one of each kind. Pure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def pods_in(text: str, namespace: str) -> tuple[dict[str, Any], ...]:
     `namespace`: for pods that name none.
     """
     if len(text) > LONGEST:
-        raise NoPodError(f"{len(text)} characters; at most {LONGEST} are read")
+        raise NoPodError(f"{len(text)} characters; the limit is {LONGEST}")
     found = [pod for document in _documents(text) for pod in _pods(document, namespace)]
     if not found:
-        raise NoPodError(f"no pod in it: a Pod, {', '.join(_TEMPLATES)} or a List of these is wanted")
+        raise NoPodError(f"no pod found: expected a Pod, {', '.join(_TEMPLATES)} or a List of these")
     return tuple(found[:_MOST])
 
 

@@ -1,5 +1,5 @@
 """Read HAMi's data on nodes and pods, and repeat its arithmetic. HAMi shares cards. Pure.
 
-HAMi shares cards by memory and cores. All its annotations and configuration are read by the readers here. Because other
+HAMi shares cards by memory and cores. The readers here read all its annotations and configuration. Because other
 programs write these data, the readers return bounded, typed and printable values. `fit` is the arithmetic over them.
 """

@@ -1,4 +1,4 @@
-"""Words and numbers inside of HAMi's annotations, as Go would read them. Pure."""
+"""Parse words and numbers in HAMi's annotations as Go would. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from healthcheck.text.printable import printable
 
 LONGEST_TEXT = 64 * 1024
 MOST_PARTS = 1024
-"""Of one annotation: cards of a node, containers of a pod, UUIDs of a list."""
+"""Maximum entries of one annotation: cards of a node, containers of a pod, UUIDs of a list."""
 _LONGEST_WORD = 200
 _MOST = (1 << 31) - 1
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
@@ -23,7 +23,7 @@ def word(text: str) -> str:
 def whole(text: str) -> int:
     """Parse a non-negative number of 32 bits. Raises ValueError."""
     if not (text.isascii() and text.isdigit() and len(text) <= 10) or int(text) > _MOST:
-        raise ValueError(f"{word(text)!r} is no whole number of 32 bits")
+        raise ValueError(f"{word(text)!r} is not a whole number of 32 bits")
     return int(text)
 
 
@@ -41,7 +41,7 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def epoch(text: str) -> datetime | None:
-    """Seconds since 1970."""
+    """Parse seconds since 1970."""
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
         return None
     seconds = int(text)

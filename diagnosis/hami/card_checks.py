@@ -45,12 +45,12 @@ class PodConditions(Struct, frozen=True):
 
     @property
     def alone(self) -> bool:
-        """Whether the pod requires cards of which no other pod has a part."""
+        """Whether the pod requires cards that no other pod shares."""
         policies = (self.card_options.gpu_policy or "").split(",")
         return self.version >= _2_10 and "mutex" in (policy.strip() for policy in policies)
 
     def after(self, init: bool, parts: Iterable[tuple[str, Share]]) -> PodConditions:
-        """Once a container was given these."""
+        """Return the conditions after a container got these parts."""
         if not init:
             return replace(self, given=(*self.given, *parts))
         peak = dict(self.init_peak)

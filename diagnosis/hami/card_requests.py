@@ -13,10 +13,10 @@ from diagnosis.snapshot.pods import Container
 _INT32 = 1 << 32
 _MOST = (1 << 31) - 1
 _UNSAID = 101
-"""HAMi's own sign for a percentage that nobody gave."""
+"""HAMi's value for a percentage that is not set."""
 _EXCLUSIVE_SINCE: Version = (2, 7)
 _CHECKS_SINCE: Version = (2, 10)
-"""Before, memory beyond 32 bits wrapped around, and a percentage stood as it was written."""
+"""First version with checks; before, memory beyond 32 bits wrapped around, and any percentage was accepted."""
 
 
 class CardRequest(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""A card that HAMi shares, as a person reads it: one row of a table. Pure."""
+"""Format a card that HAMi shares as one row of a table. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from diagnosis.hami.card_usage import CardUsage, Share
 from diagnosis.hami.registration import MIG_MODE
 from diagnosis.hami.usage import MeasuredUse
 
-COLUMNS = ("Card", "Places free", "Memory free", "Cores free", "By whom")
+COLUMNS = ("Card", "Slots free", "Memory free", "Cores free", "Pods")
 _MOST_PODS = 4
 _UNSEEN = "?"
 
@@ -24,7 +24,7 @@ class CardRow(Struct, frozen=True):
     memory: str
     cores: str
     pods: tuple[str, ...] = ()
-    """Each with its part; the last may count those that are not named."""
+    """Pods with their parts; the last entry may be the number of omitted pods."""
     usable: bool = True
 
     def __iter__(self) -> Iterator[str]:
@@ -32,7 +32,7 @@ class CardRow(Struct, frozen=True):
 
 
 def card_row(usage: CardUsage, pods_seen: bool, used: Mapping[tuple[str, str], MeasuredUse] | None = None) -> CardRow:
-    """`used`: by pod and card, where a Prometheus was asked."""
+    """Return the row of a card. `used`: by pod and card, if Prometheus was queried."""
     card, free = usage.card, usage.free
     state = [
         *(["unhealthy"] if not usage.usable else []),
@@ -54,7 +54,7 @@ def card_row(usage: CardUsage, pods_seen: bool, used: Mapping[tuple[str, str], M
 def part_text(part: Share) -> str:
     """Format a part as `4096 MiB, 30 %`."""
     cores = f", {part.cores} %" if part.cores else ""
-    places = f", {part.slots} places" if part.slots > 1 else ""
+    places = f", {part.slots} slots" if part.slots > 1 else ""
     return f"{part.memory} MiB{cores}{places}"
 
 

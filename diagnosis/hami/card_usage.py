@@ -36,7 +36,7 @@ class Share(Struct, frozen=True):
 
 
 class MigLayout(Struct, frozen=True):
-    """The MIG layout that a card has up to 2.9: its number, and which of its instances are in use."""
+    """MIG layout of a card up to 2.9: its number, and the instances in use."""
 
     number: int
     used: frozenset[int] = frozenset()
@@ -48,13 +48,13 @@ class CardUsage(Struct, frozen=True):
     card: Card
     part: Share = Share()
     pods: tuple[tuple[str, Share], ...] = ()
-    """By subject, each with its part."""
+    """Pods by subject, each with its part."""
     placements: tuple[tuple[int, int], ...] = ()
     layout: MigLayout | None = None
     layouts: tuple[Geometry, ...] = ()
     cordoned: bool = False
     mixed: bool = False
-    """Whether a MIG task holds a part of a card that is in no MIG mode: HAMi takes it for unhealthy."""
+    """Whether a MIG task owns a part of a card that is not in MIG mode: HAMi treats the card as unhealthy."""
 
     @property
     def free(self) -> Share:
@@ -69,7 +69,7 @@ class CardUsage(Struct, frozen=True):
 
 
 def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, PodGrant]]]:
-    """Pods that HAMi has given anything, by the node that it gave it on: from then on it counts, bound or not."""
+    """Return pods with a grant, by the node of the grant. A grant counts before the pod is bound."""
     there: defaultdict[str, list[tuple[Pod, PodGrant]]] = defaultdict(list)
     for pod in pods:
         pod_grant = grant(pod.meta) if not pod.over else None
@@ -79,7 +79,7 @@ def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, PodGrant]]]:
 
 
 def held_on(node: Node, pods: Iterable[tuple[Pod, PodGrant]], settings: HamiSettings) -> tuple[CardUsage, ...]:
-    """NVIDIA's cards of the node, in the order in which it registered them."""
+    """Return the node's NVIDIA cards in the order of their registration."""
     aside = cordoned(node)
     states = {
         card.uuid: CardUsage(card, layouts=_layouts(card, settings), cordoned=card.uuid in aside)
@@ -142,7 +142,7 @@ def _sum(shares: Iterable[ContainerShare]) -> dict[str, Share]:
 
 
 def _layouts(card: Card, settings: HamiSettings) -> tuple[Geometry, ...]:
-    """Up to 2.9 the first model that the card's type names has them."""
+    """Return the layouts of the first model that the card's type names, up to 2.9."""
     if card.mode != MIG_MODE or card.profiles:
         return ()
     return next((found for model, found in (settings.geometries or {}).items() if model in card.kind), ())

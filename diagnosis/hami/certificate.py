@@ -1,4 +1,4 @@
-"""The CA by which the API server trusts HAMi's webhook: from when to when it holds. Pure."""
+"""Read the validity period of the CA by which the API server trusts HAMi's webhook. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _moment(text: object) -> datetime:
 
 
 def _name(subject: object) -> str:
-    """Its common name, else its organization; '' for neither."""
+    """Return the common name, else the organization; '' for neither."""
     pairs = {
         str(pair[0]): str(pair[1])
         for part in (subject if isinstance(subject, tuple) else ())

@@ -11,7 +11,7 @@ from diagnosis.snapshot.pods import HAMI_EXTENDER, Container, PodSpec
 from healthcheck.text.durations import duration
 
 LOCK_EXPIRES = timedelta(minutes=5)
-"""Of a node, unless the extender is told otherwise (from 2.7)."""
+"""Expiry of a node's lock, unless the extender sets it (from 2.7)."""
 _LOCK = "HAMI_NODELOCK_EXPIRE"
 
 

@@ -23,11 +23,11 @@ from diagnosis.hami.versions import Version
 
 _INITS_SINCE: Version = (2, 10)
 _COUNTS_SINCE: Version = (2, 10)
-"""Before, what counts cards that fit was always 1."""
+"""First version with a correct number of fitting cards; before, it was always 1."""
 _VENDOR = "nvidia"
-_UNITS = {Code.MEMORY: "MiB", Code.MIG: "MiB", Code.CUSTOM: "MiB", Code.CORES: "% of cores", Code.SLOTS: "places"}
+_UNITS = {Code.MEMORY: "MiB", Code.MIG: "MiB", Code.CUSTOM: "MiB", Code.CORES: "% of cores", Code.SLOTS: "slots"}
 _MOST_INSTANCES = 64
-"""Of MIG on one card: none has more than seven."""
+"""Maximum MIG instances on one card."""
 
 
 class CardVerdict(Struct, frozen=True):
@@ -42,11 +42,11 @@ class CardVerdict(Struct, frozen=True):
     free: int = 0
 
     def __str__(self) -> str:
-        """Format as `CardInsufficientMemory: 40000 MiB asked, 24576 free`."""
+        """Format as `CardInsufficientMemory: 40000 MiB requested, 24576 free`."""
         if self.code is None:
             return "fits"
         unit = _UNITS.get(self.code)
-        return self.code.value + (f": {self.asked} {unit} asked, {self.free} free" if unit else "")
+        return self.code.value + (f": {self.asked} {unit} requested, {self.free} free" if unit else "")
 
 
 class NodeVerdict(Struct, frozen=True):
@@ -74,18 +74,18 @@ class ContainerRequest(Struct, frozen=True):
 
 
 class _CardSearch(Struct):
-    """Over the cards of a node for one container."""
+    """State of the search over a node's cards for one container."""
 
     left: int
     taken: list[CardUsage] = field(default_factory=list)
     counts: Counter[Code] = field(default_factory=Counter)
     verdicts: dict[str, CardVerdict] = field(default_factory=dict)
     numa: int = -1
-    """HAMi begins with this one too, and NVML gives it to cards whose NUMA node it does not know."""
+    """HAMi also starts with this NUMA node, and NVML reports it for cards with an unknown NUMA node."""
 
 
 def fit(held: Sequence[CardUsage], wanted: Iterable[ContainerRequest], terms: PodConditions) -> NodeVerdict:
-    """Container by container; each finds the cards as those before it have left them."""
+    """Return the node's verdict. Each container gets the cards as left by the previous ones."""
     states = {usage.card.uuid: usage for usage in held if _VENDOR in usage.card.kind.lower()}
     verdict = NodeVerdict(fits=True)
     chosen: list[tuple[str, ...]] = []
@@ -99,7 +99,7 @@ def fit(held: Sequence[CardUsage], wanted: Iterable[ContainerRequest], terms: Po
         if not verdict.fits:
             return replace(verdict, chosen=())
         chosen.append(tuple(taken))
-        # Init containers are over when the others begin: these find the cards as they were.
+        # Init containers have ended when the others start, so these get the cards unchanged.
         if not request.init:
             _take(states, taken, request.asked)
         terms = terms.after(request.init, _parts(held, taken, request.asked))
@@ -128,7 +128,7 @@ def _fit_one(
 
 
 def _walked(walk: _CardSearch, order: Iterable[CardUsage], asked: CardRequest, terms: PodConditions) -> bool:
-    """Whether enough was found."""
+    """Whether the walk found enough cards."""
     for state in order:
         for _ in range(_MOST_INSTANCES if state.card.mode == MIG_MODE else 1):
             if not _takes(walk, state, asked, terms):

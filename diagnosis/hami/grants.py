@@ -26,10 +26,10 @@ _NVIDIA = "vgpu"
 
 
 class BindPhase(Enum):
-    """The value is the annotation's."""
+    """State of a binding. The value is that of the annotation."""
 
     ALLOCATING = "allocating"
-    """The scheduler has bound it, and the device plugin has not answered."""
+    """The scheduler has bound the pod; the device plugin has not finished."""
     SUCCESS = "success"
     FAILED = "failed"
 
@@ -61,7 +61,7 @@ class MigInstance(Struct, frozen=True):
 
 
 Containers = tuple[tuple[ContainerShare, ...], ...]
-"""By container, init containers first; an empty one has no card."""
+"""Shares by container, init containers first; an empty tuple is a container without a card."""
 
 
 class PodGrant(Struct, frozen=True):
@@ -74,14 +74,14 @@ class PodGrant(Struct, frozen=True):
     at: datetime | None = None
     containers: Containers = ()
     outstanding: Containers = ()
-    """What the device plugin has not yet handed out."""
+    """Shares that the device plugin has not allocated yet."""
     phase: BindPhase | None = None
     bound_at: datetime | None = None
     mig: tuple[MigInstance, ...] = ()
     others: Mapping[str, Containers] = field(default_factory=dict)
-    """Of other vendors' cards, by vendor: `dcu`, `mlu`, `Ascend910B`."""
+    """Shares of other vendors' cards, by vendor: `dcu`, `mlu`, `Ascend910B`."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """By annotation, why."""
+    """Reason by annotation."""
 
     @property
     def shares(self) -> tuple[ContainerShare, ...]:

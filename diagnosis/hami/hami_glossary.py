@@ -1,4 +1,4 @@
-"""The words that HAMi uses: codes, events, annotations, resources, variables, metrics, with their releases."""
+"""List HAMi's terms with their releases: codes, events, annotations, resources, variables, metrics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _FILE = "glossary.csv"
 
 _KINDS = {
     "code": "a reason of HAMi's filter",
-    "event": "an Event of HAMi's",
-    "node annotation": "an annotation of HAMi's on the node",
-    "pod annotation": "an annotation of HAMi's on the pod",
-    "label": "a label of HAMi's",
-    "resource": "a resource of HAMi's",
-    "quota": "a quota of HAMi's",
-    "variable": "a variable of HAMi's",
+    "event": "an Event of HAMi",
+    "node annotation": "a HAMi annotation on the node",
+    "pod annotation": "a HAMi annotation on the pod",
+    "label": "a HAMi label",
+    "resource": "a HAMi resource",
+    "quota": "a HAMi quota",
+    "variable": "a HAMi variable",
     "metric of the scheduler": "a metric of HAMi's scheduler",
     "metric of the monitor": "a metric of HAMi's monitor",
 }
@@ -26,7 +26,7 @@ _NEVER = "never"
 
 
 class HamiWord(Struct, frozen=True):
-    """`meaning` ends with the releases that have it, where not all from 2.4 on do."""
+    """One term. `meaning` ends with its releases, unless all since 2.4 have it."""
 
     name: str
     kind: str

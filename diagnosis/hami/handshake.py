@@ -20,16 +20,16 @@ _AT = re.compile(
     r"(\d{4})[-.](\d{2})[-.](\d{2})[ T](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:(Z)| ?([+-])(\d{2}):?(\d{2}))?", re.ASCII
 )
 _EAST, _WEST = timedelta(hours=14), timedelta(hours=12)
-"""A clock without its zone may stand so far from UTC."""
+"""Maximum difference to UTC of a time without a zone."""
 
 
 class HandshakeState(Enum):
-    """The value is the annotation's first word."""
+    """State of a handshake. The value is the annotation's first word."""
 
     REPORTED = "Reported"
-    """The plugin has answered: up to 2.7."""
+    """The plugin has responded: up to 2.7."""
     REQUESTING = "Requesting"
-    """The scheduler has asked."""
+    """The scheduler has sent a request."""
     DELETED = "Deleted"
     """The scheduler gave the node up."""
     OTHER = ""

@@ -26,15 +26,15 @@ from diagnosis.snapshot.pods import Pod, PodSpec
 from diagnosis.snapshot.policy_objects import Webhook
 
 WEBHOOK = "vgpu.hami.io"
-"""What the entry in a MutatingWebhookConfiguration is called, whatever the configuration's own name is."""
+"""Name of the entry in a MutatingWebhookConfiguration, independent of the configuration's name."""
 DEFAULT_SCHEDULER = "hami-scheduler"
 IGNORE = ("hami.io/webhook", "ignore")
-"""The label by which a namespace or a pod keeps HAMi's webhook away."""
+"""Label that excludes a namespace or a pod from HAMi's webhook."""
 _SUFFIXES = ("-scheduler", "-device-plugin")
 _DEVICES = "-scheduler-device"
-"""What the ConfigMap with its settings of devices is called after the release."""
+"""Suffix of the ConfigMap with device settings, after the release name."""
 _Key = tuple[str, str]
-"""Namespace, and what its chart calls everything after."""
+"""Namespace and base name of the chart's objects."""
 _OF_PODS = "hami.io/"
 _PROFILE = re.compile(
     r"^\s{0,16}(?:- )?schedulerName: ?[\"']?([A-Za-z0-9.-]{1,253})[\"']?\s{0,8}$", re.ASCII | re.MULTILINE
@@ -53,11 +53,11 @@ class Installation(Struct, frozen=True):
     settings: HamiSettings = field(default_factory=HamiSettings)
     command_line: CommandLine = field(default_factory=CommandLine)
     nodes: frozenset[str] = frozenset()
-    """By name those that a pod of one of its device plugins is on."""
+    """Names of nodes with a pod of one of its device plugins."""
 
     @property
     def service(self) -> str:
-        """Namespace and name of the Service before its scheduler."""
+        """Return namespace and name of the scheduler's Service."""
         message = next((webhook.service for webhook in self.webhooks if webhook.service), "")
         return message or f"{self.namespace}/{self.name}-scheduler"
 
@@ -113,7 +113,7 @@ def config_maps(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
 def settings_of(
     snapshot: Snapshot, installation: Installation | None = None, others: Collection[_Key] = ()
 ) -> HamiSettings:
-    """Its own; else of a ConfigMap that is no other's: of its namespace, or of any where there are no others."""
+    """Return the settings from its own ConfigMap, else from one without an owner, in its namespace or the only one."""
     maps = [each for each in snapshot.config_maps if DEVICE_CONFIG in each.data and _owner(each) not in others]
     own = (installation.namespace, installation.name) if installation is not None else ("", "")
     near = [each for each in maps if each.meta.namespace == own[0] or not others]
@@ -122,7 +122,7 @@ def settings_of(
 
 
 def schedulers(every: Iterable[Installation]) -> frozenset[str]:
-    """The names by which pods ask for a scheduler of HAMi's."""
+    """Return the scheduler names of all HAMi installations."""
     return frozenset(installation.scheduler_name for installation in every)
 
 
@@ -151,19 +151,19 @@ def serving(node: Node, every: Iterable[Installation]) -> Installation | None:
 
 
 def elsewhere(installation: Installation, every: Iterable[Installation]) -> dict[str, str]:
-    """Nodes that only other installations' device plugins serve, by name, each with that installation."""
+    """Return nodes that only another installation's device plugin serves, with that installation."""
     return {
         name: each.subject for each in every if each is not installation for name in each.nodes - installation.nodes
     }
 
 
 def asks_for(spec: PodSpec, settings: HamiSettings) -> bool:
-    """Whether any container asks by these resources."""
+    """Whether any container requests these resources."""
     return _asks(spec, settings.names)
 
 
 def newest_asking(snapshot: Snapshot, installation: Installation) -> Pod | None:
-    """The newest pod that only such a scheduler can serve: it asks for memory, cores or priority."""
+    """Return the newest pod that only HAMi's scheduler can serve: it requests memory, cores or priority."""
     names = installation.settings.names - {installation.settings.count_name}
     asking = (pod for pod in snapshot.pods if _asks(pod.spec, names))
     return max(asking, key=lambda pod: (str(pod.meta.created), pod.subject), default=None)
@@ -250,7 +250,7 @@ def _asks(spec: PodSpec, names: Collection[str]) -> bool:
 
 
 def _owner(config_map: ConfigMap) -> _Key:
-    """The installation that keeps its settings of devices there."""
+    """Return the installation whose device settings the ConfigMap has."""
     return config_map.meta.namespace, config_map.meta.name.removesuffix(_DEVICES)
 
 

@@ -1,4 +1,4 @@
-"""Whether a card in HAMi's MIG mode has room for one more instance, and which that would be. Pure."""
+"""Determine whether a card in HAMi's MIG mode has room for another instance, and which one. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from diagnosis.hami.registration import MigProfile
 
 Placement = tuple[int, int]
 _FROM_ABOVE = ("1g.", "3g.")
-"""Profiles that HAMi places from the last slice down, so that larger ones keep a place."""
+"""Profiles that HAMi places from the last slice down, to keep room for larger ones."""
 
 
 def has_room(state: CardUsage, memory: int, taken: Iterable[int]) -> bool:
-    """`taken`: MiB of each instance that the same container already has there (up to 2.9: on any card)."""
+    """Whether an instance fits. `taken`: MiB of the container's instances on the card (up to 2.9: on any card)."""
     if state.layouts:
         return _has_room_in_layout(state, memory, taken)
     placements = list(state.placements)
@@ -28,7 +28,7 @@ def has_room(state: CardUsage, memory: int, taken: Iterable[int]) -> bool:
 
 
 def with_instance(state: CardUsage, memory: int) -> CardUsage | None:
-    """The card once the instance is made: it holds as much as its profile has. None: there is none for it."""
+    """Return the card with the new instance, which uses the profile's memory; None if no profile fits."""
     if state.layouts:
         return _with_place_in_layout(state, memory)
     found = _candidate(state.card.profiles, state.placements, memory)

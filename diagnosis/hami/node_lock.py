@@ -1,4 +1,4 @@
-"""The lock that a scheduler sets on a node while a pod is bound there. Pure."""
+"""Parse the lock that a scheduler sets on a node while it binds a pod there. Pure."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ _WHOLE = 100
 
 
 def in_order(states: Iterable[CardUsage], asked: CardRequest, terms: PodConditions) -> tuple[CardUsage, ...]:
-    """The first is tried first: binpack takes the fullest card, spread, HAMi's default, the emptiest.
+    """Return the cards in order: binpack tries the fullest card first, spread, HAMi's default, the emptiest.
 
-    Among equal ones HAMi's order is by chance.
+    HAMi's order of equal cards is random.
     """
     packs = terms.card_options.gpu_policy == BINPACK
     by_numa = terms.card_options.numa_bind or terms.version < _SCORE_FIRST_SINCE
@@ -32,7 +32,7 @@ def in_order(states: Iterable[CardUsage], asked: CardRequest, terms: PodConditio
 
 def _score(state: CardUsage, asked: CardRequest) -> float:
     card, part = state.card, state.part
-    # In whole hundreds of percent, and before any number of MiB: so HAMi reckons here, and here only.
+    # HAMi compares whole hundreds of percent before MiB, only in this place.
     memory = card.memory * (asked.percentage // _WHOLE) if asked.percentage else asked.memory
     shares = (
         (asked.cards + part.slots, card.slots),

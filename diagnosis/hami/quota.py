@@ -1,4 +1,4 @@
-"""A ResourceQuota as HAMi keeps it: `limits.nvidia.com/gpumem` is HAMi's alone, Kubernetes never counts it. Pure."""
+"""Compute ResourceQuotas as HAMi does: only HAMi enforces `limits.nvidia.com/gpumem`, Kubernetes does not. Pure."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def given_of(snapshot: Snapshot, quota: Quota, settings: HamiSettings) -> Iterat
     used, factor = _used_in(snapshot, quota.meta.namespace), max(settings.memory_factor, 1)
     for name, given in zip(_counted(settings), (used.memory // factor, used.cores), strict=True):
         if most := quota.hard.get(_key(name)):
-            yield f"{quota.meta.subject}: {_key(name)} {most}, {given} given out"
+            yield f"{quota.meta.subject}: {_key(name)} {most}, {given} allocated"
 
 
 def _counted(settings: HamiSettings) -> tuple[str, str]:
-    """The resources of which HAMi keeps a quota."""
+    """Return the resources for which HAMi enforces quotas."""
     return settings.memory_name, settings.cores_name
 
 

@@ -1,4 +1,4 @@
-"""The cards that a node's device plugin registered in its annotations. Pure."""
+"""Parse the cards that a device plugin registered in the node's annotations. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RegistrationFormat(Enum):
 
 
 class MigProfile(Struct, frozen=True):
-    """A shape of MIG instance that a card allows. `placements`: first slice and number of slices."""
+    """MIG profile that a card allows. `placements`: first slice and number of slices."""
 
     name: str
     memory: int
@@ -86,7 +86,7 @@ def registration(node: Node) -> Registration | None:
 
 
 def registered(node: Node) -> tuple[Card, ...]:
-    """NVIDIA's cards of the node; none where its registration can't be read."""
+    """Return the node's NVIDIA cards; none if the registration can't be read."""
     registered = registration(node)
     return registered.cards if registered is not None else ()
 
@@ -101,7 +101,7 @@ def scores_unreadable(node: Node) -> str:
         listed_scores = strict_json.loads(text, LONGEST_TEXT) if text is not None else []
     except ValueError as error:
         return word(str(error))
-    return "" if isinstance(listed_scores, list) else "it is no list"
+    return "" if isinstance(listed_scores, list) else "it is not a list"
 
 
 def cordoned(node: Node) -> frozenset[str]:
@@ -123,7 +123,7 @@ def _from_json(text: str) -> Iterator[Card]:
     """Yield the cards of a JSON registration. Go omits fields that are zero or false."""
     listed_cards = strict_json.loads(text, LONGEST_TEXT)
     if len(listed_cards) > MOST_PARTS or not all(isinstance(card, dict) for card in listed_cards):
-        raise ValueError("it lists more than cards")
+        raise ValueError("it contains entries other than cards")
     for fields in map(Fields, listed_cards):
         slots, memory, cores = (_amount(fields, key) for key in ("count", "devmem", "devcore"))
         yield Card(
@@ -156,7 +156,7 @@ def _profile(raw: Fields) -> MigProfile:
 def _from_text(text: str) -> Iterator[Card]:
     """Yield the cards of a text registration. One unreadable card makes all unreadable, as in HAMi."""
     if len(text) > LONGEST_TEXT or ":" not in text:
-        raise ValueError("no card in it ends with a colon" if len(text) <= LONGEST_TEXT else "it is too long")
+        raise ValueError("no card ends with a colon" if len(text) <= LONGEST_TEXT else "it is too long")
     for number, part in enumerate(name for name in text.split(":") if name):
         words = part.split(",")
         if len(words) not in (7, 9) or number >= MOST_PARTS:

@@ -108,7 +108,7 @@ def unregistered(node: Node, books: SchedulerState) -> str:
     if why := _unreadable(node, registered, books):
         return why
     gone = has(node, count) and not offers(node, count)
-    return f"it offers no {count} any more: the device plugin is gone" if gone else ""
+    return f"it no longer offers {count}: the device plugin is gone" if gone else ""
 
 
 def _unreadable(node: Node, registration: Registration, books: SchedulerState) -> str:
@@ -129,7 +129,7 @@ def _not_asked(node: Node, books: SchedulerState) -> str:
     ]:
         return f"the scheduler uses only nodes with {', '.join(missing)}"
     if node.name in books.elsewhere and not has(node, books.settings.count_name):
-        return f"its cards are those of {books.elsewhere[node.name]}, and it has no {books.settings.count_name}"
+        return f"its cards belong to {books.elsewhere[node.name]}, and it has no {books.settings.count_name}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""HAMi's configuration: for all nodes, and for single ones. Pure."""
+"""Read HAMi's configuration, for all nodes and for single ones. Pure."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _VENDORS = frozenset(
     )
 )
 KEYS = {
-    "resourceCountName": "the resource that is a number of cards",
-    "resourceMemoryName": "the resource that is MiB of each card",
-    "resourceMemoryPercentageName": "the resource that is percent of each card's memory",
-    "resourceCoreName": "the resource that is percent of each card's cores",
-    "resourcePriorityName": "the resource that is a task's priority: 0 is high, 1 is low",
-    "overwriteEnv": "NVIDIA_VISIBLE_DEVICES=none for containers that ask for no card",
-    "defaultMemory": "MiB for a container that asks for none; 0 is the whole card",
-    "defaultCores": "percent of cores for a container that asks for none",
-    "defaultGPUNum": "cards for a container that asks for memory or cores alone",
-    "memoryFactor": "MiB for each unit of memory that a container asks for",
+    "resourceCountName": "the resource name for a number of cards",
+    "resourceMemoryName": "the resource name for MiB of each card",
+    "resourceMemoryPercentageName": "the resource name for percent of each card's memory",
+    "resourceCoreName": "the resource name for percent of each card's cores",
+    "resourcePriorityName": "the resource name for a task's priority: 0 is high, 1 is low",
+    "overwriteEnv": "NVIDIA_VISIBLE_DEVICES=none for containers that request no card",
+    "defaultMemory": "MiB for a container that requests none; 0 is the whole card",
+    "defaultCores": "percent of cores for a container that requests none",
+    "defaultGPUNum": "cards for a container that requests only memory or cores",
+    "memoryFactor": "MiB for each requested unit of memory",
     "deviceSplitCount": "how many containers may share a card",
-    "deviceMemoryScaling": "registered memory for each MiB that a card has; beyond 1 it is overcommitted",
-    "deviceCoreScaling": "registered cores for each percent that a card has",
+    "deviceMemoryScaling": "registered memory for each MiB of a card; above 1 it is overcommitted",
+    "deviceCoreScaling": "registered cores for each percent of a card",
     "preConfiguredDeviceMemory": "MiB of each card, instead of NVML's value",
     "enableNumaTopology": "whether NUMA nodes are reported to the kubelet",
     "gpuCorePolicy": "default, force or disable: whether cores are limited to the request",
-    "libCudaLogLevel": "how much the library in containers writes: 0 errors to 4 debug",
-    "runtimeClassName": "the RuntimeClass that the webhook gives to pods",
-    "disableCoreLimit": "whether cores are not limited at all",
-    "migProfileAllowlist": "which MIG profiles may be made on which cards (from 2.10)",
-    "knownMigGeometries": "which MIG layouts there are for which cards (up to 2.9)",
+    "libCudaLogLevel": "log level of the library in containers: 0 (errors) to 4 (debug)",
+    "runtimeClassName": "the RuntimeClass that the webhook sets in pods",
+    "disableCoreLimit": "whether core limits are disabled",
+    "migProfileAllowlist": "MIG profiles allowed on each card model (from 2.10)",
+    "knownMigGeometries": "MIG layouts of each card model (up to 2.9)",
 }
-"""Below `nvidia:` of device-config.yaml, as they are spelled there."""
+"""Keys under `nvidia:` in device-config.yaml, as spelled there."""
 NODE_KEYS = {
     "name": "the node",
     "operatingmode": "hami-core or mig",
@@ -59,9 +59,9 @@ NODE_KEYS = {
     "libcudaloglevel": KEYS["libCudaLogLevel"],
     "migstrategy": "none, single or mixed: of the device plugin, not of HAMi's own MIG mode",
     "filterdevices": "cards by uuid or index that are not registered",
-    "enablegetpreferredallocation": "whether the kubelet asks which cards are best together",
+    "enablegetpreferredallocation": "whether the kubelet requests a preferred set of cards",
 }
-"""Of one entry of `nodeconfig` in config.json. Go's JSON takes any mix of cases."""
+"""Keys of one entry of `nodeconfig` in config.json. Go's JSON ignores case."""
 _MOST_ODD, _MOST_KEYS, _MOST_NODES, _MOST_LAYOUTS = 32, 256, 1024, 32
 
 
@@ -76,7 +76,7 @@ class InvalidKey(Struct, frozen=True):
 
 
 class Geometry(Struct, frozen=True):
-    """A MIG layout up to 2.9: `instances` in order, each as often as it is there."""
+    """MIG layout up to 2.9: `instances` in order, repeated as often as they occur."""
 
     instances: tuple[MigProfile, ...]
 
@@ -100,13 +100,13 @@ class HamiSettings(Struct, frozen=True):
     runtime_class: str = ""
     overwrites_env: bool = False
     geometries: Mapping[str, tuple[Geometry, ...]] | None = None
-    """By a part of the card's type, up to 2.9."""
+    """MIG layouts by a part of the card's type, up to 2.9."""
     odd: tuple[InvalidKey, ...] = ()
     unreadable: str = ""
 
     @property
     def names(self) -> frozenset[str]:
-        """Resources by which a container asks."""
+        """Return the resource names that a container may request."""
         parts = (self.memory_name, self.percentage_name, self.cores_name, self.priority_name)
         return frozenset((self.count_name, *parts))
 

@@ -8,9 +8,9 @@ from diagnosis.facts.components import tag_of
 
 Version = tuple[int, int]
 NEWEST: Version = (2, 10)
-"""Of which the rules are known; a later one, or one that nobody tells, is taken for it."""
+"""Newest version with known rules; assumed for later and unknown versions."""
 ANSWERED_UNTIL: Version = (2, 7)
-"""The last whose device plugin answers the scheduler's handshake."""
+"""Last version whose device plugin responds to the scheduler's handshake."""
 _TAG = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:[.+-].{0,80})?\Z", re.ASCII)
 
 

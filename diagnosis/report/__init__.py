@@ -1,1 +1,1 @@
-"""A diagnosis as a person or a program reads it."""
+"""Render a diagnosis for people and for programs."""

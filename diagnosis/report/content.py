@@ -22,7 +22,7 @@ class Report(Struct, frozen=True):
     diagnosis: Diagnosis
     chains: tuple[Chain, ...] = ()
     node: tuple[InventoryRow, ...] = ()
-    """What the node has that was asked about."""
+    """Inventory of the requested node."""
     changes: tuple[Change, ...] | None = None
     cluster: Allocation | None = None
     components: tuple[ComponentRow, ...] = ()

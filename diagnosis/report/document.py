@@ -1,4 +1,4 @@
-"""The diagnosis as one JSON document."""
+"""Render the diagnosis as one JSON document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_AFFECTED = 200
 
 
 def document(report: Report) -> dict[str, Any]:
-    """Plain values, to be written as JSON."""
+    """Return the report as plain values for JSON."""
     diagnosis = report.diagnosis
     fields: dict[str, Any] = {
         "at": timestamp(diagnosis.at),

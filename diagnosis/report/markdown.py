@@ -20,7 +20,7 @@ from healthcheck.text.naming import named
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|~$#!{}])")
 _ENTITIES = {"&": "&amp;", "@": "&#64;"}
-"""What a backslash does not take the meaning from everywhere: entities, and names of people."""
+"""Characters that a backslash does not escape everywhere: entities and mentions."""
 _LIST = re.compile(r"\A(\d{1,9})([.)])|\A([-+=])")
 _FENCES = re.compile(r"`+")
 _MARKS = {Health.WORKING: "✅", Health.PARTLY: "⚠️", Health.DOWN: "❌", Health.IDLE: "-", Health.UNKNOWN: "?"}
@@ -28,7 +28,7 @@ _MOST_NODES, _MOST_AFFECTED, _MOST_LACKING, _MOST_HOLDERS, _MOST_ALIKE = 200, 10
 
 
 def text(report: Report) -> str:
-    """The whole document."""
+    """Return the whole document."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -93,13 +93,13 @@ def _status(cluster: Allocation) -> Iterator[str]:
         f" (and those of {unknown} nodes with an unknown number)" if unknown else ""
     )
     if cluster.percent is not None:
-        yield f"- GPU utilization: {cluster.percent:.0f} % on average of the cards that are measured"
+        yield f"- GPU utilization: {cluster.percent:.0f} % on average of the measured cards"
     for total in totals(cluster):
-        lost = f", {total.capacity - total.total} not given out" if total.capacity > total.total else ""
+        lost = f", {total.capacity - total.total} not offered" if total.capacity > total.total else ""
         free = (
             f"{total.free} of {total.total} free"
             if cluster.pods_seen
-            else f"{total.total}; who holds them is not visible"
+            else f"{total.total}; their owners are not visible"
         )
         yield f"- {total.kind} {code(total.resource)}: {free}{lost}"
     if cluster.memory_scaling:
@@ -151,7 +151,7 @@ def _problem(group: ProblemGroup, number: str, depth: int) -> Iterator[str]:
     inner = f"{indent}   "
     yield f"{inner}- Severity: {found.cause.severity.name.capitalize()}"
     if group.others:
-        yield f"{inner}- In: {_named(group.subjects, _MOST_ALIKE)}; the details are of the first."
+        yield f"{inner}- In: {_named(group.subjects, _MOST_ALIKE)}; the details are those of the first."
     yield f"{inner}- Root Cause: {escaped(found.cause.means)}"
     yield from (f"{inner}   - {escaped(line)}" for line in found.evidence)
     if group.problem.evidence_left_out:
@@ -184,7 +184,7 @@ def _namespaces(cluster: Allocation) -> Iterator[str]:
     if not cluster.namespaces:
         return
     yield from ("## Resource Allocation Summary", "")
-    yield "| Namespace | Pending GPU Pods | Running GPU Pods | GPUs held | GPU Memory Held |"
+    yield "| Namespace | Pending GPU Pods | Running GPU Pods | GPUs in Use | GPU Memory in Use |"
     yield "|---|---|---|---|---|"
     yield from map(_namespace, cluster.namespaces)
     yield ""
@@ -200,7 +200,7 @@ def _nodes(cluster: Allocation) -> Iterator[str]:
     if not cluster.nodes:
         return
     used = any(node.loads for node in cluster.nodes)
-    columns = ("Node", "GPUs", "Offered", "Free", *(("Used",) if used else ()), "By whom", "CPU, memory left")
+    columns = ("Node", "GPUs", "Offered", "Free", *(("Used",) if used else ()), "Owners", "CPU, memory free")
     yield from ("## Allocation per Node", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
     for node in cluster.nodes[:_MOST_NODES]:
         yield from (f"| {' | '.join(cells)} |" for cells in _node(node, cluster.pods_seen, used))
@@ -260,7 +260,7 @@ def _chains(report: Report) -> Iterator[str]:
 
 def _node_rows(report: Report) -> Iterator[str]:
     if report.node:
-        yield from ("## Hardware and Software of the Node", "", "| | | By |", "|---|---|---|")
+        yield from ("## Hardware and Software of the Node", "", "| | | Source |", "|---|---|---|")
         yield from (f"| {escaped(row.what)} | {escaped(row.value)} | {escaped(row.by)} |" for row in report.node)
         yield ""
 
@@ -275,5 +275,5 @@ def _rest(report: Report) -> Iterator[str]:
         yield from ("## Changed", "")
         yield from (f"- {escaped(str(change))}" for change in report.changes)
         if not report.changes:
-            yield "Nothing has changed that a GPU pod depends on."
+            yield "No change that affects GPU pods."
         yield ""

@@ -1,4 +1,4 @@
-"""An HTML file that needs nothing else: no scripts, no network, one style sheet. The templates escape all text."""
+"""Render an HTML file without scripts or network access, with one style sheet. The templates escape all text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 
 def rendered(package: str, template: str, **values: Any) -> str:
-    """A package's template, which fills `base.html.j2`; in ASCII, so that it reads the same in any character set."""
+    """Render a package's template, which extends `base.html.j2`, in ASCII, which all character sets share."""
     page = _environment(package).get_template(template).render(values)
     return page.encode("ascii", "xmlcharrefreplace").decode()
 

@@ -13,12 +13,12 @@ WIDTH = 480
 _MOST_BOXES = 64
 _GAP = 2.0
 COLOURS = 7
-"""Namespaces with a colour of their own: those that hold the most. The others share one."""
+"""Number of namespaces with their own colour, those with the most devices; the others share one."""
 OTHERS = "others"
 
 
 class Box(Struct, frozen=True):
-    """A part of a bar. `fill` names a colour: `ns0`, `others`, `free`, `lost`, `unknown`. `title` is shown on it."""
+    """Part of a bar. `fill` names a colour: `ns0`, `others`, `free`, `lost`, `unknown`. `title` is shown on it."""
 
     x: float
     width: float
@@ -31,10 +31,10 @@ class Bar(Struct, frozen=True):
 
     node: str
     closed: str
-    """Why the node takes no new pods; '' where it does."""
+    """Why the node takes no new pods; '' if it does."""
     label: str
     used: str
-    """How much the node's cards are used, at the first of its bars."""
+    """Utilization of the node's cards, set in its first bar."""
     boxes: tuple[Box, ...]
 
 
@@ -84,10 +84,10 @@ def _boxes(pool: Pool, fills: Mapping[str, str], pods_seen: bool) -> Iterator[Bo
         (holder.amount, fills.get(holder.pod.split("/")[1], OTHERS), f"{holder.pod}: {holder.amount}")
         for holder in pool.holders
     ]
-    left = f"{pool.idle} not held; the node takes no new pods" if pool.closed else f"{pool.free} free"
+    left = f"{pool.idle} not in use; the node takes no new pods" if pool.closed else f"{pool.free} free"
     fill = "unknown" if pool.closed or not pods_seen else "free"
     parts.append((pool.idle, fill, left if pods_seen else "not visible"))
-    parts.append((max(pool.capacity - pool.total, 0), "lost", "there, and not given out"))
+    parts.append((max(pool.capacity - pool.total, 0), "lost", "present, but not offered"))
     whole = sum(number for number, _, _ in parts)
     single = whole <= _MOST_BOXES
     x, unit = 0.0, WIDTH / max(whole, 1)

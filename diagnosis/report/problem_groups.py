@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from diagnosis.causes.diagnose import Problem
 
 _MOST_OF_A_CAUSE = 8
-"""What differs in more than names: each is told until a report would be of nothing else."""
+"""Maximum entries of one cause with different texts."""
 
 
 class ProblemGroup(Struct, frozen=True):
@@ -87,7 +87,7 @@ def _nameless(step: str, name: str) -> str:
 
 
 def _together(alike: list[Problem]) -> Problem:
-    """The first, with all that the others keep from work; of evidence its own is an example of theirs."""
+    """Return the first problem with the affected objects of all; its evidence stands for the others."""
     first = alike[0]
     if len(alike) == 1:
         return first

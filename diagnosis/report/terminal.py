@@ -35,7 +35,7 @@ _HEALTH_STYLES = {Health.WORKING: "green", Health.PARTLY: "bold yellow", Health.
 _MOST_AFFECTED, _MOST_ALIKE = 5, 20
 _NARROWEST = 40
 _KEPT = "\N{NO-BREAK SPACE}"
-"""In a command's place of a space while lines are made."""
+"""Replaces spaces in commands while lines are wrapped."""
 
 
 def page(report: Report, width: int) -> Iterator[RenderableType]:
@@ -60,7 +60,7 @@ def page(report: Report, width: int) -> Iterator[RenderableType]:
         for unseen in diagnosis.unseen:
             yield from _lines(f"{unseen.kind}: {unseen.why}; hides {unseen.hides}", width, 2)
     if report.changes is not None:
-        yield Text("Changed since" if report.changes else "Nothing has changed that a GPU pod depends on.", "bold")
+        yield Text("Changed since" if report.changes else "No change that affects GPU pods.", "bold")
         for change in report.changes:
             yield from _lines(str(change), width, 2)
 
@@ -79,7 +79,7 @@ def _count(problems: Iterable[Problem]) -> Text:
         for severity in reversed(CauseSeverity)
         if severities[severity]
     ]
-    return Text(f"{severities.total()} finds ({', '.join(parts)}), the worst first.", "bold")
+    return Text(f"{severities.total()} problems ({', '.join(parts)}), the worst first.", "bold")
 
 
 def _node(rows: Iterable[InventoryRow]) -> Table:
@@ -144,12 +144,12 @@ def _facts(group: ProblemGroup) -> Iterator[str]:
     found = group.problem.found
     yield found.cause.means
     if group.others:
-        yield f"in {named(group.subjects, _MOST_ALIKE)}; of the first:"
+        yield f"in {named(group.subjects, _MOST_ALIKE)}; the first one:"
     yield from found.evidence
     if group.problem.evidence_left_out:
         yield f"… and {group.problem.evidence_left_out} more"
     if group.affected:
-        yield f"keeps: {named(group.affected, _MOST_AFFECTED)}"
+        yield f"affects: {named(group.affected, _MOST_AFFECTED)}"
 
 
 def _lines(words: str, width: int, indent: int, first: str = "", *, style: str = "") -> Iterator[Text]:

@@ -89,12 +89,12 @@ _READERS: Mapping[str, tuple[str, Any]] = {
     "Queue": ("group_queues", read_group_queue),
     "ClusterQueue": ("queues", partial(read_queue, "ClusterQueue")),
 }
-"""By kind where it stands in a snapshot, and what reads it."""
+"""Field in a snapshot, and reader, by kind."""
 _WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 KINDS = (*_READERS, *_WEBHOOKS)
 _MOST_ODD = 100
 _MOST_OWNERS = 8
-"""One above another: a pod, a ReplicaSet, a Deployment, and what makes that."""
+"""Maximum depth of owners: pod, ReplicaSet, Deployment, and its owner."""
 
 
 class Snapshot(Struct, frozen=True, eq=False, dict=True):
@@ -132,16 +132,16 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     pod_groups: tuple[PodGroup, ...] = ()
     group_queues: tuple[GroupQueue, ...] = ()
     logs: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """By a pod's subject and a container's name: the last lines of its last run that ended, or of the one that is."""
+    """Last log lines by pod subject and container name, of the last ended run or the current one."""
     gpu_use: tuple[GpuUse, ...] = ()
-    """Now, and `idle_gpus` those at 0 for an hour: where somebody named a Prometheus, and it was asked for them."""
+    """Current load; `idle_gpus`: GPUs at 0 for an hour. Both only if Prometheus was queried."""
     idle_gpus: tuple[GpuUse, ...] = ()
     share_use: tuple[ShareUse, ...] = ()
-    """Of HAMi's shares: memory and cores in use, where a Prometheus was asked."""
+    """Memory and cores in use of HAMi's shares, if Prometheus was queried."""
     missing: Mapping[str, str] = field(default_factory=dict)
     odd: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    """Damaged parts of a saved state: what they held is not known."""
+    """Damaged parts of a saved state, with unknown content."""
 
     @cached_property
     def owners(self) -> Mapping[str, Meta]:
@@ -218,7 +218,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
 
 
 class Builder:
-    """Takes objects as they come, keeps the facts, and lets the objects go."""
+    """Build a snapshot: extract the facts of each added object, then drop the object."""
 
     def __init__(self) -> None:
         self._facts: defaultdict[str, list[Any]] = defaultdict(list)

@@ -16,7 +16,7 @@ _FAULTS = frozenset(one.name for one in Severity if one > Severity.MONITOR)
 
 
 class RecordFinding(Struct, frozen=True):
-    """`about` are the subject's other names: a GPU's index, UUID and serial number."""
+    """Finding of a record. `about`: other names of the subject: a GPU's index, UUID and serial number."""
 
     reason: str
     severity: str
@@ -36,15 +36,15 @@ class NodeRecord(Struct, frozen=True):
     findings: tuple[RecordFinding, ...] = ()
     inventory: Inventory = field(default_factory=Inventory)
     checks: Mapping[str, str] = field(default_factory=dict)
-    """By name of a group of checks, its status."""
+    """Status by name of a group of checks."""
 
     @property
     def faults(self) -> tuple[RecordFinding, ...]:
-        """Findings of RESET or worse."""
+        """Return the findings of RESET or worse."""
         return tuple(finding for finding in self.findings if finding.severity in _FAULTS)
 
     def finding(self, *reasons: str) -> RecordFinding | None:
-        """The first with one of these reasons."""
+        """Return the first finding with one of these reasons."""
         return next((record_finding for record_finding in self.findings if record_finding.reason in reasons), None)
 
 

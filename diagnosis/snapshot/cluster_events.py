@@ -1,4 +1,4 @@
-"""Events of either API: notes about an object, kept for an hour or so."""
+"""Read Events of either API, which the cluster keeps for about an hour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from diagnosis.snapshot.meta import subject
 
 
 class Event(Struct, frozen=True):
-    """`about` is the object, as a diagnosis names it; `by` the component that noted it."""
+    """Event. `about`: the object, as a diagnosis names it; `by`: the reporting component."""
 
     about: str
     uid: str
@@ -28,7 +28,7 @@ def read_event(raw: Fields) -> Event:
     about = raw.at("involvedObject") if raw.has("involvedObject") else raw.at("regarding")
     kind, name = about.text("kind"), about.text("name")
     if not kind or not name:
-        raise ValueError("an Event about nothing")
+        raise ValueError("an Event about no object")
     message = raw.message("message") or raw.message("note")
     count = raw.number("count") or raw.number("series", "count") or raw.number("deprecatedCount") or 1
     times = ("series", "lastObservedTime"), ("lastTimestamp",), ("deprecatedLastTimestamp",), ("eventTime",)

@@ -16,7 +16,7 @@ _ZONES = (
     *("topology.kubernetes.io/zone", "topology.kubernetes.io/region"),
     *("failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region"),
 )
-"""As labels of a volume they bind it too; several zones stand in one value, with `__` between them."""
+"""Zone labels that restrict a volume; several zones in one value are separated by `__`."""
 
 
 class Endpoints(Struct, frozen=True):
@@ -44,7 +44,7 @@ class VolumeClaim(Struct, frozen=True):
 
 
 class Volume(Struct, frozen=True):
-    """A PersistentVolume. A node takes it that meets one of `terms` (None: any node does) and all of `zones`."""
+    """PersistentVolume. A node can mount it if it meets one of `terms` (None: any node) and all of `zones`."""
 
     meta: Meta
     terms: tuple[tuple[Expression, ...], ...] | None = None
@@ -75,7 +75,7 @@ class ClusterPolicy(Struct, frozen=True):
     cdi: bool | None = None
     runtime_class: str = ""
     sharing_config: str = ""
-    """The name of the ConfigMap with the device plugin's configuration; '' for none."""
+    """Name of the ConfigMap with the device plugin's configuration; '' for none."""
 
 
 def read_endpoints(raw: Fields) -> Endpoints:

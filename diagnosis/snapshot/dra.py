@@ -16,7 +16,7 @@ _SELECTED_BY = frozenset(("driver", "pool", "device"))
 
 
 class SliceDevice(Struct, frozen=True):
-    """`attributes` and `capacity` as texts, by their short names."""
+    """Device of a slice. `attributes` and `capacity` are texts by short name."""
 
     name: str
     attributes: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class ResourceSlice(Struct, frozen=True):
     devices: tuple[SliceDevice, ...] = ()
     generation: int = 0
     count: int = 0
-    """So many make up the pool; 0: it does not say."""
+    """Number of slices in the pool; 0 if unknown."""
 
 
 class Request(Struct, frozen=True):
@@ -58,11 +58,11 @@ class ResourceClaim(Struct, frozen=True):
     requests: tuple[Request, ...] = ()
     devices: tuple[str, ...] = ()
     reserved_for: tuple[str, ...] = ()
-    """Names of pods."""
+    """Names of the pods that reserved the claim."""
 
 
 class DeviceClass(Struct, frozen=True):
-    """`resource`: pods that ask for this extended resource may be given a device of the class."""
+    """DeviceClass. `resource`: extended resource whose requests are served with devices of the class."""
 
     meta: Meta
     selectors: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class DeviceTaintRule(Struct, frozen=True):
     taint: Taint
     selects: bool = True
     is_heeded: bool = False
-    """The cluster's controllers have noted it. An API that is served is no sign that anybody acts on it."""
+    """Whether the cluster's controllers have processed the rule; a served API alone does not prove that."""
 
 
 def read_slice(raw: Fields) -> ResourceSlice:

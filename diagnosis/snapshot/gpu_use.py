@@ -9,17 +9,17 @@ from msgspec import Struct
 from diagnosis.snapshot.samples import EXPORTED, OWN, Pair, pods, samples
 
 USE = "GPU utilization"
-"""Its name beside the kinds of objects that may not be visible."""
+"""Name in the list of kinds that may not be visible."""
 SERIES = "DCGM_FI_DEV_GPU_UTIL"
 _LABELS = "UUID, gpu, Hostname, node, kubernetes_node, pod, namespace, exported_pod, exported_namespace"
 _CARDS = f'{SERIES}{{GPU_I_ID=""}}'
-"""Of whole cards: of MIG instances DCGM has no such number, and some exporters write 0 for them."""
+"""Query for whole cards only: for MIG instances DCGM has no value, and some exporters write 0."""
 NOW = f"max by ({_LABELS}) ({_CARDS})"
 IDLE = (
     f"max by ({_LABELS}) (max_over_time({_CARDS}[1h]) and {_CARDS} and {_CARDS} offset 1h"
     f" and count_over_time({_CARDS}[1h]) >= 10) == 0"
 )
-"""At 0 in every sample of an hour in which the same series was there: at its beginning, its end, and ten times."""
+"""Series at 0 in each sample of an hour, with samples at both ends and at least ten in total."""
 THERE = f"count({SERIES})"
 _MOST_PERCENT = 100
 

@@ -10,7 +10,7 @@ from diagnosis.snapshot.samples import EXPORTED, OWN, Pair, pods, samples
 
 _UUID = ("device_uuid", "deviceuuid")
 _PODS = (EXPORTED, OWN, ("podnamespace", "podname"))
-"""From 2.9 as others call them, renamed where Prometheus keeps its own labels; up to 2.8 by HAMi's own names."""
+"""Pod labels: common names from 2.9 on, possibly renamed by Prometheus; HAMi's own names up to 2.8."""
 _LABELS = ", ".join((*_UUID, *(label for pair in _PODS for label in pair)))
 
 

@@ -1,4 +1,4 @@
-"""The one door for objects of the API: others write them, so each part is bounded, typed and printable from here on."""
+"""Read fields of API objects, which are untrusted: each value is returned bounded, typed and printable."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from healthcheck.text.moments import moment_or_none
 from healthcheck.text.printable import printable
 
 LONGEST_NAME = 320
-"""More than a qualified name, a namespace's and an object's."""
+"""Longest name: more than a qualified name, a namespace and an object name."""
 LONGEST_MESSAGE = 4096
 MOST_ENTRIES = 1024
-"""Of one list or map in one object: containers, taints, labels, resources, conditions."""
+"""Maximum entries of a list or map in one object: containers, taints, labels, resources, conditions."""
 _WRITTEN = (str, int, float)
-"""What stands in a map of texts."""
+"""Types of values in a map of texts."""
 
 
 class Fields:
@@ -42,7 +42,7 @@ class Fields:
         return printable(value, longest) if isinstance(value, str) else ""
 
     def message(self, *path: str) -> str:
-        """A text that a person reads, on one line."""
+        """Return a text for people on one line."""
         return self.text(*path, longest=LONGEST_MESSAGE)
 
     def document(self, *path: str, longest: int) -> str:
@@ -60,7 +60,7 @@ class Fields:
         return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
 
     def ratio(self, *path: str) -> float | None:
-        """A number with or without a fraction, as long as it counts anything."""
+        """Return a finite number, with or without a fraction."""
         value = self._value(path)
         if not isinstance(value, int | float) or isinstance(value, bool):
             return None
@@ -73,18 +73,18 @@ class Fields:
         return moment_or_none(self._value(path))
 
     def each(self, *path: str) -> Iterator[Fields]:
-        """The objects of a list."""
+        """Yield the objects of a list."""
         value = self._value(path)
         return map(Fields, islice(value, MOST_ENTRIES)) if isinstance(value, list) else iter(())
 
     def lists(self, *path: str) -> Iterator[Iterator[Fields]]:
-        """The lists of objects within a list."""
+        """Yield the lists of objects in a list."""
         value = self._value(path)
         inner = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
         return (map(Fields, islice(entries, MOST_ENTRIES)) for entries in inner if isinstance(entries, list))
 
     def numbers(self, *path: str) -> tuple[int, ...]:
-        """The whole numbers of a list."""
+        """Return the whole numbers of a list."""
         value = self._value(path)
         listed = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
         return tuple(
@@ -94,7 +94,7 @@ class Fields:
         )
 
     def texts(self, *path: str) -> tuple[str, ...]:
-        """The texts of a list."""
+        """Return the texts of a list."""
         value = self._value(path)
         listed = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
         return tuple(printable(text, LONGEST_NAME) for text in listed if isinstance(text, str))

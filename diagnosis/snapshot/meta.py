@@ -17,7 +17,7 @@ _KEPT = re.compile(
 )
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _LONGEST_ANNOTATION = 64 * 1024
-"""More than any record of ours, and than HAMi's registration of a node full of cards."""
+"""Longest annotation: more than our records, and HAMi's registration of a node full of cards."""
 
 
 class Owner(Struct, frozen=True):
@@ -39,13 +39,13 @@ class Meta(Struct, frozen=True):
     annotations: Mapping[str, str] = field(default_factory=dict)
     created: datetime | None = None
     deleted: datetime | None = None
-    """When somebody asked it to go; None where nobody did."""
+    """Time of the deletion request; None without one."""
     finalizers: tuple[str, ...] = ()
     owner: Owner | None = None
 
     @property
     def subject(self) -> str:
-        """`node/a`, `pod/team/trainer-0`."""
+        """Return the name in a diagnosis, as `node/a` or `pod/team/trainer-0`."""
         return subject(self.kind, self.namespace, self.name)
 
 

@@ -1,4 +1,4 @@
-"""A Node as the API shows it."""
+"""Read Nodes of the API."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Node(Struct, frozen=True):
     handlers: frozenset[str] | None = None
     provider_id: str = ""
     record: NodeRecord | None = None
-    """Our agent's own; None where it has written none."""
+    """Record of the node's agent; None if it has written none."""
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Node(Struct, frozen=True):
 
     @property
     def withheld(self) -> bool:
-        """Whether our own verdict keeps new pods off it."""
+        """Whether our own taint keeps new pods off the node."""
         return any(taint.key == UNHEALTHY and taint.effect in KEEPS_AWAY for taint in self.taints)
 
     @property
@@ -62,7 +62,7 @@ class Node(Struct, frozen=True):
 
 
 def read_node(raw: Fields) -> Node:
-    """Raises ValueError for one without a name."""
+    """Read a Node. Raises ValueError if it has no name."""
     meta, status = read_meta("Node", raw), raw.at("status")
     handlers = frozenset(fields.text("name") for fields in status.each("runtimeHandlers"))
     return Node(

@@ -30,7 +30,7 @@ _OF_COMPONENTS = frozenset(
         *("FAIL_ON_INIT_ERROR", "PASS_DEVICE_SPECS", "NVIDIA_DRIVER_ROOT", "CONTAINER_DRIVER_ROOT"),
     )
 )
-"""Settings of NVIDIA's components: paths and words."""
+"""Variables with settings of NVIDIA's components: paths and words."""
 _LIMITS = frozenset(
     (
         *("CUDA_DISABLE_CONTROL", "GPU_CORE_UTILIZATION_POLICY", "CUDA_DEVICE_SM_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT"),
@@ -38,9 +38,9 @@ _LIMITS = frozenset(
     )
 )
 _LIMIT = re.compile(r"(?:true|false|default|force|disable|\d{1,9}[kmg]?)\Z", re.ASCII | re.IGNORECASE)
-"""How HAMi's library in a container holds it to its share."""
+"""Variables by which HAMi's library limits a container to its share."""
 HAMI_EXTENDER = "vgpu-scheduler-extender"
-"""The container of which some flags are read: of all others nobody's command line is looked at."""
+"""Only container whose command line is read, and only some flags of it."""
 _LOCK_EXPIRE = "HAMI_NODELOCK_EXPIRE"
 _FLAGS = frozenset(
     (
@@ -81,9 +81,9 @@ class Expression(Struct, frozen=True):
             case "NotIn":
                 return f"{self.key} is not {' or '.join(self.values)}"
             case "Exists":
-                return f"{self.key} is there"
+                return f"{self.key} is present"
             case "DoesNotExist":
-                return f"{self.key} is not there"
+                return f"{self.key} is absent"
         return f"{self.key} {self.operator} {', '.join(self.values)}".strip()
 
 
@@ -111,9 +111,9 @@ class Container(Struct, frozen=True):
     env: Mapping[str, str] = field(default_factory=dict)
     privileged: bool = False
     claims: tuple[str, ...] = ()
-    """Names of the pod's resource claims that it uses."""
+    """Names of the pod's resource claims that the container uses."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Of HAMi's extender, as `shown_flags` has them."""
+    """Flags of HAMi's extender, from `shown_flags`."""
 
 
 class ContainerEnd(Struct, frozen=True):
@@ -146,7 +146,7 @@ class ContainerState(Struct, frozen=True):
     ready: bool = False
     restarts: int = 0
     waiting: str = ""
-    """The reason: `ContainerCreating`, `CrashLoopBackOff`."""
+    """Reason of waiting, as `ContainerCreating` or `CrashLoopBackOff`."""
     message: str = ""
     running: bool = False
     started: datetime | None = None
@@ -170,7 +170,7 @@ class PodSpec(Struct, frozen=True):
 
     containers: tuple[Container, ...] = ()
     node: str = ""
-    """Where it was put; '' while nobody has."""
+    """Name of its node; '' before it is bound."""
     scheduler: str = ""
     runtime_class: str = ""
     priority_class: str = ""
@@ -178,18 +178,18 @@ class PodSpec(Struct, frozen=True):
     gates: tuple[str, ...] = ()
     node_selector: Mapping[str, str] = field(default_factory=dict)
     affinity: tuple[tuple[Expression, ...], ...] | None = None
-    """Terms that a node must meet, one of which is enough; None where there are none. `metadata.name` is a key too."""
+    """Node affinity terms, one of which must hold; None without terms. `metadata.name` is a key too."""
     tolerations: tuple[Toleration, ...] = ()
     overhead: Mapping[str, str] = field(default_factory=dict)
     claims: Mapping[str, str] = field(default_factory=dict)
-    """Names of its resource claims, each with that of its ResourceClaim or ResourceClaimTemplate."""
+    """Names of its resource claims, each with its ResourceClaim or ResourceClaimTemplate."""
     volume_claims: tuple[str, ...] = ()
     host_volumes: Mapping[str, str] = field(default_factory=dict)
-    """The paths on its node that it mounts, by the names of the volumes."""
+    """Mounted host paths by volume name."""
     host_network: bool = False
     service_account: str = ""
     deadline: bool = False
-    """Whether it may only run for a certain time: quotas call such pods Terminating."""
+    """Whether it has an active deadline; quotas call such pods Terminating."""
     spread: bool = False
     """Whether topology spread constraints or pod (anti-)affinity narrow the choice further."""
 
@@ -199,7 +199,7 @@ class PodSpec(Struct, frozen=True):
 
 
 class Pod(Struct, frozen=True):
-    """A pod with its state. `states` are those of its init containers, then of the others."""
+    """Pod with its state. `states`: init containers first, then the others."""
 
     meta: Meta
     spec: PodSpec
@@ -209,7 +209,7 @@ class Pod(Struct, frozen=True):
     conditions: tuple[Condition, ...] = ()
     states: tuple[ContainerState, ...] = ()
     claim_names: Mapping[str, str] = field(default_factory=dict)
-    """Of its resource claims the ResourceClaim that was made for each."""
+    """ResourceClaim created for each of its resource claims."""
     nominated: str = ""
 
     @property
@@ -226,7 +226,7 @@ class Pod(Struct, frozen=True):
 
 
 def read_pod(raw: Fields) -> Pod:
-    """Raises ValueError for one without a name."""
+    """Read a Pod. Raises ValueError if it has no name."""
     states = (*_states(raw, "initContainerStatuses"), *_states(raw, "containerStatuses"))
     return Pod(
         read_meta("Pod", raw),

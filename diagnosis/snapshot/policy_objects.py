@@ -12,11 +12,11 @@ from diagnosis.snapshot.pods import Expression, read_expressions
 
 _LONGEST_BUNDLE = 64 * 1024
 _TIMEOUT = 10
-"""Seconds that the API server waits for a webhook which does not say how long."""
+"""Default timeout of a webhook in seconds."""
 
 
 class Quota(Struct, frozen=True):
-    """A ResourceQuota: amounts by name, as `requests.nvidia.com/gpu`. `scopes`: of which pods; of all without any."""
+    """ResourceQuota: amounts by name, as `requests.nvidia.com/gpu`. `scopes`: pods it covers; empty for all."""
 
     meta: Meta
     hard: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class LimitRange(Struct, frozen=True):
 
 
 class Selector(Struct, frozen=True):
-    """`None` of a budget selects nothing, an empty one everything."""
+    """Label selector. A budget without one selects nothing; an empty selector selects everything."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     expressions: tuple[Expression, ...] = ()
@@ -82,15 +82,15 @@ class Webhook(Struct, frozen=True):
     path: str = ""
     fails_closed: bool = True
     on_pods: bool = False
-    """Whether it is asked when a pod is made."""
+    """Whether it is called when a pod is created."""
     ca: str = ""
-    """Certificates in PEM, in base64 as the API has them; another word where a saved state leaves them out."""
+    """PEM certificates in base64, as in the API; a placeholder in a saved state."""
     namespaces: Selector = field(default_factory=Selector)
     objects: Selector = field(default_factory=Selector)
     timeout: int = _TIMEOUT
-    """In seconds."""
+    """Timeout in seconds."""
     conditions: Mapping[str, str] = field(default_factory=dict)
-    """Its matchConditions: expressions by name, all of which must be true."""
+    """matchConditions: expressions by name, all of which must be true."""
 
 
 def read_quota(raw: Fields) -> Quota:

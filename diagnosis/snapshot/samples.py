@@ -11,7 +11,7 @@ from diagnosis.snapshot.json_fields import Fields
 Pair = tuple[str, str]
 EXPORTED: Pair = ("exported_namespace", "exported_pod")
 OWN: Pair = ("namespace", "pod")
-"""Where Prometheus keeps its own labels, these are the exporter's pod, and the workload's are the exported ones."""
+"""Pod labels. If Prometheus keeps its own, `pod` is the exporter's and `exported_pod` the workload's."""
 _MOST_SERIES = 200_000
 _LONGEST = 40
 
@@ -28,7 +28,7 @@ def samples(series: Iterable[object], most: float) -> Iterator[tuple[Fields, flo
 
 
 def pods(labels: Fields, *pairs: Pair) -> tuple[Pair, ...]:
-    """Namespace and name by each pair of labels that is there, the likeliest first."""
+    """Return namespace and name from each existing pair of labels, the likeliest first."""
     named = ((labels.text(namespace), labels.text(pod)) for namespace, pod in pairs)
     return tuple(pair for pair in named if all(pair))
 

@@ -1,4 +1,4 @@
-"""Volcano's objects: groups of pods that start together, and the queues that let them in."""
+"""Volcano's objects: groups of pods that start together, and their queues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GroupQueue(Struct, frozen=True):
 
 
 def read_pod_group(raw: Fields) -> PodGroup:
-    """Other schedulers call theirs the same, with other phases: of those only the name is read."""
+    """Read a PodGroup. Other schedulers have the same kind with other phases: only its name is read."""
     meta = read_meta("PodGroup", raw)
     if not _is_volcanos(raw):
         return PodGroup(meta)

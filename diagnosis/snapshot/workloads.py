@@ -21,7 +21,7 @@ class Workload(Struct, frozen=True):
 
     meta: Meta
     spec: PodSpec | None = None
-    """Of its pods; None where it makes no pods itself."""
+    """Pod template; None if it creates no pods itself."""
     template_labels: Mapping[str, str] = field(default_factory=dict)
     selector: Mapping[str, str] = field(default_factory=dict)
     wanted: int | None = None
@@ -36,7 +36,7 @@ class Workload(Struct, frozen=True):
 
 
 def read_workload(kind: str, raw: Fields) -> Workload:
-    """Raises ValueError for one without a name."""
+    """Read a workload. Raises ValueError if it has no name."""
     template = (
         raw.at("spec", "template")
         if raw.has("spec", "template", "spec")

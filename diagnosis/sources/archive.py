@@ -1,6 +1,6 @@
-"""Members of a tar archive from a stream, within bounds: its headers are written by others, and may be damaged.
+"""Read members of a tar archive from a stream, within limits, because headers may be damaged or hostile.
 
-`tarfile` takes a damaged header for the archive's end, and any size in it for the truth.
+`tarfile` treats a damaged header as the end of the archive, and trusts any size in a header.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Archive:
         self.read_to = ""
 
     def members(self) -> Iterator[tuple[str, bytearray]]:
-        """Regular files with the suffix, by name. Raises ArchiveError."""
+        """Yield regular files with the suffix, with their names. Raises ArchiveError."""
         try:
             for header in self._headers():
                 if header.kind in _REGULAR and header.name.endswith(self._suffix):
@@ -70,7 +70,7 @@ class Archive:
             self.damage = f"damaged {place}: {error}"
 
     def _headers(self) -> Iterator[_Header]:
-        """Headers of members, each with the name and the size that the extended headers before it give."""
+        """Yield headers of members, with name and size from preceding extended headers."""
         fields: dict[str, str] = {}
         for _ in range(MOST_HEADERS):
             header = self._next()
@@ -87,14 +87,14 @@ class Archive:
             header = _Header(name, header.kind, self._bounded(name, size))
             yield header
             fields = {}
-        raise ArchiveError(f"over {MOST_HEADERS:,} headers; so many are read at most")
+        raise ArchiveError(f"over {MOST_HEADERS:,} headers, which is the limit")
 
     def _next(self) -> _Header | None:
         """Return the next header, or None at the end of the archive, after which only zeros may follow."""
         block = self._stream.take(_BLOCK)
         if block.count(0) == _BLOCK:
             if not self._stream.only_zeros():
-                raise _Damaged("something follows the mark of its end")
+                raise _Damaged("data follows its end marker")
             return None
         if not is_header(block):
             raise _Damaged("the checksum of a header is wrong")
@@ -114,7 +114,7 @@ class Archive:
             raise ArchiveError(f"{name[:_LONGEST_SHOWN]} has a negative size in its header")
         self._left -= size
         if self._left < 0:
-            raise ArchiveError(f"over {LONGEST >> 20} MiB when it is unpacked; at most so much is read")
+            raise ArchiveError(f"over {LONGEST >> 20} MiB unpacked, which is the limit")
         return size
 
 
@@ -126,19 +126,19 @@ class _Stream:
         self._rest = memoryview(b"")
 
     def take(self, size: int) -> bytearray:
-        """Raises _Damaged where fewer are left."""
+        """Raises _Damaged if fewer bytes are left."""
         taken = bytearray()
         for part in self._parts(size):
             taken += part
         return taken
 
     def skip(self, size: int) -> None:
-        """Raises _Damaged where fewer are left."""
+        """Raises _Damaged if fewer bytes are left."""
         for _ in self._parts(size):
             pass
 
     def only_zeros(self) -> bool:
-        """Read on to the end, where an unpacker compares its checksum; a sparse file of zeros is not read for ever."""
+        """Read to the end, where an unpacker verifies its checksum; a sparse file of zeros is limited."""
         read = 0
         while self._rest and read < LONGEST:
             if bytes(self._rest).strip(b"\0"):
@@ -188,11 +188,11 @@ def _number(field: bytes | bytearray | str) -> int:
             return int.from_bytes(field[1:], "big", signed=field[0] == 0xFF)
         return int(field.split(b"\0")[0].strip() or b"0", 8)
     except ValueError:
-        raise _Damaged("a number in a header is none") from None
+        raise _Damaged("a number in a header is invalid") from None
 
 
 def _pax(raw: bytearray) -> Iterator[tuple[str, str]]:
-    """Records `LENGTH KEY=VALUE` and a newline. Raises _Damaged."""
+    """Yield key and value of each record `LENGTH KEY=VALUE`. Raises _Damaged."""
     at = 0
     while at < len(raw):
         record = _PAX_RECORD.match(raw, at)

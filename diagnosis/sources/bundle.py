@@ -1,4 +1,4 @@
-"""A cluster's state in one archive, to be judged elsewhere: `diagnose --save`."""
+"""Save a cluster's state in one archive, for diagnosis elsewhere: `diagnose --save`."""
 
 from __future__ import annotations
 

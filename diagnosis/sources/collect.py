@@ -1,6 +1,6 @@
-"""A cluster's state from its API: one listing for each kind, in pages, a few of them at a time.
+"""Collect a cluster's state from its API: one paged listing for each kind, a few at a time.
 
-A kind that may not be listed, or does not answer, is not visible, and everything else is.
+A kind whose listing is forbidden or fails is not visible; all other kinds are.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Unavai
 from healthcheck.text.printable import printable
 
 _AT_ONCE = 4
-"""Listings: what they cost is our own time, and an API server serves the fleet beside us."""
+"""Parallel listings: few, because the API server serves the whole fleet."""
 _MOST_LOGS, _MOST_OF_COMPONENTS = 40, 15
 _LONGEST_LINE = 1024
 _SHOW_HAMI = ("Node", "Pod", "Deployment", "DaemonSet", "MutatingWebhookConfiguration")
 ReadLog = Callable[[str, str, str, bool], str]
-"""Of a namespace, pod and container; True: of its run before. Raises ClusterError."""
+"""Read the log of namespace, pod and container; True: of its previous run. Raises ClusterError."""
 
 
 class Keep(Protocol):
-    """Takes each object as the API gave it, as well."""
+    """Callback that receives each object as the API returned it."""
 
     def __call__(self, kind: str, raw: Mapping[str, Any]) -> None: ...
 
 
 Where = Callable[[ApiKind], Iterable[tuple[str, Mapping[str, str]]]]
-"""Of a kind the namespaces to list, '' for all, each with a query."""
+"""Return the namespaces to list of a kind ('' for all), each with a query."""
 Objects = Callable[[str, str, Mapping[str, str]], Iterator[Mapping[str, Any]]]
-"""The objects below a path, of a resource, for a query. Raises ClusterError."""
+"""Yield the objects under a path, of a resource, for a query. Raises ClusterError."""
 
 
 class Collector:
@@ -63,7 +63,7 @@ class Collector:
         self._builder = Builder()
         self._lock = threading.Lock()
         self._whole: set[str] = set()
-        """Kinds of which all there is was listed: not asked for again."""
+        """Kinds that were listed completely, and are not listed again."""
         self.missing: dict[str, str] = {}
 
     def collect(self, where: Where = everywhere, namespace: str = "") -> Snapshot:
@@ -123,7 +123,7 @@ class Collector:
                 # Use the same queries: only ConfigMaps with our names are relevant.
                 error = self._list(kind, [(namespace, query) for _, query in where(kind)])
                 if error is None and kind.kind in OF_COMPONENTS:
-                    self.missing[kind.kind] = f"only those of the namespace {namespace} may be listed"
+                    self.missing[kind.kind] = f"only those of namespace {namespace} may be listed"
         finally:
             self._listed(kind)
         if error is not None:
@@ -169,9 +169,9 @@ def _of_hami(seen: Snapshot) -> list[tuple[str, Mapping[str, str]]] | None:
 
 
 def _suspects(snapshot: Snapshot, pod: str, silent: set[str]) -> Iterator[tuple[Pod, str, bool]]:
-    """Containers that failed, and whether it is the former run that did: of components first, then of GPU pods.
+    """Yield failed containers, components before GPU pods, and whether the previous run is the failed one.
 
-    Those of the silent nodes are left out here, for none may count among the most that are read.
+    Pods on silent nodes are left out, so that they do not count towards the maximum.
     """
     every = (pod for component in components(snapshot) for pod in component.pods if pod.spec.node not in silent)
     yield from islice(_failed(pod for pod in every if not is_ready(pod) and not pod.over), _MOST_OF_COMPONENTS)

@@ -1,4 +1,4 @@
-"""The logs in a folder that `kubectl cluster-info dump --output-directory` wrote: of each container its last lines."""
+"""Read the last log lines of each container from a folder of `kubectl cluster-info dump --output-directory`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LONGEST_LINE = 4096
 _DEEPEST = 16
 _MOST_ENTRIES = 200_000
 _MOST_CHARACTERS = 512 << 20
-"""Of all logs."""
+"""Limit for all logs together."""
 _CHUNK = 64 * 1024
-"""A line may have no end: what is beyond this counts as another."""
+"""Longest line; the rest counts as another line."""
 
 
 class DumpError(ValueError):
@@ -37,15 +37,15 @@ def read_dump_logs(folder: Path) -> dict[tuple[str, str], str]:
         for pair, text in _of(file):
             left -= len(text)
             if left < 0:
-                raise DumpError(f"over {_MOST_CHARACTERS >> 20} MiB of logs; so much is read at most")
+                raise DumpError(f"over {_MOST_CHARACTERS >> 20} MiB of logs, which is the limit")
             logs[pair] = text
     return logs
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Raises OSError, as for a folder within that can't be opened: `rglob` passes over it silently. Raises DumpError.
+    """Yield all regular files, without pipes and devices, which may have no end.
 
-    A pipe or a device, which may have no end, is none.
+    Raises OSError also for a subfolder that can't be opened, which `rglob` ignores. Raises DumpError.
     """
     ahead, entries = [(folder, 0)], 0
     while ahead:
@@ -55,7 +55,7 @@ def files_below(folder: Path) -> Iterator[Path]:
         for entry in path.iterdir():
             entries += 1
             if entries > _MOST_ENTRIES:
-                raise DumpError(f"over {_MOST_ENTRIES:,} files; so many are read at most")
+                raise DumpError(f"over {_MOST_ENTRIES:,} files, which is the limit")
             if entry.is_dir() and not entry.is_symlink():
                 ahead.append((entry, depth + 1))
             elif entry.is_file() or not entry.exists():

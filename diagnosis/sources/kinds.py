@@ -11,10 +11,10 @@ from healthcheck.node.devices import DRA_VERSIONS
 
 
 class ApiKind(Struct, frozen=True):
-    """`group` is the API's path, `api/v1` or `apis/apps/v1`; `resource` the plural, as a role names it.
+    """Kind in the API. `group` is its path, `api/v1` or `apis/apps/v1`; `resource` the plural, as in a role.
 
-    `versions`: those that may be served, the newest first, of a group that leaves its version open.
-    `names`: only objects of these names are asked for, whatever their namespace; () for all.
+    `versions`: API versions that may be served, the newest first, if `group` has no version.
+    `names`: only objects with these names are queried, in any namespace; () for all.
     """
 
     kind: str
@@ -83,7 +83,7 @@ KINDS = (
     ApiKind("Queue", _VOLCANO, "queues", namespaced=False),
 )
 OF_COMPONENTS = frozenset(("DaemonSet", "Deployment"))
-"""What GPUs need stands in namespaces of its own: without those a component is not visible, and not absent."""
+"""Kinds of components, which have their own namespaces. If these are not listed, components are not visible."""
 _OF_NODES = "kube-node-lease"
 
 

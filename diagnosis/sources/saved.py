@@ -23,17 +23,17 @@ from healthcheck.text.json_cost import JsonCostError, refuse_costly
 from healthcheck.text.moments import EARLIEST, moment_or_none
 from healthcheck.text.printable import printable
 
-_NOT_SAVED = "no file has it"
+_NOT_SAVED = "not in the saved files"
 _MOST_VALUES = 24_000_000
-"""Of all files: 100,000 pods as kubectl prints them. Python takes up to 100 bytes for each that is kept."""
+"""Limit for all files, enough for 100,000 pods as kubectl prints them."""
 _MOST_OBJECTS = 500_000
 _LONGEST_OBJECT = 8 << 20
 """Bytes: more than the API server stores as one object."""
 _SUFFIX = ".json"
 _HEAD = 512
 _MOST_MISSING, _SHOWN = 64, 120
-_NO_JSON = "no JSON, as kubectl writes it with -o json"
-_WANTED = "an object of the Kubernetes API, or a List of them, is wanted"
+_NO_JSON = "not the JSON of kubectl -o json"
+_WANTED = "expected an object of the Kubernetes API, or a List of objects"
 _TOP_LEVEL = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]', re.DOTALL)
 _Part = bytearray | memoryview | msgspec.Raw
 """Bytes of one document, or of one object."""
@@ -43,7 +43,7 @@ _TIMES = frozenset(
         *("lastObservedTime", "startedAt", "finishedAt", "renewTime", "startTime", "completionTime"),
     )
 )
-"""When something had happened. What is due later, as `deletionTimestamp`, is none of them."""
+"""Fields with times of past events; future ones, such as `deletionTimestamp`, are left out."""
 
 
 class SavedStateError(ValueError):
@@ -55,7 +55,7 @@ class NoSavedStateError(SavedStateError):
 
 
 class _NoStateError(ValueError):
-    """A file's content is no state of a cluster."""
+    """Content of a file is not the state of a cluster."""
 
 
 class _Document(msgspec.Struct):
@@ -87,7 +87,7 @@ class _State:
                 self._take(document, part)
 
     def take_archive(self, name: str, archive: Archive, source: InputFile) -> None:
-        """Its files as far as they can be read. Raises ArchiveError, CaptureError, JsonCostError."""
+        """Read the archive's files as far as possible. Raises ArchiveError, CaptureError, JsonCostError."""
         is_ours = False
         for member, content in archive.members():
             try:
@@ -101,7 +101,7 @@ class _State:
             # `diagnose --save` writes a file for each kind, in the order of their names.
             for kind in KINDS if is_ours else ():
                 if archive.read_to == HEADER or f"{kind}{_SUFFIX}" > archive.read_to:
-                    self.builder.lacks(kind, "the archive is damaged before it")
+                    self.builder.lacks(kind, "the archive is damaged before its file")
 
     def _take(self, document: _Document, part: _Part) -> None:
         written = _decoded(document.kind)
@@ -126,11 +126,11 @@ class _State:
     def _count(self) -> None:
         self._objects -= 1
         if self._objects < 0:
-            raise JsonCostError(f"over {_MOST_OBJECTS:,} objects; so many are read at most")
+            raise JsonCostError(f"over {_MOST_OBJECTS:,} objects, which is the limit")
 
     def _take_header(self, document: object) -> None:
         if not isinstance(document, dict):
-            raise _NoStateError("an object is wanted")
+            raise _NoStateError("expected an object")
         self.newest = max(self.newest, moment_or_none(document.get("at")) or EARLIEST)
         listed = document.get("listed")
         for kind in listed[: len(KINDS)] if isinstance(listed, list) else ():
@@ -208,7 +208,7 @@ def _whole(chunks: Iterator[bytes], source: InputFile) -> bytearray:
     for chunk in chunks:
         content += chunk
         if len(content) > LONGEST:
-            raise _NoStateError(f"over {LONGEST >> 20} MiB; at most so much is read of a file")
+            raise _NoStateError(f"over {LONGEST >> 20} MiB, which is the limit for a file")
     if source.cut:
         raise _NoStateError(source.cut)
     return content
@@ -266,7 +266,7 @@ def _items(document: _Document) -> list[msgspec.Raw]:
 def _decoded(part: _Part) -> object:
     """Decode one object. Raises _NoStateError, JsonCostError."""
     if memoryview(part).nbytes > _LONGEST_OBJECT:
-        raise JsonCostError(f"an object of over {_LONGEST_OBJECT >> 20} MiB; none so long is read")
+        raise JsonCostError(f"an object of over {_LONGEST_OBJECT >> 20} MiB, which is the limit")
     try:
         return msgspec.json.decode(part)
     except (ValueError, RecursionError) as error:

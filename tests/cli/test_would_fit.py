@@ -214,7 +214,7 @@ def test_the_command_answers_by_its_exit_code(tmp_path: Path) -> None:
     assert (code, "fits on 1 of 1 GPU nodes: a" in text) == (0, True)
     assert "  \n" not in text
     code, text = run("40000")
-    assert (code, "CardInsufficientMemory: 40000 MiB asked, 32768 free" in text) == (1, True)
+    assert (code, "CardInsufficientMemory: 40000 MiB requested, 32768 free" in text) == (1, True)
     code, text = run("40000", "-o", "json")
     assert json.loads(text)[0]["nodes"][0]["cards"][0]["code"] == "CardInsufficientMemory"
     assert run("1", "-o", "html")[0] == 3

@@ -59,21 +59,21 @@ def test_a_rule_of_ours_names_the_finding_and_what_ends_it(where: Object, device
     result = found(where, *claimed(), device, taint_rule())
 
     assert result.evidence == (
-        "resourceclaim/team/one-gpu asks for 1 of class gpu.nvidia.com",
+        "resourceclaim/team/one-gpu requests 1 of class gpu.nvidia.com",
         "1 devices match, 0 are free",
         f"{RULE}{reasons}",
     )
     assert result.certainty is Certainty.PROVEN
     assert result.remedy == (
         *(["See the action for Xid79: `gpu-healthcheck explain Xid79`"] if reasons else ()),
-        "Once the GPU is fixed: `gpu-healthcheck release a --reason 'after repair'`",
+        "When the GPU is fixed: `gpu-healthcheck release a --reason 'after repair'`",
     )
 
 
 def test_a_rule_that_nobody_has_noted_is_likely_alone() -> None:
     result = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(heeded=False))
     assert result.certainty is Certainty.LIKELY
-    assert result.evidence[-1] == f"{RULE}, which the cluster's controllers have not noted"
+    assert result.evidence[-1] == f"{RULE}, which the cluster's controllers have not processed"
 
 
 def test_a_rule_of_somebody_else_is_his_to_end() -> None:
@@ -82,7 +82,7 @@ def test_a_rule_of_somebody_else_is_his_to_end() -> None:
     assert (
         result.evidence[-1] == "gpu-0 of node/a has the taint team/maintenance:NoExecute by devicetaintrule/it's mine"
     )
-    assert result.remedy[-1] == """It ends with: `kubectl delete devicetaintrule 'it'"'"'s mine'`"""
+    assert result.remedy[-1] == """To remove the taint: `kubectl delete devicetaintrule 'it'"'"'s mine'`"""
 
 
 def test_the_drivers_own_taint_is_the_drivers_to_lift() -> None:
@@ -160,4 +160,4 @@ def test_a_claim_that_nothing_explains_says_that_rules_could_not_be_seen() -> No
     state = [node("a", None), *claimed(), devices("gpu-0")]
     (problem,) = judged(*state, missing=["DeviceTaintRule"]).problems
     assert problem.found.cause.name == "ClaimNotSatisfied"
-    assert "whether a DeviceTaintRule keeps work off devices can't be seen" in problem.found.evidence[-1]
+    assert "whether a DeviceTaintRule keeps work off devices is not visible" in problem.found.evidence[-1]

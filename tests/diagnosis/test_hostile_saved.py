@@ -61,7 +61,7 @@ def _diagnosed(*paths: Path) -> tuple[int, str]:
 
 PLAIN = _tar(_one())
 SIZE, KIND = 124, 156
-LIMIT = "MiB when it is unpacked"
+LIMIT = "MiB unpacked"
 
 
 @pytest.mark.parametrize(
@@ -213,15 +213,15 @@ def test_an_old_state_that_is_damaged_is_compared_with_nothing(tmp_path: Path) -
         (b'{"kind":"PodList","items":[' + b'{"a":1},' * 400 + b"{}]}", "over 300 objects"),
         (b'{"kind":"PodList"}' * 400, "over 300 objects"),
         (b'{"kind":"Pod","metadata":{"name":"' + b"x" * 5000 + b'"}}', "an object of over 0 MiB"),
-        (b" " * 40_000 + b'{"kind":"PodList","items":[]}', "at most so much is read of a file"),
-        (b"[" * 1500, "no JSON"),
-        (b'{"a":' * 990, "no JSON"),
+        (b" " * 40_000 + b'{"kind":"PodList","items":[]}', "which is the limit for a file"),
+        (b"[" * 1500, "not the JSON"),
+        (b'{"a":' * 990, "not the JSON"),
         (b'{"kind":"Pod","x":' + b"9" * 5000 + b"}", "an object of over 0 MiB"),
-        (b'{"kind":"Pod","x":' + b"9" * 3000 + b"e999999}", "no JSON"),
-        (b'{"kind":"Pod","x":"a\0b"}', "no JSON"),
-        (b'{"kind":"Pod","x":"\xff\xfe"}', "no JSON"),
-        (b'{"kind":"Pod","x":"\\ud800"}', "no JSON"),
-        (b'{"kind":"Pod","x":NaN}', "no JSON"),
+        (b'{"kind":"Pod","x":' + b"9" * 3000 + b"e999999}", "not the JSON"),
+        (b'{"kind":"Pod","x":"a\0b"}', "not the JSON"),
+        (b'{"kind":"Pod","x":"\xff\xfe"}', "not the JSON"),
+        (b'{"kind":"Pod","x":"\\ud800"}', "not the JSON"),
+        (b'{"kind":"Pod","x":NaN}', "not the JSON"),
     ],
     ids=lambda value: value if isinstance(value, str) else str(value[:12]),
 )

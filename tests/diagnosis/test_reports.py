@@ -133,7 +133,7 @@ def test_one_mistake_of_many_bare_pods_is_grouped_except_in_json() -> None:
         assert text.count("trainer-") <= 24
         assert "200 times" in text
         assert "180 more" in text
-        assert text.count("Take gpu-type out of the selector.") <= 2
+        assert text.count("Remove gpu-type from the selector.") <= 2
     assert len(document(grouped)["causes"]) == 200
 
 

@@ -38,7 +38,7 @@ def test_a_kind_that_no_file_has_is_not_visible(tmp_path: Path) -> None:
     state = read_saved([_write(tmp_path / "pods.json", {"kind": "PodList", "items": []})])
     assert state.sees("Pod")
     assert not state.sees("Node")
-    assert state.missing["Node"] == "no file has it"
+    assert state.missing["Node"] == "not in the saved files"
 
 
 def test_now_is_the_newest_time_and_never_a_deadline(tmp_path: Path) -> None:
@@ -79,13 +79,13 @@ def test_of_a_volume_is_saved_where_it_lies_and_not_what_its_driver_is_given(tmp
 @pytest.mark.parametrize(
     ("content", "wanted"),
     [
-        ("{", "no JSON"),
-        ("", "no JSON"),
-        ("apiVersion: v1\nkind: List\n", "no JSON, as kubectl writes it with -o json"),
-        ('{"kind": "PodList", "items": []}\n==== START logs', "no JSON"),
+        ("{", "not the JSON"),
+        ("", "not the JSON"),
+        ("apiVersion: v1\nkind: List\n", "not the JSON of kubectl -o json"),
+        ('{"kind": "PodList", "items": []}\n==== START logs', "not the JSON"),
         ("[1]", "an object of the Kubernetes API"),
         ('{"items": []}', "an object of the Kubernetes API"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not the JSON"),
     ],
 )
 def test_what_is_no_state_is_refused_by_name(tmp_path: Path, content: str, wanted: str) -> None:

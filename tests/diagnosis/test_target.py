@@ -35,7 +35,7 @@ def test_an_object_is_named_as_kubectl_names_it(words: list[str], namespace: str
 
 @pytest.mark.parametrize("words", [["pod"], ["x"], ["service", "x"], ["pod", "a", "b"], ["pod", ""]])
 def test_other_words_are_refused(words: list[str]) -> None:
-    with pytest.raises(TargetError, match="is wanted"):
+    with pytest.raises(TargetError, match="expected pod"):
         parse_target(words, "")
 
 

@@ -822,7 +822,7 @@ def test_a_bound_volume_and_the_nodes_on_both_sides_are_named() -> None:
     assert problem.found.certainty is Certainty.PROVEN
     assert problem.found.evidence == (
         f"persistentvolumeclaim/team/data is bound to persistentvolume/pv-data, only for nodes with {ZONE} In b",
-        "nodes with room, where that is not: node/a",
+        "nodes with room but without the volume: node/a",
         "nodes with the volume have the requested resources, but no room: node/b",
     )
 
@@ -858,8 +858,7 @@ def test_pods_that_nobody_made_and_that_wait_for_each_other_are_one_group() -> N
 
     assert results(diagnosis) == [("GangIncomplete", "podgroup/team/ring")]
     assert (
-        "2 pods that ask for 16 nvidia.com/gpu wait; 8 free on nodes that take them"
-        in diagnosis.problems[0].found.evidence
+        "2 pods that request 16 nvidia.com/gpu wait; 8 free on eligible nodes" in diagnosis.problems[0].found.evidence
     )
 
 
@@ -868,7 +867,7 @@ def test_the_label_that_keeps_the_device_plugin_off_is_named(switch: str) -> Non
     off = node("a", None, labels=HAS_GPU | {switch: "false", "nvidia.com/gpu.deploy.driver": "paused"})
     found = judged(off, waits(SHORT)).problems[0].found
 
-    assert f"node/a: a GPU node, and offers no {GPU}: its label {switch}=false keeps the device plugin off" in (
+    assert f"node/a: a GPU node that offers no {GPU}: its label {switch}=false keeps the device plugin off" in (
         found.evidence
     )
     assert found.remedy[0].endswith(f"`kubectl label node a {switch}=true --overwrite`")
@@ -879,7 +878,7 @@ def test_who_should_offer_what_no_node_has() -> None:
     found = judged(node("a"), waits(f"2 Insufficient {EFA}", containers=both)).problems[0].found
 
     assert (found.cause.name, found.subject) == ("GpuResourceAbsent", f"resource/{EFA}")
-    assert found.remedy[0] == "Bring the EFA device plugin to the nodes that have such devices."
+    assert found.remedy[0] == "Run the EFA device plugin on the nodes with such devices."
     assert r"vpc\.amazonaws\.com/efa" in found.remedy[1]
 
 

@@ -148,7 +148,7 @@ def _look_at_leader(installation: Installation) -> tuple[str, ...]:
     pods = command("kubectl", "-n", installation.namespace, "get", "pods", "--show-labels")
     return (
         f"Check which pod holds the scheduler's Lease: {leases}",
-        f"Check which pod has the leader's label; the Lease holder writes it and must have the right to patch pods: {pods}",
+        f"Check which pod has the leader's label; the Lease holder sets it, with permission to patch pods: {pods}",
     )
 
 

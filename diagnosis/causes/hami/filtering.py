@@ -138,12 +138,12 @@ def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _most_judged(snapshot: Snapshot) -> int:
-    """Return the maximum number of different requests that are compared with all cards, for a runtime of a few seconds."""
+    """Return how many different requests are compared with all cards, for a runtime of a few seconds."""
     return max(_FEWEST_JUDGED, _MOST_WALKED // max(sum(map(len, cards_of(snapshot).values())), 1))
 
 
 def _request(waiting: Waiting) -> tuple[str, str, str]:
-    """Return a key that is equal for pods that HAMi's filter judges alike, so that all cards are checked once for them."""
+    """Return a key for pods that HAMi's filter judges alike, so that all cards are checked once for them."""
     pod = waiting.pods[0]
     return (
         pod.meta.namespace,

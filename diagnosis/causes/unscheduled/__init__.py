@@ -47,12 +47,12 @@ WITHOUT_HOLDERS = frozenset(
         *(volumes.UNBOUND, volumes.MISSING, device_claims.NO_CLASS, device_claims.NO_CLAIM),
     )
 )
-"""What the pod, its namespace and the nodes show by themselves: whatever pods elsewhere hold, it is so."""
+"""Causes that the pod, its namespace and the nodes prove, regardless of the pods elsewhere."""
 _BEFORE_NODES = (ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND)
 
 
 def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Pods that a scheduler has judged and refused."""
+    """Yield the causes for pods that a scheduler has judged and refused."""
     everywhere = rooms(snapshot) if snapshot.sees("Node") else ()
     left = _left(snapshot, everywhere)
     judged: dict[tuple[str, str], tuple[Waiting, list[FoundCause]]] = {}
@@ -76,7 +76,7 @@ def _is_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
 
 
 def _left(snapshot: Snapshot, everywhere: Iterable[NodeUse]) -> list[NodeUse]:
-    """Nodes from which pods are on their way out in good time, as they will be without them."""
+    """Return nodes with pods that are being deleted normally, as they will be without these pods."""
     going: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:
         if pod.spec.node and not pod.over and pod.meta.deleted is not None and not is_stuck(snapshot, pod):
@@ -92,7 +92,7 @@ def _is_made_room(waiting: Waiting, left: Iterable[NodeUse]) -> bool:
 
 
 def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> bool:
-    """Whether a node with GPUs that would take pods so young has joined minutes ago, and does not offer them yet."""
+    """Whether a suitable GPU node joined minutes ago and does not offer its GPUs yet, and the pods are young."""
     made = [pod.meta.created for pod in waiting.pods if pod.meta.created is not None]
     short = waiting.fit is None or bool(waiting.fit.of(ReasonSubject.SHORT))
     if not short or not made or snapshot.now - min(made) > _LOOKS_AGAIN:
@@ -145,7 +145,7 @@ def _apart_from_nodes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCau
 
 
 def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse]) -> Iterator[FoundCause]:
-    """Step by step fewer nodes: with the resource, selected, large enough, with room, open."""
+    """Narrow the nodes step by step: with the resource, selected, large enough, with room, open."""
     lacking = unknown_resources.absent(waiting, everywhere)
     if lacking:
         by_claim = {
@@ -188,7 +188,7 @@ def _parted(rooms: Iterable[NodeUse], is_report: Callable[[NodeUse], bool]) -> t
 def _by_room(
     snapshot: Snapshot, waiting: Waiting, large: Sequence[NodeUse], others: Sequence[NodeUse]
 ) -> Iterator[FoundCause]:
-    """`others` would take the pods, if they offered the GPUs that they have."""
+    """Yield shortages. `others`: nodes that would fit if they offered the GPUs that they have."""
     closed, opened = _parted(large, lambda room: bool(refused.closed_by(waiting.spec, room.node)))
     counted = waiting.counted
     if any(room.fits(counted) for room in opened):
@@ -215,7 +215,7 @@ def _emptied(snapshot: Snapshot, room: NodeUse) -> NodeUse:
 def _room_for_others(rooms: Iterable[NodeUse]) -> tuple[str, ...]:
     """Return the nodes with room that are reserved for other pods, as information and not as a cause."""
     named = [f"{room.node.subject} ({', '.join(map(str, room.node.taints))})" for room in islice(rooms, _MOST)]
-    return (f"there is room on nodes for others: {', '.join(named)}",) if named else ()
+    return (f"nodes reserved for other pods have room: {', '.join(named)}",) if named else ()
 
 
 def _places(waiting: Waiting, free: Sequence[NodeUse]) -> int:

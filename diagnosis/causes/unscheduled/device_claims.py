@@ -1,4 +1,4 @@
-"""Claims of dynamic resource allocation that no device satisfies."""
+"""Find claims of dynamic resource allocation that no device satisfies."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ NO_MATCH = Cause(
     "NoDeviceMatchesClaim",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "No device that is published is as a claim asks for, or not as many on one node.",
+    "No published device matches a claim, or too few match on one node.",
     "Change the claim's selectors or count to the existing devices.",
 )
 ALL_ALLOCATED = Cause(
     "DevicesAllAllocated",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "Every device that would satisfy a claim is allocated to another.",
+    "Every device that would satisfy a claim is allocated to another claim.",
     "Wait, stop unneeded workloads, or add nodes; delete unused claims.",
 )
 NO_CLAIM = Cause(
@@ -123,10 +123,10 @@ def lacks_claims(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: DeviceClass) -> Iterator[FoundCause]:
-    """A resource of no device plugin, that a DeviceClass gives devices for."""
+    """Yield causes for an extended resource that a DeviceClass provides, without a device plugin."""
     if snapshot.sees("ResourceSlice"):
         count = int(waiting.asked[name])
-        asks = f"one pod asks for {count} {name}, of class {known.meta.name}"
+        asks = f"one pod requests {count} {name}, of class {known.meta.name}"
         claim = ResourceClaim(Meta("DeviceClass", "", known.meta.name))
         yield from _offered(snapshot, waiting, (asks, Request(name, known.meta.name, count), claim, known))
 
@@ -142,13 +142,13 @@ def _by_text(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Found
         where = named if reason.what else waiting.workload
         return FoundCause(NO_CLAIM, where, evidence, (), waiting.names, Certainty.LIKELY)
     if not snapshot.sees(_RULES):
-        evidence += (f"whether a {_RULES} keeps work off devices can't be seen: {snapshot.missing[_RULES]}",)
+        evidence += (f"whether a {_RULES} keeps work off devices is not visible: {snapshot.missing[_RULES]}",)
     above = tuple(_why_no_slices(snapshot))
     return FoundCause(CLAIM_UNMET, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY, above)
 
 
 def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
-    """The claims of the first pod, made or as their templates have them: those of its twins ask for the same."""
+    """Yield the claims of the first pod, from its objects or templates; similar pods request the same."""
     pod = waiting.pods[0]
     known = {claim.meta.name: claim for claim in snapshot.claims if claim.meta.namespace == pod.meta.namespace}
     for name, source in pod.spec.claims.items():
@@ -171,7 +171,7 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
                 NO_CLAIM, subject("ResourceClaim", pod.meta.namespace, source), (evidence,), (), waiting.names
             )
         elif kinds == {"ResourceClaimTemplate"} and name not in pod.claim_names:
-            evidence = f"{pod.subject}: no ResourceClaim was made from the template {source}"
+            evidence = f"{pod.subject}: no ResourceClaim was created from the template {source}"
             look = command(
                 "kubectl",
                 "-n",
@@ -180,7 +180,7 @@ def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
                 "events",
                 f"--field-selector=involvedObject.name={pod.meta.name}",
             )
-            remedy = (f"kube-controller-manager makes it; see its events: {look}",)
+            remedy = (f"kube-controller-manager creates it; check its events: {look}",)
             yield FoundCause(
                 NO_CLAIM,
                 subject("ResourceClaimTemplate", pod.meta.namespace, source),
@@ -195,13 +195,13 @@ def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request:
         (device_class for device_class in snapshot.device_classes if device_class.meta.name == request.device_class),
         None,
     )
-    asks = f"{claim.meta.subject} asks for {'all' if request.all else request.count} of class {request.device_class}"
+    asks = f"{claim.meta.subject} requests {'all' if request.all else request.count} of class {request.device_class}"
     if known is None:
         if snapshot.sees("DeviceClass") and request.device_class:
             classes = (
                 ", ".join(sorted(device_class.meta.name for device_class in snapshot.device_classes)[:_MOST]) or "none"
             )
-            evidence = (asks, f"DeviceClasses there are: {classes}")
+            evidence = (asks, f"existing DeviceClasses: {classes}")
             yield FoundCause(NO_CLASS, f"deviceclass/{request.device_class}", evidence, (), waiting.names)
         return
     if not snapshot.sees("ResourceSlice"):
@@ -272,12 +272,12 @@ def _taken(
     )
     users = ", ".join(f"{name}: {count}" for name, count in held.most_common(_MOST))
     kept = [f"{name}: taint {taint.taint}" for name, taint in taints.items()]
-    evidence = (asks, f"{message}; allocated to {users or 'nobody'}", *kept[:_MOST])
+    evidence = (asks, f"{message}; allocated to {users or 'no claim'}", *kept[:_MOST])
     yield FoundCause(ALL_ALLOCATED, subject, evidence, (), waiting.names)
 
 
 def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequence[PublishedDevice]) -> bool:
-    """Whether one node has as many among them as are asked for; all that match, where all are."""
+    """Whether one node has as many of these devices as requested; for a request of all, all that match."""
     there = Counter(device.node for device in some)
     if request.all:
         return any(there[node] == count for node, count in Counter(device.node for device in matching).items())
@@ -315,7 +315,7 @@ def _terms(expression: str) -> Iterator[str]:
 
 
 def _holds(term: str, offer: PublishedDevice) -> bool:
-    """Whether the device is so, as far as the term is of a form that is known here: in doubt it is."""
+    """Whether the term holds for the device; terms in an unknown form count as true."""
     driver = _DRIVER.fullmatch(term)
     if driver:
         return offer.driver == driver[1]
@@ -356,4 +356,4 @@ def _there(term: str, offers: Iterable[PublishedDevice]) -> str:
     for offer in offers:
         there = offer.device.capacity if sizes else offer.device.attributes
         fields[_value(there, known[1], known[2]) or "(none)"] += 1
-    return f"{known[2]} there is: " + ", ".join(f"{value} ({count})" for value, count in fields.most_common(_MOST))
+    return f"existing {known[2]}: " + ", ".join(f"{value} ({count})" for value, count in fields.most_common(_MOST))

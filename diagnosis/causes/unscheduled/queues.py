@@ -35,7 +35,7 @@ TOPOLOGY = Cause(
     "KueueTopologyPending",
     CauseSeverity.MEDIUM,
     Link.QUEUED,
-    "Kueue has not assigned the pod a topology: its gate for that is still there.",
+    "Kueue has not assigned a topology to the pod: its topology gate remains.",
     "Check the Kueue Workload's topology assignment, and Kueue's controller.",
 )
 GATED = Cause(
@@ -49,15 +49,15 @@ NO_SCHEDULER = Cause(
     "SchedulerNotThere",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A pod names a scheduler that does not answer: no scheduler has processed the pod.",
-    "Name a scheduler that runs, or install the one that is named.",
+    "A pod names a scheduler that does not respond: no scheduler has processed the pod.",
+    "Name a running scheduler, or install the named one.",
 )
 GANG = Cause(
     "GangIncomplete",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "A group of pods that must start together cannot: some of them have no room, or do not exist.",
-    "Make room for the whole group, or ask for fewer or smaller pods.",
+    "A group of pods that must start together cannot start: some pods have no room, or do not exist.",
+    "Make room for the whole group, or use fewer or smaller pods.",
 )
 ERROR = Cause(
     "SchedulerFailed",
@@ -74,15 +74,15 @@ _DEFAULT = "default-scheduler"
 _ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
 _NOTED = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
 _PATIENCE = timedelta(minutes=2)
-"""A gate or a pod nobody has looked at is nothing yet for so long."""
+"""Minutes before a gate, or a pod without a scheduler's message, counts as a problem."""
 _IN_LINE = timedelta(minutes=10)
-"""To wait for what others use is what a queue is for."""
+"""Minutes before waiting for resources in use counts as a problem, because queues exist for that."""
 _UNUSED = "insufficient unused quota"
-"""Of enough that is nominally there: where it is not, Kueue says `insufficient quota`, or names the maximum."""
+"""Kueue's message if the nominal quota suffices; else it writes `insufficient quota`, or names the maximum."""
 
 
 def find_gates(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Pods that wait for a gate to be taken away."""
+    """Yield pods that wait for the removal of a scheduling gate."""
     for pod in unplaced(snapshot):
         if pod.spec.gates and is_old(snapshot, pod):
             yield _gated(snapshot, pod)
@@ -129,7 +129,7 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) ->
     evidence = [f"the scheduler: {waiting.message}"]
     if name and rooms:
         wanted, left = shown(name, Decimal(sum(asked))), shown(name, Decimal(free))
-        evidence.append(f"{len(asked)} pods that ask for {wanted} {name} wait; {left} free on nodes that take them")
+        evidence.append(f"{len(asked)} pods that request {wanted} {name} wait; {left} free on eligible nodes")
     alone = waiting.pods[0].meta.owner is None
     where = subject("PodGroup", waiting.pods[0].meta.namespace, group) if group and alone else waiting.workload
     yield FoundCause(GANG, where, tuple(evidence), (), waiting.names)
@@ -148,7 +148,7 @@ def is_gang(waiting: Waiting) -> bool:
 
 
 def is_error(waiting: Waiting) -> bool:
-    """Whether the scheduler did not come to judge nodes."""
+    """Whether the scheduler failed before it judged nodes."""
     condition = waiting.pods[-1].condition("PodScheduled")
     return waiting.fit is None and condition is not None and condition.reason == "SchedulerError"
 
@@ -235,10 +235,10 @@ def _queue(snapshot: Snapshot, pod: Pod) -> str:
 
 def _look_at_kueue(pod: Pod, queue: str) -> tuple[str, ...]:
     kubectl = ("kubectl", "-n", pod.meta.namespace)
-    steps = [f"See why Kueue does not admit it: {command(*kubectl, 'describe', 'workloads.kueue.x-k8s.io')}"]
+    steps = [f"Find out why Kueue does not admit it: {command(*kubectl, 'describe', 'workloads.kueue.x-k8s.io')}"]
     if queue:
         describe = command(*kubectl, "describe", "localqueues.kueue.x-k8s.io", queue)
-        steps.append(f"See whether the queue is there, active, and has quota left: {describe}")
+        steps.append(f"Check whether the queue exists, is active, and has quota left: {describe}")
     return tuple(steps)
 
 
@@ -283,7 +283,7 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
         return None
     if own:
         return f"{own[0].subject} is not ready" + (f", and {len(own) - 1} more" if len(own) > 1 else "")
-    return "no Lease and no running pod is of its name" if snapshot.sees("Lease") else "no running pod is of its name"
+    return "no Lease and no running pod has its name" if snapshot.sees("Lease") else "no running pod has its name"
 
 
 def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
@@ -323,8 +323,8 @@ def _mend_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> It
     elif name == _DEFAULT:
         yield f"Start kube-scheduler, a part of the control plane: {look}"
     else:
-        yield f"Name a scheduler that runs ({', '.join(running) or _DEFAULT}) in the workload's schedulerName."
-        yield f"Or start the one that is named: {look}"
+        yield f"Name a running scheduler ({', '.join(running) or _DEFAULT}) in the workload's schedulerName."
+        yield f"Or start the named scheduler: {look}"
 
 
 def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:

@@ -1,4 +1,4 @@
-"""Nodes that would have room and do not take the pod: their taints, cordons and maintenance."""
+"""Find nodes that have room but exclude the pod by taints, cordons or maintenance."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ CORDONED = Cause(
     "NodeCordoned",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "A node that waiting pods could have is cordoned.",
-    "Ask who cordoned it and why; `kubectl uncordon` gives it back.",
+    "A node that suits waiting pods is cordoned.",
+    "Find out who cordoned it and why; `kubectl uncordon` returns it to service.",
 )
 NOT_READY = Cause(
     "NodeNotReady",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A GPU node is not ready, does not answer, or is short of memory, disk or PIDs.",
+    "A GPU node is not ready, does not respond, or is short of memory, disk or PIDs.",
     "Check the node's conditions, its kubelet and container runtime.",
 )
 LEAVING = Cause(
     "NodeUnderMaintenance",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "A node that waiting pods could have is being replaced, upgraded, checked or taken away by the platform.",
-    "Wait for the platform to be done with it, or see why that takes so long.",
+    "The platform is replacing, upgrading, checking or removing a node that suits waiting pods.",
+    "Wait until the platform has finished, or find out why it takes so long.",
 )
 STARTING = Cause(
     "NodeStartupUnfinished",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "A suitable node keeps a taint of its start-up that its owner has not removed.",
+    "A suitable node still has a start-up taint that its owner has not removed.",
     "Check the component that owns the taint, on that node.",
 )
 TAINTED = Cause(
@@ -53,7 +53,7 @@ TAINTED = Cause(
     CauseSeverity.HIGH,
     Link.SCHEDULED,
     "All nodes that could take a workload have a taint that it does not tolerate.",
-    "Add the toleration to the workload, if it may run there; or take the taint away.",
+    "Add the toleration to the workload if it may run there, or remove the taint.",
 )
 CAUSES = (CORDONED, NOT_READY, LEAVING, STARTING, TAINTED)
 
@@ -69,7 +69,7 @@ _LEAVING = (
     *("remediator.kubernetes.azure.com/", "node.kubernetes.io/out-of-service", "node.cloudprovider.kubernetes.io/shut"),
     *("medik8s.io/", "nodemaintenance.", "node.kubernetes.io/maintenance", "nvidia.com/gpu-driver-upgrade"),
 )
-"""Beginnings of keys: HyperPod, Karpenter, the autoscaler, clouds' notices of termination, medik8s."""
+"""Key prefixes: HyperPod, Karpenter, the autoscaler, termination notices of clouds, medik8s."""
 _STARTING = (
     *("node.cloudprovider.kubernetes.io/uninitialized", "karpenter.sh/unregistered", "readiness.k8s.io/"),
     *("startup-taint.cluster-autoscaler.kubernetes.io/", "status-taint.cluster-autoscaler.kubernetes.io/"),
@@ -79,9 +79,9 @@ _AGENT = ("agent-not-ready", "/unregistered", "/uninitialized")
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _UPGRADED = frozenset(("", "upgrade-done"))
 _YOUNG = timedelta(minutes=5)
-"""A new node takes so long to be ready."""
+"""Time until a new node is ready."""
 _SETTLES = timedelta(minutes=10)
-"""Until its GPUs are offered: a driver may be built first."""
+"""Time until a new node offers its GPUs; a driver may be built first."""
 _MOST = 8
 
 
@@ -122,19 +122,19 @@ def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
 
 
 def is_joining(snapshot: Snapshot, spec: PodSpec, node: Node) -> bool:
-    """Whether the node is new, and nothing but its own start keeps such a pod off."""
+    """Whether the node is new, and only its start-up keeps such a pod off."""
     young = node.meta.created is not None and snapshot.now - node.meta.created < _SETTLES
     starts = (TaintOwner.NOT_READY, TaintOwner.STARTING)
     return young and all(class_of(taint.key) in starts for taint in closed_by(spec, node))
 
 
 def is_dedicated(spec: PodSpec, room: NodeUse) -> bool:
-    """Whether the node is for others: only its purpose keeps the pod off, or that too."""
+    """Whether the node is dedicated to other pods: a taint for its purpose keeps the pod off."""
     return any(class_of(taint.key) is TaintOwner.DEDICATED for taint in closed_by(spec, room.node))
 
 
 def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
-    """`rooms` all have a taint that keeps the pods off."""
+    """Yield the causes for `rooms`, each of which has a taint that keeps the pods off."""
     dedicated: defaultdict[str, list[NodeUse]] = defaultdict(list)
     classed = [(room, _classed(waiting.spec, room.node)) for room in rooms]
     # If a toleration alone opens one node, other obstacles on similar nodes need no fix.
@@ -151,8 +151,8 @@ def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse])
 
 
 def find_changed(node: Node, resource: str, affected: tuple[str, ...]) -> FoundCause:
-    """A node that offers nothing while the operator is at work on it."""
-    evidence = f"{node.subject} offers no {resource} meanwhile: {', '.join(changes(node))}"
+    """Return the result for a node that offers nothing while the operator is changing it."""
+    evidence = f"{node.subject} offers no {resource} during a change: {', '.join(changes(node))}"
     remedy = f"Wait for the operator; if these labels no longer change, check its pods there: {_pods_on(node)}"
     above = tuple((cause, node.subject) for cause in (UPGRADE_FAILED, MIG_PENDING, *OFFERS_NONE))
     return FoundCause(LEAVING, node.subject, (evidence,), (remedy,), affected, because_of=above)
@@ -218,7 +218,7 @@ def _untolerated(waiting: Waiting, dedicated: dict[str, list[NodeUse]]) -> Found
         evidence.append(f"taint {taint} on {names}{more}, not tolerated{near}")
         equal = f"operator: Equal, value: {value}" if value else "operator: Exists"
         remedy.append(f"Add to the pod's tolerations: key: {name}, {equal}, effect: {effect}.")
-    remedy.append("Only if no workload should be kept off: take the taint from the nodes.")
+    remedy.append("Only if no workload should be kept off: remove the taint from the nodes.")
     return FoundCause(TAINTED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names)
 
 
@@ -243,8 +243,8 @@ def _cordon(node: Node) -> Iterator[str]:
 def _uncordon(node: Node) -> tuple[str, ...]:
     if CORDONED_BY in node.meta.annotations:
         release = release_of(node.name)
-        return (f"If the run that cordoned it is over, give the node back: {release}",)
-    return (f"Ask who cordoned it, and if it may work again: {command('kubectl', 'uncordon', node.name)}",)
+        return (f"If the run that cordoned it is over, return the node to service: {release}",)
+    return (f"Find out who cordoned it; if it may work again: {command('kubectl', 'uncordon', node.name)}",)
 
 
 def _upgrade(node: Node) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ def _platform(node: Node) -> Iterator[str]:
 
 
 def _describe(node: Node) -> tuple[str, ...]:
-    return (f"See the node's conditions and events: {command('kubectl', 'describe', 'node', node.name)}",)
+    return (f"Check the node's conditions and events: {command('kubectl', 'describe', 'node', node.name)}",)
 
 
 def _pods_on(node: Node) -> str:

@@ -22,22 +22,22 @@ IN_USE = Cause(
     "GpusAllInUse",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "Every GPU that waiting pods could have is held by another pod.",
+    "Every GPU that suits waiting pods is in use by another pod.",
     "Wait, stop unneeded workloads, give the waiting pods a higher priority, or add nodes.",
 )
 FRAGMENTED = Cause(
     "GpusFragmented",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "Enough GPUs are free in all, but no one node has as many free as one pod asks for.",
-    "Move small pods together, or ask for fewer GPUs per pod and more pods.",
+    "Enough GPUs are free in total, but no single node has as many free as one pod requests.",
+    "Move small pods together, or use more pods with fewer GPUs each.",
 )
 TERMINATING = Cause(
     "TerminatingPodHoldsGpus",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A pod that should have been gone for minutes still holds its GPUs.",
-    "Find the reason: a finalizer, a node that does not answer, or a process that hangs in the driver.",
+    "A pod still owns its GPUs minutes after its deletion was due.",
+    "Find the reason: a finalizer, a node that does not respond, or a process that hangs in the driver.",
 )
 HOST_USED_UP = Cause(
     "CpuOrMemoryUsedUp",
@@ -50,22 +50,22 @@ TOO_MANY = Cause(
     "MoreGpusThanAnyNodeHas",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "One pod asks for more GPUs than any node has that it may run on.",
-    "Ask for fewer per pod and spread the work over several pods, or add larger nodes.",
+    "One pod requests more GPUs than any eligible node has.",
+    "Request fewer GPUs per pod and spread the work over several pods, or add larger nodes.",
 )
 TOO_MUCH = Cause(
     "MoreCpuOrMemoryThanAnyGpuNodeHas",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "One pod asks for more CPU, memory or another plain resource than any GPU node has that it may run on.",
-    "Ask for less, or add larger nodes.",
+    "One pod requests more CPU, memory or another plain resource than any eligible GPU node has.",
+    "Request less, or add larger nodes.",
 )
 SHORT = Cause(
     "InsufficientResource",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "The scheduler finds too little of a resource; the snapshot does not show the reason.",
-    "See the nodes and pods of all namespaces: who holds it, and which nodes offer it.",
+    "Check the nodes and pods of all namespaces: which pods own it, and which nodes offer it.",
 )
 CAUSES = (IN_USE, FRAGMENTED, TERMINATING, UNHEALTHY, HOST_USED_UP, TOO_MANY, TOO_MUCH, SHORT)
 
@@ -84,7 +84,7 @@ def find_too_many(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterator[FoundC
         if largest is not None and has(largest.node, name) < asked:
             most = shown(name, has(largest.node, name))
             evidence = (
-                f"one pod asks for {shown(name, asked)} {name}; the most on one node is {most} ({largest.node.name})"
+                f"one pod requests {shown(name, asked)} {name}; the most on one node is {most} ({largest.node.name})"
             )
             cause = TOO_MANY if meant_as_gpu(name) else TOO_MUCH
             yield FoundCause(cause, waiting.workload, (evidence,), _fewer(name, most), waiting.names)
@@ -112,14 +112,14 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield shortages from the scheduler's text alone."""
     if waiting.fit is None:
         return
-    # HAMi's shares are on no node, for any pod: only HAMi's scheduler knows them.
+    # No node offers HAMi's shares: only HAMi's scheduler knows them.
     short = [unfit_reason for unfit_reason in waiting.fit.of(ReasonSubject.SHORT) if unfit_reason.what not in SHARES]
     most = max((unfit_reason.nodes or 0 for unfit_reason in short if is_extended(unfit_reason.what)), default=0)
     for reason in short:
         if not is_extended(reason.what) and (reason.nodes or 0) <= most:
             continue  # as many nodes have no GPU left, and it is unknown which lack both
         if 0 < (reason.nodes or 0) <= sum(not has(node, reason.what) for node in snapshot.nodes):
-            continue  # of so many that never have any it is no news
+            continue  # so many nodes never have any, so this is no finding
         evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
         above = tuple((TERMINATING, text) for text in _kept_by(snapshot, reason.what))
         what = f"resource/{reason.what}"
@@ -137,7 +137,7 @@ def _kept_by(snapshot: Snapshot, resource: str) -> Iterator[str]:
 
 
 def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Pods that hold GPUs long past their end, waited for or not."""
+    """Yield pods that still own GPUs long after their end, whether or not other pods wait."""
     for pod in snapshot.pods:
         if pod.spec.node and is_stuck(snapshot, pod) and any(is_extended(name) for name in asked_by(pod.spec)):
             yield _terminating(snapshot, pod)
@@ -153,7 +153,7 @@ def _stuck(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> It
 def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -> FoundCause:
     held = ", ".join(f"{shown(name, value)} {name}" for name, value in asked_by(pod.spec).items() if is_extended(name))
     since = int((snapshot.now - pod.meta.deleted).total_seconds() // 60) if pod.meta.deleted else 0
-    evidence = [f"{pod.subject} on node/{pod.spec.node} holds {held}; its grace period ended {since} minutes ago"]
+    evidence = [f"{pod.subject} on node/{pod.spec.node} owns {held}; its grace period ended {since} minutes ago"]
     why, remedy = _why_kept(snapshot, pod)
     because = ((refused.NOT_READY, f"node/{pod.spec.node}"),)
     return FoundCause(TERMINATING, pod.subject, (*evidence, *why), remedy, affected, because_of=because)
@@ -164,13 +164,13 @@ def _why_kept(snapshot: Snapshot, pod: Pod) -> tuple[tuple[str, ...], tuple[str,
     node, kubectl = snapshot.by_node.get(pod.spec.node), ("kubectl", "-n", pod.meta.namespace)
     if pod.meta.finalizers:
         look = command(*kubectl, "get", "pod", pod.meta.name, "-o", "jsonpath={.metadata.finalizers}")
-        return (f"finalizers: {', '.join(pod.meta.finalizers)}",), (f"See who should take the finalizer away: {look}",)
+        return (f"finalizers: {', '.join(pod.meta.finalizers)}",), (f"Find the controller of the finalizer: {look}",)
     if node is not None and not node.ready:
         gone = command("kubectl", "delete", "node", node.name)
-        remedy = f"Bring the node back, or take it out of the cluster: {gone}"
-        return (f"{node.subject} is not ready, so no kubelet ends the pod",), (remedy,)
+        remedy = f"Restore the node, or remove it from the cluster: {gone}"
+        return (f"{node.subject} is not ready, so no kubelet can end the pod",), (remedy,)
     delete = command(*kubectl, "delete", "pod", pod.meta.name, "--force", "--grace-period=0")
-    return (), (_HANGS, f"Only if the pod's processes are gone for sure: {delete}")
+    return (), (_HANGS, f"Only if the pod's processes are certainly gone: {delete}")
 
 
 def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
@@ -227,22 +227,22 @@ def _lacks_other_resources(waiting: Waiting, rooms: Sequence[NodeUse]) -> Iterat
 def _too_much(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacle]]) -> FoundCause:
     room, obstacle = max(lines, key=lambda line: line[1].offered)
     asked, most = shown(name, obstacle.asked), shown(name, obstacle.offered)
-    evidence = f"one pod asks for {asked} {name}; the most on a GPU node is {most} ({room.node.name})"
+    evidence = f"one pod requests {asked} {name}; the most on a GPU node is {most} ({room.node.name})"
     return FoundCause(
-        TOO_MUCH, waiting.workload, (evidence,), (f"Ask for at most {most} {name} per pod.",), waiting.names
+        TOO_MUCH, waiting.workload, (evidence,), (f"Request at most {most} {name} per pod.",), waiting.names
     )
 
 
 def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[NodeUse, Obstacle]]) -> FoundCause:
-    evidence = [f"one pod asks for {shown(name, waiting.asked[name])} {name}"]
+    evidence = [f"one pod requests {shown(name, waiting.asked[name])} {name}"]
     for room, obstacle in lines[:_MOST_NODES]:
         free = ", ".join(f"{shown(device, room.free(device))} {device}" for device in waiting.devices) or "devices"
         amounts = f"{shown(name, obstacle.free)} of {shown(name, obstacle.offered)} {name} free"
-        evidence.append(f"{room.node.subject}: {free} free, but only {amounts}; held by {_holders(room, name)}")
+        evidence.append(f"{room.node.subject}: {free} free, but only {amounts}; used by {_holders(room, name)}")
     look = command("kubectl", "describe", "node", lines[0][0].node.name)
     remedy = (
         f"Find the users of {name} on the GPU nodes, and keep pods without GPUs off these nodes: {look}",
-        f"Or ask for less {name} per GPU.",
+        f"Or request less {name} per GPU.",
     )
     return FoundCause(HOST_USED_UP, f"resource/{name}", tuple(evidence), remedy, waiting.names)
 
@@ -255,10 +255,8 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) 
         scattered = sum(free) >= asked
         lines = _by_node(name, sorted(rooms, key=lambda room: -room.free(name)) if scattered else rooms)
         messages = autoscaler_says(snapshot, waiting.pods)
-        total = (
-            f"{shown(name, Decimal(sum(free)))} {name} free on {counted(len(rooms), 'node')} that would take the pods"
-        )
-        evidence = (f"one pod asks for {shown(name, asked)}; {total}", *lines, *messages)
+        total = f"{shown(name, Decimal(sum(free)))} {name} free on {counted(len(rooms), 'eligible node')}"
+        evidence = (f"one pod requests {shown(name, asked)}; {total}", *lines, *messages)
         if scattered:
             yield FoundCause(FRAGMENTED, f"resource/{name}", evidence, (_move(rooms, name),), waiting.names)
         else:
@@ -268,7 +266,7 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[NodeUse]) 
 def _by_node(name: str, rooms: Sequence[NodeUse]) -> Iterator[str]:
     for room in rooms[:_MOST_NODES]:
         offered, free = shown(name, offers(room.node, name)), shown(name, room.free(name))
-        yield f"{room.node.subject}: {offered} allocatable, {free} free, held by {_holders(room, name)}"
+        yield f"{room.node.subject}: {offered} allocatable, {free} free, used by {_holders(room, name)}"
     if len(rooms) > _MOST_NODES:
         yield f"and {counted(len(rooms) - _MOST_NODES, 'more node')}"
 
@@ -285,7 +283,7 @@ def _short(waiting: Waiting, room: NodeUse) -> list[Obstacle]:
 
 
 def _fewer(name: str, most: str) -> tuple[str, ...]:
-    return (f"Ask for at most {most} {name} per pod, and let several pods share the work.",)
+    return (f"Request at most {most} {name} per pod, and let several pods share the work.",)
 
 
 def _move(rooms: Iterable[NodeUse], name: str) -> str:
@@ -294,11 +292,11 @@ def _move(rooms: Iterable[NodeUse], name: str) -> str:
         default=None,
     )
     first = f"Move the smallest pods together, {small[1]} first" if small else "Move small pods together"
-    return f"{first}, so that one node has enough free; or ask for fewer {name} per pod."
+    return f"{first}, so that one node has enough free; or request fewer {name} per pod."
 
 
 def _free_some(name: str) -> tuple[str, ...]:
     return (
-        f"See who holds {name}: {command('gpu-healthcheck', 'status', '--allocation')}",
+        f"List the owners of {name}: {command('gpu-healthcheck', 'status', '--allocation')}",
         "Stop unneeded workloads, give the waiting pods a higher priority, or add nodes.",
     )

@@ -53,14 +53,14 @@ def find_unmatched(
         expression for expression in wanted if not any(expression_takes(expression, room.node) for room in rooms)
     ]
     names = " and ".join(sorted(waiting.devices)) or "room"
-    evidence = [f"{counted(len(rooms), 'node')} with {names}; the selector takes none of them"]
+    evidence = [f"{counted(len(rooms), 'node')} with {names}; the selector matches none of them"]
     remedy: list[str] = []
     for expression in failing:
         message, mend = _nearest(expression, rooms, others, names)
         evidence.append(message)
         remedy += mend
     if not failing:
-        evidence.append(f"each part of it takes some of them, never all parts the same: {_expressions(wanted)}")
+        evidence.append(f"each part of it matches some of them, all parts together match none: {_expressions(wanted)}")
         remedy.append("Loosen the part of the selector that is not needed.")
     unlabelled = any(expression.key in _DISCOVERED and not _values(expression.key, rooms) for expression in failing)
     above = tuple(_why_unlabelled(snapshot, rooms)) if unlabelled else ()
@@ -102,9 +102,9 @@ def _nearest(
     elsewhere = [room.node.name for room in others if expression_takes(wanted, room.node)]
     message = _shown(wanted)
     if elsewhere:
-        there = f"{message}: only nodes without {names} have it ({', '.join(elsewhere[:_MOST])})"
+        there = f"{message}: only nodes without {names} match ({', '.join(elsewhere[:_MOST])})"
         return there, (
-            f"Drop {wanted.key} from the selector, or choose the nodes with {names} by a label that they have.",
+            f"Drop {wanted.key} from the selector, or select the nodes with {names} by a label that they have.",
         )
     values = _values(wanted.key, rooms)
     if not values:
@@ -113,8 +113,8 @@ def _nearest(
     there = f"{message}: these nodes have {wanted.key}={text}"
     near = _near_value(wanted.values, values)
     if wanted.operator in ("In", "Gt", "Lt") and near:
-        return there, (f"Set {wanted.key} to {near} in the selector, if that will do.", *_suffix(wanted.values, near))
-    return there, (f"Change {wanted.key} in the selector to a value of the nodes.",)
+        return there, (f"Set {wanted.key} to {near} in the selector, if that fits.", *_suffix(wanted.values, near))
+    return there, (f"Change {wanted.key} in the selector to a value that the nodes have.",)
 
 
 def _no_label(message: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tuple[str, tuple[str, ...]]:
@@ -125,13 +125,13 @@ def _no_label(message: str, wanted: Expression, rooms: Sequence[NodeUse]) -> tup
         return f"{message}: no node has the label {wanted.key}; they have {close[0]}", (
             f"Write {close[0]} instead of {wanted.key} in the selector.",
         )
-    remedy = [f"Take {wanted.key} out of the selector."]
+    remedy = [f"Remove {wanted.key} from the selector."]
     if wanted.key.startswith("nvidia.com/"):
         pods = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", "app=gpu-feature-discovery")
-        remedy.insert(0, f"GPU feature discovery writes such labels; see whether it runs: {pods}")
+        remedy.insert(0, f"GPU feature discovery writes such labels; check whether it runs: {pods}")
     elif wanted.values and rooms:
         label = command("kubectl", "label", "node", rooms[0].node.name, f"{wanted.key}={wanted.values[0]}")
-        remedy.append(f"Or label the nodes that are meant: {label}")
+        remedy.append(f"Or label the intended nodes: {label}")
     return f"{message}: no node has the label {wanted.key}", tuple(remedy)
 
 

@@ -1,4 +1,4 @@
-"""Claims that wait for devices which a taint keeps work off: of a rule, ours or another's, or of the driver itself."""
+"""Find claims that wait for tainted devices. The taint is from a DeviceTaintRule, or from the driver itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TAINTED = Cause(
     "DevicesTainted",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A claim waits for free devices: a taint keeps work off them.",
-    "Fix the reason of the taint: it ends with that, or with its DeviceTaintRule.",
+    "A claim waits for devices that are free but have a taint.",
+    "Fix the reason of the taint: the taint is then removed, or ends when its DeviceTaintRule is deleted.",
     "https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/",
 )
 _MOST, _MOST_REASONS = 5, 3
@@ -46,7 +46,7 @@ def _described(snapshot: Snapshot, taint: BlockingTaint) -> str:
     device = f"{taint.offer.device.name} of {where} has the taint {taint.taint}"
     if taint.rule is None:
         return f"{device} in its ResourceSlice, from {taint.offer.driver}"
-    heeded = "" if taint.rule.is_heeded else ", which the cluster's controllers have not noted"
+    heeded = "" if taint.rule.is_heeded else ", which the cluster's controllers have not processed"
     reasons = ", ".join(_reasons(snapshot, taint)) if is_ours(taint.rule) else ""
     return f"{device} by {taint.rule.meta.subject}{heeded}{f': {reasons}' if reasons else ''}"
 
@@ -56,15 +56,15 @@ def _steps(snapshot: Snapshot, taint: BlockingTaint) -> Iterator[str]:
         look = command(
             "kubectl", "get", "resourceslices", f"--field-selector=spec.nodeName={taint.offer.node}", "-o=yaml"
         )
-        yield f"Its driver takes the taint away once the device is well: {look}"
+        yield f"Its driver removes the taint when the device is healthy: {look}"
     elif is_ours(taint.rule):
         for reason in _reasons(snapshot, taint):
             yield f"See the action for {reason}: {command('gpu-healthcheck', 'explain', reason)}"
-        yield f"Once the GPU is fixed: {release_of(taint.offer.node)}"
+        yield f"When the GPU is fixed: {release_of(taint.offer.node)}"
     else:
         name = taint.rule.meta.name
-        yield f"Ask who made the rule, and why: {command('kubectl', 'get', 'devicetaintrule', name, '-o=yaml')}"
-        yield f"It ends with: {command('kubectl', 'delete', 'devicetaintrule', name)}"
+        yield f"Find out who created the rule, and why: {command('kubectl', 'get', 'devicetaintrule', name, '-o=yaml')}"
+        yield f"To remove the taint: {command('kubectl', 'delete', 'devicetaintrule', name)}"
 
 
 def _reasons(snapshot: Snapshot, taint: BlockingTaint) -> list[str]:

@@ -1,4 +1,4 @@
-"""A resource that no node has: misspelled, of another MIG profile, renamed by time-slicing, or not there at all."""
+"""Find requested resources that no node has: misspelled, another MIG profile, renamed by time-slicing, or absent."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ MISSPELLED = Cause(
     "ResourceNameUnknown",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A workload asks for a resource that no node has, under a name much like one that nodes do have.",
-    "Ask for the resource by the name that the nodes have.",
+    "A workload requests a resource that no node has; its name is similar to an existing one.",
+    "Request the resource by the name that the nodes have.",
 )
 MIG_PROFILE_ABSENT = Cause(
     "MigProfileAbsent",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A workload asks for a MIG profile that no node is partitioned into, or that the MIG strategy names differently.",
-    "Ask for a profile that is there, or have a node partitioned so.",
+    "A workload requests a MIG profile that no node has, or that the MIG strategy names differently.",
+    "Request an existing profile, or partition a node into this profile.",
     "k8s-device-plugin: strategy mixed names each profile nvidia.com/mig-…, strategy single names all nvidia.com/gpu",
 )
 ONLY_MIG = Cause(
     "GpusOnlyAsMigSlices",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A workload asks for whole GPUs, and the nodes offer theirs only as MIG slices.",
-    "Ask for one of the profiles, or have a node's GPUs left whole.",
+    "A workload requests whole GPUs, but the nodes offer their GPUs only as MIG slices.",
+    "Request one of the profiles, or disable MIG on a node.",
 )
 RENAMED = Cause(
     "SharedGpuResourceRenamed",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "Time-slicing or MPS offers the GPUs under a name with or without `.shared`, and the workload asks for the other.",
-    "Ask for the name that the nodes have, or set `renameByDefault` of the device plugin's sharing.",
+    "Time-slicing or MPS offers the GPUs under a name with or without `.shared`; the workload requests the other.",
+    "Request the name that the nodes have, or set `renameByDefault` of the device plugin's sharing.",
     "k8s-device-plugin: sharing.timeSlicing.renameByDefault",
 )
 ABSENT = Cause(
     "GpuResourceAbsent",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    ("No node advertises a resource of GPU workloads: there is no such node, or its device plugin does not report it."),
+    ("No node advertises a resource of GPU workloads: no node has it, or its device plugin does not report it."),
     "Add a node with it, or find out why the device plugin of suitable nodes does not register.",
 )
 CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT)
@@ -76,7 +76,7 @@ def find_absent(
 ) -> Iterator[FoundCause]:
     there = _offered(rooms)
     for name in names:
-        asked = f"{shown(name, waiting.asked[name])} {name} is asked for; no node has any"
+        asked = f"{shown(name, waiting.asked[name])} {name} requested; no node has any"
         offered = _offer(there)
         cause, remedy = _judged(name, there)
         changed = [room.node for room in rooms if name.startswith(_NVIDIAS) and _is_on_its_way(waiting, room.node)]
@@ -97,7 +97,7 @@ def find_absent(
 
 
 def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
-    """Whether it is for such pods, and offers its GPUs again once the operator is done with it."""
+    """Whether the node suits the pods, and offers its GPUs again when the operator has finished."""
     aside = switched_off(node) or is_for_machines(node)
     return has_nvidia(node) and is_changed(node) and not aside and selects(waiting.spec, node)
 
@@ -105,13 +105,13 @@ def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
 def find_apart(waiting: Waiting) -> FoundCause:
     """Return the result for a pod whose resources all exist, but never together on one node."""
     names = " and ".join(sorted(waiting.devices))
-    evidence = (f"one pod asks for {names}; no node has all of them",)
-    remedy = ("Ask for resources that one kind of node has, or let the device plugin offer them together.",)
+    evidence = (f"one pod requests {names}; no node has all of them",)
+    remedy = ("Request resources that one kind of node has, or let the device plugin offer them together.",)
     return FoundCause(MISSPELLED, waiting.workload, evidence, remedy, waiting.names, Certainty.PROVEN)
 
 
 def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
-    ask = "Ask for `{}` in the workload's limits.".format
+    ask = "Request `{}` in the workload's limits.".format
     twin = name.removesuffix(_SHARED) if name.endswith(_SHARED) else name + _SHARED
     mig = [text for text in there if text.startswith(_MIG)]
     if twin in there:
@@ -119,13 +119,13 @@ def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
     if name.startswith(_MIG):
         return MIG_PROFILE_ABSENT, _other_profiles(name, mig, there)
     if name == _WHOLE and mig:
-        return ONLY_MIG, (f"Ask for one of {', '.join(sorted(mig))}, or set `nvidia.com/mig.config=all-disabled`.",)
+        return ONLY_MIG, (f"Request one of {', '.join(sorted(mig))}, or set `nvidia.com/mig.config=all-disabled`.",)
     near = nearest(name, there)
     if near and name not in _KNOWN:
         return MISSPELLED, (ask(near),)
     others = [text for text in there if is_gpu(text)]
     if others and meant_as_gpu(name):
-        return MISSPELLED, (f"Ask for a resource that is there: {', '.join(sorted(others)[:_MOST_NAMED])}.",)
+        return MISSPELLED, (f"Request an existing resource: {', '.join(sorted(others)[:_MOST_NAMED])}.",)
     return ABSENT, ()
 
 
@@ -139,8 +139,8 @@ def nearest(name: str, there: Iterable[str]) -> str:
 def _other_profiles(name: str, mig: list[str], there: Counter[str]) -> tuple[str, ...]:
     if mig:
         near = nearest(name, mig)
-        first = f"Ask for `{near}`." if near else f"Ask for one of {', '.join(sorted(mig))}."
-        return first, f"Or have a node partitioned with {name.removeprefix(_MIG)} by its label `nvidia.com/mig.config`."
+        first = f"Request `{near}`." if near else f"Request one of {', '.join(sorted(mig))}."
+        return first, f"Or partition a node into {name.removeprefix(_MIG)} by its label `nvidia.com/mig.config`."
     if _WHOLE in there:
         return (
             f"With MIG strategy single, request {_WHOLE}; the label nvidia.com/gpu.product shows the profile.",
@@ -163,15 +163,15 @@ def _offer(there: Counter[str]) -> str:
 
 
 def _hardware(name: str, rooms: Iterable[NodeUse]) -> Iterator[str]:
-    """Nodes that should have it."""
+    """Yield nodes that should have the resource."""
     for room in rooms:
         node = room.node
         if {**node.capacity, **node.allocatable}.get(name) == "0":
-            yield f"{node.subject}: 0 {name} now; a device plugin has offered it before"
+            yield f"{node.subject}: 0 {name} now; a device plugin offered it before"
         elif name.startswith(_NVIDIAS) and has_nvidia(node):
             off = switched_off(node)
             why = f": its label {off}={node.meta.labels[off]} keeps the device plugin off" if off else ""
-            yield f"{node.subject}: a GPU node, and offers no {name}{why}"
+            yield f"{node.subject}: a GPU node that offers no {name}{why}"
 
 
 def _strategies(rooms: Iterable[NodeUse]) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ def _strategies(rooms: Iterable[NodeUse]) -> tuple[str, ...]:
 def _look(snapshot: Snapshot, name: str, rooms: Sequence[NodeUse]) -> tuple[str, ...]:
     role = Role.EFA_PLUGIN if name == EFA else Role.DEVICE_PLUGIN if name.startswith(_NVIDIAS) else None
     if role is None:
-        return (f"Bring the device plugin that offers {name} to the nodes that have such devices.", _offers(name))
+        return (f"Run the device plugin that offers {name} on the nodes with such devices.", _offers(name))
     with_gpus = [room.node for room in rooms if has_nvidia(room.node)]
     if role is Role.DEVICE_PLUGIN and not with_gpus:
         return ("Add a GPU node to the cluster, or let its pool grow from zero.", _offers(name))
@@ -197,14 +197,14 @@ def _look(snapshot: Snapshot, name: str, rooms: Sequence[NodeUse]) -> tuple[str,
         None,
     )
     if plugin is None:
-        return (f"Bring the {role.value} to the nodes that have such devices.", _offers(name))
+        return (f"Run the {role.value} on the nodes with such devices.", _offers(name))
     look = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
     return (f"Check whether the {role.value} runs on the nodes with such devices: {look}", _offers(name))
 
 
 def _switch_on(node: Node) -> str:
     on = command("kubectl", "label", "node", node.name, f"{switched_off(node)}=true", "--overwrite")
-    return f"Ask who switched the device plugin off there; if the node's GPUs are for containers: {on}"
+    return f"Find out who disabled the device plugin there; if the node's GPUs are for containers: {on}"
 
 
 def _offers(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Groups of GPU pods that Volcano does not let into their queue: a Volcano Job has no pods until then."""
+"""Find groups of GPU pods that Volcano has not admitted to their queue; a Volcano Job has no pods until then."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HELD = Cause(
     "VolcanoHoldsGroup",
     CauseSeverity.MEDIUM,
     Link.QUEUED,
-    "Volcano has not let a group of pods into its queue: none of them is scheduled, and a Volcano Job makes none.",
+    "Volcano has not admitted a group of pods to its queue: no pod is scheduled, and a Volcano Job creates none.",
     "Check the group's queue: whether it is open, and whether its quota covers the group's request.",
     "https://volcano.sh/en/docs/podgroup/: phases Pending and Inqueue; https://volcano.sh/en/docs/queue/: capability",
 )
 _PATIENCE, _IN_LINE = timedelta(minutes=2), timedelta(minutes=10)
-"""What passes by itself gets longer: to wait for others is what a queue is for."""
+"""Longer patience for temporary obstacles: waiting for others is normal in a queue."""
 _CLOSED = ("Closed", "Closing")
 _PREFIXES = ("requests.", "limits.")
 
@@ -70,21 +70,21 @@ def _lasting(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None) -> I
     if queue is None:
         if snapshot.sees("Queue"):
             known = ", ".join(sorted(group_queue.meta.name for group_queue in snapshot.group_queues)[:5]) or "none"
-            yield f"there is no queue {group.queue}; queues there are: {known}"
+            yield f"queue {group.queue} does not exist; existing queues: {known}"
         return
     if queue.state in _CLOSED:
-        yield f"{queue.meta.subject} is {queue.state}: it takes no further groups"
+        yield f"{queue.meta.subject} is {queue.state}: it accepts no further groups"
     for name, asked, most in _bounded(group, queue):
         if asked > most:
-            yield f"the group asks for {shown(name, asked)} {name} at once, and the queue may have {shown(name, most)}"
+            yield f"the group requests {shown(name, asked)} {name} at once, and the queue may have {shown(name, most)}"
 
 
 def _given(group: PodGroup, queue: GroupQueue | None) -> Iterator[str]:
     for name, asked, most in _bounded(group, queue) if queue is not None else ():
         given = amount(queue.given.get(name, "0")) or ZERO if queue is not None else ZERO
         if given + asked > most >= asked:
-            message = f"{shown(name, given)} of {shown(name, most)} {name} are given"
-            yield f"queue {group.queue}: {message}, and the group asks for {shown(name, asked)}"
+            message = f"{shown(name, given)} of {shown(name, most)} {name} are allocated"
+            yield f"queue {group.queue}: {message}, and the group requests {shown(name, asked)}"
 
 
 def _bounded(group: PodGroup, queue: GroupQueue) -> Iterator[tuple[str, Decimal, Decimal]]:
@@ -96,7 +96,7 @@ def _bounded(group: PodGroup, queue: GroupQueue) -> Iterator[tuple[str, Decimal,
 
 
 def _said(snapshot: Snapshot, group: PodGroup) -> Iterator[str]:
-    """The newest of its own words: an event, of whatever type, or a condition."""
+    """Yield Volcano's newest message about the group: an event of any type, or a condition."""
     noted = [event for event in snapshot.events_about.get(group.meta.subject, ()) if event.reason == "Unschedulable"]
     conditions = [
         condition

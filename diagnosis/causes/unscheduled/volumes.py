@@ -20,7 +20,7 @@ UNBOUND = Cause(
     "VolumeClaimNotBound",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A pod's PersistentVolumeClaim has no volume, so that no node can take the pod.",
+    "A pod's PersistentVolumeClaim has no volume, so the pod can't be scheduled.",
     "Check the claim's events: its StorageClass, provisioner or size.",
 )
 MISSING = Cause(
@@ -34,15 +34,15 @@ ELSEWHERE = Cause(
     "VolumeInAnotherZone",
     CauseSeverity.HIGH,
     Link.SCHEDULED,
-    "A pod's volume lies in a zone, or on a node, where no GPU node is that could take the pod.",
-    "Add GPU nodes in the volume's zone, or move the data to a volume that is near them.",
+    "A pod's volume is in a zone, or on a node, without a suitable GPU node.",
+    "Add GPU nodes in the volume's zone, or move the data to a volume near the GPU nodes.",
 )
 BUSY = Cause(
     "VolumeInUse",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "A pod's volume is in use by another pod that does not share it, or its nodes can attach no more volumes.",
-    "Stop the other pod, or use a volume that several pods may have.",
+    "Another pod uses the pod's volume exclusively, or the nodes can attach no more volumes.",
+    "Stop the other pod, or use a volume that several pods can share.",
 )
 OTHER_PODS = Cause(
     "PodAffinityUnmet",
@@ -55,7 +55,7 @@ PORTS = Cause(
     "HostPortTaken",
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
-    "A pod wants a port of the host that is taken on every node with room.",
+    "A pod requires a host port that is in use on every node with room.",
     "Use a Service instead of a host port, or fewer pods than nodes.",
 )
 UNEXPLAINED = Cause(
@@ -63,7 +63,7 @@ UNEXPLAINED = Cause(
     CauseSeverity.MEDIUM,
     Link.SCHEDULED,
     "The scheduler finds no node for a pod, for a reason that only its message contains.",
-    "Read the scheduler's reasons.",
+    "Read the scheduler's message.",
 )
 CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS, UNEXPLAINED)
 
@@ -71,8 +71,8 @@ _MOST = 5
 _PROVISIONED = 1.0
 """Minutes."""
 _NEARER = (
-    "Add nodes with GPUs where the volume is, or copy the data to a volume in the zone of those that have room.",
-    "A StorageClass with volumeBindingMode: WaitForFirstConsumer makes a new volume where its pod is placed.",
+    "Add nodes with GPUs where the volume is, or copy the data to a volume in the zone of the nodes with room.",
+    "A StorageClass with volumeBindingMode: WaitForFirstConsumer creates a new volume in the zone of its pod.",
 )
 _BY_TEXT = {
     ReasonSubject.VOLUME_ELSEWHERE: ELSEWHERE,
@@ -84,7 +84,7 @@ _BY_TEXT = {
 
 
 def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
-    """Claims without a volume, which are judged before any node."""
+    """Yield claims without a volume, which a scheduler judges before any node."""
     for reason in waiting.fit.of(ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND) if waiting.fit else ():
         yield from (
             _missing(snapshot, waiting, reason)
@@ -94,7 +94,7 @@ def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
 
 
 def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -> Iterator[FoundCause]:
-    """Bound volumes that can't be had, or not together, on any of the nodes with room, which are among `rooms`."""
+    """Yield bound volumes that none of the nodes with room, which are among `rooms`, can mount together."""
     free = [room.node for room in rooms if room.fits(waiting.counted)]
     bound = list(_bound(snapshot, waiting))
     if not free or any(all(holds_volume(volume, node) for _, volume in bound) for node in free):
@@ -107,7 +107,7 @@ def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse
             f"{claim.meta.subject} is bound to {volume.meta.subject}, only for nodes with {_where(volume)}"
             for claim, volume in to_blame
         ),
-        f"nodes with room, where that is not: {_some(free)}",
+        f"nodes with room but without the volume: {_some(free)}",
         f"nodes with the volume have the requested resources, but no room: {_some(able)}"
         if able
         else f"of {counted(len(near), 'node')} with the volume, none has the requested resources",
@@ -132,7 +132,7 @@ def find_rules(waiting: Waiting) -> Iterator[FoundCause]:
 
 
 def are_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
-    """Whether the scheduler's word of its volumes is old: all of them are there and bound by now."""
+    """Whether the scheduler's message about volumes is outdated: all of them exist and are bound now."""
     bound = {claim.meta.name for claim in _claims(snapshot, waiting) if claim.volume and claim.meta.deleted is None}
     wanted = waiting.spec.volume_claims
     return bool(wanted) and snapshot.sees("PersistentVolumeClaim") and bound.issuperset(wanted)
@@ -152,7 +152,7 @@ def are_made(snapshot: Snapshot, waiting: Waiting) -> bool:
 
 
 def find_unexplained(waiting: Waiting) -> FoundCause:
-    """The scheduler's own text, where nothing else explains it."""
+    """Return the scheduler's own text, if nothing else explains the pod."""
     evidence = (f"the scheduler: {waiting.message}",)
     return FoundCause(UNEXPLAINED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
 
@@ -182,7 +182,7 @@ def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Itera
         messages = [event.message for event in snapshot.events_about.get(claim.meta.subject, ()) if event.warning]
         state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
         look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
-        remedy = (f"See why it gets no volume: {look}",)
+        remedy = (f"Find out why it gets no volume: {look}",)
         yield FoundCause(
             UNBOUND,
             claim.meta.subject,

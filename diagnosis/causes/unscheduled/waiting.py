@@ -24,15 +24,15 @@ _GROUPS = (
     *("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"),
     *("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io", "pod-group-name"),
 )
-"""Annotations or labels."""
+"""Annotations or labels with the name of a pod's group."""
 _COMING = frozenset(("TriggeredScaleUp", "Nominated"))
-"""What the autoscaler and Karpenter note of a pod for which they make a node."""
+"""Event reasons of the autoscaler and Karpenter for a pod whose node they create."""
 _NOT_COMING = frozenset(("NotTriggerScaleUp", "FailedScaleUp"))
 _REFUSED = frozenset(("FailedScheduling", "Unschedulable"))
-"""What kube-scheduler and Volcano, and KAI, note of a pod that no node takes."""
+"""Event reasons of kube-scheduler, Volcano and KAI for a pod that fits no node."""
 _SCALE_UP = timedelta(minutes=15)
 _STUCK = timedelta(minutes=5)
-"""Past the end of its grace period, a pod is gone within moments."""
+"""Time after its grace period until a deleted pod counts as stuck."""
 _EXTENDED = ("hugepages-",)
 _HOST = frozenset(("cpu", "memory", "pods", "ephemeral-storage"))
 
@@ -49,9 +49,9 @@ class Waiting(Struct, frozen=True):
     message: str = ""
     fit: FitError | None = None
     shape: str = ""
-    """The same for pods that a scheduler judges alike."""
+    """Key that is equal for pods that a scheduler judges alike."""
     hami: bool = False
-    """Whether HAMi's scheduler places it, which counts cards in its own way."""
+    """Whether HAMi's scheduler schedules it, which counts cards in its own way."""
 
     @property
     def spec(self) -> PodSpec:
@@ -139,7 +139,7 @@ def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
 
 
 def group_of(pod: Pod) -> str:
-    """The name of the PodGroup that it is to start with, as Volcano, the coscheduling plugin and KAI write it."""
+    """Return the name of the pod's PodGroup, as Volcano, the coscheduling plugin and KAI write it."""
     fields = {**pod.meta.labels, **pod.meta.annotations}
     return next((fields[key] for key in _GROUPS if key in fields), "")
 
@@ -164,7 +164,7 @@ def refusal(snapshot: Snapshot, pod: Pod) -> str:
 
 
 def events_of(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
-    """About this very pod, the newest last."""
+    """Yield the events about this pod, the newest last."""
     return (event for event in snapshot.events_about.get(pod.subject, ()) if event.uid in ("", pod.meta.uid))
 
 
@@ -187,7 +187,7 @@ def _for_gpus(pod: Pod, claims: frozenset[tuple[str, str]]) -> bool:
 
 
 def _coming(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether a node is being made for it, or room on one by preemption."""
+    """Whether a node is being created for the pod, or preemption is making room."""
     events = [event for event in events_of(snapshot, pod) if event.reason in _COMING | _NOT_COMING]
     if events and events[-1].reason in _COMING:
         return events[-1].last is not None and snapshot.now - events[-1].last < _SCALE_UP

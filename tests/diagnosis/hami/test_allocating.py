@@ -35,7 +35,7 @@ def test_an_allocation_that_hangs_is_why_the_kubelet_does_not_begin() -> None:
     [problem] = judged(*hami(A), bound("allocating", 20)).problems
     assert (problem.found.cause.name, problem.found.subject) == ("HamiAllocationHangs", "node/a")
     assert consequences(problem) == [("KubeletDoesNotAct", "node/a")]
-    assert "given 1024 MiB of GPU-a-0" in problem.found.evidence[0]
+    assert "allocated 1024 MiB of GPU-a-0" in problem.found.evidence[0]
 
 
 SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
@@ -87,7 +87,7 @@ def test_what_the_agent_saw_of_hami_on_the_host_is_said_of_the_pods_that_it_expl
 
 def test_a_program_beyond_its_share_is_reported_with_the_limit() -> None:
     [problem] = judged(*hami(A), crashing(OOM)).problems
-    assert "HAMi allows it 1024 MiB of card GPU-a-0" in problem.found.evidence
+    assert "HAMi's limit: 1024 MiB of card GPU-a-0" in problem.found.evidence
 
 
 HEALTHY: list[tuple[str, list[Object]]] = [

@@ -25,7 +25,7 @@ STATE = [
     given("x", "a", "GPU-0,NVIDIA,8192,30:;GPU-0,NVIDIA,1000,0:;"),
     *(given(f"y{number}", "a", "GPU-0,NVIDIA,1,0:;") for number in range(4)),
 ]
-WORDS = ("GPU-0", "4 of 10", "23572 of 32768 MiB", "70 of 100 %", "team/x (9192 MiB, 30 %, 2 places)", "1 more")
+WORDS = ("GPU-0", "4 of 10", "23572 of 32768 MiB", "70 of 100 %", "team/x (9192 MiB, 30 %, 2 slots)", "1 more")
 
 
 def printed(*objects: Object, missing: tuple[str, ...] = (), width: int = 250) -> str:
@@ -44,7 +44,7 @@ def test_a_terminal_shows_what_is_free_of_each_card_and_who_has_the_rest() -> No
 def test_on_a_narrow_terminal_each_card_is_a_line_and_its_name_whole() -> None:
     shown = printed(*STATE, width=60)
     assert "  card 0 GPU-0: free: 4 of 10 slots, 23572 of 32768 MiB, 70 of 100 % cores" in shown
-    assert "    team/x (9192 MiB, 30 %, 2 places)" in shown
+    assert "    team/x (9192 MiB, 30 %, 2 slots)" in shown
 
 
 def test_what_is_free_is_not_known_without_pods() -> None:
@@ -96,7 +96,7 @@ def test_a_report_tells_by_how_much_memory_is_overcommitted() -> None:
     assert allocated.memory_scaling == {"": 1.5, "a": 2.0}
     report = Report(diagnose(seen), cluster=allocated)
     assert "Device Memory Scaling by HAMi: 1.5, `a` 2" in markdown.text(report)
-    assert "<b>1.5</b>times the memory" in html.text(report)
+    assert "<b>1.5</b>HAMi memory scaling" in html.text(report)
     assert cluster_document(allocated)["hami_memory_scaling"] == {"": 1.5, "a": 2.0}
     assert not allocation(snapshot(node("a", 8), device_config("nvidia: {deviceMemoryScaling: 2}"))).memory_scaling
 

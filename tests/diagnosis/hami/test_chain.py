@@ -61,7 +61,7 @@ def test_a_limit_of_cores_that_always_holds_is_shown_and_no_fault() -> None:
     forced = device_config("nvidia: {gpuCorePolicy: force}")
     [chain] = chains(*hami(A), forced, vgpu_pod("x", on="a"))
     assert chain.is_whole
-    assert chain.steps[-1].seen == "they run; cores are held to 10 % also on a card that is idle: core policy force"
+    assert chain.steps[-1].seen == "they run; cores are limited to 10 % even on an idle card: core policy force"
     own = asking(1, 1024, env=[{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "default"}])
     [chain] = chains(*hami(A), forced, vgpu_pod("x", own, on="a"))
     assert chain.steps[-1].seen == "they run"

@@ -181,19 +181,20 @@ def test_the_answer_has_the_numbers() -> None:
     waiting = filtered("1 nodes CardInsufficientMemory(a)", waiting=waits(asking(2, 40000)))
     [problem] = judged(*hami(hami_node("a", *cards)), *held, *waiting).problems
     first, second, third, *rest = problem.found.evidence
-    assert first == "4 cards have 98304 MiB free together, and none alone more than 24576"
-    assert second == "a container asks for 2 cards with 40000 MiB each"
+    assert first == "4 cards have 98304 MiB free in total, at most 24576 on one card"
+    assert second == "a container requests 2 cards with 40000 MiB each"
     assert third.startswith(
-        "node/a: card GPU-0 CardInsufficientMemory: 40000 MiB asked, 24576 free (held by pod/team/h0 57344 MiB); card"
+        "node/a: card GPU-0 CardInsufficientMemory: 40000 MiB requested, 24576 free "
+        "(used by pod/team/h0 57344 MiB); card"
     )
-    assert rest == ["HAMi says: NodeUnfitPod", "HAMi says: 1 nodes CardInsufficientMemory(a)"]
+    assert rest == ["HAMi reports: NodeUnfitPod", "HAMi reports: 1 nodes CardInsufficientMemory(a)"]
 
 
 def test_a_different_reason_from_hami_is_shown() -> None:
     waiting = filtered("1 nodes CardTimeSlicingExhausted(a)", waiting=waits(asking(1, 40000)))
     [problem] = judged(*hami(A), *waiting).problems
     assert any(
-        "CardTimeSlicingExhausted, and these objects show CardInsufficientMemory" in text
+        "CardTimeSlicingExhausted, but these objects show CardInsufficientMemory" in text
         for text in problem.found.evidence
     )
 
@@ -272,4 +273,4 @@ def test_a_request_for_too_many_cards_names_the_largest_node() -> None:
 
 def test_the_advice_uses_the_unit_of_the_configuration() -> None:
     [problem] = judged(*hami(A), device_config("nvidia: {memoryFactor: 1024}"), waits(asking(1, 40))).problems
-    assert problem.found.remedy[0] == "Ask for at most 24 nvidia.com/gpumem: no card has more."
+    assert problem.found.remedy[0] == "Request at most 24 nvidia.com/gpumem: no card has more."

@@ -43,9 +43,9 @@ def test_no_word_of_hamis_hides_one_of_ours() -> None:
     ("word", "message"),
     [
         ("CardInsufficientMemory", "Since 2.6."),
-        ("cardinsufficientmemory", "less memory left"),
+        ("cardinsufficientmemory", "less free memory"),
         ("hami.io/node-nvidia-register", "JSON since 2.8"),
-        ("hami.io/node-handshake", "an old request is as it should be"),
+        ("hami.io/node-handshake", "an old request is normal"),
         ("FilteringFailed", "one event for each reason code"),
         ("hami_vgpu_memory_used_bytes", "It was vGPU_device_memory_usage_in_bytes up to 2.8. Since 2.9."),
         ("hami_gpu_memory_usage", "No release has it."),

@@ -86,7 +86,7 @@ SELECTED: list[tuple[Object, str, str]] = [
                 ]
             },
         },
-        "all pods, in namespaces where kubernetes.io/metadata.name is not kube-system or x and gone is not there",
+        "all pods, in namespaces where kubernetes.io/metadata.name is not kube-system or x and gone is absent",
         "kube-system",
     ),
     (
@@ -100,26 +100,26 @@ SELECTED: list[tuple[Object, str, str]] = [
 @pytest.mark.parametrize(("webhook", "taken", "alone"), SELECTED)
 def test_the_webhooks_selector_is_shown_as_configured(webhook: Object, taken: str, alone: str) -> None:
     fields = parts(*hami(A, webhook=webhook))
-    assert (fields["it takes"].detail, fields["it leaves alone"].detail) == (taken, alone)
+    assert (fields["selects"].detail, fields["ignores"].detail) == (taken, alone)
 
 
 @pytest.mark.parametrize(
     ("webhook", "words"),
     [
-        ({"failurePolicy": "Ignore"}, "failurePolicy Ignore: after 10 s the pod passes as it is"),
+        ({"failurePolicy": "Ignore"}, "failurePolicy Ignore: after 10 s the pod passes unchanged"),
         ({"failurePolicy": "Fail", "timeoutSeconds": 3}, "failurePolicy Fail: after 3 s the pod is refused"),
         ({"failurePolicy": None}, "failurePolicy Fail: after 10 s the pod is refused"),
     ],
 )
 def test_what_becomes_of_a_pod_without_an_answer(webhook: Object, words: str) -> None:
-    assert parts(*hami(A, webhook=webhook))["without an answer"].detail == words
+    assert parts(*hami(A, webhook=webhook))["without a response"].detail == words
 
 
 def test_a_webhook_of_other_objects_is_never_asked() -> None:
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}]
     webhook = parts(*hami(A, webhook={"rules": rules}))["webhook"]
     assert webhook.health is Health.DOWN
-    assert "no rule of it is of pods that are made" in webhook.detail
+    assert "none of its rules covers the creation of pods" in webhook.detail
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_a_webhook_of_other_objects_is_never_asked() -> None:
         (ca("lasting"), "valid", "2120-01-01; whether it signed the scheduler's certificate is not checked"),
         (ca("ended"), "expired", "Secrets are never read"),
         ("", "missing", "the webhook has no caBundle"),
-        ("(set)", "not visible", "a saved state does not keep it"),
-        ("bm9uc2Vuc2U=", "not visible", "its caBundle is no CA that can be read"),
-        ("no base64!", "not visible", "its caBundle is no CA that can be read"),
+        ("(set)", "not visible", "it is not in a saved state"),
+        ("bm9uc2Vuc2U=", "not visible", "its caBundle is not a readable CA"),
+        ("no base64!", "not visible", "its caBundle is not a readable CA"),
     ],
 )
 def test_a_ca_is_shown_with_its_time(bundle: str, status: str, words: str) -> None:
@@ -143,14 +143,14 @@ def test_a_ca_is_shown_with_its_time(bundle: str, status: str, words: str) -> No
 def test_the_newest_pod_shows_whether_the_webhook_answers() -> None:
     assert "pod/team/x, has its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"))["webhook"].detail
     passed = vgpu_pod("y", age=1, spec={"schedulerName": "default-scheduler"})
-    assert "pod/team/y, has not its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"), passed)["webhook"].detail
+    assert "pod/team/y, lacks its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"), passed)["webhook"].detail
 
 
 def test_the_policies_of_the_extender_are_shown() -> None:
     assert "(the chart's defaults)" in parts(*hami(A))["extender"].detail
     flag = "--node-label-selector=gpu=on"
     state = [with_flags(entry, flag) if entry["kind"] == "Deployment" else entry for entry in hami(A)]
-    assert parts(*state)["extender"].detail.endswith("a node's lock holds 5 min; only nodes with gpu=on")
+    assert parts(*state)["extender"].detail.endswith("lock expiry 5 min; only nodes with gpu=on")
 
 
 def test_two_installations_have_a_table_each() -> None:

@@ -21,7 +21,7 @@ from tests.hostile import ANY_TEXT
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 REGISTER = "hami.io/node-nvidia-register"
 V100 = {"id": "GPU-1", "count": 10, "devmem": 32768, "devcore": 100, "type": "NVIDIA-Tesla V100-PCIE-32GB"}
-"""As Go writes the first card of the first NUMA node: what is 0 or false is left out."""
+"""As Go writes the first card the first one NUMA node: what is 0 or false is left out."""
 A100 = V100 | {"id": "GPU-2", "index": 1, "numa": 1, "mode": "mig", "health": True}
 PROFILE = {"name": "1g.10gb", "memoryMB": 9856, "core": 14, "sliceCount": 1, "placements": [{"size": 1}, {"start": 6}]}
 

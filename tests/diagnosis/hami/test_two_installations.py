@@ -127,9 +127,10 @@ def test_a_pod_that_no_card_takes_is_answered_by_its_own_scheduler() -> None:
     diagnosis = diagnosed(*cluster(), *waits)
     assert results(diagnosis) == [("HamiCardMemoryShort", "pod/team/y")]
     (problem,) = diagnosis.problems
-    assert "Ask for at most 24576 lab.example/mem: no card has more." in problem.found.remedy
+    assert "Request at most 24576 lab.example/mem: no card has more." in problem.found.remedy
     assert any(
-        "card GPU-b-0 CardInsufficientMemory: 30000 MiB asked, 24576 free" in text for text in problem.found.evidence
+        "card GPU-b-0 CardInsufficientMemory: 30000 MiB requested, 24576 free" in text
+        for text in problem.found.evidence
     )
 
 
