@@ -100,7 +100,7 @@ class TestLoading:
         assert {part.__name__ for part in UNUSED} <= set(loaded)
 
     def test_a_part_that_was_left_out_says_so_to_whoever_asks_for_it(self) -> None:
-        with pytest.raises(OSError, match=r"an agent does without pickle\.dumps"):
+        with pytest.raises(OSError, match=r"the agent does not load pickle\.dumps"):
             UnusedModule("pickle").dumps({})
 
     def test_the_child_that_asks_nvml_leaves_out_what_pynvml_never_calls(self, world: World) -> None:
