@@ -173,4 +173,4 @@ class Agent:
         self.cluster.node_writer.end()
         left = (*self.host.sources.end(), self._reader.end())
         for pid in filter(None, left):
-            log.warning("a process stuck in the driver is left behind", pid=pid)
+            log.warning("a process is stuck in the driver and remains", pid=pid)

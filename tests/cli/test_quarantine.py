@@ -52,7 +52,7 @@ def test_a_node_that_passes_is_cordoned_drained_tested_and_given_back(hospital: 
         "drained",
         "Job gpu-healthcheck/gpu-quarantine-well created",
         *[line for line in messages if "waits: " in line],
-        "test: begun (test 4-dcgm-diag-l4)",
+        "test: started (test 4-dcgm-diag-l4)",
         "\\x1b[31mnot JSON at all [/red]",
         "test: ended (test 4-dcgm-diag-l4)",
         "uncordoned",
@@ -346,8 +346,8 @@ def test_two_people_at_once_follow_one_job(hospital: Hospital) -> None:
     hospital.hold("both")
     hospital.pod("work", "both")
     process, other = hospital.start("both"), hospital.start("both")
-    until_it_says(process, "test: begun")
-    until_it_says(other, "test: begun")
+    until_it_says(process, "test: started")
+    until_it_says(other, "test: started")
     job = hospital.jobs("both")
     hospital.let_go("both")
 

@@ -150,7 +150,7 @@ def test_a_result_survives_an_api_server_that_is_away(fleet: Fleet, story: Story
     eventually(lambda: story.asked)
     fleet.plane.stop_api()
     story.let_go(story.answer(("memory", 1, FAULTY)))
-    log = "asking the cluster again"
+    log = "retrying the request"
     eventually(lambda: any(log in path.read_text() for path in story.kubelets.folder.glob("*.log")))
 
     fleet.plane.start_api()
