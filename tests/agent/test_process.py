@@ -150,7 +150,7 @@ class TestStarting:
         agent = world.start()
 
         assert agent.exit_code() == 2
-        assert "no cluster to talk to" in agent.log.read_text()
+        assert "can't connect to a cluster" in agent.log.read_text()
         assert "Traceback" not in agent.log.read_text()
 
     def test_on_a_port_that_is_taken_watches_all_the_same_and_serves_once_it_is_free(self, world: World) -> None:

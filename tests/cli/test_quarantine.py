@@ -168,7 +168,7 @@ def test_a_pod_that_does_not_end_is_named_with_what_holds_it(hospital: Hospital)
     code, out, _ = hospital.quarantine("stuck", "--timeout", "10")
 
     assert (code, hospital.cordon("stuck")) == (2, (True, "gpu-quarantine-stuck"))
-    assert "default/held: it is ending, and waits for its finalizers: example.com/never" in out
+    assert "default/held: it is terminating, and waits for its finalizers: example.com/never" in out
 
 
 def test_a_node_that_vanishes_ends_it(hospital: Hospital) -> None:
@@ -435,7 +435,7 @@ def test_a_pod_that_cannot_start_shows_the_reason(hospital: Hospital) -> None:
     hospital.admit("volume")
     hospital.kubelets.stuck.add("volume")
     process = hospital.start("volume")
-    until_it_says(process, "waits: its node's kubelet has not begun with it")
+    until_it_says(process, "waits: its node's kubelet has not started it")
 
     hospital.warning("volume", "FailedMount", 'configmap "gpu-healthcheck-config" not found')
 
@@ -560,7 +560,7 @@ def test_a_dry_run_shows_everything_and_changes_nothing(hospital: Hospital) -> N
     assert hospital.pods() == {"bare", "exporter"}
     assert [line.partition(" ")[2] for line in out.splitlines()] == [
         "would be cordoned",
-        "would evict default/bare (no controller makes it again)",
+        "would evict default/bare (no controller recreates it)",
         "would leave default/exporter: of DaemonSet of",
         "would create Job gpu-quarantine-dry and follow it",
     ]
