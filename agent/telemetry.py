@@ -18,13 +18,13 @@ from healthcheck.model import Finding, KernelEvent, Severity, Status
 from healthcheck.text.printable import printable
 
 MOST_FINDINGS = 64
-"""That have a series of their own, the worst first; the rest is counted."""
+"""Most findings with a series of their own, worst first; the others are counted."""
 _LONGEST_LABEL = 128
 _NAMESPACE = "gpu_healthcheck"
 _STATUSES = (Status.PASS, Status.WARN, Status.FAIL, Status.UNKNOWN)
 
 Values = Mapping[tuple[str, ...], float]
-"""Of one metric, by the values of its labels."""
+"""Values of one metric, by its label values."""
 
 
 class Metric(Struct, frozen=True):
@@ -45,7 +45,7 @@ class GaugeSet(Collector):
         self._telling = threading.Lock()
 
     def declare(self, metric: Metric) -> None:
-        """Add a gauge. Without labels its value is 0 until the first update."""
+        """Add a gauge. Without labels, its value is 0 until the first update."""
         self._metrics.append(metric)
         self.tell({metric.name: {} if metric.labels else {(): 0}})
 
@@ -67,11 +67,11 @@ class Telemetry:
     """All metrics of an agent, created at zero so that the first increment is visible."""
 
     def __init__(self) -> None:
-        # When a counter was made is no fact about the node, and would double their series.
+        # The creation time of a counter is no fact about the node, and would double the series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.metrics: list[Metric] = []
-        """All of them, for docs/metrics.md and `explain`."""
+        """All metrics, for docs/metrics.md and `explain`."""
         self._snapshot = GaugeSet()
         self.registry.register(self._snapshot)
         self._make_snapshot_metrics()
@@ -81,67 +81,74 @@ class Telemetry:
     def _make_snapshot_metrics(self) -> None:
         shown = self._shown
         self._severity = shown("node_severity", "Verdict of the node: 0 PASS, 1 MONITOR, 2 RESET, 3 REBOOT, 4 ISOLATE.")
-        self._status = shown("node_status", "1 for the status that the agent gives its node.", "status")
-        self._standing = shown("standing_findings", "Findings that stand.", "severity")
+        self._status = shown("node_status", "1 for the current status of the node.", "status")
+        self._standing = shown("standing_findings", "Active findings.", "severity")
         self._finding = shown(
             "finding",
-            f"1 while this finding stands. Of more than {MOST_FINDINGS} the worst have a series.",
+            f"1 while this finding is active. Of more than {MOST_FINDINGS}, only the worst have a series.",
             *("reason", "tier", "subject", "gpu", "UUID"),
         )
-        self._left_out = shown("findings_left_out", "Findings that stand and have no series of their own.")
+        self._left_out = shown("findings_left_out", "Active findings without a series of their own.")
         self._unobserved = shown("unobserved", "1 for a check that could not run.", "check")
-        self._probe_seconds = shown("probe_seconds", "Time of the last reading of a source.", "probe")
-        self._check_seconds = shown("check_seconds", "Time of a check's last judgement of what was read.", "check")
-        self._driver = shown("driver_info", "1: the driver and the library that was asked.", "version", "library")
+        self._probe_seconds = shown("probe_seconds", "Duration of the last read of a source.", "probe")
+        self._check_seconds = shown("check_seconds", "Duration of a check's last judgement.", "check")
+        self._driver = shown(
+            "driver_info", "1: version of the driver and of the library that was read.", "version", "library"
+        )
         self._limits = shown(
-            "gpu_slowdown_celsius", "The temperature from which on this GPU slows itself down.", "gpu", "UUID"
+            "gpu_slowdown_celsius", "Temperature from which this GPU reduces its clocks.", "gpu", "UUID"
         )
         self._build = shown("build_info", "1: the agent's version.", "version")
-        self._deep_time = shown("deep_last_test_timestamp_seconds", "When the node was last tested deeply; 0: never.")
+        self._deep_time = shown("deep_last_test_timestamp_seconds", "Time of the node's last deep test; 0: never.")
         self._deep_status = shown("deep_last_test_status", "1 for the status of the last deep test.", "status")
-        self._deep_overdue = shown("deep_overdue", "1: not tested deeply for three intervals.")
+        self._deep_overdue = shown("deep_overdue", "1: the last deep test is older than three intervals.")
         self._snapshot.tell(
             {self._build: {(__version__,): 1}, self._status: {(status.value,): 0 for status in _STATUSES}}
         )
 
     def _make_metrics(self) -> None:
         counter, gauge = self._counter, self._gauge
-        self.look_seconds = gauge("look_duration_seconds", "Wall time of the last light look.")
-        self.check_failures = counter("check_failures_total", "Judgements that failed by a fault of ours.", ("check",))
-        self.look_time = gauge("last_look_timestamp_seconds", "When the last light look ended.")
-        self.looks = counter("looks_total", "Light looks that ended.")
-        self.missed = counter("driver_deadlines_missed_total", "Looks at NVML that did not come back in time.")
+        self.look_seconds = gauge("look_duration_seconds", "Duration of the last light check cycle.")
+        self.check_failures = counter(
+            "check_failures_total", "Judgements that failed by a defect of this program.", ("check",)
+        )
+        self.look_time = gauge("last_look_timestamp_seconds", "End of the last light check cycle.")
+        self.looks = counter("looks_total", "Completed light check cycles.")
+        self.missed = counter("driver_deadlines_missed_total", "NVML reads that exceeded their deadline.")
         self.stuck = gauge("stuck_children", "Processes that are stuck in the driver and can't be ended.")
         self.records = counter("kernel_log_records_total", "Kernel log records read.")
         self.lost = counter("kernel_log_lost_records_total", "Kernel log records overwritten before they were read.")
-        self.refused = counter("kernel_log_refused_records_total", "Records that user space wrote, not the kernel.")
-        self.unreadable = counter("kernel_log_unreadable_records_total", "Lines of the log that are no record.")
-        # No code is there before its first line: 155 series of each node would be 0 for ever (docs/decisions/notes.md).
+        self.refused = counter(
+            "kernel_log_refused_records_total", "Records of the kernel log written by user space, not by the kernel."
+        )
+        self.unreadable = counter("kernel_log_unreadable_records_total", "Malformed lines of the kernel log.")
+        # A code has no series before its first line: 155 series of each node would always be 0
+        # (docs/decisions/notes.md).
         self.xids = counter("xids_total", "Xid lines by code; codes outside the catalogue count as unknown.", ("code",))
         self.sxids = counter("sxids_total", "SXid lines by code; unknown codes count as unknown.", ("code",))
         self.driver_lines = counter("driver_messages_total", "Driver lines without a number, by meaning.", ("reason",))
         self.requests = counter("cluster_writes_total", "Writes to the API server by result.", ("resource", "result"))
         self.forbidden = gauge(
-            "forbidden", "1 for a resource that the cluster forbids us to write, or to list.", ("resource",)
+            "forbidden", "1 for a resource that the cluster forbids the agent to write or to list.", ("resource",)
         )
         self.pending = gauge("verdict_pending", "1 while a verdict waits to be written to the node.")
-        self.withheld = gauge("taint_withheld", "1 while the fleet budget has no place for this node's taint.")
-        self.device_taints = gauge("device_taints", "DeviceTaintRules that stand in the place of this node's taint.")
+        self.withheld = gauge("taint_withheld", "1 while the fleet budget has no slot for this node's taint.")
+        self.device_taints = gauge("device_taints", "DeviceTaintRules that replace this node's taint.")
         self.device_taints_failed = gauge(
-            "device_taints_failed", "1 while the node is tainted because its bad GPUs could not be."
+            "device_taints_failed", "1 while the node is tainted because its faulty GPUs could not be tainted."
         )
         self.record_left_out = gauge("record_left_out", "1 while the Node has no room for the agent's record.")
         self.bad_settings = gauge("bad_settings", "1 for a key of the configuration that is not allowed.", ("key",))
-        self.unknown_settings = gauge("unknown_settings", "Keys of the configuration that are no setting.")
-        self.bad_annotations = counter("bad_annotations_total", "Annotations on the node that are no record.")
-        self.set_aside = counter("set_aside_total", "Input that could not be taken, by what it is.", ("what",))
+        self.unknown_settings = gauge("unknown_settings", "Unknown keys of the configuration.")
+        self.bad_annotations = counter("bad_annotations_total", "Unreadable annotations on the node.")
+        self.set_aside = counter("set_aside_total", "Skipped input, by kind.", ("what",))
         self.memory_errors = counter("memory_file_errors_total", "Failed reads and writes of the node-local memory.")
-        self.standby = gauge("standby", "1 while another agent of this node holds the memory.")
+        self.standby = gauge("standby", "1 while another agent of this node holds the lock of the memory.")
         for what in ("kernel-log-record", "annotation", "memory", "event", "heartbeat"):
             self.set_aside.labels(what)
 
     def _make_deep_metrics(self) -> None:
-        self.deep_running = self._gauge("deep_running", "1 while the agent holds its node for a deep test.")
+        self.deep_running = self._gauge("deep_running", "1 while the agent's own deep test runs on the node.")
         self.deep_runs = self._counter("deep_runs_total", "Deep tests of the agent by result.", ("result",))
         for result in (*_STATUSES, "could-not-run", "stopped"):
             self.deep_runs.labels(str(result))
@@ -167,7 +174,7 @@ class Telemetry:
         )
 
     def show_deep(self, tested_at: float, status: str, *, is_overdue: bool) -> None:
-        """The last deep test; 0 and '' where there was none."""
+        """Set the last deep test; 0 and '' without one."""
         statuses = (Status.PASS, Status.WARN, Status.FAIL)
         self._snapshot.tell(
             {
@@ -190,7 +197,7 @@ class Telemetry:
         )
 
     def show_driver(self, version: str, library: str, limits: Mapping[tuple[str, str], float]) -> None:
-        """The driver of now, and its GPUs' limits by index and UUID; those of an earlier one leave."""
+        """Set the current driver and its GPUs' limits by index and UUID; values of an earlier driver are removed."""
         self._snapshot.tell(
             {
                 self._driver: {(_label(version), _label(library)): 1},
@@ -245,7 +252,10 @@ def _label(text: str) -> str:
 
 
 def serve(telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: Callable[[], bool]) -> int:
-    """Serve /metrics, /healthz and /readyz in the background. Returns the port. Raises OSError when it is taken."""
+    """Serve /metrics, /healthz and /readyz in the background.
+
+    Returns the port. Raises OSError if the port is in use.
+    """
     pages = {
         "/metrics": lambda accept: _exposition(telemetry.registry, accept),
         "/healthz": lambda _: _word(healthy()),

@@ -30,7 +30,7 @@ from quarantine.settings import QuarantineSettings
 log = structlog.get_logger()
 
 PASSED, AT_FAULT, UNKNOWN = 0, FAULT, COULD_NOT
-"""As `check`: the Job of a node that failed has failed too, and so has one that could not test it."""
+"""Exit codes as in `check`: the Job fails if the node failed or could not be tested."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     except NodeNotTestable as refusal:
         return _say("refused: nothing was tested", refusal)
     except ClusterError as error:
-        return _say("the cluster does not let it work", error)
+        return _say("the cluster refuses a required request", error)
     fields = as_json(record)
     keys = ("status", "severity", "recommendation", "reasons", "bug_report")
     log.info("done", **{key: fields[key] for key in keys if key in fields})
@@ -59,21 +59,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _say(event: str, why: Exception) -> int:
-    """The last line of the log, which the kubelet shows as the pod's own message."""
+    """Log the last line, which the kubelet shows as the pod's termination message."""
     log.error(event, why=str(why))
     return UNKNOWN
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = Options("quarantine-run", __doc__)
-    parser.add_argument("--force", action="store_true", help="test although pods on the node hold GPUs")
+    parser.add_argument("--force", action="store_true", help="test even if pods on the node hold GPUs")
     return parser.parse_args(arguments)
 
 
 def _settings(directory: Path) -> Settings:
-    """A wrong word in the ConfigMap must not leave a node untested: the default stands in its place."""
+    """Read the policy. An invalid value is replaced by its default, so that it does not prevent the test."""
     if unknown := unknown_keys(directory):
-        log.warning("a key of the configuration is no setting", unknown=str(unknown))
+        log.warning("a key of the configuration is not a known setting", unknown=str(unknown))
     settings = read_settings(directory)
     for value in settings.bad:
         log.error("a setting is invalid; its default is used", setting=str(value))

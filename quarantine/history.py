@@ -26,13 +26,13 @@ _LONGEST_NAME, _LONGEST_IDENTITY = 120, 64
 
 
 class History(Struct, frozen=True):
-    """Newest first: the runs of the last 7 days that found a fault of RESET or worse (docs/rules.md 6)."""
+    """Return the runs of the last 7 days with a fault of RESET or worse, newest first (docs/rules.md 6)."""
 
     rows: tuple[HistoryRow, ...] = ()
 
     @property
     def returned_with(self) -> tuple[Returned, ...]:
-        """The faults found before the node went back to work."""
+        """Return the faults found before the node returned to service."""
         rows = (row for row in self.rows if row.returned)
         named = ((name, (row.gpus or {}).get(name, "")) for row in rows for name in row.findings or ())
         parted = ((*name.partition(" ")[::2], gpu) for name, gpu in named)

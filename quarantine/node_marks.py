@@ -33,14 +33,16 @@ from quarantine.quarantine_record import KIND, QuarantineProgress, RunStart, ren
 log = structlog.get_logger()
 
 HELD = timedelta(minutes=15)
-"""So long the node is held at a time: a run that was killed without a word keeps it no longer."""
+"""Duration of a claim between renewals: a killed run blocks the node no longer than this."""
 _LOCK = "quarantine.lock"
 _MOST_NAMED = 3
 _AGAIN_SECONDS = 1.0
 _AT_THE_START = RetryLimits(60.0, (Unavailable,), longest_pause=5.0, longest_asked=5.0)
-"""A Job is not started a second time for an API server that is away for a moment."""
+"""Retry time at the start: the Job is not restarted because of a short outage."""
 _AT_THE_END = RetryLimits(math.inf, longest_pause=30.0, longest_asked=30.0)
-"""The result is worth any wait; but the kubelet ends a pod that is told to go after 150 s, whatever the server asks."""
+"""Longest pause between retries of the result: the kubelet ends a terminating pod after 150 s, whatever the server
+requests.
+"""
 
 
 class NodeNotTestable(Exception):
@@ -48,18 +50,18 @@ class NodeNotTestable(Exception):
 
 
 def lock(directory: Path) -> int:
-    """The lock of this machine, kept until the process ends however it ends. Raises Refusal."""
+    """Acquire the lock of this machine, which is held until the process ends. Raises Refusal."""
     try:
         file = node_file.lock(directory / _LOCK)
     except OSError as error:
         raise NodeNotTestable(f"{directory / _LOCK}: {error.strerror}") from error
     if file is None:
-        raise NodeNotTestable("another quarantine run is at work on this machine")
+        raise NodeNotTestable("another quarantine run is active on this machine")
     return file
 
 
 class QuarantineMarks:
-    """Used by the thread that tests and by the one that watches it, one write at a time."""
+    """Marks of one run. Used by the testing and the watching thread, one write at a time."""
 
     def __init__(self, cluster: Cluster, node: str, holder: str) -> None:
         self._cluster = cluster
@@ -68,9 +70,12 @@ class QuarantineMarks:
         self._writing = threading.Lock()
         self._known: tuple[RunStart, QuarantineProgress] | None = None
         self.is_heard = True
-        """Whether the cluster took the last write: where it did not, the next one is not to wait."""
+        """Whether the last write succeeded; if not, the next one does not wait."""
         self._at = datetime.min.replace(tzinfo=UTC)
-        """Of the record: it moves on with each result, by a second at least, as the agent tells records apart by it."""
+        """Time of the record.
+
+        It advances by at least a second with each result, because the agent distinguishes records by it.
+        """
 
     def why_not(self, node: NodeState, *, force: bool) -> str:
         """Return the reason why the node can't be tested now; '' without one. Raises ClusterError."""
@@ -81,13 +86,13 @@ class QuarantineMarks:
         if is_tested(node):
             return "HyperPod tests the node"
         if changed := being_changed(node.labels):
-            return f"the node's driver is being changed: {changed}"
+            return f"the node's driver is being replaced: {changed}"
         if pods := [] if force else list(self._cluster.list_gpu_pods(self._node)):
             return f"GPU pods are still on the node: {named(pods, _MOST_NAMED)}; quarantine-run --force tests anyway"
         return ""
 
     def take(self, *, force: bool) -> NodeState:
-        """Have the node. Raises Refusal, ClusterError."""
+        """Claim the node. Raises Refusal, ClusterError."""
         return _AT_THE_START.ask(lambda: self._take(force=force))
 
     def _take(self, *, force: bool) -> NodeState:
@@ -96,7 +101,7 @@ class QuarantineMarks:
         taken = self._claimant.hold(_now() + HELD)
         if taken is None:
             raise NodeNotTestable("another deep run has just claimed the node")
-        # A pod that was bound before the taint stood holds its GPUs by now, as the API server tells it.
+        # By now, the API server lists a pod that was bound before the taint was set.
         if why := self.why_not(taken, force=force):
             self._refuse(why)
         return taken
@@ -107,16 +112,16 @@ class QuarantineMarks:
         raise NodeNotTestable(why)
 
     def tell(self, begun: RunStart, progress: QuarantineProgress) -> None:
-        """Write the present record. After an outage of the API server, the next write contains it."""
+        """Write the current record. After an outage of the API server, the next write contains it."""
         self._keep(begun, progress)
         self.hold()
 
     def hold(self) -> bool:
-        """Renew the claim with the present record. False: another run has the node."""
+        """Renew the claim with the current record. False: another run owns the node."""
         try:
             is_ours = self._claimant.hold(_now() + HELD, self._record) is not None
         except ClusterError as error:
-            log.warning("the Node could not be written; it is tried again", error=str(error))
+            log.warning("the Node could not be written; retrying", error=str(error))
             self.is_heard = False
             return True
         self.is_heard = True
@@ -137,9 +142,9 @@ class QuarantineMarks:
         return RESULTS not in node.annotations or has_taken(node, KIND, timestamp(self._at))
 
     def finish(self, begun: RunStart, progress: QuarantineProgress) -> RunRecord:
-        """The last record, and the node given back in the same write, as soon as the cluster takes it.
+        """Write the last record and release the node in one write, with retries.
 
-        Raises ClusterError where it never will.
+        Raises ClusterError on a permanent failure.
         """
         self._keep(begun, progress)
         patience = replace(_AT_THE_END, say=_say_that_it_waits)
@@ -159,13 +164,13 @@ class QuarantineMarks:
         return {QUARANTINE_RESULT: records.dump(render(*known, node, self._at))} if known else {}
 
     def _write(self, change: PatchFor) -> NodeState | None:
-        """One at a time, of two threads. None: the Node needed nothing. Raises ClusterError."""
+        """Patch the Node, one thread at a time. None: nothing to write. Raises ClusterError."""
         with self._writing:
             return self._cluster.update_node(self._node, change)
 
 
 def _gives_way(claim: Claim) -> bool:
-    """Of a quarantine run: it is ours, or of one that died (we have the lock)."""
+    """Whether the claim is of a quarantine run: ours, or that of a dead run, because this process has the lock."""
     return claim.kind is RunKind.QUARANTINE
 
 

@@ -17,9 +17,9 @@ log = structlog.get_logger()
 
 PROGRAM = "nvidia-bug-report.sh"
 SECONDS = 300.0
-"""It asks a driver that may hang; NVIDIA's own remedy for that is to leave parts out by hand."""
+"""Deadline of the report: it queries a driver that may hang."""
 MOST_BYTES = 64 << 20
-"""Of one report, as the kernel enforces it (RLIMIT_FSIZE); a usual one has a few MB."""
+"""Size limit of one report, enforced by the kernel (RLIMIT_FSIZE); usual are a few MB."""
 MOST_REPORTS = 3
 _PATIENCE_SECONDS = 5.0
 _BEGINNING = "nvidia-bug-report-"
@@ -29,7 +29,10 @@ _PASSED_ON = ("LD_LIBRARY_PATH",)
 
 @dataclass
 class BugReport:
-    """`root` is the host's `/`, `directory` where reports are kept. `stop` comes from another thread."""
+    """Writer of the report.
+
+    `root` is the host's `/`, `directory` the folder of the reports. Another thread calls `stop`.
+    """
 
     root: Path
     directory: Path
@@ -42,12 +45,12 @@ class BugReport:
         self._program = Program({"LC_ALL": "C", **passed_on, "PATH": path}, _PATIENCE_SECONDS)
 
     def collect(self, at: datetime) -> str:
-        """Run it, if the image or the host has it. Returns the report's path, '' where there is none."""
+        """Run the program if the image or the host has it. Returns the report's path; '' without a report."""
         program = shutil.which(PROGRAM, path=self._program.env["PATH"])
         limited = shutil.which("prlimit")
         if program is None or limited is None:
             return ""
-        log.info("bug report: begun", program=program)
+        log.info("bug report: started", program=program)
         target = self.directory / f"{_BEGINNING}{at:%Y%m%dT%H%M%SZ}.log"
         argv = (limited, f"--fsize={MOST_BYTES}", "--", program, "--output-file", str(target))
         try:
@@ -61,12 +64,12 @@ class BugReport:
         return str(kept) if kept else ""
 
     def stop(self) -> None:
-        """End it, and begin no other."""
+        """End the report, and start no other."""
         self._program.stop()
 
 
 def _make_room(directory: Path) -> None:
-    """For one more; names sort by time."""
+    """Delete the oldest reports to make room for one. Names sort by time."""
     reports = sorted(directory.glob(f"{_BEGINNING}*"))
     for old in reports[: max(len(reports) - MOST_REPORTS + 1, 0)]:
         old.unlink(missing_ok=True)

@@ -31,12 +31,12 @@ from quarantine.recommendation import Advice, GroupResult, RunResult, recommend
 
 KIND = "quarantine-result"
 TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, nccl_allreduce.CHECK)
-"""In this order: what ends most findings first, and what a stuck GPU could hold up last."""
+"""Order of the groups: tests that end most findings first, tests that a stuck GPU may block last."""
 _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
 
 
 class QuarantineTestResult(Struct, frozen=True):
-    """Present result of one test; `ended`: it is final."""
+    """Current result of one test; `ended`: it is final."""
 
     outcome: Outcome
     ended: bool = True
@@ -51,18 +51,18 @@ class RunStart(Struct, frozen=True):
     machine: str = ""
     boot_id: str = ""
     carried: tuple[FindingRow, ...] = ()
-    """Rows of the record before this one that nobody has taken over: lost, if this one did not hold them on."""
+    """Findings of the previous record that the agent has not adopted; this record keeps them."""
     history: History = field(default_factory=History)
 
 
 class QuarantineProgress(Struct, frozen=True):
-    """How far a run has come. `results` by the group of the test; `stopped`: why nothing more is to come, or ''."""
+    """State of a run. `results` by group of the test; `stopped`: why the run ended early, or ''."""
 
     results: Mapping[str, QuarantineTestResult] = field(default_factory=dict)
     running: str = ""
     stopped: str = ""
     bug_report: str = ""
-    """Where on the host NVIDIA's own report lies."""
+    """Path of NVIDIA's report on the host."""
 
     @property
     def found(self) -> tuple[Finding, ...]:
@@ -85,7 +85,7 @@ class QuarantineProgress(Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """All that belongs to the run has ended and found nothing at all."""
+        """Whether all tests of the run have ended without any finding."""
         return not self.found and not self.unobserved
 
     def _why_unfinished(self, group: str) -> Unobserved:
@@ -158,7 +158,7 @@ def advise(begun: RunStart, progress: QuarantineProgress, node: NodeState) -> Ad
 
 
 def render(begun: RunStart, progress: QuarantineProgress, node: NodeState, at: datetime) -> RunRecord:
-    """The record, at most LONGEST bytes long."""
+    """Return the record, at most LONGEST bytes long."""
     advice = advise(begun, progress, node)
     carried = () if progress.passed else begun.carried
     rows = (*(row_of(finding, Nature.EVENT) for finding in progress.found), *carried)
@@ -196,7 +196,7 @@ def render(begun: RunStart, progress: QuarantineProgress, node: NodeState, at: d
 
 
 def _remembered(node: NodeState) -> Memory:
-    """The findings of the agent's record. Without a record, only the tests speak of the node."""
+    """Return the findings of the agent's record. Without a record, only the tests count."""
     try:
         return records.remembered(records.parse(AgentRecord, node.annotations.get(RESULTS, "{}")))
     except RecordError:
@@ -204,13 +204,13 @@ def _remembered(node: NodeState) -> Memory:
 
 
 def _status(progress: QuarantineProgress, check: Check) -> Status | None:
-    """None while it has not ended."""
+    """Return the result for the recommendation; its status is None until the test has ended."""
     result = progress.results.get(check.group)
     return outcome_status(result.outcome) if result is not None and result.ended else None
 
 
 def outcome_status(outcome: Outcome) -> Status:
-    """Of one test, by all that it says."""
+    """Return the status of one test from its results."""
     if not outcome.configured and not outcome.findings:
         return Status.NOT_CONFIGURED
     return status_of(worst(finding.severity for finding in outcome.findings), could_not_check=not outcome.observed)
@@ -230,5 +230,5 @@ def _finding(row: FindingRow) -> Finding:
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
-    """For a log: `DcgmDiagMemory ISOLATE gpu/0`."""
+    """Return the finding as text for a log: `DcgmDiagMemory ISOLATE gpu/0`."""
     return [f"{finding.reason} {finding.severity.name} {finding.subject}" for finding in findings]

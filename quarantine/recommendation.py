@@ -12,7 +12,7 @@ from healthcheck.verdict.record import LEVEL_4
 
 
 class Recommendation(StrEnum):
-    """The words of the record."""
+    """Recommendations, as written in the record."""
 
     REPLACE = "replace"
     REBOOT = "reboot"
@@ -22,21 +22,21 @@ class Recommendation(StrEnum):
 
 
 class GroupResult(Struct, frozen=True):
-    """One test of the run, named as in the record. `status` None: it did not come to its end, or never began."""
+    """One test of the run, named as in the record. `status` None: it did not finish, or never started."""
 
     name: str
     status: Status | None = None
 
 
 class Returned(Struct, frozen=True):
-    """A fault that an earlier run found. `gpu`: the serial, else the UUID of its GPU; '' where there is none."""
+    """A fault that an earlier run found. `gpu`: serial or UUID of its GPU; '' without one."""
 
     reason: str
     subject: str
     gpu: str = ""
 
     def is_same_as(self, found: Finding) -> bool:
-        """Whether both are one fault of one GPU, at whatever address; by the address where a name is unknown."""
+        """Whether both are the same fault of one GPU, by its name; by its address if the name is unknown."""
         if found.reason != self.reason:
             return False
         known = found.about.get("uuid" if self.gpu.startswith("GPU-") else "serial", "")
@@ -47,13 +47,13 @@ class RunResult(Struct, frozen=True):
     """Results of a quarantine run that has ended or was killed."""
 
     tests: tuple[GroupResult, ...]
-    """All that belong to the run."""
+    """All tests of the run."""
     found: tuple[Finding, ...] = ()
-    """By its tests, and by its look at the node: what is there now."""
+    """Findings of its tests and of its check cycle on the node."""
     standing: tuple[Finding, ...] = ()
-    """Events of before that still stand: those that a passed run ends are no longer among them."""
+    """Earlier events that are still active, without those that a passed test ends."""
     returned_with: tuple[Returned, ...] = ()
-    """The faults that earlier runs found on this node, before it was returned to service."""
+    """Faults that earlier runs found on this node, before its return to service."""
 
     @property
     def finished(self) -> bool:
@@ -80,14 +80,14 @@ class RecommendationRow(Struct, frozen=True):
 
 
 class Advice(Struct, frozen=True):
-    """`reasons` has a sentence for each row that fits and says the same; there is always one."""
+    """`reasons` has a sentence for each matching row with this recommendation; at least one."""
 
     recommendation: Recommendation
     reasons: tuple[str, ...]
 
 
 def recommend(run: RunResult) -> Advice:
-    """The first row that fits, with all others that recommend the same."""
+    """Return the first matching row, with all others that have the same recommendation."""
     fitting = [(row, what) for row in TABLE if (what := tuple(dict.fromkeys(row.fits(run))))]
     first = fitting[0][0].recommendation
     messages = tuple(f"{row.when}: {', '.join(what)}" for row, what in fitting if row.recommendation is first)
@@ -146,32 +146,32 @@ TABLE = (
     ),
     RecommendationRow(
         Recommendation.RERUN,
-        "a test did not come to its end",
-        "The run was killed, or the node was lost. Earlier findings are left for the next run to judge.",
+        "a test did not finish",
+        "The run was killed, or the node was lost. The next run judges earlier findings.",
         _tests_that_are(None),
     ),
     RecommendationRow(
         Recommendation.RERUN,
         "level 4 of DCGM's diagnostic was not run",
-        "Without it nothing was proved: the image has no DCGM, or the run does not hold the test.",
+        "Without it nothing is proved: the image has no DCGM, or the run does not include the test.",
         _without_level_4,
     ),
     RecommendationRow(
         Recommendation.RERUN,
         "a test could not run",
-        "This is no result about the hardware. See its cause below Could not check, fix that, and run again.",
+        "This is no result about the hardware. See its cause in the section Could not check, fix that, and run again.",
         _tests_that_are(Status.UNKNOWN),
     ),
     RecommendationRow(
         Recommendation.RERUN,
-        "a test failed, and names no fault",
-        "There is no known action for the node then.",
+        "a test failed without naming a fault",
+        "No action is known for this case.",
         _tests_that_are(Status.FAIL),
     ),
     RecommendationRow(
         Recommendation.RETURN_TO_SERVICE,
         "a fault of MONITOR was found, or is still active",
-        "It is monitored, and no reason to keep work away. Its heading has the action.",
+        "It is monitored, and no reason to keep work away. The section of its reason has the action.",
         _faults_of(Severity.MONITOR),
     ),
     RecommendationRow(
@@ -181,5 +181,4 @@ TABLE = (
         _tests_that_are(Status.PASS, Status.WARN),
     ),
 )
-"""Worst first, and for every run a row fits. A test of EFA or NCCL that does not belong to the node has none: it says
-nothing either way."""
+"""Rows, worst first; a row matches every run. A test of EFA or NCCL that does not apply to the node matches none."""

@@ -1,4 +1,4 @@
-"""One quarantine run from its beginning to its end: the tests on one thread, the Node and the signals on the other."""
+"""One quarantine run: tests on one thread, the Node and signals on the other."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from quarantine.suite import Suite
 log = structlog.get_logger()
 
 _HOLD_SECONDS = 180.0
-"""Well within what the node is held for at a time, so that an API server may be away for some minutes."""
+"""Interval of the renewals, well below the duration of a claim, to survive an outage of some minutes."""
 _UNHEARD_SECONDS = 10.0
-"""As long as the Node can't be written. Of an API server that was away for longer than the node is held, the agent may
-hear first that the marks are over their time, and clear them: then they stand again within this time."""
+"""Retry interval while the Node can't be written. After an outage longer than a claim, the agent may clear the expired
+marks first; this run then sets them again within this time."""
 _WATCH_SECONDS = 0.5
 _TAKEN_SECONDS = 30.0
 _STOPPED = "the run was stopped before its end (SIGTERM): its pod was deleted, or its time was over"
@@ -50,7 +50,7 @@ class QuarantineRun(Struct, frozen=True):
     stopping: threading.Event
 
     def run(self, *, force: bool) -> RunRecord:
-        """The record that the run ended with. Raises Refusal, ClusterError."""
+        """Execute the run and return its last record. Raises Refusal, ClusterError."""
         node = self.marks.take(force=force)
         begun = self._begun(node)
         suite = self._suite(node, lambda progress: self.marks.tell(begun, progress))
@@ -79,7 +79,7 @@ class QuarantineRun(Struct, frozen=True):
         def on_its_thread() -> None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - raised again once the node is given back
+            except Exception as error:  # noqa: BLE001 - raised again after the release of the node
                 failed.append(error)
                 suite.stop(f"the run itself failed: {type(error).__name__}")
 
@@ -92,7 +92,7 @@ class QuarantineRun(Struct, frozen=True):
         return failed
 
     def _watch(self, worker: threading.Thread) -> Iterator[str]:
-        """Hold the node until the worker has ended; why it has to end before that, once."""
+        """Renew the claim until the worker has ended. Sets the reason once if the worker must end early."""
         waited, is_stopped = 0.0, False
         while worker.is_alive():
             worker.join(_WATCH_SECONDS)
@@ -100,7 +100,7 @@ class QuarantineRun(Struct, frozen=True):
             why = _STOPPED if self.stopping.is_set() else ""
             if waited >= (_HOLD_SECONDS if self.marks.is_heard else _UNHEARD_SECONDS):
                 waited = 0.0
-                why = why or ("" if self.marks.hold() else "another run has taken the node")
+                why = why or ("" if self.marks.hold() else "another run has claimed the node")
             if why and not is_stopped:
                 is_stopped = True
                 yield why

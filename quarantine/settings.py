@@ -13,11 +13,11 @@ class QuarantineSettings(Struct, frozen=True, kw_only=True):
     """`name` is the variable."""
 
     node_name: NodeName = field(name="NODE_NAME")
-    """The Node that is tested; the manifest takes it from the pod's own spec."""
+    """Node that is tested; the manifest takes it from the pod's spec."""
     host_root: Folder = field(default=Path("/"), name="HOST_ROOT")
-    """Where the machine's own `/` is seen."""
+    """Mount of the host's `/`."""
     config_dir: Folder = field(default=Path("/etc/gpu-healthcheck"), name="CONFIG_DIR")
     """The mounted ConfigMap."""
     report_dir: Folder = field(default=Path("/var/log/gpu-healthcheck"), name="REPORT_DIR")
-    """A folder of the host: NVIDIA's bug reports, and the lock that tells a run that lives from one that died."""
+    """Folder on the host for NVIDIA's bug reports and for the lock, which a running run holds."""
     log_level: LogLevel = field(default="info", name="LOG_LEVEL")

@@ -30,7 +30,10 @@ _NVML_SECONDS = 30.0
 
 @dataclass
 class Suite:
-    """Tests of a quarantine run. `tell` gets the progress in the thread of the tests; `stop` is called from another."""
+    """Tests of a quarantine run.
+
+    `tell` is called with the progress on the tests' thread; another thread calls `stop`.
+    """
 
     root: Path
     diagnostic: Diagnostic
@@ -39,14 +42,14 @@ class Suite:
     expected: Expectation
     tell: Callable[[QuarantineProgress], None]
     progress: QuarantineProgress = field(default_factory=QuarantineProgress, init=False)
-    """Written by the thread that runs the tests alone."""
+    """Written only by the thread that runs the tests."""
     stopped: str = field(default="", init=False)
-    """Why no more is to come, '' where nobody stopped it."""
+    """Reason of the stop; '' if the run was not stopped."""
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
     _devices: tuple[Loopback, ...] = field(default=(), init=False)
 
     def run(self) -> None:
-        """All tests, whatever the first ones find: a node is replaced for all that is wrong with it at once."""
+        """Run all tests, even after a finding, so that all faults of the node are reported together."""
         self.loopback.tell = self._tell_device
         tests = {
             dcgm_diag.LEVEL_4: lambda: look_deeply(self.diagnostic, self.expected, {NVML: self._names()}, level=4),
@@ -59,7 +62,7 @@ class Suite:
             if self._stopping.is_set():
                 break
             self.progress = replace(self.progress, running=check.group)
-            log.info("test: begun", test=check.group)
+            log.info("test: started", test=check.group)
             self.tell(self.progress)
             outcome = tests[check]()
             # A stopped test has not ended, whatever its outcome.
@@ -67,7 +70,7 @@ class Suite:
         self.progress = replace(self.progress, running="", stopped=self.stopped)
 
     def stop(self, why: str) -> None:
-        """End the test that runs, and begin no other."""
+        """End the running test, and start no other."""
         self.stopped = why
         self._stopping.set()
         for test in (self.diagnostic, self.loopback, self.all_reduce):
@@ -78,7 +81,7 @@ class Suite:
         running = "" if ended else check.group
         self.progress = replace(self.progress, results=results, running=running, stopped=self.stopped)
         log.info(
-            "test: ended" if ended else "test: so far",
+            "test: ended" if ended else "test: intermediate result",
             test=check.group,
             status=outcome_status(outcome).value,
             findings=finding_lines(outcome.findings),
@@ -91,7 +94,7 @@ class Suite:
         """Return NVML's names of the GPUs, read before DCGM uses them: all other parts use these names."""
         look = look_once(self.root, _NVML_SECONDS)
         if look.stuck_pid is not None:
-            log.warning("a process stuck in the driver is left behind", pid=look.stuck_pid)
+            log.warning("a process is stuck in the driver and remains", pid=look.stuck_pid)
         return look
 
     def _look(self, check: Check, host: Host) -> Outcome:

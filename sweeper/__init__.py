@@ -1,1 +1,1 @@
-"""The CronJob's program: which idle nodes are due for a deep test, one Job for each, and nothing left behind."""
+"""The CronJob's program: select the idle nodes that are due for a deep test, run a Job for each, and clean up."""

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck sweep`: test the idle nodes that are due, follow them to their end, and leave nothing behind."""
+"""`gpu-healthcheck sweep`: test the idle nodes that are due, wait for the Jobs, and clean up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_NAMED = 20
 
 
 class SweepStopped(BaseException):
-    """SIGTERM or SIGINT. Whatever was going on, the next sweep goes on from there, as after a crash."""
+    """SIGTERM or SIGINT. The next sweep continues from any state, as after a crash."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,16 +66,22 @@ def main(arguments: list[str] | None = None) -> int:
         complain("sweep", str(error))
         return COULD_NOT
     except SweepStopped:
-        log.warning("stopped; the next sweep follows the Jobs that go on")
+        log.warning("stopped; the next sweep follows the running Jobs")
     return 0
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = Options("sweep", __doc__)
-    parser.add_argument("--dry-run", action="store_true", help="show which nodes it would take, and why no other")
-    parser.add_argument("--context", default="", metavar="NAME", help="of the kubeconfig; default: its current one")
-    parser.add_argument("--kubeconfig", default="", metavar="FILE", help="default: KUBECONFIG, else the pod's account")
-    parser.add_argument("--request-timeout", type=timeout, metavar="TIME", help="for each request, as 5s; 0: no limit")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show the nodes that would be tested, and why the others would not"
+    )
+    parser.add_argument(
+        "--context", default="", metavar="NAME", help="context of the kubeconfig; default: its current one"
+    )
+    parser.add_argument(
+        "--kubeconfig", default="", metavar="FILE", help="default: KUBECONFIG, else the pod's service account"
+    )
+    parser.add_argument("--request-timeout", type=timeout, metavar="TIME", help="limit of each request, as 5s; 0: none")
     return parser.parse_args(arguments)
 
 
@@ -109,7 +115,9 @@ def _log_plan(plan: SweepPlan) -> None:
     for name in plan.without_agent[:_MOST_NAMED]:
         log.warning("a node without an agent keeps our taint and its slot of the fleet budget", node=name)
     for decision in [decision for decision in overdue if decision.why][:_MOST_NAMED]:
-        log.warning("a node is overdue", node=decision.node.name, why=decision.why, tested=_tested(decision))
+        log.warning(
+            "a node is overdue for its deep test", node=decision.node.name, why=decision.why, tested=_tested(decision)
+        )
 
 
 def _table(plan: SweepPlan) -> Table:
@@ -135,9 +143,9 @@ def _of_the_budget(plan: SweepPlan) -> Iterator[str]:
     for freed in plan.unowned[:_MOST_NAMED]:
         yield f"{freed.slot.name}, a slot of the fleet budget of {freed.slot.holder}, has no owner: {freed.why}"
     if len(plan.unowned) > _MOST_NAMED:
-        yield f"and {len(plan.unowned) - _MOST_NAMED} slots more"
+        yield f"and {len(plan.unowned) - _MOST_NAMED} more slots"
     for name in plan.without_agent[:_MOST_NAMED]:
-        yield f"{name} keeps our taint and its slot of the fleet budget, and has no agent"
+        yield f"{name} has no agent, and keeps our taint and its slot of the fleet budget"
 
 
 def _tested(decision: Decision) -> str:

@@ -16,15 +16,15 @@ class Leftovers(Struct, frozen=True):
     """Leftovers at the start of a sweep. All except `alive` are read again before they are changed."""
 
     alive: tuple[JobState, ...]
-    """Jobs at work on a node whose run is theirs: an earlier sweep was ended before them."""
+    """Running Jobs with the claim of their node: an earlier sweep ended before them."""
     stray: tuple[JobState, ...]
-    """Jobs at work for which no run stands on their node."""
+    """Running Jobs without a claim on their node."""
     marked: tuple[str, ...]
-    """Names of nodes with marks of a run that is over, whose Job is, or that nobody can read."""
+    """Names of nodes with marks of an ended run, of a run with an ended Job, or with unreadable marks."""
 
 
 def find_leftovers(marked: Sequence[NodeState], jobs: Iterable[JobState], now: datetime) -> Leftovers:
-    """`marked` are the nodes on which anything says that a deep run uses them, listed before the Jobs were."""
+    """Return the leftovers. `marked` are the nodes with any mark of a deep run, listed before the Jobs."""
     working = {(job.node, job.name): job for job in jobs if is_working(job)}
     runs = {node.name: run for node in marked if (run := claim_on(node, now)) is not None}
     held = {(name, run.holder) for name, run in runs.items() if run.kind is RunKind.SWEEP}
@@ -37,5 +37,5 @@ def find_leftovers(marked: Sequence[NodeState], jobs: Iterable[JobState], now: d
 
 
 def is_working(job: JobState) -> bool:
-    """Whether pods of it may be on the node."""
+    """Whether the Job may have pods on the node."""
     return not job.outcome

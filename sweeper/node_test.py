@@ -52,26 +52,26 @@ log = structlog.get_logger()
 T = TypeVar("T")
 _NVML_SECONDS = 30.0
 _PATIENCE_SECONDS = 45.0
-"""For dcgmi to end after SIGTERM, at most: the kubelet kills us after 60."""
+"""Longest wait for dcgmi after SIGTERM: the kubelet kills the pod after 60 s."""
 _LAST_SECONDS = 50.0
-"""After SIGTERM we are gone, whatever happens; so long a verdict is worth the wait."""
+"""Longest time to write a verdict after SIGTERM."""
 _TELL_SECONDS = 1.5
-"""For what is none, once dcgmi is gone."""
+"""Longest time to write a record without a verdict, after the end of dcgmi."""
 _CLOSELY_SECONDS = 0.25
 _KIND = "sweep-result"
-_WITHOUT_DCGM = "the sweeps' image has no dcgmi: it has to be the one with DCGM, also where the agents' is the slim one"
+_WITHOUT_DCGM = "the image of the sweeps has no dcgmi: use the image with DCGM, even if the agents use the slim one"
 _MOST_SAID, _LONGEST_SAID = 4, 160
 
 
 @dataclass
 class NodeTest:
-    """One test of the node that this pod is on."""
+    """One test of the node of this pod."""
 
     cluster: Cluster
     settings: NodeTestSettings
     values: NodeSettings
     stop: threading.Event
-    """Set at a SIGTERM: real work needs the GPUs, or the Job's time is over."""
+    """Set at SIGTERM: other work needs the GPUs, or the Job's time is over."""
 
     def __post_init__(self) -> None:
         values = self.values
@@ -83,7 +83,7 @@ class NodeTest:
         threading.Thread(target=self._end_at_stop, name="stop", daemon=True).start()
 
     def _end_at_stop(self) -> None:
-        """Whatever we wait for then, the driver or the cluster: work waits for us."""
+        """End after SIGTERM even during a wait for the driver or the cluster: other work waits for the GPUs."""
         self.stop.wait()
         stopped_at = time.monotonic()
         self._diagnostic.stop()
@@ -111,7 +111,7 @@ class NodeTest:
         fields = {NVML: self._names()}
         outcome = look_deeply(self._diagnostic, Expectation(policy=self.values.policy), fields)
         if not outcome.configured:
-            # Without DCGM a sweep tests nothing, which is no pass.
+            # Without DCGM a sweep tests nothing, so the result is not a pass.
             outcome = replace(outcome, unobserved=(Unobserved(dcgm_causes.NOT_INSTALLED, _WITHOUT_DCGM),))
         ran = CompletedRun(node.name, "sweep", started, clock.now().wall, node.machine, self._boot_id())
         return render(outcome, ran)
@@ -120,7 +120,7 @@ class NodeTest:
         """Return NVML's names of the GPUs, read before DCGM uses them: all other parts use these names."""
         look = look_once(self.settings.host_root, _NVML_SECONDS)
         if look.stuck_pid is not None:
-            log.warning("a process stuck in the driver is left behind", pid=look.stuck_pid)
+            log.warning("a process is stuck in the driver and remains", pid=look.stuck_pid)
         return look
 
     def _boot_id(self) -> str:
@@ -135,24 +135,24 @@ class NodeTest:
 
         def result(node: NodeState) -> dict[str, Any] | None:
             if node.uid != uid:
-                raise NotFound(f"the Node {node.name} is another one than when the test began")
+                raise NotFound(f"the Node {node.name} was replaced since the test began")
             if why := why_not(node, record, clock.now().wall):
-                log.warning("the present record stays", why=why)
+                log.warning("the present record is kept", why=why)
                 return None
             return annotated(node, {SWEEP_RESULT: records.dump(keeping_verdict(record, node))})
 
         self.cluster.update_node(self.settings.node_name, result)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """Asks the cluster until it answers: a test of many minutes is not lost for an API server that is away."""
-        # Forbidden too: an API server that has just started does not know its roles yet.
+        """Return the answer of a request with retries: an outage must not lose the result of a test of many minutes."""
+        # Forbidden is retried too: an API server that has just started has not loaded its roles yet.
         errors = (Unavailable, Conflict, Forbidden)
         return RetryLimits(self._deadline - time.monotonic(), errors, sleep=self._pause, say=_say_that_it_waits).ask(
             ask
         )
 
     def _pause(self, seconds: float) -> None:
-        """Ends with a SIGTERM; after it none is long."""
+        """Pause that ends with SIGTERM; later pauses are short."""
         if self.stop.is_set():
             time.sleep(min(seconds, _CLOSELY_SECONDS))
         else:
@@ -182,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def why_not(node: NodeState, record: RunRecord, now: datetime) -> str:
-    """Why the record that stands on the Node stays there; '' where this one takes its place."""
+    """Return why the record on the Node is kept; '' if the new one replaces it."""
     standing = records.on_node(RunRecord, node, SWEEP_RESULT)
     at, ended = records.time_of(standing), records.time_of(record)
     if at is None:
@@ -190,22 +190,22 @@ def why_not(node: NodeState, record: RunRecord, now: datetime) -> str:
     if ended is not None and ended < at and not is_future(at, now):
         return "it is newer: the node was tested again before this result could be written"
     if is_verdict(standing) and not is_verdict(record) and taken_on(node).get(_KIND) != standing.timestamp:
-        return "its verdict is not taken by the agent yet, and this test came to none"
+        return "the agent has not adopted its verdict yet, and this test has no verdict"
     return ""
 
 
 def in_words(record: RunRecord) -> str:
-    """For a person, who reads the pod's log: one line."""
+    """Return the record as one line for the pod's log."""
     found = [f"{finding.reason} on {finding.subject}: {finding.detail}" for finding in record.findings or ()]
     blind = [f"{row.cause}: {row.detail}" for row in record.unobserved or ()]
     what = [text[:_LONGEST_SAID] for text in (*found, *blind)]
     more = [f"and {len(what) - _MOST_SAID} more"] if len(what) > _MOST_SAID else []
     message = "; ".join((f"severity {record.severity}", *what[:_MOST_SAID], *more))
-    return f"{record.node}: {record.suite} says {record.status}, {message}"
+    return f"{record.node}: {record.suite}: {record.status}, {message}"
 
 
 def _say_that_it_waits(error: BaseException) -> None:
-    log.warning("asking the cluster again", error=str(error))
+    log.warning("retrying the request", error=str(error))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which nodes a sweep takes now, and why it takes no other. Pure."""
+"""Selection of the nodes that a sweep tests now, with the reason for each other node. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from healthcheck.node.state import INSTANCE_TYPE, KEEPS_AWAY, RESULTS, NodeState
 from healthcheck.text.moments import timestamp
 
 _RETRY_SHARE = 4
-"""Of the interval, a quarter has to pass before a node is tried again whose last run came to no verdict."""
+"""A node whose last run had no verdict is tried again after a quarter of the interval."""
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _NO_ATTEMPT = Attempt(_NEVER)
 _SHARING, _MPS = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-gpu-sharing-strategy"), "mps"
 """Labels of NVIDIA's feature discovery and of GKE."""
-_BY_MPS = "its GPUs are shared by MPS, where a pod gets one replica: level 2 is left to an agent of the full image"
+_BY_MPS = "its GPUs are shared by MPS, where a pod gets one replica: only an agent of the full image can run level 2"
 
 
 class SweepLimits(Struct, frozen=True):
@@ -50,13 +50,13 @@ class Candidate(Struct, frozen=True):
     gpus: Mapping[str, int]
     tested: DeepTest | None
     tried: Attempt | None
-    """The run that last came to no verdict."""
+    """Last run without a verdict."""
     obstacle: str
-    """What on the node itself keeps a test away; '' where nothing does."""
+    """Reason on the node against a test; '' without one."""
     under_run: bool
     overdue: bool
     devices: int = 0
-    """GPUs that are given out by DRA."""
+    """GPUs that DRA allocates."""
 
 
 class Decision(Struct, frozen=True):
@@ -73,9 +73,9 @@ def candidate(
     interval: timedelta,
     now: datetime,
 ) -> Candidate | None:
-    """The node reduced; None for one without GPUs that no agent of ours has spoken for.
+    """Return the facts of a node; None without GPUs and without an agent's verdict.
 
-    `heard`: until when its agent's heartbeat is good. `tolerations` are those of the sweep's pods.
+    `heard`: expiry of its agent's heartbeat. `tolerations` are those of the sweep's pods.
     """
     if not node.gpus and node.devices is None and RESULTS not in node.annotations:
         return None
@@ -102,10 +102,10 @@ def select(
     limits: SweepLimits,
     now: datetime,
 ) -> list[Decision]:
-    """One decision per node, those that were tested or tried longest ago first.
+    """Return one decision per node, longest untested first.
 
-    `busy`: by node name, who holds its GPUs. `tried`: by node name, its last Job. `places`: how many
-    more nodes a sweep may take now.
+    `busy`: holders of the GPUs by node name. `tried`: last Job by node name. `places`: number of nodes that may still
+    be taken.
     """
     of_type = Counter(node.instance_type for node in nodes)
     used = Counter(node.instance_type for node in nodes if node.under_run)
@@ -153,15 +153,15 @@ def _unfit(node: Candidate, holder: str, tried: Attempt, interval: timedelta, no
         return node.obstacle
     if holder:
         return f"in use: {holder}"
-    # Of a record and a Job the later one tells; the record is that of the Job which began before it.
+    # The later of record and Job counts; the record is of the Job that began before it.
     attempt = node.tried if node.tried and node.tried.at >= tried.at else tried
-    # The record is as new as its Job: a try with a verdict was not in vain.
+    # The record is as new as its Job, so that Job had a verdict.
     in_vain = node.tested is None or attempt.at > node.tested.at
     return str(attempt) if in_vain and now - attempt.at < interval / _RETRY_SHARE else ""
 
 
 def _kept_away(node: NodeState, tolerations: Sequence[Mapping[str, Any]]) -> str:
-    """A taint under which the sweep's pod would wait for ever."""
+    """Return the reason of a taint that the sweep's pod does not tolerate."""
     for taint in node.taints:
         if taint.get("effect") in KEEPS_AWAY and not any(_tolerates(toleration, taint) for toleration in tolerations):
             return f"its taint {taint.get('key')} keeps the sweep away"
@@ -177,7 +177,7 @@ def _shared(node: NodeState) -> str:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """As the scheduler reads it (API Toleration)."""
+    """Whether the toleration matches the taint, by the rules of the scheduler (API Toleration)."""
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
     exists = toleration.get("operator") == "Exists"

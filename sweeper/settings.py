@@ -14,7 +14,7 @@ from healthcheck.settings.values import NodeSettings
 
 log = structlog.get_logger()
 
-_THE_IMAGE = "a sweep's image is that of the CronJob gpu-healthcheck-sweep-node and of its policy"
+_THE_IMAGE = "the image of a sweep is set in the CronJob gpu-healthcheck-sweep-node and in its policy"
 
 
 class SweeperSettings(Struct, frozen=True, kw_only=True):
@@ -26,18 +26,18 @@ class SweeperSettings(Struct, frozen=True, kw_only=True):
 
 
 class NodeTestSettings(SweeperSettings, frozen=True, kw_only=True):
-    """Of the program in a Job's pod."""
+    """Settings of the program in a Job's pod."""
 
     node_name: NodeName = field(name="NODE_NAME")
-    """The Node that it tests; the manifest takes it from the pod's own spec."""
+    """Node that is tested; the manifest takes it from the pod's spec."""
     host_root: Folder = field(default=Path("/"), name="HOST_ROOT")
-    """Where the driver's library and /proc are: in the pod itself, to which the GPUs were given."""
+    """Root of the driver's library and /proc: the pod itself, which has the GPUs."""
 
 
 def cluster_values(directory: Path) -> NodeSettings:
-    """A wrong word in the ConfigMap must not leave a fleet untested: the default stands in its place."""
+    """Read the policy. An invalid value is replaced by its default, so that it does not prevent the tests."""
     if unknown := unknown_keys(directory):
-        log.warning("a key of the configuration is no setting", unknown=str(unknown))
+        log.warning("a key of the configuration is not a known setting", unknown=str(unknown))
     settings = read_settings(directory)
     for value in settings.bad:
         log.error("a setting is invalid; its default is used", setting=str(value))

@@ -16,7 +16,7 @@ from msgspec import Struct
 from healthcheck.verdict.budget import Slot, oldest_first
 
 _YOUNG = timedelta(hours=1)
-"""An agent that has just started takes a place before its first heartbeat, and its taint stands a moment after."""
+"""Grace time of a new slot: a starting agent acquires it before its first heartbeat and its taint."""
 
 
 class SlotOwner(Struct, frozen=True):
@@ -49,15 +49,15 @@ def _unowned_of(slots: list[Slot], node: SlotOwner | None, now: datetime) -> Ite
         return
     for slot in slots:
         if slot.node_uid not in ("", node.uid):
-            yield FreedSlot(slot, "it is of a node of before of this name")
+            yield FreedSlot(slot, "it belongs to an earlier node of this name")
     own = oldest_first(slot for slot in slots if slot.node_uid in ("", node.uid))
-    yield from (FreedSlot(slot, "its node has another") for slot in own[1:])
+    yield from (FreedSlot(slot, "its node has another slot") for slot in own[1:])
     if own and not node.tainted and node.is_silent(now) and not _is_young(own[0], now):
-        yield FreedSlot(own[0], "its node has no taint of ours, and no agent that is heard")
+        yield FreedSlot(own[0], "its node has no taint of ours, and no agent with a valid heartbeat")
 
 
 def kept_without_agent(slots: Iterable[Slot], nodes: Mapping[str, SlotOwner], now: datetime) -> list[str]:
-    """Names of the nodes that are out of service until a person says otherwise: tainted, and no agent is heard."""
+    """Return the names of tainted nodes without an agent's heartbeat: only a person can return them to service."""
     names = sorted({slot.holder for slot in slots})
     return [name for name in names if (node := nodes.get(name)) and node.tainted and node.is_silent(now)]
 

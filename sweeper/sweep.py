@@ -40,35 +40,35 @@ log = structlog.get_logger()
 T = TypeVar("T")
 CRON_JOB = "gpu-healthcheck-sweep-node"
 _PLACE_SECONDS = 60.0
-"""A pod that no scheduler has placed by then waits for GPUs that somebody got before it."""
+"""Longest wait for the scheduling of a pod: after it, another pod has the GPUs."""
 _SLACK_SECONDS = 120.0
-"""Beyond its Job's deadline a run is good for so long: its pods take a while to end, and we to see it."""
+"""Margin of a claim beyond the Job's deadline: time for the pods to end and for the sweep to notice."""
 _WATCH_SECONDS, _BETWEEN_WATCHES_SECONDS = 300.0, 1.0
 _CLOSELY_SECONDS = 1.0
-"""While a test has claimed devices: work that waits for them is looked for so often."""
+"""Interval of the checks for work that waits for the devices of a test."""
 _PATIENCE = RetryLimits(60.0)
-"""With one question to the cluster."""
+"""Retry time of one request."""
 _AT_ITS_START = RetryLimits(15.0, (Forbidden,), longest_pause=0.5)
-"""An API server that has just started does not know its roles yet, and forbids what it will allow."""
+"""Retry time of forbidden requests: an API server that has just started has not loaded its roles yet."""
 _MOST_RECLAIMED = 500
-"""Places in the fleet budget that one sweep gives back: nobody waits for more, and others' tests wait for none."""
+"""Most slots of the fleet budget that one sweep releases, so that they do not delay the tests."""
 _MOST_NAMED = 20
-_REFUSED = "the kubelet refused the pod, so that level 2 is left to an agent of the full image"
+_REFUSED = "the kubelet rejected the pod, so only an agent of the full image can run level 2"
 _NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
 
 
 class ClusterView(Struct, frozen=True):
-    """The cluster as one look showed it."""
+    """State of the cluster from one read."""
 
     candidates: tuple[Candidate, ...]
     busy: Mapping[str, str]
     marked: tuple[NodeState, ...]
-    """Nodes on which something says that a deep run uses them."""
+    """Nodes with a mark of a deep run."""
     jobs: tuple[JobState, ...]
     slots: tuple[Slot, ...]
     holders: Mapping[str, SlotOwner]
     refused: Mapping[str, str] = {}
-    """Message with which a kubelet refused a pod, by the name of its Job."""
+    """Message of a kubelet that rejected a pod, by the name of its Job."""
 
 
 class SweepPlan(Struct, frozen=True):
@@ -77,13 +77,13 @@ class SweepPlan(Struct, frozen=True):
     decisions: tuple[Decision, ...]
     leftovers: Leftovers
     unowned: tuple[FreedSlot, ...] = ()
-    """Places in the fleet budget that are nobody's."""
+    """Slots of the fleet budget without an owner."""
     without_agent: tuple[str, ...] = ()
     """Names of nodes that keep our taint and have no agent to lift it."""
 
 
 class Sweep:
-    """Raises ClusterError where the cluster does not do its part, TemplateError where its template can't be used."""
+    """One sweep. Raises ClusterError for a failed request, TemplateError for an unusable template."""
 
     def __init__(self, cluster: Cluster, values: NodeSettings) -> None:
         self._cluster = cluster
@@ -97,7 +97,7 @@ class Sweep:
         self._stepped_aside: set[str] = set()
 
     def plan(self) -> SweepPlan:
-        """Look once, and decide. Changes nothing."""
+        """Read the cluster once, and plan. Changes nothing."""
         view, now = patiently(self._look), _now()
         left = find_leftovers(view.marked, view.jobs, now)
         jobs = sorted(view.jobs, key=lambda job: job.created)
@@ -135,9 +135,9 @@ class Sweep:
             try:
                 step()
             except Unavailable:
-                raise  # no answer: the other steps would wait for the same
+                raise  # no answer: the other steps would fail in the same way
             except ClusterError as error:
-                log.warning("passed over", error=str(error))
+                log.warning("skipped", error=str(error))
                 failed.append(error)
         return failed
 
@@ -148,10 +148,10 @@ class Sweep:
         except NotFound as error:
             raise TemplateError(f"there is no CronJob {NAMESPACE}/{CRON_JOB}: {error}") from error
 
-    # --- looking: one listing each of heartbeats, Nodes, pods and Jobs
+    # --- reading: one listing each of heartbeats, Nodes, pods and Jobs
 
     def _look(self) -> ClusterView:
-        """Jobs come last: of a run that is on its Node in this look, the Job is there by then."""
+        """Read the cluster. Jobs are listed last, so that each claim on a listed Node already has its Job."""
         tolerated = tolerations(self._template)
         slots = self._slots()
         self._given_out = self._by_claims()
@@ -177,11 +177,11 @@ class Sweep:
         return {name: f"{_REFUSED}: {message}" for name, message in found.items()}
 
     def _slots(self) -> tuple[Slot, ...]:
-        """Before the Nodes: a taint that is set by now is seen then."""
+        """List the slots before the Nodes, so that the Nodes already show the taint of each slot."""
         try:
             return tuple(self._cluster.list_slots())
         except Forbidden as error:
-            # Of a role that is older than this program: its tests go on.
+            # The role may be older than this program; the tests still run.
             log.warning("the slots of the fleet budget can't be read", error=str(error))
             return ()
 
@@ -213,7 +213,7 @@ class Sweep:
         update = partial(self._cluster.update_node, name, lambda node: clear(node, _now(), self._is_over))
         with suppress(NotFound):
             if patiently(update) is not None:
-                log.warning("cleared a node of the marks of a run that is over", node=name)
+                log.warning("removed the marks of an ended run from a node", node=name)
 
     def _is_over(self, claim: Claim) -> bool:
         """Whether the claim is of a sweep with an ended Job."""
@@ -229,7 +229,7 @@ class Sweep:
             node = self._node(job.node)
             run = claim_on(node, _now()) if node else None
             if run is not None and run.holder == job.name:
-                return False  # taken after the Nodes were listed
+                return False  # claimed after the Nodes were listed
             return self._deleted(job)
 
         if patiently(stop):
@@ -244,7 +244,7 @@ class Sweep:
 
     def _reclaim(self, holder: str) -> None:
         """Release the slots of this node without an owner. They and the Node are read again."""
-        # Who took it by hand may name anything: then there is no Node to ask for, nor a label to list by.
+        # A Lease created by hand may have any owner name: then there is no Node to read and no label to list by.
         name = holder if _NODE_NAME.match(holder) else ""
 
         def gone() -> list[FreedSlot]:
@@ -268,7 +268,7 @@ class Sweep:
         try:
             self._cluster.delete_slot(slot)
         except (NotFound, Conflict):
-            return False  # gone, or another's by now
+            return False  # deleted, or owned by another node now
         return True
 
     # --- starting
@@ -286,17 +286,20 @@ class Sweep:
             self._give_back(claimant)
             raise
         waiting[made.name] = made
-        log.info("a sweep begins", node=node.name, job=made.name, until=until.isoformat())
+        log.info("a sweep Job is started", node=node.name, job=made.name, until=until.isoformat())
 
     def _claimant(self, node_name: str, job_name: str) -> Claimant:
         return Claimant(RunKind.SWEEP, job_name, partial(self._cluster.update_node, node_name), _now)
 
     def _take(self, name: str, claimant: Claimant, until: datetime) -> bool:
-        """Whether the node is ours. It is read again: the listing is seconds old."""
+        """Claim the node, and return whether that succeeded.
+
+        The Node is read again, because the listing is seconds old.
+        """
 
         def why_not(node: NodeState) -> str:
             if why := obstacle(self._with_devices(node), self._heard.get(name), _now()):
-                log.info("not taken after all", node=name, why=why)
+                log.info("not claimed after all", node=name, why=why)
             return why
 
         try:
@@ -308,13 +311,13 @@ class Sweep:
         try:
             return self._cluster.create_job(job)
         except Conflict:
-            # The name is used once only: an earlier try came through, and its answer was lost.
+            # Each name is used once: an earlier try succeeded, and its answer was lost.
             return self._cluster.read_job(job["metadata"]["namespace"], job["metadata"]["name"])
 
     # --- following
 
     def _follow(self, waiting: dict[str, JobState]) -> None:
-        """Until all of them have ended, and no longer than the last of them may take."""
+        """Wait until all Jobs have ended, at most until the last deadline."""
         if not waiting:
             return
         # Forbidden too: an API server that has just started does not know its roles yet.
@@ -346,7 +349,7 @@ class Sweep:
         if job.name in waiting and (job.outcome or not there):
             self._give_back(self._claimant(job.node, job.name))
             del waiting[job.name]
-            log.info("a sweep has ended", node=job.node, job=job.name, outcome=job.outcome or "deleted")
+            log.info("a sweep Job has ended", node=job.node, job=job.name, outcome=job.outcome or "deleted")
 
     def _stop_unplaced(self, waiting: Mapping[str, JobState]) -> None:
         """End the Jobs of nodes that are in use after all: their pods would wait behind other work.
@@ -357,25 +360,25 @@ class Sweep:
         if not old:
             return
         for name in old & self._cluster.list_unplaced(self._namespace, SELECTOR):
-            log.info("its node is not idle after all", node=waiting[name].node, job=name)
+            log.info("its node is in use after all", node=waiting[name].node, job=name)
             self._deleted(waiting[name])
         self._placed |= old
 
     def _step_aside(self, waiting: Mapping[str, JobState]) -> None:
-        """End the tests that have claimed devices once work waits that may need them.
+        """End the tests with claimed devices when work may need them.
 
-        Nothing else would: the scheduler takes claimed devices from no pod, whatever its priority.
+        The scheduler would not: it preempts no claimed device, whatever the priority.
         """
         if not any(job.claims for job in waiting.values()):
             return
         for job in in_the_way(waiting.values(), self._cluster.list_unplaced_since()):
             if job.name not in self._stepped_aside:
-                log.info("work waits that may need its devices", node=job.node, job=job.name)
+                log.info("waiting work may need its devices", node=job.node, job=job.name)
                 self._deleted(job)
                 self._stepped_aside.add(job.name)
 
     def _seconds(self, waiting: Mapping[str, JobState]) -> int:
-        """How long to watch: until the next Job has to be placed."""
+        """Return the time of the watch: until the next Job must be scheduled."""
         left = [_PLACE_SECONDS - _age_seconds(job) for name, job in waiting.items() if name not in self._placed]
         closely = [_CLOSELY_SECONDS for job in waiting.values() if job.claims]
         return int(min([_WATCH_SECONDS, *left, *closely])) + 1

@@ -1,4 +1,4 @@
-"""The Job that tests one node, made from the template that stands in the cluster. Pure."""
+"""The Job that tests one node, from the template in the cluster. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ SELECTOR = f"{COMPONENT_LABEL}={COMPONENT}"
 _BEGINNING = "gpu-sweep"
 _CLAIM = "gpus"
 _FRESH = timedelta(seconds=60)
-"""Before a Job: its own claim has to be made before a pod can be placed, and a scheduler tries again after 10 s."""
+"""Time before a Job's start: its claim must exist before its pod can be scheduled, and the scheduler retries after 10
+s.
+"""
 
 
 class JobSettings(Struct, frozen=True):
@@ -25,7 +27,7 @@ class JobSettings(Struct, frozen=True):
 
     namespace: str
     deadline_seconds: int
-    """From its beginning to its end, the waiting for a place included."""
+    """Longest time from the start to the end of a Job, including the wait for scheduling."""
 
 
 def job_for(template: Mapping[str, Any], node: Candidate, order: JobSettings, at: datetime) -> dict[str, Any]:
@@ -47,20 +49,21 @@ def job_for(template: Mapping[str, Any], node: Candidate, order: JobSettings, at
 
 
 def job_name(node_name: str, at: datetime) -> str:
-    """Another one at each attempt: the last may still stand."""
+    """Return a name that is new at each attempt: the last Job may still exist."""
     return short_name(_BEGINNING, node_name, f"{node_name} {at.isoformat()}")
 
 
 def in_the_way(jobs: Iterable[JobState], unplaced: Iterable[datetime]) -> list[JobState]:
-    """Those that have claimed devices which work may wait for. `unplaced`: since when each pod finds no place.
+    """Return the Jobs with claimed devices that work may need.
 
-    One that found none well before a Job began waits for something else: those devices were idle then.
+    `unplaced`: since when each pod is unschedulable. A pod that was unschedulable well before a Job began waits for
+    something else: those devices were idle then.
     """
     newest = max(unplaced, default=None)
     return [] if newest is None else [job for job in jobs if job.claims and newest >= job.created - _FRESH]
 
 
 def tolerations(template: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Of the sweep's pods. Raises TemplateError."""
+    """Return the tolerations of the sweep's pods. Raises TemplateError."""
     pod, _ = pod_of(template)
     return pod.get("tolerations") or ()

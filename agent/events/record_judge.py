@@ -1,4 +1,4 @@
-"""Records of the kernel log become findings: judged as one batch, and one by one where one of them can't be."""
+"""Turn records of the kernel log into findings, as one batch, or one by one if the batch fails."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from healthcheck.text.printable import printable
 log = structlog.get_logger()
 
 _OVERRUN_AGAIN_SECONDS = 60.0
-"""A log that is overrun again and again says so, with a count, no more often than this."""
+"""Shortest interval between reports of lost records."""
 _BLIND_SECONDS = 3600.0
-"""So long a check counts as blind for a record that it could not judge."""
+"""Time for which a check is unobserved after a record that it could not judge."""
 _LONGEST_LINE = 300
 
 
 class RecordJudge:
-    """Runs on the thread `judge`, but for `blind`."""
+    """Runs on the thread `judge`, except for `blind`."""
 
     def __init__(
         self, state: AgentState, ledger: Ledger, reporter: Reporter, processes: DeepProcesses, telemetry: Telemetry
@@ -43,15 +43,15 @@ class RecordJudge:
         self._lost_unreported = 0
         self._lost_reported_at = -_OVERRUN_AGAIN_SECONDS
         self._set_aside: dict[str, tuple[Unobserved, float]] = {}
-        """By check: which record it could not judge, and how long that makes it blind."""
+        """Cause and end of the unobserved time, by check."""
 
     @property
     def has_more_to_do(self) -> bool:
-        """Whether something waits for a quiet log: to be saved, or to be reported."""
+        """Whether counts or reports wait for a quiet log."""
         return self._ledger.unsaved or self._lost_unreported > 0
 
     def take(self, batch: RecordBatch) -> None:
-        """Judge and remember; at the log's end for now its place in the log is known too."""
+        """Judge and store the batch; at the end of the log, also record that position."""
         self._count(batch)
         self._judge(batch)
         if not batch.more:
@@ -59,7 +59,7 @@ class RecordJudge:
         self._report_lost()
 
     def rest(self) -> None:
-        """The log is quiet."""
+        """Save and report what waited for a quiet log."""
         self._ledger.save()
         self._report_lost()
 
@@ -77,8 +77,8 @@ class RecordJudge:
         self._lost_unreported += batch.lost
         if batch.unreadable and not self._unreadable_reported:
             self._unreadable_reported = True
-            log.warning("lines of the kernel log are no records", unreadable=batch.unreadable)
-            words = f"{batch.unreadable} lines of the kernel log are no records, or cut short"
+            log.warning("lines of the kernel log are malformed", unreadable=batch.unreadable)
+            words = f"{batch.unreadable} lines of the kernel log are malformed or truncated"
             self._reporter.warn("KernelLogUnreadable", words)
 
     def _judge(self, batch: RecordBatch) -> None:
@@ -88,8 +88,8 @@ class RecordJudge:
             self._put_unread_aside(batch.records, outcomes)
             try:
                 self._remember(outcomes, batch.cursor)
-            except Exception as error:  # noqa: BLE001 - which record it was is found out by taking each by itself
-                log.debug("a batch can't be taken whole", failure=failure(error))
+            except Exception as error:  # noqa: BLE001 - the records are then judged one by one
+                log.debug("a batch failed; its records are judged one by one", failure=failure(error))
             else:
                 return
         self._judge_each(batch)
@@ -108,26 +108,26 @@ class RecordJudge:
                     self._put_aside(record, outcome.check, why)
             try:
                 self._remember(outcomes, record.seq)
-            except Exception as error:  # noqa: BLE001 - the boundary of the records: one must not end the watch
+            except Exception as error:  # noqa: BLE001 - one record must not end the follower
                 for outcome in outcomes:
                     if outcome.sightings:
                         self._put_aside(record, outcome.check, failure(error))
         self._remember([Outcome(check.name, check.group) for check in checks], batch.cursor)
 
     def _put_unread_aside(self, records: Iterable[Record], outcomes: Iterable[Outcome]) -> None:
-        """A driver of tomorrow may report a fault in another form: the node is not known to be healthy then."""
+        """Return the cause for a line in an unknown format: a newer driver may report a fault in another form."""
         first = next(driver_messages.unread(records, outcomes), None)
         if first is not None:
             why = "it mentions an Xid or a GPU off the bus, in an unknown format"
             self._put_aside(first, driver_messages.CHECK.name, why)
 
     def _put_aside(self, record: Record, check: str, why: str) -> None:
-        cause = Unobserved(RECORD_SET_ASIDE, f"record {record.seq} is set aside: {why}")
+        cause = Unobserved(RECORD_SET_ASIDE, f"record {record.seq} is skipped: {why}")
         self._set_aside[check] = (cause, time.monotonic() + _BLIND_SECONDS)
         self._telemetry.set_aside.labels("kernel-log-record").inc()
         text = printable(record.text, _LONGEST_LINE)
-        log.error("a kernel log record is set aside", check=check, seq=record.seq, text=text, failure=why)
-        self._reporter.warn("KernelLogRecordSetAside", f"{cause.detail}; it says: {text}")
+        log.error("a kernel log record is skipped", check=check, seq=record.seq, text=text, failure=why)
+        self._reporter.warn("KernelLogRecordSetAside", f"{cause.detail}; its text: {text}")
 
     def _remember(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
         outcomes = [self._with_set_aside(outcome) for outcome in outcomes]

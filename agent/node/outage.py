@@ -21,11 +21,11 @@ class Outage:
     def away(self, owner: str, error: ClusterError) -> None:
         with self._lock:
             if not self._waiting:
-                log.warning("the API server does not answer; the newest verdict is kept", error=str(error))
+                log.warning("the API server is unavailable; the newest verdict is kept", error=str(error))
             self._waiting.add(owner)
 
     def back(self, owner: str) -> None:
         with self._lock:
             if self._waiting == {owner}:
-                log.info("the API server answers again; the Node is up to date")
+                log.info("the API server is available again; the Node is up to date")
             self._waiting.discard(owner)

@@ -1,4 +1,4 @@
-"""The node's own place in the fleet budget: found again, taken, given back. Decides nothing."""
+"""The node's own slot of the fleet budget: found again, acquired, released. Decides nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from healthcheck.verdict.budget import HELD, Slot, SlotGrant, allowed, draw, dra
 log = structlog.get_logger()
 
 COUNTED_SECONDS = 3600.0
-"""A fleet does not shrink to half of it so fast: while less than half of its places are taken, this old a number of its
-nodes will do, and the taint need not wait for another."""
+"""Largest age of the number of nodes while less than half of the slots are in use: a fleet does not halve in this
+time, so the taint need not wait for a new count."""
 _SEEN_SECONDS = 2400.0
-"""Half of the places are not taken so fast either: where less than half were, the first try needs no new count."""
+"""Largest age of the count of slots while less than half were in use: the first try then needs no new count."""
 RECONCILE_SECONDS = 1700.0
-"""A look asks for it no sooner, or each of a fleet's looks were one request more."""
+"""Smallest age before a new count, so that cycles of a fleet do not each send one more request."""
 
 
 class OwnSlot:
@@ -32,18 +32,18 @@ class OwnSlot:
         self._clock = clock
         self._slot: Slot | None = None
         self._unsure = False
-        """Whether it may be one too many."""
+        """Whether the slot may exceed the allowed number."""
         self._known_for = ""
-        """The UID of the Node of which we know what it holds."""
+        """UID of the Node whose slots were looked up."""
         self._fleet: int | None = None
         self._size_known = True
         self.places = 0
-        """How many the fleet had when one was asked for."""
+        """Number of slots of the fleet at the last request."""
         self._counted_at = float("-inf")
         self._taken = 0
         self._seen_at = float("-inf")
-        """When so many places were taken."""
-        self._draw = random.Random()  # noqa: S311 - spreads the fleet over the places, no secret
+        """Time of the last count of slots in use."""
+        self._draw = random.Random()  # noqa: S311 - spreads the fleet over the slots, no secret
 
     def take(self, node: NodeState, percent: int, *, closely: bool = True) -> SlotGrant:
         """Acquire a slot. Raises ClusterError if the cluster does not answer.
@@ -79,11 +79,11 @@ class OwnSlot:
             self._taken, self._seen_at = self._cluster.count_slots(), self._clock()
 
     def _take_at_once(self, node: NodeState, percent: int) -> bool:
-        """With one request, where the last look around saw that there is room."""
+        """Acquire with one request if the last count showed free slots."""
         places = allowed(self._fleet, percent)
         if self._slot is not None or self._unsure or self._clock() - self._seen_at >= _SEEN_SECONDS:
             return False
-        self._seen_at = float("-inf")  # once: who loses here sees for itself
+        self._seen_at = float("-inf")  # once: after a lost race the slots are listed
         return 2 * self._taken < places and self._take_one_of(draw(places, self._draw)[:1], node)
 
     def _count(self) -> None:
@@ -91,7 +91,7 @@ class OwnSlot:
             self._fleet_size()
 
     def give_back(self, node: NodeState) -> None:
-        """Hold no place. Raises ClusterError when the cluster does not say."""
+        """Release the slot. Raises ClusterError if the cluster does not answer."""
         self._find(node)
         if self._slot is not None:
             self._delete(self._slot)
@@ -139,7 +139,7 @@ class OwnSlot:
         except NotFound:
             there = None
         if there is None or there.uid != self._slot.uid:
-            # Another one of ours may have been left in its place.
+            # Another slot of this node may exist.
             self._known_for = ""
             self._find(node)
         return self._slot is not None
@@ -149,7 +149,7 @@ class OwnSlot:
         if self._known_for == node.uid:
             return False
         ours = oldest_first(self._cluster.list_slots(node.name))
-        # One that belongs to a Node of before, of the same name, goes with that Node sooner or later.
+        # A slot of an earlier Node of the same name is deleted: its owner no longer exists.
         kept = [slot for slot in ours if slot.node_uid == node.uid][:1]
         for slot in ours:
             if slot not in kept:
@@ -166,7 +166,7 @@ class OwnSlot:
             self._size_known = True
         except ClusterError as error:
             if self._size_known:
-                log.warning("the fleet's size can't be read", error=str(error), last_known=self._fleet)
+                log.warning("the number of nodes can't be read", error=str(error), last_known=self._fleet)
             self._size_known = False
 
     def _create(self, name: str, node: NodeState) -> Slot:
@@ -175,11 +175,11 @@ class OwnSlot:
         except Conflict:
             raise
         except ClusterError:
-            self._known_for = ""  # it may have been made, and only the answer was lost
+            self._known_for = ""  # the slot may exist although the answer was lost
             raise
 
     def _delete(self, slot: Slot) -> None:
         try:
             self._cluster.delete_slot(slot)
         except (NotFound, Conflict):
-            return  # gone, or another's by now
+            return  # deleted, or owned by another node now

@@ -23,11 +23,11 @@ class Permissions:
         self._forbidden: set[tuple[str, str]] = set()
 
     def write(self, resource: str, write: Callable[[], object]) -> bool:
-        """Write once. False: the cluster forbids it; the rest goes on, and the next cycle tries again."""
+        """Write once. False: the cluster forbids it; other writes continue, and the next cycle retries."""
         return self.permitted(resource, partial(self._counted, resource, write))
 
     def permitted(self, resource: str, ask: Callable[[], object]) -> bool:
-        """Ask once. False: the cluster forbids it."""
+        """Read once. False: the cluster forbids it."""
         try:
             ask()
         except (Forbidden, Refused) as error:

@@ -29,7 +29,7 @@ class RecordLeftOut:
 
     @property
     def is_worth_a_try(self) -> bool:
-        """Whether a look has ended since the record was last tried."""
+        """Whether a cycle has ended since the record was last tried."""
         return self.is_left_out and self._may_try
 
     def as_if_there(self, node: NodeState) -> NodeState:
@@ -45,7 +45,7 @@ class RecordLeftOut:
         return {**condition, "message": cut(f"{_NOTE}; {condition['message']}")}
 
     def left_out_of(self, patch: Mapping[str, Any]) -> bool:
-        """It was written without the record. Whether that is new."""
+        """Note that the record was left out, and return whether that is new."""
         new = not self.is_left_out
         self._record = patch["metadata"]["annotations"][RESULTS]
         self._may_try = False
@@ -55,7 +55,7 @@ class RecordLeftOut:
         self._may_try = False
 
     def written(self) -> None:
-        """The Node has the record."""
+        """Note that the Node has the record."""
         self._record = ""
 
     def look_ended(self) -> None:

@@ -29,14 +29,14 @@ _FIRST_SECONDS, _CAP_SECONDS = 1.0, 60.0
 _NODE_GONE_SECONDS = 30.0
 _LONGEST_DROPPED = 300
 _BEATS_MISSED = 3
-"""Intervals after which a heartbeat is over."""
+"""Check intervals after which a heartbeat expires."""
 MOST_PER_HOUR, _HOUR_SECONDS = 32, 3600.0
 """Events of one reason within one hour: twice as many as a node has GPUs."""
-_LAST_OF_THE_HOUR = "further ones of this kind are for an hour in the agent's log only"
+_LAST_OF_THE_HOUR = "for an hour, further Events of this kind are only in the agent's log"
 
 
 class Reporter(threading.Thread):
-    """One thread that writes the heartbeat first, then Events, each put off by its own failures alone."""
+    """One thread that writes the heartbeat first, then Events. A failure of one kind does not delay the other."""
 
     def __init__(self, api: ApiServer, state: AgentState) -> None:
         super().__init__(name="reporter", daemon=True)
@@ -48,13 +48,13 @@ class Reporter(threading.Thread):
         self._events: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._forbidden: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._tried: _Waiting | None = None
-        """The one that was last tried; another may stand before it by now."""
+        """The Event that was last tried; another may be ahead of it by now."""
         self._beats_wanted = self._beats_written = 0
         self._heartbeat_patience, self._event_patience = _Patience(), _Patience()
 
     @property
     def is_done(self) -> bool:
-        """Whether the heartbeat stands, and each Event was written, or forbidden."""
+        """Whether the heartbeat is current, and each Event was written or forbidden."""
         return not self._beat_due and not self._events
 
     @property
@@ -109,7 +109,7 @@ class Reporter(threading.Thread):
         return min((patience.seconds for patience, is_due in due if is_due), default=None)
 
     def _write_next(self) -> bool:
-        """Do the one thing that is due. Whether there was one."""
+        """Write the heartbeat or the next Event if it is due, and return whether one was."""
         if self._beat_due and not self._heartbeat_patience.seconds:
             self._try(self._write_heartbeat, self._heartbeat_patience, "leases")
             return True
@@ -123,7 +123,7 @@ class Reporter(threading.Thread):
             write()
         except ClusterError as error:
             self._account_for(what, error, first=patience.failed(error))
-        except Exception as error:  # noqa: BLE001 - an Event that nobody can write must not end the agent
+        except Exception as error:  # noqa: BLE001 - an Event that can't be written must not end the agent
             patience.failed(ClusterError(str(error)))
             self._drop(what, failure(error))
         else:
@@ -136,13 +136,13 @@ class Reporter(threading.Thread):
             event = waiting.event
             self._take_off(waiting)
         dropped = printable(f"{event.reason}: {event.message}", _LONGEST_DROPPED) if event else ""
-        log.error("a request failed before it was made", resource=what, dropped=dropped, failure=why)
+        log.error("a request failed before it was sent", resource=what, dropped=dropped, failure=why)
         self._api.permissions.dropped("event" if event else "heartbeat")
 
     def _account_for(self, what: str, error: ClusterError, *, first: bool) -> None:
-        # A server that takes no Events for now may well take all else.
+        # A server that rejects Events now may accept everything else.
         if what == "events" and first:
-            log.warning("Events have to wait", error=str(error), waiting=len(self._events))
+            log.warning("Events are delayed", error=str(error), waiting=len(self._events))
         elif what != "events" and isinstance(error, Unavailable):
             self._api.outage.away(what, error)
 
@@ -165,13 +165,13 @@ class Reporter(threading.Thread):
         return self._state.node or self._api.cluster.read_node(self._state.node_name)
 
     def _take_off(self, waiting: _Waiting) -> None:
-        with suppress(ValueError):  # newer ones may have pushed it out meanwhile
+        with suppress(ValueError):  # newer Events may have displaced it meanwhile
             self._events.remove(waiting)
         waiting.done.set()
 
 
 class _Share:
-    """How many Events of one reason may still be written within the hour."""
+    """Number of Events of one reason that may still be written within the hour."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -194,7 +194,7 @@ class _Waiting:
 
 
 class _Patience:
-    """When one kind of request may be tried again."""
+    """Retry times of one kind of request."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -205,7 +205,7 @@ class _Patience:
         return max(self._again_at, self._not_before, now := time.monotonic()) - now
 
     def failed(self, error: ClusterError) -> bool:
-        """Whether it is the first time in a row."""
+        """Count a failure, and return whether it is the first in a row."""
         now = time.monotonic()
         longest = min(_FIRST_SECONDS * 2.0**self._failures, _CAP_SECONDS)
         seconds = _NODE_GONE_SECONDS if isinstance(error, NotFound) else random.uniform(0, longest)  # noqa: S311
@@ -219,5 +219,5 @@ class _Patience:
         self._failures = 0
 
     def end(self) -> None:
-        """But never sooner than the server asked for."""
+        """Return the remaining wait, at least as long as the server requested."""
         self._again_at = 0.0

@@ -22,13 +22,13 @@ from healthcheck.verdict.budget import HELD, SlotGrant
 log = structlog.get_logger()
 
 _MOMENT_SECONDS = 2.0
-"""So long a verdict waits for a place. Then it is written without the taint, which follows."""
+"""Longest wait of a verdict for a slot. After it, the verdict is written without the taint, which follows."""
 _FIRST_SECONDS, _TAKE_CAP_SECONDS, _CAP_SECONDS = 1.0, 5.0, 30.0
-"""Until it is asked for again: at random within twice as long each time. A taint waits for a place, nothing for its
-return."""
+"""Retry delay: random, doubling up to a cap. The cap is short while a taint waits for a slot, long when a slot is
+returned."""
 _SPREAD_SECONDS_PER_PLACE = 0.25
-"""Who was refused a place looks a while later whether somebody holds several. A fleet that fails at once must not have
-each of its nodes list all places at that moment."""
+"""Delay after a refused slot before all slots are listed for nodes with several. If a whole fleet fails, its nodes
+must not list all slots at the same moment."""
 _FORBIDDEN = SlotGrant(held=False, why="the cluster forbids acquiring a slot of the fleet budget")
 
 
@@ -39,7 +39,7 @@ class _Turn(enum.Enum):
 
 
 class SlotRequests(threading.Thread):
-    """Takes or gives back the place that the Node needs; where the verdict did not wait for it, that is news."""
+    """Acquires or releases the slot that the Node needs. Reports the answer if the verdict did not wait for it."""
 
     def __init__(self, api: ApiServer, state: AgentState) -> None:
         super().__init__(name="slot-requests", daemon=True)
@@ -49,37 +49,37 @@ class SlotRequests(threading.Thread):
         self._condition = threading.Condition()
         self._node: NodeState | None = None
         self._percent: int | None = None
-        """None: no place is needed."""
+        """None: no slot is needed."""
         self._is_due = False
         self._answer: SlotGrant | None = None
-        """Good until the next look, so that a write that is tried again waits for nothing; None: nobody knows."""
+        """Answer, valid until the next cycle, so that a repeated write does not wait; None: unknown."""
         self._under_way = False
-        """Asked for, and not answered yet: whoever asks meanwhile is not heard any sooner."""
+        """A request is open; further requests do not speed it up."""
         self._was_missed = False
-        """Somebody went on without the answer, or without a place that nobody may take."""
+        """The caller continued without the answer, or without a slot because the cluster forbids it."""
         self._is_owed = False
         self._to_reconcile: NodeState | None = None
-        """To be looked around for; None: nobody wants it."""
+        """Node whose slots are counted in advance; None: not requested."""
         self._was_refused = False
-        """At a first glance: to be looked at closely."""
-        self._trouble = "it has not answered yet"
+        """The last request was refused: the next one lists all slots."""
+        self._trouble = "the API server has not answered yet"
         self._failures = 0
         self._stopping = False
 
     @property
     def is_owed(self) -> bool:
-        """Whether the verdict of now went on without an answer."""
+        """Whether the current verdict was written without an answer."""
         return self._is_owed
 
     @property
     def is_held(self) -> bool:
-        """Whether there is a place for a taint that the Node may not carry yet."""
+        """Whether the budget has a slot for a taint that the Node may not have yet."""
         return self._answer is not None and self._answer.held
 
     def hold(self, node: NodeState, percent: int, *, tainted: bool) -> SlotGrant:
-        """A place, once it is held; one that was refused is asked for again after the next look.
+        """Return the slot once it is held. A refused one is requested again after the next cycle.
 
-        `tainted`: our taint stands there already, or on a GPU of the node.
+        `tainted`: our taint is on the Node already, or on a GPU of it.
         """
         with self._condition:
             if self._percent is None or not self._is_still(node):
@@ -102,7 +102,7 @@ class SlotRequests(threading.Thread):
             return answer
 
     def free(self, node: NodeState) -> None:
-        """Hold none."""
+        """Release the slot."""
         with self._condition:
             if self._percent is not None or self._node is None or not self._is_still(node):
                 self._under_way = False
@@ -110,7 +110,7 @@ class SlotRequests(threading.Thread):
             self._begin_request()
 
     def look_ended(self) -> None:
-        """Whether there is a place is asked for anew."""
+        """Discard the answer, so that the next call requests again."""
         with self._condition:
             self._answer = None
 
@@ -155,7 +155,7 @@ class SlotRequests(threading.Thread):
             self._api.permissions.permitted("slots", partial(self._slot.reconcile, node))
         except ClusterError as error:
             log.debug("the slots could not be counted in advance", error=str(error))
-        except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives
+        except Exception as error:  # noqa: BLE001 - content of a foreign Lease must not end the agent
             log.error("the slots can't be read", failure=failure(error))  # noqa: TRY400 - a line, no traceback
 
     def _begin_request(self) -> None:
@@ -165,7 +165,7 @@ class SlotRequests(threading.Thread):
             self._condition.notify_all()
 
     def _request(self) -> float:
-        """In how many seconds it has to be tried again; infinity: not at all."""
+        """Return the seconds until the retry; infinity: no retry."""
         with self._condition:
             node, percent = self._node, self._percent
         if node is None:
@@ -174,7 +174,7 @@ class SlotRequests(threading.Thread):
             grant = self._give_back(node) if percent is None else self._take(node, percent)
         except ClusterError as error:
             return self._put_off(error)
-        except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives
+        except Exception as error:  # noqa: BLE001 - content of a foreign Lease must not end the agent
             log.error("a slot can't be requested", failure=failure(error))  # noqa: TRY400 - a line, no traceback
             return self._put_off(ClusterError(failure(error)))
         self._api.outage.back("slots")

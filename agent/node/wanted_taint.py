@@ -31,7 +31,7 @@ class WantedTaint:
         self._devices: DeviceRules | None = None
         self._is_first = True
         self._is_wanted = self._is_nodes = False
-        """A taint is wanted, and it is the Node's."""
+        """Whether a taint is required, and on the Node."""
 
     def look_ended(self) -> None:
         self.slot.look_ended()
@@ -39,7 +39,7 @@ class WantedTaint:
             self._devices.look_ended()
 
     def hold(self, verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> SlotGrant | None:
-        """Whether there is a place for the taint, and whether GPUs carry it; None: none is wanted."""
+        """Whether the budget has a slot for the taint, and whether GPUs have it; None: no taint is required."""
         self._load(node, rules)
         devices = self._devices
         by_devices = devices is not None and devices.stand
@@ -59,12 +59,12 @@ class WantedTaint:
             self.give_back_place(node)
 
     def give_back_place(self, node: NodeState) -> None:
-        """It is another's where no taint of ours stands."""
+        """Release the slot if no taint of ours is set."""
         if not self.stands(node):
             self.slot.free(node)
 
     def stands(self, node: NodeState) -> bool:
-        """Whether our taint stands on the Node, or on GPUs of it."""
+        """Whether our taint is on the Node or on its GPUs."""
         return node.tainted() or (self._devices is not None and self._devices.stand)
 
     def _load(self, node: NodeState, rules: Rules) -> None:
@@ -72,6 +72,6 @@ class WantedTaint:
         left = self._is_first and says_devices(node)
         self._is_first = False
         if self._devices is None and (left or rules.device_taints):
-            from agent.node.device_rule_writer import DeviceRules  # noqa: PLC0415 - who taints no device does not pay for it
+            from agent.node.device_rule_writer import DeviceRules  # noqa: PLC0415 - loaded only if devices are tainted
 
             self._devices = DeviceRules(self._api, self._state, self._reporter, self._telemetry, stand=left)

@@ -20,12 +20,12 @@ from agent.state.agent_state import AgentState
 log = structlog.get_logger()
 
 CONFIG_LOOK_SECONDS = 10
-"""How soon an edited ConfigMap is seen once the kubelet has brought it to the node."""
+"""Interval of the checks for a changed ConfigMap."""
 _JITTER = 0.1
 _FAILED_AGAIN_SECONDS = 10.0
-"""After a light look that failed by a fault of ours: without a look there is no verdict, and the agent is not ready."""
+"""Retry delay after a light cycle that failed by a defect here: without a cycle, the agent is not ready."""
 _DEEP_AGAIN_SECONDS = 600.0
-"""After a deep look that failed by a fault of ours."""
+"""Retry delay after a deep run that failed by a defect here."""
 
 
 class _MonotonicZone(tzinfo):
@@ -52,7 +52,7 @@ _MONOTONIC = _MonotonicZone()
 
 
 class _Every(BaseTrigger):  # type: ignore[misc]
-    """APScheduler's own interval takes its times into the zone anew, which is none for that."""
+    """Interval trigger. APScheduler's own converts times to this time zone, which does not support that."""
 
     def __init__(self, seconds: float, jitter_seconds: int = 0) -> None:
         self._interval = timedelta(seconds=seconds)
@@ -64,12 +64,12 @@ class _Every(BaseTrigger):  # type: ignore[misc]
 
 
 def _once(at: datetime | None = None) -> DateTrigger:
-    """At that time; None: at once."""
+    """Return a trigger for that time; None: at once."""
     return DateTrigger(at, _MONOTONIC)
 
 
 class Schedule:
-    """The light look at its interval, sooner when it asks to, and whenever the configuration changed."""
+    """Runs the light cycle at its interval, earlier if it requests that, and after each change of the configuration."""
 
     def __init__(self, state: AgentState, config_dir: Path) -> None:
         self._state = state
@@ -80,7 +80,7 @@ class Schedule:
             timezone=_MONOTONIC,
             # One worker each: no two cycles run at once, and no other job delays one.
             executors={name: ThreadPoolExecutor(1) for name in ("light", "beside", "deep")},
-            # A late look is run, not dropped; several late ones are one.
+            # A late run is not dropped; several late runs become one.
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
         self._scheduler.add_listener(self._log_failed, EVENT_JOB_ERROR)
@@ -89,10 +89,9 @@ class Schedule:
     def start(
         self, look: Callable[[], float | None], report: Callable[[], None], deep: Callable[[], float] | None = None
     ) -> None:
-        """Look now and from then on; `beside` runs once, and again with every look, which does not wait for it.
+        """Start the cycles. `report` runs at the start and with every cycle, in parallel.
 
-        `look` and `deep` return in how many seconds they want to come again. A change of the configuration wakes both
-        sooner.
+        `look` and `deep` return the seconds until their next call. A change of the configuration calls both earlier.
         """
         self._look = look
         self._report = report
@@ -103,11 +102,11 @@ class Schedule:
         self._scheduler.start()
 
     def look_soon(self) -> None:
-        """Look as soon as the look that goes on, if any, has ended."""
+        """Run a cycle as soon as the current one, if any, has ended."""
         self._scheduler.add_job(self._run, _once(), executor="light", id="asked", replace_existing=True)
 
     def end(self) -> None:
-        """Start nothing any more. A look that hangs in its child is not waited for."""
+        """Start no more jobs. A cycle that hangs in its child process is not awaited."""
         self._ended = True
         self._scheduler.shutdown(wait=False)
 
@@ -142,7 +141,7 @@ class Schedule:
         at = {"next_run_time": datetime.now(_MONOTONIC) + timedelta(seconds=again_seconds or 0)} if sooner else {}
         self._scheduler.add_job(
             self._run,
-            _Every(seconds, int(seconds * _JITTER)),  # so that a fleet does not beat in step
+            _Every(seconds, int(seconds * _JITTER)),  # so that a fleet's cycles are not simultaneous
             executor="light",
             id="look",
             replace_existing=True,
@@ -158,7 +157,7 @@ class Schedule:
             self._plan_deep(CONFIG_LOOK_SECONDS)
 
     def _log_failed(self, event: JobExecutionEvent) -> None:
-        if not self._ended:  # a job that meets the end of the scheduler has failed at nothing
+        if not self._ended:  # a job that overlaps with the scheduler's end is no failure
             log.error(
                 "a scheduled job failed", job=event.job_id, error=repr(event.exception), traceback=event.traceback
             )

@@ -21,14 +21,14 @@ class SettingsReading(Struct, frozen=True):
 
     own: AgentSettings | None = None
     bad: tuple[BadValue, ...] = ()
-    """Why there are no settings of the agent's own."""
+    """Reason why the agent's own settings are invalid."""
     written: Written | None = None
     shortage: str = ""
-    """Why nobody could look at the ConfigMap."""
+    """Reason why the ConfigMap could not be read."""
 
 
 def read() -> SettingsReading:
-    from healthcheck.settings.sources import read_files, read_variables  # noqa: PLC0415 - what the child is there for
+    from healthcheck.settings.sources import read_files, read_variables  # noqa: PLC0415 - the purpose of this child
 
     try:
         own = read_variables(AgentSettings)
@@ -41,12 +41,12 @@ def read() -> SettingsReading:
 
 
 def decoded(answer: bytes) -> SettingsReading:
-    """Raises msgspec.MsgspecError."""
+    """Parse the answer of the child. Raises msgspec.MsgspecError."""
     return msgspec.json.decode(answer, type=SettingsReading, dec_hook=_from_text)
 
 
 def main() -> None:
-    gc.disable()  # it ends before there were much to find
+    gc.disable()  # it ends before garbage collection would find much
     with without_unused_parts(UNUSED_BY_THE_READER):
         reading = read()
     sys.stdout.buffer.write(msgspec.json.encode(reading, enc_hook=str))

@@ -18,10 +18,10 @@ from healthcheck.settings.values import SettingsError, Written
 from healthcheck.text.printable import printable
 
 LONGEST_SECONDS = 10.0
-"""The child takes a fifth of a second; most of one where the node is loaded."""
+"""Deadline of the child. It takes 0.2 s, and almost 1 s on a loaded node."""
 _PATIENCE_SECONDS = 1.0
 _LONGEST_ANSWER = 8 << 20
-"""A ConfigMap has at most 1 MiB, and a character of it at most six bytes in JSON."""
+"""Limit of the answer: a ConfigMap has at most 1 MiB, and a character takes at most six bytes in JSON."""
 _LONGEST_WORDS = 2000
 
 
@@ -58,8 +58,8 @@ class SettingsReader:
         try:
             return self._begun.result()
         except Shortage as error:
-            # A node that is short of processes is watched all the same, by an agent that holds more memory.
-            complain("agent", f"its own process reads the settings: {error}")
+            # On a node without free processes, the agent reads the settings itself and needs more memory.
+            complain("agent", f"the agent's own process reads the settings: {error}")
             return settings_child.read()
 
     def _ask(self) -> SettingsReading:
@@ -77,4 +77,4 @@ class SettingsReader:
         try:
             return settings_child.decoded(ended.out)
         except MsgspecError as error:
-            raise Shortage(f"the child that reads the settings answers nonsense: {error}") from error
+            raise Shortage(f"the child that reads the settings returned an invalid answer: {error}") from error

@@ -29,11 +29,11 @@ class StartState(Struct, frozen=True):
 
     memory: Memory
     was_lost: bool = False
-    """There is a file's place, and nothing in it that can be read: the Node's own record may know more."""
+    """The file can't be read; the Node's own record may know more."""
     unreadable: str = ""
-    """The damage."""
+    """Reason and message of the damage."""
     set_aside: str = ""
-    """Why the file's memory was not begun with."""
+    """Why the content of the file was not used."""
 
     @property
     def warnings(self) -> Iterator[tuple[str, str]]:
@@ -45,7 +45,7 @@ class StartState(Struct, frozen=True):
 
 
 def start_from(file: MemoryFile | None, root: Path, telemetry: Telemetry) -> StartState:
-    """`file` None: a dry run or a standby, which begins with nothing."""
+    """Load the memory. `file` None: a dry run or a standby, which starts without one."""
     if file is None:
         return StartState(_begun(Memory(), None, root))
     set_aside = _set_aside_after_failures(file, telemetry)
@@ -60,7 +60,7 @@ def start_from(file: MemoryFile | None, root: Path, telemetry: Telemetry) -> Sta
 
 
 def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:
-    """The memory in this boot of this machine."""
+    """Return the memory for this boot of this machine."""
     try:
         boot = boot_id(root)
     except ProbeError as error:
@@ -73,7 +73,7 @@ def _begun(before: Memory, file: MemoryFile | None, root: Path) -> Memory:
         machine = before.machine
         log.warning("the machine can't be identified", error=str(error))
     if file is not None and before.machine and machine and before.machine != machine:
-        log.warning("the memory is another machine's; nothing of it is inherited", was=file.set_aside("other-machine"))
+        log.warning("the memory belongs to another machine and is not used", was=file.set_aside("other-machine"))
     memory = begin(before, machine, boot, clock.now())
     log.info(
         "memory", boot_id=boot, cursor=memory.cursor, standing=[finding.finding.reason for finding in memory.standing]
@@ -90,7 +90,7 @@ def _set_aside_after_failures(file: MemoryFile, telemetry: Telemetry) -> str:
     if last.times < _MOST_FAILURES:
         return ""
     where = file.set_aside("after-failures")
-    forget_failure(file.directory)  # the next start, which may be a rollout's, keeps the new one
+    forget_failure(file.directory)  # the next start, possibly of a rollout, keeps the new memory
     telemetry.set_aside.labels("memory").inc()
-    log.error("the memory is set aside", failure=last.words, times=last.times, memory=where)
+    log.error("the memory was moved aside", failure=last.words, times=last.times, memory=where)
     return f"the agent ended {last.times} times in a row by {last.words}; its memory: {where}"

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class UnusedModule(ModuleType):
-    """In the place of a module: has each name that is imported from it, as a class that cannot be made."""
+    """Stand-in for a module: has each name that is imported from it, as a class that can't be instantiated."""
 
     def __init__(self, name: str, **kept: Any) -> None:
         super().__init__(name)
@@ -26,7 +26,7 @@ class UnusedModule(ModuleType):
             raise AttributeError(name)
 
         def refuse(*_: object, **__: object) -> None:
-            raise OSError(f"an agent does without {self.__name__}.{name}")
+            raise OSError(f"the agent does not load {self.__name__}.{name}")
 
         return type(name, (Exception,), {"__init__": refuse})  # an exception class, for use after `except`
 

@@ -1,4 +1,4 @@
-"""The agent's parts, put together. Nothing here judges or decides."""
+"""Construct and connect the agent's parts. Nothing here judges or decides."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ log = structlog.get_logger()
 
 _MOST_INTERVALS_SILENT = 3
 _WELL_SECONDS = 3600.0
-"""An agent that lived so long was not ended by what it began with."""
+"""Run time after which the initial memory is not the cause of a failure."""
 _FIRST_SIGHT_SECONDS = 1.0
-"""How long the first look waits for the watch; without the API server it looks all the same."""
+"""Longest wait of the first cycle for the watch; without the API server it runs anyway."""
 
 
 class ClusterSide:
@@ -59,7 +59,7 @@ class ClusterSide:
 
 
 class HostSide:
-    """The parts that look at this machine."""
+    """The parts that read this machine."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class HostSide:
 
 
 class Agent:
-    """One agent. `write` False: it looks and shows its metrics, and touches neither the Node nor the memory file."""
+    """One agent. `write` False: it checks and serves metrics, but changes neither the Node nor the memory file."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Agent:
             self.cluster.reporter.warn(reason, message)
 
     def start(self) -> None:
-        """Begin to follow, look and write, each in its own thread."""
+        """Start the threads that follow the log, run cycles and write."""
         # Imported and wired objects live as long as the process. Collecting them would stop all threads for 15 ms or
         # more, and a flooded log overruns its ring buffer in that time.
         gc.freeze()
@@ -130,7 +130,7 @@ class Agent:
         self.schedule.start(self.look, self._ask_others, self.deep.attempt if self.deep else None)
 
     def look(self) -> float | None:
-        """One light look and, after it, the heartbeat."""
+        """Run one light cycle, then write the heartbeat."""
         if not self.ready():
             # The Node's labels give the instance type, and show a change of the driver.
             self.state.node_shown.wait(_FIRST_SIGHT_SECONDS)
@@ -149,16 +149,16 @@ class Agent:
             self.deep.tidy()
 
     def healthy(self) -> bool:
-        """Whether a light look ended within three intervals, or three deadlines of a look at NVML if those are longer.
+        """Whether a light cycle ended within three intervals, or three deadlines of an NVML probe if those are longer.
 
-        The API server has no part in it.
+        The API server does not matter.
         """
         interval_seconds = self.state.settings.values.check_interval_seconds
         longest = _MOST_INTERVALS_SILENT * max(interval_seconds, self.host.sources.driver.deadline_seconds)
         return self.state.now().monotonic - self.host.cycle.ended_at < longest
 
     def ready(self) -> bool:
-        """Whether a first look has ended."""
+        """Whether a first cycle has ended."""
         return self.host.cycle.ended > 0
 
     def end(self) -> None:
@@ -173,4 +173,4 @@ class Agent:
         self.cluster.node_writer.end()
         left = (*self.host.sources.end(), self._reader.end())
         for pid in filter(None, left):
-            log.warning("a process stuck in the driver is left behind", pid=pid)
+            log.warning("a process is stuck in the driver and remains", pid=pid)

@@ -19,7 +19,7 @@ class RunOnNode(Struct, frozen=True):
     node_was_seen: bool = False
 
     def seen(self, node: NodeState | None, now: Now) -> RunOnNode:
-        """With one more change of the Node; None: it is gone."""
+        """Return the state after one more change of the Node; None: it is deleted."""
         held, deep_run = claim_on(node, now.wall) if node is not None else None, self.deep_run
         if held is not None and not (self.held is not None and held.is_same_run(self.held)):
             # A claim that existed before this agent: its start is unknown.
@@ -29,7 +29,10 @@ class RunOnNode(Struct, frozen=True):
         return RunOnNode(held, deep_run, self.node_was_seen or node is not None)
 
     def at(self, now: Now) -> DeepDiagnostic | None:
-        """The run that has the node, or had it last. One past its `until` has ended then, whatever the Node says."""
+        """Return the current run or the last one.
+
+        A run has ended at its `until`, even if the Node still has its claim.
+        """
         if self.held is None or now.wall < self.held.until:
             return self.deep_run
         return _ended(self.deep_run, now.monotonic - (now.wall - self.held.until).total_seconds())

@@ -1,1 +1,1 @@
-"""The one door to Kubernetes."""
+"""All access to Kubernetes."""

@@ -1,4 +1,4 @@
-"""The one door to Kubernetes: requests with a deadline, pages, watches, and how each of them fails."""
+"""Connection to Kubernetes: requests with a deadline, pages, watches, and the errors of each."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ Parse = Callable[[bytes], Any]
 
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 10.0
 _SILENCE_SECONDS = 150.0
-"""A watch hears a bookmark about once a minute; this long without a word, the server is gone."""
+"""Read timeout of a watch. It receives a bookmark about once a minute; after this time the server is gone."""
 _LONGEST_LINE = 8 << 20
 _LONGEST_MESSAGE = 500
 _PAGE = 500
 _LONGEST_RETRY_AFTER = 60.0
-"""Seconds. A server or proxy that asks for longer gets no longer silence: a heartbeat would seem to have ended."""
+"""Longest Retry-After that is respected, in seconds: with a longer pause, a heartbeat would expire."""
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
-"""How the API server says, as an error of its own (500), that the store never takes so large an object."""
+"""Messages of the API server (with status 500) for an object that is too large for the store."""
 ODD = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""What reading an object raises whose shape or values nobody thought of."""
+"""Exceptions from reading an object with an unexpected shape or value."""
 _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 _NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
-"""What the client raises for a kubeconfig, token or certificate that is missing, garbage, or being written."""
+"""Exceptions of the client for a kubeconfig, token or certificate that is missing, invalid, or being written."""
 _NO_TOKEN = (config.ConfigException, ValueError)
-"""The same of a token that is read anew before a request: it is empty, garbage, or nothing that a header may hold."""
+"""The same for a token that is read again before a request: it is empty or invalid in a header."""
 
 
 def connect(access: Access | None = None) -> ApiClient:
@@ -58,12 +58,12 @@ def connect(access: Access | None = None) -> ApiClient:
             config.load_incluster_config(client_configuration=configuration)
         else:
             config.load_kube_config(os.pathsep.join(chosen.files), chosen.context, configuration)
-        configuration.retries = False  # the caller holds the newest verdict: it decides when to try again
+        configuration.retries = False  # the caller has the newest verdict and decides when to retry
         client = ApiClient(configuration)  # reads the certificates
     except KubeconfigError as error:
-        raise ClusterError(f"no cluster to talk to: {error}") from error
+        raise ClusterError(f"can't connect to a cluster: {error}") from error
     except _NO_CONFIGURATION as error:
-        raise ClusterError(f"no cluster to talk to: {say(error)}") from error
+        raise ClusterError(f"can't connect to a cluster: {say(error)}") from error
     client.user_agent = COMPONENT
     return client
 
@@ -73,7 +73,7 @@ def refuse_to_read(what: str) -> None:
 
     It is the default for callers that cannot use a listing with a gap.
     """
-    raise ClusterError(f"an object that nobody can read: {what}")
+    raise ClusterError(f"an unreadable object: {what}")
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def _readable(request: str) -> Iterator[None]:
     try:
         yield
     except ODD as error:
-        raise Unreadable(f"{request}: an answer of another shape: {say(error)}") from error
+        raise Unreadable(f"{request}: an answer of unexpected form: {say(error)}") from error
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,7 +132,7 @@ class Connection:
         self._client = connector()
 
     def alike(self, kind: type[C]) -> C:
-        """Another connection, made as this one is, for a kind that few ask for."""
+        """Return a second connection with the same access, for a rarely used kind."""
         return kind(self._connector, self._pass_over, self._request_seconds)
 
     def _json(
@@ -167,7 +167,7 @@ class Connection:
             parameters["fieldManager"] = FIELD_MANAGER
         try:
             body = self._client.sanitize_for_serialization(body)
-        except ODD as error:  # of our own: no answer has this fault
+        except ODD as error:  # an error of this program, not of the answer
             raise RuntimeError(f"{verb} {resource}: {say(error)}") from error
         try:
             call = self._client.param_serialize(  # reads the token
@@ -231,7 +231,7 @@ class Connection:
             raise Unavailable(f"list {resource}: an answer that is no list")
         token = metadata.get("continue") or ""
         if not isinstance(token, str) or token == query.get("continue"):
-            raise Unavailable(f"list {resource}: a page that does not name the next one")
+            raise Unavailable(f"list {resource}: a page with an invalid token of the next one")
         return page, token
 
     def _names(self, path: str, resource: str, query: Mapping[str, str]) -> list[str]:
@@ -307,7 +307,7 @@ def _read(response: urllib3.BaseHTTPResponse, what: str, parse: Parse = decode) 
     try:
         answer = parse(response.data)
     except (ValueError, RecursionError, urllib3.exceptions.HTTPError) as error:
-        raise Unavailable(f"{what}: an answer that is no JSON, or of another shape: {say(error)}") from error
+        raise Unavailable(f"{what}: an answer that is no JSON, or has an unexpected form: {say(error)}") from error
     if not isinstance(answer, dict):
         raise Unavailable(f"{what}: an answer that is no object")
     return answer
@@ -335,7 +335,7 @@ def _message(response: urllib3.BaseHTTPResponse) -> str:
 
 
 def _budgets(status: Mapping[str, Any]) -> list[str]:
-    """The disruption budgets that hold a pod: the message itself names none of them."""
+    """Return the names of the disruption budgets that block a pod; the message itself has none."""
     details = status.get("details")
     causes = (details.get("causes") or ()) if isinstance(details, dict) else ()
     return [str(cause.get("message", "")) for cause in causes if cause.get("reason") == "DisruptionBudget"]
@@ -354,7 +354,7 @@ def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
 
 
 def say(error: BaseException) -> str:
-    """An error that is not ours, in words."""
+    """Return an error of a library as text."""
     return f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
 
 

@@ -1,6 +1,6 @@
 """ResourceSlices of NVIDIA's DRA driver, read, and our DeviceTaintRules, written.
 
-No part of the `client` of all kinds: an agent that taints no device does not load it.
+Not part of `client`: an agent that taints no devices does not load it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class NotServed(NotFound):
 
 
 class DeviceTaints(Connection):
-    """Raises ClusterError, and is safe to use from several threads."""
+    """Reads slices and writes rules. Raises ClusterError, and is safe to use from several threads."""
 
     _version = ""
-    """The one that was served last; '': nobody has asked."""
+    """API version that was served last; '': none yet."""
 
     def list_devices(self, node_name: str) -> tuple[Device, ...]:
         query = {"fieldSelector": f"spec.nodeName={node_name},spec.driver={DRIVER}"}
@@ -45,7 +45,7 @@ class DeviceTaints(Connection):
         except ODD as error:
             raise Refused(unreadable(_SLICES, None, error)) from error
         if node_name in found.unread:
-            raise Unavailable(f"list {_SLICES}: {DRIVER} is publishing the devices of {node_name} anew")
+            raise Unavailable(f"list {_SLICES}: {DRIVER} is publishing the devices of {node_name} again")
         return tuple(found.devices.get(node_name, ()))
 
     def list_rules(self, node_name: str) -> tuple[DeviceRule, ...]:
@@ -66,7 +66,7 @@ class DeviceTaints(Connection):
         return tuple(rule for rule in rules if rule.is_ours)
 
     def create_rule(self, wanted: MissingRule, node: NodeState) -> None:
-        """Conflict: something of that name is there."""
+        """Create the rule. Raises Conflict if the name exists."""
         owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
         labels = {
             "app.kubernetes.io/name": COMPONENT,

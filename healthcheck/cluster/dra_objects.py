@@ -1,4 +1,4 @@
-"""Dynamic resource allocation (DRA): which GPUs its driver gives out, and which claims hold some."""
+"""Dynamic resource allocation (DRA): GPUs that its driver publishes, and claims that hold some."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Conflict(ClusterError):
 
 
 class NotFound(ClusterError):
-    """The object is not there."""
+    """The object does not exist."""
 
 
 class Forbidden(ClusterError):
@@ -47,7 +47,7 @@ class Forbidden(ClusterError):
 
 
 class Refused(ClusterError):
-    """The server understood and will never do it (400, 422)."""
+    """The server permanently rejects the request (400, 422)."""
 
 
 class Unreadable(ClusterError):

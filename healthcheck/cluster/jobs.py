@@ -66,11 +66,11 @@ class Jobs(Connection):
         return _job(self._json("get", f"{_JOBS.format(namespace)}/{quote(name)}", "jobs"))
 
     def create_job(self, job: Mapping[str, Any]) -> JobState:
-        """Conflict: a Job of this name is there."""
+        """Create the Job. Raises Conflict if the name exists."""
         return _job(self._json("create", _JOBS.format(job["metadata"]["namespace"]), "jobs", job))
 
     def note_job_shown(self, job: JobState, now: datetime) -> None:
-        """Note on it that its result was shown. Conflict: another has its name since."""
+        """Record on the Job that its result was shown. Raises Conflict if another Job now has its name."""
         patch = {"metadata": {"uid": job.uid, "annotations": {SHOWN: timestamp(now)}}}
         self._json("patch", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", patch, merge="merge")
 
@@ -135,4 +135,4 @@ _WORKLOADS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("/apis/batch/v1/jobs", "jobs", lambda job: bool(_job(job).outcome)),
     ("/api/v1/pods", "pods", _pod_has_ended),
 )
-"""What of ours runs pods, and the pods: where they are listed, and which of them do no more."""
+"""Our workloads and pods: API path of each kind, and the test for ended or suspended ones."""

@@ -37,7 +37,7 @@ class Access(Struct, frozen=True):
     kubeconfig: str = ""
     context: str = ""
     request_seconds: float | None = None
-    """For each request; 0: no limit."""
+    """Limit of each request; 0: none."""
 
 
 class SelectedContext(Struct, frozen=True):
@@ -52,9 +52,9 @@ class SelectedContext(Struct, frozen=True):
 
 
 def choose(access: Access | None) -> SelectedContext | None:
-    """The context to use; None: the account of the pod that this is. Raises KubeconfigError.
+    """Return the context to use; None: the service account of this pod. Raises KubeconfigError.
 
-    `access` None is a program's: in a pod it has KUBECONFIG and its account, and no home of a person's counts.
+    `access` None is that of a program: in a pod it uses KUBECONFIG or its account, and no home directory.
     """
     places = _places(access)
     read = [(place, content) for place in places if (content := _read(place, access))]
@@ -68,7 +68,7 @@ def choose(access: Access | None) -> SelectedContext | None:
         which = f"no current context in {named(places, _MOST_NAMED)}; --context takes {known}"
         raise KubeconfigError(which if known else f"no context in {named(places, _MOST_NAMED)}")
     where = f"no file {named(places, _MOST_NAMED)}" if places else "no kubeconfig"
-    raise KubeconfigError(f"{where}, and this is no pod: give --kubeconfig, or set KUBECONFIG")
+    raise KubeconfigError(f"{where}, and this is no pod: use --kubeconfig, or set KUBECONFIG")
 
 
 def context_names(access: Access) -> list[str]:
@@ -131,7 +131,7 @@ def _read(place: str, access: Access | None) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise KubeconfigError(f"kubeconfig {place}: it is no kubeconfig")
+        raise KubeconfigError(f"kubeconfig {place}: not a kubeconfig")
     return content
 
 

@@ -18,7 +18,7 @@ from healthcheck.text.moments import exact, is_future, moment
 from healthcheck.verdict.budget import Slot, former_holder_label, holder_label
 
 LONGEST_BEAT_SECONDS = 3 * 86400
-"""Three of the longest intervals that an agent can be told to look in."""
+"""Three of the longest check intervals that can be set."""
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 _HOLDER = f"{PREFIX}/holder"
 
@@ -34,7 +34,7 @@ class Leases(Connection):
     """Reads and writes Leases: heartbeats and slots of the fleet budget."""
 
     def beat(self, node: NodeState, now: datetime, duration_seconds: float) -> None:
-        """Renew the node's heartbeat Lease; make it when it is gone. It is owned by the Node as it is now."""
+        """Renew the node's heartbeat Lease, or create it. The current Node owns it."""
         path = _LEASES.format(NAMESPACE)
         times = {"leaseDurationSeconds": max(int(duration_seconds), 1), "renewTime": exact(now)}
         body = _lease(node.name, NAMESPACE, node, times)
@@ -89,7 +89,7 @@ class Leases(Connection):
         try:
             return self._json("create", path, "leases", body)
         except NotFound as error:
-            raise Refused(f"{error}; is the namespace {body['metadata']['namespace']} there?") from error
+            raise Refused(f"{error}; does the namespace {body['metadata']['namespace']} exist?") from error
 
 
 def _heartbeat(lease: Mapping[str, Any], now: datetime) -> tuple[str, Heartbeat | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 NAMESPACE, BUDGET_NAMESPACE = "gpu-healthcheck", "gpu-healthcheck-budget"
 COMPONENT = "gpu-healthcheck"
 AGENT = "gpu-healthcheck-agent"
-"""Its DaemonSet."""
+"""DaemonSet of the agent."""
 POLICIES = tuple(
     f"{COMPONENT}-{name}"
     for name in (
@@ -21,4 +21,4 @@ POLICIES = tuple(
         "device-taints",
     )
 )
-"""What holds our accounts to what is theirs (docs/security.md)."""
+"""Admission policies that restrict our service accounts (docs/security.md)."""

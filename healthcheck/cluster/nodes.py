@@ -74,7 +74,7 @@ class Nodes(Connection, unguarded=["update_node"]):
         return self.patch_conditions(name, [removed_condition(kind) for kind in kinds])
 
     def watch_node(self, name: str, seconds: int = 0) -> Iterator[NodeState | None]:
-        """The Node now and at each change; None when it is gone. Ends when the server ends the watch, or after that."""
+        """Yield the Node now and at each change; None when it is deleted. Ends with the watch, or after a deletion."""
         query = {
             "watch": "true",
             "fieldSelector": f"metadata.name={name}",
@@ -99,7 +99,7 @@ class Nodes(Connection, unguarded=["update_node"]):
 
 
 def _read_node(node: Mapping[str, Any]) -> NodeState:
-    """Raises Unreadable."""
+    """Convert an API Node. Raises Unreadable."""
     try:
         check_node(node)
         return node_state(node)

@@ -93,18 +93,21 @@ class _PodPage(TypedDict, total=False):
 
 
 _BUILDING = Lock()
-"""msgspec builds what it knows of a TypedDict once, on first use; two threads at that end in a segmentation fault."""
+"""msgspec prepares a TypedDict on first use. If two threads do so at the same time, the process crashes."""
 
 
 @cache
 def node_page() -> Decoder[Any]:
-    """A page of Nodes: of its field managers the names. Built when first asked for: an agent lists nothing."""
+    """Return the decoder for a page of Nodes, with the names of field managers.
+
+    Built on first use: an agent lists no Nodes.
+    """
     with _BUILDING:
         return Decoder(_NodePage)
 
 
 def check_node(node: Mapping[str, Any]) -> None:
-    """Raise ValueError where a part of the Node that we read has another shape than the API gives it."""
+    """Raise ValueError if a used part of the Node does not have the form that the API defines."""
     with _BUILDING:
         convert(node, _Node)
 

@@ -24,14 +24,14 @@ _PODS = "/api/v1/namespaces/{}/pods"
 _LONGEST_REFUSAL = 200
 _MOST_LOG_BYTES = 1 << 20
 _AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""Pods that have a node and have not finished: those that hold what they asked for."""
+"""Field selector of pods that are scheduled and not finished, so they hold their requests."""
 
 
 class Pods(Connection):
     """Reads pods, their logs and their evictions."""
 
     def list_gpu_pods(self, node_name: str = "") -> Iterator[GpuPod]:
-        """The pods of all namespaces that hold GPUs on a node, or on that one, in pages."""
+        """Yield the pods of all namespaces that hold GPUs on any node, or on this one; read in pages."""
         at_work = f"{_AT_WORK},spec.nodeName={node_name}" if node_name else _AT_WORK
         pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": at_work}, pod_page().decode)
         for held in self._each("pods", pods, gpu_pod):
@@ -67,21 +67,22 @@ class Pods(Connection):
         return list(self._pages("/api/v1/pods", "pods", {"fieldSelector": f"spec.nodeName={node_name}"}))
 
     def list_pods_of(self, job: JobState) -> list[PodState]:
-        """The Job's pods, the newest last."""
-        # Not by its name: a pod of an earlier Job that had it may still be there.
+        """Return the Job's pods, newest last."""
+        # Not by name: a pod of an earlier Job of this name may still exist.
         query = {"labelSelector": f"{_JOB_UID_LABEL}={job.uid}"}
         pods = [pod_state(pod) for pod in self._pages(f"/api/v1/namespaces/{job.namespace}/pods", "pods", query)]
         return sorted(pods, key=lambda pod: pod.created)
 
     def list_budgets(self, namespace: str) -> list[dict[str, Any]]:
-        """The disruption budgets of a namespace, as plain API objects."""
+        """Return the disruption budgets of a namespace, as plain API objects."""
         path = f"/apis/policy/v1/namespaces/{quote(namespace)}/poddisruptionbudgets"
         return list(self._pages(path, "poddisruptionbudgets", {}))
 
     def evict(self, namespace: str, name: str, uid: str) -> None:
-        """Ask this pod to go. Unavailable (429): a disruption budget holds it, and the message names it.
+        """Evict this pod.
 
-        NotFound: it is gone. Conflict: another has its name.
+        Raises Unavailable (429) if a disruption budget blocks it, with the budget in the message, NotFound if it is
+        gone, and Conflict if another pod has its name.
         """
         body = {
             "apiVersion": "policy/v1",
@@ -99,7 +100,7 @@ class Pods(Connection):
         return template if isinstance(template, dict) else {}
 
     def create_pod(self, pod: Mapping[str, Any]) -> None:
-        """Forbidden: a right is missing, or pod security or another admission refuses it."""
+        """Create the pod. Raises Forbidden without permission, or if pod security or another admission rejects it."""
         self._json("create", _PODS.format(quote(pod["metadata"]["namespace"])), "pods", pod)
 
     def read_pod(self, namespace: str, name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from healthcheck.text.printable import printable
 
 _SECONDS = 30.0
 _TIMEOUT = urllib3.Timeout(connect=3.0, read=10.0)
-"""Of one step; one that drips goes on for longer, and the name's lookup knows no limit at all."""
+"""Timeout of one socket operation. A slow stream of bytes can take longer, and the name lookup has no timeout."""
 _LONGEST_ANSWER = 16 << 20
 _LONGEST_MESSAGE = 300
 _PATH = "/api/v1/query"
@@ -41,16 +41,16 @@ def checked(url: str) -> str:
     try:
         parts = urllib3.util.parse_url(url)
     except LocationParseError:
-        raise AddressError("it is no URL") from None
+        raise AddressError("it is not a URL") from None
     if parts.scheme not in ("http", "https") or not parts.host:
-        raise AddressError("it has to begin with http:// or https:// and name a host")
+        raise AddressError("it must start with http:// or https:// and have a host")
     if parts.auth or parts.query or parts.fragment:
-        raise AddressError("it has no place for a user, a query or a fragment")
+        raise AddressError("a user, a query or a fragment is not allowed")
     return str(parts.url).rstrip("/")
 
 
 def instant(url: str, query: str, seconds: float = _SECONDS) -> list[Any]:
-    """The series of the vector that it answers with, as plain JSON, now. Raises PrometheusError."""
+    """Run an instant query and return the series of its vector, as plain JSON. Raises PrometheusError."""
     answers: queue.SimpleQueue[list[Any] | PrometheusError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -84,7 +84,9 @@ def _answer(url: str, query: str) -> dict[str, Any]:
         )
         if 300 <= response.status < 400:
             where = response.headers.get("Location", "")
-            raise PrometheusError(f"it sends us on to {printable(where, _LONGEST_MESSAGE) or 'nowhere'}: name that")
+            raise PrometheusError(
+                f"it redirects to {printable(where, _LONGEST_MESSAGE) or 'an empty address'}: use that address"
+            )
         body = response.read(_LONGEST_ANSWER + 1, decode_content=False)
         if len(body) > _LONGEST_ANSWER:
             raise PrometheusError(f"its answer is longer than {_LONGEST_ANSWER >> 20} MiB")
@@ -98,9 +100,9 @@ def _read(status: int, body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         result = None
     if not isinstance(result, dict):
-        raise PrometheusError(f"it answers {status}, and no JSON object: is it a Prometheus?")
+        raise PrometheusError(f"it answers {status} without a JSON object: is it a Prometheus?")
     if status != 200 or result.get("status") != "success":
-        why = printable(str(result.get("error") or "no reason is given"), _LONGEST_MESSAGE)
+        why = printable(str(result.get("error") or "no reason given"), _LONGEST_MESSAGE)
         raise PrometheusError(f"it answers {status}: {why}")
     return result
 

@@ -26,9 +26,9 @@ class RetryLimits(Struct, frozen=True):
     seconds: float
     errors: tuple[type[ClusterError], ...] = (Unavailable, Conflict)
     longest_pause: float = 10.0
-    """Between two tries, unless the server asks for a longer one."""
+    """Pause between two tries, unless the server requests a longer one."""
     longest_asked: float = math.inf
-    """The most that a server which asks for a longer one gets: who has no time for it comes sooner."""
+    """Longest pause that the server can request."""
     sleep: Callable[[float], Any] = time.sleep
     is_over: Callable[[], bool] = lambda: False
     say: Callable[[BaseException], object] = lambda _: None

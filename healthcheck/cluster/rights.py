@@ -24,7 +24,7 @@ class Right(Struct, frozen=True):
 
 
 class Rights(Connection):
-    """Checks permissions of the present user."""
+    """Checks permissions of the current user."""
 
     def is_allowed(self, right: Right) -> bool:
         """Whether the current account has this permission."""

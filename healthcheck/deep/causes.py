@@ -6,12 +6,12 @@ from healthcheck.model import UnobservedCause
 
 RUN_STOPPED = UnobservedCause(
     "RunStopped",
-    "Somebody ended the quarantine run, or its time was over, before this test had ended.",
+    "The quarantine run was stopped, or its time was over, before this test had ended.",
     "Quarantine the node again.",
 )
 NOT_FINISHED = UnobservedCause(
     "NotFinished",
-    "The record is of a run that goes on, or that was killed without a word.",
+    "The record is of a run that is still active, or that was killed.",
     "Wait for its end, or quarantine the node again.",
 )
 CAUSES = (RUN_STOPPED, NOT_FINISHED)

@@ -19,7 +19,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError
 
 FARTHEST = timedelta(days=3)
-"""No deep run takes longer: an `until` beyond it was never ours, and would hold the node for ever."""
+"""Longest duration of a deep run. A later `until` is not ours, and would block the node permanently."""
 _EFFECT = "NoSchedule"
 _LONGEST_HOLDER = 320
 
@@ -48,7 +48,7 @@ class Claim(Struct, frozen=True):
 
 
 class _ClaimRow(JsonObject, frozen=True):
-    """The annotation's keys."""
+    """Keys of the annotation."""
 
     kind: Annotated[RunKind | None, one_of({one.value: one for one in RunKind})] = None
     holder: Annotated[str | None, word] = None
@@ -56,7 +56,8 @@ class _ClaimRow(JsonObject, frozen=True):
 
 
 GivesWay = Callable[[Claim], bool]
-"""Whether a claim holds nothing against whoever asks, whatever its `until`: its run is his own, or known to be dead."""
+"""Whether a claim does not block the caller, regardless of its `until`: its run is the caller's, or known to be dead.
+"""
 
 
 def never_gives_way(_: Claim) -> bool:
@@ -65,14 +66,14 @@ def never_gives_way(_: Claim) -> bool:
 
 
 def claim_on(node: NodeState, now: datetime, gives_way: GivesWay = never_gives_way) -> Claim | None:
-    """The claim that holds the node; None: there is none, it is over its time, gives way, or can't be read."""
+    """Return the claim that blocks the node; None: there is none, or it is expired, gives way, or is unreadable."""
     annotation = node.annotations.get(RUN)
     claim = claim_in(annotation, now) if annotation else None
     return claim if claim is not None and not gives_way(claim) else None
 
 
 def claim_in(annotation: str, now: datetime) -> Claim | None:
-    """The claim that the annotation `run` holds, unless it is over its time or can't be read."""
+    """Return the claim in the annotation `run`; None if it is expired or unreadable."""
     try:
         claim = _parse(annotation)
     except RecordError:
@@ -95,7 +96,7 @@ def is_marked(node: NodeState) -> bool:
 
 
 def take(node: NodeState, claim: Claim, now: datetime, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
-    """The patch that makes the claim; None where another one holds the node.
+    """Return the patch that makes the claim; None if another claim blocks the node.
 
     A sweep sets no taint: its Job requests the GPUs, and a taint would keep real work from preempting it.
     """

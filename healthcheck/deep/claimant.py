@@ -25,7 +25,7 @@ from healthcheck.deep.claim import (
 from healthcheck.node.state import NodeState, PatchFor, annotated
 
 Annotations = Callable[[NodeState], Mapping[str, str]]
-"""What else is written on the Node in the same patch."""
+"""Further annotations for the same patch."""
 
 
 def nothing(_: NodeState) -> Mapping[str, str]:
@@ -49,7 +49,7 @@ class Claimant(Struct, frozen=True):
         return claim_on(node, self.now(), self.gives_way)
 
     def has(self, node: NodeState) -> bool:
-        """Whether the node is this one's."""
+        """Whether this run owns the node."""
         claim = self.claim_on(node)
         return claim is not None and self.is_own(claim)
 

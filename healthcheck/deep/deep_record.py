@@ -33,7 +33,7 @@ _LONGEST_SUBJECT, _LONGEST_DETAIL, _LONGEST_NAME = 253, 500, 80
 _LONGEST_CAUSE = 300
 _NAMES = ("index", "uuid", "serial")
 _CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name}
-"""By whose exits the findings of each kind of record leave."""
+"""Check whose exits end the findings of each kind of record."""
 
 
 class DeepRecord(Struct, frozen=True):
@@ -46,9 +46,9 @@ class DeepRecord(Struct, frozen=True):
     timestamp: str
     result: DeepResult
     machine: str = ""
-    """'' where the run did not say."""
+    """'' if the run did not record it."""
     void: str = ""
-    """What it says, where it counts for nothing: the bash suite wrote it, and its taint does not stand any more."""
+    """Summary of a record without effect: the bash suite wrote it, and its taint is gone."""
 
 
 class CompletedRun(Struct, frozen=True):
@@ -71,9 +71,9 @@ class PassedRun(Struct, frozen=True):
 
 def void_record(node: NodeState, deep: DeepRecord) -> NodeEvent:
     """Return the Event for a record that does not count. The same record always gives the same Event name."""
-    message = f"{deep.kind} of {deep.timestamp} says {deep.void}: it counts for nothing, for it is another suite's"
+    message = f"{deep.kind} of {deep.timestamp} has {deep.void}: it has no effect because another suite wrote it"
     name = event_name(node.name, "void", deep.kind, deep.timestamp)
-    return NodeEvent(name, "Normal", "OldRecord", cut(f"{printable(message)}, and its taint does not stand"))
+    return NodeEvent(name, "Normal", "OldRecord", cut(f"{printable(message)}, and its taint is not set"))
 
 
 def passed_run(node: NodeState) -> PassedRun | None:
@@ -90,7 +90,7 @@ def passed_run(node: NodeState) -> PassedRun | None:
 
 
 def render(outcome: Outcome, ran: CompletedRun) -> RunRecord:
-    """The record of a run, at most LONGEST bytes long."""
+    """Return the record of a run, at most LONGEST bytes long."""
     severity = worst(finding.severity for finding in outcome.findings)
     status = status_of(severity, could_not_check=not outcome.observed).value
     return records.within_limit(
@@ -120,7 +120,7 @@ def render(outcome: Outcome, ran: CompletedRun) -> RunRecord:
 
 
 def by_reason(passed: Iterable[Passed]) -> dict[str, tuple[str, ...]]:
-    """The tests that passed, and where."""
+    """Return the tests that passed, with their subjects."""
     fields: dict[str, tuple[str, ...]] = {}
     for result in passed:
         fields[result.reason] = (*fields.get(result.reason, ()), result.subject)
@@ -191,11 +191,11 @@ def _found(fault: Fault, stated: Severity, kind: str) -> DeepFinding:
     It is never more severe than the run's own severity, like in the merge of the records.
     """
     finding = Finding(
-        # A name that no finding of this project can have still counts as a fault.
+        # A name that no finding of this project has still counts as a fault.
         fault.reason if _REASON.match(fault.reason) else UNTOLD,
         min(fault.severity, stated),
         fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node",
-        (fault.row.detail or f"a deep diagnostic's record says {fault.severity.name}")[:_LONGEST_DETAIL],
+        (fault.row.detail or f"a deep diagnostic's record has severity {fault.severity.name}")[:_LONGEST_DETAIL],
         {name: message[:_LONGEST_NAME] for name in _NAMES if (message := (fault.row.about or {}).get(name))},
         rule=(fault.row.rule or "")[:_LONGEST_NAME],
         source=kind,

@@ -48,7 +48,7 @@ def look_deeply(
     first = diagnostic.run(level)
     try:
         look = with_doubts_settled(diagnostic, first, expected)
-    except Exception as error:  # noqa: BLE001 - part of the judging, so that it ends no more than that either
+    except Exception as error:  # noqa: BLE001 - part of the judgement: a failure here must end only the judgement
         return Outcome(check.name, check.group, unobserved=(Unobserved(CHECK_FAILED, failure(error)),))
     (outcome,) = judge((check,), Evidence({**fields, probe: look}), expected)
     return outcome

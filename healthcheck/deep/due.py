@@ -60,7 +60,7 @@ class Attempt(Struct, frozen=True):
     why: str = ""
 
     def __str__(self) -> str:
-        return f"tried in vain at {timestamp(self.at)}" + (f": {self.why}" if self.why else "")
+        return f"tried without a result at {timestamp(self.at)}" + (f": {self.why}" if self.why else "")
 
 
 def last_attempt(node: NodeState, now: datetime) -> Attempt | None:
@@ -92,18 +92,18 @@ def is_verdict(record: RunRecord | VerdictRow) -> bool:
 
 
 def is_due(test: DeepTest | None, interval: timedelta, now: datetime) -> bool:
-    """Whether the interval has passed; of no length, it means that there are no deep tests."""
+    """Whether the interval has passed. An interval of 0 means no deep tests."""
     return bool(interval) and (test is None or now - test.at >= interval)
 
 
 def is_swept(node: NodeState) -> bool:
-    """Whether sweeps come to this Node: the last record of level 2 is a sweep's, and no engine keeps them away."""
+    """Whether sweeps test this Node: its last level 2 record is a sweep's, and no DCGM engine prevents sweeps."""
     record = records.on_node(RunRecord, node, SWEEP_RESULT)
     return record.timestamp is not None and record.by != "agent" and not engine_obstacle(node)
 
 
 def is_overdue(node: NodeState, test: DeepTest | None, interval: timedelta, now: datetime) -> bool:
-    """Whether three intervals have passed since the last deep test, or since the Node was made."""
+    """Whether three intervals have passed since the last deep test, or since the Node was created."""
     since = test.at if test else node.created
     return bool(interval) and since is not None and now - since > OVERDUE_INTERVALS * interval
 
@@ -130,7 +130,7 @@ def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterat
     if is_tested(node):
         yield "HyperPod tests it"
     if changed := being_changed(node.labels):
-        yield f"its driver is being changed: {changed}"
+        yield f"its driver is being replaced: {changed}"
     if heard is None or heard < now:
         yield "its heartbeat is overdue"
     if ill := _unhealthy(node):
@@ -138,14 +138,14 @@ def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterat
 
 
 def engine_obstacle(node: NodeState) -> str:
-    """Return why no sweep may test the node, by the engine in its agent's record; '' for nothing."""
+    """Return why no sweep may test the node, by the DCGM engine in its agent's record; '' without a reason."""
     inventory = records.on_node(AgentRecord, node, RESULTS).inventory
     engine = inventory.dcgm if inventory is not None else None
     if engine is None or not (engine.cause or engine.host):
         return ""
     if engine.cause:
         return f"its DCGM engine can't be used: {engine.cause}"
-    return f"only an agent of the full image can prove its DCGM engine at {engine.host}; DCGM_HOST names one for sweeps"
+    return f"only an agent of the full image can verify its DCGM engine at {engine.host}; set DCGM_HOST for sweeps"
 
 
 def _unhealthy(node: NodeState) -> str:
@@ -156,7 +156,7 @@ def _unhealthy(node: NodeState) -> str:
     """
     label, condition = node.labels.get(STATUS), (node.condition() or {}).get("status")
     if label is None and condition is None:
-        return "nobody has judged it yet"
+        return "it has no verdict yet"
     if label not in (None, *_WELL):
         return f"its status is {label}"
     if condition not in (None, CONDITION_STATUS[Status.PASS]):

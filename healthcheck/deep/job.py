@@ -17,16 +17,16 @@ from msgspec import Struct
 from healthcheck.model import PREFIX
 
 TESTED_NODE = f"{PREFIX}/node"
-"""The annotation of a Job that names the Node that it tests: a label could not hold every name."""
+"""Annotation of a Job with the name of its Node, which may be too long for a label."""
 SHOWN = f"{PREFIX}/told"
-"""The annotation of a quarantine Job that a command made, to follow it: when its result was shown; '' until then."""
+"""Annotation of a quarantine Job that a command created and follows: time when its result was shown; '' until then."""
 COMPONENT_LABEL = "app.kubernetes.io/component"
 _LONGEST_NAME, _DIGEST_LETTERS = 63, 10
-"""A Job's name is a label of its pods."""
+"""Longest name: a Job's name is a label of its pods."""
 
 
 class JobState(Struct, frozen=True):
-    """A Job as the API server last showed it. `node` is the Node that it was made for."""
+    """A Job as last read from the API server. `node` is the Node that it tests."""
 
     name: str
     namespace: str
@@ -34,19 +34,19 @@ class JobState(Struct, frozen=True):
     node: str
     created: datetime
     outcome: str = ""
-    """How it ended: `Complete`, or the reason of its failure; '' while it runs, or while its pods still end."""
+    """Outcome: `Complete` or the reason of the failure; '' while it runs, or while its pods still terminate."""
     leaving: bool = False
-    """Somebody deleted it, and its pods are ending."""
+    """It was deleted, and its pods are terminating."""
     suspended: bool = False
-    """Somebody keeps it from having pods, as a queue such as Kueue does."""
+    """It is suspended and has no pods, for instance by a queue such as Kueue."""
     unshown: bool = False
-    """A command made it, and none that followed it to its end has shown its result."""
+    """A command created it, and no command has shown its result."""
     component: str = ""
-    """Whose it says it is, by its label `app.kubernetes.io/component`."""
+    """Value of its label `app.kubernetes.io/component`."""
     account: str = ""
-    """As whom its pods act."""
+    """Service account of its pods."""
     claims: bool = False
-    """Its pods claim devices, which no scheduler takes away from them for other pods."""
+    """Its pods claim devices, which no scheduler preempts for other pods."""
 
 
 class TemplateError(ValueError):
@@ -62,9 +62,9 @@ class JobName(Struct, frozen=True):
 
 
 def job_on(template: Mapping[str, Any], title: JobName, node_name: str, node_uid: str) -> dict[str, Any]:
-    """The template's Job, held to one node. Raises TemplateError.
+    """Return the template's Job, restricted to one node.
 
-    It is owned by the Node: of a Node that is gone nothing is left waiting.
+    Raises TemplateError. The Node owns the Job, so it is deleted with the Node.
     """
     job = copy.deepcopy(dict(template))
     metadata = job.get("metadata") or {}
@@ -94,7 +94,7 @@ def pod_of(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def claims_devices(job: Mapping[str, Any]) -> bool:
-    """Whether its pods do, by dynamic resource allocation."""
+    """Whether its pods claim devices by dynamic resource allocation."""
     return bool(_pod_in(job).get("resourceClaims"))
 
 
@@ -124,7 +124,7 @@ def _pin(pod: dict[str, Any], node_name: str) -> None:
     affinity = pod.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = required.get("nodeSelectorTerms") or [{}]
-    # Terms are alternatives: each of the template's own has to be held to this node.
+    # Terms are alternatives: each of the template's terms must be restricted to this node.
     required["nodeSelectorTerms"] = [
         {**term, "matchFields": [*(term.get("matchFields") or ()), field]} for term in terms
     ]

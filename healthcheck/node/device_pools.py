@@ -18,7 +18,7 @@ from healthcheck.probes.pci import normalise_address
 from healthcheck.text.printable import printable
 
 _ADDRESSES = ("resource.kubernetes.io/pciBusID", "pciBusID", "pcieBusID")
-"""Kubernetes' own name for it (its package deviceattribute), which the driver has used since 25.12; its own before."""
+"""Attribute names: Kubernetes' own (package deviceattribute), used by the driver since 25.12; the driver's before."""
 _UUIDS = ("uuid", "parentUUID")
 _LONGEST = 80
 
@@ -95,7 +95,7 @@ def given_out(slices: Iterable[DeviceSlice]) -> AllocatedDevices:
 
 
 def read_slice(resource_slice: Mapping[str, Any]) -> DeviceSlice | None:
-    """An API ResourceSlice; None where it is another driver's."""
+    """Convert an API ResourceSlice; None for another driver's."""
     spec = resource_slice["spec"]
     if spec.get("driver") != DRIVER:
         return None
@@ -114,7 +114,7 @@ def address_of(attributes: Mapping[str, str]) -> str:
 
 
 def _device(pool: str, device: Mapping[str, Any]) -> Device:
-    result = device.get("basic") or device  # v1beta1 has a level more
+    result = device.get("basic") or device  # v1beta1 has one more level
     attributes = {str(key).removeprefix(f"{DRIVER}/"): value for key, value in (result.get("attributes") or {}).items()}
     texts = {key: value["string"] for key, value in attributes.items() if isinstance(value.get("string"), str)}
     taints = (entry for entry in result.get("taints") or () if entry.get("effect") in KEEPS_AWAY)

@@ -1,4 +1,4 @@
-"""Rules that keep new work off one GPU that NVIDIA's DRA driver gives out. Words only."""
+"""Rules that keep new work off one GPU of NVIDIA's DRA driver. Data only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from healthcheck.node.state import UNHEALTHY
 EFFECT = "NoSchedule"
 TIERS = frozenset(one.name for one in Severity if one is not Severity.PASS)
 RULE_VERSIONS = ("v1beta2", "v1alpha3")
-"""Of DeviceTaintRule: Kubernetes 1.36 serves the first where it is switched on, 1.35 the second."""
+"""API versions of DeviceTaintRule: Kubernetes 1.36 serves the first if enabled, 1.35 the second."""
 HEEDED = "EvictionInProgress"
-"""The condition that the controller of device taints gives each rule that it has seen, whatever its effect."""
+"""Condition that the device-taint controller sets on each rule that it has processed, whatever its effect."""
 
 
 class DeviceRule(Struct, frozen=True):
@@ -27,24 +27,24 @@ class DeviceRule(Struct, frozen=True):
     uid: str
     version: str
     node_uid: str = ""
-    """Of the Node that owns it."""
+    """UID of the Node that owns it."""
     device: str = ""
     tier: str = ""
     is_ours: bool = False
-    """It says what an agent's rule of this name says, and nothing else."""
+    """It has exactly the content of an agent's rule of this name."""
     is_heeded: bool = False
-    """The cluster's controllers have seen it. An API that is served is no sign that anybody acts on it."""
+    """The cluster's controllers have processed it. A served API alone does not prove that a controller acts on it."""
     is_heeded_now: bool = False
-    """And as it is since it was last changed: what they once saw is no sign that they still look."""
+    """They have processed its last change; an older observation does not prove that they still run."""
 
 
 MOST_RULES = 64
-"""Of one node. A GPU that is cut up as it is claimed has a device for each place of each size."""
+"""Most devices of one node. A GPU with dynamic MIG has a device for each placement of each size."""
 _WHOLE = re.compile(r"gpu-(0|[1-9][0-9]?)", re.ASCII)
 
 
 def rule_name(node_name: str, device: str) -> str:
-    """A device's name has no dot, so that no two nodes share one."""
+    """Return the name of a rule. Device names have no dot, so no two nodes share a rule name."""
     return f"gpu-healthcheck.{node_name}.{device}"
 
 
@@ -65,7 +65,7 @@ def is_whole(device: str) -> bool:
 
 
 def is_rule_name(name: str, node_name: str, device: str) -> bool:
-    """Whether an agent calls that device's rule so; up to 0.2.0 each was called by its device."""
+    """Whether this is an agent's name for that device's rule; up to 0.2.0 rules were named after the device."""
     return name == rule_name(node_name, device) or name in numbered_names(node_name)
 
 
@@ -102,7 +102,7 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
 
 
 def selector_of(node_name: str, device: str) -> dict[str, str]:
-    """The driver calls a node's pool by the node's name."""
+    """Return the pool of a node, which the driver names after the node."""
     return {"driver": DRIVER, "pool": node_name, "device": device}
 
 

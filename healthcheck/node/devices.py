@@ -11,15 +11,15 @@ from typing import Any
 from msgspec import Struct, field
 
 DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
-"""Newest first: 1.34 serves the first, 1.33 the second, 1.32 the third."""
+"""API versions, newest first: 1.34 serves the first, 1.33 the second, 1.32 the third."""
 DRIVER = "gpu.nvidia.com"
 CLAIM_TEMPLATE = "gpu-healthcheck-sweep"
-"""The ResourceClaimTemplate of the sweeps' pods: all GPUs of their node."""
+"""ResourceClaimTemplate of the sweeps' pods: all GPUs of their node."""
 OVERLAY = "kubernetes/overlays/dra"
 _WHOLE = "gpu"
-"""The driver's own word for a whole GPU, in the attribute `type`; others are `mig` and `vfio`."""
+"""Value of the driver's attribute `type` for a whole GPU; others are `mig` and `vfio`."""
 _MOST_NAMED = 3
-_UNREAD = "its GPUs are being published anew by the DRA driver"
+_UNREAD = "the DRA driver is publishing its GPUs again"
 
 
 class Device(Struct, frozen=True):
@@ -33,11 +33,11 @@ class Device(Struct, frozen=True):
     name: str
     address: str = ""
     uuids: frozenset[str] = frozenset()
-    """Of the GPU, or of the MIG instance and the GPU that it is a part of."""
+    """UUIDs of the GPU, or of the MIG instance and its GPU."""
     kind: str = "unknown"
     counters: frozenset[str] = frozenset()
     taint: str = ""
-    """The first in its ResourceSlice that keeps pods off it; '' for none."""
+    """First taint in its ResourceSlice that keeps pods off it; '' without one."""
 
 
 class NodeDevices(Struct, frozen=True):
@@ -59,7 +59,7 @@ class GpuClaim(Struct, frozen=True):
     namespace: str
     name: str
     devices: tuple[tuple[str, str], ...]
-    """Pool and name of each."""
+    """Pool and name of each device."""
     pods: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class GpuClaim(Struct, frozen=True):
 class AllocatedDevices(Struct, frozen=True):
     """DRA devices of the whole cluster, by node name. `has_template`: CLAIM_TEMPLATE exists.
 
-    `unread` lists the nodes whose devices are unknown now, because the driver is publishing them anew.
+    `unread` lists the nodes whose devices are unknown now, because the driver is publishing them again.
     """
 
     devices: Mapping[str, Sequence[Device]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class AllocatedDevices(Struct, frozen=True):
         every = self.devices.get(node)
         if not every:
             return None
-        why = "" if self.has_template else f"gives its GPUs out by DRA, for which a sweep needs {OVERLAY}"
+        why = "" if self.has_template else f"allocates its GPUs by DRA, for which a sweep needs {OVERLAY}"
         return NodeDevices(sum(device.kind == _WHOLE for device in every), next(_obstacles(every), why))
 
     def claimed_by(self, claims: Iterable[GpuClaim]) -> dict[str, str]:
@@ -114,7 +114,7 @@ def _obstacles(devices: Sequence[Device]) -> Iterator[str]:
     apart = {device.kind for device in devices if device.kind != _WHOLE and not _is_covered(device, covered)}
     if apart:
         kinds = ", ".join(sorted(apart)[:_MOST_NAMED])
-        yield f"gives out devices by DRA ({kinds}) that no claim of its whole GPUs covers"
+        yield f"allocates devices by DRA ({kinds}) that a claim for its whole GPUs does not cover"
     if tainted := next((device for device in whole if device.taint), None):
         yield f"its device {tainted.name} has the taint {tainted.taint}"
 

@@ -20,8 +20,8 @@ _WHOLE = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 _MIG = "nvidia.com/mig-"
 _OF_CLASS = "deviceclass.resource.kubernetes.io/"
 _ASKED = ("nvidia.com/gpu", _MIG, "volcano.sh/vgpu", "k8s.amazonaws.com/vgpu", _OF_CLASS)
-"""With what the resources begin that pods ask for: NVIDIA's, HAMi's (`nvidia.com/gpumem` …), Volcano's, AWS's vGPU, and
-those by which a pod without a claim has devices of a DeviceClass."""
+"""Prefixes of GPU resources in pods: NVIDIA's, HAMi's (such as `nvidia.com/gpumem`), Volcano's, AWS's vGPU, and
+extended resources that map to a DeviceClass."""
 _CLAIM = "DRA claim"
 
 
@@ -35,7 +35,7 @@ class GpuPod(Struct, frozen=True):
 
     @property
     def only_claims(self) -> bool:
-        """Whether it holds nothing but claims, which may be for other devices."""
+        """Whether it holds only claims, which may be for other devices."""
         return set(self.holds) == {_CLAIM}
 
     def __str__(self) -> str:

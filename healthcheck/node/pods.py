@@ -24,11 +24,11 @@ class PodState(Struct, frozen=True):
     created: str = ""
     container: str = ""
     node: str = ""
-    """Where a scheduler has put it; '' while none has."""
+    """Node of the scheduled pod; '' before that."""
     waits_for: str = ""
-    """Why the container has not begun; '' once it has."""
+    """Reason why the container has not started; '' once it has."""
     ended: str = ""
-    """How the container ended, in words; '' while it has not, and where it ended well."""
+    """Failure of the container, as text; '' while it runs, and after success."""
 
 
 def pod_state(pod: Mapping[str, Any]) -> PodState:
@@ -54,7 +54,7 @@ def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     placed = next(iter(_entries(status, "conditions", "PodScheduled", key="type")), {})
     if placed.get("status") == "False":
         return _words(placed)
-    return _words(state.get("waiting") or {}) or "its node's kubelet has not begun with it"
+    return _words(state.get("waiting") or {}) or "its node's kubelet has not started it"
 
 
 def _ended(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:

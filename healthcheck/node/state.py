@@ -27,25 +27,28 @@ CORDONED_BY, ENABLED = f"{PREFIX}/cordoned-by", f"{PREFIX}/enabled"
 UNHEALTHY, STARTUP, MAINTENANCE = (f"{PREFIX}/{key}" for key in ("unhealthy", "startup", "maintenance"))
 TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
 KEEPS_AWAY = ("NoSchedule", "NoExecute")
-"""The effects of a taint, on a Node or on a device, that keep new work off it."""
+"""Taint effects that keep new work off a Node or device."""
 CONDITION = "GpuHealthy"
 REPAIR_CONDITIONS = (REBOOT_REQUIRED, REPLACEMENT_REQUIRED, HARDWARE_READY) = (
     "GpuRebootRequired",
     "GpuReplacementRequired",
     "AcceleratedHardwareReady",
 )
-"""What repairers act on: written where the settings name it. The last is the EKS node monitoring agent's word, too."""
+"""Conditions for repair programs, written if the settings name them.
+
+The EKS node monitoring agent also writes the last one.
+"""
 EFA_RESOURCE = "vpc.amazonaws.com/efa"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 DEEP_CHECK = "sagemaker.amazonaws.com/deep-health-check-status"
 WATCHED_LABELS = (DEEP_CHECK,)
-"""Foreign labels that change the plan."""
+"""Labels of other programs that change the plan."""
 MOST_FIELD_MANAGERS = 64
 """Entries of `metadata.managedFields` on a Node. Clusters have 5 to 20; each slows every write of the Node."""
 FIELD_MANAGER = "gpu-healthcheck"
-"""Under which our writes stand in a Node's `managedFields`."""
+"""Field manager of our writes in a Node's `managedFields`."""
 OUR_WORD = f"{FIELD_MANAGER}: "
-"""With which the message of a repair condition begins that we wrote: others may write one of the same type."""
+"""Prefix of the message in our repair conditions: other programs may write one of the same type."""
 
 
 class FieldManager(Struct, frozen=True):
@@ -67,22 +70,22 @@ class NodeState(Struct, frozen=True):
     taints: Sequence[Mapping[str, Any]] = ()
     conditions: Sequence[Mapping[str, Any]] = ()
     status_managers: tuple[FieldManager, ...] = ()
-    """Who owns the label `status`."""
+    """Owners of the label `status`."""
     efa_allocatable: int | None = None
-    """How many EFA devices pods may ask for; None: the Node does not say."""
+    """Number of EFA devices that pods can request; None: not on the Node."""
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """By resource name, how many GPUs or MIG instances pods may ask for."""
+    """Number of GPUs or MIG instances that pods can request, by resource name."""
     devices: NodeDevices | None = None
-    """What pods may claim of its GPUs; None: nothing, or nobody has looked."""
+    """Devices that pods can claim by DRA; None: none, or not read."""
     has_device_plugin: bool = False
-    """A device plugin gives GPUs out here, which knows nothing of what DRA taints."""
+    """A device plugin allocates GPUs here; it ignores taints of DRA devices."""
     cordoned: bool = False
     cordon_managers: tuple[FieldManager, ...] = ()
-    """Who owns `spec.unschedulable`."""
+    """Owners of `spec.unschedulable`."""
     mark_managers: tuple[FieldManager, ...] = ()
-    """Who owns the annotation `cordoned-by`."""
+    """Owners of the annotation `cordoned-by`."""
     repair_managers: Mapping[str, tuple[FieldManager, ...]] = field(default_factory=dict)
-    """By its type, who owns something of a repair condition that stands."""
+    """Owners of fields of existing repair conditions, by type."""
     provider_id: str = ""
     created: datetime | None = None
     field_managers: int = 0
@@ -99,7 +102,7 @@ class NodeState(Struct, frozen=True):
 
 
 PatchFor = Callable[[NodeState], Mapping[str, Any] | None]
-"""The patch that a Node needs, its `resourceVersion` in it; None: none."""
+"""Function that returns the patch for a Node, with its `resourceVersion`; None: no patch."""
 
 
 def annotated(
@@ -149,7 +152,10 @@ def is_tested(node: NodeState) -> bool:
 
 
 def is_of_another_machine(machine: str | None, node: NodeState) -> bool:
-    """The kernel and the kubelet write the same number in letters of either case; '' and None are no name."""
+    """Whether the Node has another machine id. Letter case is ignored: the kernel and the kubelet differ in it.
+
+    An unknown id, '' or None, is not another machine.
+    """
     return bool(node.machine and machine) and str(machine).lower() != node.machine.lower()
 
 

@@ -1,1 +1,1 @@
-"""Operations that a person runs on a node."""
+"""Operations that a user runs on a node."""

@@ -20,7 +20,7 @@ _LONGEST = 320
 
 
 def cordon(node: NodeState, by: str) -> dict[str, Any] | None:
-    """The patch that cordons the node in the name of that run; None where it is cordoned already, by whomever."""
+    """Return the patch that cordons the node for this run; None if it is cordoned already, by any owner."""
     if node.cordoned:
         return None
     metadata = {"resourceVersion": node.resource_version, "annotations": {CORDONED_BY: by}}
@@ -47,10 +47,10 @@ def why_kept(node: NodeState, now: datetime) -> str:
         return ""
     if not cordoned_by(node):
         is_noted = node.cordon_managers or CORDONED_BY not in node.annotations
-        return "no quarantine run of ours cordoned it" if is_noted else "nothing on it tells who cordoned it"
+        return "it was not cordoned by a quarantine run" if is_noted else "the Node does not show who cordoned it"
     run = claim_on(node, now)
     if run is not None and run.kind is RunKind.QUARANTINE:
-        return f"the quarantine run {run.holder} has it until {timestamp(run.until)}"
+        return f"the quarantine run {run.holder} owns it until {timestamp(run.until)}"
     return ""
 
 

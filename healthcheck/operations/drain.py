@@ -1,4 +1,4 @@
-"""Selection of the pods to evict from a node before its test, to keep, and to ask a person about.
+"""Selection of the pods to evict from a node before its test, to keep, and to confirm with the user.
 
 Pure functions, no I/O. The rules and the words for the required permissions are those of kubectl (kubectl drain:
 filters.go), so that users need to learn only one set.
@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 _MIRROR = "kubernetes.io/config.mirror"
-"""The kubelet's word on the API object of a static pod: deleting it does nothing."""
+"""Annotation of the kubelet on a static pod's API object, whose deletion has no effect."""
 _FINISHED = ("Succeeded", "Failed")
 FORCE, EMPTY_DIR = "--force", "--delete-emptydir-data"
 
@@ -21,9 +21,9 @@ class DrainPermissions(Struct, frozen=True):
     """Permissions that a person grants beyond plain evictions."""
 
     force: bool = False
-    """Pods without a controller go too: nobody makes them again."""
+    """Also evict pods without a controller: they are not recreated."""
     empty_dir: bool = False
-    """Pods with an emptyDir go too: what lies there is lost."""
+    """Also evict pods with an emptyDir: its data is lost."""
 
 
 class EvictedPod(Struct, frozen=True):
@@ -33,7 +33,7 @@ class EvictedPod(Struct, frozen=True):
     name: str
     uid: str
     terminating: bool = False
-    """Somebody has deleted it already: it is only waited for."""
+    """It is being deleted already: only wait for it."""
     warning: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -43,11 +43,11 @@ class EvictedPod(Struct, frozen=True):
 
 
 class DrainPlan(Struct, frozen=True):
-    """`refused` names each pod that needs a flag, with the flag; while there is one, nothing is to be evicted."""
+    """`refused` has each pod that needs a flag, with the flag. If there is one, no pod may be evicted."""
 
     leaving: tuple[EvictedPod, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
-    """Pods that stay, as namespace/name, and why."""
+    """Pods that stay, as namespace/name, with the reason."""
     refused: tuple[tuple[str, str], ...] = ()
 
 
@@ -82,7 +82,7 @@ def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: DrainPermissions) -> 
 
 
 def budgets_on(pod: EvictedPod, budgets: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The disruption budgets of its namespace that it counts for, by name."""
+    """Return the names of the disruption budgets in its namespace that select the pod."""
     selectors = ((str(budget["metadata"]["name"]), (budget.get("spec") or {}).get("selector")) for budget in budgets)
     # Without a selector a budget counts no pod, with an empty one every pod (policy/v1).
     return [name for name, selector in selectors if selector is not None and _selects(selector, pod.labels)]
@@ -110,18 +110,18 @@ def what_holds(pod: Mapping[str, Any]) -> str:
     """Return why a pod that should be evicted still exists, as far as its object shows."""
     metadata = pod.get("metadata") or {}
     if "deletionTimestamp" not in metadata:
-        return "nobody has told it to go"
+        return "its eviction was not requested"
     finalizers = metadata.get("finalizers") or ()
     if finalizers:
-        return f"it is ending, and waits for its finalizers: {', '.join(map(str, finalizers))}"
-    return f"it had until {metadata['deletionTimestamp']} to end, and the kubelet has not said that it did"
+        return f"it is terminating, and waits for its finalizers: {', '.join(map(str, finalizers))}"
+    return f"its grace period ended at {metadata['deletionTimestamp']}, and the kubelet has not confirmed its end"
 
 
 def _stays(pod: Mapping[str, Any]) -> str:
     """Return why the pod is not evicted; '' if it is."""
     metadata = pod.get("metadata") or {}
     if _MIRROR in (metadata.get("annotations") or {}):
-        return "a static pod, which only the kubelet's own files end"
+        return "a static pod, which ends only when its file on the node is removed"
     controller = _controller(pod)
     # kubectl checks whether the DaemonSet still exists. The garbage collector deletes the pods of a deleted DaemonSet.
     if controller.get("kind") == "DaemonSet" and not _is_finished(pod):
@@ -137,7 +137,7 @@ def _losses(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if _is_finished(pod) or "deletionTimestamp" in (pod.get("metadata") or {}):
         return
     if not _controller(pod):
-        yield FORCE, "no controller makes it again"
+        yield FORCE, "no controller recreates it"
     volumes = (pod.get("spec") or {}).get("volumes") or []
     if any(isinstance(volume, Mapping) and "emptyDir" in volume for volume in volumes):
         yield EMPTY_DIR, "the data of its emptyDir is lost"

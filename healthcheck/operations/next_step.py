@@ -1,4 +1,4 @@
-"""Commands that carry out the recommendation of a quarantine run, with the node's own ids.
+"""Commands that carry out the recommendation of a quarantine run, with the ids of the node.
 
 Pure functions, no I/O. If a platform replaces and reboots nodes automatically, the commands request that from the
 platform. This system runs none of them.
@@ -29,7 +29,7 @@ _GKE_WORDS = {
     "DcgmDiagTargetedPower": "PERFORMANCE",
     "DcgmDiagTargetedStress": "PERFORMANCE",
 }
-"""The kind of fault that GKE asks for: data changed in silence, or a slow machine."""
+"""Fault kinds of GKE: silent data corruption, or a slow machine."""
 _REGION = "topology.kubernetes.io/region"
 _INSTANCE = re.compile(r"aws:///[a-z0-9-]*/(i-[0-9a-f]{8,17})\Z", re.ASCII)
 _REGION_NAME = re.compile(r"[a-z]{2}(-[a-z]+)+-\d{1,2}\Z", re.ASCII)
@@ -131,8 +131,8 @@ def _reset(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     shell = f"kubectl debug node/{node.name} -it --profile=sysadmin --image=busybox -- chroot /host"
     return NextStep(
         (f"{shell} nvidia-smi --gpu-reset{only}", _again(node)),
-        "A reset is refused while anything has the GPU open (dcgm-exporter, a device plugin, persistence daemon): "
-        "stop that first, or reboot.",
+        "A reset fails while a process has the GPU open (dcgm-exporter, a device plugin, persistence daemon): stop "
+        "that process first, or reboot.",
     )
 
 
@@ -151,7 +151,7 @@ def _replace(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
         case Platform.HYPERPOD:
             return NextStep((_hyperpod(node, "UnschedulablePendingReplacement"),), _IF_AUTOMATIC)
         case Platform.KARPENTER:
-            note = "Karpenter drains the node, ends its instance, and makes another when work needs one."
+            note = "Karpenter drains the node, terminates its instance, and creates another when work needs one."
             return NextStep((f"kubectl delete node {node.name}",), note)
         case Platform.GKE:
             command = f"kubectl label nodes {node.name} {_GKE_FAULT}={_gke_fault(findings)}"
@@ -165,10 +165,10 @@ def _replace(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     return NextStep((f"kubectl delete node {node.name}",), f"First take the machine{_called(node)} out of service.")
 
 
-_STILL_TAINTED = "Its taint still stands: its agent lifts it once it has taken the result over."
+_STILL_TAINTED = "Its taint is still set: the agent lifts it when it has adopted the result."
 _IF_RESERVED = (
-    "GKE then ends the machine and repairs its host, for A3 and A4 machines of a reservation; "
-    "delete any other from its instance group."
+    "GKE then deletes the machine and repairs its host, for A3 and A4 machines of a reservation; delete any other "
+    "from its instance group."
 )
 _IF_AUTOMATIC = "HyperPod acts on the label where the cluster's NodeRecovery is Automatic."
 

@@ -16,10 +16,10 @@ from healthcheck.text.moments import moment
 
 COMPONENT = "probe"
 LABELS = {"app.kubernetes.io/name": "gpu-healthcheck", COMPONENT_LABEL: COMPONENT}
-"""Not the agent's: its DaemonSet would adopt the pod."""
+"""Component label of the pod. With the agent's, its DaemonSet would adopt the pod."""
 SELECTOR = ",".join(f"{key}={value}" for key, value in LABELS.items())
 LONGEST_SECONDS = 300
-"""The kubelet ends it then, whatever became of who made it. A look takes seconds; its image may have to come first."""
+"""Deadline after which the kubelet ends the pod. A check takes seconds; the image may have to be pulled first."""
 _GRACE_SECONDS = 5
 _KEPT_OF_POD = ("hostNetwork", "hostPID", "dnsPolicy", "dnsConfig", "imagePullSecrets", "securityContext")
 _KEPT_OF_CONTAINER = ("image", "imagePullPolicy", "env", "terminationMessagePath", "securityContext")
@@ -27,7 +27,7 @@ _LIMITS = ("cpu", "memory", "ephemeral-storage")
 
 
 def probe_pod(template: Mapping[str, Any], node: tuple[str, str], namespace: str, unique: str) -> dict[str, Any]:
-    """The pod for the node of this name and UID, which owns it. Raises TemplateError."""
+    """Return the pod for the node of this name and UID, which owns the pod. Raises TemplateError."""
     name, uid = node
     spec = template.get("spec") or {}
     volumes = [kept for entry in spec.get("volumes") or () if (kept := _kept(entry))]
@@ -57,7 +57,7 @@ def probe_pod(template: Mapping[str, Any], node: tuple[str, str], namespace: str
 
 
 def with_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
-    """The same with another image. Raises TemplateError."""
+    """Return the pod with another image. Raises TemplateError."""
     changed = copy.deepcopy(dict(template))
     _first(changed.get("spec") or {})["image"] = image
     return changed
@@ -82,7 +82,7 @@ def _container(spec: Mapping[str, Any], volumes: set[str]) -> dict[str, Any]:
         "name": COMPONENT,
         **_copied(agent, _KEPT_OF_CONTAINER),
         "command": ["gpu-healthcheck", "check", "--json"],
-        # Nothing is asked for: the kubelet of a full node would refuse it. Limits alone would count as requests.
+        # No requests: the kubelet of a full node would reject the pod. Limits alone would count as requests.
         "resources": {
             "requests": {key: "0" for key in limits if key in _LIMITS},
             "limits": {key: value for key, value in limits.items() if key in _LIMITS},

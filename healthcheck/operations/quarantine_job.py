@@ -10,16 +10,16 @@ from healthcheck.model import PREFIX
 from healthcheck.node.state import NodeState
 
 CRON_JOB = "gpu-healthcheck-quarantine-node"
-"""Its template."""
+"""Name of the CronJob that is its template."""
 COMPONENT = "quarantine"
 _BEGINNING = "gpu-quarantine"
 TARGET = f"{PREFIX}/target-node"
-"""The label by which the scripts that this system replaces find a node's Job."""
+"""Label by which the replaced scripts find a node's Job."""
 _LONGEST_NAME = _LONGEST_LABEL = 63
 
 
 def quarantine_job(template: Mapping[str, Any], node: NodeState, namespace: str) -> dict[str, Any]:
-    """The Job for this node. Raises TemplateError."""
+    """Return the Job for this node. Raises TemplateError."""
     job = job_on(template, JobName(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
     job["metadata"]["annotations"][SHOWN] = ""
     if len(node.name) <= _LONGEST_LABEL:
@@ -28,6 +28,9 @@ def quarantine_job(template: Mapping[str, Any], node: NodeState, namespace: str)
 
 
 def job_name(node_name: str) -> str:
-    """The same at each try, so that no node has two: `gpu-quarantine-<NODE>`, shortened where that is too long."""
+    """Return the name `gpu-quarantine-<NODE>`, shortened if it is too long.
+
+    It is constant, so that a node has only one Job.
+    """
     name = f"{_BEGINNING}-{node_name}"
     return name if len(name) <= _LONGEST_NAME else short_name(_BEGINNING, node_name, node_name)

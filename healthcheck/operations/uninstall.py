@@ -18,16 +18,16 @@ from healthcheck.operations.cordon import cordoned_by
 from healthcheck.verdict.taint import says_devices
 
 SELECTOR = "app.kubernetes.io/name=gpu-healthcheck"
-"""Of every object that the manifests make, and of the Jobs and pods that come of them."""
+"""Selector of all objects of the manifests, and of their Jobs and pods."""
 STOP = f"kubectl delete daemonsets,cronjobs,jobs --all-namespaces -l {SELECTOR}"
-"""Ends everything that writes to Nodes."""
+"""Command that ends all writers of Nodes."""
 _SCOPED = "namespaces,clusterroles,clusterrolebindings,priorityclasses"
 _POLICIES = "validatingadmissionpolicies,validatingadmissionpolicybindings"
 DELETE_REST = f"kubectl delete roles,rolebindings,{_SCOPED},{_POLICIES} --all-namespaces -l {SELECTOR}"
-"""Deletes all else that the manifests made: what is in our namespaces goes with them."""
+"""Command that deletes the other objects of the manifests; objects in our namespaces are deleted with them."""
 SHOW_RULES = f"kubectl get devicetaintrules -l {SELECTOR}"
 DELETE_FILES = "rm -rf /var/lib/gpu-healthcheck /var/log/gpu-healthcheck"
-"""What the manifests' hostPath volumes leave on a node: no command of ours reaches there."""
+"""Command for the remains of hostPath volumes on a node, which no command of this project can reach."""
 
 
 class Removal(Struct, frozen=True):
@@ -39,16 +39,16 @@ class Removal(Struct, frozen=True):
     taints: tuple[str, ...]
     conditions: tuple[str, ...]
     uncordoned: str
-    """The quarantine run whose cordon goes, too."""
+    """Quarantine run whose cordon is removed too."""
     verdict: str
-    """The severity with which the node takes work again; '' where nothing of ours kept work away."""
+    """Severity of the node if the removal lets it accept work again; '' if no mark of ours kept work away."""
     kept: tuple[str, ...]
-    """What under our prefix stays, in words."""
+    """Kept fields under our prefix, as text."""
     has_rules: bool
-    """Its record tells of DeviceTaintRules of ours in the place of the Node's taint."""
+    """Its record lists DeviceTaintRules that replace the Node's taint."""
     field_managers: int
-    """Entries of `managedFields` that are cleared: so many are left by server-side apply with a stolen token. 0: they
-    stay."""
+    """Entries of `managedFields` to clear: such a number is the result of server-side apply with a stolen token. 0:
+    none."""
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.annotations or self.taints or self.conditions or self.field_managers)
@@ -76,7 +76,7 @@ def removal(node: NodeState) -> Removal:
 
 
 def patch(node: NodeState) -> dict[str, Any] | None:
-    """The merge patch of the Node that does it; the conditions go by themselves. None: there is nothing to take off."""
+    """Return the merge patch that removes the fields, without the conditions; None if there are none."""
     gone = removal(node)
     if not (gone.labels or gone.annotations or gone.taints or gone.field_managers):
         return None

@@ -88,7 +88,7 @@ def test_a_memory_that_ended_the_agent_twice_is_set_aside_and_its_taint_stays(pl
     agent = planted.start(PLANT="in_the_verdict")
     planted.wait(lambda node: len(node.findings) == 1 and node.status == "fail" and node.tainted)
     eventually(lambda: planted.agent.metric("standing_findings{REBOOT}") == 1)
-    assert agent.logged("the memory is set aside") == []
+    assert agent.logged("the memory was moved aside") == []
     assert planted.memory_file.with_suffix(".after-failures").read_bytes() == aside
 
 

@@ -208,7 +208,7 @@ def a_node_that_came_back_under_another_uid_owns_its_lease(plane: ControlPlane, 
 def a_token_that_ended_is_replaced_by_the_one_that_lies_there_now(plane: ControlPlane, world: World) -> None:
     pod = f"/api/v1/namespaces/gpu-healthcheck/pods/agent-on-{world.cluster.name}?gracePeriodSeconds=0"
     assert plane.request("DELETE", pod).status == 200
-    world.agent.wait_for_log("the API server does not answer; the newest verdict is kept", error="401")
+    world.agent.wait_for_log("the API server is unavailable; the newest verdict is kept", error="401")
     world.host.xid(3, 79, ERROR)
     eventually(lambda: world.agent.metric("verdict_pending") == 1)
     assert world.agent.get("/healthz")[0] == 200
@@ -256,7 +256,7 @@ def test_a_server_that_hangs_delays_the_telling_and_nothing_else(troubled: Contr
         try:
             world.host.xid(3, 79, ERROR)
             eventually(lambda: world.agent.metric("verdict_pending") == 1)
-            world.agent.wait_for_log("the API server does not answer; the newest verdict is kept")
+            world.agent.wait_for_log("the API server is unavailable; the newest verdict is kept")
             eventually(lambda: world.agent.metric("looks_total") > looks)
             assert world.agent.get("/healthz")[0] == 200
         finally:
@@ -272,7 +272,7 @@ def test_a_server_that_comes_back_with_another_certificate_is_believed_by_its_ne
         troubled.stop_api()
         world.host.xid(3, 79, ERROR)
         eventually(lambda: world.agent.metric("verdict_pending") == 1)
-        world.agent.wait_for_log("the API server does not answer; the newest verdict is kept")
+        world.agent.wait_for_log("the API server is unavailable; the newest verdict is kept")
         troubled.start_api(new_certificate=True)
 
         world.wait(lambda node: node.status == "fail" and node.tainted)

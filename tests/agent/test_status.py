@@ -154,5 +154,5 @@ def test_why_a_test_came_to_nothing_is_why_it_is_overdue(watched: World) -> None
 
     (node,) = asked(watched)["nodes"]
 
-    assert node["overdue"].startswith("tried in vain at ")
+    assert node["overdue"].startswith("tried without a result at ")
     assert "DcgmNotInstalled: no [dcgmi] here" in run(watched).stdout

@@ -124,7 +124,7 @@ def a_release_made_while_agent_and_server_were_apart_over_a_reboot_counts_when_t
     world.host.reboot()
     world.host.xid(5, 62, "0cb5(2d50) 8503d428 ffffff87")
     world.start()
-    world.agent.wait_for_log("the API server does not answer; the newest verdict is kept")
+    world.agent.wait_for_log("the API server is unavailable; the newest verdict is kept")
     row = next(entry for entry in record["findings"] if entry["reason"] == "Xid54")
     keys = {key: row[key] for key in ("reason", "subject", "last_seen")}
     findings = [{**keys, "boot_id": record["boot_id"], "cursor": record["cursor"]}]

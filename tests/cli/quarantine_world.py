@@ -33,7 +33,7 @@ from pathlib import Path
 from tests.annotating import annotate
 name, folder = os.environ["NODE_NAME"], Path(sys.argv[1])
 told = json.loads((folder / f"{name}.json").read_text())
-print(json.dumps({"event": "test: begun", "test": "4-dcgm-diag-l4", "level": "info", "timestamp": "x"}), flush=True)
+print(json.dumps({"event": "test: started", "test": "4-dcgm-diag-l4", "level": "info", "timestamp": "x"}), flush=True)
 print("\\x1b[31mnot JSON at all [/red]", flush=True)
 while (folder / f"{name}.hold").exists():
     time.sleep(0.05)

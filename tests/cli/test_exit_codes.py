@@ -78,7 +78,9 @@ def test_without_a_cluster_is_2_and_one_line_says_why(words: tuple[str, ...], tm
 
     assert done.returncode == 2, done.stderr
     assert len(lines) == 1, done.stderr
-    assert "no cluster to talk to: no file ~/.kube/config, and this is no pod: give --kubeconfig, or set" in lines[0]
+    assert (
+        "can't connect to a cluster: no file ~/.kube/config, and this is no pod: use --kubeconfig, or set" in lines[0]
+    )
 
 
 QUICK_TO_GIVE_UP = {name: words for name, words in ASK_A_CLUSTER.items() if words[0] != "sweep"}
@@ -106,7 +108,7 @@ def test_the_options_lead_to_another_cluster(words: tuple[str, ...], tmp_path: P
     done = run_quickly(*words, "--kubeconfig", unreachable(tmp_path), "--context", "other")
 
     assert done.returncode == 2
-    assert f"no cluster to talk to: no context 'other' in {tmp_path}/kubeconfig: there are away" in done.stderr
+    assert f"can't connect to a cluster: no context 'other' in {tmp_path}/kubeconfig: there are away" in done.stderr
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -52,7 +52,7 @@ def test_a_node_that_passes_is_cordoned_drained_tested_and_given_back(hospital: 
         "drained",
         "Job gpu-healthcheck/gpu-quarantine-well created",
         *[line for line in messages if "waits: " in line],
-        "test: begun (test 4-dcgm-diag-l4)",
+        "test: started (test 4-dcgm-diag-l4)",
         "\\x1b[31mnot JSON at all [/red]",
         "test: ended (test 4-dcgm-diag-l4)",
         "uncordoned",
@@ -168,7 +168,7 @@ def test_a_pod_that_does_not_end_is_named_with_what_holds_it(hospital: Hospital)
     code, out, _ = hospital.quarantine("stuck", "--timeout", "10")
 
     assert (code, hospital.cordon("stuck")) == (2, (True, "gpu-quarantine-stuck"))
-    assert "default/held: it is ending, and waits for its finalizers: example.com/never" in out
+    assert "default/held: it is terminating, and waits for its finalizers: example.com/never" in out
 
 
 def test_a_node_that_vanishes_ends_it(hospital: Hospital) -> None:
@@ -346,8 +346,8 @@ def test_two_people_at_once_follow_one_job(hospital: Hospital) -> None:
     hospital.hold("both")
     hospital.pod("work", "both")
     process, other = hospital.start("both"), hospital.start("both")
-    until_it_says(process, "test: begun")
-    until_it_says(other, "test: begun")
+    until_it_says(process, "test: started")
+    until_it_says(other, "test: started")
     job = hospital.jobs("both")
     hospital.let_go("both")
 
@@ -435,7 +435,7 @@ def test_a_pod_that_cannot_start_shows_the_reason(hospital: Hospital) -> None:
     hospital.admit("volume")
     hospital.kubelets.stuck.add("volume")
     process = hospital.start("volume")
-    until_it_says(process, "waits: its node's kubelet has not begun with it")
+    until_it_says(process, "waits: its node's kubelet has not started it")
 
     hospital.warning("volume", "FailedMount", 'configmap "gpu-healthcheck-config" not found')
 
@@ -560,7 +560,7 @@ def test_a_dry_run_shows_everything_and_changes_nothing(hospital: Hospital) -> N
     assert hospital.pods() == {"bare", "exporter"}
     assert [line.partition(" ")[2] for line in out.splitlines()] == [
         "would be cordoned",
-        "would evict default/bare (no controller makes it again)",
+        "would evict default/bare (no controller recreates it)",
         "would leave default/exporter: of DaemonSet of",
         "would create Job gpu-quarantine-dry and follow it",
     ]

@@ -69,7 +69,7 @@ def test_a_node_that_passes_every_test_takes_work_again(hospital: Hospital) -> N
     code, out, err = hospital.quarantine(NODE, "--release-on-pass")
 
     assert (code, err, hospital.cordon(NODE)) == (0, "", (False, None)), out
-    assert [f"test: begun (test {name})" in out for name in TESTS] == [True] * 3
+    assert [f"test: started (test {name})" in out for name in TESTS] == [True] * 3
     assert "recommendation: return-to-service" in out
 
 
@@ -87,7 +87,7 @@ def test_a_run_that_is_killed_is_to_be_run_again_and_passes_then(hospital: Hospi
     host.write_value("dcgm/hang", "60")
     process = hospital.start(NODE)
     assert process.stdout is not None
-    while "test: begun" not in process.stdout.readline():
+    while "test: started" not in process.stdout.readline():
         assert process.poll() is None
     hospital.kubelets.kill(NODE)
     out, _ = process.communicate()

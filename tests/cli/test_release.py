@@ -125,7 +125,7 @@ def test_a_persons_cordon_stays_and_is_reported(api: ApiStandIn, kubeconfig: Pat
         True,
         False,
     )
-    assert f"{STAYS}no quarantine run of ours cordoned it (kubectl uncordon n)\n" in done.stdout
+    assert f"{STAYS}it was not cordoned by a quarantine run (kubectl uncordon n)\n" in done.stdout
 
 
 def test_it_stays_while_the_run_goes_on(api: ApiStandIn, kubeconfig: Path) -> None:
@@ -137,7 +137,7 @@ def test_it_stays_while_the_run_goes_on(api: ApiStandIn, kubeconfig: Path) -> No
     done = release(kubeconfig)
 
     assert (done.returncode, api.node("n")["spec"]["unschedulable"]) == (0, True)
-    assert f"{STAYS}the quarantine run gpu-quarantine-n has it until {until}\n" in done.stdout
+    assert f"{STAYS}the quarantine run gpu-quarantine-n owns it until {until}\n" in done.stdout
 
 
 def test_a_dry_run_says_it_and_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:

@@ -73,7 +73,7 @@ def test_they_are_read_in_the_version_that_is_served(
 
     assert given_out.has_template is has_template
     assert given_out.of("n") == NodeDevices(
-        1, "" if has_template else "gives its GPUs out by DRA, for which a sweep needs kubernetes/overlays/dra"
+        1, "" if has_template else "allocates its GPUs by DRA, for which a sweep needs kubernetes/overlays/dra"
     )
     assert holders == {"n": "the claim team/c holds 1 gpu.nvidia.com"}
 

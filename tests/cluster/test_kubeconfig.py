@@ -104,7 +104,7 @@ class TestInAPod:
         pod.unlink()
 
         assert (in_words(choose(None)), in_words(choose(NOTHING_SAID))) == ("account", "mine")
-        with pytest.raises(ClusterError, match="no cluster to talk to"):
+        with pytest.raises(ClusterError, match="can't connect to a cluster"):
             connect()
 
 
@@ -147,7 +147,7 @@ class TestOutside:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ("[]", "kubeconfig {}: it is no kubeconfig"),
+            ("[]", "kubeconfig {}: not a kubeconfig"),
             ("[", "kubeconfig {}: while parsing a flow node"),
             ("\x00", "kubeconfig {}: unacceptable character"),
             ("current-context: a\ncontexts: 7\n", "kubeconfig {}: contexts: a list of objects is expected"),
@@ -166,11 +166,11 @@ class TestOutside:
 
         with pytest.raises(ClusterError) as caught:
             connect(NOTHING_SAID)
-        assert str(caught.value).startswith(f"no cluster to talk to: {message.format(path)}")
+        assert str(caught.value).startswith(f"can't connect to a cluster: {message.format(path)}")
         assert "\n" not in str(caught.value)
 
     def test_without_any_it_says_where_it_looked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        message = "and this is no pod: give --kubeconfig, or set KUBECONFIG"
+        message = "and this is no pod: use --kubeconfig, or set KUBECONFIG"
         with pytest.raises(KubeconfigError, match=f"^no file ~/.kube/config, {message}$"):
             choose(NOTHING_SAID)
         monkeypatch.setenv("KUBECONFIG", "/nowhere:/elsewhere")

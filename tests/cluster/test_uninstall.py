@@ -177,7 +177,7 @@ def test_a_cordon_that_a_person_set_after_ours_is_his(plane: ControlPlane) -> No
     plane.kubectl("cordon", FAILED)
 
     released = run(plane.kubeconfig, "release", FAILED, "--reason", "x", "--no-wait")
-    assert "stays cordoned: no quarantine run of ours cordoned it" in released.stdout
+    assert "stays cordoned: it was not cordoned by a quarantine run" in released.stdout
     assert uninstall(plane, "--yes").returncode == 0
 
     after = node(plane, FAILED)
@@ -194,7 +194,7 @@ def test_a_cordon_that_nobody_is_noted_for_stays(plane: ControlPlane, again: boo
         plane.kubectl("cordon", FAILED)
 
     released = run(plane.kubeconfig, "release", FAILED, "--reason", "x", "--no-wait")
-    assert "stays cordoned: nothing on it tells who cordoned it" in released.stdout
+    assert "stays cordoned: the Node does not show who cordoned it" in released.stdout
     assert uninstall(plane, "--yes").returncode == 0
 
     after = node(plane, FAILED)

@@ -100,7 +100,7 @@ def test_a_run_that_could_not_test_is_an_attempt_and_no_test() -> None:
     assert last_attempt(with_record(status="unknown"), NOW) == Attempt(NOW - 2 * HOUR)
     rows = [{"cause": "A", "detail": "one"}, {"cause": "A", "detail": "two"}, {"cause": "B\n"}, 7, {}]
     blind = with_record(status="unknown", unobserved=rows)
-    assert str(last_attempt(blind, NOW)) == "tried in vain at 2026-11-21T10:00:00Z: A: one; B\\n"
+    assert str(last_attempt(blind, NOW)) == "tried without a result at 2026-11-21T10:00:00Z: A: one; B\\n"
     assert last_attempt(with_record(status="unknown", unobserved=7), NOW) == Attempt(NOW - 2 * HOUR)
     assert last_attempt(with_record(), NOW) is None
 
@@ -129,7 +129,7 @@ def test_due_and_overdue() -> None:
         (replace(NODE, labels={STATUS: "fail"}), "its status is fail"),
         (replace(NODE, labels={STATUS: "unknown"}), "its status is unknown"),
         (replace(NODE, conditions=({**WELL, "status": "False"},)), "its condition GpuHealthy is False"),
-        (replace(NODE, labels={}, conditions=()), "nobody has judged it yet"),
+        (replace(NODE, labels={}, conditions=()), "it has no verdict yet"),
         (replace(NODE, gpus={}), "offers no GPUs to pods"),
         (replace(NODE, gpus={}, devices=NodeDevices(8)), ""),
         (replace(NODE, gpus={}, devices=NodeDevices(8, "gives out others")), "gives out others"),
@@ -138,7 +138,7 @@ def test_due_and_overdue() -> None:
         (replace(NODE, labels={**NODE.labels, DEEP_CHECK: "InProgress"}), "HyperPod tests it"),
         (
             replace(NODE, labels={**NODE.labels, "nvidia.com/mig.config.state": "pending"}),
-            "its driver is being changed: label nvidia.com/mig.config.state=pending",
+            "its driver is being replaced: label nvidia.com/mig.config.state=pending",
         ),
     ],
 )

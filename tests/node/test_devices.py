@@ -12,8 +12,8 @@ from healthcheck.node.devices import DRIVER, AllocatedDevices, NodeDevices, gpu_
 from healthcheck.node.state import NodeState, with_devices
 
 Object = dict[str, Any]
-ANEW = "its GPUs are being published anew by the DRA driver"
-NEEDED = "gives its GPUs out by DRA, for which a sweep needs kubernetes/overlays/dra"
+ANEW = "the DRA driver is publishing its GPUs again"
+NEEDED = "allocates its GPUs by DRA, for which a sweep needs kubernetes/overlays/dra"
 
 
 def device(name: str, kind: str | None = "gpu", *, counters: str = "", taints: tuple[str, ...] = ()) -> Object:
@@ -61,17 +61,19 @@ def held(*devices: str, pods: tuple[str, ...] = ("train",), **result: Any) -> Ob
         ([published(device("channel-0"), driver="compute-domain.nvidia.com")], None),
         (
             [published(device("gpu-0"), device("gpu-1-mig-0", "mig"))],
-            NodeDevices(1, "gives out devices by DRA (mig) that no claim of its whole GPUs covers"),
+            NodeDevices(1, "allocates devices by DRA (mig) that a claim for its whole GPUs does not cover"),
         ),
         (
             [published(device("gpu-vfio-0", "vfio"), device("gpu-0-mig-0", "mig"), device("gpu-1", None))],
-            NodeDevices(0, "gives out devices by DRA (mig, unknown, vfio) that no claim of its whole GPUs covers"),
+            NodeDevices(
+                0, "allocates devices by DRA (mig, unknown, vfio) that a claim for its whole GPUs does not cover"
+            ),
         ),
         # Instances that are made when they are asked for, out of a GPU that is given out too.
         ([published(device("gpu-0", counters="a"), device("m", "mig", counters="a"))], NodeDevices(1)),
         (
             [published(device("gpu-0", counters="a"), device("m", "mig", counters="b"))],
-            NodeDevices(1, "gives out devices by DRA (mig) that no claim of its whole GPUs covers"),
+            NodeDevices(1, "allocates devices by DRA (mig) that a claim for its whole GPUs does not cover"),
         ),
         (
             [published(device("gpu-0"), device("gpu-1", taints=("None", "NoExecute")))],

@@ -30,7 +30,7 @@ def pod(container: dict[str, Any] | None = None, **status: Any) -> dict[str, Any
         (pod(conditions=[UNPLACED]), "Unschedulable: 0/3 nodes are available"),
         (pod({"waiting": BACK_OFF}, conditions=[PLACED]), 'ImagePullBackOff: Back-off pulling image "x"'),
         (pod({"waiting": {"reason": "ContainerCreating"}}), "ContainerCreating"),
-        (pod(conditions=[PLACED]), "its node's kubelet has not begun with it"),
+        (pod(conditions=[PLACED]), "its node's kubelet has not started it"),
         (pod({"running": {"startedAt": "t"}}, conditions=[PLACED]), ""),
         (pod({"terminated": {"exitCode": 0}}), ""),
         (pod(conditions=[{**UNPLACED, "message": "x" * 10_000}]), f"Unschedulable: {'x' * 484}…"),
@@ -59,4 +59,4 @@ def test_how_it_ended(entry: dict[str, Any], how: str) -> None:
 def test_a_pod_that_says_nothing_yet_is_no_crash() -> None:
     bare = pod_state({"metadata": {"namespace": "n", "name": "p", "uid": "u"}})
 
-    assert (bare.container, bare.ended, bare.waits_for) == ("", "", "its node's kubelet has not begun with it")
+    assert (bare.container, bare.ended, bare.waits_for) == ("", "", "its node's kubelet has not started it")

@@ -215,7 +215,7 @@ def test_a_false_alarm_is_cleared_and_the_node_takes_its_work_again(suspect: Sta
     lines = logged(done.stdout)
     assert lines[0] == "cordoned"
     assert lines[-1] == "uncordoned"
-    assert [f"test: begun (test {name})" in lines for name in TESTS] == [True] * 3
+    assert [f"test: started (test {name})" in lines for name in TESTS] == [True] * 3
     assert "recommendation: return-to-service" in done.stdout
     suspect.wait(lambda node: node.status in WELL and not node.taints)
     assert marks(suspect) == {}
@@ -268,7 +268,7 @@ def test_a_killed_run_is_repeated_and_a_persons_cordon_stays(suspect: Stage) -> 
     suspect.node.kubectl("cordon", suspect.node.name)
     suspect.host.write_value("dcgm/hang", "")
 
-    with running(suspect, *words_of(suspect, "quarantine"), until="test: begun") as process:
+    with running(suspect, *words_of(suspect, "quarantine"), until="test: started") as process:
         kill_the_test(suspect)
         message, _ = process.communicate()
     (suspect.host.root / "dcgm/hang").unlink()
@@ -327,7 +327,7 @@ def test_a_manual_run_with_a_deleted_pod_is_repeated(suspect: Stage, from_a_regi
     for line in (drain, delete, apply):
         print(suspect.on_node(line))
     wait_for_pod(suspect)
-    with running(suspect, "sh", "-c", follow, until="test: begun") as process:
+    with running(suspect, "sh", "-c", follow, until="test: started") as process:
         restart_agent(suspect)
         assert marks(suspect)["mode"] == "quarantine"
         assert images_at_work(from_a_registry) == [ELSEWHERE]

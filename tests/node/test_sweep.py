@@ -84,7 +84,7 @@ def test_a_broken_gpu_is_found_by_a_sweep_and_tainted_by_the_agent(swept: Stage)
 
     message = sweep(swept, "sweep-of-a-test")
 
-    assert '"outcome": "Complete", "event": "a sweep has ended"' in message, message
+    assert '"outcome": "Complete", "event": "a sweep Job has ended"' in message, message
     node = swept.wait_for_taint()
     gpu = swept.host.gpus[1]
     assert (record(swept)["by"], record(swept)["status"]) == ("sweep", "fail")

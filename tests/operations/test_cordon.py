@@ -65,14 +65,14 @@ def test_nothing_speaks_against_lifting_our_own_or_none(node: NodeState) -> None
 
 @pytest.mark.parametrize("node", [PERSONS, AGAIN])
 def test_a_persons_cordon_is_kept(node: NodeState) -> None:
-    assert why_kept(node, NOW) == "no quarantine run of ours cordoned it"
+    assert why_kept(node, NOW) == "it was not cordoned by a quarantine run"
     assert "spec" not in (lift(node, NOW) or {})
 
 
 def test_a_cordon_is_kept_while_its_run_goes_on() -> None:
     node = under(RunKind.QUARANTINE, timedelta(hours=1))
 
-    assert why_kept(node, NOW) == "the quarantine run gpu-quarantine-n has it until 2026-11-21T13:00:00Z"
+    assert why_kept(node, NOW) == "the quarantine run gpu-quarantine-n owns it until 2026-11-21T13:00:00Z"
     assert lift(node, NOW) is None
 
 

@@ -30,9 +30,9 @@ def pod(metadata: dict[str, Any] | None = None, spec: dict[str, Any] | None = No
     [
         (pod(OF_A_JOB), NOTHING, ""),
         (pod(OF_A_JOB, SCRATCH), EVERYTHING, LOST),
-        (pod(), EVERYTHING, "no controller makes it again"),
-        (pod(OWNED_ONLY), DrainPermissions(force=True), "no controller makes it again"),
-        (pod(spec=SCRATCH), EVERYTHING, f"no controller makes it again, {LOST}"),
+        (pod(), EVERYTHING, "no controller recreates it"),
+        (pod(OWNED_ONLY), DrainPermissions(force=True), "no controller recreates it"),
+        (pod(spec=SCRATCH), EVERYTHING, f"no controller recreates it, {LOST}"),
         (pod(spec=SCRATCH, phase="Succeeded"), NOTHING, ""),
         (pod(OF_A_DAEMON_SET, phase="Failed"), NOTHING, ""),
     ],
@@ -44,8 +44,8 @@ def test_it_leaves(entry: Any, allowed: DrainPermissions, warning: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "allowed", "message"),
     [
-        (pod(), NOTHING, "no controller makes it again (needs --force)"),
-        (pod(OWNED_ONLY), DrainPermissions(empty_dir=True), "no controller makes it again (needs --force)"),
+        (pod(), NOTHING, "no controller recreates it (needs --force)"),
+        (pod(OWNED_ONLY), DrainPermissions(empty_dir=True), "no controller recreates it (needs --force)"),
         (
             pod(OF_A_JOB, SCRATCH),
             DrainPermissions(force=True),
@@ -54,7 +54,7 @@ def test_it_leaves(entry: Any, allowed: DrainPermissions, warning: str) -> None:
         (
             pod(spec=SCRATCH),
             NOTHING,
-            f"no controller makes it again (needs --force), {LOST} (needs --delete-emptydir-data)",
+            f"no controller recreates it (needs --force), {LOST} (needs --delete-emptydir-data)",
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_it_needs_a_flag(entry: Any, allowed: DrainPermissions, message: str) ->
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        (pod(MIRROR), "a static pod, which only the kubelet's own files end"),
+        (pod(MIRROR), "a static pod, which ends only when its file on the node is removed"),
         (pod(OF_A_DAEMON_SET, SCRATCH), "of DaemonSet dcgm"),
     ],
 )
@@ -81,18 +81,18 @@ def test_what_somebody_deleted_already_is_waited_for_and_needs_no_flag() -> None
 
 @pytest.mark.parametrize("odd", [{}, {"metadata": None, "spec": None, "status": None}, {"spec": {"volumes": [None]}}])
 def test_an_object_without_its_parts_is_no_crash(odd: Any) -> None:
-    assert plan_drain([odd], EVERYTHING).leaving == (EvictedPod("", "", "", warning="no controller makes it again"),)
+    assert plan_drain([odd], EVERYTHING).leaving == (EvictedPod("", "", "", warning="no controller recreates it"),)
 
 
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        ({}, "nobody has told it to go"),
+        ({}, "its eviction was not requested"),
         (
             pod({"deletionTimestamp": "T", "finalizers": ["a/b", "c"]}),
-            "it is ending, and waits for its finalizers: a/b, c",
+            "it is terminating, and waits for its finalizers: a/b, c",
         ),
-        (pod({"deletionTimestamp": "T"}), "it had until T to end, and the kubelet has not said that it did"),
+        (pod({"deletionTimestamp": "T"}), "its grace period ended at T, and the kubelet has not confirmed its end"),
     ],
 )
 def test_what_holds_a_pod_is_said(entry: Any, why: str) -> None:

@@ -134,7 +134,7 @@ def test_a_node_that_passed_only_has_to_be_uncordoned(cordoned: bool) -> None:
 def test_a_taint_that_still_stands_is_said_to_be_the_agents() -> None:
     step = next_step("return-to-service", replace(EC2, taints=[TAINT]), ())
 
-    assert "its agent lifts it" in step.note
+    assert "the agent lifts it" in step.note
 
 
 @pytest.mark.parametrize(

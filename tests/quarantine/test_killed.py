@@ -144,7 +144,7 @@ def test_a_second_run_on_the_machine_refuses_and_the_first_goes_on(world: World)
         second = world.run()
         fields = world.record | {"timestamp": before["timestamp"]}  # the first may tell the same anew meanwhile
         assert (second.code, fields, world.marks, process.poll()) == (2, before, OURS, None)
-    assert "another quarantine run is at work" in second.log[-1]["why"]
+    assert "another quarantine run is active" in second.log[-1]["why"]
 
 
 def test_a_run_that_loses_the_api_server_tells_all_when_it_is_back(world: World) -> None:
@@ -175,7 +175,7 @@ def test_marks_that_were_cleared_while_the_api_server_was_away_stand_again(world
         world.end_tests(signal.SIGTERM)
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
-        assert any('"test: begun"' in line and LOOPBACK in line for line in lines)
+        assert any('"test: started"' in line and LOOPBACK in line for line in lines)
         assert any("the Node could not be written" in line for line in lines)
         cleared = clear(node_state(world.node), datetime.now(UTC) + HELD)
         assert cleared is not None

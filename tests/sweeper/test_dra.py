@@ -70,6 +70,6 @@ def test_a_sweep_steps_aside_for_work_that_waits_for_a_device(claims: Fleet, kub
     eventually(lambda: claims.work() == {"Running"})
     _, message = sweeper.communicate()
     assert (sweeper.returncode, claims.tested(), claims.residue()) == (0, {}, {}), message
-    assert "work waits that may need its devices" in message
+    assert "waiting work may need its devices" in message
     _, printed, _ = claims.sweep("--dry-run")
     assert "in use: default/work holds 1 gpu.nvidia.com" in printed

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.cluster
 
 SLOW = Said("Bandwidth of GPU 1 is 3.0 GB/s, below 10.0", 30, 2, 2)
 KEYS = {"timestamp", "started", "node", "suite", "status", "severity", "by", "checks", "findings", "unobserved"}
-AGAIN = "asking the cluster again"
+AGAIN = "retrying the request"
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ class TestWhatCouldNotRun:
         done = pod.run()
 
         assert (done.code, pod.annotations[SWEEP], writes(pod)) == (2, verdict, [])
-        assert "is not taken by the agent yet" in done.err
+        assert "has not adopted its verdict yet" in done.err
 
 
 def taken(timestamp: str) -> str:
@@ -340,7 +340,7 @@ class TestTheCluster:
 
         done = ended(process)
         assert (done.code, SWEEP in pod.annotations) == (2, False)
-        assert "is another one than when the test began" in done.err
+        assert "was replaced since the test began" in done.err
 
     def test_without_the_node_nothing_is_tested(self, pod: Pod) -> None:
         pod.world.api.delete_node("gpu-node-1")

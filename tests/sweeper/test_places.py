@@ -35,9 +35,9 @@ def slot(number: int = 0, *, node_uid: str = "uid-n", holder: str = "n", age: ti
         (TAINTED, []),
         (LEFT, []),
         (ALIVE, []),
-        (SILENT, ["its node has no taint of ours, and no agent that is heard"]),
-        (NEVER_HEARD, ["its node has no taint of ours, and no agent that is heard"]),
-        (SlotOwner("uid-new", tainted=True, heard=NOW + HOUR), ["it is of a node of before of this name"]),
+        (SILENT, ["its node has no taint of ours, and no agent with a valid heartbeat"]),
+        (NEVER_HEARD, ["its node has no taint of ours, and no agent with a valid heartbeat"]),
+        (SlotOwner("uid-new", tainted=True, heard=NOW + HOUR), ["it belongs to an earlier node of this name"]),
     ],
     ids=["gone", "tainted", "tainted, no agent", "not tainted yet", "reset by hand", "never heard", "made anew"],
 )

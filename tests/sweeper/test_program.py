@@ -24,7 +24,7 @@ def test_the_command_is_the_sweepers_own_program() -> None:
 def test_without_a_cluster_it_says_so() -> None:
     done = run("--dry-run")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "gpu-healthcheck sweep: no cluster to talk to" in done.stderr
+    assert "gpu-healthcheck sweep: can't connect to a cluster" in done.stderr
 
 
 @pytest.mark.parametrize(("words", "variables", "code"), [(["--now"], {}, 3), ([], {"LOG_LEVEL": "loud"}, 3)])

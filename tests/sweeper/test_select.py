@@ -59,9 +59,9 @@ def test_6_the_node_that_was_tested_longest_ago_comes_first_and_one_that_never_w
         (one("n", 5), "tested at 2026-11-21T07:00:00Z"),
         (one("n", 7, obstacle="is cordoned"), "is cordoned"),
         (one("n", 5, obstacle="is cordoned"), "tested at 2026-11-21T07:00:00Z"),
-        (one("n", tried=Attempt(NOW - HOUR)), "tried in vain at 2026-11-21T11:00:00Z"),
-        (one("n", tried=Attempt(NOW - HOUR, "x: y")), "tried in vain at 2026-11-21T11:00:00Z: x: y"),
-        (one("n", 7, tried=Attempt(NOW - HOUR)), "tried in vain at 2026-11-21T11:00:00Z"),
+        (one("n", tried=Attempt(NOW - HOUR)), "tried without a result at 2026-11-21T11:00:00Z"),
+        (one("n", tried=Attempt(NOW - HOUR, "x: y")), "tried without a result at 2026-11-21T11:00:00Z: x: y"),
+        (one("n", 7, tried=Attempt(NOW - HOUR)), "tried without a result at 2026-11-21T11:00:00Z"),
         (one("n", 7, tried=Attempt(NOW - 2 * HOUR)), ""),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_claim_keeps_a_node_busy_by_what_it_holds_or_where_nobody_can_see_that
 
 def test_a_job_that_came_to_no_verdict_is_waited_for_and_one_that_did_is_not() -> None:
     job = {"n": Attempt(NOW - HOUR)}
-    assert why_not(one("n"), tried=job) == "tried in vain at 2026-11-21T11:00:00Z"
+    assert why_not(one("n"), tried=job) == "tried without a result at 2026-11-21T11:00:00Z"
     assert why_not(one("n", 0.9), replace(LIMITS, interval=HOUR / 2), tried=job) == ""
 
 
@@ -215,7 +215,9 @@ def test_a_node_under_a_run_is_seen_as_such() -> None:
 
 def test_a_record_that_says_that_it_could_not_test_is_a_try_in_vain() -> None:
     record = json.dumps({"timestamp": (NOW - HOUR).isoformat(), "status": "unknown"})
-    assert why_not(reduced(node(annotations={SWEEP_RESULT: record}))) == "tried in vain at 2026-11-21T11:00:00Z"
+    assert (
+        why_not(reduced(node(annotations={SWEEP_RESULT: record}))) == "tried without a result at 2026-11-21T11:00:00Z"
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,7 @@ def test_a_node_without_exclusive_gpus_is_left_to_its_agent(labels: dict[str, st
     ("engine", "why"),
     [
         ({"cause": "DcgmEngineEmbedded"}, "its DCGM engine can't be used: DcgmEngineEmbedded"),
-        ({"host": "10.0.3.17:5555"}, "only an agent of the full image can prove its DCGM engine at 10.0.3.17:5555; "),
+        ({"host": "10.0.3.17:5555"}, "only an agent of the full image can verify its DCGM engine at 10.0.3.17:5555; "),
         ({}, ""),
         (None, ""),
     ],

@@ -108,7 +108,7 @@ def test_a_test_that_could_not_run_is_neither_fault_nor_pass(fleet: Fleet, story
     assert (story.record["status"], story.causes, outcome(fleet)) == ("unknown", {"DcgmAlreadyRunning"}, "Failed")
     assert (node.status, node.tainted, fleet.tested()) == ("pass", False, {})
     _, printed, _ = fleet.sweep("--dry-run")
-    assert "tried in vain at" in printed
+    assert "tried without a result at" in printed
 
 
 def test_work_that_comes_ends_the_diagnostic_and_has_the_gpus(fleet: Fleet, story: Story) -> None:
@@ -150,7 +150,7 @@ def test_a_result_survives_an_api_server_that_is_away(fleet: Fleet, story: Story
     eventually(lambda: story.asked)
     fleet.plane.stop_api()
     story.let_go(story.answer(("memory", 1, FAULTY)))
-    log = "asking the cluster again"
+    log = "retrying the request"
     eventually(lambda: any(log in path.read_text() for path in story.kubelets.folder.glob("*.log")))
 
     fleet.plane.start_api()

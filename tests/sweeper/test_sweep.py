@@ -265,7 +265,7 @@ def test_a_template_that_the_policy_rejects_is_reported_and_blocks_no_node(fleet
     fleet.set_in_pods(hostNetwork=None)
 
     assert (code, fleet.jobs(), fleet.residue()) == (2, [], {}), message
-    assert message.count("passed over") == 2
+    assert message.count("skipped") == 2
     assert "'gpu-healthcheck-sweeper-jobs'" in message.splitlines()[-1]
     assert message.endswith("denied request: a sweep's pod may not set hostNetwork\n")
 
@@ -298,7 +298,7 @@ def test_a_test_that_is_killed_comes_to_no_verdict_and_is_not_tried_again_at_onc
     _, message = sweeper.communicate()
     assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {}, {}), message
     _, printed, _ = fleet.sweep("--dry-run")
-    assert "tried in vain at" in printed
+    assert "tried without a result at" in printed
 
 
 def test_a_node_with_a_plugin_that_rejects_all_replicas_is_left_to_its_agent(fleet: Fleet, kubelets: Kubelets) -> None:
@@ -311,8 +311,8 @@ def test_a_node_with_a_plugin_that_rejects_all_replicas_is_left_to_its_agent(fle
     assert (code, fleet.tested(), fleet.residue()) == (0, {}, {}), message
     _, printed, _ = fleet.sweep("--dry-run")
     row = " ".join(printed.split())
-    assert "tried in vain at" in row
-    assert "the kubelet refused the pod, so that level 2 is left to an agent of the full image" in row
+    assert "tried without a result at" in row
+    assert "the kubelet rejected the pod, so only an agent of the full image can run level 2" in row
     assert words in row
 
 
@@ -343,5 +343,5 @@ def test_7_a_sweep_sees_the_end_of_its_jobs_and_does_not_wait_for_its_deadline(
 
     _, _, message = fleet.sweep()
 
-    assert '"outcome": "Complete", "event": "a sweep has ended"' in message
+    assert '"outcome": "Complete", "event": "a sweep Job has ended"' in message
     assert "left to the next sweep" not in message

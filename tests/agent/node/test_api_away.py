@@ -25,8 +25,8 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 pytestmark = pytest.mark.cluster
 
 ERROR = "GPU has fallen off the bus."
-AWAY = "the API server does not answer; the newest verdict is kept"
-BACK = "the API server answers again; the Node is up to date"
+AWAY = "the API server is unavailable; the newest verdict is kept"
+BACK = "the API server is available again; the Node is up to date"
 NODE = "/api/v1/nodes/gpu-node-1"
 HEARTBEATS = "/namespaces/gpu-healthcheck/leases"
 OUTAGES: dict[str, Callable[[World], None]] = {
@@ -239,7 +239,7 @@ def test_delayed_events_are_reported_later(world: World) -> None:
 
     world.wait_for_event("Xid79")
     world.wait_for_event("GpuHealthPass")
-    assert len(world.agent.logged("Events have to wait")) == 1
+    assert len(world.agent.logged("Events are delayed")) == 1
 
 
 def test_a_release_is_processed_while_events_fail(watched: World) -> None:

@@ -147,7 +147,7 @@ class TestARelease:
         gesture(failed)
         failed.api.refuse()
         resume(failed)
-        failed.agent.wait_for_log("the API server does not answer; the newest verdict is kept")
+        failed.agent.wait_for_log("the API server is unavailable; the newest verdict is kept")
         failed.api.accept()
         is_released(failed, by)
 

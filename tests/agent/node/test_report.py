@@ -105,7 +105,7 @@ def test_events_are_bounded_by_reason_and_hour(tmp_path: Path, monkeypatch: pyte
     change(500)
     for reason in ("BadAnnotation", "OldRecord"):
         assert len(messages(reason)) == MOST_PER_HOUR
-        assert sum("in the agent's log only" in message for message in messages(reason)) == 1
+        assert sum("only in the agent's log" in message for message in messages(reason)) == 1
 
     for number in range(16):
         eventually(reporter.queue(replace(GOOD, name=f"gpu-node-1.{number}")).is_set)

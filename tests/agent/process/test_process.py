@@ -100,7 +100,7 @@ class TestLoading:
         assert {part.__name__ for part in UNUSED} <= set(loaded)
 
     def test_a_part_that_was_left_out_says_so_to_whoever_asks_for_it(self) -> None:
-        with pytest.raises(OSError, match=r"an agent does without pickle\.dumps"):
+        with pytest.raises(OSError, match=r"the agent does not load pickle\.dumps"):
             UnusedModule("pickle").dumps({})
 
     def test_the_child_that_asks_nvml_leaves_out_what_pynvml_never_calls(self, world: World) -> None:
@@ -150,7 +150,7 @@ class TestStarting:
         agent = world.start()
 
         assert agent.exit_code() == 2
-        assert "no cluster to talk to" in agent.log.read_text()
+        assert "can't connect to a cluster" in agent.log.read_text()
         assert "Traceback" not in agent.log.read_text()
 
     def test_on_a_port_that_is_taken_watches_all_the_same_and_serves_once_it_is_free(self, world: World) -> None:

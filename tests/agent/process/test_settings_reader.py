@@ -31,7 +31,7 @@ FAILING = {
     "was ended by SIGKILL": (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"),
     "no end within": (sys.executable, "-c", "import time; time.sleep(3600)"),
     "its output is longer than": (sys.executable, "-c", "while True: print('x' * 1000)"),
-    "answers nonsense": (sys.executable, "-c", 'print(\'{"own": {"METRICS_PORT": 70000}}\')'),
+    "returned an invalid answer": (sys.executable, "-c", 'print(\'{"own": {"METRICS_PORT": 70000}}\')'),
 }
 
 
@@ -150,7 +150,7 @@ def test_where_no_child_answers_at_the_start_the_agent_reads_by_itself(
 
     assert loaded.interval() == 77
     text = capsys.readouterr().err
-    assert text.startswith("gpu-healthcheck agent: its own process reads the settings: the child that reads")
+    assert text.startswith("gpu-healthcheck agent: the agent's own process reads the settings: the child that reads")
     assert message in text
 
     # Later the settings in force stay: they are valid, and no answer contradicts them.

@@ -161,7 +161,7 @@ class TestTheMemoryFile:
         failed.host.kernel_log.clear()
         failed.api.refuse()
         failed.start()
-        failed.agent.wait_for_log("the API server does not answer; the newest verdict is kept")
+        failed.agent.wait_for_log("the API server is unavailable; the newest verdict is kept")
         eventually(lambda: failed.agent.metric("looks_total") >= 1)
         failed.api.accept()
         eventually(lambda: standing(failed))
