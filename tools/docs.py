@@ -65,7 +65,7 @@ def groups_table() -> str:
 
 
 def runbook_table() -> str:
-    """One line per check: its reasons, each with its severity."""
+    """Return one line per check: its reasons, each with its severity."""
     lines = ["| check | reasons |", "|---|---|"]
     for check in ALL_CHECKS:
         links = (
@@ -76,7 +76,7 @@ def runbook_table() -> str:
 
 
 def exit_table() -> str:
-    """Every way in which a finding ends, one line each."""
+    """Return the exits of findings, one line each."""
     lines = ["| exit | of | when |", "|---|---|---|"]
     lines += [f"| {way.words} | {way.of} | {way.when} |" for way in EXITS]
     return "\n".join(lines)
@@ -90,7 +90,7 @@ def recommendation_table() -> str:
 
 
 def causes_table() -> str:
-    """Why a check could not run, one line per cause."""
+    """Return the causes of could-not-check, one line each."""
     lines = ["| cause | what it means | what to do |", "|---|---|---|"]
     for cause in CAUSES:
         row = (f"`{cause.name}`", cause.meaning, cause.action)
@@ -99,7 +99,7 @@ def causes_table() -> str:
 
 
 def checks_page() -> str:
-    """The whole of docs/checks.md."""
+    """Return the contents of docs/checks.md."""
     parts = [
         "# Checks\n",
         "Generated from the code by `make docs`; a test fails when it is stale.\n",
@@ -127,7 +127,7 @@ def _section(check: Check) -> str:
 
 
 def _counts(reason: Reason) -> str:
-    """From where on it is a fault, and when it is judged."""
+    """Return the threshold of a reason and its grace period."""
     grace, again = reason.grace, LOOKS_TO_CONFIRM - 1
     words = (
         reason.threshold,
@@ -148,7 +148,7 @@ _SEVERITIES_THAT_VARY = {
     "sxid": "by its line",
     "recovery-action": "by the action",
 } | dict.fromkeys(("dcgm-diag-l2", "dcgm-diag-l4"), "by the error")
-"""Checks whose findings get their severity from what they read; of xid and sxid one reason stands for all numbers."""
+"""Checks whose findings get their severity from the input; one reason of xid and sxid covers all numbers."""
 
 
 def _severity(check: Check, severity: Severity) -> str:
@@ -191,7 +191,7 @@ def _sxid_section() -> str:
 
 
 def metrics_page() -> str:
-    """The whole of docs/metrics.md."""
+    """Return the contents of docs/metrics.md."""
     port = settings_of(AgentSettings)["METRICS_PORT"].default
     lines = [
         "# Metrics\n",
@@ -200,7 +200,7 @@ def metrics_page() -> str:
         "`/healthz` (a light look ended within three intervals) and `/readyz` (the first one has ended). No label has",
         "values that grow without bound. A metric without labels is there with 0 before it says anything.\n",
         *_SCRAPING,
-        "| metric | type | labels | what it is | goes into |",
+        "| metric | type | labels | meaning | used in |",
         "|---|---|---|---|---|",
     ]
     uses = uses_by_metric()
@@ -232,7 +232,7 @@ _SCRAPING = (
 
 
 def uses_by_metric() -> dict[str, list[str]]:
-    """By the name of a metric: the alerts, as links, the recorded series and the panels that are made of it."""
+    """Return, by metric, the links to its alerts, its recorded series and its panels."""
     uses: dict[str, list[str]] = defaultdict(list)
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         for rule in group["rules"]:
@@ -252,13 +252,13 @@ def _metrics_in(expression: str) -> dict[str, None]:
 
 
 def _panels() -> list[Any]:
-    """Those of the fleet, then those of one node."""
+    """Yield the panels of the fleet, then those of one node."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     return [entry for panel in panels for entry in (panel["panels"] if panel["type"] == "row" else [panel])]
 
 
 def diagnoses_page() -> str:
-    """The whole of docs/causes.md."""
+    """Return the contents of docs/causes.md."""
     lines = [
         "# Causes\n",
         "What `gpu-healthcheck diagnose` finds, one entry per cause; `gpu-healthcheck explain CAUSE` says the same.",
@@ -283,13 +283,13 @@ def diagnoses_page() -> str:
 
 
 def _explained() -> dict[str, str]:
-    """By name where a cause or a reason is explained, as docs/causes.md links to it."""
+    """Return the link from docs/causes.md to the explanation of each cause or reason, by name."""
     reasons = {reason.name: f"runbook.md#{reason.name.lower()}" for check in ALL_CHECKS for reason in check.reasons}
     return reasons | {cause.name: f"#{cause.name.lower()}" for cause, _ in _diagnoses()}
 
 
 def _diagnoses() -> Iterator[tuple[Cause, str]]:
-    """Every cause with the file of its family, once."""
+    """Return every cause with the module of its family."""
     messages = set[str]()
     for search in SEARCHES:
         for cause in search.causes:
@@ -325,7 +325,7 @@ def _reason(reason: Reason) -> dict[str, Any]:
 
 
 def runbook() -> str:
-    """docs/runbook.md, its tables made anew."""
+    """Return docs/runbook.md with regenerated tables."""
     text = _with_table(RUNBOOK.read_text(), runbook_table(), CHECKS_MARKS)
     text = _with_table(text, recommendation_table(), RECOMMENDATION_MARKS)
     return _with_table(text, causes_table(), CAUSES_MARKS)

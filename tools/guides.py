@@ -21,7 +21,7 @@ _HEADER = ("guide", "section", "question", "answers", "correction")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question. `answers`: causes and reasons by name, commands without the program's name, `NOT_ANSWERED` and why.
+    """Question of a guide. `answers`: causes and reasons by name, commands without the program's name, `NOT_ANSWERED`.
 
     `correction`: the right answer if the guide is wrong.
     """
@@ -42,7 +42,7 @@ class Question:
 
 
 def questions() -> tuple[Question, ...]:
-    """In the order of the guides."""
+    """Return the questions in the order of the guides."""
     header, *rows = csv.reader(_FILE.read_text(encoding="utf-8").splitlines(), strict=True)
     if tuple(header) != _HEADER or any(len(row) != len(_HEADER) for row in rows):
         raise ValueError(f"{_FILE.name}: its columns are {', '.join(_HEADER)}")
@@ -50,13 +50,13 @@ def questions() -> tuple[Question, ...]:
 
 
 def section(links: Mapping[str, str]) -> Iterator[str]:
-    """The lines of a page; `links` has where each name is explained."""
+    """Yield the lines of the section; `links`: the explanation of each name."""
     yield "## What guides have people look for\n"
-    yield "Each thing that four guides check by hand when a GPU workload is stuck, and what answers it here: a cause, a"
-    yield "finding of the agent's, or a command of `gpu-healthcheck`. Where the guide is wrong, what is right.\n"
+    yield "The manual checks of four guides for stuck GPU workloads, and their equivalents here: a cause, a finding of"
+    yield "the agent, or a command of `gpu-healthcheck`. The last column corrects errors of a guide.\n"
     for guide, rows in groupby(questions(), key=lambda question: question.guide):
         yield f"### {GUIDES[guide]}\n"
-        yield "| where | looked for | answered by | what is right |"
+        yield "| section | check | equivalent | correction |"
         yield "|---|---|---|---|"
         for question in rows:
             answers = "; ".join(_shown(answer, links) for answer in question.answers)
