@@ -1,19 +1,19 @@
-# One name, two images. Both run as root with a read-only root file system; what they write is /tmp (also the
-# working directory, where DCGM's plugins put their files), /var/lib/gpu-healthcheck (what the agent remembers) and,
-# if DCGM shall keep its own logs, /var/log/nvidia-dcgm. Root, because the kernel log demands it (docs/decisions/0007-agent-container-is-privileged.md).
+# Builds two images. Both run as root with a read-only root file system. They write to /tmp (also the working directory, in
+# which DCGM's plugins write files), /var/lib/gpu-healthcheck (the agent's state) and, if DCGM's own logs are enabled,
+# /var/log/nvidia-dcgm. The kernel log needs root (docs/decisions/0007-agent-container-is-privileged.md).
 #
 #   docker build -t REGISTRY/gpu-healthcheck:0.3.0 .                      DCGM and EFA's tools: agent and Jobs
-#   docker build -t REGISTRY/gpu-healthcheck:0.3.0-slim --target slim .   where only Jobs go deep (overlay slim-agent)
+#   docker build -t REGISTRY/gpu-healthcheck:0.3.0-slim --target slim .   agent only, deep diagnostics in Jobs (overlay slim-agent)
 #
-# --build-arg EFA_FROM=distribution   takes libfabric from the base's distribution, not from AWS (buildah 1.28 wants
-#                                     the default written out too: EFA_FROM=aws)
-# --secret id=pip,src=pip.conf        pip's configuration (an index, a certificate); no layer keeps it
-# REVISION and SOURCE                 the commit and the home of these sources, for the labels
-# SOURCE_DATE_EPOCH                   the time that the wheel's files get; with the builder's own (buildah --timestamp) the
-#                                     image is the same to the bit each time: `make reproduce` (docs/releasing.md)
+# --build-arg EFA_FROM=distribution   libfabric from the base's distribution instead of AWS (buildah 1.28 also needs the
+#                                     default as an argument: EFA_FROM=aws)
+# --secret id=pip,src=pip.conf        pip's configuration (an index, a certificate); it is stored in no layer
+# REVISION and SOURCE                 the commit and the repository of these sources, for the labels
+# SOURCE_DATE_EPOCH                   the time of the wheel's files; with the same time for the builder (buildah --timestamp)
+#                                     the image is bit-identical each time: `make reproduce` (docs/releasing.md)
 
-# Both bases must bring the same minor version of Python: the environment made here is copied into either. Ubuntu
-# 24.04 has 3.12. A release refuses a base without a digest; `make pin-bases` asks the registries for them.
+# Both bases must have the same minor version of Python, because the virtual environment is copied into both. Ubuntu 24.04
+# has 3.12. A release rejects a base without a digest; `make pin-bases` writes the digests.
 ARG PYTHON_IMAGE=docker.io/library/python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 ARG DCGM_IMAGE=nvcr.io/nvidia/cloud-native/dcgm:4.6.1-1-ubuntu24.04@sha256:48464e50aa76671f5b204264cb4999739591112bf74330a727523f5655c6d7f2
 ARG EFA_FROM=aws
@@ -22,10 +22,10 @@ ARG REVISION=""
 ARG SOURCE=""
 
 
-# The environment: wheels only, so no compiler; without pip; bytecode that is trusted as it is, since a read-only
-# root could write no other. The product lies apart from what it needs: a new version is a small layer.
+# The virtual environment: only wheels, so no compiler; no pip; bytecode that Python does not check, because it cannot update
+# it on a read-only root. The product is in a separate layer from its dependencies, so that a new version is a small layer.
 FROM ${PYTHON_IMAGE} AS build
-# Half a MiB of an agent's memory: a traceback names the line, and underlines nothing in it.
+# Saves 0.5 MiB of the agent's memory: a traceback then shows the line without a marker in it.
 ENV PYTHONNODEBUGRANGES=1
 WORKDIR /src
 COPY requirements/product.txt requirements/build.txt requirements/
@@ -36,9 +36,9 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
       --only-binary :all: --require-hashes -r requirements/product.txt \
  && python3 -m pip --python /opt/build/bin/python3 install --no-cache-dir --no-compile \
       --only-binary :all: --require-hashes -r requirements/build.txt
-# 130 MB that nothing imports, and tests/image holds the product to that: the Kubernetes client's generated classes
-# (docs/decisions/0005-kubernetes-client-without-models.md), its asynchronous twin with what that alone needs, and the scripts of the packages. Some of it
-# pip has imported by then: -f makes that bytecode anew, which goes by the time of day otherwise.
+# Remove 130 MB of unused files (tests/image checks that they are not imported): the Kubernetes client's generated classes
+# (docs/decisions/0005-kubernetes-client-without-models.md), its asynchronous variant with its dependencies, and the packages'
+# scripts. pip has already compiled some modules with bytecode that depends on file times: -f compiles them again.
 WORKDIR /opt/gpu-healthcheck
 RUN python3 -m pip --python bin/python3 uninstall --yes --quiet \
       aiohappyeyeballs aiohttp aiohttp-retry aiosignal frozenlist multidict propcache yarl \
@@ -75,7 +75,7 @@ LABEL org.opencontainers.image.title="gpu-healthcheck" \
       org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="MIT-0"
 ENV PYTHONNODEBUGRANGES=1
-# This base comes without the standard library's bytecode, and a read-only root would compile it at every start.
+# This base lacks the bytecode of the standard library; with a read-only root, Python would compile it at every start.
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash -x '/(site-packages|test|tests|idlelib|lib2to3)/' \
       "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 COPY --from=build /opt/gpu-healthcheck /opt/gpu-healthcheck
@@ -89,8 +89,8 @@ ENTRYPOINT []
 CMD ["gpu-healthcheck", "agent"]
 
 
-# EFA's userspace, from the distribution or from AWS; the build takes the one that EFA_FROM names. Both are installed in
-# a stage, on the base that they will run on, and only what fi_info and fi_pingpong need is taken from there.
+# EFA's userspace libraries, from the distribution or from AWS; EFA_FROM selects one. Each is installed in its own stage on
+# the final base, and only the files that fi_info and fi_pingpong need are copied from it.
 FROM ${DCGM_IMAGE} AS efa-distribution
 # hadolint ignore=DL3008
 RUN find /usr >/before \
@@ -98,7 +98,7 @@ RUN find /usr >/before \
  && apt-get install --yes --no-install-recommends libfabric-bin ibverbs-providers
 
 FROM ${DCGM_IMAGE} AS efa-aws
-# Change both together; AWS publishes the checksum of each version:
+# Change both lines together; AWS publishes the checksum of each version:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-verify.html
 ARG EFA_INSTALLER_VERSION=1.47.0
 ARG EFA_INSTALLER_SHA256=2df4201e046833c7dc8160907bee7f52b76ff80ed147376a2d0ed8a0dd66b2db
@@ -112,7 +112,7 @@ RUN echo "${EFA_INSTALLER_SHA256}  installer.tar.gz" >checksum && sha256sum --ch
 
 # hadolint ignore=DL3006
 FROM efa-${EFA_FROM} AS efa
-# The two programs, the EFA driver that libibverbs loads by name, and every library of theirs that the base has not.
+# The two programs, the EFA driver that libibverbs loads by name, and all their libraries that the base lacks.
 ENV PATH=/opt/amazon/efa/bin:$PATH
 RUN command -v fi_info >/wanted && command -v fi_pingpong >>/wanted \
  && find /usr/lib -path '*/libibverbs/libefa*' >>/wanted \
@@ -126,7 +126,7 @@ RUN command -v fi_info >/wanted && command -v fi_pingpong >>/wanted \
  && tar --extract --directory=/efa --file=/missing.tar
 
 
-# The whole system. DCGM's image is Ubuntu without Python; its own labels and entrypoint are replaced.
+# The full image. DCGM's image is Ubuntu without Python; its labels and entrypoint are replaced.
 FROM ${DCGM_IMAGE} AS full
 ARG VERSION
 ARG REVISION
@@ -138,8 +138,8 @@ LABEL org.opencontainers.image.title="gpu-healthcheck" \
       org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="MIT-0"
 ENV PYTHONNODEBUGRANGES=1
-# The environment looks for its interpreter where PYTHON_IMAGE has it. The distribution's bytecode goes by the times of
-# its sources, which a builder that sets all times makes untrue: each start would compile what it imports.
+# The virtual environment expects its interpreter at the path of PYTHON_IMAGE. The distribution's bytecode depends on the times
+# of its sources. A builder that sets all times invalidates it, and Python would compile the imports at every start.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 \

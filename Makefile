@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PACKAGES := agent cli diagnosis healthcheck quarantine sweeper
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe
 
-# Without the cache, each process of the tests, and each program that they start, would compile all modules anew.
+# Without the bytecode cache, every process of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -13,11 +13,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
 
-setup: $(VENV)/installed ## Make a virtual environment with everything that is locked
+setup: $(VENV)/installed ## Create a virtual environment with the locked dependencies
 
-# Where there is no C compiler, the one that a PyPI package brings builds the simulated driver.
-# An editable install brings the commands. Its finder would cost each Python that starts here 15 ms and a MiB: links that
-# lie as the wheel's packages do take its place. A checkout's own names (`python -m agent`) are found from any folder.
+# Without a C compiler, one from PyPI builds the simulated driver.
+# An editable install provides the commands. Its finder would cost every Python process 15 ms and 1 MiB; links with the layout
+# of the wheel replace it. checkout.pth makes the packages of the checkout (`python -m agent`) importable from any directory.
 $(VENV)/installed: requirements/dev.txt requirements/cc.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --require-hashes -r requirements/dev.txt
@@ -42,78 +42,78 @@ check: setup ## Lint, types, layers, generated files, alerts
 	$(BIN)/zizmor --offline --quiet .github
 
 PYTEST := $(BIN)/pytest --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder
-test: setup ## What needs no control plane, in minutes; one room in seconds: ONLY=checks
+test: setup ## Tests without a control plane, some minutes; of one folder: ONLY=checks
 	$(PYTEST) -n 3 -m "not cluster and not real_node" $(if $(ONLY),tests/$(ONLY))
 
-# These wait for other programs half of the time.
-test-cluster: setup ## Against a real kube-apiserver and containerd, with our programs as processes, killed at each write
+# Five processes: these tests wait for other programs half of the time.
+test-cluster: setup ## Tests with a real kube-apiserver and containerd, and our programs as processes, killed at each write
 	$(PYTEST) -n 5 -m "cluster and not real_node" -o cache_dir=.pytest_cache/cluster $(if $(ONLY),tests/$(ONLY))
 
-test-node: setup ## Our image and manifests on a real kubelet, containerd and runc (Debian, root, no other node up)
+test-node: setup ## Tests of our image and manifests on a real kubelet, containerd and runc (Debian, root, no other node up)
 	$(BIN)/pytest -m real_node -s -o cache_dir=.pytest_cache/real_node tests/node
 
-test-pythons: ## What depends on the Python, under each of 3.11 to 3.14 that is here (PYTHONS=/opt/python3.13/bin/python3)
+test-pythons: ## Tests that depend on the Python version, with each installed one of 3.11 to 3.14 (PYTHONS=/opt/python3.13/bin/python3)
 	tools/test_pythons.sh $(PYTHONS)
 
-test-arm64: setup ## Look, memory and kernel log as an arm64 process, by qemu-user (Debian, root)
+test-arm64: setup ## Tests of checks, memory and kernel log as an arm64 process with qemu-user (Debian, root)
 	tools/test_arm64.sh
 
-node-up: setup ## The same node, to try things by hand
+node-up: setup ## Start the same node for manual tests
 	$(BIN)/python -m sim.real_node up
 
-node-shell: setup ## A shell on it, with kubectl, helm and gpu-healthcheck
+node-shell: setup ## Open a shell on it, with kubectl, helm and gpu-healthcheck
 	$(BIN)/python -m sim.real_node shell
 
-node-xid: setup ## A fault on it: Xid 79 of GPU 3, or CODE=48
+node-xid: setup ## Simulate a fault on it: Xid 79 of GPU 3, or CODE=48
 	$(BIN)/python -m sim.real_node xid $(CODE)
 
-node-down: setup ## Take it down; nothing stays
+node-down: setup ## Remove it without leftovers
 	$(BIN)/python -m sim.real_node down
 
-demo: setup ## A GPU fails on a simulated node: what the API server hears, and when
+demo: setup ## Show a GPU failure on a simulated node, and the writes to the API server with their times
 	@$(BIN)/python -m sim.demo
 
-bench: setup ## Measure: detection latency, CPU, memory, API calls (root, about 20 minutes)
+bench: setup ## Measure detection latency, CPU, memory and API calls (root, about 20 minutes)
 	$(BIN)/python -m bench
 
-bench-compare: setup ## Measure another commit and this tree in turn: BASE=COMMIT (root, about 15 minutes)
+bench-compare: setup ## Compare another commit with this tree: BASE=COMMIT (root, about 15 minutes)
 	@test -n "$(BASE)" || { echo "bench-compare: BASE=COMMIT is missing" >&2; exit 2; }
 	$(BIN)/python -m bench.compare $(BASE)
 
-upgrade-try: setup ## Upgrade from another commit to this tree and back, with faults standing: FROM=COMMIT (about 15 minutes)
+upgrade-try: setup ## Upgrade from another commit to this tree and back, with active faults: FROM=COMMIT (about 15 minutes)
 	@test -n "$(FROM)" || { echo "upgrade-try: FROM=COMMIT is missing" >&2; exit 2; }
 	$(BIN)/python -m tests.upgrade $(FROM)
 
-install-try: setup ## Type what README says on a real kubelet, by each way to install: nothing stays (Debian, root, 10 minutes)
+install-try: setup ## Run the README's commands on a real kubelet with each installation method (Debian, root, 10 minutes)
 	$(BIN)/python -m tests.newcomer $(WAYS)
 
-matrix: setup ## Our manifests, policies and programs on other versions of Kubernetes, built first: MINORS="1.31 1.35" (hours the first time)
+matrix: setup ## Test manifests, policies and programs with other Kubernetes versions: MINORS="1.31 1.35" (the first build takes hours)
 	$(BIN)/python -m tests.matrix $(MINORS)
 
 SECONDS ?= 600
 fuzz: setup ## Search for inputs that break a probe, a check, the memory or its file (SECONDS=600)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
-docs: setup ## Write the generated files anew: docs/checks.md, causes.md and metrics.md, tables in README and runbook, the profiles, the PrometheusRule
+docs: setup ## Regenerate docs/checks.md, causes.md and metrics.md, tables in README and runbook, the profiles, the PrometheusRule
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m tools.manifests
 	$(BIN)/python -m release.licences
 
-lock: setup ## Resolve the dependencies anew and lock them with hashes
+lock: setup ## Resolve the dependencies again and lock them with hashes
 	$(COMPILE) --upgrade -o requirements/product.txt pyproject.toml
 	$(COMPILE) --upgrade --extra dev -c requirements/product.txt -o requirements/dev.txt pyproject.toml
 	$(COMPILE) --upgrade -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 	$(COMPILE) --upgrade -o requirements/cc.txt requirements/cc.in
 	$(COMPILE) --upgrade -o requirements/go.txt requirements/go.in
 
-reproduce: setup ## Build images, wheel and source archive of HEAD twice and compare them to the bit (Debian, root)
+reproduce: setup ## Build images, wheel and source archive of HEAD twice and compare all bytes (Debian, root)
 	$(BIN)/python -m sim.release.reproduce
 
-pin-bases: setup ## Ask the registries for the digests of the Dockerfile's bases, and write them there
+pin-bases: setup ## Write the current digests of the base images to the Dockerfile
 	$(BIN)/python -m release pin-bases
 
-release-dry-run: setup ## A whole release of HEAD into a registry on loopback, signed by a fresh key pair (Debian, root)
+release-dry-run: setup ## Release HEAD to a local registry, signed with a temporary key pair (Debian, root)
 	$(BIN)/python -m sim.release
 
-clean: ## Remove what was built
+clean: ## Remove all build results
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -15,21 +15,21 @@ from pathlib import Path
 
 
 class ProgramError(Exception):
-    """A program could not be had, started or asked; the message says why."""
+    """A program cannot be built, started or queried; the message has the reason."""
 
 
 class NoProgramError(ProgramError):
-    """It is not here, and nothing on this machine can build it."""
+    """The program is missing, and this machine cannot build it."""
 
 
 def home_of(programs: str) -> Path:
-    """Where all builds of these programs are kept."""
+    """Return the cache directory of the built programs."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "gpu-healthcheck" / programs
 
 
 def digest(*rooms: Path) -> str:
-    """Of exactly these sources, each a folder with go.mod and go.sum: other go.sum, other digest."""
+    """Return the digest of these sources, each a folder with go.mod and go.sum."""
     sums = hashlib.sha256()
     for room in rooms:
         for name in ("go.mod", "go.sum"):
@@ -42,7 +42,7 @@ def built(target: Path, build: Callable[[Path], None]) -> Path:
     if target.is_dir():
         return target
     if shutil.which("go") is None:
-        raise NoProgramError(f"no {target.parent.name} here, and no Go to build it")
+        raise NoProgramError(f"{target.parent.name} is missing, and there is no Go to build it")
     target.parent.mkdir(parents=True, exist_ok=True)
     with _only_one_builder(target):
         if not target.is_dir():  # another process may have built it while we waited
@@ -64,7 +64,7 @@ def _only_one_builder(target: Path) -> Iterator[None]:
 
 
 def go_build(room: Path, out: Path, ldflags: str, packages: Sequence[str], tags: str = "") -> None:
-    """With the modules that the room's go.mod and go.sum pin, and without cgo. Raises ProgramError."""
+    """Build with the modules pinned by the folder's go.mod and go.sum, without cgo. Raises ProgramError."""
     out.mkdir(exist_ok=True)
     environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
     command = ["go", "build", "-trimpath", "-tags", tags, "-ldflags", ldflags, "-o", f"{out}/", *packages]

@@ -27,27 +27,25 @@ from release.running import ReleaseError
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
 Repository = Annotated[str, typer.Option(help="Such as ghcr.io/OWNER/gpu-healthcheck.")]
-Target = Annotated[Literal["full", "slim"], typer.Argument(help="Of the Dockerfile.")]
-Folder = Annotated[Path, typer.Option(help="Where the files go, and come from.")]
+Target = Annotated[Literal["full", "slim"], typer.Argument(help="Target of the Dockerfile.")]
+Folder = Annotated[Path, typer.Option(help="Directory of the files.")]
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def _registry(repository: str) -> Registry:
-    """A registry takes no capital letter, which an owner's name may have."""
+    """Return the registry with its repository in lower case: an owner's name may have capitals, which it rejects."""
     return Registry(repository.lower())
 
 
 def _of_the_workflow(name: str) -> str:
     if name not in os.environ:
-        raise ReleaseError(
-            f"{name} is not set: a version is signed by the workflow; here there is `make release-dry-run`"
-        )
+        raise ReleaseError(f"{name} is not set: only the workflow signs a version; run `make release-dry-run` locally")
     return os.environ[name]
 
 
 @app.command()
 def check(tag: str) -> None:
-    """Say why the sources are no release under that TAG; exit 1 where they are not."""
+    """Print the reasons why the sources cannot be released as TAG, and exit 1 if there are any."""
     found = refusals(REPOSITORY, tag)
     for line in found:
         print(f"release: {line}", file=sys.stderr)
@@ -67,7 +65,7 @@ def pin_bases() -> None:
 
 @app.command()
 def image(target: Target, repository: Repository, out: Folder = Path("dist"), source: str = "") -> None:
-    """Build that TARGET for this machine's architecture, push it, and list its content."""
+    """Build the TARGET for this machine's architecture, push it, and list its content."""
     made_from = origin(source)
     out.mkdir(parents=True, exist_ok=True)
     place = built.Place(buildah, (), ARCHITECTURES[platform.machine()])
@@ -77,7 +75,7 @@ def image(target: Target, repository: Repository, out: Folder = Path("dist"), so
 
 @app.command()
 def rebuild(target: Target, source: str = "") -> None:
-    """Build that TARGET and keep nothing of it but its digest, to compare with a released one."""
+    """Build the TARGET and print its digest, to compare with a released one."""
     made_from = origin(source)
     with exported(made_from.revision) as tree, tempfile.TemporaryDirectory() as folder:
         images.build(buildah, images.NAME, images.build_arguments(target, made_from), tree)
@@ -88,7 +86,7 @@ def rebuild(target: Target, source: str = "") -> None:
 
 @app.command(name="publish")
 def publish_all(repository: Repository, images: Folder, out: Folder = Path("dist"), source: str = "") -> None:
-    """Sign and attest the IMAGES that were built, make index, chart and files, and verify all of it."""
+    """Sign and attest the built IMAGES, create index, chart and files, and verify everything."""
     made_from = origin(source)
     workflow = f"https://github.com/{_of_the_workflow('GITHUB_WORKFLOW_REF')}"
     builder = Builder(workflow, f"{source}/actions/runs/{_of_the_workflow('GITHUB_RUN_ID')}")

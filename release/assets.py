@@ -9,7 +9,7 @@ CHECKSUMS = "checksums.txt"
 
 
 def write_checksums(folder: Path) -> Path:
-    """As `sha256sum --check` reads them, of every file that is there."""
+    """Write the checksums of all files in the format of `sha256sum --check`."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(CHECKSUMS))
     lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
     listed = folder / CHECKSUMS

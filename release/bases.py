@@ -16,14 +16,14 @@ def stages(dockerfile: str) -> list[str]:
 
 
 def bases(dockerfile: str) -> dict[str, str]:
-    """By the argument that names it: the image that stands in the file."""
+    """Return the base images of the Dockerfile by the argument that names each."""
     defaults = dict(_ARG.findall(dockerfile))
     named = (_NAMED.match(base) for base, _ in _FROM.findall(dockerfile))
     return {name: defaults[name] for found in named if found and (name := found[1] or found[2]) in defaults}
 
 
 def unpinned(dockerfile: str) -> dict[str, str]:
-    """Those without a digest: their tag may be another image tomorrow."""
+    """Return the base images without a digest: their tag may move."""
     return {name: image for name, image in bases(dockerfile).items() if not _PINNED.match(image)}
 
 
@@ -35,7 +35,7 @@ def unnamed(dockerfile: str) -> list[str]:
 
 
 def pinned(dockerfile: str, digests: dict[str, str]) -> str:
-    """The same text, each of these images by its tag and this digest."""
+    """Return the Dockerfile with the digests added to the tags of these images."""
     for name, image in bases(dockerfile).items():
         if name in digests:
             tagged = image.partition("@")[0]

@@ -1,4 +1,4 @@
-"""One image of one architecture: built, in the registry, its content listed; and the file that tells the next job."""
+"""Build and push one image of one architecture, list its content, and write the file for the next job."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read(folder: Path) -> list[Built]:
     """Return the images that other jobs built. Raises ReleaseError if there are none."""
     found = [json.loads(file.read_text()) for file in sorted(folder.rglob("image-*.json"))]
     if not found:
-        raise ReleaseError(f"{folder} tells of no image")
+        raise ReleaseError(f"{folder} contains no description of an image")
     return [Built(entry["target"], entry["digest"], _within(folder, entry["sbom"])) for entry in found]
 
 

@@ -1,4 +1,4 @@
-"""The section of CHANGELOG.md that tells of one version; pure."""
+"""The section of CHANGELOG.md about one version; pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNRELEASED = "Unreleased"
 
 
 def has_unreleased(changelog: str) -> bool:
-    """Whether something still waits for a version."""
+    """Whether there are unreleased entries."""
     try:
         return bool(section(changelog, UNRELEASED))
     except ReleaseError:
@@ -28,5 +28,5 @@ def section(changelog: str, version: str) -> str:
             text = changelog[heading.end() : following.start() if following else None].strip()
             if text:
                 return f"{text}\n"
-            raise ReleaseError(f"CHANGELOG.md says nothing below its heading of {version}")
-    raise ReleaseError(f"CHANGELOG.md has no section of {version}: its `## Unreleased` becomes `## {version} - DATE`")
+            raise ReleaseError(f"CHANGELOG.md has no text below its heading of {version}")
+    raise ReleaseError(f"CHANGELOG.md has no section of {version}: rename `## Unreleased` to `## {version} - DATE`")

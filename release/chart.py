@@ -1,4 +1,4 @@
-"""The chart as a release has it: its values name the images by digest, so that an installation needs no `--set`."""
+"""The released chart: its values name the images by digest, so that an installation needs no `--set`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHART = Path("charts/gpu-healthcheck")
 
 
 def package(tree: Path, out: Path, registry: Registry, full: str, slim: str) -> Path:
-    """Of that tree's chart, into that folder."""
+    """Package the chart of the tree into the folder."""
     with tempfile.TemporaryDirectory() as folder:
         chart = shutil.copytree(tree / _CHART, Path(folder) / _CHART.name)
         values = chart / "values.yaml"
@@ -25,7 +25,7 @@ def package(tree: Path, out: Path, registry: Registry, full: str, slim: str) -> 
 
 
 def by_digest(values: str, repository: str, full: str, slim: str) -> str:
-    """values.yaml with these where it has nothing yet; pure. Raises ReleaseError where it has no such line."""
+    """Return values.yaml with repository and digests filled in; pure. Raises ReleaseError if a line is missing."""
     for key, old, new in (
         ("image", "  repository: gpu-healthcheck\n", f"  repository: {repository}\n"),
         ("image", "  digest: ''\n", f"  digest: {full}\n"),

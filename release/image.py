@@ -1,4 +1,4 @@
-"""Our images, the same to the bit for one commit: no clock, no builder's name, no files but the commit's."""
+"""Our images, bit-identical for one commit: without clock, builder name or files outside the commit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from release.running import run
 
 SLIM, FULL = "slim", "full"
 TARGETS = (FULL, SLIM)
-"""Of our Dockerfile."""
+"""Target of our Dockerfile."""
 NAME = "localhost/gpu-healthcheck-release"
-"""Of what is built, in the builder's own store."""
+"""Name of the built image in the builder's store."""
 Buildah = Callable[..., str]
-"""Called with its words, says what it printed."""
+"""Function that runs buildah with these arguments and returns its output."""
 
 
 def tag(version: str, target: str) -> str:
@@ -36,7 +36,7 @@ def build_arguments(target: str, made_from: Origin) -> list[str]:
     }
     return [
         f"--target={target}",
-        f"--timestamp={made_from.epoch}",  # of the image, its history, and each file in its layers
+        f"--timestamp={made_from.epoch}",  # for the image, its history, and each file in its layers
         "--identity-label=false",  # buildah's own version
         "--format=oci",
         *(f"--build-arg={name}={value}" for name, value in values.items()),
@@ -44,7 +44,7 @@ def build_arguments(target: str, made_from: Origin) -> list[str]:
 
 
 def build(buildah: Buildah, name: str, words: Sequence[str], context: Path) -> None:
-    """From scratch: a layer of yesterday's cache may hold yesterday's packages."""
+    """Build without a cache: cached layers may contain outdated packages."""
     buildah("build", "--quiet", "--no-cache", f"--tag={name}", *words, str(context))
 
 

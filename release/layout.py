@@ -1,4 +1,4 @@
-"""An image as an OCI layout on disk: its digest, and in which files two builds of it differ."""
+"""OCI layout of an image on disk: its digest, and the differing files of two builds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Layout:
 
 
 def differences(layout: Layout, other: Layout) -> list[str]:
-    """One line for each thing that differs, for a person who looks for the cause; empty where the digests are equal."""
+    """Return one line per difference, for debugging; empty if the digests are equal."""
     if layout.digest == other.digest:
         return []
     messages = (

@@ -21,7 +21,7 @@ _SPDX = {
     "ISC License": "ISC",
     "MIT License": "MIT",
 }
-"""What packages write in free words, as https://spdx.org/licenses/ names it; BSD, where they say no more."""
+"""SPDX names (https://spdx.org/licenses/) of licences that packages name in free text; BSD if unspecified."""
 
 
 def in_the_image(requirements: str, dockerfile: str) -> dict[str, str]:
@@ -31,7 +31,7 @@ def in_the_image(requirements: str, dockerfile: str) -> dict[str, str]:
 
 
 def licence(message: Message) -> str:
-    """By a package's metadata: its expression, else its short text, else its classifier; pure. Raises ReleaseError."""
+    """Return a package's licence from its expression, short text or classifier; pure. Raises ReleaseError."""
     classified = [
         name.rpartition(" :: ")[2] for name in message.get_all("Classifier") or () if name.startswith("License ::")
     ]
@@ -39,11 +39,11 @@ def licence(message: Message) -> str:
     for candidate in (message.get("License-Expression"), text if "\n" not in text else "", *classified):
         if candidate and candidate.strip():
             return _SPDX.get(candidate.strip(), candidate.strip())
-    raise ReleaseError(f"{message['Name']} says no licence")
+    raise ReleaseError(f"{message['Name']} declares no licence")
 
 
 def table() -> str:
-    """Of the versions that are locked. Raises ReleaseError where others are installed here."""
+    """Return the table of the locked versions. Raises ReleaseError if other versions are installed here."""
     packages = in_the_image(
         (REPOSITORY / "requirements/product.txt").read_text(), (REPOSITORY / "Dockerfile").read_text()
     )

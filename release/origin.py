@@ -26,11 +26,11 @@ class Origin:
     revision: str
     epoch: int
     source: str = ""
-    """Where these sources live, as a URL; empty where nobody said."""
+    """URL of the repository; empty if not given."""
 
 
 def origin(source: str = "") -> Origin:
-    """Of the commit that is checked out. Raises ReleaseError."""
+    """Return the origin of the checked-out commit. Raises ReleaseError."""
     revision, epoch = run(["git", "log", "-1", "--format=%H %ct"], folder=REPOSITORY).split()
     return Origin(version_of(REPOSITORY), revision, int(epoch), source)
 
@@ -38,13 +38,13 @@ def origin(source: str = "") -> Origin:
 def version_of(tree: Path) -> str:
     found = _VERSION.search((tree / "healthcheck/__init__.py").read_text())
     if found is None:
-        raise ReleaseError("healthcheck/__init__.py says no version")
+        raise ReleaseError("healthcheck/__init__.py has no version")
     return found[1]
 
 
 @contextmanager
 def exported(revision: str) -> Iterator[Path]:
-    """The files of that commit and no others, with the same modes whatever the umask is."""
+    """Provide the files of the commit, without others, with modes independent of the umask."""
     with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-sources-") as folder:
         tar, tree = Path(folder) / "sources.tar", Path(folder) / "sources"
         tree.mkdir()

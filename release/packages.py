@@ -1,4 +1,4 @@
-"""The wheel, the source archive and the plugin's archives for krew, the same to the bit for one commit."""
+"""The wheel, the source archive and the plugin's archives for krew, bit-identical for one commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(
 
 
 def build(tree: Path, out: Path, epoch: int) -> list[Path]:
-    """Both of them, with the locked setuptools of this environment."""
+    """Build the wheel and the source archive with the locked setuptools of this environment."""
     time = {"SOURCE_DATE_EPOCH": str(epoch)}
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-cache-dir")
     run([*pip, "--no-index", "--no-deps", "--no-build-isolation", f"--wheel-dir={out}", str(tree)], time)
@@ -25,7 +25,7 @@ def build(tree: Path, out: Path, epoch: int) -> list[Path]:
 
 
 def for_krew(tree: Path, out: Path, made_from: Origin) -> None:
-    """From the wheel that is there: an archive for each platform, and the manifest with their checksums."""
+    """Build the krew archive of each platform from the wheel, and the manifest with their checksums."""
     (wheel,) = out.glob("*.whl")
     files = f"{made_from.source}/releases/download/v{made_from.version}"
     words = (f"--wheel={wheel}", f"--out={out}", f"--url={files}", f"--homepage={made_from.source}")
@@ -34,7 +34,7 @@ def for_krew(tree: Path, out: Path, made_from: Origin) -> None:
 
 
 def even_out(sdist: Path, epoch: int) -> None:
-    """Setuptools gives its archive the clock's time, this user's name and the umask's modes."""
+    """Rewrite the source archive, in which setuptools stores the current time, the user's name and umask modes."""
     fresh = sdist.with_suffix(".fresh")
     with (
         tarfile.open(sdist) as old,

@@ -14,7 +14,7 @@ class Builder:
     """Builder of an image, for its provenance."""
 
     identity: str
-    """A URI that names who ran the build: the workflow at its tag, say."""
+    """URI of the builder, such as the workflow at its tag."""
     invocation: str
 
 

@@ -1,4 +1,4 @@
-"""A version, once its images are in the registry: indexes, provenance, signatures, chart, files."""
+"""Publish a version whose images are in the registry: indexes, provenance, signatures, chart, files."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def publish(release: Release, built: Sequence[Built], out: Path) -> dict[str, st
 
 
 def _image(release: Release, target: str, parts: Sequence[Built]) -> str:
-    """The index is signed with all that is in it; SBOM and provenance belong to each architecture's own image."""
+    """Sign the index with its images, and attest SBOM and provenance of each architecture's image."""
     if not parts:
-        raise ReleaseError(f"no image of the target {target} was built")
+        raise ReleaseError(f"there is no built image of the target {target}")
     known = bases((release.tree / "Dockerfile").read_text())
     for part in parts:
         reference = release.reference(part.digest)

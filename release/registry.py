@@ -1,4 +1,4 @@
-"""Where a release goes: images by architecture, then one index of them under the version's tag."""
+"""Registry of a release: images by architecture, and one index of them under the version's tag."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Registry:
     """Registry that images are pushed to."""
 
     repository: str
-    """Such as ghcr.io/OWNER/gpu-healthcheck; the chart goes to `charts/` beside it."""
+    """Such as ghcr.io/OWNER/gpu-healthcheck; the chart is in `charts/` next to it."""
     plain_http: bool = False
-    """On loopback: nobody else's network is between."""
+    """Only for a registry on loopback."""
 
     @property
     def charts(self) -> str:
@@ -27,7 +27,7 @@ class Registry:
 
 
 def push(buildah: Buildah, name: str, registry: Registry, tag: str) -> str:
-    """The digest under which the registry has it."""
+    """Push an image and return its digest in the registry."""
     with tempfile.TemporaryDirectory() as folder:
         digest = Path(folder) / "digest"
         words = (
@@ -41,12 +41,12 @@ def push(buildah: Buildah, name: str, registry: Registry, tag: str) -> str:
 
 
 def join(registry: Registry, digests: Sequence[str], tag: str) -> str:
-    """One index of these images, under this tag; its digest."""
+    """Create an index of the images under the tag, and return its digest."""
     parts = [word for digest in digests for word in ("--manifest", f"{registry.repository}@{digest}")]
     run([program("crane"), "index", "append", *parts, "--tag", f"{registry.repository}:{tag}"])
     return resolve(f"{registry.repository}:{tag}")
 
 
 def resolve(image: str) -> str:
-    """The digest that a tag has now: of the index where there is one."""
+    """Return the current digest of a tag, which is the index's if there is one."""
     return run([program("crane"), "digest", image])

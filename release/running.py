@@ -1,4 +1,4 @@
-"""The only place where a release starts programs; their output on failure is the error message."""
+"""Start programs of a release; on failure their output is the error message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ReleaseError(Exception):
-    """A step of a release cannot be done; the message says why."""
+    """A step of a release failed; the message has the reason."""
 
 
 def run(words: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
@@ -29,7 +29,7 @@ def run(words: Sequence[str], environment: Mapping[str, str] | None = None, fold
             check=False,
         )
     except OSError as error:
-        raise ReleaseError(f"`{words[0]}` does not start: {error.strerror}") from error
+        raise ReleaseError(f"cannot start `{words[0]}`: {error.strerror}") from error
     if done.returncode != 0:
         message = f"{done.stdout}\n{done.stderr}".strip()[-3000:]
         raise ReleaseError(f"`{shlex.join(words)}` failed:\n{message}")

@@ -10,7 +10,7 @@ from release.running import run
 
 
 def write(registry: Registry, digest: str, version: str, file: Path) -> None:
-    """As SPDX."""
+    """Write the content of the image as SPDX."""
     plain = {"SYFT_REGISTRY_INSECURE_USE_HTTP": "true"} if registry.plain_http else {}
     named = ("--source-name=gpu-healthcheck", f"--source-version={version}")
     words = ("scan", f"registry:{registry.repository}@{digest}", *named, f"--output=spdx-json={file}", "--quiet")

@@ -25,7 +25,7 @@ class Signer:
 
 
 def by_identity(identity: str) -> Signer:
-    """Keyless: the certificate names the workflow, and the transparency log says when."""
+    """Return a keyless signer: the certificate names the workflow, and the transparency log has the time."""
     return Signer((), (f"--certificate-identity={identity}", f"--certificate-oidc-issuer={GITHUB}"))
 
 
@@ -60,12 +60,12 @@ def bundle_of(file: Path) -> Path:
 
 
 def verify(signer: Signer, reference: str) -> None:
-    """Raises ReleaseError where the signature is missing or another's."""
+    """Verify the signature. Raises ReleaseError if it is missing or from another signer."""
     _cosign("verify", *signer.verify, reference)
 
 
 def verify_attestation(signer: Signer, reference: str, kind: str) -> Json:
-    """The statement that was signed."""
+    """Return the signed statement."""
     answer = _cosign("verify-attestation", *signer.verify, f"--type={kind}", reference)
     found: Json = json.loads(answer.splitlines()[0])
     return found

@@ -35,8 +35,8 @@ def test_that(name):
             "cluster: test_it.py::test_that[a]\ncluster: these failed, and passed",
         ),
         ("well once always well", 1, "these failed, and failed again"),
-        ("once once once once", 1, "4 tests failed; 1 to 3 are run once more"),
-        ("well well well well", 1, "0 tests failed; 1 to 3 are run once more"),
+        ("once once once once", 1, "4 tests failed; only 1 to 3 are repeated"),
+        ("well well well well", 1, "0 tests failed; only 1 to 3 are repeated"),
     ],
 )
 def test_a_few_that_failed_get_a_second_run_and_are_named(tmp_path: Path, kinds: str, code: int, message: str) -> None:

@@ -199,7 +199,7 @@ def metrics_page() -> str:
         "`/healthz` (a light look ended within three intervals) and `/readyz` (the first one has ended). No label has",
         "values that grow without bound. A metric without labels is there with 0 before it says anything.\n",
         *_SCRAPING,
-        "| metric | type | labels | what it is | goes into |",
+        "| metric | type | labels | meaning | used in |",
         "|---|---|---|---|---|",
     ]
     uses = uses_by_metric()

@@ -21,7 +21,7 @@ _HEADER = ("guide", "section", "question", "answers", "correction")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question. `answers`: causes and reasons by name, commands without the program's name, `NOT_ANSWERED` and why.
+    """Question of a guide. `answers`: causes and reasons by name, commands without the program's name, `NOT_ANSWERED`.
 
     `correction`: the right answer if the guide is wrong.
     """

@@ -13,14 +13,14 @@ from tools.chart.manifest import documents
 from tools.chart.templates import IMAGE, MANIFESTS
 
 _REFERENCE = re.compile(rf"{REPOSITORY}(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}}|@sha256:[0-9a-f]{{64}})")
-"""An image by its tag or its digest."""
+"""Image reference with a tag or a digest."""
 _FIRST = {"Namespace": 0, "ValidatingAdmissionPolicy": 1, "ValidatingAdmissionPolicyBinding": 1}
 
 
 def install_yaml(image: str) -> str:
-    """The whole of the file. Raises ValueError where the image has neither a tag nor a digest."""
+    """Return the contents of the file. Raises ValueError if the image has neither tag nor digest."""
     if not _REFERENCE.fullmatch(image):
-        raise ValueError(f"{image}: an image is given as REPOSITORY:TAG or REPOSITORY@sha256:DIGEST")
+        raise ValueError(f"{image}: the image must be REPOSITORY:TAG or REPOSITORY@sha256:DIGEST")
     files = sorted(MANIFESTS.glob("*.yaml"))
     found = [document for file in files for document in documents(file.read_text())]
     found.sort(key=lambda document: _FIRST.get(document.identity[0], len(_FIRST)))

@@ -1,4 +1,4 @@
-"""The man page, gpu-healthcheck(1): every command and option as its help has them. `make docs` writes it."""
+"""The man page, gpu-healthcheck(1), from the help of every command and option. `make docs` writes it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ gpu\\-healthcheck \\- GPU node health for Kubernetes
 """
 _FOOT = """\
 .SH EXIT STATUS
-0: done; 1: a fault was found, or something is left to do; 2: it could not check, or not do it;
-3: wrong use; 130: Ctrl\\-C.
+0: done; 1: a fault was found, or work is left to do; 2: could not check, or the action failed;
+3: usage error; 130: Ctrl\\-C.
 .SH ENVIRONMENT
 .TP
 .B KUBECONFIG
-Files that say which clusters there are, as kubectl reads it.
+Files with the clusters' addresses and credentials, as for kubectl.
 .TP
 .B CONFIG_DIR
-Where the settings lie for check, replay and explain; without it /etc/gpu\\-healthcheck.
+Directory of the settings for check, replay and explain. Default: /etc/gpu\\-healthcheck.
 """
 
 

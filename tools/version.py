@@ -1,4 +1,4 @@
-"""Writes the next version wherever the sources name the one of now: `python -m tools.version 0.3.0`."""
+"""Replace the current version in the sources with the next one: `python -m tools.version 0.3.0`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLACES = (
     "kubernetes/overlays/**/*.yaml",
 )
 _BEFORE_IT = r'(?<=gpu-healthcheck:)|(?<=newTag: )|(?<=VERSION=)|(?<=__version__ = ")|(?<=git checkout v)'
-"""Elsewhere a number is that of a version whose ways are told."""
+"""Text before the current version; elsewhere a number refers to the behaviour of that version."""
 
 
 def renamed(text: str, before: str, after: str) -> str:

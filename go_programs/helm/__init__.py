@@ -13,11 +13,11 @@ _KUBERNETES = "helm.sh/helm/v3/pkg/chartutil.k8sVersion"
 
 
 def program() -> Path:
-    """Built first where need be. Raises NoProgramError where there is no Go either."""
+    """Return Helm's path, and build it if necessary. Raises NoProgramError without Go."""
 
     def build(folder: Path) -> None:
-        print("building Helm, once: a minute or two", file=sys.stderr, flush=True)
-        # Without a cluster it takes a chart to be for this Kubernetes, and 1.20 where nothing is said.
+        print("building Helm (once, takes one or two minutes)", file=sys.stderr, flush=True)
+        # Without a cluster, Helm renders charts for this version of Kubernetes; the default is 1.20.
         flags = f"-s -w -X {_KUBERNETES}Major=1 -X {_KUBERNETES}Minor={_client_minor()}"
         go_build(_ROOM, folder, flags, ["helm.sh/helm/v3/cmd/helm"])
 
@@ -25,6 +25,6 @@ def program() -> Path:
 
 
 def _client_minor() -> str:
-    """As Helm's own Makefile has it: client-go 0.37 is the client of Kubernetes 1.37."""
+    """Return the minor version of Helm's Kubernetes client, as Helm's Makefile does: client-go 0.37 is that of 1.37."""
     (minor,) = re.findall(r"k8s\.io/client-go v0\.(\d+)\.", (_ROOM / "go.mod").read_text())
     return str(minor)

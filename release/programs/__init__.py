@@ -15,7 +15,7 @@ _PACKAGES = {
 
 
 def program(name: str) -> str:
-    """Its path; built first where need be. Raises NoProgramError where there is no Go."""
+    """Return the program's path, and build it if necessary. Raises NoProgramError without Go."""
     room = Path(__file__).parent / name
 
     def build(folder: Path) -> None:

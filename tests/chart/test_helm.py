@@ -122,7 +122,7 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
 @pytest.mark.parametrize(
     ("words", "namespace", "message"),
     [
-        ((), "default", "the namespace of the release is gpu-healthcheck, not default"),
+        ((), "default", "the namespace of the release must be gpu-healthcheck, not default"),
         (("--set=slim.enabled=true", f"--set=image.digest={DIGEST}"), "gpu-healthcheck", "needs slim.digest"),
         (("--set=settings.CHECK_INTERVAL=5",), "gpu-healthcheck", "CHECK_INTERVAL"),
         (("--set=settings.CHECK_INTERVAL=null",), "gpu-healthcheck", "CHECK_INTERVAL"),

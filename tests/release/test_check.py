@@ -47,21 +47,21 @@ def test_sources_that_say_the_tags_version_and_pin_their_bases_are_a_release(tmp
 @pytest.mark.parametrize(
     ("changed", "tag", "message"),
     [
-        ({}, "v1.2.1", "the tag is v1.2.1, the sources say v1.2.0"),
-        ({}, "1.2.0", "the tag is 1.2.0, the sources say v1.2.0"),
+        ({}, "v1.2.1", "the tag is v1.2.1, but the sources have v1.2.0"),
+        ({}, "1.2.0", "the tag is 1.2.0, but the sources have v1.2.0"),
         ({"version": "1.3.0"}, "v1.3.0", "has no section of 1.3.0"),
-        ({"version": "1.0.0"}, "v1.0.0", "says nothing below its heading of 1.0.0"),
+        ({"version": "1.0.0"}, "v1.0.0", "has no text below its heading of 1.0.0"),
         (
             {"changelog": CHANGELOG.replace("eleased\n", "eleased\n\n- More.\n")},
             "v1.2.0",
             "entries below `## Unreleased`",
         ),
-        ({"version": "1.2"}, "v1.2", "1.2 is no version"),
-        ({"version": "1.2.0; id"}, "v1.2.0; id", "1.2.0; id is no version"),
+        ({"version": "1.2"}, "v1.2", "1.2 is not a version"),
+        ({"version": "1.2.0; id"}, "v1.2.0; id", "1.2.0; id is not a version"),
         ({"dockerfile": "ARG BASE=nvcr.io/dcgm:4\nFROM ${BASE}\n"}, "v1.2.0", "BASE=nvcr.io/dcgm:4 has no digest"),
         ({"dockerfile": "FROM nvcr.io/dcgm:4\n"}, "v1.2.0", "the Dockerfile names no base by an argument"),
-        ({"dockerfile": f"{PINNED}FROM debian:12\n"}, "v1.2.0", "names debian:12 itself"),
-        ({"dockerfile": f"{PINNED}COPY --link --from=busybox:1 /bin/sh /\n"}, "v1.2.0", "names busybox:1 itself"),
+        ({"dockerfile": f"{PINNED}FROM debian:12\n"}, "v1.2.0", "names debian:12 directly"),
+        ({"dockerfile": f"{PINNED}COPY --link --from=busybox:1 /bin/sh /\n"}, "v1.2.0", "names busybox:1 directly"),
     ],
 )
 def test_a_release_is_refused(tmp_path: Path, changed: dict[str, str], tag: str, message: str) -> None:

@@ -56,7 +56,7 @@ def test_a_packages_licence_is_what_its_metadata_says_most_exactly(metadata: Mes
 
 
 def test_a_package_without_a_licence_is_no_package_for_the_image() -> None:
-    with pytest.raises(ReleaseError, match="one says no licence"):
+    with pytest.raises(ReleaseError, match="one declares no licence"):
         licence(metadata(Classifier="Topic :: Software Development"))
 
 

@@ -31,14 +31,14 @@ PODS: Mapping[Identity, Steps] = {
     SWEEP: _JOB_TEMPLATE,
     QUARANTINE: _JOB_TEMPLATE,
 }
-"""Who runs our image, and where its pod stands."""
+"""Workloads with our image, and the path of the pod spec in each."""
 
 REPOSITORY = "([a-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
-"""Of an image, as a reference has it; it goes into a policy's expression too."""
+"""Repository of an image reference; also part of a policy's expression."""
 
 _TEXT: Schema = {"type": "string"}
 _NAME = "[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
-"""Of an object."""
+"""Name of an object."""
 _AMOUNT = r"[0-9]+(\.[0-9]+)?([eE][0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
 _SWITCH: Schema = {"type": "boolean"}
 _WORDS: Schema = {"type": "object", "additionalProperties": _TEXT}
@@ -73,7 +73,7 @@ _OF_A_SWEEP: Schema = {
         "required": ["key"],
     },
 }
-"""As the policy of its Jobs has it: it names a taint, and none of ours."""
+"""Toleration that the policy of sweep Jobs accepts: it names a taint other than ours."""
 _AFFINITY: Schema = {
     "type": "object",
     "properties": {one: {"type": "object"} for one in ("nodeAffinity", "podAffinity", "podAntiAffinity")},
@@ -117,7 +117,7 @@ class Key:
 
     @property
     def is_optional(self) -> bool:
-        """Whether nothing may stand there: an entry is left out then, or a list or map is empty."""
+        """Whether the value may be empty: the entry is then omitted, or the list or map is empty."""
         return self.default in ([], {}) or (bool(self.places) and all(place.block for place in self.places))
 
 
@@ -132,25 +132,25 @@ def _resources(of: Identity) -> tuple[Place, ...]:
 KEYS = (
     Key(
         "image.repository",
-        "Where the nodes pull the image from.",
+        "Repository of the image.",
         {"type": "string", "pattern": f"^{REPOSITORY}$"},
         default="gpu-healthcheck",
     ),
     Key(
         "image.tag",
-        "Empty: the chart's own version.",
+        "Tag of the image. Empty: the chart's version.",
         {"type": "string", "pattern": "^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$"},
         default="",
     ),
     Key(
         "image.digest",
-        "Such as sha256:0123…; where it is given, the tag is not asked.",
+        "Digest of the image, such as sha256:0123…; replaces the tag.",
         {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
         default="",
     ),
     Key(
         "image.pullPolicy",
-        "Always for a tag that moves.",
+        "Set Always if the tag moves.",
         {"enum": ["Always", "IfNotPresent", "Never"]},
         _in_pods("containers", 0, "imagePullPolicy", block=False),
     ),
@@ -163,131 +163,170 @@ KEYS = (
     ),
     Key(
         "slim.enabled",
-        "The agent from the image without DCGM and EFA's tools; Jobs keep the full one.",
+        "Run the agent from the image without DCGM and EFA's tools. Jobs use the full image.",
         _SWITCH,
         default=False,
     ),
     Key(
         "slim.digest",
-        "Of that image, where image.digest is given; else it has the tag with -slim behind it.",
+        "Digest of the slim image, required with image.digest. Otherwise its tag is image.tag with -slim appended.",
         {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
         default="",
     ),
     Key(
         "slim.memory",
-        "The agent's limit then, in place of that of agent.resources.",
+        "The agent's memory limit with slim.enabled; replaces the one in agent.resources.",
         {"type": "string", "pattern": f"^{_AMOUNT}$"},
         default="192Mi",
     ),
     Key(
         "runtimeClassName",
-        "Of the agent and of quarantines, such as nvidia, where every GPU node has it. Empty: the host's own driver.",
+        "RuntimeClass of agents and quarantines, such as nvidia, if every GPU node has it. Empty: the host's driver.",
         {"type": "string", "pattern": f"^({_NAME})?$"},
         default="",
     ),
     Key(
         "onlyGpuNodes",
-        "For clusters in which every node has GPUs: the sweeper runs on any of them (docs/security.md).",
+        "For clusters in which every node has GPUs: the sweeper may run on any of them (docs/security.md).",
         _SWITCH,
         default=False,
     ),
     Key(
-        "agent.resources", "No CPU limit: it would make every deadline of a look a lie.", _RESOURCES, _resources(AGENT)
+        "agent.resources",
+        "Resources of the agent. Set no CPU limit: probes would miss their deadlines.",
+        _RESOURCES,
+        _resources(AGENT),
     ),
     Key(
         "agent.tolerations",
-        "Every taint, our own included.",
+        "Tolerations of the agent. Default: every taint, including our own.",
         _TOLERATIONS,
         _in_pods("tolerations", of=(AGENT,)),
     ),
     Key(
         "agent.affinity",
-        "Which nodes have an agent. The sweeper keeps off those of the default, whatever stands here.",
+        "Selects the nodes with an agent. The sweeper always avoids the nodes that the default selects.",
         _AFFINITY,
         _in_pods("affinity", of=(AGENT,)),
     ),
     Key(
-        "agent.nodeSelector", "Labels that such a node has as well.", _WORDS, _in_pods("nodeSelector", of=(AGENT,)), {}
+        "agent.nodeSelector",
+        "Further labels that nodes with an agent must have.",
+        _WORDS,
+        _in_pods("nodeSelector", of=(AGENT,)),
+        {},
     ),
     Key(
         "agent.metricsPort",
-        "Of /metrics, /healthz and /readyz; with the host's network it is a port of the node itself.",
+        "Port of /metrics, /healthz and /readyz, open on the node itself because of the host's network.",
         {"type": "integer", "minimum": 1, "maximum": 65535},
         _in_pods("containers", 0, "ports", 0, "containerPort", of=(AGENT,), block=False),
     ),
     Key(
         "agent.logLevel",
-        "debug, info, warning or error.",
+        "Log level: debug, info, warning or error.",
         {"enum": ["debug", "info", "warning", "error"]},
         default="info",
     ),
     Key(
         "agent.maxUnavailable",
-        "How many agents a rollout replaces at a time.",
+        "Number or percentage of agents that a rollout replaces at a time.",
         {"type": ["string", "integer"], "pattern": "^([1-9][0-9]?|100)%$", "minimum": 1},
         (Place(AGENT, ("spec", "updateStrategy", "rollingUpdate", "maxUnavailable")),),
     ),
     Key(
         "sweeper.schedule",
-        "When it looks which idle nodes are due.",
+        "Schedule at which the sweeper searches for idle nodes that are due.",
         {"type": "string", "pattern": r"^(@[a-z]+( [0-9a-z]+)?|(\S+ +){4}\S+)$"},
         (Place(SWEEPER, ("spec", "schedule")),),
     ),
-    Key("sweeper.resources", "Of the pod that makes the sweeps' Jobs.", _RESOURCES, _resources(SWEEPER)),
-    Key("sweeper.tolerations", "Of the same pod.", _TOLERATIONS, _in_pods("tolerations", of=(SWEEPER,)), []),
-    Key("sweeper.nodeSelector", "Of the same pod.", _WORDS, _in_pods("nodeSelector", of=(SWEEPER,)), {}),
+    Key(
+        "sweeper.resources",
+        "Resources of the sweeper's pod, which creates the sweep Jobs.",
+        _RESOURCES,
+        _resources(SWEEPER),
+    ),
+    Key(
+        "sweeper.tolerations",
+        "Tolerations of the sweeper's pod.",
+        _TOLERATIONS,
+        _in_pods("tolerations", of=(SWEEPER,)),
+        [],
+    ),
+    Key(
+        "sweeper.nodeSelector",
+        "Node selector of the sweeper's pod.",
+        _WORDS,
+        _in_pods("nodeSelector", of=(SWEEPER,)),
+        {},
+    ),
     Key(
         "sweep.resources",
-        "Of a sweep's Job, beside all GPUs of its node.",
+        "Resources of a sweep's Job, in addition to all GPUs of its node.",
         _RESOURCES,
         _resources(SWEEP),
     ),
     Key(
         "sweep.tolerations",
-        "A node whose taint is not tolerated is not swept; of our own taints none may be.",
+        "Tolerations of a sweep's Job. Nodes with other taints are not swept. Our own taints are not allowed.",
         _OF_A_SWEEP,
         _in_pods("tolerations", of=(SWEEP,)),
     ),
-    Key("quarantine.resources", "Of a quarantine's Job.", _RESOURCES, _resources(QUARANTINE)),
+    Key("quarantine.resources", "Resources of a quarantine's Job.", _RESOURCES, _resources(QUARANTINE)),
     Key(
         "quarantine.tolerations",
-        "A node whose taint is not tolerated can't be tested in quarantine.",
+        "Tolerations of a quarantine's Job. Nodes with other taints cannot be tested.",
         _TOLERATIONS,
         _in_pods("tolerations", of=(QUARANTINE,)),
     ),
     Key(
         "instanceProfiles",
-        "Lines of instance-profiles.conf for types that differ from ours, or that we have not.",
+        "Lines of instance-profiles.conf that add or replace instance types.",
         {"type": "string", "pattern": _PROFILES},
         default="",
     ),
     Key(
         "dra.enabled",
-        "Sweeps of nodes whose GPUs NVIDIA's DRA driver gives out.",
+        "Sweep nodes whose GPUs NVIDIA's DRA driver allocates.",
         _SWITCH,
         default=False,
     ),
     Key(
         "deviceTaints.enabled",
-        "What an agent needs to taint one GPU that NVIDIA's DRA driver gives out; settings.DEVICE_TAINTS has it do so.",
+        "Permission to taint single GPUs that NVIDIA's DRA driver allocates. Also set settings.DEVICE_TAINTS.",
         _SWITCH,
         default=False,
     ),
-    Key("podMonitor.enabled", "For the Prometheus operator: every agent is scraped.", _SWITCH, default=False),
-    Key("podMonitor.labels", "What its Prometheus selects by, such as {release: prometheus}.", _WORDS, default={}),
+    Key("podMonitor.enabled", "Create a PodMonitor of all agents for the Prometheus operator.", _SWITCH, default=False),
+    Key(
+        "podMonitor.labels",
+        "Labels by which Prometheus selects the PodMonitor, such as {release: prometheus}.",
+        _WORDS,
+        default={},
+    ),
     Key(
         "podMonitor.interval",
-        "Between two scrapes.",
+        "Scrape interval.",
         {"type": "string", "pattern": "^([0-9]+(ms|s|m|h))+$"},
         (Place(POD_MONITOR, ("spec", "podMetricsEndpoints", 0, "interval")),),
     ),
-    Key("prometheusRule.enabled", "For the Prometheus operator: the alerts.", _SWITCH, default=False),
-    Key("prometheusRule.labels", "What its Prometheus selects by.", _WORDS, default={}),
-    Key("dashboards.enabled", "For Grafana's sidecar: the dashboard.", _SWITCH, default=False),
-    Key("dashboards.labels", "Beside grafana_dashboard, which the sidecar looks for.", _WORDS, default={}),
+    Key(
+        "prometheusRule.enabled",
+        "Create the alerts as a PrometheusRule for the Prometheus operator.",
+        _SWITCH,
+        default=False,
+    ),
+    Key("prometheusRule.labels", "Labels by which Prometheus selects the PrometheusRule.", _WORDS, default={}),
+    Key("dashboards.enabled", "Create the dashboard as a ConfigMap for Grafana's sidecar.", _SWITCH, default=False),
+    Key(
+        "dashboards.labels",
+        "Labels in addition to grafana_dashboard, by which the sidecar selects.",
+        _WORDS,
+        default={},
+    ),
 )
 
 ADDED = {"monitoring": "", "dra": "dra", "device-taints": "deviceTaints"}
-"""Overlays that add objects and change none: each is made where the key KEY.enabled says so."""
+"""Overlays that only add objects, with the key KEY that enables each by KEY.enabled."""
 LABELLED: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule", DASHBOARD: "dashboards"}
-"""These have a key of their own, KEY.enabled, and KEY.labels is added to their labels."""
+"""Objects with their own KEY.enabled; KEY.labels is added to their labels."""

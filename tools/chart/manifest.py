@@ -15,7 +15,7 @@ Steps = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A span of the text, and the template that takes its place."""
+    """Span of the text, and the template that replaces it."""
 
     start: int
     end: int
@@ -52,12 +52,12 @@ class Document:
         return found
 
     def replaced(self, path: Steps, text: str) -> Edit:
-        """Another value under the same key."""
+        """Return an edit that replaces the value of a key."""
         _, node = self._entry(path)
         return Edit(node.start_mark.index, self._end(node), text)
 
     def entry(self, path: Steps) -> tuple[Edit, int]:
-        """An edit that takes the whole entry away, for its text to be set; and its key's column."""
+        """Return an edit that removes the whole entry, whose text the caller sets, and the column of its key."""
         key, node = self._entry(path)
         return Edit(key.start_mark.index, self._end(node), ""), key.start_mark.column
 
@@ -78,7 +78,7 @@ class Document:
         return key, node
 
     def _end(self, node: yaml.Node) -> int:
-        """Of a block the parser finds the end only behind the comments and empty lines that follow."""
+        """Return the end of a node without the comments and empty lines that the parser adds to a block."""
         if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
             last = node.value[-1]
             return self._end(last[1] if isinstance(last, tuple) else last)
@@ -87,7 +87,7 @@ class Document:
 
 
 def documents(text: str) -> Iterator[Document]:
-    """The objects of a file, in its order."""
+    """Yield the objects of a file in order."""
     for word in re.split(r"(?m)^---\n", text):
         if yaml.safe_load(word) is not None:
             yield Document(word)

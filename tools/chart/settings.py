@@ -17,7 +17,7 @@ from healthcheck.settings.values import NodeSettings
 
 
 def lines(text: str) -> str:
-    """A pattern of a text of such lines; a line may be empty, and `#` begins a comment."""
+    """Return a pattern of a text with such lines; a line may be empty, and `#` begins a comment."""
     return rf"^([ \t]*({text})?[ \t]*(#[^\n]*)?(\n|$))*$"
 
 
@@ -35,11 +35,11 @@ _NARROWER: dict[str, dict[str, Any]] = {
     "severity-overrides": {"pattern": lines(rf"([A-Z][A-Za-z0-9]+|{_SOURCE}[ \t]+[0-9]{{1,5}})[ \t]*=[ \t]*{_TIER}")},
     "SWEEP_NAMESPACE": {"pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"},
 }
-"""What a validator of the settings refuses beyond type and range; a test holds each to it."""
+"""Values that validators reject although type and range are valid; a test compares each with its validator."""
 
 
 def allowed(name: str, value: Any) -> bool:
-    """Whether the product takes it."""
+    """Whether the product accepts the value."""
     with TemporaryDirectory() as folder:
         (Path(folder) / name).write_text(str(value), encoding="utf-8")
         return not read_settings(Path(folder)).bad
@@ -63,7 +63,7 @@ def _allowed_values(name: str, setting: Setting) -> dict[str, Any]:
 
 
 def _checks() -> dict[str, Any]:
-    """Groups by number or by name, and checks; those that a light look may run."""
+    """Return a pattern of the groups, by number or name, and checks that a check cycle may run."""
     groups = dict.fromkeys(check.group for check in CHECKS)
     words = [*(group.partition("-")[0] for group in groups), *groups, *(check.name for check in CHECKS)]
     word = _any_of(text for text in words if allowed("CHECKS_LIGHTWEIGHT", text))
@@ -79,7 +79,7 @@ def default(name: str, text: str) -> Any:
 
 
 def template(name: str, text: str) -> str:
-    """The value as the text that a ConfigMap has, in the words that the manifests have for it."""
+    """Return the template of the ConfigMap's text for the value, spelled as in the manifests."""
     kind = _SETTINGS[name].kind
     value = f'index .Values.settings "{name}"'
     if kind is int:

@@ -20,31 +20,31 @@ ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "kubernetes" / "manifests"
 OVERLAYS = ROOT / "kubernetes" / "overlays"
 IMAGE = f"gpu-healthcheck:{healthcheck.__version__}"
-"""What `sed` finds in the manifests (docs/install.md), and nothing else there is written so."""
+"""Image in the manifests, which `sed` replaces (docs/install.md); no other text there matches it."""
 
 HELMS_OWN: Identity = ("Namespace", "gpu-healthcheck")
-"""The release's namespace has to be there before its objects, so that no chart can bring it."""
+"""Not in the chart: the namespace of the release must exist before its objects."""
 _IN_ORDER = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "DaemonSet", "CronJob")
-"""Helm puts objects in an order by their kinds, and kinds that it has not heard of, such as policies, behind all
-others. It takes a List as one object and leaves its order alone (docs/decisions/0041)."""
+"""Helm orders objects by kind, and puts unknown kinds, such as policies, after all others. It treats a List as one
+object and keeps its order (docs/decisions/0041)."""
 _LIST = "policies-and-programs"
 _LIST_DEPTH = 4
-"""By so many columns what stands in the List is moved to the right."""
+"""Indentation of the List's items, in columns."""
 _LIST_HEAD = """\
 # Generated from kubernetes/manifests by `make docs`.
-# One List, whose order Helm keeps: the policies act before there is a pod that they hold. By itself it would make them
-# last (docs/decisions/0041-helm-chart-generated-from-manifests.md).
+# Helm keeps the order of a List: the policies are active before the pods that they restrict exist. Otherwise Helm would
+# create the policies last (docs/decisions/0041-helm-chart-generated-from-manifests.md).
 apiVersion: v1
 kind: List
 metadata:
-  name: gpu-healthcheck # of no meaning; helm lint --strict misses it
+  name: gpu-healthcheck # not used; helm lint --strict requires a name
 items:
 """
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of manifests. `key` of the values switches it on; '' where it is always made."""
+    """File of manifests. `key`: the value that enables it; '' if it is always created."""
 
     path: Path
     key: str = ""
@@ -55,7 +55,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Its template's."""
+        """Return the file name of its template."""
         return self.path.name if self.path.parent == MANIFESTS else f"{self.path.parent.name}-{self.path.name}"
 
 
@@ -68,12 +68,12 @@ def _files() -> list[Source]:
 
 
 def sources() -> dict[Identity, Document]:
-    """The objects that have values, among others: by kind and name, which a Role shares with one elsewhere."""
+    """Return the objects of all files by kind and name; Roles of one name in two namespaces share an entry."""
     return {document.identity: document for file in _files() for document in file.documents}
 
 
 def templates() -> dict[str, str]:
-    """Every template that is made from a manifest, by the name of its file."""
+    """Return every template generated from a manifest, by file name."""
     files = _files()
     made = {file.name: text for file in files if (text := _file(file))}
     in_order = [
@@ -84,12 +84,12 @@ def templates() -> dict[str, str]:
 
 
 def _turn(item: tuple[Document, str]) -> int:
-    """Each policy and its binding before the programs; among themselves as in the manifests."""
+    """Sort key: policies and bindings before programs, otherwise in the order of the manifests."""
     return int(item[0].identity[0] in ("DaemonSet", "CronJob"))
 
 
 def _file(file: Source) -> str:
-    """'' where all that is in it stands elsewhere."""
+    """Return the template of a file; '' if all its objects are in other templates."""
     found = [
         document
         for document in file.documents
@@ -105,7 +105,7 @@ def _if(key: str, text: str) -> str:
 
 
 def _item(text: str) -> str:
-    """An object as an item of a list; the comments that stand before it stay before it."""
+    """Return an object as an item of a list, with its leading comments before it."""
     lines = text.splitlines()
     first = next(index for index, line in enumerate(lines) if not line.startswith("#"))
     head = [f"  {line}\n" for line in lines[:first]]
@@ -113,7 +113,7 @@ def _item(text: str) -> str:
 
 
 def template(document: Document, depth: int = 0) -> str:
-    """One object with the values where they go. `depth`: by how much its text will be moved to the right."""
+    """Return one object with the values inserted. `depth`: the later indentation of its text."""
     edits = [*_edits(document, depth), *_special(document)]
     image = "agentImage" if document.identity == keys.AGENT else "image"
     return as_template(document.text, edits).replace(IMAGE, f'{{{{ include "gpu-healthcheck.{image}" . }}}}')
@@ -131,7 +131,7 @@ def _value(document: Document, key: Key, place: Place) -> Edit:
 
 
 def _block(document: Document, key: Key, place: Place, depth: int) -> Edit:
-    """The whole entry, or none of it where the value is empty."""
+    """Return an edit that writes the whole entry, or omits it if the value is empty."""
     missing = document.value(place.path) is None
     edit, column = document.below(place.path[:-1]) if missing else document.entry(place.path)
     lines = (
@@ -145,7 +145,7 @@ def _block(document: Document, key: Key, place: Place, depth: int) -> Edit:
 
 
 _VALUES = {("agent.resources", keys.AGENT): '(include "gpu-healthcheck.agentResources" . | fromYaml)'}
-"""What is reckoned from more than one value."""
+"""Expressions computed from more than one value."""
 
 
 def _special(document: Document) -> Iterator[Edit]:
@@ -193,14 +193,14 @@ def _under(document: Document, path: Steps, lines: Iterable[str]) -> Edit:
 
 
 def _wrapped(document: Document, path: Steps, condition: str) -> Iterator[Edit]:
-    """The entry as it is, where the condition holds."""
+    """Yield edits that keep the entry unchanged if the condition holds."""
     edit, column = document.entry(path)
     yield Edit(edit.start, edit.start, f"{condition}\n{' ' * column}")
     yield Edit(edit.end, edit.end, f"\n{' ' * column}{{{{- end }}}}")
 
 
 def _either(document: Document, path: Steps, key: str) -> Iterator[Edit]:
-    """The value where there is one, or the entry as it is."""
+    """Yield edits that use the value if it is set, and the entry otherwise."""
     value = f"{path[-1]}: {{{{ .Values.{key} | toJson }}}}"
     yield from _wrapped(document, path, f"{{{{- if .Values.{key} }}}}\n  {value}\n  {{{{- else }}}}")
 

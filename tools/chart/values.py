@@ -17,14 +17,14 @@ from tools.chart.templates import sources
 _HEAD = """\
 # Generated from kubernetes/manifests and tools/chart/keys.py by `make docs`.
 #
-# Maps are laid over these: to take an entry away, give it null.
+# Helm merges your maps with these defaults. To remove an entry, set it to null.
 
 """
-_SETTINGS = "The ConfigMap, which every agent reads again within a minute or so of a change, without a restart."
+_SETTINGS = "The ConfigMap. Every agent reads changes within about a minute, without a restart."
 
 
 def values() -> str:
-    """The whole of values.yaml."""
+    """Return the contents of values.yaml."""
     found = sources()
     parts = [_HEAD]
     groups: dict[str, list[Key]] = {}
@@ -65,7 +65,7 @@ def _settings(config: Document) -> str:
 
 
 def schema() -> str:
-    """The whole of values.schema.json."""
+    """Return the contents of values.schema.json."""
     data = sources()[CONFIG].content["data"]
     names = [name for name in data if name != PROFILES_FILE]
     whole: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", **_object()}
@@ -77,12 +77,12 @@ def schema() -> str:
         if not key.is_optional:
             _required(room, last)
         room["properties"][last] = {**key.schema, **({"description": key.means} if key.means else {})}
-    # Each is there: without it the ConfigMap would have an empty text.
+    # All are required: the ConfigMap would have an empty text for a missing one.
     _required(whole, "settings")["properties"]["settings"] = _object() | {
         "properties": {name: settings.schema(name) for name in names},
         "required": names,
     }
-    whole["properties"]["global"] = {"type": "object", "description": "Helm's own, where this is another chart's part."}
+    whole["properties"]["global"] = {"type": "object", "description": "Helm's own values, if this is a subchart."}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -97,9 +97,9 @@ def _object() -> dict[str, Any]:
 
 
 def table() -> str:
-    """One line per key, for docs/install.md."""
+    """Return the table for docs/install.md, one line per key."""
     found = sources()
-    lines = ["| key | default | what it is |", "|---|---|---|"]
+    lines = ["| key | default | meaning |", "|---|---|---|"]
     lines += [f"| `{key.name}` | {_shown(default(key, found))} | {key.means} |" for key in KEYS]
     return "\n".join(lines)
 

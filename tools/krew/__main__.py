@@ -1,6 +1,6 @@
 """Write the archives of all platforms and the manifest that names them.
 
-SOURCE_DATE_EPOCH says the time of everything in an archive.
+SOURCE_DATE_EPOCH sets the time of all files in an archive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tools.krew.platforms import PLATFORMS, Platform
 
 _ROOT = Path(__file__).parents[2]
 _EARLIEST_EPOCH = 315532800
-"""1980: what the wheels have, too."""
+"""1980, as in the wheels."""
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _build(platform: Platform, wheel: Path, out: Path) -> str:
-    """Its checksum."""
+    """Build the archive of a platform and return its checksum."""
     target = out / platform.archive(healthcheck.__version__)
     with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-krew-") as folder:
         wheels = dependencies.download(platform, _ROOT / "requirements/product.txt", Path(folder))

@@ -22,12 +22,12 @@ from cli.__main__ import main
 main()
 """
 _GENERATED = ("kubernetes/client/api/", "kubernetes/client/models/")
-"""Classes that nothing of ours loads (docs/decisions/notes.md): 100 MB, as in the image."""
+"""Generated classes that our programs do not load (docs/decisions/notes.md): 100 MB, omitted as in the image."""
 _OF_ONE_WHEEL = ("RECORD", "WHEEL", "top_level.txt", "entry_points.txt", "sboms/")
 
 
 class Clash(Exception):
-    """Two wheels have another file of the same name."""
+    """Two wheels contain different files of the same name."""
 
 
 def files(wheels: Iterable[Path], launcher: Path, license_text: Path) -> dict[str, bytes]:
@@ -36,7 +36,7 @@ def files(wheels: Iterable[Path], launcher: Path, license_text: Path) -> dict[st
     for wheel in wheels:
         for name, content in _members(wheel):
             if held.setdefault(f"lib/{name}", content) != content:
-                raise Clash(f"{wheel.name}: {name} is another one than before")
+                raise Clash(f"{wheel.name}: {name} differs from that of another wheel")
     return held
 
 

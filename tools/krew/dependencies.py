@@ -14,8 +14,8 @@ LEFT_OUT = frozenset(
     {"aiohappyeyeballs", "aiohttp", "aiohttp-retry", "aiosignal", "frozenlist", "multidict", "propcache", "yarl"}
     | {"grpcio", "protobuf"}
 )
-"""The client's asynchronous twin needs the first, as in the image; a look at this very node's container runtime the
-others, which weigh more than everything else together."""
+"""Packages omitted from the archive. As in the image, only the client's asynchronous variant needs the first set; only
+checks of the local container runtime need the second, which is larger than all other packages together."""
 _PACKAGE = re.compile(r"^[\w-].*?(?=^[\w-]|\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -25,7 +25,7 @@ def wanted(locked: str) -> str:
 
 
 def download(platform: Platform, lock: Path, folder: Path) -> list[Path]:
-    """The wheels of all Pythons; one that fits several comes once."""
+    """Download the wheels for all Pythons and return them; a wheel that fits several is listed once."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write(wanted(lock.read_text()))
         requirements.flush()

@@ -1,4 +1,4 @@
-"""The manifest of the plugin, as krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/ has it; pure."""
+"""The plugin's manifest in the format of krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/; pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tools.krew.archive import PROGRAM
 from tools.krew.platforms import Platform
 
 _DESCRIPTION = """\
-Shows which GPU nodes are healthy and why not, what holds back a GPU pod, and what mends it; runs a quarantine of a
-suspect node, and releases it. Reads saved kernel logs, nvidia-bug-report files and DCGM's results without a cluster.
-The agent, sweeps and admission policies are installed in the cluster apart from this.
+Shows the health of GPU nodes, finds the cause and the fix for stuck GPU pods, quarantines suspect nodes and
+releases them. Evaluates saved kernel logs, nvidia-bug-report files and DCGM's results without a cluster.
+Install the agent, the sweeps and the admission policies in the cluster separately.
 """
 _CAVEATS = """\
-Needs Python 3.11 to 3.14 on the PATH; its dependencies are in it.
+Needs Python 3.11 to 3.14 on the PATH. The archive contains the dependencies.
 """
 
 
 def manifest(version: str, homepage: str, url: str, checksums: Mapping[Platform, str]) -> dict[str, Any]:
-    """`url`: the folder that will hold the archives; `checksums`: the SHA-256 of each, in hex."""
+    """Return the manifest. `url`: the folder of the archives; `checksums`: the SHA-256 of each, in hex."""
     return {
         "apiVersion": "krew.googlecontainer.tools/v1alpha2",
         "kind": "Plugin",

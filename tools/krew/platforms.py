@@ -9,7 +9,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """`os` and `arch` as krew's selectors have them; `tags` of wheels (PyPA's platform compatibility tags)."""
+    """Platform: `os` and `arch` of krew's selectors, `tags` of wheels (PyPA's platform compatibility tags)."""
 
     os: str
     arch: str

@@ -1,11 +1,11 @@
-{{/* The image of every pod, and of the policy that says which one a sweep may run. */}}
+{{/* The image of every pod, also in the policy that restricts sweeps. */}}
 {{- define "gpu-healthcheck.image" -}}
 {{- with .Values.image -}}
 {{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
 {{- end -}}
 {{- end -}}
 
-{{/* The agent's, which may be the slim one. */}}
+{{/* The agent's image, slim if slim.enabled is set. */}}
 {{- define "gpu-healthcheck.agentImage" -}}
 {{- if not .Values.slim.enabled -}}
 {{ include "gpu-healthcheck.image" . }}
@@ -16,7 +16,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What DCGM does not need where there is none. */}}
+{{/* The agent's resources, with a lower memory limit without DCGM. */}}
 {{- define "gpu-healthcheck.agentResources" -}}
 {{- $resources := deepCopy (.Values.agent.resources | default dict) -}}
 {{- if .Values.slim.enabled -}}
