@@ -113,7 +113,7 @@ _ANNOTATIONS = {
 def all_words() -> Iterator[IndexEntry]:
     for cause in CAUSES:
         message = f"{cause.meaning} {cause.action}"
-        yield IndexEntry(cause.name, "reason why a check could not run", message, f"{_RUNBOOK}#could-not-check")
+        yield IndexEntry(cause.name, "why a check could not look", message, f"{_RUNBOOK}#could-not-check")
     for found in DIAGNOSES:
         yield IndexEntry(
             found.name,

@@ -32,7 +32,7 @@ class HamiLink(Enum):
     """Link of HAMi's chain, in the order in which it can break. The value is shown to people."""
 
     WEBHOOK = "HAMi's webhook gives it HAMi's scheduler"
-    SCHEDULER = "HAMi's scheduler processes it"
+    SCHEDULER = "HAMi's scheduler looks at it"
     FILTER = "cards of a node take it"
     BIND = "it is bound there, with its cards noted on it"
     PLUGIN = "the node's device plugin hands the cards out"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from cli import index
 from cli.app import app
 from healthcheck.catalog.dcgm import dcgm_table
 from healthcheck.catalog.sxid import sxid_table
@@ -279,6 +280,40 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
 )
 def test_a_word_of_a_record_or_a_label_is_explained(word: str, shown: str) -> None:
     assert shown in explained(word)
+
+
+def test_the_kinds_of_terms_keep_their_names() -> None:
+    """`-o json` has them as `kind`: other programs compare them."""
+    known = {entry.kind for entries in index.words().values() for entry in entries}
+
+    assert known == {
+        "a cause that diagnose finds",
+        "a check",
+        "a condition of the node",
+        "a group of checks",
+        "a label of HAMi's",
+        "a label of the node",
+        "a metric of HAMi's monitor",
+        "a metric of HAMi's scheduler",
+        "a metric of the agent",
+        "a quota of HAMi's",
+        "a reason of HAMi's filter",
+        "a recommendation",
+        "a resource of HAMi's",
+        "a setting",
+        "a setting of HAMi's",
+        "a severity",
+        "a status",
+        "a taint of the node",
+        "a variable of HAMi's",
+        "an Event of HAMi's",
+        "an Event on the node",
+        "an annotation of HAMi's on the node",
+        "an annotation of HAMi's on the pod",
+        "an annotation of the node",
+        "the reason of a finding",
+        "why a check could not look",
+    }
 
 
 def test_a_setting_is_shown_as_the_cluster_has_it(config: Path) -> None:

@@ -18,6 +18,17 @@ A = hami_node("a")
 REFUSED = "0/1 nodes are available: 1 NodeUnfitPod."
 
 
+def test_links_keep_their_names_in_json() -> None:
+    assert [link.value for link in HamiLink] == [
+        "HAMi's webhook gives it HAMi's scheduler",
+        "HAMi's scheduler looks at it",
+        "cards of a node take it",
+        "it is bound there, with its cards noted on it",
+        "the node's device plugin hands the cards out",
+        "its containers run on them",
+    ]
+
+
 def chains(*state: Object) -> tuple[Chain, ...]:
     seen = snapshot(*state)
     own = [pod for pod in seen.pods if pod.meta.namespace == "team"]
