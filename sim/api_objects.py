@@ -95,6 +95,13 @@ def bad_request(message: str) -> RefusedError:
     return RefusedError(HTTPStatus.BAD_REQUEST, "BadRequest", message)
 
 
+def refuse_another_kind(resource: Resource, body: Object) -> None:
+    """Raise RefusedError where the body names another kind or version than the path, as the real server does."""
+    named = body.get("kind", resource.kind), body.get("apiVersion", resource.api_version)
+    if named != (resource.kind, resource.api_version):
+        raise bad_request(f"{named[0]} in version {named[1]!r} cannot be handled as a {resource.kind}")
+
+
 def patched(present: Object, patch: Object, content_type: str) -> Object:
     """The object after the patch; the one given stays as it is."""
     if content_type not in (MERGE_PATCH, STRATEGIC_MERGE_PATCH):

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from sim.api_objects import Object, Resource, already_exists, bad_request, conflict, not_found, patched
+from sim.api_objects import (
+    Object,
+    Resource,
+    already_exists,
+    bad_request,
+    conflict,
+    not_found,
+    patched,
+    refuse_another_kind,
+)
 
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 
@@ -55,6 +64,7 @@ class ApiStore:
             return objects, self.version
 
     def create(self, resource: Resource, namespace: str, body: Object) -> Object:
+        refuse_another_kind(resource, body)
         thing = copy.deepcopy(body)
         metadata = thing.setdefault("metadata", {})
         if not metadata.get("name"):
@@ -72,6 +82,7 @@ class ApiStore:
             return self._store(resource, thing, "ADDED")
 
     def replace(self, resource: Resource, namespace: str, name: str, body: Object) -> Object:
+        refuse_another_kind(resource, body)
         with self.changed:
             return self._update(resource, self.get(resource, namespace, name), copy.deepcopy(body))
 

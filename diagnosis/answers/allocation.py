@@ -286,7 +286,7 @@ def _places(resource: str, cards: Iterable[CardUsage]) -> Pool:
     usable = [card.card for card in cards if card.usable]
     slots, memory, cores = (sum(getattr(card, name) for card in usable) for name in ("slots", "memory", "cores"))
     there = sum(card.card.slots for card in cards)
-    return Pool(resource, "slots on cards by HAMi", there, slots, holders, memory, cores)
+    return Pool(resource, "places on cards by HAMi", there, slots, holders, memory, cores)
 
 
 def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:

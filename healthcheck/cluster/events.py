@@ -23,7 +23,7 @@ class Events(Connection):
         at = timestamp(now)
         body = {
             "apiVersion": "v1",
-            "kind": "NodeEvent",
+            "kind": "Event",
             "metadata": {"name": event.name, "namespace": "default"},
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid},
             "type": event.type,

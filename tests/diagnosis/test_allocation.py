@@ -93,13 +93,13 @@ STATES: list[tuple[str, list[Object], int | None, tuple[str, str, int, int, int]
             pod("x", 1, on="a", annotations=GIVEN),
         ],
         2,
-        (GPU, "slots on cards by HAMi", 10, 2, 8),
+        (GPU, "places on cards by HAMi", 10, 2, 8),
     ),
     (
         "HAMi's places of old",
         [node("a", 20, annotations={"hami.io/node-nvidia-register": OLD}), pod("x", 1, on="a", annotations=GIVEN)],
         2,
-        (GPU, "slots on cards by HAMi", 10, 2, 8),
+        (GPU, "places on cards by HAMi", 10, 2, 8),
     ),
     ("claims", [node("a", None), *claimed()], 2, ("gpu.nvidia.com", "devices by DRA", 2, 1, 1)),
     (

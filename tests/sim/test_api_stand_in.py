@@ -86,6 +86,29 @@ class TestReading:
         assert (listed.handler, listed.scheduling.node_selector) == ("nvidia", {"pool": "gpu"})
 
 
+class TestKinds:
+    @pytest.mark.parametrize(
+        ("named", "refusal"),
+        [
+            ({"kind": "NodeEvent"}, "NodeEvent in version 'v1' cannot be handled as a Event"),
+            ({"apiVersion": "v2"}, "Event in version 'v2' cannot be handled as a Event"),
+        ],
+    )
+    def test_an_object_of_another_kind_than_its_path_is_refused(
+        self, api: Any, named: dict[str, str], refusal: str
+    ) -> None:
+        event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}, "involvedObject": {}, **named}
+
+        assert _refusal(api.create_namespaced_event, "default", event) == (400, "BadRequest", refusal)
+
+    def test_a_lease_of_another_kind_is_refused_when_it_is_replaced(self, leases: Any) -> None:
+        leases.create_namespaced_lease("default", {"metadata": {"name": "held"}})
+        lease = {"kind": "NodeLease", "metadata": {"name": "held"}}
+
+        status, reason, _ = _refusal(leases.replace_namespaced_lease, "held", "default", lease)
+        assert (status, reason) == (400, "BadRequest")
+
+
 class TestPatching:
     def test_one_patch_carries_labels_annotations_and_taints(self, api: Any) -> None:
         api.patch_node(
