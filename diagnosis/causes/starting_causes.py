@@ -20,10 +20,7 @@ DRIVER_LIBRARY_MISSING = _cause(
     "DriverLibraryMissing",
     Link.STARTED,
     "The toolkit does not find the driver's libraries on the node.",
-    (
-        "Install the driver, or set its location for the toolkit: the GPU operator's driver.enabled and "
-        "driver root."
-    ),
+    ("Install the driver, or set its location for the toolkit: the GPU operator's driver.enabled and driver root."),
 )
 DRIVER_MISMATCH = _cause(
     "DriverLibraryMismatched",

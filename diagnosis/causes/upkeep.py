@@ -249,9 +249,7 @@ def _covers(budget: DisruptionBudget, pod: Pod) -> bool:
 
 
 def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node]) -> FoundCause:
-    count = (
-        f"{budget.healthy} healthy of {budget.wanted} required" if budget.wanted is not None else "none to spare"
-    )
+    count = f"{budget.healthy} healthy of {budget.wanted} required" if budget.wanted is not None else "none to spare"
     named = ", ".join(f"{pod.subject} on node/{pod.spec.node}" for pod in held[:_MOST_PODS])
     more = f" and {len(held) - _MOST_PODS} more" if len(held) > _MOST_PODS else ""
     evidence = (

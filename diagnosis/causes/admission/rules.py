@@ -126,8 +126,6 @@ def _bring_back(hook: Webhook, kind: str, ready: int | None) -> tuple[str, ...]:
     namespace = hook.service.partition("/")[0]
     if ready:
         return (f"Renew the certificate behind {hook.service}, and the caBundle of {hook.configuration.subject}.",)
-    steps = (
-        [f"Restore the pods behind it: {command('kubectl', '-n', namespace, 'get', 'pods')}"] if namespace else []
-    )
+    steps = [f"Restore the pods behind it: {command('kubectl', '-n', namespace, 'get', 'pods')}"] if namespace else []
     gone = command("kubectl", "delete", kind, hook.configuration.name)
     return (*steps, f"Only if its component was removed from the cluster: {gone}")

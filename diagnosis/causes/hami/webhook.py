@@ -92,7 +92,10 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
         return FoundCause(WEBHOOK_MISSING, every[0].subject, (message, shown), (), (pod.subject,))
     evidence = (shown, *(line for installation in every for line in _was_away(installation, pod)))
     gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
-    remedy = (f"When the webhook responds, delete the pod, so that it is created again: {gone}", *_for_the_next_time(every))
+    remedy = (
+        f"When the webhook responds, delete the pod, so that it is created again: {gone}",
+        *_for_the_next_time(every),
+    )
     because = tuple(pair for installation in every for pair in unreachable(installation))
     doubts = tuple(_doubts(snapshot, every))
     certainty = Certainty.LIKELY if doubts else Certainty.PROVEN
