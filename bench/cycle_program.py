@@ -44,7 +44,7 @@ def _cycle(agent: Agent) -> dict[str, Any]:
     again_seconds = agent.host.cycle.run()
     seconds = time.monotonic() - began
     known = agent.state.known
-    unobserved = [row.check for row in known.verdict().unobserved]
+    unobserved = [row.check for row in known.judgement.verdict.unobserved]
     standing = [finding.finding.reason for finding in known.memory.standing]
     return {"again": again_seconds, "standing": standing, "unobserved": unobserved, "wall_ms": seconds * 1000}
 

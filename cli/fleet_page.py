@@ -15,7 +15,7 @@ from healthcheck.model import Severity, Status
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
-from healthcheck.verdict.taint import DEVICES
+from healthcheck.verdict.taint_decision import DEVICES
 
 _MOST_REASONS = 6
 """Most reasons shown for one node."""

@@ -29,7 +29,7 @@ from healthcheck.host.streams import complain, say, write_document, write_json
 from healthcheck.model import Status, counted
 from healthcheck.text.moments import moment
 from healthcheck.text.naming import named
-from healthcheck.verdict.taint import DEVICES
+from healthcheck.verdict.taint_decision import DEVICES
 
 Cell = tuple[str, str]
 """Texts and their styles."""

@@ -29,7 +29,7 @@ from healthcheck.node.devices import AllocatedDevices
 from healthcheck.node.state import NodeState, with_devices
 from healthcheck.settings.values import NodeSettings
 from healthcheck.verdict.budget import Slot
-from healthcheck.verdict.taint import says_devices
+from healthcheck.verdict.taint_decision import says_devices
 from sweeper.leftovers import Leftovers, find_leftovers, is_working
 from sweeper.select import Candidate, Decision, SweepLimits, busy_nodes, candidate, select
 from sweeper.slots import FreedSlot, SlotOwner, kept_without_agent, unowned

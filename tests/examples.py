@@ -12,7 +12,11 @@ from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.model import PREFIX, Finding, KernelEvent, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.node.state import NodeState
 from healthcheck.probes.kernel_log import Record
+from healthcheck.verdict.budget import HELD, SlotGrant
+from healthcheck.verdict.node_patch import NodePatch, plan
 from healthcheck.verdict.record import Identity
+from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint
+from healthcheck.verdict.verdict import Verdict
 
 WALL = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 MONOTONIC = 50_000.0
@@ -76,3 +80,21 @@ def node(**more: Any) -> NodeState:
 def looked_at(*findings: Finding) -> Memory:
     """The memory after one look that showed these."""
     return after_look(remembers(), JudgedCycle([says(*findings)]), NOW)
+
+
+def planned(
+    verdict: Verdict,
+    memory: Memory,
+    state: NodeState,
+    rules: Rules,
+    now: datetime = WALL,
+    grant: SlotGrant = HELD,
+) -> NodePatch:
+    """The writes of an agent with this verdict and memory."""
+    view = AgentView(verdict, memory, IDENTITY, rules, now)
+    return plan(view, decide_taint(view, state, by_devices=grant.by_devices), state, grant)
+
+
+def wants_taint(verdict: Verdict, state: NodeState, rules: Rules, memory: Memory, *, by_devices: bool = False) -> bool:
+    view = AgentView(verdict, memory, IDENTITY, rules, WALL)
+    return decide_taint(view, state, by_devices=by_devices).wants_taint

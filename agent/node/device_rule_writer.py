@@ -21,13 +21,11 @@ from agent.telemetry import Telemetry
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.device_taint_rules import DeviceTaints, NotServed
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, Refused, Unavailable
-from healthcheck.memory.findings import Memory
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import NodeState
 from healthcheck.verdict.device_taints import BadGpu, DeviceTaintCover, RuleChange, gpus_to_taint, plan_rules
 from healthcheck.verdict.node_events import NodeEvent, cut, event_name
-from healthcheck.verdict.taint import Rules
-from healthcheck.verdict.verdict import Verdict
+from healthcheck.verdict.taint_decision import AgentView, TaintDecision
 
 log = structlog.get_logger()
 
@@ -91,12 +89,12 @@ class DeviceRules:
             has_gpus = self._target is not None and bool(self._target.gpus)
             self._is_due = has_gpus or self._answer is None or self.stand
 
-    def hold(self, verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> bool | None:
+    def hold(self, view: AgentView, decision: TaintDecision, node: NodeState) -> bool | None:
         """Whether rules keep work off each faulty GPU; None if the fault is of the node.
 
         The last answer is valid until the next one.
         """
-        gpus = gpus_to_taint(verdict, node, rules, memory)
+        gpus = gpus_to_taint(view, decision, node)
         if not gpus:  # unobserved: the present rules stay
             return None if gpus is None else self.stand
         with self._condition:

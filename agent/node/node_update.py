@@ -22,12 +22,11 @@ from agent.telemetry import Telemetry
 from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
 from healthcheck.deep.claim import why_unread
 from healthcheck.node.state import NodeState
-from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import read_release
-from healthcheck.verdict.budget import HELD
-from healthcheck.verdict.change import NodeChange, plan
 from healthcheck.verdict.node_events import NodeEvent
+from healthcheck.verdict.node_patch import NodePatch, plan
 from healthcheck.verdict.record import Identity
+from healthcheck.verdict.taint_decision import AgentView
 from healthcheck.verdict.verdict import Verdict
 
 log = structlog.get_logger()
@@ -83,15 +82,11 @@ class NodeUpdate:
         self._api.permissions.allow("get", "nodes")
         return node
 
-    def apply(self, verdict: Verdict, known: AgentKnowledge, node: NodeState) -> bool:
-        """Bring the Node up to the verdict, and return whether it has the verdict. Raises ClusterError."""
-        memory, now = known.memory, self._state.now().wall
-        rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
-        grant = (self._taint.hold(verdict, node, rules, memory) if self._api.write else None) or HELD
-        identity = Identity(node.name, known.instance_type, node.uid, known.inventory)
-        record = records.render(verdict, memory, identity, now)
-        whole = self._record.as_if_there(node)
-        change = plan(verdict, record, whole, rules, now, memory.acknowledged, grant)
+    def apply(self, known: AgentKnowledge, node: NodeState) -> bool:
+        """Write the verdict, and return whether the Node carries it now. Raises ClusterError."""
+        view, whole = self._view(known, node), self._record.as_if_there(node)
+        decision, grant = self._taint.decide(view, whole)
+        change = plan(view, decision, whole, grant)
         self._bad.report((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
         if not self._api.write:
             events = [event.reason for event in (*change.events, *change.repair.events)]
@@ -99,15 +94,20 @@ class NodeUpdate:
             log.info("dry run", patch=change.patch, conditions=conditions, events=events)
             return True
         if change.patch is None and self._record.is_worth_a_try:
-            at_once = replace(rules, rewrite_after_seconds=0.0)
-            self._try_record(node, plan(verdict, record, whole, at_once, now, memory.acknowledged, grant).patch)
-        stands = self._write(node, change, verdict)
+            at_once = replace(view, rules=replace(view.rules, rewrite_after_seconds=0.0))
+            self._try_record(node, plan(at_once, decision, whole, grant).patch)
+        stands = self._write(node, change, view.verdict)
         self._telemetry.withheld.set(not grant.held and not node.tainted())
         if (after := self._state.node) is not None:
             self._taint.settle(after)
         return stands
 
-    def _write(self, node: NodeState, change: NodeChange, verdict: Verdict) -> bool:
+    def _view(self, known: AgentKnowledge, node: NodeState) -> AgentView:
+        rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
+        identity = Identity(node.name, known.instance_type, node.uid, known.inventory)
+        return AgentView(known.judgement.verdict, known.memory, identity, rules, self._state.now().wall)
+
+    def _write(self, node: NodeState, change: NodePatch, verdict: Verdict) -> bool:
         """Write the Node's changes: the taint first, because it keeps work away."""
         stands = True
         if change.patch is not None:

@@ -15,6 +15,7 @@ from agent.node.node_input import NodeInput
 from agent.node.node_update import NodeUpdate
 from agent.node.reporter import Reporter
 from agent.state.agent_state import AgentState
+from agent.state.judgement import Judgement
 from agent.telemetry import Telemetry
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable, Unreadable
@@ -105,32 +106,37 @@ class NodeWriter(threading.Thread):
             again(self._write_despite_annotations)
 
     def _write_verdict(self) -> None:
-        """Bring the Node up to the current verdict. Raises ClusterError; the next try computes everything again."""
-        seen = self._state.node
-        released = seen is not None and self._take_in(seen)
-        known = self._state.known
-        self._measure(verdict := known.verdict())
-        settled = known.is_complete and not verdict.settling
+        """Bring the Node up to the current verdict. Raises ClusterError; the next try computes everything anew."""
+        node = self._state.node
+        released = node is not None and self._take_in(node)
         if self._stopping.is_set():
             return
-        # A person who released the node waits for the answer; a restarted agent still reports nothing before its first
-        # cycle.
-        if settled or (released and known.is_complete) or verdict.severity >= Severity.RESET:
-            self._telemetry.pending.set(1)
+        if not self._is_due(self._state.judgement, released=released):
+            self._measure(self._state.judgement.verdict)
+            return
+        self._telemetry.pending.set(1)
+        if node is None or self._state.node is not node:
             node = self._state.node or self._update.read()
-            stands = not (known.is_complete or _is_news_to(verdict, node)) or self._apply(node)
-            self._telemetry.pending.set(not stands)
-        if settled and not self._update.slot.is_owed:
+            self._take_in(node)
+        known = self._state.known
+        judgement = known.judgement
+        self._measure(judgement.verdict)
+        stands = not (judgement.is_complete or _is_news_to(judgement.verdict, node)) or self._update.apply(known, node)
+        self._telemetry.pending.set(not stands)
+        if judgement.is_complete and not judgement.verdict.settling and not self._update.slot.is_owed:
             self.verdict_stands.set()
             self._reconcile_slots()
         self._api.outage.back("nodes")
 
-    def _apply(self, node: NodeState) -> bool:
-        """Write to this Node, which may be newer than the verdict, and return whether it has the verdict."""
-        self._take_in(node)
-        known = self._state.known
-        self._measure(verdict := known.verdict())
-        return self._update.apply(verdict, known, node)
+    @staticmethod
+    def _is_due(judgement: Judgement, *, released: bool) -> bool:
+        """Whether the Node is written: not before the first cycle has ended, nor while it settles, except for a fault.
+
+        A person who released the node waits for the answer.
+        """
+        verdict = judgement.verdict
+        final = judgement.is_complete and (released or not verdict.settling)
+        return final or verdict.severity >= Severity.RESET
 
     def _take_in(self, node: NodeState) -> bool:
         """Read the facts that only the Node has, and return whether there was a release."""

@@ -9,11 +9,9 @@ from agent.node.reporter import Reporter
 from agent.node.slot_requests import SlotRequests
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
-from healthcheck.memory.findings import Memory
 from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import BY_DEVICES, SlotGrant
-from healthcheck.verdict.taint import Rules, says_devices, wants_place
-from healthcheck.verdict.verdict import Verdict
+from healthcheck.verdict.budget import BY_DEVICES, HELD, SlotGrant
+from healthcheck.verdict.taint_decision import AgentView, Rules, TaintDecision, decide_taint, says_devices
 
 if TYPE_CHECKING:
     from agent.node.device_rule_writer import DeviceRules
@@ -38,18 +36,22 @@ class WantedTaint:
         if self._devices is not None:
             self._devices.look_ended()
 
-    def hold(self, verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> SlotGrant | None:
-        """Whether the budget has a slot for the taint, and whether GPUs have it; None: no taint is required."""
-        self._load(node, rules)
+    def decide(self, view: AgentView, node: NodeState) -> tuple[TaintDecision, SlotGrant]:
+        """Return the decision, and the slot for a taint that it wants; a dry run acquires none."""
+        if not self._api.write:
+            return decide_taint(view, node), HELD
+        self._load(node, view.rules)
         devices = self._devices
         by_devices = devices is not None and devices.stand
-        self._is_wanted = wants_place(verdict, node, rules, memory, by_devices=by_devices)
+        decision = decide_taint(view, node, by_devices=by_devices)
+        self._is_wanted = decision.wants_taint
         if not self._is_wanted:
-            return None
-        grant = self.slot.hold(node, rules.max_unhealthy_percent, tainted=by_devices or node.tainted())
-        covered = devices.hold(verdict, node, rules, memory) if devices is not None and grant.held else None
+            return decision, HELD
+        percent = view.rules.max_unhealthy_percent
+        grant = self.slot.hold(node, percent, tainted=by_devices or node.tainted())
+        covered = devices.hold(view, decision, node) if devices is not None and grant.held else None
         self._is_nodes = covered is None
-        return BY_DEVICES if covered else grant
+        return decision, BY_DEVICES if covered else grant
 
     def settle(self, node: NodeState) -> None:
         """Release unneeded slots and rules after the Node was written."""

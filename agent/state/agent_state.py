@@ -14,13 +14,13 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from agent.state.judgement import Judgement
 from agent.state.run_on_node import RunOnNode
 from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks.examine import NOT_LOOKED_YET
 from healthcheck.checks.expectation import SEEN_SECONDS, DeepDiagnostic, Expectation
 from healthcheck.host import clock
 from healthcheck.memory.findings import Memory
-from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.model import Check, Evidence, Nature, Now, Severity
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
 from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_second_engine
 from healthcheck.probes.nvml.gpus import NVML, DriverReading
@@ -28,18 +28,14 @@ from healthcheck.settings.values import Settings
 from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.inventory_seen import seen_in
-from healthcheck.verdict.verdict import Verdict, decide, worst
-
-_NOT_YET = Unobserved(NOT_LOOKED_YET, "the first check cycle has not ended")
+from healthcheck.verdict.verdict import worst
 
 
 class AgentKnowledge(Struct, frozen=True):
     """State of the agent at one moment, and the values derived from it."""
 
-    memory: Memory = field(default_factory=Memory)
+    judgement: Judgement = field(default_factory=Judgement)
     settings: Settings = field(default_factory=Settings)
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    """Last outcome of each check."""
     node: NodeState | None = None
     """The Node as last observed; None before the first read, after its deletion, and when it must be read again."""
     last_look: Evidence | None = None
@@ -54,6 +50,10 @@ class AgentKnowledge(Struct, frozen=True):
     run: RunOnNode = field(default_factory=RunOnNode)
     deep_processes: Mapping[int, float] = field(default_factory=dict)
     """Processes of deep tests, by pid, with the last observation (monotonic)."""
+
+    @property
+    def memory(self) -> Memory:
+        return self.judgement.memory
 
     @property
     def instance_type(self) -> str:
@@ -73,11 +73,6 @@ class AgentKnowledge(Struct, frozen=True):
         return tuple(check for check in self.settings.values.checks if check.nature is Nature.EVENT)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether every selected check has an outcome."""
-        return all(check.name in self.outcomes for check in self.settings.values.checks)
-
-    @property
     def driver_look(self) -> DriverReading | None:
         """Return the NVML reading of the last cycle."""
         last = self.last_look
@@ -91,19 +86,6 @@ class AgentKnowledge(Struct, frozen=True):
     def severity_on(self, node: NodeState) -> Severity:
         """Return the worst severity of the Node's records and of this agent's active findings."""
         return worst((self.severity, *other_severities(node, self.memory.acknowledged, self.memory.taken)[0]))
-
-    def after(self, memory: Memory, outcomes: Iterable[Outcome]) -> AgentKnowledge:
-        """Return a copy with this memory and these outcomes of checks."""
-        return replace(
-            self, memory=memory, outcomes={**self.outcomes, **{outcome.check: outcome for outcome in outcomes}}
-        )
-
-    def verdict(self) -> Verdict:
-        outcomes = [
-            self.outcomes.get(check.name, Outcome(check.name, check.group, unobserved=(_NOT_YET,)))
-            for check in self.settings.values.checks
-        ]
-        return decide(self.memory, outcomes)
 
     def deep_run(self, now: Now) -> DeepDiagnostic | None:
         """The current deep run on the node, or the last one."""
@@ -141,11 +123,15 @@ class AgentState:
         """Set when the watch has delivered the Node or its deletion."""
         self._lock = threading.Lock()
         self._unreadable = ""
-        self._known = AgentKnowledge(memory or Memory())
+        self._known = AgentKnowledge(Judgement(memory or Memory(), checks=Settings().values.checks))
 
     @property
     def known(self) -> AgentKnowledge:
         return self._known
+
+    @property
+    def judgement(self) -> Judgement:
+        return self._known.judgement
 
     @property
     def memory(self) -> Memory:
@@ -169,20 +155,16 @@ class AgentState:
     def expectation(self) -> Expectation:
         return self._known.expectation(self.now())
 
-    def remember(self, memory: Memory, outcomes: Iterable[Outcome] = ()) -> None:
-        """Set the memory. Only the ledger calls this, after the write to the disk."""
-        with self._lock:
-            self._known = self._known.after(memory, outcomes)
+    def remember(self, judgement: Judgement) -> None:
+        """Set the judgement. Only the ledger calls this, after the write to the disk."""
+        self._put(judgement=judgement)
 
     def configure(self, settings: Settings, memory: Memory) -> None:
         """Set the settings, and the memory without the findings of checks that no longer run.
 
         Only the ledger calls this.
         """
-        names = {check.name for check in settings.values.checks}
-        with self._lock:
-            outcomes = {name: outcome for name, outcome in self._known.outcomes.items() if name in names}
-            self._known = replace(self._known, settings=settings, memory=memory, outcomes=outcomes)
+        self._put(settings=settings, judgement=self.judgement.among(settings.values.checks, memory))
 
     def keep_newer(self, node: NodeState) -> bool:
         """Keep the Node if it is newer, and return whether it is.

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agent.state.agent_state import AgentState
 from agent.state.failures import Failures
+from agent.state.judgement import Judgement
 from agent.telemetry import Telemetry
 from healthcheck.deep.deep_record import DeepRecord, PassedRun, after_deep_record
 from healthcheck.memory import exits
@@ -69,9 +70,10 @@ class Ledger:
             before, now = self._state.memory, self._state.now()
             after = after_kernel_log(before, outcomes, now, self._rules.escalate_after) if found else before
             after = replace(after, cursor=before.cursor if cursor is None else cursor)
+            judgement = self._state.judgement.after(after, without_lines)
             if found and self._must_be_written(before, after, now):
-                self._write(after, without_lines)
-            self._state.remember(after, without_lines)
+                self._write(judgement)
+            self._state.remember(judgement)
         _log_found(self._wake_for_new(before, after))
 
     def log_was_read(self) -> None:
@@ -79,18 +81,19 @@ class Ledger:
         with self._changing:
             if not self._log_was_read:
                 self._log_was_read = True
-                self._state.remember(exits.within_log(self._state.memory))
+                self._state.remember(self._state.judgement.after(exits.within_log(self._state.memory)))
 
     def save(self) -> None:
         """Write the counts that the file lacks."""
         with self._changing:
             if self.unsaved:
-                self._write(self._state.memory)
+                self._write(self._state.judgement)
 
     def blind(self, check: Check, cause: Unobserved) -> None:
         """Record that a check lost the source that it follows."""
         with self._changing:
-            self._state.remember(self._state.memory, [Outcome(check.name, check.group, unobserved=(cause,))])
+            outcome = Outcome(check.name, check.group, unobserved=(cause,))
+            self._state.remember(self._state.judgement.after(self._state.memory, [outcome]))
 
     def look_ended(self, look: JudgedCycle) -> Memory:
         """Add the outcomes of a cycle, and return the memory after it."""
@@ -128,7 +131,9 @@ class Ledger:
         """
         with self._changing:
             before = after = self._state.memory
-            for record in records if self._state.known.is_complete else [record for record in records if record.void]:
+            for record in (
+                records if self._state.judgement.is_complete else [record for record in records if record.void]
+            ):
                 after = after_deep_record(after, record, self._state.now(), self._rules.escalate_after)
             if after != before:
                 self._keep(after)
@@ -158,20 +163,20 @@ class Ledger:
         return not _only_counted(before, after) or now.monotonic - self._unsaved_since >= _MOST_UNSAVED_SECONDS
 
     def _keep(self, after: Memory, outcomes: Sequence[Outcome] = ()) -> None:
-        """Write the memory to the file, then to the state, with the current severities."""
-        after = in_force(after, self._state.settings.values.policy)
-        self._write(after, outcomes)
-        self._state.remember(after, outcomes)
+        """To the file, then into the state, at the severities in force."""
+        judgement = self._state.judgement.after(in_force(after, self._state.settings.values.policy), outcomes)
+        self._write(judgement)
+        self._state.remember(judgement)
 
-    def _write(self, after: Memory, outcomes: Sequence[Outcome] = ()) -> None:
+    def _write(self, judgement: Judgement) -> None:
         """Write the memory to its file. Raises for content that has no verdict or can't be written; it is then dropped.
 
         A failing disk is reported once, and the agent goes on in memory.
         """
-        self._state.known.after(after, outcomes).verdict()
+        _ = judgement.verdict
         if self._file is not None:
             try:
-                self._file.write(after)
+                self._file.write(judgement.memory)
             except MemoryFileError as error:
                 self._telemetry.memory_errors.inc()
                 if not self._file_failed:

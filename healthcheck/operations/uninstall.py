@@ -15,7 +15,7 @@ from msgspec import Struct
 from healthcheck.model import PREFIX
 from healthcheck.node.state import ENABLED, MAINTENANCE, MOST_FIELD_MANAGERS, SEVERITY, STARTUP, UNHEALTHY, NodeState
 from healthcheck.operations.cordon import cordoned_by
-from healthcheck.verdict.taint import says_devices
+from healthcheck.verdict.taint_decision import says_devices
 
 SELECTOR = "app.kubernetes.io/name=gpu-healthcheck"
 """Selector of all objects of the manifests, and of their Jobs and pods."""

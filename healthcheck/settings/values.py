@@ -14,7 +14,7 @@ from healthcheck.model import Check, Severity
 from healthcheck.settings.declared import AnySeverity, Namespace, RepairSeverity, Switch
 
 if TYPE_CHECKING:
-    from healthcheck.verdict.taint import Rules
+    from healthcheck.verdict.taint_decision import Rules
 
 OVERRIDES = "severity-overrides"
 ENVIRONMENT = "environment"
@@ -302,7 +302,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def rules(self) -> Rules:
         from healthcheck.verdict.repair import RepairPolicy  # noqa: PLC0415
-        from healthcheck.verdict.taint import Rules  # noqa: PLC0415 - the child that reads settings applies none
+        from healthcheck.verdict.taint_decision import Rules  # noqa: PLC0415 - the child that reads settings applies none
 
         return Rules(
             taint_severity=self.taint_severity,

@@ -18,9 +18,8 @@ from healthcheck.node.devices import Device
 from healthcheck.node.state import NodeState
 from healthcheck.probes.pci import normalise_address
 from healthcheck.text.naming import named
-from healthcheck.verdict.acknowledgement import other_severities
-from healthcheck.verdict.taint import Rules, kept_findings
-from healthcheck.verdict.verdict import Verdict, worst
+from healthcheck.verdict.taint_decision import AgentView, TaintDecision
+from healthcheck.verdict.verdict import worst
 
 _LONGEST_NAME = 253
 _MOST_NAMED = 4
@@ -67,23 +66,23 @@ class RuleChange(Struct, frozen=True):
         return frozenset((*(rule.name for rule in self.made), *(rule.name for rule in kept)))
 
 
-def gpus_to_taint(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> tuple[BadGpu, ...] | None:
+def gpus_to_taint(view: AgentView, decision: TaintDecision, node: NodeState) -> tuple[BadGpu, ...] | None:
     """Return the GPUs that must carry the requested taint; None if the Node must carry it.
 
     An empty result means that the GPUs could not be checked, and existing taints stay.
     """
-    others = other_severities(node, memory.acknowledged, memory.taken)[0]
+    rules = view.rules
     # A taint that stays for an ended finding is not exchanged for another.
-    if not rules.device_taints or (node.tainted() and kept_findings(verdict, node, rules)):
+    if not rules.device_taints or (node.tainted() and decision.kept):
         return None
     # The record of another writer names no GPU. A device plugin does not know the taints of devices.
-    if node.has_device_plugin or worst(others) >= rules.taint_severity:
+    if node.has_device_plugin or decision.deep_severity >= rules.taint_severity:
         return None
-    bad = [finding.finding for finding in verdict.standing if finding.finding.severity >= rules.taint_severity]
+    bad = [finding.finding for finding in view.verdict.standing if finding.finding.severity >= rules.taint_severity]
     addresses = {gpu_address(finding.subject) for finding in bad}
     if any(normalise_address(address) != address for address in addresses):
         return None
-    return tuple(_bad_gpu(address, bad, memory) for address in sorted(addresses))
+    return tuple(_bad_gpu(address, bad, view.memory) for address in sorted(addresses))
 
 
 def _bad_gpu(address: str, bad: Iterable[Finding], memory: Memory) -> BadGpu:

@@ -43,8 +43,6 @@ SCHEMA = 1
 LONGEST = 16 * 1024
 """A record is never longer."""
 MOST_KEPT = 4
-_FOR_THE_TAINT = 1536
-"""Kept free for the plan's `taint` and `kept`."""
 DEEP = {SWEEP_RESULT: "sweep-result", QUARANTINE_RESULT: "quarantine-result"}
 """The annotations of deep runs, those of level 2 first, and their names in a record."""
 LEVEL_4 = "4-dcgm-diag-l4"
@@ -216,6 +214,13 @@ Record = AgentRecord | RunRecord
 R = TypeVar("R", AgentRecord, StandingRecord, RunRecord)
 
 
+class RecordText(Struct, frozen=True):
+    """The agent's record and its text, which is encoded once."""
+
+    record: AgentRecord
+    text: str
+
+
 class Identity(Struct, frozen=True):
     """Identity of a record: the Node, its UID, the expected instance type, and the last inventory."""
 
@@ -227,30 +232,47 @@ class Identity(Struct, frozen=True):
 
 def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, taint: str = "") -> AgentRecord:
     """Return the agent's record, at most LONGEST bytes long. Parts that were cut are counted."""
-    return within_limit(
-        AgentRecord(
-            schema=SCHEMA,
-            timestamp=timestamp(at),
-            hostname=identity.hostname,
-            instance_type=identity.instance_type,
-            status=verdict.status.value,
-            severity=verdict.severity.name,
-            checks=tuple(CheckRow(group.check, group.status.value, group.severity.name) for group in verdict.groups),
-            findings=tuple(_row_of(standing, memory.boot_id) for standing in verdict.standing),
-            unobserved=tuple(
-                CauseRow(cause.check, cause.cause.cause.name, cause.cause.detail[:_LONGEST_DETAIL])
-                for cause in verdict.unobserved
-            ),
-            agent_version=healthcheck.__version__,
-            node_uid=identity.node_uid,
-            machine=memory.machine,
-            boot_id=memory.boot_id,
-            cursor=memory.cursor,
-            released=short_release_row(memory.released) if memory.released else None,
-            acknowledged=tuple(_groups(memory.acknowledged)) or None,
-            taken=dict(memory.taken) or None,
-            inventory=identity.inventory,
-            taint=taint or None,
+    return render_text(verdict, memory, identity, at, taint).record
+
+
+def render_text(
+    verdict: Verdict,
+    memory: Memory,
+    identity: Identity,
+    at: datetime,
+    taint: str = "",
+    kept: tuple[FindingRow, ...] = (),
+) -> RecordText:
+    """Return the record as `render` does, and its text. `kept`: ended findings for which the taint stays."""
+    return RecordText(
+        *_limited(
+            AgentRecord(
+                schema=SCHEMA,
+                timestamp=timestamp(at),
+                hostname=identity.hostname,
+                instance_type=identity.instance_type,
+                status=verdict.status.value,
+                severity=verdict.severity.name,
+                checks=tuple(
+                    CheckRow(group.check, group.status.value, group.severity.name) for group in verdict.groups
+                ),
+                findings=tuple(_row_of(standing, memory.boot_id) for standing in verdict.standing),
+                unobserved=tuple(
+                    CauseRow(cause.check, cause.cause.cause.name, cause.cause.detail[:_LONGEST_DETAIL])
+                    for cause in verdict.unobserved
+                ),
+                agent_version=healthcheck.__version__,
+                node_uid=identity.node_uid,
+                machine=memory.machine,
+                boot_id=memory.boot_id,
+                cursor=memory.cursor,
+                released=short_release_row(memory.released) if memory.released else None,
+                acknowledged=tuple(_groups(memory.acknowledged)) or None,
+                taken=dict(memory.taken) or None,
+                inventory=identity.inventory,
+                taint=taint or None,
+                kept=kept or None,
+            )
         )
     )
 
@@ -411,11 +433,16 @@ def _acknowledged_in(group: AcknowledgedRow) -> Iterator[Acknowledgement]:
 
 def within_limit(record: R) -> R:
     """Return the record, cut to LONGEST bytes. `cut` counts the lost entries."""
+    return _limited(record)[0]
+
+
+def _limited(record: R) -> tuple[R, str]:
     plain = as_json(record)
-    if _size(plain) <= LONGEST - _FOR_THE_TAINT:
-        return record
-    _shorten(plain, LONGEST - _FOR_THE_TAINT)
-    return row_in(type(record), plain)
+    text = _text(plain)
+    if len(text.encode()) <= LONGEST:
+        return record, text
+    _shorten(plain, LONGEST)
+    return row_in(type(record), plain), _text(plain)
 
 
 def _shorten(record: dict[str, Any], longest: int) -> None:

@@ -82,7 +82,9 @@ def binaries() -> Path:
     try:
         return built(cache_folder(), _build_plane)
     except NoProgramError as error:
-        raise NoProgramError(f"{error}, and KUBEBUILDER_ASSETS is not set (a folder with {', '.join(REQUIRED)})") from None
+        raise NoProgramError(
+            f"{error}, and KUBEBUILDER_ASSETS is not set (a folder with {', '.join(REQUIRED)})"
+        ) from None
 
 
 def node_binaries() -> tuple[Path, Path]:

@@ -13,7 +13,7 @@ from msgspec.structs import force_setattr
 
 from agent.node import node_input
 from agent.process.agent_program import main
-from agent.state import agent_state, run_on_node
+from agent.state import judgement, run_on_node
 from healthcheck.checks import gpu_count
 from healthcheck.cluster import nodes
 from healthcheck.cluster.nodes import node_state
@@ -39,7 +39,7 @@ def in_the_verdict() -> None:
             stumble()
         return decide(memory, outcomes)
 
-    vars(agent_state)["decide"] = planted
+    vars(judgement)["decide"] = planted
 
 
 def in_a_deep_record() -> None:

@@ -19,10 +19,10 @@ from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
 from healthcheck.node.state import HARDWARE_READY, MOST_FIELD_MANAGERS, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.operations.uninstall import DELETE_REST, STOP
-from healthcheck.verdict.change import plan
 from healthcheck.verdict.device_taints import MissingRule
-from healthcheck.verdict.record import Identity, render
-from healthcheck.verdict.taint import Rules
+from healthcheck.verdict.node_patch import plan
+from healthcheck.verdict.record import Identity
+from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint
 from healthcheck.verdict.verdict import decide
 from sim.control_plane import MANIFESTS, ControlPlane
 from tests.cli.cluster import SPOT, Json, P, client, run
@@ -223,8 +223,8 @@ def test_our_writes_leave_the_owners_of_what_they_leave_as_it_is(plane: ControlP
     assert taken is not None
     cluster.patch_node(FAILED, taken)
     verdict, memory = decide(Memory(), [Outcome("xid", "0-nvidia-smi")]), Memory()
-    record = render(verdict, memory, Identity(FAILED), now)
-    change_of_ours = plan(verdict, record, cluster.read_node(FAILED), Rules(), now)
+    view, seen = AgentView(verdict, memory, Identity(FAILED), Rules(), now), cluster.read_node(FAILED)
+    change_of_ours = plan(view, decide_taint(view, seen), seen)
     assert change_of_ours.patch is not None
     cluster.patch_node(FAILED, change_of_ours.patch)
     after = node(plane, FAILED)

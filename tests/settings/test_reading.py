@@ -14,7 +14,7 @@ from healthcheck.settings.files import UnknownKeys, unknown_keys
 from healthcheck.settings.reading import read_settings
 from healthcheck.settings.values import BadValue, NodeSettings
 from healthcheck.verdict.repair import RepairPolicy
-from healthcheck.verdict.taint import Rules
+from healthcheck.verdict.taint_decision import Rules
 
 SECONDS = "a whole number of seconds, "
 GROUPS = "allowed are 0, 2, 3, 7, 8, 0-nvidia-smi, 2-efa-enumeration, 3-topology-check, 7-container-runtime, 8-hami"

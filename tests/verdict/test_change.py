@@ -13,14 +13,26 @@ from msgspec.structs import asdict, replace
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Suspect
 from healthcheck.model import PREFIX, Nature, Severity, Unobserved
 from healthcheck.node.state import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
-from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD, dump_release
 from healthcheck.verdict.budget import HELD, SlotGrant
-from healthcheck.verdict.change import NodeChange, plan
 from healthcheck.verdict.node_events import cut, event_name, released_event
-from healthcheck.verdict.taint import Rules, wants_place
+from healthcheck.verdict.node_patch import NodePatch
+from healthcheck.verdict.taint_decision import Rules
 from healthcheck.verdict.verdict import Verdict, decide
-from tests.examples import BLIND, GPU, IDENTITY, NODE, WALL, fault, later, node, remembers, says, stands
+from tests.examples import (
+    BLIND,
+    GPU,
+    NODE,
+    WALL,
+    fault,
+    later,
+    node,
+    planned,
+    remembers,
+    says,
+    stands,
+    wants_taint,
+)
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 STATUS, SEVERITY, LAST_CHECK = f"{PREFIX}/status", f"{PREFIX}/severity", f"{PREFIX}/last-check"
@@ -48,14 +60,13 @@ def plan_for(
     rules: Rules = RULES,
     now: datetime = WALL,
     grant: SlotGrant = HELD,
-) -> NodeChange:
+) -> NodePatch:
     memory = remembers() if memory is None else memory
     verdict = decide(memory, [says(blind=blind)])
-    record = records.render(verdict, memory, IDENTITY, now)
-    return plan(verdict, record, state, rules, now, memory.acknowledged, grant)
+    return planned(verdict, memory, state, rules, now, grant)
 
 
-def written(state: NodeState, change: NodeChange) -> NodeState:
+def written(state: NodeState, change: NodePatch) -> NodeState:
     """The Node after the API server took the change."""
     labels, annotations = dict(state.labels), dict(state.annotations)
     taints: Sequence[Mapping[str, Any]] = state.taints
@@ -193,7 +204,7 @@ class TestTaints:
 
         assert list(after.taints) == FOREIGN_TAINTS
         assert [event.reason for event in change.events] == ["SwitchedOff"]
-        assert plan_for(after, memory_of(REBOOT), rules=rules) == NodeChange()
+        assert plan_for(after, memory_of(REBOOT), rules=rules) == NodePatch()
 
 
 class TestTheBudget:
@@ -213,7 +224,7 @@ class TestTheBudget:
 
         assert (first.events[0].reason, first.events[0].type) == ("TaintWithheld", "Warning")
         assert FULL.why in first.events[0].message
-        assert plan_for(after, memory_of(REBOOT), grant=FULL) == NodeChange()
+        assert plan_for(after, memory_of(REBOOT), grant=FULL) == NodePatch()
 
     def test_a_place_that_was_freed_is_used(self) -> None:
         withheld = written(node(), plan_for(node(), memory_of(REBOOT), grant=FULL))
@@ -226,7 +237,7 @@ class TestTheBudget:
     def test_an_existing_taint_is_never_lifted_for_want_of_a_place(self) -> None:
         state = settled(memory_of(REBOOT))
 
-        assert plan_for(state, memory_of(REBOOT), grant=FULL) == NodeChange()
+        assert plan_for(state, memory_of(REBOOT), grant=FULL) == NodePatch()
 
     @pytest.mark.parametrize(
         ("severity", "blind", "tainted", "rules", "labels", "wants"),
@@ -249,7 +260,7 @@ class TestTheBudget:
         state = node(taints=[TAINT] if tainted else [], labels=labels)
         verdict = decide(memory_of(severity), [says(blind=BLIND if blind else None)])
 
-        assert wants_place(verdict, state, rules, remembers()) is wants
+        assert wants_taint(verdict, state, rules, remembers()) is wants
 
     def test_a_deep_verdict_that_was_released_wants_none(self) -> None:
         row = {"reason": "D", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": "2026-11-21T01:00:00Z"}
@@ -257,8 +268,8 @@ class TestTheBudget:
         verdict = decide(remembers(), [says()])
         acknowledged = Acknowledgement("D", "gpu/0", "", None, WALL)
 
-        assert wants_place(verdict, state, RULES, remembers()) is True
-        assert wants_place(verdict, state, RULES, remembers(acknowledged=(acknowledged,))) is False
+        assert wants_taint(verdict, state, RULES, remembers()) is True
+        assert wants_taint(verdict, state, RULES, remembers(acknowledged=(acknowledged,))) is False
 
 
 class TestATaintLeavesWithItsFinding:
@@ -294,7 +305,7 @@ class TestATaintLeavesWithItsFinding:
         again = written(after, self._planned(verdict, after))
 
         assert (after.tainted(), again.tainted()) == (stays, stays)
-        assert wants_place(verdict, after, RULES, remembers()) is stays
+        assert wants_taint(verdict, after, RULES, remembers()) is stays
         kept = json.loads(again.annotations[RESULTS]).get("kept", [])
         assert [(entry["reason"], entry["subject"]) for entry in kept] == ([("Xid79", subject)] if stays else [])
         assert ("the taint stays for Xid79" in str(again.conditions)) is stays
@@ -335,8 +346,8 @@ class TestATaintLeavesWithItsFinding:
         assert before.tainted()
         assert not written(before, plan_for(before, blind=BLIND, now=later(4000).wall)).tainted()
 
-    def _planned(self, verdict: Verdict, state: NodeState, now: datetime = WALL) -> NodeChange:
-        return plan(verdict, records.render(verdict, remembers(), IDENTITY, now), state, RULES, now)
+    def _planned(self, verdict: Verdict, state: NodeState, now: datetime = WALL) -> NodePatch:
+        return planned(verdict, remembers(), state, RULES, now)
 
 
 class TestTheStartupTaint:
@@ -375,7 +386,7 @@ class TestTheStartupTaint:
         memory = Memory(remembers().machine, remembers().boot_id, suspects=suspects)
         verdict = decide(memory, [says()])
 
-        change = plan(verdict, records.render(verdict, memory, IDENTITY, WALL), state, RULES, WALL)
+        change = planned(verdict, memory, state, RULES)
 
         assert written(state, change).taints == [STARTUP_TAINT]
 
@@ -386,7 +397,7 @@ class TestTheStartupTaint:
 
     def test_that_somebody_sets_later_leaves_as_well(self) -> None:
         state = settled()
-        started = written(state, NodeChange({"metadata": {"labels": {}, "annotations": {}}}))
+        started = written(state, NodePatch({"metadata": {"labels": {}, "annotations": {}}}))
         again = NodeState(**{**asdict(started), "taints": [STARTUP_TAINT]})
 
         assert list(written(again, plan_for(again)).taints) == []
@@ -406,7 +417,7 @@ class TestARelease:
         assert change.patch["metadata"]["annotations"][RELEASE] is None
         assert json.loads(after.annotations[RESULTS])["released"]["by"] == "mia"
         assert (after.labels[STATUS], after.tainted()) == ("pass", False)
-        assert plan_for(after, memory) == NodeChange()
+        assert plan_for(after, memory) == NodePatch()
 
     def test_that_changes_nothing_is_taken_off_all_the_same(self) -> None:
         before = settled()
@@ -490,7 +501,7 @@ class TestLabels:
 
         assert after.labels == FOREIGN_LABELS
         assert [event.reason for event in change.events] == ["SwitchedOff"]
-        assert plan_for(after, rules=rules) == NodeChange()
+        assert plan_for(after, rules=rules) == NodePatch()
 
     def test_disabling_both_is_reported_in_one_event(self) -> None:
         state = settled(memory_of(REBOOT))
@@ -509,14 +520,14 @@ class TestWhenToWrite:
         memory = memory_of(severity)
         state = settled(memory, blind=blind, taints=FOREIGN_TAINTS, labels=FOREIGN_LABELS)
 
-        assert plan_for(state, memory, blind=blind, now=WALL + timedelta(minutes=59)) == NodeChange()
+        assert plan_for(state, memory, blind=blind, now=WALL + timedelta(minutes=59)) == NodePatch()
 
     def test_a_finding_that_is_seen_again_is_nothing_new(self) -> None:
         level = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count")
         state = settled(remembers(level))
         seen_again = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count", at=99_999.0)
 
-        assert plan_for(state, remembers(seen_again, cursor=4000)) == NodeChange()
+        assert plan_for(state, remembers(seen_again, cursor=4000)) == NodePatch()
 
     @pytest.mark.parametrize(("age", "writes"), [(0, False), (29, False), (30, True), (3600, True)])
     def test_an_event_that_comes_again_is_written_no_more_often_than_each_half_minute(
@@ -853,10 +864,9 @@ class TestEvents:
 
 def test_planning_changes_neither_the_node_nor_the_record() -> None:
     verdict: Verdict = decide(memory_of(REBOOT), [says()])
-    record = records.render(verdict, memory_of(REBOOT), IDENTITY, WALL)
     state = node(taints=FOREIGN_TAINTS, labels=FOREIGN_LABELS)
-    before = (records.dump(record), list(state.taints), dict(state.labels))
+    before = (repr(verdict), list(state.taints), dict(state.labels))
 
-    plan(verdict, record, state, RULES, WALL)
+    planned(verdict, memory_of(REBOOT), state, RULES)
 
-    assert (records.dump(record), list(state.taints), dict(state.labels)) == before
+    assert (repr(verdict), list(state.taints), dict(state.labels)) == before

@@ -20,12 +20,12 @@ from healthcheck.node.state import (
 )
 from healthcheck.verdict import record as records
 from healthcheck.verdict.budget import BY_DEVICES, HELD, SlotGrant
-from healthcheck.verdict.change import NodeChange, plan
 from healthcheck.verdict.device_taints import BadGpu, gpus_to_taint, plan_rules
+from healthcheck.verdict.node_patch import NodePatch
 from healthcheck.verdict.repair import RepairPolicy
-from healthcheck.verdict.taint import Rules, says_devices, wants_place
+from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint, says_devices
 from healthcheck.verdict.verdict import decide
-from tests.examples import BLIND, IDENTITY, NODE, WALL, fault, node, remembers, says, stands
+from tests.examples import BLIND, IDENTITY, NODE, WALL, fault, node, planned, remembers, says, stands, wants_taint
 
 ON = Rules(device_taints=True)
 A, B = "0000:53:00.0", "0000:64:00.0"
@@ -46,7 +46,9 @@ def memory_of(*findings: Finding) -> Memory:
 def tainted_gpus(
     memory: Memory, state: NodeState | None = None, rules: Rules = ON, blind: Unobserved | None = None
 ) -> list[tuple[str, Severity]] | None:
-    found = gpus_to_taint(decide(memory, [says(blind=blind)]), state or node(), rules, memory)
+    state = state or node()
+    view = AgentView(decide(memory, [says(blind=blind)]), memory, IDENTITY, rules, WALL)
+    found = gpus_to_taint(view, decide_taint(view, state), state)
     return None if found is None else [(gpu.address, gpu.severity) for gpu in found]
 
 
@@ -98,8 +100,8 @@ def test_not_having_looked_exchanges_no_taint_and_lifts_none() -> None:
     assert tainted_gpus(bad, blind=BLIND) == [(A, REBOOT)]
 
     verdict = decide(remembers(), [says(blind=BLIND)])
-    assert wants_place(verdict, node(), ON, remembers(), by_devices=True)
-    assert not wants_place(verdict, node(), ON, remembers())
+    assert wants_taint(verdict, node(), ON, remembers(), by_devices=True)
+    assert not wants_taint(verdict, node(), ON, remembers())
     assert tainted_gpus(remembers(), blind=BLIND) == []
 
 
@@ -190,10 +192,9 @@ def test_what_rules_cannot_cover_is_the_nodes_and_said(
     assert [device_rule.device for device_rule in change.gone] == ["gpu-1"]
 
 
-def plan_for(state: NodeState, memory: Memory, grant: SlotGrant) -> NodeChange:
+def plan_for(state: NodeState, memory: Memory, grant: SlotGrant) -> NodePatch:
     verdict = decide(memory, [says()])
-    record = records.render(verdict, memory, IDENTITY, WALL)
-    return plan(verdict, record, state, ON, WALL, (), grant)
+    return planned(verdict, memory, state, ON, WALL, grant)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +221,8 @@ def test_the_node_has_no_taint_where_its_gpus_have(
 def test_no_repair_is_requested_for_a_node_with_working_gpus() -> None:
     memory = memory_of(on(f"gpu/{A}", ISOLATE))
     verdict = decide(memory, [says()])
-    record = records.render(verdict, memory, IDENTITY, WALL)
     rules = replace(ON, repair=RepairPolicy(REPAIR_CONDITIONS))
-    fieldses = plan(verdict, record, node(), rules, WALL, (), BY_DEVICES).repair.conditions
+    fieldses = planned(verdict, memory, node(), rules, WALL, BY_DEVICES).repair.conditions
     assert {entry["type"]: (entry["status"], entry["reason"]) for entry in fieldses} == {
         REBOOT_REQUIRED: ("False", "NotRequired"),
         REPLACEMENT_REQUIRED: ("True", "Xid79"),

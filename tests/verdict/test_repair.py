@@ -23,14 +23,13 @@ from healthcheck.node.state import (
     NodeState,
 )
 from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD
 from healthcheck.verdict.budget import HELD, SlotGrant
-from healthcheck.verdict.change import NodeChange, plan
+from healthcheck.verdict.node_patch import NodePatch
 from healthcheck.verdict.repair import NO_REPAIR, RepairPolicy
-from healthcheck.verdict.taint import Rules
+from healthcheck.verdict.taint_decision import Rules
 from healthcheck.verdict.verdict import decide
-from tests.examples import BLIND, IDENTITY, WALL, fault, node, remembers, says, stands
+from tests.examples import BLIND, WALL, fault, node, planned, remembers, says, stands
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 ALL = Rules(repair=RepairPolicy(REPAIR_CONDITIONS))
@@ -52,22 +51,21 @@ def plan_for(
     blind: Unobserved | None = None,
     grant: SlotGrant = HELD,
     now: datetime = WALL,
-) -> NodeChange:
+) -> NodePatch:
     verdict = decide(memory, [says(blind=blind)])
-    record = records.render(verdict, memory, IDENTITY, now)
-    return plan(verdict, record, state, rules, now, memory.acknowledged, grant)
+    return planned(verdict, memory, state, rules, now, grant)
 
 
-def conditions(change: NodeChange) -> dict[str, Json]:
+def conditions(change: NodePatch) -> dict[str, Json]:
     return {condition["type"]: dict(condition) for condition in change.repair.conditions}
 
 
-def words(change: NodeChange) -> tuple[str, ...]:
+def words(change: NodePatch) -> tuple[str, ...]:
     """The three statuses; `-` where nothing is written."""
     return tuple(conditions(change).get(kind, {"status": "-"})["status"] for kind in REPAIR_CONDITIONS)
 
 
-def with_conditions(change: NodeChange, **about: Any) -> NodeState:
+def with_conditions(change: NodePatch, **about: Any) -> NodeState:
     return node(conditions=list(conditions(change).values()), **about)
 
 

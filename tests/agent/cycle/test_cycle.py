@@ -167,7 +167,7 @@ def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: 
     node.write_value("libfabric/unlisted", node.efa_names[7])
 
     assert light.look()[0][LIBFABRIC] == LibfabricReading()
-    assert light.state.known.verdict().unobserved == ()
+    assert light.state.known.judgement.verdict.unobserved == ()
     struct = eventually(lambda: light.look()[0][LIBFABRIC].answer)
     assert isinstance(struct, Listing)
     assert struct.missing == (node.efa_names[7],)

@@ -248,7 +248,7 @@ class TestARecordThatCannotBeTaken:
         assert all(
             "ValueError: poison" in message and "79, poison" in message for _, message in following.reports.warnings
         )
-        blind = following.state.known.verdict().unobserved
+        blind = following.state.known.judgement.verdict.unobserved
         assert {cause.cause.cause.name for cause in blind if cause.check == "0-nvidia-smi"} >= {
             "KernelLogRecordSetAside"
         }
@@ -261,7 +261,7 @@ class TestARecordThatCannotBeTaken:
         eventually(lambda: len(following.state.memory.standing) == 4)
         following.follower.end()
 
-        causes = {cause.cause.cause.name for cause in following.state.known.verdict().unobserved}
+        causes = {cause.cause.cause.name for cause in following.state.known.judgement.verdict.unobserved}
         assert "KernelLogRecordSetAside" in causes
 
     def test_so_is_one_about_a_fault_that_no_rule_reads(self, node: SimulatedNode, file: MemoryFile) -> None:
@@ -274,7 +274,7 @@ class TestARecordThatCannotBeTaken:
         following.follower.end()
 
         assert [reason for reason, _ in following.reports.warnings] == ["KernelLogRecordSetAside"]
-        blind = following.state.known.verdict().unobserved
+        blind = following.state.known.judgement.verdict.unobserved
         assert "KernelLogRecordSetAside" in {cause.cause.cause.name for cause in blind}
 
     def test_is_set_aside_too_where_it_is_the_memory_that_cannot_take_it(

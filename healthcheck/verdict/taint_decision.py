@@ -6,22 +6,25 @@ Pure functions, no I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.checks.gpu_count import CHECK as GPU_COUNT
 from healthcheck.memory.findings import Memory, gpu_address
 from healthcheck.memory.rows import FindingRow
-from healthcheck.model import Severity
+from healthcheck.model import Severity, Status
 from healthcheck.node.state import RESULTS, NodeState, is_tested
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import other_severities, read_release
-from healthcheck.verdict.record import MOST_KEPT, AgentRecord
+from healthcheck.verdict.budget import SlotGrant
+from healthcheck.verdict.record import MOST_KEPT, AgentRecord, Identity
 from healthcheck.verdict.repair import RepairPolicy
-from healthcheck.verdict.verdict import Verdict, merge
+from healthcheck.verdict.verdict import Verdict, merge, worst
 
-DEVICES = "devices"
-"""The record's word for our taint where GPUs carry it."""
+SET, WITHHELD, DEVICES = "set", "withheld", "devices"
+"""Words of the record's `taint`; with `devices`, GPUs carry the taint instead of the Node."""
 _UNKNOWN = FindingRow(reason="UnknownFinding", severity=Severity.ISOLATE, subject="node")
 """Stands for the finding behind a taint whose record is lost or unreadable: any check may have set it."""
 _LONGEST_NAME = 80
@@ -42,11 +45,54 @@ class Rules(Struct, frozen=True):
     """The Node is written at least this often, so that `last-check` says that somebody still looks."""
 
 
-def wants_place(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory, *, by_devices: bool = False) -> bool:
-    """Whether the Node or one of its GPUs must be tainted, and so needs a slot of the fleet budget."""
-    severity = merge(verdict, other_severities(node, memory.acknowledged, memory.taken)[0])[1]
-    kept = kept_findings(verdict, node, rules)
-    return taint_word(severity, node, rules, kept=bool(kept), tainted=by_devices or node.tainted()) == "set"
+class AgentView(Struct, frozen=True):
+    """Everything that a write is computed from, apart from the Node."""
+
+    verdict: Verdict
+    memory: Memory
+    identity: Identity
+    rules: Rules
+    now: datetime
+
+
+class TaintDecision(Struct, frozen=True):
+    """Decision about our taint on one Node: its status and severity by all records, and what becomes of the taint.
+
+    `word` is the record's `taint`: `set`, `withheld`, `off`, `devices`, or '' for none.
+    """
+
+    status: Status
+    severity: Severity
+    word: str = ""
+    kept: tuple[FindingRow, ...] = ()
+    """Ended findings for which a taint stays."""
+    deep_severity: Severity = Severity.PASS
+    """Worst severity of the deep records that the agent has not adopted."""
+    complaints: tuple[str, ...] = ()
+    """Deep records on the Node that can't be read."""
+
+    @property
+    def wants_taint(self) -> bool:
+        """Whether the Node or one of its GPUs must be tainted, and so needs a slot of the fleet budget."""
+        return self.word == SET
+
+    def granted(self, node: NodeState, grant: SlotGrant) -> TaintDecision:
+        """Return the decision under this grant: `devices`, or `withheld` without a slot."""
+        if self.wants_taint and grant.by_devices:
+            return replace(self, word=DEVICES)
+        if self.wants_taint and not node.tainted() and not grant.held:
+            return replace(self, word=WITHHELD)
+        return self
+
+
+def decide_taint(view: AgentView, node: NodeState, *, by_devices: bool = False) -> TaintDecision:
+    """Return the decision as if every slot of the budget were free. `by_devices`: rules taint GPUs of the node now."""
+    memory, rules = view.memory, view.rules
+    others, complaints = other_severities(node, memory.acknowledged, memory.taken)
+    status, severity = merge(view.verdict, others)
+    kept = kept_findings(view.verdict, node, rules)
+    word = _word(severity, node, rules, kept=bool(kept), tainted=by_devices or node.tainted())
+    return TaintDecision(status, severity, word, kept, worst(others), complaints)
 
 
 def says_devices(node: NodeState) -> bool:
@@ -54,17 +100,13 @@ def says_devices(node: NodeState) -> bool:
     return records.on_node(AgentRecord, node, RESULTS).taint == DEVICES
 
 
-def taint_word(severity: Severity, node: NodeState, rules: Rules, *, kept: bool, tainted: bool) -> str:
-    """The record's `taint` as if every slot of the budget were free: `set`, `withheld`, `off` or ''.
-
-    `tainted`: our taint is on the Node, or on its devices. `kept`: `kept_findings` names some.
-    """
+def _word(severity: Severity, node: NodeState, rules: Rules, *, kept: bool, tainted: bool) -> str:
     if not rules.enable_taint:
         return "off"
     if severity < rules.taint_severity and not (kept and tainted):
         return ""
     # HyperPod allows no foreign taint while it tests a node.
-    return "withheld" if not tainted and is_tested(node) else "set"
+    return WITHHELD if not tainted and is_tested(node) else SET
 
 
 def kept_findings(verdict: Verdict, node: NodeState, rules: Rules) -> tuple[FindingRow, ...]:

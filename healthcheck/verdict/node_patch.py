@@ -6,14 +6,13 @@ Pure functions, no I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple
 
-from healthcheck.memory.findings import Acknowledgement
 from healthcheck.model import Severity, Status
 from healthcheck.node.state import (
     CONDITION,
@@ -29,7 +28,6 @@ from healthcheck.node.state import (
 )
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.budget import HELD, SlotGrant
 from healthcheck.verdict.node_events import (
     CONDITION_STATUS,
@@ -42,8 +40,8 @@ from healthcheck.verdict.node_events import (
 )
 from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.repair import NO_REPAIR, NodeSummary, RepairChange, plan_repair
-from healthcheck.verdict.taint import DEVICES, Rules, kept_findings, taint_word
-from healthcheck.verdict.verdict import Verdict, merge
+from healthcheck.verdict.taint_decision import DEVICES, SET, AgentView, Rules, TaintDecision
+from healthcheck.verdict.verdict import Verdict
 
 _RECOUNT_SECONDS = 30.0
 """The Node is written no more often than this for nothing but the count of a fault that happens over and over."""
@@ -51,7 +49,7 @@ _MOST_EVENTS = 32
 """In one write. A node with more new findings than this has its story in the record."""
 
 
-class NodeChange(Struct, frozen=True):
+class NodePatch(Struct, frozen=True):
     """Writes to apply: the merge patch of the Node, the condition for `/status`, and the Events.
 
     None means that there is nothing to write.
@@ -61,61 +59,43 @@ class NodeChange(Struct, frozen=True):
     condition: Mapping[str, Any] | None = None
     events: tuple[NodeEvent, ...] = ()
     complaints: tuple[str, ...] = ()
-    """What somebody else wrote on the Node and nobody can read."""
+    """Annotations of the Node that can't be read."""
     repair: RepairChange = NO_REPAIR
 
 
-def plan(
-    verdict: Verdict,
-    record: AgentRecord,
-    node: NodeState,
-    rules: Rules,
-    now: datetime,
-    acknowledged: Sequence[Acknowledgement] = (),
-    grant: SlotGrant = HELD,
-) -> NodeChange:
-    """Compare the verdict with the Node and return the writes.
+def plan(view: AgentView, decision: TaintDecision, node: NodeState, grant: SlotGrant = HELD) -> NodePatch:
+    """Compare the agent's view with the Node and return the writes.
 
-    `record` is the agent's own, rendered without `taint`. A release on the Node has been applied by now, so it is
-    removed together with the write of the record that contains it. The same applies to the deep records that the record
-    names.
+    A release on the Node has been applied by now, so it is removed together with the write of the record that contains
+    it. The same applies to the deep records that the record names.
     """
-    others, complaints = other_severities(node, acknowledged, record.taken or {})
-    status, severity = merge(verdict, others)
-    kept = kept_findings(verdict, node, rules)
-    is_tainted = grant.by_devices or node.tainted()
-    word = _granted(taint_word(severity, node, rules, kept=bool(kept), tainted=is_tainted), node, grant)
-    taints = _taints(node, wanted=word == "set", started=_has_started(status, verdict))
+    verdict, rules, now = view.verdict, view.rules, view.now
+    decision = decision.granted(node, grant)
+    status, severity, word = decision.status, decision.severity, decision.word
+    kept = decision.kept if severity < rules.taint_severity and word in (SET, DEVICES) else ()
+    record, text = astuple(records.render_text(verdict, view.memory, view.identity, now, word, kept))
+    taints = _taints(node, wanted=word == SET, started=_has_started(status, verdict))
     before, complaint = _record_before(node)
-    stays = severity < rules.taint_severity and word in ("set", DEVICES)
-    agent_record = replace(record, taint=word or None, kept=kept if stays else None)
-    patch = _patch(_labels(status, severity, rules, now), agent_record, taints, node)
+    patch = _patch(_labels(status, severity, rules, now), text, taints, node)
     # Foreign content in our record is removed.
     is_ours = before is not None and records.is_whole(node.annotations[RESULTS])
-    news = _is_news(patch, agent_record, before if is_ours else None, rules, now)
+    news = _is_news(patch, record, before if is_ours else None, rules, now)
     # The transition first: a flood of findings must not push it out.
     events = (
         *switched_off(node, taint=rules.enable_taint, labels=rules.enable_label),
-        *withheld(agent_record, before, node, grant),
-        *transition(status, verdict, agent_record, before, node),
-        *new_findings(agent_record, before, node),
+        *withheld(record, before, node, grant),
+        *transition(status, verdict, record, before, node),
+        *new_findings(record, before, node),
     )
-    condition = _condition(status, severity, verdict, agent_record, node, now)
-    summary = NodeSummary(status, severity, verdict, tainted=word == "set")
-    return NodeChange(
+    condition = _condition(status, severity, verdict, record, node, now)
+    summary = NodeSummary(status, severity, verdict, tainted=word == SET)
+    return NodePatch(
         patch if news else None,
         condition if news or not _says_the_same(condition, node) else None,
         events[:_MOST_EVENTS] if news else (),
-        (*complaints, *complaint),
+        (*decision.complaints, *complaint),
         plan_repair(rules.repair, summary, node, now, is_news=news),
     )
-
-
-def _granted(word: str, node: NodeState, grant: SlotGrant) -> str:
-    """Return the taint word after the fleet budget: `devices`, or `withheld` without a slot."""
-    if word == "set" and grant.by_devices:
-        return DEVICES
-    return "withheld" if word == "set" and not node.tainted() and not grant.held else word
 
 
 def _says_the_same(condition: Mapping[str, Any] | None, node: NodeState) -> bool:
@@ -153,12 +133,12 @@ def _taints(node: NodeState, *, wanted: bool, started: bool) -> list[Mapping[str
 
 def _patch(
     labels: Mapping[str, str | None],
-    record: AgentRecord,
+    text: str,
     taints: list[Mapping[str, Any]] | None,
     node: NodeState,
 ) -> dict[str, Any]:
     changed = {key: value for key, value in labels.items() if node.labels.get(key) != value}
-    annotations: dict[str, str | None] = {RESULTS: records.dump(record)}
+    annotations: dict[str, str | None] = {RESULTS: text}
     if RELEASE in node.annotations:
         annotations[RELEASE] = None
     patch: dict[str, Any] = {
