@@ -166,7 +166,7 @@ class Ledger:
     def _write(self, after: Memory, outcomes: Sequence[Outcome] = ()) -> None:
         """Write the memory to its file. Raises for content that has no verdict or can't be written; it is then dropped.
 
-        A failing disk is reported once, and the agent goes on in memory.
+        A failing disk is reported once, and the agent continues in memory.
         """
         self._state.known.after(after, outcomes).verdict()
         if self._file is not None:
