@@ -49,7 +49,7 @@ def subjects(ctx: typer.Context, incomplete: str) -> list[str]:
 def explained(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return all names that `explain` knows. Codes are left out: they are typed as numbers."""
     del ctx
-    from cli import index  # noqa: PLC0415 - where it is asked for
+    from cli import index  # noqa: PLC0415 - only for this completion
 
     reasons = (reason.reason.name for reason in index.reasons().values())
     return _offered(dict.fromkeys([*reasons, *(word[0].name for word in index.words().values())]), incomplete)

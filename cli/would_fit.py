@@ -109,7 +109,7 @@ def _head(answer: WouldFit) -> Iterator[Text]:
     if answer.admission.passed_by:
         yield Text(f"  HAMi's webhook would not change it: {answer.admission.passed_by}", "yellow")
     if answer.admission.why_not:
-        yield Text(f"  admission was not asked: {answer.admission.why_not}", "dim")
+        yield Text(f"  admission was not run: {answer.admission.why_not}", "dim")
 
 
 def _node(node: NodeAnswer) -> Iterator[Text]:

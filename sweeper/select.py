@@ -117,7 +117,7 @@ def select(
             named = node.instance_type or "unknown type"
             why = f"{used[node.instance_type]} of {of_type[node.instance_type]} nodes ({named}) have a deep run"
         if not why and places <= 0:
-            why = f"its turn comes later: MAX_NODES_PER_SWEEP is {limits.nodes}"
+            why = f"it is tested later: MAX_NODES_PER_SWEEP is {limits.nodes}"
         if not why:
             used[node.instance_type] += 1
             places -= 1

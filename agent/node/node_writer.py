@@ -36,10 +36,10 @@ _POLL_SECONDS = 0.02
 
 
 class NodeWriter(threading.Thread):
-    """One thread that writes the verdict, woken by the state's news.
+    """One thread that writes the verdict, woken by changes of the state.
 
-    Events and the heartbeat (`reporter`) and the place in the fleet budget (`slot-requests`) have threads of their own,
-    so that no request for them ever stands before the verdict.
+    Events and the heartbeat (`reporter`) and the slot of the fleet budget (`slot-requests`) have their own threads, so
+    that none of their requests delays the verdict.
     """
 
     def __init__(

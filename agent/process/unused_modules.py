@@ -64,9 +64,7 @@ UNUSED: tuple[ModuleType, ...] = (
     # The client's too, for signatures of C functions; since 3.14 it reads annotations with it.
     *(UnusedModule(name) for name in ("ast",) if sys.version_info < (3, 14)),
     UnusedModule("mimetypes", inited=True),  # of files that are served or sent
-    UnusedModule(
-        "sysconfig", get_config_var=lambda _: None
-    ),  # time zones lie where it says; our scheduler's is its own
+    UnusedModule("sysconfig", get_config_var=lambda _: None),  # path of time zone data; our scheduler has its own zone
     # Proxies come from the environment, and nothing pushes with prometheus_client.
     UnusedModule("urllib.request", getproxies=_proxies),
     UnusedModule("zipfile"),  # for importlib.resources in an installed archive

@@ -171,7 +171,7 @@ class Ledger:
     def _write(self, judgement: Judgement) -> None:
         """Write the memory to its file. Raises for content that has no verdict or can't be written; it is then dropped.
 
-        A failing disk is reported once, and the agent goes on in memory.
+        A failing disk is reported once, and the agent continues in memory.
         """
         _ = judgement.verdict
         if self._file is not None:

@@ -1,1 +1,1 @@
-"""The doors of this machine: child processes, files, sockets, signals, the terminal, and the programs' own streams."""
+"""Access to this machine: child processes, files, sockets, signals, the terminal, and the programs' own streams."""

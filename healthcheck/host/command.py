@@ -27,19 +27,19 @@ from healthcheck.host.process_tree import Descendants
 
 _LONGEST_ANSWER = 4 << 20
 _MOST_OUTPUT = 1 << 20
-"""Bytes of a program, on each of its two outputs, where it is not known to write more."""
+"""Default limit of each of a program's two outputs, in bytes."""
 _PATIENCE_SECONDS = 0.5
-"""How long a killed child may take to be gone before it counts as stuck."""
+"""Time for a killed child to end before it counts as stuck."""
 _GONE_SECONDS = 10.0
-"""The same of what a program had started: the driver takes seconds to clear the memory of GPUs that it used."""
+"""The same for processes of a program: the driver needs seconds to clear the memory of their GPUs."""
 _STOPS_WITHIN_SECONDS = 0.2
-"""How soon a program hears that somebody asked to stop it."""
+"""Interval of the checks for a requested stop."""
 
 _PACKAGES = str(Path(__file__).parents[2])
 _RUN_MODULE = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.exit(__import__(sys.argv.pop(1), fromlist=['main']).main())"
 )
-"""`runpy` would do the same, and stay in the child's memory."""
+"""`runpy` would also work, but would stay in the child's memory."""
 
 
 def isolated(module: str) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class Child:
 
     @property
     def stuck_pid(self) -> int | None:
-        """The process that did not die when it was killed, while it is still there."""
+        """Return the killed process that has not ended, while it exists."""
         if self._stuck is not None and self._stuck.poll() is not None:
             self._stuck = None
         return self._stuck.pid if self._stuck else None
@@ -119,7 +119,7 @@ class Child:
         return answer
 
     def end(self) -> int | None:
-        """End the child. Returns its pid when it is stuck and had to be left behind."""
+        """End the child. Returns its pid if it is stuck and remains."""
         process, self._process = self._process, None
         if process is not None:
             self._kill(process)
@@ -176,7 +176,7 @@ class Child:
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             try:
-                process.wait(timeout=0.05)  # it may be on its way out by itself
+                process.wait(timeout=0.05)  # it may be ending on its own
             except subprocess.TimeoutExpired:
                 _signal_group(process.pid, signal.SIGKILL)
         for pipe in (process.stdin, process.stdout):
@@ -189,7 +189,7 @@ class Child:
 
 
 class ProgramEnd(Struct, frozen=True):
-    """A program that came to its end. `code`: its exit code, or below 0 the number of the signal that ended it."""
+    """A program that has ended. `code`: its exit code, or the negative number of the signal that ended it."""
 
     code: int
     out: bytes
@@ -205,20 +205,20 @@ class Program:
     """
 
     env: Mapping[str, str]
-    """All of its environment; a name without a slash is looked for in the PATH that stands here."""
+    """Its complete environment; the PATH in it is searched for a name without a slash."""
     patience_seconds: float
     most_output_bytes: int = _MOST_OUTPUT
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    """The one that runs. It keeps its number until it leaves here: it is not waited for before."""
+    """The running process. Its pid stays valid while it is here, because it is reaped only afterwards."""
     _stuck: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _left: Descendants | None = field(default=None, init=False)
-    """What it had started, where some of it did not die."""
+    """Its descendants, if some have not ended."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
 
     @property
     def stuck_pid(self) -> int | None:
-        """The process that did not die when it was killed, while it is still there."""
+        """Return the killed process that has not ended, while it exists."""
         if self._stuck is not None and self._stuck.poll() is not None:
             self._stuck = None
         if self._left is not None and self._left.wait(0.0) is None:
@@ -237,7 +237,7 @@ class Program:
         if (pid := self.stuck_pid) is not None:
             raise StillStuck(f"process {pid} of an earlier run can't be killed", pid)
         if self._stop.is_set():
-            raise StoppedOnRequest("nothing is started any more")
+            raise StoppedOnRequest("no program is started any more")
         deadline = time.monotonic() + deadline_seconds
         process = self._start(argv, directory)
         started = Descendants(process.pid)
@@ -274,7 +274,7 @@ class Program:
     def end(self) -> int | None:
         """Kill the program that another thread runs.
 
-        Returns the process ID of a stuck process that has to be left behind.
+        Returns the process ID of a stuck process that remains.
         """
         with self._lock:
             if self._process is not None:
@@ -384,7 +384,7 @@ def _put_first_for_the_oom_killer(pid: int) -> None:
     alternatives are worse. A shell that raises its own score would hide a missing program, and code between fork and
     exec is unsafe with threads.
     """
-    with suppress(OSError):  # it has ended already; or no /proc, and then the order is the kernel's own
+    with suppress(OSError):  # it has ended already, or there is no /proc and the kernel chooses the order
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
 
 

@@ -22,7 +22,7 @@ _UNBROKEN = 1 << 14
 
 
 class Screen(Console):
-    """A console as all our programs use it."""
+    """Console of all our programs."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, highlight=False, markup=False, emoji=False)

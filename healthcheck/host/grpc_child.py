@@ -1,4 +1,4 @@
-"""Child process for one question to a gRPC socket of the node, with one line of JSON as output.
+"""Child process for one query of a gRPC socket of the node, with one line of JSON as output.
 
 Only this process imports gRPC, which would use tens of MiB of memory in its caller. It calls only the methods below,
 none of which changes anything.
@@ -17,7 +17,7 @@ from msgspec import Struct, field
 _LONGEST_WORDS = 200
 
 _Fields = tuple[tuple[str, int, str], ...]
-"""Of a message: name, number and type of each field that we read. `repeated` as in a .proto file."""
+"""Fields of a message that are read: name, number and type. `repeated` as in a .proto file."""
 
 CRI: dict[str, _Fields] = {
     "VersionRequest": (),
@@ -35,10 +35,10 @@ CRI: dict[str, _Fields] = {
         ("reason", 3, "string"),
         ("message", 4, "string"),
     ),
-    "InfoEntry": (("key", 1, "string"), ("value", 2, "string")),  # as a map travels
+    "InfoEntry": (("key", 1, "string"), ("value", 2, "string")),  # encoding of a map
     "RuntimeHandler": (("name", 1, "string"),),
 }
-"""k8s.io/cri-api, pkg/apis/runtime/v1/api.proto, as far as it is asked for."""
+"""k8s.io/cri-api, pkg/apis/runtime/v1/api.proto, limited to the used fields."""
 
 POD_RESOURCES: dict[str, _Fields] = {
     "ListPodResourcesRequest": (),
@@ -62,7 +62,7 @@ POD_RESOURCES: dict[str, _Fields] = {
     ),
     "ClaimResource": (("driver_name", 2, "string"), ("pool_name", 3, "string"), ("device_name", 4, "string")),
 }
-"""k8s.io/kubelet, pkg/apis/podresources/v1/api.proto, as far as it is asked for."""
+"""k8s.io/kubelet, pkg/apis/podresources/v1/api.proto, limited to the used fields."""
 
 
 class Call(Struct, frozen=True):
@@ -98,7 +98,7 @@ QUESTIONS = {
 
 
 def ask(question: Question, path: str) -> dict[str, Any]:
-    """`answers`, one for each call; or the `error` that is the reason for none."""
+    """`answers` has one answer for each call; without answers, `error` has the reason."""
     try:
         with socket.socket(socket.AF_UNIX) as attempt:
             attempt.connect(path)  # without gRPC: gives the kernel's error if no server listens
@@ -108,7 +108,7 @@ def ask(question: Question, path: str) -> dict[str, Any]:
 
 
 def _call(question: Question, path: str) -> dict[str, Any]:
-    from urllib.parse import quote  # noqa: PLC0415 - as gRPC below: only once somebody listens
+    from urllib.parse import quote  # noqa: PLC0415 - like gRPC below: only if a server listens
 
     import grpc  # noqa: PLC0415
     from google.protobuf.json_format import MessageToDict  # noqa: PLC0415
@@ -130,7 +130,7 @@ def _call(question: Question, path: str) -> dict[str, Any]:
 
 
 def message_classes(question: Question) -> dict[str, Any]:
-    """The classes of these messages, made here: generated ones would tie us to a compiler and its versions."""
+    """Build the classes of these messages. Generated ones would need a compiler of a certain version."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
 
     package = question.package
@@ -152,7 +152,7 @@ def message_classes(question: Question) -> dict[str, Any]:
 
 
 def main() -> None:
-    """`grpc_child QUESTION SOCKET SECONDS`: ask, print the answer, end."""
+    """`grpc_child QUESTION SOCKET SECONDS`: query, print the answer, and exit."""
     name, path, longest_seconds = sys.argv[1:]
     signal.setitimer(signal.ITIMER_REAL, float(longest_seconds))  # the parent, which would end it, may have been killed
     print(json.dumps(ask(QUESTIONS[name], path)))

@@ -1,4 +1,4 @@
-"""Asking a program of the node over its gRPC socket, through a child process that ends with its answer."""
+"""Query a program of the node over its gRPC socket, by a child process that ends with its answer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from healthcheck.model import ProbeError
 from healthcheck.text.printable import printable
 
 LONGEST_SECONDS = 10.0
-"""A container runtime answers within milliseconds; the child takes most of a second where the node is loaded."""
+"""Deadline of a query. A container runtime answers within milliseconds; on a loaded node the child needs almost 1 s."""
 _PATIENCE_SECONDS = 1.0
 _LEFT_ALONE_SECONDS = 10.0
-"""So much longer a child may live that nobody ended, as we were killed."""
+"""Additional lifetime of a child whose parent was killed."""
 _LONGEST_WORDS = 200
 
 
 @dataclass
 class NodeSocket:
-    """Asks one of the questions of `grpc_child`, one at a time."""
+    """Client for the questions of `grpc_child`, one at a time."""
 
     question: str
     deadline_seconds: float = LONGEST_SECONDS

@@ -1,4 +1,4 @@
-"""Files by the paths that the host itself uses: every link leads inside the host's root, never into ours."""
+"""Files by the host's own paths: links are resolved inside the host's root, never in this container's."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from healthcheck.model import ProbeError
 
 MOST_BYTES = 1 << 20
 _MOST_LINKS = 40
-"""As the kernel follows (path_resolution(7))."""
+"""Most links that the kernel follows (path_resolution(7))."""
 _MOST_MATCHES = 256
 _MOST_ENTRIES = 4096
-"""Looked at in one folder."""
+"""Most names that are read in one folder."""
 _DEEPEST = 8
-"""Folders within folders of drop-ins."""
+"""Depth limit of nested folders of drop-ins."""
 
 
 def resolve(root: Path, path: str) -> str:
@@ -42,7 +42,7 @@ def resolve(root: Path, path: str) -> str:
         elif part not in ("", "."):
             try:
                 target = os.readlink("/".join((base, *real, part)))  # noqa: PTH115 - pathlib would double the time
-            except OSError:  # no link, or nothing of that name
+            except OSError:  # no link, or the name does not exist
                 real.append(part)
                 continue
             links += 1
@@ -54,7 +54,7 @@ def resolve(root: Path, path: str) -> str:
 
 
 def resolved(root: Path, path: str) -> str:
-    """The same, and the path as it is where its links lead nowhere."""
+    """The same, but return the path unchanged if its links can't be resolved."""
     try:
         return resolve(root, path)
     except OSError:
@@ -62,7 +62,7 @@ def resolved(root: Path, path: str) -> str:
 
 
 def in_run(path: str) -> str:
-    """`/var/run/x` as `/run/x`: on every host the one is a link to the other, which a captured tree may lack."""
+    """Return `/var/run/x` as `/run/x`: on every host this is a link, which a captured tree may lack."""
     return f"/run/{path.removeprefix('/var/run/')}" if path.startswith("/var/run/") else path
 
 
@@ -91,7 +91,7 @@ def read(root: Path, path: str) -> tuple[bytes, float]:
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "no plain file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         if about.st_size > MOST_BYTES:
             raise OSError(errno.EFBIG, f"more than {MOST_BYTES >> 20} MiB", path)
         return os.pread(file, MOST_BYTES, 0), about.st_mtime
@@ -107,7 +107,7 @@ def read_whole(root: Path, path: str, most: int) -> bytes:
     file = open_file(below(root, path), os.O_RDONLY | os.O_NOFOLLOW)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "no plain file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         with open(file, "rb", closefd=False) as whole:
             return whole.read(most)
     finally:
@@ -176,12 +176,12 @@ def is_there(root: Path, path: str) -> bool:
     """
     try:
         return opening.is_there(below(root, path))
-    except OSError as error:  # a circle of links
+    except OSError as error:  # a loop of links
         raise ProbeError(f"{path}: {error.strerror}") from error
 
 
 def exists(root: Path, path: str) -> bool:
-    """Whether there is anything of that name after all links."""
+    """Whether the path exists after links."""
     try:
         return os.path.lexists(f"{root}{resolve(root, path)}")
     except OSError:

@@ -28,20 +28,20 @@ log = structlog.get_logger()
 MOST_CONNECTIONS = 128
 MOST_REQUEST_BYTES = 8192
 PATIENCE_SECONDS = 10.0
-"""For a whole exchange, so that a byte now and then keeps nothing open."""
+"""Deadline of a whole exchange, so that a slow client keeps no connection open."""
 _PORTION_BYTES = 2048
 _UNREAD_BYTES = 8192
-"""What the kernel keeps for us of one connection."""
+"""Kernel buffer of one connection."""
 _BACKLOG = 1024
-"""A burst waits here; what finds no place is tried again by its sender, a second later."""
+"""Queue for bursts of connections; a client that finds it full retries after a second."""
 _ACCEPT_SECONDS = 0.001
-"""Between two connections: a flood of them takes a fourth of a core, and nobody is pushed out before all who came after
-him filled the table."""
+"""Pause between two connections: a flood uses a quarter of a core, and a connection is dropped only when later ones
+have filled the table."""
 _MORE_SECONDS = 0.05
-"""Between two portions of one request: all that sends byte by byte takes no more than that."""
+"""Pause between two reads of one request, which limits the cost of clients that send byte by byte."""
 _STARVED_SECONDS = 0.1
 _REST = 9
-"""After a page was made comes a rest of so many times as long: who asks for it without end gets a tenth of a core."""
+"""Rest after each page, as a multiple of its duration: endless requests use a tenth of a core."""
 _END = b"\r\n\r\n"
 _RESET = struct.pack("ii", 1, 0)
 
@@ -55,20 +55,20 @@ class Page(NamedTuple):
 
 
 Pages = Mapping[str, Callable[[str], Page]]
-"""By path; each is given the request's Accept header."""
+"""Pages by path; each gets the request's Accept header."""
 
 
 class HttpServer:
-    """Serves `pages` in a thread of its own. Raises OSError when the port is taken."""
+    """Serves `pages` in a thread of its own. Raises OSError if the port is in use."""
 
     def __init__(self, pages: Pages, port: int) -> None:
         self._paces = {path: _Pace(make) for path, make in pages.items()}
         self._listener = socket.create_server(("", port), backlog=_BACKLOG)
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # its connections inherit it
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # accepted connections inherit it
         self._listener.setblocking(False)
         self._loop = asyncio.new_event_loop()
         self._talks: dict[asyncio.Task[None], _Peer] = {}
-        """The oldest first."""
+        """Connections, oldest first."""
 
     @property
     def port(self) -> int:
@@ -82,7 +82,7 @@ class HttpServer:
         while True:
             try:
                 connection, (address, _) = await self._loop.sock_accept(self._listener)
-            except OSError:  # no descriptor left, or a peer that has gone already
+            except OSError:  # no free descriptor, or the peer has closed
                 if not self._give_up_oldest():
                     await asyncio.sleep(_STARVED_SECONDS)
             else:
@@ -97,7 +97,7 @@ class HttpServer:
         task.add_done_callback(self._ended)
 
     def _give_up_oldest(self) -> bool:
-        """Cancel the oldest request of the address with the most. Whether there was one."""
+        """Cancel the oldest request of the address with the most requests, and return whether there was one."""
         most = Counter(peer.address for peer in self._talks.values()).most_common(1)
         oldest = next((task for task, peer in self._talks.items() if peer.address == most[0][0]), None)
         return oldest is not None and oldest.cancel()
@@ -147,7 +147,7 @@ class _Pace:
         self._make = make
         self._turn = asyncio.Lock()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By address, while one of its requests waits."""
+        """Waiting requests by address."""
         self._rested_at = 0.0
 
     async def page(self, accept: str, address: str) -> Page:
@@ -166,7 +166,7 @@ class _Exchange(BaseHTTPRequestHandler):
     """A parsed request and the bytes of its answer. Parsing an invalid request already writes the answer."""
 
     def __init__(self, request: bytes) -> None:
-        super().__init__(request, ("", 0), None)  # type: ignore[arg-type]  # there is no server of the library's
+        super().__init__(request, ("", 0), None)  # type: ignore[arg-type]  # there is no server object of the library
 
     def setup(self) -> None:
         self.rfile = io.BytesIO(self.request)

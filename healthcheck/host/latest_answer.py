@@ -27,17 +27,17 @@ class TimedAnswer(Struct, Generic[Question, Answer], frozen=True):
 
 @dataclass
 class LatestAnswer(Generic[Question, Answer]):
-    """Asks at first, and whenever the last answer is out of date; one thread at a time."""
+    """Queries at the first use, and when the last answer is outdated; one thread at a time."""
 
     name: str
-    """Of the thread."""
+    """Name of the thread."""
     ask: Callable[[Question], Answer]
-    """Raises nothing: that there was no answer is one, too."""
+    """Query function. It must not raise: a failure is an answer too."""
     is_outdated: Callable[[TimedAnswer[Question, Answer], Question, float], bool]
-    """Whether that answer is none to this question, or not at this time (monotonic)."""
+    """Whether that answer is outdated for this question at this time (monotonic)."""
     clock: Callable[[], float] = time.monotonic
     _last: TimedAnswer[Question, Answer] | None = field(default=None, init=False)
-    """Replaced as a whole: two threads know it."""
+    """Replaced as a whole, because two threads use it."""
     asking: threading.Thread | None = field(default=None, init=False)
 
     def look(self, question: Question, *, wait: bool) -> TimedAnswer[Question, Answer] | None:

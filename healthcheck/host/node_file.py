@@ -19,11 +19,14 @@ _NEVER = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotAFile(OSError):
-    """Something else than a regular file has its name."""
+    """The path is not a regular file."""
 
 
 def replace_whole(path: Path, content: bytes, *, on_disk: bool = True) -> None:
-    """Raises OSError; the old file then stays. `on_disk`: it outlives the machine's end, too, once this returns."""
+    """Replace the file.
+
+    Raises OSError; the old file then remains. `on_disk`: on return, the file survives a crash of the machine.
+    """
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     with open(new, "xb", opener=lambda name, flags: os.open(name, flags | _NEVER, 0o644)) as file:

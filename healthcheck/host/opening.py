@@ -11,7 +11,7 @@ from pathlib import Path
 from healthcheck.model import ProbeError, Shortage
 
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""File descriptors of this process or of the machine, and the kernel's memory."""
+"""Errors for a lack of file descriptors, of this process or of the machine, or of kernel memory."""
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 

@@ -22,7 +22,7 @@ from healthcheck.host.opening import refuse_shortage
 from healthcheck.model import Shortage
 
 _MOST_ROUNDS = 16
-"""Of killing: whoever is killed may have started another one meanwhile."""
+"""Rounds of killing: a process may start another one before it is killed."""
 
 
 class _Process(Struct, frozen=True):
@@ -43,10 +43,10 @@ class Descendants:
 
     pid: int
     _held: dict[int, int] = field(default_factory=dict, init=False)
-    """By pid, a file descriptor of the process: no other that gets its number can be meant."""
+    """File descriptors of the processes by pid, so that a later process with the same pid is never killed."""
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close the file descriptors."""
         for fd in self._held.values():
             os.close(fd)
         self._held.clear()
@@ -68,7 +68,7 @@ class Descendants:
         return any(new)
 
     def kill(self) -> None:
-        """SIGKILL to all that are held, and to those that they start meanwhile."""
+        """Send SIGKILL to all collected processes, and to those that they start meanwhile."""
         for _ in range(_MOST_ROUNDS if self._held else 0):
             for fd in self._held.values():
                 with suppress(ProcessLookupError, PermissionError):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 FAULT, COULD_NOT, USAGE, INTERRUPTED = 1, 2, 3, 130
-"""A fault was found, or something is left to do; it could not check, or not be done; it was called wrongly; Ctrl-C."""
+"""Exit codes: a fault was found or work is left; could not check or not do it; invalid usage; Ctrl-C."""
 
 
 class Options(argparse.ArgumentParser):
@@ -22,7 +22,7 @@ class Options(argparse.ArgumentParser):
 
 
 def exit_code(main: Callable[[], int]) -> int:
-    """Run a program. Its own error is COULD_NOT; the interpreter's exit code for one, 1, would mean FAULT."""
+    """Run a program. An unexpected exception exits with COULD_NOT; the interpreter's exit code 1 would mean FAULT."""
     try:
         return main()
     except Exception:  # noqa: BLE001 - the last boundary

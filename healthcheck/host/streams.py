@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 _BY_A_SIGNAL, _COULD_NOT = 128, 2
-"""A shell's exit code of a program that a signal ended is so much above its number; and ours."""
+"""Offset that a shell adds to the signal number in an exit code, as this project does."""
 
 
 def take_any_text() -> None:
@@ -68,7 +68,7 @@ class _Pipe(io.FileIO):
             os._exit(_BY_A_SIGNAL + signal.SIGPIPE)
         except OSError as error:
             with suppress(OSError):
-                os.write(2, f"gpu-healthcheck: what it says can't be written: {error.strerror}\n".encode())
+                os.write(2, f"gpu-healthcheck: the output can't be written: {error.strerror}\n".encode())
             os._exit(_COULD_NOT)
 
 

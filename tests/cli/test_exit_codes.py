@@ -239,7 +239,7 @@ def test_a_full_disk_is_reported() -> None:
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
 
     assert done.returncode == 2
-    assert done.stderr == "gpu-healthcheck: what it says can't be written: No space left on device\n"
+    assert done.stderr == "gpu-healthcheck: the output can't be written: No space left on device\n"
 
 
 def test_ctrl_c_is_130() -> None:

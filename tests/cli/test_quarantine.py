@@ -375,7 +375,7 @@ def test_a_run_without_a_result_is_no_verdict(hospital: Hospital) -> None:
     code, out, _ = hospital.quarantine("silent")
 
     assert (code, "without a result on the node" in out) == (2, True), out
-    assert "without a result on the node; the last that was heard of it:\n" in out
+    assert "without a result on the node; its last message:\n" in out
     assert [line for line in out.splitlines() if line.endswith("   test: ended (test 4-dcgm-diag-l4)")] != []
 
 
@@ -390,7 +390,9 @@ def test_a_run_that_refused_says_why_where_a_program_reads_it(hospital: Hospital
 
     (result,) = json.loads(out)
     assert code == 2
-    assert re.search(r"heard of it: refused \(why GPU pods\); pod \S+ ended: Error, exit code 2", result["why_not"])
+    assert re.search(
+        r"its last message: refused \(why GPU pods\); pod \S+ ended: Error, exit code 2", result["why_not"]
+    )
 
 
 def test_a_record_that_recommends_nothing_is_no_verdict(hospital: Hospital) -> None:
@@ -439,7 +441,7 @@ def test_a_pod_that_cannot_start_shows_the_reason(hospital: Hospital) -> None:
 
     hospital.warning("volume", "FailedMount", 'configmap "gpu-healthcheck-config" not found')
 
-    until_it_says(process, 'begun with it; FailedMount: configmap "gpu-healthcheck-config" not found')
+    until_it_says(process, 'has not started it; FailedMount: configmap "gpu-healthcheck-config" not found')
     interrupted(process)
 
 

@@ -40,7 +40,7 @@ WRONG: dict[str, tuple[tuple[str, str], ...]] = {
     "--probe-nodes": (
         ("", "'' is not a valid node name"),
         ("a,,b", "'' is not a valid node name"),
-        ("A b", "'A b' is no name"),
+        ("A b", "'A b' is not a valid node name"),
     ),
     "--reason": (
         ("", "the reason is empty"),

@@ -434,7 +434,7 @@ def test_what_another_thread_runs_is_stopped_with_patience_and_nothing_is_starte
     thread.join()
 
     assert ([type(error) for error in raised], path.read_text()) == ([StoppedOnRequest], "tidied up")
-    with pytest.raises(StoppedOnRequest, match="nothing is started any more"):
+    with pytest.raises(StoppedOnRequest, match="no program is started any more"):
         program.run(("true",), LONG)
 
 

@@ -95,5 +95,5 @@ def test_a_list_of_the_kernels_is_read_whole_or_up_to_its_bound(tmp_path: Path) 
 
     assert len(lines) > 1 << 13
     assert read_whole(Path("/"), "/proc/self/smaps", 100) == lines[:100]
-    with pytest.raises(OSError, match="no plain file"):
+    with pytest.raises(OSError, match="not a regular file"):
         read_whole(tmp_path, "/", 100)

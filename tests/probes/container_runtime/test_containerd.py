@@ -638,7 +638,7 @@ def test_what_is_no_plain_file_is_not_read(kind: str, tmp_path: Path) -> None:
     os.mkfifo(file) if kind == "pipe" else file.mkdir()
 
     assert read_configuration(tmp_path, MAIN).problem == ConfigurationProblem(
-        MAIN, "can't be read: no plain file", only_ours=True
+        MAIN, "can't be read: not a regular file", only_ours=True
     )
 
 
