@@ -126,5 +126,7 @@ def test_without_assets_cache_and_go_the_message_says_so(monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(NoProgramError, match=r"control-plane is missing, and there is no Go .*, and KUBEBUILDER_ASSETS is not set"):
+    with pytest.raises(
+        NoProgramError, match=r"control-plane is missing, and there is no Go .*, and KUBEBUILDER_ASSETS is not set"
+    ):
         binaries()
