@@ -15,7 +15,7 @@ _WARM_HOURS = 2
 """Hours after which the tables are loaded and the limits reached."""
 _SECONDS_AN_HOUR = 120.0
 _NOTES = (
-    "memory-24h: a separate process: lines through the event checks, check cycles, resets, reboots, releases, other GPUs;",
+    "memory-24h: a separate process: lines through the event checks, check cycles, resets, reboots, releases, swaps;",
     "            the memory file with its fsync every 20 s of its clock. Flat: against the end of hour 2",
 )
 
