@@ -1,1 +1,1 @@
-"""How fast and how light the agent is, measured on a real API server; `python -m bench` runs everything."""
+"""Speed and resource use of the agent, measured with a real API server; `python -m bench` runs everything."""

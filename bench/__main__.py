@@ -1,6 +1,6 @@
-"""`python -m bench [NAME…]`: measure, print one table, write the figures with everything they depend on.
+"""`python -m bench [NAME…]`: measure, print one table, and write the figures with their conditions.
 
-Exit codes: 0 every aim was met (a shortened run judges none) · 1 one was missed · 2 a measure could not run.
+Exit codes: 0 every aim was met (a shortened run checks none) · 1 one was missed · 2 a measure could not run.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def _options() -> argparse.Namespace:
     names = [measure.name for measure in MEASURES]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of {', '.join(names)}")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--quick", action="store_true", help="a minute or two: does it run? judges nothing")
-    how.add_argument("--hour", action="store_true", help="idle for a whole hour and count the API calls in it")
+    how.add_argument("--quick", action="store_true", help="shortened smoke test of one or two minutes; checks no aim")
+    how.add_argument("--hour", action="store_true", help="count the API calls of a whole idle hour")
     parser.add_argument("--output", type=Path, help=f"default {_RESULTS.relative_to(_ROOT)}; with --quick below build/")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
-        parser.error(f"no measure is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        parser.error(f"unknown measures: {', '.join(sorted(unknown))}; the measures are {', '.join(names)}")
     return options
 
 
@@ -73,7 +73,7 @@ def _run(measure: Measure, stage: Stage) -> Entry:
     for row in outcome.rows:
         print(f"  {row.what}: {row.figure}", file=sys.stderr, flush=True)
     if fingerprint() != code:
-        outcome = replace(outcome, notes=(*outcome.notes, f"{measure.name}: OUR CODE WAS CHANGED MEANWHILE"))
+        outcome = replace(outcome, notes=(*outcome.notes, f"{measure.name}: THE PRODUCT'S CODE CHANGED DURING THE RUN"))
     return entry(outcome, stage.length, moment)
 
 

@@ -1,6 +1,6 @@
 """Resource use of a process and its children.
 
-It is read from outside, so that measuring costs the measured program nothing.
+It is read from outside, so that the measurement costs the measured program nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FRAME = (1 << 55) - 1
 
 
 def family(pid: int) -> list[int]:
-    """The process and everything it started that still lives."""
+    """Return the process and its living descendants."""
     try:
         return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     except psutil.NoSuchProcess:
@@ -27,7 +27,7 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of the family so far, to the nanosecond, and of its reaped children, to the tick."""
+    """Return user and system time of the family, to the nanosecond, and of its reaped children, to the tick."""
     seconds = 0.0
     for member in family(pid):
         try:
@@ -41,7 +41,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def rss_mib(pid: int) -> float:
-    """Of the family, read so cheaply that it can be asked often."""
+    """Return the RSS of the family, cheap enough for frequent reads."""
     pages = (int(Path(f"/proc/{member}/statm").read_text().split()[1]) for member in family(pid))
     return sum(pages) * _PAGE / 2**20
 
@@ -64,7 +64,7 @@ def memory_mib(pid: int) -> dict[str, float]:
 
 
 def alone_mib(members: Sequence[int]) -> float:
-    """The distinct page frames of these processes; 0 where we are not root and may not see them."""
+    """Return the number of distinct page frames of these processes; 0 without root."""
     frames: set[int] = set()
     for member in members:
         frames.update(_frames(member))

@@ -1,7 +1,7 @@
-"""GPU pods that come at any moment of the agent's own level 2, on the real scheduler: how long both are on the GPUs.
+"""GPU pods that arrive at any moment of the agent's level 2, on the real scheduler: how long both use the GPUs.
 
-A pod that its taint keeps away waits for the end of the test. One that tolerates it, or was bound just before it, comes
-all the same: then the test is stopped at once.
+A pod that respects the taint waits for the end of the test. If a pod tolerates it, or was bound just before, the test
+is stopped at once.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from sim.pod_resources import serving_pod_resources
 AIM_SECONDS = 5.0
 _NODES = 5
 _TEST_SECONDS, _CYCLE_SECONDS = 6, 11.0
-"""A test that hears no SIGTERM; and from the end of one to that of the next, with the settling of the taint."""
+"""Duration of a test that ignores SIGTERM, and time from one test to the next, including the wait for the taint."""
 _WORK_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
 _TOLERATES = ({"key": MAINTENANCE, "operator": "Exists"},)
 _NOTES = (
-    "agent-race: the agent's own code; the stand-in for dcgmi hears no SIGTERM; the taint has 2 s to settle, not 10;",
-    "            every second pod tolerates the taint, and is given its GPU whatever runs there",
+    "agent-race: the agent's own code; the stand-in for dcgmi ignores SIGTERM; waits for the taint: 2 s, not 10;",
+    "            every second pod tolerates the taint, and gets its GPU whatever runs there",
 )
 
 
@@ -59,13 +59,13 @@ def measure(stage: Stage) -> Outcome:
     met = [seconds for seconds in tolerating if seconds]
     rows = (
         Row(
-            f"GPU pods at any moment of the agent's level 2, {len(kept_away)} times, {tests} tests: ever beside one",
+            f"GPU pods at any moment of the agent's level 2, {len(kept_away)} times, {tests} tests: overlaps",
             "0",
             str(sum(map(bool, kept_away))),
             stage.length.met(not any(kept_away)),
         ),
         Row(
-            f"pods that tolerate its taint, {len(tolerating)} times, {len(met)} into a test: longest beside it",
+            f"pods that tolerate its taint, {len(tolerating)} times, {len(met)} into a test: longest overlap",
             f"≤ {AIM_SECONDS:g} s",
             f"{max(tolerating):.1f} s",
             stage.length.met(max(tolerating) <= AIM_SECONDS and bool(met)),
@@ -84,7 +84,7 @@ def _host(stage: Stage) -> SimulatedNode:
 
 
 def _asked(host: SimulatedNode) -> int:
-    """How many tests were begun there."""
+    """Return the number of tests started on the node."""
     return (host.root / "dcgm/asked").read_text().count("what=")
 
 
@@ -130,7 +130,7 @@ def _race(nodes: GpuNodes, name: str, times: int, both: _Both) -> None:
 
 
 class _Both:
-    """Watches how long work and a test are on a node's GPU at the same time."""
+    """Measures how long work and a test use a node's GPU at the same time."""
 
     def __init__(self, hosts: dict[str, SimulatedNode], kubelets: Kubelets) -> None:
         self._sleepers = {name: host.root / "dcgm/sleeper" for name, host in hosts.items()}
@@ -168,7 +168,7 @@ class _Both:
 
 
 def _runs(sleeper: Path) -> bool:
-    """Whether the test's process is there; one that died and waits to be collected does not run."""
+    """Whether the test's process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{int(sleeper.read_text())}/stat").read_text()
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""The agent's own level 2 on several nodes at once, again and again: a line `NAME ROOT KUBECONFIG FOLDER` for each.
+"""Repeat the agent's level 2 on several nodes at once: a line `NAME ROOT KUBECONFIG FOLDER` for each.
 
-All of it is the agent's own but how long it waits: it comes again at once, and trusts its taint after two seconds.
+Everything is the agent's except the waits: the test repeats at once, and waits two seconds for its taint.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _again_and_again(tests: DeepTests) -> None:
 
 
 class _Read(AgentState):
-    """Its Node is read anew each time: no watch runs here."""
+    """Read the Node each time: no watch runs here."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(name)
@@ -64,7 +64,7 @@ class _Read(AgentState):
 
 class _NoLooks:
     def look_soon(self) -> None:
-        """The one look that there is lies in the future."""
+        """The next check cycle is in the future."""
 
 
 def _tests(name: str, root: Path, kubeconfig: Path, folder: Path) -> DeepTests:

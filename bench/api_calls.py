@@ -22,12 +22,12 @@ AIM_WRITES, AIM_REQUESTS = 13, 16
 _HOUR = 3600.0
 _CYCLE_SECONDS = 300 * (1 + _JITTER / 2)
 """On average: APScheduler's jitter only ever delays."""
-_COUNTED = ("api-calls: counted over a whole hour, nothing is computed",)
+_COUNTED = ("api-calls: counted over a whole hour",)
 _COMPUTED = (
-    "api-calls: computed for an hour from what was counted (--hour counts a real one): the writes per cycle, in many",
-    f"           cycles of an agent at CHECK_INTERVAL={BUSY_INTERVAL_SECONDS}; those when the record is an hour old,",
-    "           made so; the watch's timeoutSeconds; what it asks about once or twice in an hour, by its own rules",
-    "           (fleet budget, RuntimeClasses). An average: an hour may see a write more or less",
+    "api-calls: extrapolated to an hour (--hour counts a real one) from the writes per cycle, in many",
+    f"           cycles of an agent at CHECK_INTERVAL={BUSY_INTERVAL_SECONDS}; the writes for an hour-old record,",
+    "           simulated; the watch's timeoutSeconds; and the requests that its rules send once or twice an hour",
+    "           (fleet budget, RuntimeClasses). An average: an hour may have one write more or less",
 )
 
 
@@ -95,7 +95,7 @@ def _computed(window: Window) -> _Hour:
     now_and_then = sum(map(_per_hour, (RECONCILE_SECONDS, COUNTED_SECONDS))) + _HOUR / LISTED_AGAIN_SECONDS
     rewrites = [request for request in window.rewrite if request.is_write]
     if not rewrites:
-        raise CouldNotMeasure("a record an hour old was not written anew")
+        raise CouldNotMeasure("a record that is an hour old was not written again")
     return _Hour(
         cycles_per_hour * lease_writes,
         cycles_per_hour * other_writes + len(rewrites) * _rewrites_per_hour(),
@@ -110,7 +110,7 @@ def _per_hour(seconds: float) -> float:
 
 
 def _rewrites_per_hour() -> float:
-    """The record is written anew at the first cycle that finds it old enough; how old, each agent draws once."""
+    """The first cycle with a record above a random age, fixed per agent, writes it again."""
     youngest, oldest = (round(_REWRITE_SECONDS * share) for share in _REWRITE_JITTER)
     ages = range(youngest, oldest + 1)
     return statistics.fmean(map(_per_hour, ages))

@@ -36,13 +36,13 @@ _NOTES = (
     *RATE_LIMIT_NOTE,
     "burst: the bare reader is a loop of read(2) in Python, at the same time on the same cores: what it lost, the ring",
     "       had no room for. The ring of a kernel with 128 KiB of log holds some 1,500 lines: 15 ms of 100,000/s",
-    "burst: the overrun is made by SIGSTOP while the ring is written over more than once",
+    "burst: the overrun is caused by SIGSTOP while the ring is overwritten more than once",
 )
 
 
 @dataclass(frozen=True)
 class _Overrun:
-    """`gone` and `left`: records that the ring had written over when the agent went on, and Xids still in it."""
+    """`gone` and `left`: records that were overwritten when the agent continued, and Xids still in the ring."""
 
     gone: int
     left: int
@@ -70,7 +70,7 @@ def measure(stage: Stage) -> Outcome:
     overrun = _overrun(stage)
     rows += [
         Row(
-            "a real overrun: records that it says are lost",
+            "a real overrun: records reported as lost",
             "exact, with an Event",
             f"{overrun.reported:,} of {overrun.gone:,}, Event: {'yes' if overrun.event else 'no'}",
             stage.length.met(overrun.exact),

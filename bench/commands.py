@@ -21,7 +21,7 @@ _LOG = (
 )
 _NODES = 8
 _FAULT = 1
-"""The exit code of a verdict `fail`."""
+"""Exit code of the verdict `fail`."""
 _NOTES = (
     "commands: user and system time of the process and its children, bytecode cached; no ConfigMap, so nothing is set",
 )
@@ -42,7 +42,7 @@ def measure(stage: Stage) -> Outcome:
 
 
 def _commands(stage: Stage, environment: Mapping[str, str]) -> Mapping[str, _Command]:
-    """Return some commands of each sort; the last three read a saved cycle, log and cluster."""
+    """Return some commands of each kind; the last three read a saved cycle, log and cluster."""
     tree, (log, look, state) = str(stage.make_node().root), _files(stage.folder)
     check = ("check", "--root", tree, "--instance-type", INSTANCE_TYPE)
     _run(_Command((*check, "--save-evidence", str(look))), environment)
@@ -54,14 +54,14 @@ def _commands(stage: Stage, environment: Mapping[str, str]) -> Mapping[str, _Com
         "explain 79": _Command(("explain", "79")),
         "explain": _Command(("explain",)),
         "replay of a log": _Command(("replay", str(log)), _FAULT),
-        "replay of a look": _Command(("replay", str(look))),
+        "replay of a check cycle": _Command(("replay", str(look))),
         "check --root": _Command(check),
         f"diagnose --from {_NODES} nodes": _Command(("diagnose", "--from", str(state))),
     }
 
 
 def _files(folder: Path) -> tuple[Path, Path, Path]:
-    """A log, a place for a look, and a cluster's state."""
+    """Create a log, a path for a saved check cycle, and a cluster's state."""
     log, look, state = (folder / name for name in ("commands.log", "commands-look.json", "commands-state.json"))
     log.write_text("\n".join(_LOG) + "\n")
     now = datetime.now(UTC)
@@ -73,7 +73,7 @@ def _files(folder: Path) -> tuple[Path, Path, Path]:
 
 
 def _seconds(command: _Command, environment: Mapping[str, str], times: int) -> list[float]:
-    """Of each run but a first one, which may have to compile."""
+    """Return the CPU time of each run except the first, which may compile modules."""
     return [_run(command, environment) for _ in range(times + 1)][1:]
 
 

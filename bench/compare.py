@@ -36,7 +36,7 @@ _PROGRAMS = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "sweeper"
 
 @dataclass(frozen=True)
 class Figure:
-    """Where a figure stands in the results' file; less is better."""
+    """Path of a figure in the results' file; less is better."""
 
     what: str
     measure: str
@@ -58,19 +58,19 @@ FIGURES = (
 )
 MEASURES = tuple(dict.fromkeys(one.measure for one in FIGURES))
 Measured = Mapping[str, Any]
-"""The measures of one results' file."""
+"""Return the measures of a results' file."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A checkout with the Python of its environment."""
+    """Checkout with the Python of its environment."""
 
     name: str
     root: Path
     python: Path
 
     def compile(self) -> None:
-        """Compile the programs: a side that compiles at each start would look slower than it is."""
+        """Compile the programs: compilation at each start would make a side slower."""
         folders = [str(self.root / program) for program in _PROGRAMS if (self.root / program).is_dir()]
         _run(str(self.python), "-m", "compileall", "-q", *folders)
 
@@ -85,7 +85,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of one figure over the rounds: this tree's divided by the base's."""
+    """Ratios of one figure over the rounds: this tree's divided by the base's."""
 
     what: str
     base: float
@@ -120,7 +120,7 @@ def main() -> int:
 
 
 def ratios(rounds: Sequence[tuple[Measured, Measured]]) -> list[Ratio]:
-    """Of every figure that both sides have in each round; `rounds` holds pairs of base and this tree."""
+    """Return the ratios of every figure that both sides have in each round; `rounds`: pairs of base and this tree."""
     found = []
     for figure in FIGURES:
         pairs = [(_figure(base, figure), _figure(here, figure)) for base, here in rounds]
@@ -132,7 +132,7 @@ def ratios(rounds: Sequence[tuple[Measured, Measured]]) -> list[Ratio]:
 
 
 def _figure(measured: Measured, figure: Figure) -> float | None:
-    """None where that commit does not measure it."""
+    """Return a figure; None if that commit does not measure it."""
     raw = measured.get(figure.measure, {}).get("raw", {})
     value = reduce(lambda part, key: part.get(key, {}) if isinstance(part, dict) else {}, figure.path, raw)
     return float(value) if isinstance(value, int | float) else None
@@ -145,7 +145,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"how often both are measured ({_ROUNDS})")
     options = parser.parse_args()
     if unknown := set(options.names) - set(MEASURES):
-        parser.error(f"{', '.join(sorted(unknown))} can't be compared; {', '.join(MEASURES)} can")
+        parser.error(f"cannot compare {', '.join(sorted(unknown))}; only {', '.join(MEASURES)}")
     if options.rounds < 1:
         parser.error("--rounds: at least 1")
     return options
@@ -166,7 +166,7 @@ def _base_side(commit: str) -> Iterator[Side]:
 
 
 def _rounds(base: Side, here: Side, names: Sequence[str], count: int) -> Iterator[tuple[Measured, Measured]]:
-    """Pairs of base and this tree; each goes first in every other round."""
+    """Yield pairs of base and this tree; each is first in every other round."""
     folder = Path(tempfile.mkdtemp(prefix="gpu-healthcheck-compare-"))
     try:
         for number in range(count):

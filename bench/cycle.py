@@ -14,7 +14,7 @@ from bench.stage import Stage
 AIM_MS, WALL_AIM_MS, JUDGE_AIM_MS = 30.0, 250.0, 5.0
 _REST_SECONDS = 0.05
 _NOTES = (
-    "cycle: settings, NVML through the child, PCI, EFA, judging and the memory file with its fsync; no telling",
+    "cycle: settings, NVML through the child, PCI, EFA, evaluation and the memory file with its fsync; no reports",
     "cycle: run back to back, with warm caches; a scheduled one after idle minutes costs more: see the steady CPU",
 )
 
@@ -30,7 +30,7 @@ def measure(stage: Stage) -> Outcome:
     rows = (
         _row(stage, "CPU of a light cycle, all groups, 8 GPUs and 32 EFA devices", AIM_MS, cpu),
         _row(stage, "wall time of the same", WALL_AIM_MS, wall),
-        _row(stage, "CPU of judging what one look saw", JUDGE_AIM_MS, judged),
+        _row(stage, "CPU of evaluating the readings of one cycle", JUDGE_AIM_MS, judged),
     )
     raw = {"cpu_milliseconds": summary(cpu), "wall_milliseconds": summary(wall), "judge_milliseconds": summary(judged)}
     return Outcome(rows, {**raw, "first_cycle_ms": round(first, 3)}, _NOTES)
@@ -45,7 +45,7 @@ def _row(stage: Stage, what: str, aim: float, samples: list[float]) -> Row:
 def _cycle_ms(program: Program, *, is_first: bool = False) -> tuple[float, float]:
     """Processor and wall time; includes the start of the child in the first one.
 
-    After that one the agent may want to look again soon: the container runtime was asked, and has not answered yet.
+    After the first cycle the agent may repeat soon, because the container runtime has not answered yet.
     """
     before = cpu_seconds(program.pid)
     saw = json.loads(program.ask("cycle"))
@@ -53,7 +53,7 @@ def _cycle_ms(program: Program, *, is_first: bool = False) -> tuple[float, float
     # The kernel log is followed by a thread, which does not run here.
     looks_again = saw["again"] is not None and not is_first
     if saw["standing"] or looks_again or set(saw["unobserved"]) - {"0-nvidia-smi"}:
-        raise CouldNotMeasure(f"the cycle did not see a healthy node: {saw}\n{program.tail()}")
+        raise CouldNotMeasure(f"the cycle did not report a healthy node: {saw}\n{program.tail()}")
     time.sleep(_REST_SECONDS)
     return milliseconds, saw["wall_ms"]
 

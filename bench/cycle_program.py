@@ -29,7 +29,7 @@ def main() -> None:
     log_as_json(settings.log_level)
     file = MemoryFile(settings.state_dir)
     if not file.acquire():
-        sys.exit("another agent holds the memory")
+        sys.exit("another agent has locked the memory")
     # A cluster without requests: the cycle ends before any report.
     agent = Agent(reader, Cluster(ApiClient), file, Telemetry(), write=False)
     agent.host.instance_metadata.ask()

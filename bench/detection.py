@@ -1,4 +1,4 @@
-"""From an Xid 79 in the machine's own kernel log to the taint, as a raw watch on a real API server sees it."""
+"""Time from an Xid 79 in the machine's kernel log to the taint in a raw watch on a real API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ P50_MS, P99_MS = 20.0, 100.0
 _USER_WARNING = b"<12>"  # facility 1, level 4; the kernel makes 1 of a facility 0 that user space writes
 _SETTLED_SECONDS = 3600.0
 _REST_SECONDS = (0.3, 0.7)
-"""After the agent has told everything: it is idle again, and our writes do not fall in step with its own."""
+"""Pause after the agent's reports: it is idle again, and our writes do not coincide with its own."""
 _NOTES = (
     "detection: the records stay in this machine's kernel log (dmesg), marked 'gpu-healthcheck bench'",
     "detection: 'over a new connection' is the everyday case: the API server closes one that was idle for 90 s",
@@ -31,7 +31,7 @@ _NOTES = (
 
 @dataclass(frozen=True)
 class Detection:
-    """Milliseconds after the record was written. `noticed` is from the agent's own log, by the wall clock."""
+    """Milliseconds after the record was written. `noticed` is from the agent's log, by the wall clock."""
 
     seen: float
     noticed: float
@@ -43,7 +43,7 @@ def measure(stage: Stage) -> Outcome:
     warm = [detect(stage, node, lambda *_: nullcontext()) for _ in range(stage.length.detections)]
     cold = [detect(stage, node, _reconnected) for _ in range(stage.length.detections_reconnecting)]
     rows = (
-        row(stage, "Xid 79 in /dev/kmsg → taint seen by a watch", warm, (P50_MS, P99_MS)),
+        row(stage, "Xid 79 in /dev/kmsg → taint in a watch", warm, (P50_MS, P99_MS)),
         row(stage, "the same, over a new connection", cold, None),
     )
     return Outcome(rows, {"connected": _stages(warm), "reconnecting": _stages(cold)}, _NOTES)
@@ -62,7 +62,7 @@ def row(stage: Stage, what: str, detections: list[Detection], aim: tuple[float, 
 
 
 def _stages(detections: list[Detection]) -> dict[str, Any]:
-    """Where the time goes: until the agent has read, judged and remembered it, and until the write was seen."""
+    """Return the parts of the time: until the agent has read, evaluated and stored the record, and until the write."""
     return {
         "record_to_noticed_ms": summary([detection.noticed for detection in detections]),
         "record_to_watch_ms": summary([detection.seen for detection in detections]),
@@ -90,7 +90,7 @@ def detect(
 
 
 def _write_fault(node: SimulatedNode) -> tuple[datetime, int]:
-    """The moment before it was written, by the wall clock and by the monotonic one."""
+    """Write the record, and return the time just before by the wall clock and the monotonic clock."""
     address = node.gpus[0].kernel_address
     text = f"NVRM: Xid (PCI:{address}): 79, gpu-healthcheck bench: invented, no GPU has fallen off the bus"
     with KMSG.open("wb", buffering=0) as log:

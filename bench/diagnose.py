@@ -25,7 +25,7 @@ _TIMES = 3
 _TEAM = "stuck"
 _PODS = f"/api/v1/namespaces/{_TEAM}/pods"
 _GPU = "nvidia.com/gpu"
-_NOTES = ("diagnose: the API server runs on the same machine; the memory is the whole process's at its peak",)
+_NOTES = ("diagnose: the API server runs on the same machine; the memory is the peak of the whole process",)
 _REFUSED = (
     "0/{0} nodes are available: {0} {1}. "
     "preemption: 0/{0} nodes are available: {0} Preemption is not helpful for scheduling."
@@ -42,7 +42,7 @@ _UNSCHEDULED: Mapping[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "MoreCpuOrMemoryThanAnyGpuNodeHas": ({}, {"cpu": "5000"}, "Insufficient cpu"),
     "PodAffinityUnmet": ({}, {}, "node(s) didn't match pod anti-affinity rules"),
 }
-"""By cause: what differs in the spec, in the resources ('' takes one away), and what the scheduler says."""
+"""By cause: differences of the spec and the resources ('' removes one), and the scheduler's message."""
 _CRASHES = {
     "CudaNewerThanDriver": (1, "CUDA driver version is insufficient for CUDA runtime version"),
     "GpuMemoryExhausted": (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -63,12 +63,12 @@ _REJECTED = {
 }
 WANTED = frozenset((*_UNSCHEDULED, *_CRASHES, *_WAITING, *_REJECTED))
 _EACH = 17
-"""Pods of each cause: some 200."""
+"""Number of pods per cause, some 200 in all."""
 _ALONE = ("CudaNewerThanDriver", "MoreGpusThanAnyNodeHas")
-"""Of a pod on a node and one that waits: what other pods hold does not matter."""
+"""Causes of a pod on a node and of a pending pod that do not depend on other pods."""
 _AMONG_OTHERS = "PodAffinityUnmet"
 _CAUSES_FOUND = 1
-"""Its exit code."""
+"""Exit code of `diagnose` with causes."""
 
 
 def measure(stage: Stage) -> Outcome:
@@ -105,10 +105,10 @@ def _of_all(stage: Stage, whole: Look, named: Sequence[str]) -> Iterator[Row]:
     what = f"diagnosis of {size} nodes and {size * PODS_PER_NODE} pods, {len(WANTED) * _EACH} of them stuck"
     yield Row(what, f"≤ {AIM_SECONDS:g} s", _span(whole.seconds), met(max(whole.seconds) <= AIM_SECONDS))
     peak = max(run.peak_mib for run in whole.runs)
-    yield Row("its memory at the peak", f"≤ {AIM_MIB:g} MiB", f"{peak:.0f} MiB", met(peak <= AIM_MIB))
+    yield Row("its peak memory", f"≤ {AIM_MIB:g} MiB", f"{peak:.0f} MiB", met(peak <= AIM_MIB))
     once = sorted(set(named)) == sorted(named) and set(named) >= WANTED
     figure = f"{len(set(named) & WANTED)} of them, {len(named)} in all"
-    yield Row("its causes: every one, and each once", f"{len(WANTED)} causes", figure, met(once))
+    yield Row("its causes: all of them, each once", f"{len(WANTED)} causes", figure, met(once))
     yield Row(
         "its requests", "pages only", f"{whole.lists} lists, {whole.unpaged} not in pages", met(not whole.unpaged)
     )
@@ -121,7 +121,7 @@ def _of_one(stage: Stage, ones: Sequence[Look], held: Look) -> Iterator[Row]:
     )
     everywhere = sum(look.of_all_pods for look in ones)
     yield Row("its listings of the pods of all namespaces", "0", str(everywhere), met(not everywhere))
-    yield Row("of one that waits for what other pods hold", "", _span(held.seconds))
+    yield Row("of a pod that waits for resources of other pods", "", _span(held.seconds))
 
 
 def _span(seconds: Sequence[float]) -> str:
@@ -130,13 +130,13 @@ def _span(seconds: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """The same command several times, and the requests of each."""
+    """Run the same command several times, and return the requests of each run."""
 
     runs: tuple[OneRun, ...]
     lists: int
     unpaged: int
     of_all_pods: int
-    """Lists of pods of every namespace and node."""
+    """Return the lists of pods of all namespaces and nodes."""
 
     @property
     def seconds(self) -> list[float]:

@@ -52,7 +52,7 @@ PERCENT = 20
 SETTINGS = Settings(NodeSettings(max_unhealthy_percent=PERCENT))
 _PROCESSES = 8
 _SETTING_UP = 4
-"""Threads of each that make nodes and tokens, and begin the agents, which in a cluster begin one after another too."""
+"""Threads per process that create nodes and tokens and start the agents, which also start in turn in a cluster."""
 _GIVE_UP_SECONDS = 300.0
 _POLL_SECONDS = 0.05
 _BOOT = "0b0a6c5e-0000-4000-8000-00000000000a"
@@ -63,7 +63,7 @@ _NOTE = (
 
 
 class Member:
-    """One agent without its eyes."""
+    """Agent without hardware probes."""
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
         self.name = name
@@ -88,7 +88,7 @@ class Member:
         _until_written([self])
 
     def fail(self) -> None:
-        """A GPU falls off the bus."""
+        """Let a GPU fall off the bus."""
         self.node_writer.verdict_stands.clear()
         self.failed_at = time.monotonic()
         finding = Finding("Xid79", Severity.REBOOT, "gpu/0000:53:00.0", "GPU has fallen off the bus.", seq=2)
@@ -98,14 +98,14 @@ class Member:
 
 
 def _until_written(members: Iterable[Member]) -> None:
-    """Wait in one thread: a thousand that wait would leave the agents no turn in this process."""
+    """Wait in one thread: a thousand waiting threads would slow the agents of this process."""
     waiting, give_up_at = list(members), time.monotonic() + _GIVE_UP_SECONDS
     while waiting:
         for member in [member for member in waiting if member.node_writer.is_done]:
             member.written_at = time.monotonic()
             waiting.remove(member)
         if time.monotonic() > give_up_at:
-            raise CouldNotMeasure(f"{len(waiting)} agents have not told all in {_GIVE_UP_SECONDS:g} s")
+            raise CouldNotMeasure(f"{len(waiting)} agents have not reported everything in {_GIVE_UP_SECONDS:g} s")
         time.sleep(_POLL_SECONDS)
 
 
@@ -140,7 +140,7 @@ def measure(stage: Stage) -> Outcome:
         ),
         Row("requests for it", f"≤ {AIM_REQUESTS}", f"{len(taints)}", stage.length.met(len(taints) <= AIM_REQUESTS)),
         Row(
-            "until the last of them stood on its Node, the taint set or withheld",
+            "until the last of them was on its Node, the taint set or withheld",
             f"≤ {AIM_SECONDS:g} s",
             f"{seconds:.1f} s",
             stage.length.met(seconds <= AIM_SECONDS),
@@ -165,7 +165,7 @@ def measure(stage: Stage) -> Outcome:
 def _processes(plane: ControlPlane, names: Sequence[str]) -> Iterator[tuple[Barrier, SimpleQueue[list[float]]]]:
     """The agents, in processes that meet at the barrier when all have passed, and again to fail.
 
-    The queue yields one list for each process: how many seconds each of its agents took to tell all.
+    The queue yields one list per process: the seconds until each of its agents has reported everything.
     """
     fork = multiprocessing.get_context("fork")
     parts = [names[start::_PROCESSES] for start in range(min(_PROCESSES, len(names)))]
@@ -201,7 +201,7 @@ def _together(all_at_once: Barrier) -> None:
     try:
         all_at_once.wait(_GIVE_UP_SECONDS)
     except BrokenBarrierError:
-        raise CouldNotMeasure("not all agents passed their first look") from None
+        raise CouldNotMeasure("not all agents passed their first check cycle") from None
 
 
 def _assembled(plane: ControlPlane, names: Sequence[str]) -> list[Member]:
@@ -212,7 +212,7 @@ def _assembled(plane: ControlPlane, names: Sequence[str]) -> list[Member]:
 
 
 def _all(results: Iterable[Callable[[], None]]) -> None:
-    """Begin all of them, and then wait for each."""
+    """Start all of them, then wait for each."""
     for result in list(results):
         result()
 

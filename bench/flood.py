@@ -32,11 +32,11 @@ AIM_P99_MS, AIM_CORES, AIM_GROWTH_MIB, AIM_NODE_WRITES = 1000.0, 0.1, 8.0, 5
 _SETTLED_SECONDS = 3600.0
 _AFTER_VERDICT_SECONDS = 3.0
 _CATCH_UP_SECONDS, _AFTERWARDS_SECONDS = 20.0, 2.0
-"""Until the agent has counted all, and a while in which it could count something twice."""
+"""Wait after a flood until the agent has counted everything, and longer to detect double counts."""
 _NOTES = (
     *RATE_LIMIT_NOTE,
     "floods: counted per code and GPU, in the agent's metrics and in its memory file, against what the writer wrote;",
-    "        written → noticed: the line says when it was written, the ledger's lock is released and the file written",
+    "        written → noticed: from the time in the line until the ledger has released its lock and written the file",
     "floods: writer, agent, API server and etcd share this machine's cores",
 )
 
@@ -60,15 +60,15 @@ class Wrote:
 
 @dataclass(frozen=True)
 class Flood:
-    """One flood, and the agent's result."""
+    """Flood and the agent's result."""
 
     wrote: Wrote
     in_metrics: Mapping[str, int]
-    """Xids by code."""
+    """Number of Xids by code."""
     in_memory: Mapping[str, int]
-    """By code and address, in the agent's memory file after it had ended."""
+    """Number of Xids by code and address, in the agent's memory file after its end."""
     overwritten: int
-    """Records that the agent says it never saw."""
+    """Records that the agent reported as lost."""
     noticed_ms: list[float]
     cores: float
     rss_mib: list[float]
@@ -216,7 +216,7 @@ def following(stage: Stage, seat: Seat) -> Iterator[Program]:
 
 
 def writer(stage: Stage, node: SimulatedNode, rate: int, seconds: float, xids: int, timed: int) -> Program:
-    """Waits for `write`."""
+    """Writer program that starts at `write`."""
     numbers = [str(value) for value in (rate, seconds, xids, timed)]
     return start_command(stage, "bench.flood_program", *numbers, *(gpu.kernel_address for gpu in node.gpus))
 
@@ -226,21 +226,21 @@ def write(pen: Program, seconds: float) -> Wrote:
 
 
 def start_command(stage: Stage, *words: str) -> Program:
-    """A program of the bench itself, with a folder of its own."""
+    """Start a program of the bench in its own folder."""
     folder = stage.folder / words[0]
     folder.mkdir(exist_ok=True)
     return Program(("-m", *words), stage.bare_environment, folder)
 
 
 def await_count(seat: Seat, xids: int) -> None:
-    """Until the agent has counted so many; one that has lost some is given up on."""
+    """Wait until the agent has counted this number; give up if it has lost some."""
     deadline = time.monotonic() + _CATCH_UP_SECONDS
     while time.monotonic() < deadline and sum(xids_in(metrics(seat)).values()) < xids:
         time.sleep(0.2)
 
 
 def metrics(seat: Seat) -> dict[str, float]:
-    """By name; an Xid's with its code behind it."""
+    """Return the counters by name; an Xid's with its code appended."""
     connection = http.client.HTTPConnection("127.0.0.1", seat.metrics_port, timeout=30)
     try:
         connection.request("GET", "/metrics")
@@ -260,7 +260,7 @@ def xids_in(seen: Mapping[str, float]) -> dict[str, int]:
 
 
 def remembered(seat: Seat) -> dict[str, int]:
-    """How often each Xid was counted, in the memory file of an agent that has ended; other findings are not ours."""
+    """Return the count of each Xid in the memory file of an ended agent; other findings are ignored."""
     memory = MemoryFile(seat.state_dir).read()
     if memory is None:
         raise CouldNotMeasure("the agent has left no memory file")
@@ -286,7 +286,7 @@ def _missing(expected: Mapping[str, int], found: Mapping[str, int]) -> int:
 
 @contextmanager
 def _sampling(program: Program) -> Iterator[list[float]]:
-    """RSS once a second, from before to after."""
+    """Record the RSS once a second from before to after."""
     sizes, over = [rss_mib(program.pid)], threading.Event()
 
     def sample() -> None:

@@ -18,10 +18,10 @@ from bench.kmsg import KMSG
 from bench.moment import stamp
 
 CODES = (31, 48, 94, 95)
-"""An application's, and errors of the memory: each is a finding."""
+"""Codes of applications and of memory errors: each is a finding."""
 _TICK_SECONDS = 0.001
 _MOST_AT_ONCE_SECONDS = 0.004
-"""A writer that was kept from running does not make up for more: no kernel writes in lumps because it slept."""
+"""Limit of catching up after a pause of the writer: a kernel does not write bursts after a sleep."""
 _OTHER = b"<14>usb 2-1.4: reset high-speed USB device number %d using xhci_hcd, gpu-healthcheck bench\n"
 _XID = "<12>NVRM: Xid (PCI:{}): {}, pid={}, name=python3, gpu-healthcheck bench, invented, {}\n"
 

@@ -1,6 +1,6 @@
-"""The agent, wired as by `python -m agent`, but accepting kernel log records of user space as the kernel's.
+"""Agent as started by `python -m agent`, but it accepts kernel log records of user space as the kernel's.
 
-That is an argument and no setting, so that a running agent can't be made to accept a forgery. Standard input:
+This is an argument, not a setting, so that a running agent cannot be made to accept a forgery. Standard input:
 `reconnect` closes idle connections, as the API server does after 90 s; `noticed` prints for each Xid with a time how
 many milliseconds passed until it was judged and remembered; the end of input ends the agent.
 """
@@ -53,7 +53,7 @@ def main() -> None:
 
     cluster, telemetry, file = Cluster(connector), _Clocked(), MemoryFile(settings.state_dir)
     if not file.acquire():
-        sys.exit("another agent holds the memory")
+        sys.exit("another agent has locked the memory")
     agent = Agent(reader, cluster, file, telemetry, facilities=frozenset({KERNEL, USER}))
     serve(telemetry, settings.metrics_port, agent.healthy, agent.ready)
     agent.start()

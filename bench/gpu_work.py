@@ -1,4 +1,4 @@
-"""GPU nodes that are well, pods that want their GPUs, and the sweeper: for measures on the real scheduler."""
+"""Healthy GPU nodes, pods that request their GPUs, and the sweeper: for measures on the real scheduler."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def wait(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + GIVE_UP_SECONDS
     while not true():
         if time.monotonic() > deadline:
-            raise CouldNotMeasure(f"nothing came of it in {GIVE_UP_SECONDS:g} s")
+            raise CouldNotMeasure(f"not done within {GIVE_UP_SECONDS:g} s")
         time.sleep(0.05)
 
 
 @dataclass(frozen=True)
 class GpuNodes:
-    """The Nodes of one measure, each with one GPU and an agent that has said `pass`."""
+    """Nodes of one measure, each with one GPU and an agent that has reported `pass`."""
 
     plane: ControlPlane
 
@@ -61,12 +61,12 @@ class GpuNodes:
             raise CouldNotMeasure(answer.message)
 
     def runs(self, node: str) -> bool:
-        """Whether that pod has come to the GPU."""
+        """Whether that pod has got the GPU."""
         found: bool = self.plane.request("GET", f"{_WORK}/work-{node}").body["status"].get("phase") == "Running"
         return found
 
     def leave(self, node: str) -> None:
-        """That pod goes."""
+        """Delete that pod."""
         path = f"{_WORK}/work-{node}"
         self.plane.request("DELETE", f"{path}?gracePeriodSeconds=1")
         wait(lambda: self.plane.request("GET", path).status == 404)
@@ -79,7 +79,7 @@ class GpuNodes:
             self.plane.request("PATCH", f"{_NODES}/{name}", {"metadata": {"annotations": {SWEEP_RESULT: None}}})
 
     def marked(self, names: Iterable[str]) -> int:
-        """On how many of them a mark of a deep run stands."""
+        """Return the number of nodes with a mark of a deep diagnostic."""
         nodes = [self.plane.request("GET", f"{_NODES}/{name}").body for name in names]
         return sum(
             RUN in node["metadata"].get("annotations", {})

@@ -1,6 +1,6 @@
 """Cost of listing 50,000 nodes: `status` in each of its formats, and the plan of a sweep.
 
-This machine can't hold that many in an API server: a stand-in generates each page on request, in the bench's process.
+An API server on this machine cannot store that many: a stand-in in the bench's process generates each page.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bench.stage import Stage
 AIM_STATUS_SECONDS, AIM_PLAN_SECONDS, AIM_MIB = 5.0, 60.0, 600.0
 _TIMES = 3
 _NOTES = (
-    "huge-fleet: a stand-in in Python makes the pages meanwhile, on the same machine; a Node is about 14 kB of JSON.",
-    "            CPU is the process's own, user and system. On a machine with other work look at that",
+    "huge-fleet: a stand-in in Python generates the pages on the same machine; a Node is about 14 kB of JSON.",
+    "            CPU is user and system time of the process: use that figure on a machine with other work",
 )
 
 
@@ -33,7 +33,7 @@ def measure(stage: Stage) -> Outcome:
         plans = [run_once(("bench.sweep_plan_program",), environment) for _ in range(_TIMES)]
     for fields in (run.figures for run in plans):
         if (fields["nodes"], fields["busy"]) != (size, size * BUSY_PERCENT // 100):
-            raise CouldNotMeasure(f"the plan is not the fleet's: {fields}")
+            raise CouldNotMeasure(f"the plan does not match the fleet: {fields}")
     rows = [_row(stage, f"status -o {form} of {size} nodes", AIM_STATUS_SECONDS, runs) for form, runs in forms.items()]
     what = f"plan of a sweep over {size} nodes and {size * PODS_PER_NODE} pods"
     rows.append(_row(stage, what, AIM_PLAN_SECONDS, plans))

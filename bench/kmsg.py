@@ -1,4 +1,4 @@
-"""The machine's own kernel log: written by the benches at a rate, and read bare in parallel to the agent."""
+"""The machine's kernel log: written by the benches at a rate, and read by a bare reader in parallel to the agent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KMSG = Path("/dev/kmsg")
 _READ_BYTES = 16384
 _RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
 RATE_LIMIT_NOTE = (
-    "floods: kernel.printk_devkmsg is `on` while one is written (as `ratelimit` the kernel drops what user space",
-    "        writes too fast), and afterwards what it was before",
+    "floods: kernel.printk_devkmsg is `on` during a flood (with `ratelimit` the kernel drops records that user space",
+    "        writes too fast), and is restored afterwards",
 )
 
 
 def use_real_log(node: SimulatedNode) -> None:
-    """Put the machine's own device in the place of the simulated one."""
+    """Replace the simulated device by the machine's own."""
     must_be_allowed()
     node.kernel_log.close()
     log = node.root / "dev/kmsg"
@@ -42,7 +42,7 @@ def last_record() -> int | None:
 
 @dataclass(frozen=True)
 class Left:
-    """A record that the ring still holds, and whether it is an Xid that a bench invented."""
+    """Record in the ring, and whether it is an Xid that a bench invented."""
 
     seq: int
     is_ours: bool
@@ -63,7 +63,7 @@ def ring() -> list[Left]:
 
 
 def is_invented(record: bytes) -> bool:
-    """Whether it is an Xid of ours."""
+    """Whether the record is an Xid of the bench."""
     return b";NVRM: Xid (" in record and b"gpu-healthcheck bench" in record
 
 
@@ -80,10 +80,10 @@ def without_rate_limit() -> Iterator[None]:
 def must_be_allowed() -> None:
     if Path("/sys/module/nvidia").exists():
         raise CouldNotMeasure(
-            "this machine has an NVIDIA driver: whoever watches its kernel log would believe the invented Xids"
+            "this machine has an NVIDIA driver: programs that read its kernel log would accept the invented Xids"
         )
     try:
         os.close(os.open(KMSG, os.O_RDWR | os.O_NONBLOCK))
     except OSError as error:
-        why = "only root may write it" if error.errno in (errno.EACCES, errno.EPERM) else error.strerror
+        why = "only root may write to it" if error.errno in (errno.EACCES, errno.EPERM) else error.strerror
         raise CouldNotMeasure(f"needs the real {KMSG} to read and to write: {why}") from error

@@ -44,7 +44,7 @@ def fill(plane: ControlPlane, size: int) -> None:
 
 
 class Writer:
-    """Many objects in a short time: several connections, each kept open."""
+    """Create many objects fast, over several persistent connections."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -57,7 +57,7 @@ class Writer:
         self.patch((f"/api/v1/nodes/{name}", {"spec": {"taints": None}}) for name in names)
 
     def patch(self, patches: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Each by its path."""
+        """Send each object to its path."""
         self._all([("PATCH", path, json.dumps(body)) for path, body in patches])
 
     def _all(self, requests: list[tuple[str, str, str]]) -> None:
@@ -100,7 +100,7 @@ def node(name: str, number: int, now: datetime) -> dict[str, Any]:
 
 
 def _record(name: str, now: datetime) -> AgentRecord:
-    """As an agent writes it, and as long: some 1,900 characters."""
+    """Return a record as written by an agent, of about 1,900 characters."""
     return AgentRecord(
         schema=records.SCHEMA,
         timestamp=timestamp(now),
@@ -129,7 +129,7 @@ def heartbeat(name: str, now: datetime) -> dict[str, Any]:
 
 
 def pod(node: str, number: int, place: int) -> dict[str, Any]:
-    """On seven nodes of ten the first pod has the GPUs."""
+    """Return the pods; on seven of ten nodes the first pod has the GPUs."""
     has_gpus = place == 0 and number % 10 < BUSY_PERCENT // 10
     resources = {"limits": {"nvidia.com/gpu": "8"}} if has_gpus else {"requests": {"cpu": "100m", "memory": "64Mi"}}
     return {

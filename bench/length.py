@@ -1,4 +1,4 @@
-"""How long the measures run: as the aims ask, shortened for a smoke test, or a whole hour."""
+"""Duration of the measures: as the aims require, shortened for a smoke test, or a whole hour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Length:
     replays: int = 5
     window_seconds: float = 300.0
     interval_seconds: int = 300
-    """CHECK_INTERVAL of the agent whose idleness is measured; 300 is the default."""
+    """CHECK_INTERVAL of the idle agent; 300 is the default."""
     fleet: int = 1000
     """Agents that fail at once."""
     node_starts: int = 5
@@ -36,7 +36,7 @@ class Length:
     hour: bool = False
 
     def met(self, claim: bool) -> bool | None:
-        """A shortened run judges nothing."""
+        """Whether aims are checked: a shortened run checks none."""
         return None if self.quick else claim
 
 

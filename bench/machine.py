@@ -1,4 +1,4 @@
-"""Description of the measured machine, without which figures mean nothing. No names and no paths of it."""
+"""Description of the measured machine, which the figures depend on, without its names and paths."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def describe_moment(folder: Path) -> dict[str, Any]:
 
 
 def fingerprint() -> str:
-    """Of the product's own files: it tells whether they were changed during a run."""
+    """Return a digest of the product's files, to detect changes during a run."""
     digest = hashlib.sha256()
     for package in ("agent", "cli", "diagnosis", "healthcheck", "sweeper"):
         for path in sorted((_ROOT / package).rglob("*")):

@@ -1,4 +1,4 @@
-"""THE LIST: every measure, in the order in which they run."""
+"""THE LIST: all measures in the order in which they run."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from bench.window import observe
 
 AIM_MIB = 54.0
 _NOTES = (
-    "memory: 'alone' counts each page of the two once, whoever else maps it. PSS is lower only because the bench runs",
-    "        the same Python beside it, so the aim is judged by 'alone' (which only root can see)",
+    "memory: 'alone' counts each page of the two once, even if others map it. PSS is lower only because the bench",
+    "        runs the same Python, so the aim applies to 'alone' (which only root can read)",
 )
 
 

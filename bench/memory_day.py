@@ -12,11 +12,11 @@ from healthcheck.memory.findings import MOST_STANDING
 
 AIM_GROWTH_MIB, AIM_FILE_BYTES = 2.0, 1 << 20
 _WARM_HOURS = 2
-"""Until then the tables are loaded and the bounds reached."""
+"""Hours after which the tables are loaded and the limits reached."""
 _SECONDS_AN_HOUR = 120.0
 _NOTES = (
-    "memory-24h: one process that does nothing else: lines through the event checks, looks, resets, reboots, releases,",
-    "            other GPUs; the memory file with its fsync every 20 s of its clock. Flat: against the end of hour 2",
+    "memory-24h: a separate process: lines through the event checks, check cycles, resets, reboots, releases, swaps;",
+    "            the memory file with its fsync every 20 s of its clock. Flat: against the end of hour 2",
 )
 
 

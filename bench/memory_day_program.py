@@ -49,7 +49,7 @@ _ESCALATE_AFTER, _MONITOR_TTL_SECONDS = 2, 86400.0
 
 @dataclass
 class _Day:
-    """The node at one second of its day."""
+    """Simulate one second of the node's day."""
 
     memory: Memory
     now: Now
@@ -99,7 +99,7 @@ class _Day:
         self.memory = after_look(self.memory, look, self.now, MemoryRules(_ESCALATE_AFTER, _MONITOR_TTL_SECONDS))
 
     def _gpus(self) -> list[Gpu]:
-        """Another one in the same place about every hour; the driver asks for a reset now and then."""
+        """Exchange a GPU about every hour; sometimes the driver requests a reset."""
         generation = int(self.now.wall.timestamp()) // _CHANGE_SECONDS
         return [
             Gpu(

@@ -1,4 +1,4 @@
-"""Time from an Xid to the taint while strangers occupy the metrics port, and the agent's cost."""
+"""Time from an Xid to the taint while other clients occupy the metrics port, and the agent's cost."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from bench.program import Program
 from bench.stage import Seat, Stage
 
 IDLE, FAT = 2000, 50
-"""Connections: those that say nothing, and those that send what they can of a header of 1 MiB."""
+"""Numbers of connections that send nothing, and of those that send a header of up to 1 MiB."""
 MOST_GROWTH_MIB, MOST_CORES, MOST_PROBE_SECONDS = 8.0, 0.5, 5.0
 P50_MS, P99_MS = 60.0, 200.0
 _SETTLES_SECONDS = 60.0
 _PROBES, _BETWEEN_SECONDS = 5, 0.5
 _NOTES = (
-    f"metrics-flood: {IDLE:,} idle and {FAT} fat connections, each of which comes again as soon as it is given up,",
+    f"metrics-flood: {IDLE:,} idle and {FAT} fat connections, each reopened when it is closed,",
     "               from a process on the same cores; CPU and memory are the agent's and its child's",
 )
 
 
 @dataclass
 class _Costs:
-    """One figure of each agent, but of the probes all."""
+    """Figures: one per agent, and all of the probes."""
 
     before_mib: list[float] = field(default_factory=list)
     during_mib: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ def measure(stage: Stage) -> Outcome:
     quiet = [detect(stage, node, lambda *_: nullcontext()) for _ in times]
     loud = [detect(stage, node, flooded) for _ in times]
     rows = (
-        row(stage, "Xid 79 → taint, nobody at the metrics port", quiet, None),
+        row(stage, "Xid 79 → taint, metrics port unused", quiet, None),
         row(stage, f"the same, {IDLE + FAT:,} peers there", loud, (P50_MS, P99_MS)),
         *_rows(stage, costs),
     )
@@ -82,14 +82,14 @@ def _rows(stage: Stage, costs: _Costs) -> tuple[Row, ...]:
     met = stage.length.met
     return (
         Row(
-            "memory of agent and child before, under and after it",
+            "memory of agent and child before, during and after it",
             f"{MOST_GROWTH_MIB:g} MiB more at most",
             f"{max(costs.before_mib):.1f}, {max(costs.during_mib):.1f}, {max(costs.after_mib):.1f} MiB RSS",
             met(costs.growth_mib <= MOST_GROWTH_MIB),
         ),
         Row("CPU under it", f"≤ {MOST_CORES:g} core", f"at most {cores:.2f} core", met(cores <= MOST_CORES)),
         Row(
-            "/healthz under it, the slowest answer",
+            "/healthz during it, the slowest answer",
             f"≤ {MOST_PROBE_SECONDS:g} s, none lost",
             f"{slowest:.2f} s ({len(costs.probe_seconds)} times)",
             met(slowest <= MOST_PROBE_SECONDS),

@@ -1,6 +1,6 @@
-"""Peers of a metrics port that never finish their request: `python -m bench.metrics_flood_program PORT IDLE FAT`.
+"""Clients of a metrics port that never finish their request: `python -m bench.metrics_flood_program PORT IDLE FAT`.
 
-A dropped peer returns at once, until this program is ended. Prints `ready` once all have connected.
+A dropped client reconnects at once until this program ends. Prints `ready` once all are connected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Peers:
         self._poll.register(peer, select.POLLIN)
 
     def come_again(self) -> None:
-        """Those that were given up."""
+        """Return the closed connections."""
         for number, _ in self._poll.poll():
             self._poll.unregister(number)
             self._sockets.pop(number).close()

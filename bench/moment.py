@@ -1,4 +1,4 @@
-"""A time inside a line of text that gives the age of the line. As light as the measured code."""
+"""Timestamp in a line of text, to compute the line's age; as cheap as the measured code."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def stamp() -> str:
 
 
 def age_ms(text: str) -> float | None:
-    """None: the text has no stamp."""
+    """Return the time of the stamp; None without one."""
     found = _WRITTEN.search(text)
     return (time.monotonic_ns() - int(found[1])) / 1e6 if found else None

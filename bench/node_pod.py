@@ -18,14 +18,14 @@ from sim.real_node.agent_pod import AgentPod, memory_mib
 AIM_SECONDS = 3.0
 AIM_MIB = 72.0
 FLAT_MIB = 2.0
-"""By so much may a flood move what the pod holds."""
+"""Allowed change of the pod's memory by a flood, in MiB."""
 LINES_PER_SECOND = 10_000
 _PULSES_PER_SECOND = 100
 _P = "gpu-healthcheck.aws-samples.io"
 _MEMORY = "/var/lib/gpu-healthcheck"
 _EVERY_SECONDS = 1.0
 _NOTES = (
-    "node-pod: the image is in containerd already, and stands on a stand-in base (Debian's Python); target slim",
+    "node-pod: the image is already in containerd, with a stand-in base (Debian's Python); target slim",
     "          usage is the control group of the pod, pause container and page cache included",
 )
 
@@ -46,7 +46,7 @@ def measure(stage: Stage) -> Outcome:
         flood, rate = _flood(host, group, length.flood_seconds)
         after = memory_mib(group)
         if pod.memory_group() != group:
-            raise CouldNotMeasure(f"the pod was replaced meanwhile\n{pod.logs()}")
+            raise CouldNotMeasure(f"the pod was replaced during the measurement\n{pod.logs()}")
     rows = (_start_row(length, starts), _quiet_row(length, quiet), _flood_row(length, quiet[-1], flood, rate))
     raw = {"seconds": summary(starts), "quiet_mib": quiet, "flood_mib": flood, "after_mib": after, "lines_per_s": rate}
     return Outcome(rows, raw, _NOTES)
@@ -67,7 +67,7 @@ def _seconds_to_pass(node: RealNode, pod: AgentPod) -> float:
 
 
 def _watch(group: Path, seconds: float) -> list[Sizes]:
-    """Since the agent's start, a little ago, until that much time has passed."""
+    """Sample the pod's memory from the agent's recent start until this time has passed."""
     sizes = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:

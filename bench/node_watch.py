@@ -1,4 +1,4 @@
-"""A watch on one Node with nothing of ours in it: a raw HTTP connection of the admin's, read in its own thread."""
+"""Watch of one Node without the product's code: a raw HTTP connection of the admin, read in its own thread."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Node = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sighting:
-    """The Node as one event of the watch showed it. `at_ns`: CLOCK_MONOTONIC, before the event was even parsed."""
+    """Node in one event of the watch. `at_ns`: CLOCK_MONOTONIC before the event was parsed."""
 
     at_ns: int
     node: Node
 
 
 class NodeWatch:
-    """Watch of a Node that notes the time of each change."""
+    """Watch of a Node that records the time of each change."""
 
     def __init__(self, plane: ControlPlane, node_name: str) -> None:
         context = ssl.create_default_context(cafile=str(plane.ca_file))
@@ -61,7 +61,7 @@ class NodeWatch:
         self._connection.close()
 
     def wait_for(self, seen: Callable[[Node], bool], what: str, seconds: float = 30.0) -> Sighting:
-        """The first event, from the last one asked for on, in which `seen` is true."""
+        """Wait for the first event since the last returned one that matches `seen`."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -94,7 +94,7 @@ def is_tainted(node: Node) -> bool:
 
 
 def is_well(node: Node) -> bool:
-    """Label and condition both say that the node is well."""
+    """Whether label and condition both report a healthy node."""
     conditions = node["status"].get("conditions") or ()
     return status(node) == "pass" and any(
         condition["type"] == "GpuHealthy" and condition["status"] == "True" for condition in conditions

@@ -1,4 +1,4 @@
-"""A start on a kernel log full of old Xids of this boot that were judged before: none of them may count again."""
+"""Start with a kernel log full of old, already evaluated Xids of this boot: none may count again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sim.node import SimulatedNode
 
 RECORDS, AIM_SECONDS = 4_000, 2.0
 _AFTERWARDS_SECONDS = 1.5
-"""In which the log is read to its end, and once more: a file is opened again every second."""
+"""Seconds for reading the log to its end twice: a file is reopened every second."""
 _NOTES = (
-    "old-ring: a file of raw records in the place of /dev/kmsg, read as the device is: the ring of 128 KiB that this",
-    "          machine may have holds fewer than 4,000 Xids. 'nothing judged yet' is the start without a memory file",
+    "old-ring: a file of raw records instead of /dev/kmsg, read like the device: the ring of 128 KiB that this",
+    "          machine may have holds fewer than 4,000 Xids. 'nothing evaluated yet': a start without a memory file",
 )
 
 
@@ -29,9 +29,9 @@ _NOTES = (
 class _Start:
     seconds: float
     counted: int
-    """Xids, in the metrics."""
+    """Number of Xids in the metrics."""
     new_findings: int
-    """Findings in the memory file after it that were not there before, or with another count."""
+    """Findings in the memory file after the start that are new or have another count."""
 
 
 def measure(stage: Stage) -> Outcome:
@@ -43,7 +43,7 @@ def measure(stage: Stage) -> Outcome:
     new, counted = sum(start.new_findings for start in again), sum(start.counted for start in again)
     rows = (
         Row(
-            f"start on a ring of {RECORDS:,} judged Xids: findings, Xids counted anew",
+            f"start with a ring of {RECORDS:,} evaluated Xids: findings, Xids counted again",
             "0, 0",
             f"{new}, {counted} ({len(again)} starts)",
             stage.length.met((new, counted) == (0, 0)),
@@ -54,7 +54,7 @@ def measure(stage: Stage) -> Outcome:
             f"p50 {percentile(seconds, 0.5):.2f}, max {max(seconds):.2f} s",
             stage.length.met(max(seconds) <= AIM_SECONDS),
         ),
-        Row("the same with nothing judged yet", "", f"{first.seconds:.2f} s, {first.counted:,} Xids counted"),
+        Row("the same with nothing evaluated yet", "", f"{first.seconds:.2f} s, {first.counted:,} Xids counted"),
     )
     return Outcome(rows, {"seconds": summary(seconds), "nothing_judged": vars(first)}, _NOTES)
 

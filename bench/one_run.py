@@ -1,4 +1,4 @@
-"""One run of a program of ours to its end: its output, duration and resource use."""
+"""One complete run of our program: its output, duration and resource use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class OneRun:
-    """`told` is the JSON that it printed; memory at the peak of the whole process, Python and the client with it."""
+    """Result of a run. `told`: its JSON output; memory: peak of the whole process, including Python and the client."""
 
     figures: Mapping[str, Any]
     seconds: float

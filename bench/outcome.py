@@ -30,11 +30,11 @@ class Outcome:
     rows: tuple[Row, ...]
     raw: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What a reader has to know before believing the figures."""
+    """Notes on the conditions of the figures."""
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """By nearest rank: always a value that was measured."""
+    """Return the percentile by nearest rank, which is always a measured value."""
     ordered = sorted(samples)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 

@@ -1,4 +1,4 @@
-"""A fleet too large for this machine's API server: a stand-in that makes each page of a listing when it is asked for.
+"""Fleet too large for this machine's API server: a stand-in generates each page of a listing on request.
 
 Nodes and pods are those of `large_fleet`; the record on a Node is one of an agent's own. It never changes.
 """
@@ -31,11 +31,11 @@ _JOBS = "/apis/batch/v1/namespaces/{}/jobs"
 _CRON_JOB = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/gpu-healthcheck-sweep-node"
 _GROUPS = ("0-nvidia-smi", "2-efa-enumeration", "3-topology-check", "7-container-runtime", "8-hami")
 _KINDS = 10
-"""A node is like the one ten places before it."""
+"""Period of the nodes: each equals the one ten before it."""
 
 
 class PagedFleet:
-    """`with PagedFleet(50_000) as fleet:` answers at `fleet.endpoint`."""
+    """Fleet: `with PagedFleet(50_000) as fleet:` answers at `fleet.endpoint`."""
 
     def __init__(self, size: int) -> None:
         self.size, now = size, datetime.now(UTC)
@@ -52,7 +52,7 @@ class PagedFleet:
         self._server.close()
 
     def page(self, path: str, query: Mapping[str, str]) -> str | None:
-        """None: there is nothing at this path."""
+        """Return the answer; None if there is nothing at this path."""
         if path == "/api/v1/nodes":
             unjudged = f"!{STATUS}" in query.get("labelSelector", "")
             return self._listed(self._nodes, 0 if unjudged else self.size, query)

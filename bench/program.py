@@ -1,4 +1,4 @@
-"""A program under measurement: a session of its own, its words in a file, never left behind."""
+"""Measured program with its own session and output file; it is always ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 5.0
 
 
 class Program:
-    """`python WORDS…`. Its standard input is ours to write to; one that ends when we ask it to is not killed."""
+    """Program `python WORDS…` with a writable standard input; it is killed only if it does not end on request."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
         self._log = folder / "program.log"
@@ -53,7 +53,7 @@ class Program:
         return self._process.pid
 
     def ask(self, request: str, seconds: float = 30.0) -> str:
-        """Send one line and return the line that comes back."""
+        """Send one line and return the answer line."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -72,7 +72,7 @@ class Program:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def logged(self, event: str) -> datetime:
-        """When it last logged this event; a thread of it may be about to."""
+        """Wait for this event in the program's log, and return the time of the last one."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             lines = [line for line in self._log.read_text(errors="replace").splitlines(keepends=True) if line[0] == "{"]
@@ -80,10 +80,10 @@ class Program:
             if found:
                 return datetime.fromisoformat(found[-1]["timestamp"])
             time.sleep(0.01)
-        raise CouldNotMeasure(f"nothing was logged of {event!r}:\n{self.tail()}")
+        raise CouldNotMeasure(f"the log has no event {event!r}:\n{self.tail()}")
 
     def end(self) -> None:
-        """SIGTERM, and SIGKILL for the session of one that stays."""
+        """Send SIGTERM, and SIGKILL to the session if the program does not end."""
         if self._process.poll() is None:
             self._process.terminate()
         try:

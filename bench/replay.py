@@ -1,4 +1,4 @@
-"""How fast `gpu-healthcheck replay` reads a saved kernel log, and whether its memory grows with the log."""
+"""Speed of `gpu-healthcheck replay` on a saved kernel log, and the growth of its memory with the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CODES = (13, 31, 43, 45, 79, 94)
 _GPU_LINE_EVERY = 4000
 _BOOTED = datetime(2026, 11, 1, tzinfo=UTC)
 _NOTES = (
-    "replay: the whole command, the start of Python with it; the file is in the page cache",
+    "replay: the whole command including the start of Python; the file is in the page cache",
     "        invented kernel chatter, one line in 4,000 about a GPU",
 )
 
@@ -50,7 +50,7 @@ def measure(stage: Stage) -> Outcome:
                 stage.length.met(min(speeds) >= AIM_MB_PER_SECOND),
             ),
             Row(
-                "its memory, beyond that for a hundredth of the log",
+                "its memory in excess of that for a hundredth of the log",
                 f"≤ {AIM_GROWTH_MIB:g} MiB",
                 f"{growth:.1f} MiB",
                 stage.length.met(growth <= AIM_GROWTH_MIB),

@@ -1,4 +1,4 @@
-"""The table for people and the file for programs."""
+"""The printed table and the results' file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN_WIDTH = 140
 _MET = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 
 Entry = Mapping[str, Any]
-"""A measure's outcome as JSON, with the moment at which it was taken; or why there is none."""
+"""Outcome of a measure as JSON with its conditions, or its error."""
 
 
 def entry(outcome: Outcome, length: Length, moment: Mapping[str, Any]) -> Entry:
@@ -37,7 +37,7 @@ def show(entries: Mapping[str, Entry], console: Console) -> None:
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
     quick = any(entry["length"]["quick"] for entry in entries.values())
-    table = Table("measure", "aim", "figure", "met", title="SHORTENED RUN: no aim is judged" if quick else None)
+    table = Table("measure", "aim", "figure", "met", title="SHORTENED RUN: no aim is checked" if quick else None)
     for name, entry in entries.items():
         if "error" in entry:
             table.add_row(name, "", "could not measure: " + entry["error"], "[yellow]not run[/]")
@@ -49,7 +49,7 @@ def show(entries: Mapping[str, Entry], console: Console) -> None:
 
 
 def write(path: Path, entries: Mapping[str, Entry], names: Sequence[str], kubernetes_version: str | None) -> None:
-    """Put these measures into the file; others of these names stay, if they were taken on the same machine."""
+    """Write these measures to the file; keep other measures if they are from the same machine."""
     machine = describe_machine() | {"kubernetes": kubernetes_version}
     before = _read(path)
     if kubernetes_version is None:
@@ -62,7 +62,7 @@ def write(path: Path, entries: Mapping[str, Entry], names: Sequence[str], kubern
 
 
 def judged(entries: Mapping[str, Entry]) -> Sequence[bool]:
-    """Every aim that was judged, and whether it was met."""
+    """Return whether each checked aim was met."""
     return [row["met"] for entry in entries.values() for row in entry.get("rows", ()) if row["met"] is not None]
 
 

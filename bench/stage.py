@@ -32,7 +32,7 @@ from sim.imds import SimulatedImds
 from sim.node import SimulatedNode
 
 INSTANCE_TYPE = "p5.48xlarge"
-"""8 GPUs, 32 EFA devices."""
+"""Instance type with 8 GPUs and 32 EFA devices."""
 _SLOTS = f"/apis/coordination.k8s.io/v1/namespaces/{BUDGET_NAMESPACE}/leases"
 _TOKEN_SECONDS = 3 * 3600
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
@@ -40,7 +40,7 @@ _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
 @dataclass(frozen=True)
 class Seat:
-    """A place for one agent: its simulated machine, its Node's name, its folders and its environment."""
+    """Environment of one agent: its simulated machine, its Node's name, its folders and variables."""
 
     name: str
     folder: Path
@@ -64,7 +64,7 @@ class Seat:
 
 
 class Stage:
-    """Everything is made when first asked for, and all of it is gone at the end, however the bench ends."""
+    """Stage of the bench: parts are created on first use, and removed at the end however the bench ends."""
 
     def __init__(self, length: Length) -> None:
         self.length = length
@@ -84,7 +84,7 @@ class Stage:
 
     @cached_property
     def plane(self) -> ControlPlane:
-        """A real etcd and kube-apiserver with kubernetes/manifests/ applied and the policies acting."""
+        """Real etcd and kube-apiserver with kubernetes/manifests/ applied and the policies active."""
         try:
             plane = self._exits.enter_context(ControlPlane())
             install(plane)
@@ -106,7 +106,7 @@ class Stage:
         return "plane" in self.__dict__
 
     def make_node(self) -> SimulatedNode:
-        """A healthy simulated machine, booted an hour ago."""
+        """Create a healthy simulated machine, booted an hour ago."""
         try:
             root = self.folder / f"machine-{next(self._numbers)}"
             return self._exits.enter_context(SimulatedNode.create(root, INSTANCE_TYPE))
@@ -114,7 +114,7 @@ class Stage:
             raise CouldNotMeasure(str(error)) from error
 
     def seat(self, node: SimulatedNode, *, interval_seconds: int = 300, in_cluster: bool = True) -> Seat:
-        """A place on that machine with an empty state folder; with a new Node and its agent's own token."""
+        """Create an agent's environment on the machine: an empty state folder, a new Node and the agent's token."""
         name = f"bench-{next(self._numbers)}"
         folder = self.folder / name
         folder.mkdir()
@@ -147,7 +147,7 @@ class Stage:
         return self._exits.enter_context(SimulatedImds(INSTANCE_TYPE))
 
     def _config(self, interval_seconds: int) -> Path:
-        """The ConfigMap of our manifests as the kubelet mounts it: links to links to files."""
+        """Write the ConfigMap of our manifests as the kubelet mounts it: links to links to files."""
         folder = self.folder / f"config-{interval_seconds}"
         if not folder.exists():
             content = yaml.safe_load((MANIFESTS / "03-config.yaml").read_text())["data"]

@@ -10,10 +10,8 @@ from sim.node import SimulatedNode
 AIM_SECONDS = 2.0
 _PROGRAM = ("-m", "agent")
 _COMMAND = ("-m", "cli", "agent")
-"""`gpu-healthcheck agent`, as the DaemonSet has it: the console script turns into the program."""
-_NOTES = (
-    "start: the files are in the page cache but for the first time; what a node adds by pulling an image is not in it",
-)
+"""Command of the DaemonSet, `gpu-healthcheck agent`: the console script becomes the program."""
+_NOTES = ("start: the files are in the page cache except the first time; pulling an image is not included",)
 
 
 def measure(stage: Stage) -> Outcome:

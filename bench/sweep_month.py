@@ -1,6 +1,6 @@
 """A simulated month of sweeps over a busy fleet: the product's own selection on nodes with changing jobs.
 
-There is no cluster and no waiting: a sweep starts every ten minutes, a test takes four.
+There is no cluster and no real waiting: a sweep starts every ten minutes, a test takes four.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sweeper.select import Candidate, SweepLimits, select
 AIM_SHARE, INTERVALS = 0.99, 2
 BUSY = 0.7
 _JOB_HOURS = 8.0
-"""A job's length on average; exponential, as arrivals that know nothing of each other make it."""
+"""Mean length of a job; exponentially distributed, as with independent arrivals."""
 _SWEEP, _TEST = timedelta(minutes=10), timedelta(minutes=4)
 _BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 _NOTES = (
-    "sweep-month: 10 nodes a sweep and 20 % of a type are the defaults; jobs of 8 h on average, exponential, on each",
-    "             node by itself; a node is waiting from when it is both idle and due until it is tested or taken",
+    "sweep-month: 10 nodes per sweep and 20 % of a type are the defaults; jobs of 8 h on average, exponential, on each",
+    "             node independently; a node waits from being both idle and due until it is tested or used",
 )
 
 
 @dataclass
 class _Node:
-    """One node's month. `waits` are those that ended with a test; `unserved` those that a job ended, in hours."""
+    """Month of one node. `waits`: those that ended with a test; `unserved`: those that a job ended, in hours."""
 
     facts: Candidate
     changes_at: datetime
@@ -42,7 +42,7 @@ class _Node:
     unserved: list[float] = field(default_factory=list)
 
     def live(self, now: datetime, interval: timedelta, chance: random.Random) -> None:
-        """Bring it to this moment: jobs end and begin."""
+        """Advance the node to this time: jobs end and start."""
         while self.changes_at <= now:
             if self.busy:
                 self.idle_since = self.changes_at
@@ -53,12 +53,12 @@ class _Node:
             self.changes_at += timedelta(hours=chance.expovariate(1 / mean))
 
     def waited(self, now: datetime, interval: timedelta) -> float:
-        """Hours for which it has been idle and due."""
+        """Return the hours for which the node has been idle and due."""
         due = self.facts.tested.at + interval if self.facts.tested else _BEGIN
         return (now - max(due, self.idle_since)) / timedelta(hours=1)
 
     def test(self, now: datetime, interval: timedelta) -> None:
-        """A job that comes meanwhile ends the test."""
+        """Test the node; a job that arrives ends the test."""
         if self.changes_at >= now + _TEST:
             self.waits.append(self.waited(now, interval))
             self.facts = replace(self.facts, tested=DeepTest(now + _TEST, "pass", "sweep"), tried=None)

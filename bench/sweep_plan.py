@@ -24,7 +24,7 @@ _TIMES = 3
 _PAGE = 500
 _NOTES = (
     "sweep-plan: the API server runs on the same machine; a Node is about 13 kB of JSON, a pod about 4 kB",
-    "            the memory is the whole process's at its peak, Python and the client with it",
+    "            the memory is the peak of the whole process, Python and the client with it",
 )
 
 
@@ -47,7 +47,7 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
     runs = [_run(stage, path) for _ in range(_TIMES)]
     for fields in (run.figures for run in runs):
         if (fields["nodes"], fields["busy"]) != (size, size * BUSY_PERCENT // 100) or not fields["taken"]:
-            raise CouldNotMeasure(f"the plan is not the fleet's: {fields}")
+            raise CouldNotMeasure(f"the plan does not match the fleet: {fields}")
     asked = _asked(plane, since)
     seconds, peaks = [run.figures["seconds"] for run in runs], [run.peak_mib for run in runs]
     calls = {what: number // _TIMES for what, number in asked.items()}
@@ -62,7 +62,7 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
             stage.length.met(max(seconds) <= AIM_SECONDS),
         ),
         Row(
-            "its memory at the peak",
+            "its peak memory",
             f"≤ {AIM_MIB:g} MiB",
             f"{max(peaks):.0f} MiB",
             stage.length.met(max(peaks) <= AIM_MIB),

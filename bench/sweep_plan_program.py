@@ -1,4 +1,4 @@
-"""Only the plan of a sweeper: prints the seconds since the first request, and the result."""
+"""Only the plan of a sweeper: print the seconds since the first request, and the result."""
 
 from __future__ import annotations
 

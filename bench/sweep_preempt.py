@@ -1,4 +1,4 @@
-"""Real work on a node under test, with a dcgmi and children that ignore SIGTERM for 40 s."""
+"""Real work on a node during a test, with a dcgmi and children that ignore SIGTERM for 40 s."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sim.node import SimulatedNode
 
 AIM_SECONDS = 5.0
 _DEAF_SECONDS = 40
-"""So long DCGM may take to stop its tests (hardware facts: dcgmi and nvvs)."""
+"""Seconds that DCGM may need to stop its tests (hardware facts: dcgmi and nvvs)."""
 _NODE = "preempted"
 _NOTES = (
     "sweep-preempt: the Job's own program, sweep-run, with a stand-in for dcgmi; the pod is a process of this machine,",
@@ -57,7 +57,7 @@ def measure(stage: Stage) -> Outcome:
     except ProgramError as error:
         raise CouldNotMeasure(str(error)) from error
     free, runs = [time.free for time in times], [time.runs for time in times]
-    what = f"work for the GPU of a test that hears no SIGTERM for {_DEAF_SECONDS} s, {len(times)} times"
+    what = f"work for the GPU of a test that ignores SIGTERM for {_DEAF_SECONDS} s, {len(times)} times"
     rows = (
         _row(stage, f"{what}: created → nothing of the test left", free),
         _row(stage, "created → it runs", runs),
@@ -91,7 +91,7 @@ def _preempt(nodes: GpuNodes, folder: Path, host: SimulatedNode) -> _Times:
 
 
 def _watch(nodes: GpuNodes, process: Path) -> _Times:
-    """`process` is that of the test: in a session of its own, it is the last to go."""
+    """Wait for the end of the test. `process`: the test's, in its own session, the last to end."""
     nodes.want(_NODE)
     began = time.monotonic()
     seconds = free = 0.0
@@ -104,12 +104,12 @@ def _watch(nodes: GpuNodes, process: Path) -> _Times:
         free = free or (now if not _is_there(process) else 0.0)
         time.sleep(0.05)
     if not free:
-        raise CouldNotMeasure("the work ran beside the test")
+        raise CouldNotMeasure("the work ran during the test")
     return _Times(seconds, free, time.monotonic() - began)
 
 
 def _is_there(process: Path) -> bool:
-    """One that died and waits to be collected does not run."""
+    """Whether the process runs; a zombie does not."""
     try:
         return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

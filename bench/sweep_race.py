@@ -21,8 +21,8 @@ _ROUND = 20
 """Nodes, each with one GPU, one race on each."""
 _TEST_SECONDS, _SWEEP_SECONDS = 3.0, 5.0
 _NOTES = (
-    "sweep-race: pods are processes of this machine (sim/kubelet); what stands for the test ends at SIGTERM at once,",
-    "            as a test that hears none sweep-preempt measures",
+    "sweep-race: pods are processes of this machine (sim/kubelet); the simulated test ends at SIGTERM at once;",
+    "            sweep-preempt measures a test that ignores SIGTERM",
 )
 
 
@@ -66,9 +66,9 @@ def measure(stage: Stage) -> Outcome:
 
 
 def _round(nodes: GpuNodes, folder: Path, names: list[str], chance: random.Random) -> tuple[list[float], int]:
-    """One sweep, and on each node one pod that comes at its own moment.
+    """Run one sweep, and on each node one pod at its own time.
 
-    Gives the seconds until each of them ran, and how many Jobs had to give way.
+    Returns the seconds until each of them ran, and the number of preempted Jobs.
     """
     nodes.forget(names)  # or they would have been tried just now
     with nodes.sweep(folder, len(names)), ThreadPoolExecutor(len(names)) as threads:

@@ -1,7 +1,7 @@
-"""Some idle minutes in the life of agents, observed once for the measures of CPU, memory and API calls.
+"""Some idle minutes of agents, observed once for the measures of CPU, memory and API calls.
 
 Three agents on three simulated machines, each with its own Node, token and connection to the real API server:
-`bare` is left alone; `probed` is also asked by a kubelet and a Prometheus; `busy` looks as often as is allowed.
+`bare` is undisturbed; `probed` also gets requests of a kubelet and a Prometheus; `busy` has the shortest interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sim.control_plane import ControlPlane
 
 BUSY_INTERVAL_SECONDS = 10
 PROBES = {"/readyz": 15.0, "/healthz": 60.0, "/metrics": 30.0}
-"""Seconds between two: our DaemonSet's probes, and a Prometheus as its operator sets it up."""
+"""Seconds between requests of our DaemonSet's probes, and of a Prometheus as configured by its operator."""
 _AFTER_VERDICT_SECONDS = 10.0
 _SAMPLE_SECONDS = 10.0
 _AFTER_BEAT_SECONDS = 5.0
@@ -54,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Moment:
-    """So long after the beginning: the processor time used by each agent, and the TCP connections of `bare`."""
+    """Sample at a time after the start: CPU time of each agent, and the TCP connections of `bare`."""
 
     seconds: float
     cpu: dict[str, float]
@@ -67,20 +67,20 @@ class Window:
 
     seconds: float = 0.0
     cpu: dict[str, float] = field(default_factory=dict)
-    """Seconds of processor time, by agent."""
+    """CPU time in seconds, by agent."""
     timeline: list[Moment] = field(default_factory=list)
     memory: dict[str, dict[str, float]] = field(default_factory=dict)
-    """MiB, by agent."""
+    """Memory in MiB, by agent."""
     requests: dict[str, list[Request]] = field(default_factory=dict)
-    """Inside the window, by agent."""
+    """Cycles in the window, by agent."""
     watches: list[Request] = field(default_factory=list)
-    """Those that `bare` has opened since it started."""
+    """TCP connections that `bare` has opened since its start."""
     busy_cycles: int = 0
     rewrite: list[Request] = field(default_factory=list)
-    """What `busy` asked after its record on the Node had become an hour old."""
+    """Requests of `busy` after its record on the Node was an hour old."""
 
     def cycles(self, agent: str) -> int:
-        """Each renews the heartbeat once."""
+        """Number of cycles, each of which renews the heartbeat once."""
         return sum(request.is_write and request.resource == "leases" for request in self.requests[agent])
 
 
@@ -127,7 +127,7 @@ def _await_verdict(actor: _Actor) -> None:
 
 
 def _idle(stage: Stage, actors: dict[str, _Actor]) -> Window:
-    """Until the time is over and each agent has had a scheduled cycle: the jitter may put the first one later."""
+    """Wait until the time is over and each agent has had a scheduled cycle, which jitter may delay."""
     length, plane = stage.length, stage.plane
     pids = {name: actor.program.pid for name, actor in actors.items()}
     latest_seconds = length.window_seconds + 2 * length.interval_seconds
@@ -170,7 +170,7 @@ def requests_of(plane: ControlPlane, node_name: str) -> Iterator[Request]:
 
 
 def requests_of_all(plane: ControlPlane, since: datetime | None = None) -> Iterator[tuple[str, Request]]:
-    """The same of every agent, each with its node's name."""
+    """Return the requests of every agent with its node's name."""
     for event in plane.audit(since):
         for name in event["user"].get("extra", {}).get(_NODE_NAME, []):
             about = event.get("objectRef", {})
@@ -181,7 +181,7 @@ def requests_of_all(plane: ControlPlane, since: datetime | None = None) -> Itera
 
 
 def _age_record(stage: Stage, actor: _Actor) -> list[Request]:
-    """Make the record on the Node look an hour and a minute old, and return the agent's requests."""
+    """Set the age of the record on the Node to an hour and a minute, and return the agent's requests."""
     path = f"/api/v1/nodes/{actor.seat.name}"
     record = json.loads(stage.plane.request("GET", path).body["metadata"]["annotations"][RESULTS])
     old = datetime.fromisoformat(record["timestamp"]) - timedelta(seconds=3660)
@@ -209,7 +209,7 @@ def _looks(seat: Seat) -> int:
 
 @contextmanager
 def _probing(port: int) -> Iterator[None]:
-    """A kubelet and a Prometheus: a new connection for each question."""
+    """Send requests like a kubelet and a Prometheus, each over a new connection."""
     over = threading.Event()
 
     def ask(path: str, seconds: float) -> None:

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Stands in for all_reduce_perf of NVIDIA's nccl-tests, the one of 2.17. It speaks of the simulated node in whose tree it
-# lies, at opt/nccl-tests/build; these files of a person or a test say how it goes:
-#   nccl/bandwidth  GB/s of bus bandwidth that it reaches (default 472.31)
-#   nccl/fails      what it meets: `hang`, `wrong` (values that are not right), `nvlink` (an error of a link), `memory`
-#                   (other work has it), `library` (NCCL is not there)
-#   nccl/asked      its arguments and its environment, of each run
+# Stand-in for all_reduce_perf of NVIDIA's nccl-tests 2.17. It reports on the simulated node that contains it, at
+# opt/nccl-tests/build. A person or a test controls it with these files:
+#   nccl/bandwidth  bus bandwidth in GB/s (default 472.31)
+#   nccl/fails      failure: `hang`, `wrong` (wrong values), `nvlink` (an error of a link), `memory` (other work uses
+#                   it), `library` (NCCL is missing)
+#   nccl/asked      output: arguments and environment of each run
 root=${0%/opt/nccl-tests/build/all_reduce_perf}
 told=$root/nccl
 

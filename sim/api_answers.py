@@ -133,7 +133,7 @@ def _json_object(body: bytes) -> Object:
     try:
         parsed = json.loads(body or b"{}")
     except ValueError as error:
-        raise bad_request(f"the body is no JSON: {error}") from None
+        raise bad_request(f"the body is not JSON: {error}") from None
     if not isinstance(parsed, dict):
-        raise bad_request("the body is no JSON object")
+        raise bad_request("the body is not a JSON object")
     return parsed

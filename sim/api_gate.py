@@ -27,7 +27,7 @@ class _Stop:
     over: threading.Event = field(default_factory=threading.Event)
 
     def hold(self, method: str, path: str, *, done: bool) -> None:
-        """Keeps such a request until `recover`, and then cuts it off."""
+        """Hold such a request until `recover`, then cut it off."""
         if (method, done) == (self.method, self.done) and self.path_part in path:
             self.reached.set()
             self.over.wait()
@@ -50,7 +50,7 @@ class RequestGate:
         return [request for request in self.requests if request.method != "GET"]
 
     def wait_for_request(self, predicate: Callable[[Request], bool], timeout: float) -> Request:
-        """The first request, past or to come, of which the predicate is true; TimeoutError if none comes."""
+        """Return the first past or future request that matches the predicate. Raises TimeoutError."""
         deadline = time.monotonic() + timeout
         with self.store.changed:
             while True:
@@ -64,16 +64,16 @@ class RequestGate:
     def fail_with(
         self, status: int, retry_after: int | None = None, *, path_part: str = "", times: float = math.inf
     ) -> None:
-        """Answers so until `recover`: to all, or where the path has that part, or to the next few."""
+        """Answer with this status until `recover`: all requests, those with this part of the path, or the next few."""
         self._failure = _Failure(status, retry_after, path_part, times)
 
     def stop_at(self, method: str, path_part: str, *, done: bool = False) -> threading.Event:
-        """Holds such requests until `recover`: before they are done, or done but not yet answered. Set when one is."""
+        """Hold such requests until `recover`, before or after their execution. The event is set when one is held."""
         self._stop = _Stop(method, path_part, done)
         return self._stop.reached
 
     def hang(self) -> None:
-        """Takes requests and never answers; watches fall silent."""
+        """Accept requests without an answer; watches send no events."""
         self._flowing.clear()
 
     def recover(self) -> None:
@@ -85,13 +85,13 @@ class RequestGate:
         self._flowing.set()
 
     def hold(self) -> None:
-        """Returns at once, unless the stand-in hangs: then it cuts the connection off after that."""
+        """Return at once; if the stand-in hangs, wait for its end and cut the connection off."""
         if not self._flowing.is_set():
             self._flowing.wait()
             raise ConnectionAbortedError
 
     def admit(self, method: str, path: str) -> None:
-        """Returns where the request may be done."""
+        """Return if the request may be executed."""
         self.hold()
         if (stop := self._stop) is not None:
             stop.hold(method, path, done=False)

@@ -7,7 +7,7 @@ from sim.api_objects import NODES, Object
 
 
 def node_object(name: str, instance_type: str) -> Object:
-    """A Ready node as a kubelet would have registered it."""
+    """Return a Ready node as a kubelet registers it."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": NODES.api_version,
@@ -51,7 +51,7 @@ def node_object(name: str, instance_type: str) -> Object:
 
 
 def node_table(listing: Object) -> Object:
-    """A NodeList as the server-side table that kubectl prints."""
+    """Return a NodeList as the server-side table that kubectl prints."""
     columns = [
         {"name": name, "type": "string", "format": "name" if name == "Name" else "", "priority": 0}
         for name in ("Name", "Status", "Version")

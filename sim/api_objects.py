@@ -50,7 +50,7 @@ RESOURCES = (NODES, EVENTS, LEASES, CONFIG_MAPS, RUNTIME_CLASSES, PODS, DAEMON_S
 
 
 class RefusedError(Exception):
-    """A request that the API server answers with a failure Status."""
+    """Request that the API server answers with a failure Status."""
 
     def __init__(self, code: int, reason: str, message: str, details: Object | None = None) -> None:
         super().__init__(message)
@@ -103,9 +103,9 @@ def refuse_another_kind(resource: Resource, body: Object) -> None:
 
 
 def patched(present: Object, patch: Object, content_type: str) -> Object:
-    """The object after the patch; the one given stays as it is."""
+    """Return the patched object; the given object is not changed."""
     if content_type not in (MERGE_PATCH, STRATEGIC_MERGE_PATCH):
-        message = f"the stand-in takes {MERGE_PATCH} and {STRATEGIC_MERGE_PATCH}, not {content_type!r}"
+        message = f"the stand-in accepts {MERGE_PATCH} and {STRATEGIC_MERGE_PATCH}, not {content_type!r}"
         raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message)
     return _merged(present, patch, strategic=content_type == STRATEGIC_MERGE_PATCH)
 
@@ -161,7 +161,7 @@ def _label_matches(labels: Mapping[str, str], term: str) -> bool:
     if found := _ONE_OF.fullmatch(term):
         return labels.get(found["key"]) in found["values"].split(",")
     if "(" in term:
-        raise bad_request(f"of set-based selectors the stand-in knows `in` alone: {term!r}")
+        raise bad_request(f"the stand-in supports only `in` of the set-based selectors: {term!r}")
     if "=" not in term:
         return (term.removeprefix("!") in labels) != term.startswith("!")
     key, operator, wanted = _split(term)

@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Target:
-    """Object or collection that a request is for."""
+    """Object or collection of a request."""
 
     resource: Resource
     namespace: str
@@ -46,10 +46,10 @@ class Target:
         )
 
     def number(self, parameter: str) -> int:
-        """A parameter of the query; 0 where it is absent."""
+        """Return a parameter of the query; 0 if it is absent."""
         text = self.query.get(parameter) or "0"
         if not text.isdecimal():
-            raise bad_request(f"{parameter}: {text!r} is no number")
+            raise bad_request(f"{parameter}: {text!r} is not a number")
         return int(text)
 
 
@@ -70,7 +70,7 @@ def parse_target(path: str, query: str = "") -> Target:
 
 def logged_refusal(status: int, retry_after: int | None, method: str, path: str) -> RefusedError:
     """Return the injected failure."""
-    message = f"the stand-in was told to answer {status}"
+    message = f"the stand-in is configured to answer {status}"
     if status == HTTPStatus.FORBIDDEN:
         with suppress(RefusedError):  # of a kind that is not served too: rights are asked for first
             message = _forbidden(parse_target(path), method)

@@ -42,7 +42,7 @@ class ApiStandIn(RequestGate):
         self._server.close()
 
     def kubeconfig(self, path: Path) -> Path:
-        """Written as JSON, which is YAML too."""
+        """Write the kubeconfig as JSON, which is also YAML."""
         name = "stand-in"
         config = {
             "apiVersion": "v1",
@@ -61,7 +61,7 @@ class ApiStandIn(RequestGate):
         return self.store.create(NODES, "", node_object(name, instance_type))
 
     def node(self, name: str | None = None) -> Object:
-        """The node of that name; without one, the first of all."""
+        """Return the node of that name; without a name the first one."""
         return self.store.get(NODES, "", name) if name else self.store.find_all(NODES, "")[0][0]
 
     def add_runtime_class(self, name: str, handler: str, node_selector: dict[str, str] | None = None) -> Object:
@@ -69,14 +69,14 @@ class ApiStandIn(RequestGate):
         return self.store.create(RUNTIME_CLASSES, "", {"metadata": {"name": name}, "handler": handler, **scheduling})
 
     def edit_node(self, name: str, merge_patch: Object) -> Object:
-        """Write as another client, spec and status alike; it is not among `requests`."""
+        """Write as another client, both spec and status; not recorded in `requests`."""
         return self.store.patch(NODES, "", name, lambda node: patched(node, merge_patch, MERGE_PATCH))
 
     def delete_node(self, name: str) -> None:
         self.store.delete(NODES, "", name)
 
     def wait_for(self, predicate: Callable[[Object], bool], timeout: float, node_name: str | None = None) -> float:
-        """The monotonic time at which the predicate became true of the node; TimeoutError if it stays false."""
+        """Return the monotonic time at which the node first matched the predicate. Raises TimeoutError."""
         name = node_name or self.node()["metadata"]["name"]
         deadline = time.monotonic() + timeout
         became_true: float | None = None
@@ -91,7 +91,7 @@ class ApiStandIn(RequestGate):
                 if became_true is not None:
                     return became_true
                 if not self.store.changed.wait(deadline - time.monotonic()):
-                    raise TimeoutError(f"not so within {timeout} s: {json.dumps(self.node(name))}")
+                    raise TimeoutError(f"not observed within {timeout} s: {json.dumps(self.node(name))}")
 
     # -- outages of the connection
 
@@ -100,14 +100,14 @@ class ApiStandIn(RequestGate):
         self._server.refuse()
 
     def accept(self) -> None:
-        """Listens again, on the same port."""
+        """Listen again on the same port."""
         self._server.open()
 
     @property
     def connections(self) -> int:
-        """How many there have been."""
+        """Return the number of connections so far."""
         return self._server.accepted
 
     def cut_connections(self) -> None:
-        """Watches end in the middle; new connections are welcome."""
+        """End watches in the middle of the stream, and accept new connections."""
         self._server.cut_connections()

@@ -37,7 +37,7 @@ class Change:
 
 
 class ApiStore:
-    """Every object handed out is shared and must not be changed."""
+    """Objects in memory. Returned objects are shared: do not modify them."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -54,7 +54,7 @@ class ApiStore:
                 raise not_found(resource, name) from None
 
     def find_all(self, resource: Resource, namespace: str) -> tuple[list[Object], int]:
-        """All of one kind, of every namespace where none is named, and the version at which that was so."""
+        """Return all objects of a kind, in one or all namespaces, and the version of that state."""
         with self.changed:
             objects = [
                 thing
@@ -105,7 +105,7 @@ class ApiStore:
             self.oldest_version = self.version
 
     def changes_after(self, resource: Resource, version: int, deadline: float | None) -> list[Change]:
-        """Waits for changes of one kind; none when the deadline passes first."""
+        """Wait for changes of one kind; return none if the deadline passes first."""
         with self.changed:
             while True:
                 newest_first = itertools.takewhile(lambda change: change.version > version, reversed(self.history))
@@ -143,7 +143,7 @@ class ApiStore:
 
 
 def patch_of(resource: Resource, body: Object, content_type: str, *, of_status: bool) -> Callable[[Object], Object]:
-    """The change that a PATCH asks for: the main resource cannot touch the status, nor the other way round."""
+    """Return the change of a PATCH: the main resource cannot change the status, and vice versa."""
 
     def change(present: Object) -> Object:
         result = patched(present, body, content_type)

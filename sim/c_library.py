@@ -1,4 +1,4 @@
-"""Compiles a C source of the stage into a shared library, once per state of the source."""
+"""Compile a C source of the simulation into a shared library, once per state of the source."""
 
 import functools
 import hashlib
@@ -17,7 +17,7 @@ FLAGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC")
 
 
 class CompilerError(Exception):
-    """There is no C compiler, or it refused the source."""
+    """There is no C compiler, or it rejected the source."""
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def find_compiler() -> list[str]:
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
     raise CompilerError(
-        "no C compiler for what is simulated: install gcc or clang, set CC, "
+        "no C compiler for the simulation: install gcc or clang, set CC, "
         "or take the one that comes as a Python package: pip install ziglang (our extra `cc`)"
     )
 
@@ -54,7 +54,7 @@ def _compile(command: list[str], library: Path) -> None:
         try:
             done = subprocess.run(whole, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise CompilerError(f"the C compiler `{shlex.join(whole)}` does not start: {error}") from error
+            raise CompilerError(f"cannot start the C compiler `{shlex.join(whole)}`: {error}") from error
         if done.returncode != 0:
             raise CompilerError(f"`{shlex.join(whole)}` failed:\n{done.stderr}")
         fresh.rename(library)

@@ -1,4 +1,4 @@
-"""The kubelet and the container runtime of a simulated node, laid out as each distribution has them."""
+"""The kubelet and the container runtime of a simulated node, with the file layout of each distribution."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ V3 = 'plugins."io.containerd.cri.v1.runtime"'
 
 
 def handler(section: str, name: str, program: str = "", *, systemd_cgroup: bool = True) -> str:
-    """The tables that define it."""
+    """Return the tables that define the handler."""
     table = f"{section}.containerd.runtimes.{name}"
     lines = [f"[{table}]", 'runtime_type = "io.containerd.runc.v2"', f"[{table}.options]"]
     lines += [f'BinaryName = "{program}"', f"SystemdCgroup = {str(systemd_cgroup).lower()}"]
@@ -44,9 +44,9 @@ NVIDIA_V3 = handler(V3, "nvidia", f"/{TOOLKIT_PROGRAM}")
 
 @dataclass(frozen=True)
 class Running:
-    """A process: its name, its words, the service that it belongs to, and the sockets on which it listens.
+    """Process: name, arguments, service, and listening sockets.
 
-    `program` is the file that it runs, else its first word.
+    `program`: the executable; by default the first argument.
     """
 
     comm: str
@@ -58,7 +58,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Distribution:
-    """`files` and `programs` below the root; `links` by their place."""
+    """Layout: `files` and `programs` below the root; `links` by path."""
 
     files: Mapping[str, str]
     processes: tuple[Running, ...]
@@ -115,7 +115,7 @@ def _snap_processes(base: str) -> tuple[Running, Running]:
 
 
 def _k8s_snap(base: str) -> Distribution:
-    """Docker's containerd was there first, unless the snap's is in its place."""
+    """Docker's containerd was installed first, or that of the snap."""
     nvidia = f"version = 2\n{RUNC_V2}{handler(V2, 'nvidia', f'/{OPERATORS_PROGRAM}')}"
     dockers = {STANDARD_FILE: f"version = 2\n{RUNC_V2}"} if base else {}
     return Distribution(
@@ -417,7 +417,7 @@ class ContainerRuntime:
         self._pids: list[int] = []
 
     def install(self, distribution: str) -> None:
-        """In the place of the one that was there; nothing of it runs before `start`."""
+        """Replace the existing runtime; no process runs before `start`."""
         for path in (*self._laid_out.files, *self._laid_out.programs, *self._laid_out.links):
             (self._root / path).unlink(missing_ok=True)
             self._forget_empty((self._root / path).parent)
@@ -450,7 +450,7 @@ class ContainerRuntime:
         os.utime(file, (IMAGE_MADE, IMAGE_MADE))
 
     def start(self, age_seconds: float) -> None:
-        """Its processes, as if they had been started so long ago."""
+        """Start its processes with this age."""
         self.stop()
         uptime = float((self._root / "proc/uptime").read_text().split()[0])
         started = int(max(0.0, uptime - age_seconds) * _TICKS_PER_SECOND)
@@ -467,13 +467,13 @@ class ContainerRuntime:
         self._pids.clear()
 
     def _forget_empty(self, folder: Path) -> None:
-        """It and those above it, as far as nothing is in them: a folder alone tells some distributions."""
+        """Remove the folder and its empty parents: some distributions are detected by a folder."""
         while folder != self._root and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
             folder = folder.parent
 
     def _run(self, pid: int, process: Running, started: int, inodes: Mapping[str, int]) -> None:
-        """Write its files in /proc (proc(5)); `started` is in ticks after the boot."""
+        """Write the process's files in /proc (proc(5)); `started`: ticks after boot."""
         folder = f"proc/{pid}"
         self._write(f"{folder}/comm", process.comm)
         about = f"{pid} ({process.comm}) S 1 {pid} {pid} 0 -1 4194560 {'0 ' * 8}20 0 1 0 {started} 0"
@@ -498,7 +498,7 @@ class ContainerRuntime:
 
 
 def _listening(inodes: Mapping[str, int]) -> str:
-    """/proc/net/unix: a listening socket, and for each one a connection to it, which has its name too."""
+    """Return /proc/net/unix: each listening socket, and one connection to it, which has the same name."""
     lines = ["Num       RefCount Protocol Flags    Type St Inode Path"]
     for path, inode in inodes.items():
         lines.append(f"0000000000000000: 00000002 00000000 00010000 0001 01 {inode} {path}")

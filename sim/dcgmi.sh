@@ -1,15 +1,15 @@
 #!/bin/sh
-# Stands in for DCGM's dcgmi, asked as `dcgmi diag [--host HOST] -r LEVEL-OR-TESTS -j`. It speaks of the simulated node
-# in whose tree it lies, at usr/bin, by these files of a person or a test in the folder `dcgm`:
-#   answer, answer-WHAT  what it prints, answer-2 before answer; without one, that every GPU of the node is well
-#   error                what it prints on standard error
-#   code                 its exit code
-#   seconds              how long it takes
-#   hang                 it does not end by itself
-#   deaf                 it does not hear SIGTERM
-#   session              what hangs, or takes those seconds, has a session of its own
-#   hostengine           the host:port of the engine that runs on the node: with another, or none, it is refused
-#   asked                each time it writes its arguments, its environment and where it works here
+# Stand-in for DCGM's `dcgmi diag [--host HOST] -r LEVEL-OR-TESTS -j`. It reports on the simulated node that contains
+# it, at usr/bin. A person or a test controls it with these files in the folder `dcgm`:
+#   answer, answer-WHAT  output, answer-2 before answer; default: every GPU of the node is healthy
+#   error                output on stderr
+#   code                 exit code
+#   seconds              duration
+#   hang                 never ends
+#   deaf                 ignores SIGTERM
+#   session              the process that hangs or waits has its own session
+#   hostengine           host:port of the running engine on the node: calls with another or no host are refused
+#   asked                output: arguments, environment and working directory of each run
 root=${0%/usr/bin/dcgmi}
 told=$root/dcgm
 [ ! -e "$told/deaf" ] || trap '' TERM
@@ -59,7 +59,7 @@ if [ -e "$told/hostengine" ] && [ "$host" != "$(cat "$told/hostengine")" ]; then
     exit 235
 fi
 if [ -e "$told/hang" ] || [ -e "$told/seconds" ]; then
-    # As DCGM does: it stops the processes of the test, says so and ends.
+    # Like DCGM: stop the processes of the test, print that and exit.
     [ -e "$told/deaf" ] || trap 'kill "$sleeper"; refuse 203 "Error: the diagnostic was killed."' TERM
     seconds=999 apart=
     [ -e "$told/hang" ] || seconds=$(cat "$told/seconds")

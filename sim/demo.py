@@ -1,6 +1,6 @@
 """`make demo`: the real agent on a simulated p5.48xlarge, and its faults as the API server receives them.
 
-It needs no cluster, GPU or root. Ends on its own, with exit code 1 if the story differs from the expected one.
+It needs no cluster, GPU or root. It ends by itself, with exit code 1 if a step differs from the expected one.
 """
 
 import json
@@ -70,7 +70,7 @@ class Stage:
         self.console.print(f"[dim]{time.monotonic() - self.began:5.1f} s[/dim]  {words}")
 
     def until(self, predicate: Callable[[dict[str, Any]], bool]) -> float:
-        """When the Node first was so; the table is drawn anew while waiting."""
+        """Return the time at which the Node first matches; redraw the table while waiting."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
@@ -105,7 +105,7 @@ def findings(node: dict[str, Any]) -> list[str]:
 
 
 def node_table(node: dict[str, Any]) -> Table:
-    """The Node as `kubectl get node` and `kubectl describe node` would show it."""
+    """Return the Node as `kubectl get node` and `kubectl describe node` show it."""
     table = Table("status", "severity", "taint", "GpuHealthy", "findings")
     status = label("status")(node)
     style = {"pass": "green", "fail": "bold red", "unknown": "magenta"}.get(status, "dim")
@@ -131,7 +131,7 @@ def falls_off_the_bus(stage: Stage) -> None:
     time.sleep(1.0)
     written = stage.node.xid(3, 79, "GPU has fallen off the bus.").timestamp_us / 1e6
     stage.node.lose_gpu(3)
-    stage.say("[red]GPU 3 falls off the bus[/red]: the kernel log says Xid 79")
+    stage.say("[red]GPU 3 falls off the bus[/red]: the kernel log reports Xid 79")
     stood = {
         "label": stage.until(lambda node: label("status")(node) == "fail"),
         "taint": stage.until(tainted),
@@ -141,7 +141,7 @@ def falls_off_the_bus(stage: Stage) -> None:
             _PATIENCE_SECONDS,
         ).at,
     }
-    table = Table("stood on the node", "after the kernel's record")
+    table = Table("written to the Node", "after the kernel's record")
     for name, at in stood.items():
         table.add_row(name, f"{(at - written) * 1000:.1f} ms")
     stage.console.print(table)
@@ -149,34 +149,32 @@ def falls_off_the_bus(stage: Stage) -> None:
 
 def hangs(stage: Stage) -> None:
     stage.node.hang()
-    stage.say("[red]the driver hangs[/red]; two deadlines missed, 30 s apart, are a finding")
+    stage.say("[red]the driver hangs[/red]; two missed deadlines, 30 s apart, are a finding")
     stage.until(lambda node: "DriverUnresponsive" in findings(node))
-    stage.say("DriverUnresponsive stands beside Xid79; the hung child was replaced")
+    stage.say("DriverUnresponsive is active in addition to Xid79; the hung child was replaced")
 
 
 def comes_back(stage: Stage) -> None:
     stage.stop_agent()
     stage.say("the agent is stopped for a reboot; its verdict stays on the node")
     if not tainted(stage.api.node(NODE)):
-        raise AssertionError("the taint left with the agent")
+        raise AssertionError("the taint was removed with the agent")
     stage.node.reboot()
     started = stage.start_agent()
     at = stage.until(lambda node: label("status")(node) == "pass" and not tainted(node))
     stage.until(lambda node: condition(node).get("status") == "True")
-    stage.say(
-        f"[green]rebooted: pass[/green], the taint is gone {(at - started) * 1000:.0f} ms after the agent's start"
-    )
+    stage.say(f"[green]rebooted: pass[/green], taint removed {(at - started) * 1000:.0f} ms after the agent's start")
 
 
 def play(stage: Stage) -> int:
-    """The acts in their order. Returns the exit code."""
+    """Run the steps in order. Returns the exit code."""
     try:
         for act in (becomes_healthy, falls_off_the_bus, hangs, comes_back):
             act(stage)
             if not stage.console.is_terminal:  # where nothing can be drawn anew, each act ends with the table
                 stage.console.print(node_table(stage.api.node(NODE)))
     except (TimeoutError, AssertionError) as error:
-        stage.console.print(f"the story broke off: {error}", style="bold red", markup=False)
+        stage.console.print(f"the demo failed: {error}", style="bold red", markup=False)
         stage.console.print((stage.folder / "agent.log").read_text()[-3000:], markup=False)
         return 1
     finally:

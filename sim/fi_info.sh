@@ -1,10 +1,10 @@
 #!/bin/sh
-# Stands in for libfabric's fi_info, asked as `fi_info -p efa`. It speaks of the simulated node in whose tree it lies,
-# at opt/amazon/efa/bin, by the node's own /sys and these files of a person or a test:
-#   libfabric/hang      it never ends
-#   libfabric/refused   the names of verbs devices that exist and can't be opened
-#   libfabric/unlisted  the names of EFA devices that it leaves out
-#   libfabric/asked     each time it writes its environment here
+# Stand-in for libfabric's `fi_info -p efa`. It reports on the simulated node that contains it, at
+# opt/amazon/efa/bin, from the node's /sys. A person or a test controls it with these files:
+#   libfabric/hang      never ends
+#   libfabric/refused   names of existing verbs devices that cannot be opened
+#   libfabric/unlisted  names of EFA devices that it omits
+#   libfabric/asked     output: environment of each run
 root=${0%/opt/amazon/efa/bin/fi_info}
 told=$root/libfabric
 
@@ -25,7 +25,7 @@ devices=
 for device in "$root"/sys/class/infiniband/*; do
     name=${device##*/}
     case "$(words refused)" in
-        *" $name "*) devices= && break ;; # the provider gives up as a whole (libfabric, issue 12708)
+        *" $name "*) devices= && break ;; # the whole provider fails (libfabric, issue 12708)
     esac
     read -r vendor <"$device/device/vendor" || continue
     [ "$vendor" = 0x1d0f ] && [ -e "$(echo "$device"/device/infiniband_verbs/uverbs*)" ] || continue

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Stands in for libfabric's fi_pingpong, the one of 2.x. It speaks of the simulated node in whose tree it lies, at
-# opt/amazon/efa/bin, by the node's own /sys. Its two sides meet in a file of the node that is named after the port, in
-# the place of the TCP connection. These files of a person or a test say how a device is, each a line `DEVICE WORD`:
-#   fi_pingpong/megabytes  MB/s that it reaches (default 4321.00)
-#   fi_pingpong/fails      what the client meets on its first message: `hang`, `corrupt`, `error` (a completion with an
-#                          error), or before it `memory` (too little may be locked), `timeout` (a command of the driver)
-#   fi_pingpong/log        each run of either side writes its arguments here, and the numbers of those that run
+# Stand-in for libfabric's fi_pingpong 2.x. It reports on the simulated node that contains it, at
+# opt/amazon/efa/bin, from the node's /sys. Its two sides communicate through a file of the node, named after the port,
+# instead of TCP. A person or a test sets the state of devices in these files, with lines `DEVICE WORD`:
+#   fi_pingpong/megabytes  bandwidth in MB/s (default 4321.00)
+#   fi_pingpong/fails      the client's failure on its first message: `hang`, `corrupt`, `error` (a completion with an
+#                          error), or before it `memory` (locked-memory limit), `timeout` (a command of the driver)
+#   fi_pingpong/log        output: arguments of each run of either side, and PIDs of the running ones
 root=${0%/opt/amazon/efa/bin/fi_pingpong}
 told=$root/fi_pingpong
 device= port=47592 integrity= server=1 rounds=10
@@ -72,7 +72,7 @@ case $fails$server in
         ;;
 esac
 if [ "$server" ]; then
-    read -r _ <&3 || { [ "$integrity" ] && while :; do sleep 1; done; } # waits for a message for ever, as the real one
+    read -r _ <&3 || { [ "$integrity" ] && while :; do sleep 1; done; } # waits forever for a message, like the real one
 else
     echo "fin" >&3
 fi

@@ -59,7 +59,7 @@ class Hami:
         self.listen(_SOCKET)
 
     def listen(self, *names: str) -> None:
-        """On these sockets, in the network of its pod."""
+        """Show these listening sockets in the network of its pod."""
         rows = [
             f"0: 00000002 00000000 00010000 0001 01 {77801 + at} /{SOCKETS}/{text}" for at, text in enumerate(names)
         ]
@@ -70,7 +70,7 @@ class Hami:
                 )
 
     def forget_socket(self) -> None:
-        """The kubelet was started anew and emptied its folder; the plugin did not notice."""
+        """Restart the kubelet, which empties its folder; the plugin does not re-register."""
         (self._root / f"proc/{PLUGIN_PID}/root/{SOCKETS}/{_SOCKET}").unlink()
 
     def put_folder(self, name: str) -> None:
@@ -83,7 +83,7 @@ class Hami:
         (self._root / self._folder / name).unlink()
 
     def run_container(self, pod: str, *, age_seconds: float = 0.0, started: bool = True) -> None:
-        """A share given to one so long ago. One that was not started has nothing in its folder."""
+        """Allocate a share to a container of this age. A container that was not started has an empty folder."""
         (self._root / f"var/lib/kubelet/pods/{pod}").mkdir(parents=True, exist_ok=True)
         folder = self._root / self._folder / f"containers/{pod}_cuda"
         folder.mkdir()
@@ -93,7 +93,7 @@ class Hami:
         os.utime(folder, (long_ago, long_ago))
 
     def forget_pod(self, pod: str) -> None:
-        """The kubelet is through with it."""
+        """Remove the pod from the kubelet's state."""
         (self._root / f"var/lib/kubelet/pods/{pod}").rmdir()
 
     def lock_mig(self, age_seconds: float) -> None:

@@ -18,7 +18,7 @@ NETWORK_OF_HOST = "net:[4026531840]"
 
 @dataclass(frozen=True)
 class Container:
-    """A container's process as the kernel shows it. The defaults are those of an ordinary pod."""
+    """Process of a container as the kernel shows it. The defaults are those of an ordinary pod."""
 
     cgroup: str
     capabilities: str = "00000000a80425fb"
@@ -35,7 +35,7 @@ class HostServices:
         self._pids: dict[str, int] = {}
 
     def boot(self, uptime_seconds: float) -> None:
-        """No process but the first two."""
+        """Remove all processes except the first two."""
         for pid in self._pids.values():
             shutil.rmtree(self._root / f"proc/{pid}", ignore_errors=True)
         self._pids.clear()
@@ -49,7 +49,7 @@ class HostServices:
         self._link("proc/1/ns/user", USERS_OF_HOST)
 
     def start(self, name: str, age_seconds: float) -> None:
-        """Anew where it runs. `age_seconds` counts as if it had been started so long ago."""
+        """Start or restart a service. `age_seconds`: the age of its process."""
         self.stop(name)
         uptime = float((self._root / "proc/uptime").read_text().split()[0])
         self._pids[name] = next(pid for pid in count(1041) if pid not in self._pids.values())
@@ -79,7 +79,7 @@ class HostServices:
         self._link(f"proc/{pid}/fd/3", f"socket:[{inode}]")
 
     def show_driver_root(self, device: str) -> None:
-        """As the GPU operator's driver container does: its root is mounted on the host."""
+        """Mount a root on the host, as the GPU operator's driver container does."""
         mounts = (("0:27", "/"), (device, DRIVER_ROOT))
         lines = [f"30 1 {number} / {place} rw,relatime - overlay overlay rw" for number, place in mounts]
         self._write("proc/1/mountinfo", "\n".join(lines))
@@ -92,7 +92,7 @@ class HostServices:
             shutil.rmtree(self._root / f"proc/{self._pids.pop(name)}")
 
     def enable(self, name: str) -> None:
-        """systemd starts it at boot."""
+        """Enable a service, so that systemd starts it at boot."""
         target = self._root / "etc/systemd/system/multi-user.target.wants"
         target.mkdir(parents=True, exist_ok=True)
         (target / f"{name}.service").symlink_to(f"/usr/lib/systemd/system/{name}.service")
@@ -101,7 +101,7 @@ class HostServices:
         (self._root / f"etc/systemd/system/multi-user.target.wants/{name}.service").unlink(missing_ok=True)
 
     def log(self, level: str, text: str) -> None:
-        """A line of the fabric manager's own log."""
+        """Append a line to the fabric manager's log."""
         file = self._root / LOG
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as log:

@@ -1,4 +1,4 @@
-"""A stand-in of EC2's instance metadata service, version 2 only: no token, no answer."""
+"""Stand-in of EC2's instance metadata service, only version 2: requests without a token get no answer."""
 
 import functools
 import secrets
@@ -13,7 +13,7 @@ LONGEST_TOKEN_SECONDS = 21600
 
 
 class SimulatedImds:
-    """`delay_seconds` holds every answer back; closing releases the ones still held."""
+    """Metadata service. `delay_seconds` delays every answer; closing sends the delayed ones."""
 
     def __init__(self, instance_type: str, *, delay_seconds: float = 0.0) -> None:
         self.values = {"/latest/meta-data/instance-type": instance_type}

@@ -1,4 +1,4 @@
-"""`python -m sim.impatient_agent`: the agent, which gives up a look at NVML after 5 seconds instead of 60."""
+"""`python -m sim.impatient_agent`: the agent with an NVML deadline of 5 seconds instead of 60."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every GPU instance type of EC2, from a compact row each: device counts, at invented PCI addresses.
+"""Every GPU instance type of EC2, from a compact row each: device counts at invented PCI addresses.
 
 `sim/instance_types.py` has the types with observed addresses.
 """
@@ -13,7 +13,7 @@ V100 = GpuModel(
 )
 A100_80GB = replace(A100, name="NVIDIA A100-SXM4-80GB", pci_device="0x20b2", memory_bytes=80 * GIB)
 H100_ALONE = replace(H100, nvlinks=0, nvlink_version=0, fabric_health_mask=None)
-"""One of a board's eight: whether it sees links or a fabric is not published."""
+"""One GPU of a board with eight; it is not published whether it has links or a fabric."""
 H200 = replace(H100, name="NVIDIA H200", pci_device="0x2335", memory_bytes=141 * GIB)
 B300 = replace(B200, name="NVIDIA B300 SXM6 AC", pci_device="0x3182", memory_bytes=270 * GIB)
 GB200 = replace(B200, name="NVIDIA GB200", pci_device="0x2941", memory_bytes=186 * GIB)
@@ -36,7 +36,7 @@ _FIRST_SWITCH_BUS, _FIRST_MLX5_BUS = 0xCB, 0xD8
 
 @dataclass(frozen=True)
 class Row:
-    """`efa`: as many as the type can have. `switches`: NVSwitches on PCI; `mlx5`: RDMA devices that are no EFA."""
+    """Row. `efa`: the maximum of the type. `switches`: NVSwitches on PCI; `mlx5`: RDMA devices other than EFA."""
 
     model: GpuModel
     gpus: int
@@ -66,7 +66,7 @@ def _on_buses(*buses: int) -> tuple[str, ...]:
 
 
 def _family(name: str, model: GpuModel, sizes: Mapping[str, tuple[int, int]]) -> dict[str, Row]:
-    """By size: GPUs and EFA devices."""
+    """Number of GPUs and EFA devices by size."""
     return {f"{name}.{size}": Row(model, gpus, efa) for size, (gpus, efa) in sizes.items()}
 
 
@@ -124,4 +124,4 @@ ROWS: Mapping[str, Row] = {
 }
 
 SHAPES: Mapping[str, InstanceShape] = {kind: row.shape() for kind, row in ROWS.items()} | INSTANCE_SHAPES
-"""By instance type: as it was seen, else as its row says."""
+"""Hardware by instance type: as observed, otherwise from its row."""

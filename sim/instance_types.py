@@ -1,6 +1,6 @@
 """Parts of a simulated instance: sizes from EC2's documentation, PCI addresses as such instances show them.
 
-Without a public listing the address is a plausible one; nothing in production depends on it.
+Without a public listing the address is a plausible one; the product does not depend on it.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class GpuModel:
     remaps_rows: bool = True
     """Ampere and later; before, pages are retired."""
     tells_margins: bool = False
-    """Hopper and later tell how far they are from their limit; before, the limit itself."""
+    """Hopper and later report the distance from their limit; earlier GPUs the limit itself."""
     fabric_health_mask: int | None = None
-    """That of a healthy GPU; None: it registers with no fabric (before Hopper, or without NVSwitches)."""
+    """Fabric state of a healthy GPU; None: no fabric (before Hopper, or without NVSwitches)."""
     fabric_health_summary: int = 0
     """1: healthy; 0: the GPU has none."""
 
@@ -58,7 +58,7 @@ L4 = GpuModel("NVIDIA L4", "0x27b8", 24 * GIB, has_mig=False)
 
 @dataclass(frozen=True)
 class PciSwitch:
-    """A bridge at the root, and the functions that hang from it."""
+    """Bridge at the root, and the functions below it."""
 
     address: str
     numa_node: int
@@ -87,7 +87,7 @@ def _on_buses(*buses: int, slot: int = 0) -> tuple[str, ...]:
 
 
 def _pci_switches(*groups: tuple[str, ...]) -> tuple[PciSwitch, ...]:
-    """One bridge above each group: the first half of them on NUMA node 0, the others on 1."""
+    """Return one bridge per group: the first half on NUMA node 0, the others on 1."""
     half = len(groups) // 2
     return tuple(
         PciSwitch(f"0000:00:{0x10 + number:02x}.0", int(number >= half), group) for number, group in enumerate(groups)

@@ -35,7 +35,7 @@ class KernelRecord:
 
 
 def escape(text: bytes) -> bytes:
-    r"""The kernel writes control characters, backslashes and everything beyond ASCII as \xNN."""
+    r"""Escape control characters, backslashes and non-ASCII characters as \xNN, as the kernel does."""
     return b"".join(
         b"\\x%02x" % byte if byte < 0x20 or byte >= 0x7F or byte == ord("\\") else bytes([byte]) for byte in text
     )
@@ -77,7 +77,7 @@ class SimulatedKernelLog:
         facility: int = KERNEL,
         timestamp_us: int | None = None,
     ) -> KernelRecord:
-        """A printk; the record's timestamp is the moment just before the reader can see it."""
+        """Write a record with the current time as its timestamp, like printk."""
         record = KernelRecord(
             priority=facility << 3 | level,
             sequence=self._next_sequence,
@@ -90,7 +90,7 @@ class SimulatedKernelLog:
         return record
 
     def write_raw(self, record: bytes) -> None:
-        """Bytes as they stand, for records that no kernel would write; they have no place in the ring."""
+        """Write unmodified bytes, for records that no kernel writes; they are not stored in the ring."""
         if len(record) > select.PIPE_BUF:
             # The pipe would cut it into several packets, which the reader would take for several records.
             raise ValueError(f"a record of {len(record)} bytes; a packet holds at most {select.PIPE_BUF}")
@@ -109,19 +109,19 @@ class SimulatedKernelLog:
         self._next_sequence += records
 
     def replay(self) -> None:
-        """Gives the ring from its oldest record, as opening the real device does."""
+        """Provide the ring from its oldest record, as opening the real device does."""
         self._discard_unread()
         for record in self._ring:
             self.write_raw(record.line)
 
     def clear(self) -> None:
-        """A new boot: an empty ring, counted from 0."""
+        """Start a new boot: an empty ring, counted from 0."""
         self._discard_unread()
         self._ring.clear()
         self._next_sequence = 0
 
     def save(self, capture: Path) -> None:
-        """The ring as a plain file, as `cat /dev/kmsg` would have captured it."""
+        """Write the ring as a plain file, like a capture by `cat /dev/kmsg`."""
         capture.write_bytes(b"".join(record.line for record in self._ring))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Kill a process at one of its own calls on the files of a directory, to get the state that `kill -9` leaves.
+"""Kill a process at one of its calls on the files of a directory, to get the state that `kill -9` leaves.
 
 Run the program once with `environment(directory, log=…)`; `calls_in(log)` then lists its calls. Run it again for each
 of their numbers, before and after the call, and check the content of the directory.
@@ -18,7 +18,7 @@ When = Literal["before", "after"]
 
 @dataclass(frozen=True)
 class FileCall:
-    """One call on a file of the directory. `number` counts from 1, in the order in which the calls began."""
+    """Call on a file of the directory. `number` counts from 1 in the order of the calls' starts."""
 
     number: int
     name: str
@@ -38,6 +38,6 @@ def environment(directory: Path, *, call: int = 0, when: When = "before", log: P
 
 
 def calls_in(log: Path) -> list[FileCall]:
-    """The calls that began, the one that killed included."""
+    """Return the started calls, including the one at which the process was killed."""
     rows = (line.split(" ", 2) for line in log.read_text().splitlines())
     return [FileCall(int(number), name, Path(path)) for number, name, path in rows]

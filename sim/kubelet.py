@@ -1,4 +1,4 @@
-"""Small stand-in for the kubelets of a fleet: pods that the scheduler binds to a Node run as processes on this machine.
+"""Small stand-in for the kubelets of a fleet: scheduled pods run as processes on this machine.
 
 A container's command starts with its variables, the token of its pod's account, `HOST_ROOT` of the simulated node, and
 that node's programs first in its PATH; its output is a file. A container without a command represents any workload: it
@@ -32,11 +32,11 @@ _LOOK_SECONDS = 0.1
 _BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
 _GPU = "nvidia.com/gpu"
 _AWAY = (OSError, http.client.HTTPException, ControlPlaneError, ValueError)
-"""The API server does not answer, or not with what was asked for: a pod has gone before its token was."""
+"""The API server does not answer, or the requested object is missing, such as a pod deleted before its token."""
 
 
 def put_program(folder: Path, words: Sequence[str]) -> None:
-    """Into an image: its `gpu-healthcheck` is this command, from now on."""
+    """Set this command as `gpu-healthcheck` of an image."""
     folder.mkdir(exist_ok=True)
     new = folder / "new"
     new.write_text(f"#!/bin/sh\nexec {shlex.join(words)}\n")
@@ -46,14 +46,14 @@ def put_program(folder: Path, words: Sequence[str]) -> None:
 
 @dataclass
 class _Pod:
-    """A pod that was started here. `process` None: a workload without a command."""
+    """Pod started here. `process` None: a workload without a command."""
 
     object: dict[str, Any]
     process: subprocess.Popen[bytes] | None
     killed_at: float = 0.0
     ended: bool = False
     unreported: dict[str, Any] = field(default_factory=dict)
-    """Its newest status, until the API server has it."""
+    """Latest status that is not yet written to the API server."""
 
     @property
     def node(self) -> str:
@@ -72,21 +72,21 @@ class _Pod:
 
 @dataclass
 class Kubelets:
-    """`with Kubelets(plane, folder):` runs the pods of every Node until the end. `roots`: HOST_ROOT by node name."""
+    """Kubelets of all Nodes: `with Kubelets(plane, folder):` runs the pods. `roots`: HOST_ROOT by node name."""
 
     plane: ControlPlane
     folder: Path
     roots: Mapping[str, Path] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    """For every container, beside what its pod says."""
+    """Variables of every container in addition to those of its pod."""
     programs: Path | None = None
-    """The image: a folder whose programs come before this machine's."""
+    """Image: a folder whose programs take precedence over this machine's."""
     most_gpus: Counter[str] = field(default_factory=Counter)
-    """By node name, the most GPUs that containers ever held there at the same time."""
+    """Maximum number of GPUs that containers held at the same time, by node name."""
     refuses: dict[str, str] = field(default_factory=dict)
-    """Message with which a device plugin refuses each pod, by node name."""
+    """Message with which a device plugin rejects each pod, by node name."""
     stuck: set[str] = field(default_factory=set)
-    """Nodes on which no container is started: their volumes are waited for, say."""
+    """Nodes on which no container is started, for example because of pending volumes."""
 
     def __enter__(self) -> Self:
         self._pods: dict[str, _Pod] = {}
@@ -106,7 +106,7 @@ class Kubelets:
                 pod.process.wait()
 
     def held_on(self, node: str) -> list[tuple[str, str, int]]:
-        """Which pods have GPUs there now: namespace, name and how many."""
+        """Return the pods with GPUs on the node: namespace, name and number."""
         pods = [pod for pod in list(self._pods.values()) if pod.node == node and pod.gpus and not pod.ended]
         names = [pod.object["metadata"] for pod in pods]
         return [(about["namespace"], about["name"], pod.gpus) for pod, about in zip(pods, names, strict=True)]
@@ -205,7 +205,7 @@ class Kubelets:
         return {"PATH": path, "KUBECONFIG": str(kubeconfig), **state, **self.environment, **own, **root}
 
     def _tend(self, pod: _Pod) -> None:
-        """End it when it was deleted, by force after its grace; tell when it has ended."""
+        """End a deleted pod, by force after its grace period, and report its end."""
         if pod.ended:
             return
         code = pod.process.poll() if pod.process else None

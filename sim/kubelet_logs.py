@@ -37,7 +37,7 @@ class KubeletLogs:
         self._server.close()
 
     def serve(self, node_name: str) -> None:
-        """Tell on the Node where its kubelet answers."""
+        """Write the kubelet's address to the Node."""
         status = {
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self._server.port}},
@@ -46,14 +46,14 @@ class KubeletLogs:
         assert answer.status == 200, answer.message
 
     def read(self, pod_name: str, query: Mapping[str, list[str]]) -> str:
-        """The log from the second `sinceTime` on, `limitBytes` of it; each line has its time before it."""
+        """Return the log from the second `sinceTime` on, up to `limitBytes`; each line begins with its time."""
         since = query.get("sinceTime", [""])[0]
         earliest = datetime.fromisoformat(since) if since else datetime.min.replace(tzinfo=UTC)
         lines = [line for line in self._lines(pod_name) if datetime.fromisoformat(line.split(" ", 1)[0]) >= earliest]
         return "".join(f"{line}\n" for line in lines)[: int(query["limitBytes"][0])]
 
     def _lines(self, pod_name: str) -> list[str]:
-        """Stamped when they are first seen here: a container runtime would have done so when they came."""
+        """Return lines with the time of their first read here; a container runtime uses the time of writing."""
         message = (self._folder / f"{pod_name}.log").read_text(errors="replace")
         with self._lock:
             known = self._stamped.setdefault(pod_name, [])
@@ -68,7 +68,7 @@ class _Answers(LoopbackAnswers):
         super().__init__(*arguments)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
-        """/containerLogs/NAMESPACE/POD/CONTAINER, as a kubelet has it."""
+        """Answer /containerLogs/NAMESPACE/POD/CONTAINER like a kubelet."""
         asked = urlparse(self.path)
         words = asked.path.strip("/").split("/")
         if len(words) != 4 or words[0] != "containerLogs":

@@ -1,4 +1,4 @@
-"""An HTTP server on 127.0.0.1 in a thread of this process, which can go away and come back on its port."""
+"""HTTP server on 127.0.0.1 in a thread of this process; it can stop and restart on its port."""
 
 import contextlib
 import socket
@@ -21,7 +21,7 @@ class LoopbackAnswers(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def log_message(self, *_: object) -> None:
-        """Nothing on standard error: tests and the demo print their own."""
+        """Write nothing to stderr: tests and the demo print their own output."""
 
     def read_body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -70,7 +70,7 @@ class LoopbackServer:
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._kept = socket.socket()
-        """Has the port to the end: nobody else gets it while nobody listens on it."""
+        """Socket that reserves the port until the end, also while the server does not listen."""
         self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server has: both may be bound
         self._kept.bind(("127.0.0.1", 0))
         self.port: int = self._kept.getsockname()[1]
@@ -82,7 +82,7 @@ class LoopbackServer:
 
     @property
     def accepted(self) -> int:
-        """How many connections, since it last opened."""
+        """Number of connections since its last start."""
         return self._server.accepted if self._server else 0
 
     def open(self) -> None:
@@ -95,7 +95,7 @@ class LoopbackServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Refuse, for good."""
+        """Refuse connections permanently."""
         self.refuse()
         self._kept.close()
 

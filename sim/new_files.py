@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_new(folder: Path, values: Mapping[str, object]) -> None:
-    """A line in each of these files below the folder; their folders come with them."""
+    """Write a line to each of these files below the folder, and create their folders."""
     base = str(folder)
     for below in {os.path.dirname(name) for name in values}:  # noqa: PTH120 - pathlib would double the time
         os.makedirs(f"{base}/{below}", exist_ok=True)  # noqa: PTH103

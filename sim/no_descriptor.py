@@ -1,4 +1,4 @@
-"""A shortage of file descriptors at one opening of this thread, or from it on: Python's audit events tell of each."""
+"""Simulate a shortage of file descriptors at one open of this thread, or from it on, by Python's audit events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPENINGS = frozenset({"open", "os.listdir", "os.scandir", "socket.__new__", "su
 
 
 class Shortage:
-    """`met`: how many openings were refused; `went_on`: whether another one was tried after the first of them."""
+    """`met`: the number of refused opens; `went_on`: whether another was tried after the first of them."""
 
     def __init__(self, first: int, *, lasting: bool) -> None:
         self._thread = threading.get_ident()
@@ -40,7 +40,7 @@ _hooked = threading.Event()
 
 @contextmanager
 def no_descriptor(first: int, *, lasting: bool) -> Iterator[Shortage]:
-    """The `first` opening (1, 2, …) is refused as where no descriptor is left; where it is lasting all after it too."""
+    """Refuse the `first` open (1, 2, …) as without a free descriptor, and with `lasting` all later ones."""
     if not _hooked.is_set():
         _hooked.set()
         sys.addaudithook(_hear)  # there is no taking it back

@@ -1,6 +1,6 @@
-"""A simulated GPU node: a directory that answers as a host's root does, and the faults that can befall it.
+"""Simulated GPU node: a directory with the files and behaviour of a host's root, and its possible faults.
 
-Production code runs unmodified with HOST_ROOT pointing here; a person may also change the files by hand.
+Production code runs unmodified with HOST_ROOT set to it; you may also change the files by hand.
 """
 
 import os
@@ -49,7 +49,7 @@ def process_limits(locked_memory: str = "unlimited") -> str:
 
 
 class SimulatedNode:
-    """A simulated GPU node: its hardware, files and processes."""
+    """Simulated GPU node: its hardware, files and processes."""
 
     def __init__(self, root: Path, instance_type: str) -> None:
         self.root = root
@@ -75,7 +75,7 @@ class SimulatedNode:
         driver_version: str = DRIVER_VERSION,
         driver_age_seconds: int = SETTLED_DRIVER_SECONDS,
     ) -> Self:
-        """A healthy, booted node in a directory that does not exist yet, or is empty."""
+        """Create a healthy, booted node in a directory that is missing or empty."""
         node = cls(path, instance_type)
         node._write_identity()
         node._plug_devices()
@@ -97,7 +97,7 @@ class SimulatedNode:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the kernel log; the directory stays."""
+        """Close the kernel log; the directory stays."""
         self.kernel_log.close()
 
     @property
@@ -106,7 +106,7 @@ class SimulatedNode:
 
     @property
     def present_gpus(self) -> tuple[SimulatedGpu, ...]:
-        """Those still on the PCI bus."""
+        """Return the GPUs that are still on the PCI bus."""
         return tuple(gpu for gpu in self.gpus if self.pci.has(gpu.address))
 
     @property
@@ -114,7 +114,7 @@ class SimulatedNode:
         return self.root / LIBRARY_DIRECTORY / "libnvidia-ml.so.1"
 
     def write_value(self, path: str, value: object) -> None:
-        """A file below the root, at once whole: a reader sees the old text or the new one."""
+        """Write a file below the root atomically: a reader gets the old or the new text."""
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         fresh = file.with_name(f".{file.name}.tmp")
@@ -124,15 +124,15 @@ class SimulatedNode:
     # -- faults of the GPUs
 
     def lose_gpu(self, index: int) -> None:
-        """It fell off the bus: still counted, but NVML gives no handle for it; a reboot brings it back."""
+        """Let the GPU fall off the bus: still counted, but without an NVML handle; a reboot restores it."""
         self.write_value(f"nvml/gpu{index}/error", NVML_GPU_IS_LOST)
 
     def want_recovery(self, index: int, action: int) -> None:
-        """The driver wants something done with it (nvmlDeviceGpuRecoveryAction_t); 0: no more."""
+        """Set the GPU's recovery action (nvmlDeviceGpuRecoveryAction_t); 0: none."""
         self.write_value(f"nvml/gpu{index}/field/230", action)
 
     def divide_gpu(self, index: int, instances: Mapping[int, int]) -> None:
-        """MIG mode is on, and these MIG devices exist: their indices, with the ids of their GPU instances."""
+        """Enable MIG mode with these MIG devices: their indices and the ids of their GPU instances."""
         shutil.rmtree(self.root / f"nvml/gpu{index}/mig", ignore_errors=True)
         for mode in ("mig_current", "mig_pending"):
             self.write_value(f"nvml/gpu{index}/{mode}", 1)
@@ -140,7 +140,7 @@ class SimulatedNode:
             self.write_value(f"nvml/gpu{index}/mig/{device}", instance)
 
     def remove_gpu(self, index: int) -> None:
-        """It is gone from PCI and so from NVML; a reboot does not bring it back."""
+        """Remove the GPU from PCI and so from NVML; a reboot does not restore it."""
         self.pci.unplug(self.gpus[index].address)
         shutil.rmtree(self.root / f"nvml/gpu{index}")
 
@@ -156,11 +156,11 @@ class SimulatedNode:
         )
 
     def remove_efa(self, index: int) -> None:
-        """The index-th EFA function is gone from PCI; a reboot does not bring it back."""
+        """Remove the index-th EFA function from PCI; a reboot does not restore it."""
         self.pci.unplug(self.shape.efa_addresses[index])
 
     def remove_rdma(self, index: int) -> None:
-        """The index-th EFA function is on PCI, and the driver made no RDMA device of it."""
+        """Remove the RDMA device of the index-th EFA function, which stays on PCI."""
         self.pci.remove_infiniband(self.shape.efa_addresses[index])
 
     def unload_efa(self) -> None:
@@ -170,31 +170,31 @@ class SimulatedNode:
         shutil.rmtree(self.root / "sys/module/efa")
 
     def move_gpu(self, index: int, switch: str, numa_node: int) -> None:
-        """It answers at the same address, and hangs from another PCI switch or belongs to another NUMA node."""
+        """Move the GPU to another PCI switch or NUMA node, at the same address."""
         self.pci.move(self.gpus[index].address, switch, numa_node)
 
     def remove_nvlink(self, index: int, link: int) -> None:
-        """The driver shows the GPU without it."""
+        """Remove an NVLink from the GPU, as the driver shows it."""
         shutil.rmtree(self.root / f"nvml/gpu{index}/nvlink/{link}")
 
     def break_p2p(self, index: int, status: int) -> None:
-        """The GPU reaches no other over NVLink, and none reaches it (nvmlGpuP2PStatus_t)."""
+        """Disable P2P over NVLink from and to the GPU (nvmlGpuP2PStatus_t)."""
         for other in self.gpus:
             if other.index != index:
                 self.write_value(f"nvml/gpu{index}/p2p_nvlink.{other.index}", status)
                 self.write_value(f"nvml/gpu{other.index}/p2p_nvlink.{index}", status)
 
     def hand_efa_to_a_virtual_machine(self, index: int) -> None:
-        """The index-th EFA function is bound to vfio-pci: on PCI, and none of the EFA driver's business."""
+        """Bind the index-th EFA function to vfio-pci: it stays on PCI without the EFA driver."""
         self.remove_rdma(index)
         self.pci.bind(self.shape.efa_addresses[index], "vfio-pci")
 
     def remove_uverbs(self, index: int) -> None:
-        """Nothing in user space can open the index-th EFA device."""
+        """Remove the device file by which user space opens the index-th EFA device."""
         self.pci.take_uverbs(self.shape.efa_addresses[index])
 
     def efa_counter(self, index: int, name: str, value: int) -> None:
-        """A counter of the index-th EFA device, of its port or of the device itself."""
+        """Set a counter of the index-th EFA device, of its port or of the device itself."""
         device = f"sys/class/infiniband/{self.efa_names[index]}"
         folder = "hw_counters" if name in DEVICE_COUNTERS else "ports/1/hw_counters"
         self.write_value(f"{device}/{folder}/{name}", value)
@@ -215,7 +215,7 @@ class SimulatedNode:
         return programs
 
     def limit_locked_memory(self, limit: int) -> None:
-        """The container runtime, and so every pod, may lock this many bytes."""
+        """Set the locked-memory limit of the container runtime, and so of every pod, in bytes."""
         self.write_value("proc/self/limits", process_limits(str(limit)))
 
     def set_p2p(self, text: str) -> None:
@@ -224,28 +224,28 @@ class SimulatedNode:
             self.write_value(f"sys/bus/pci/devices/{address}/p2p", text)
 
     def hand_gpu_to_a_virtual_machine(self, index: int) -> None:
-        """The function is bound to vfio-pci: on PCI, and none of the NVIDIA driver's business."""
+        """Bind the function to vfio-pci: it stays on PCI without the NVIDIA driver."""
         self.pci.unbind(self.gpus[index].address)
         self.pci.bind(self.gpus[index].address, "vfio-pci")
         shutil.rmtree(self.root / f"nvml/gpu{index}")
 
     def unbind_gpu(self, index: int) -> None:
-        """No driver has the function: it is on PCI, and NVML does not list it."""
+        """Unbind the function: it stays on PCI, and NVML does not list it."""
         self.pci.unbind(self.gpus[index].address)
         shutil.rmtree(self.root / f"nvml/gpu{index}")
 
     def remove_nvswitch(self, index: int) -> None:
-        """The index-th NVSwitch is gone from PCI."""
+        """Remove the index-th NVSwitch from PCI."""
         self.pci.unplug(self.shape.nvswitch_addresses[index])
 
     def hand_nvswitch_to_a_virtual_machine(self, index: int) -> None:
-        """On PCI as before, and bound to vfio-pci."""
+        """Bind the NVSwitch to vfio-pci; it stays on PCI."""
         self.pci.bind(self.shape.nvswitch_addresses[index], "vfio-pci")
 
     # -- device files
 
     def make_device_files(self) -> None:
-        """Real ones in the place of plain files, as nvidia-modprobe makes them. Raises PermissionError: root may."""
+        """Replace plain files by real device files, like nvidia-modprobe. Raises PermissionError without root."""
         names = {f"nvidia{gpu.index}": (NVIDIA_MAJOR, gpu.index) for gpu in self.present_gpus}
         names |= {"null": (1, 3), "nvidiactl": (NVIDIA_MAJOR, 255)}
         names |= {"nvidia-uvm": (UVM_MAJOR, 0), "nvidia-uvm-tools": (UVM_MAJOR, 1)}
@@ -261,7 +261,7 @@ class SimulatedNode:
     # -- services on the host
 
     def start_fabric_manager(self, age_seconds: float = SETTLED_DRIVER_SECONDS, version: str = "") -> None:
-        """It runs, of the driver's version or the one given, and wrote so when it started."""
+        """Run the fabric manager, of the driver's or the given version, which it writes to its log."""
         version = version or self.driver_version
         self.services.log(
             "INFO", f"Fabric Manager version {version} is running with the following configuration options"
@@ -272,7 +272,7 @@ class SimulatedNode:
         self.services.stop(FABRIC_MANAGER)
 
     def start_wrong_fabric_manager(self, version: str) -> None:
-        """One of this version was installed: it sees another driver, says so and ends."""
+        """Install a fabric manager of this version: it detects another driver, logs that and ends."""
         self.stop_fabric_manager()
         versions = f"interface version {version} don't match with driver version {self.driver_version}"
         text = f"fabric manager NVIDIA GPU driver {versions}. Please update with matching NVIDIA driver package."
@@ -285,12 +285,12 @@ class SimulatedNode:
         self.services.stop(IMEX)
 
     def give_imex_to_pods(self) -> None:
-        """As the DRA driver wants it: disabled on the host, and running only while a job needs it."""
+        """Configure IMEX as for the DRA driver: disabled on the host, and running only while a job needs it."""
         self.services.stop(IMEX)
         self.services.disable(IMEX)
 
     def install_gdrcopy(self) -> None:
-        """As NVIDIA's package does: a unit that loads the module when the host boots."""
+        """Install a unit that loads the module at boot, like NVIDIA's package."""
         self.services.enable("gdrcopy")
         self.write_value("sys/module/gdrdrv/initstate", "live")
         self.write_value("dev/gdrdrv", "")
@@ -312,12 +312,12 @@ class SimulatedNode:
     # -- the container runtime
 
     def run_kubernetes(self, distribution: str) -> None:
-        """It is a node of that distribution instead (sim/container_runtime.py), as healthy."""
+        """Make it a healthy node of that distribution (sim/container_runtime.py)."""
         self.container_runtime.install(distribution)
         self.container_runtime.start(SETTLED_DRIVER_SECONDS)
 
     def put_file(self, path: str, text: str) -> None:
-        """The image brought it, so that every process has read it."""
+        """Write a file of the image, which every process has read."""
         self.container_runtime.put(path, text)
 
     def edit_file(self, path: str, text: str, age_seconds: float = SETTLED_DRIVER_SECONDS / 2) -> None:
@@ -330,7 +330,7 @@ class SimulatedNode:
         (self.root / path).unlink()
 
     def put_program(self, path: str, architecture: str = "x86_64") -> None:
-        """A program of this architecture, as uname says it."""
+        """Write a program of this architecture, named as by uname."""
         self.container_runtime.put_program(path, architecture)
 
     def restart_kubernetes(self) -> None:
@@ -338,20 +338,20 @@ class SimulatedNode:
         self.container_runtime.start(0)
 
     def stop_kubernetes(self) -> None:
-        """Neither kubelet nor containerd runs."""
+        """Stop kubelet and containerd."""
         self.container_runtime.stop()
 
     # -- HAMi
 
     def install_hami(self, release: str = "2.10", hook: str = "/usr/local", age_seconds: float = 3000) -> None:
-        """It shares the GPUs, in order (sim/hami.py)."""
+        """Install HAMi, healthy, which shares the GPUs (sim/hami.py)."""
         self.hami.install(release, hook, age_seconds)
 
     def hami_folder_in_place_of(self, name: str) -> None:
         self.hami.put_folder(name)
 
     def hami_container(self, pod: str, age_seconds: float, gone: bool = False) -> None:
-        """A container was given a share so long ago, and its pod is `gone`, or still there."""
+        """Allocate a share to a container of this age, whose pod is `gone` or still there."""
         self.hami.run_container(pod, age_seconds=age_seconds)
         if gone:
             self.hami.forget_pod(pod)
@@ -365,19 +365,19 @@ class SimulatedNode:
     # -- faults of the driver
 
     def load_nouveau(self) -> None:
-        """The kernel's own driver is there too; NVIDIA's was first and keeps the GPUs."""
+        """Load nouveau too; NVIDIA's driver was first and keeps the GPUs."""
         self.write_value("sys/module/nouveau/initstate", "live")
 
     def hang(self, function: str = "") -> None:
-        """Every NVML call, or the one function named, never returns."""
+        """Let every NVML call, or calls of the named function, hang."""
         self.write_value("nvml/hang", function)
 
     def unhang(self) -> None:
-        """Later calls return; those that hang already stay until their process is killed."""
+        """Let later calls return; calls that already hang stay until their process is killed."""
         (self.root / "nvml/hang").unlink()
 
     def crash(self, function: str = "") -> None:
-        """Every NVML call, or the one function named, ends its process by SIGSEGV."""
+        """Let every NVML call, or calls of the named function, end its process by SIGSEGV."""
         self.write_value("nvml/crash", function)
 
     def stop_crashing(self) -> None:
@@ -393,9 +393,9 @@ class SimulatedNode:
         shutil.rmtree(self.root / "sys/module/nvidia", ignore_errors=True)
 
     def driver_load(self, version: str | None = None, *, driver_age_seconds: int = 0) -> None:
-        """Loads the version given, library included, or the one installed.
+        """Load the given driver version, library included, or the installed one.
 
-        A process that had loaded another version's library meets NVML error 18 from here on.
+        A process that has loaded another version's library gets NVML error 18 from now on.
         """
         if version:
             self.install_library(version)
@@ -419,7 +419,7 @@ class SimulatedNode:
         )
 
     def install_library(self, version: str) -> None:
-        """The user-space half alone, as a package upgrade leaves it before the reload or reboot."""
+        """Replace only the user-space part, like a package upgrade before the reload or reboot."""
         directory = self.root / LIBRARY_DIRECTORY
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("libnvidia-ml.so*"):
@@ -431,7 +431,7 @@ class SimulatedNode:
         self.installed_version = version
 
     def reboot(self, *, driver_age_seconds: int = SETTLED_DRIVER_SECONDS) -> None:
-        """A new boot id, an empty kernel ring, pending modes in force, and no fault that a reboot heals."""
+        """Reboot: a new boot id, an empty kernel ring, pending modes active, and no fault that a reboot fixes."""
         for fault in ("hang", "crash"):
             (self.root / "nvml" / fault).unlink(missing_ok=True)
         shutil.rmtree(self.root / "nvml/error", ignore_errors=True)
@@ -502,7 +502,7 @@ class SimulatedNode:
             shutil.copy(FI_PINGPONG, self.root / EFA_PROGRAMS / "fi_pingpong")
 
     def _plug_below(self, function: PciFunction) -> None:
-        """On the bridge that the instance type has above it, if any."""
+        """Add the function below its bridge in the instance type, if any."""
         switch = self.shape.switch_above(function.address)
         if switch:
             function = replace(function, switch=switch.address, numa_node=switch.numa_node)

@@ -8,5 +8,5 @@ SOURCE = Path(__file__).parent / "nvml" / "nvml.c"
 
 
 def build(*flags: str) -> Path:
-    """The compiled library; it has to be copied into a node's tree, since it finds its node from its own place."""
+    """Return the compiled library. Copy it into a node's tree: it finds its node by its own path."""
     return c_library.build(SOURCE, "libnvidia-ml", "-Wl,-soname,libnvidia-ml.so.1", *flags)

@@ -1,4 +1,4 @@
-"""The PCI and InfiniBand part of a simulated /sys, with its links as a real kernel lays them."""
+"""The PCI and InfiniBand part of a simulated /sys, with links as in a real kernel."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ _COUNTERS_AT_FIRST = {
 
 @dataclass(frozen=True)
 class PciFunction:
-    """One PCI function of the simulated node."""
+    """PCI function of the simulated node."""
 
     address: str
     vendor: str
@@ -31,7 +31,7 @@ class PciFunction:
     pci_class: str
     driver: str = ""
     switch: str = ""
-    """The address of the bridge that it hangs from, which was plugged before it; '' at the root."""
+    """Address of the bridge above it, which is added before it; '' at the root."""
     numa_node: int = -1
 
 
@@ -61,19 +61,19 @@ class PciTree:
         return self._directory(address).exists()
 
     def move(self, address: str, switch: str, numa_node: int) -> None:
-        """The function of no verbs device hangs from another bridge now, or from the root: a switch was changed."""
+        """Move a function without a verbs device to another bridge or the root, as if a switch was replaced."""
         function, driver = self._directory(address), self.driver(address)
         vendor, device, pci_class = ((function / name).read_text().strip() for name in ("vendor", "device", "class"))
         self.unplug(address)
         self.plug(PciFunction(address, vendor, device, pci_class, driver, switch, numa_node))
 
     def driver(self, address: str) -> str:
-        """The driver's name, empty where none has the function."""
+        """Return the driver's name; empty without a driver."""
         link = self._directory(address) / "driver"
         return link.readlink().name if link.is_symlink() else ""
 
     def bind(self, address: str, driver: str) -> None:
-        """Gives a function to a driver (vfio-pci, say), taking it from the one that had it."""
+        """Bind a function to a driver, such as vfio-pci, and unbind its previous one."""
         self.unbind(address)
         self._bind(self._directory(address), driver)
 
@@ -81,7 +81,7 @@ class PciTree:
         (self._directory(address) / "driver").unlink(missing_ok=True)
 
     def add_infiniband(self, address: str, name: str) -> Path:
-        """A verbs device of this function, listed in class/infiniband."""
+        """Add a verbs device of this function, listed in class/infiniband."""
         device = self._directory(address) / "infiniband" / name
         write_new(device, {"ports/1/state": "4: ACTIVE"})
         (device / "device").symlink_to(f"../../../{address}")
@@ -89,7 +89,7 @@ class PciTree:
         return device
 
     def remove_infiniband(self, address: str) -> None:
-        """The function loses its verbs devices and stays on PCI."""
+        """Remove the function's verbs devices; it stays on PCI."""
         self.take_uverbs(address)
         folder = self._directory(address) / "infiniband"
         for infiniband in folder.glob("*"):
@@ -104,7 +104,7 @@ class PciTree:
         write_new(device, _COUNTERS_AT_FIRST)
 
     def give_uverbs(self, address: str) -> None:
-        """The device by which programs reach the function's verbs device."""
+        """Add the device by which programs access the function's verbs device."""
         listing = self._sys / "class/infiniband_verbs"
         listing.mkdir(parents=True, exist_ok=True)
         name = f"uverbs{len(list(listing.iterdir()))}"
@@ -124,7 +124,7 @@ class PciTree:
         _link(function / "driver", directory)
 
     def _directory(self, address: str) -> Path:
-        """Where the function lies in the tree of devices, as the kernel's own link says; at the root if it has none."""
+        """Return the function's path in the device tree by the kernel's link; at the root without one."""
         listing = f"{self._sys}/bus/pci/devices"
         try:
             link = os.readlink(f"{listing}/{address}")  # noqa: PTH115 - pathlib would triple the time
@@ -134,12 +134,12 @@ class PciTree:
 
 
 def _link(link: Path, target: Path) -> None:
-    """A relative link, as all links of /sys are."""
+    """Create a relative link, like all links of /sys."""
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(os.path.relpath(target, link.parent))
 
 
 def efa_name(address: str) -> str:
-    """The name that udev gives to the EFA device of this function."""
+    """Return the name that udev gives to the EFA device of this function."""
     _, bus, slot = address.partition(".")[0].split(":")
     return f"rdmap{int(bus, 16)}s{int(slot, 16)}"

@@ -19,7 +19,7 @@ _QUESTION = QUESTIONS["pod-resources"]
 _GPU = "nvidia.com/gpu"
 
 Held = Callable[[], Iterable[tuple[str, str, int]]]
-"""Who has GPUs at this moment: namespace, pod and how many."""
+"""Set the current pods with GPUs: namespace, pod and number."""
 
 
 @contextmanager

@@ -24,7 +24,7 @@ class SimulatedGpu:
 
     @property
     def kernel_address(self) -> str:
-        """As NVRM prints it: without the function."""
+        """Return the address as NVRM prints it, without the function."""
         return self.address.rpartition(".")[0]
 
 

@@ -1,4 +1,4 @@
-"""A wall clock for one process and its children, which can be set while they run; the monotonic clocks stay."""
+"""Wall clock of a process and its children that can be set while they run; monotonic clocks are unchanged."""
 
 import os
 import struct
@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent / "wall_clock" / "wall_clock.c"
 
 
 class WallClock:
-    """Kept in a file, which lies where a test says."""
+    """Wall clock in a file whose path the test chooses."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -24,7 +24,7 @@ class WallClock:
         return {"LD_PRELOAD": " ".join(filter(None, preloaded)), "WALL_CLOCK_FILE": str(self.file)}
 
     def step(self, seconds: int) -> None:
-        """Set it forward, or back."""
+        """Set the clock forward or back."""
         self.ahead += seconds
         with self.file.open("r+b") as file:  # in place: it is mapped
             file.write(struct.pack("=q", self.ahead))

@@ -276,7 +276,7 @@ def test_the_readme_shows_what_the_demo_prints() -> None:
     demo = (ROOT / "sim/demo.py").read_text()
     readme = (ROOT / "README.md").read_text()
     shown = readme.partition("<!-- demo: begin -->")[2].partition("<!-- demo: end -->")[0]
-    for words in ("GPU 3 falls off the bus", "the driver hangs", "rebooted: pass", "stood on the node"):
+    for words in ("GPU 3 falls off the bus", "the driver hangs", "rebooted: pass", "written to the Node"):
         assert (words in demo, words in shown) == (True, True)
 
 

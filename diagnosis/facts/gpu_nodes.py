@@ -162,7 +162,7 @@ def pool_kind(node: Node, name: str) -> str:
         return MIG_INSTANCES
     if copies(node) > 1 or name.endswith(".shared"):
         sharing = node.meta.labels.get("nvidia.com/gpu.sharing-strategy", "")
-        return "slots by MPS" if sharing == "mps" else "time-sliced slots"
+        return "places by MPS" if sharing == "mps" else "time-sliced places"
     return WHOLE
 
 

@@ -1,4 +1,4 @@
-"""Real containerds of several releases, to hold our reading of their files and the commands that we print against."""
+"""Real containerds of several releases, to verify our parser of their files and the commands that we print."""
 
 from sim.containerd.build import RELEASES, program
 from sim.containerd.running import RunningContainerd

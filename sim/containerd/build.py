@@ -1,4 +1,4 @@
-"""Where they come from: our cache, or one Go build each (about a minute on two cores, once)."""
+"""Source of the containerds: our cache, or one Go build each (about a minute on two cores, once)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ RELEASES = {
     "2.2": "github.com/containerd/containerd/v2/cmd/containerd",
     "2.4": "github.com/containerd/containerd/v2/cmd/containerd",
 }
-"""One of each way to put files together: 2.0 and 2.1 do it as 2.2 does, 2.3 as 2.4. Each has a go.mod of its own."""
+"""One release per way to merge files: 2.0 and 2.1 merge like 2.2, 2.3 like 2.4. Each has its own go.mod."""
 _ROOM = Path(__file__).parent
 _TAGS = "no_aufs,no_btrfs,no_devmapper,no_zfs"
 """Snapshotters that need cgo or that no test uses."""
 
 
 def program(release: str) -> Path:
-    """The containerd of that release, built first where need be. Raises NoProgramError where there is no Go either."""
+    """Return the containerd of that release, and build it if necessary. Raises NoProgramError without Go."""
     room = _ROOM / release
 
     def build(folder: Path) -> None:
-        print(f"building containerd {release}, once: a minute or two", file=sys.stderr, flush=True)
+        print(f"building containerd {release} (once, takes one or two minutes)", file=sys.stderr, flush=True)
         go_build(room, folder, "-s -w", [RELEASES[release]], _TAGS)
 
     return built(home_of("containerd") / f"{release}-{digest(room)}", build) / "containerd"

@@ -1,4 +1,4 @@
-"""A real containerd in the standard place of a node of its own: a mount namespace over folders of a test."""
+"""A real containerd at the standard paths of its own node: a mount namespace over folders of a test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ done
 
 
 class RunningContainerd:
-    """A running containerd. `root` replaces /: `root/etc/containerd/config.toml` is its file.
+    """Running containerd. `root` replaces /: its file is `root/etc/containerd/config.toml`.
 
     `programs` are added to a `systemctl` and a `snap` that restart it. Needs root and mount namespaces.
     """
@@ -58,7 +58,7 @@ class RunningContainerd:
         self._namespace = subprocess.Popen(["unshare", "--mount", "sh", "-c", script], stdout=subprocess.PIPE)
         assert self._namespace.stdout is not None
         if not self._namespace.stdout.readline():
-            raise RuntimeError("no mount namespace could be made")
+            raise RuntimeError("cannot create a mount namespace")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,14 +67,14 @@ class RunningContainerd:
         self._namespace.wait()
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
-        """The command as a person pastes it on the node."""
+        """Run the command as typed on the node."""
         path = f"{self._bin}:{os.environ['PATH']}"
         inside = ("nsenter", f"--mount=/proc/{self._namespace.pid}/ns/mnt", "bash", "-c", command)
         environment = os.environ | {"PATH": path}
         return subprocess.run(inside, env=environment, capture_output=True, text=True, check=False)
 
     def start(self, files: dict[str, str]) -> bool:
-        """Begin anew with these files of /etc/containerd alone; whether it has started."""
+        """Restart with only these files in /etc/containerd; return whether it started."""
         self._end()
         self.put(files)
         return self.run("systemctl restart containerd").returncode == 0
@@ -90,7 +90,7 @@ class RunningContainerd:
 
     @property
     def started(self) -> float:
-        """When it was started last, in seconds of UTC."""
+        """Return the time of its last start, in seconds of UTC."""
         return self._pid.stat().st_mtime
 
     @property

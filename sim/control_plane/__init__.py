@@ -1,4 +1,4 @@
-"""A real control plane on loopback for tests, demo and bench: etcd, kube-apiserver and their kin."""
+"""A real control plane on loopback for tests, demo and bench: etcd, kube-apiserver and others."""
 
 from sim.control_plane.build import ControlPlaneError, binaries, find_binaries
 from sim.control_plane.install import MANIFESTS, install, install_device_taints, unbound_token

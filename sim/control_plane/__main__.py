@@ -1,4 +1,4 @@
-"""`python -m sim.control_plane build|up`: make the programs, or bring a control plane up until Ctrl-C."""
+"""`python -m sim.control_plane build|up`: build the programs, or run a control plane until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.control_plane.build import minor_binaries
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sim.control_plane", description=__doc__)
     parser.add_argument("command", choices=["build", "up"])
-    parser.add_argument("--minor", help="build: of another Kubernetes, such as 1.31, for KUBEBUILDER_ASSETS")
+    parser.add_argument("--minor", help="build: another Kubernetes version, such as 1.31, for KUBEBUILDER_ASSETS")
     parser.add_argument("--controllers", action="store_true", help="also run the controller-manager")
     parser.add_argument("--scheduler", action="store_true", help="also run the scheduler")
     arguments = parser.parse_args()

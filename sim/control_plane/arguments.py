@@ -11,9 +11,9 @@ DEVICE_TAINT_RULES = {
     "1.35": "resource.k8s.io/v1alpha3/devicetaintrules",
     "1.36": "resource.k8s.io/v1beta2/devicetaintrules",
 }
-"""By the Kubernetes that has them; none starts with a gate that it does not know."""
+"""Feature gates by Kubernetes version; a program does not start with an unknown gate."""
 DEVICE_TAINT_GATES = "--feature-gates=DRADeviceTaints=true,DRADeviceTaintRules=true"
-"""For each of the three programs; of 1.36 the first is on already."""
+"""Feature gates of the three programs; the first is on by default in 1.36."""
 _NO_ELECTION = ("--leader-elect=false", "--secure-port=0")
 
 
@@ -54,7 +54,7 @@ def kube_apiserver(folder: Path, port: int, etcd_port: int) -> list[str]:
 
 
 def kube_controller_manager(folder: Path, *, kubelets: bool = False) -> list[str]:
-    """`kubelets`: whether real ones keep the Nodes alive."""
+    """Return the arguments. `kubelets`: whether real kubelets renew the Nodes."""
     # Without them the controller of lifecycles would call each Node NotReady and evict its pods.
     controllers = "*" if kubelets else "*,-node-lifecycle-controller"
     return [

@@ -1,4 +1,4 @@
-"""Where the programs come from: the ecosystem's assets, our cache, or one Go build each for plane and kubelet."""
+"""Source of the programs: setup-envtest's assets, our cache, or one Go build each for plane and kubelet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from go_programs.build import NoProgramError, ProgramError, built, digest, go_build, home_of
 
 REQUIRED = ("etcd", "kube-apiserver", "kubectl")
-"""What setup-envtest installs; the controller-manager and the scheduler are not among it."""
+"""Programs that setup-envtest installs; controller-manager and scheduler are not among them."""
 
 _ROOM = Path(__file__).parent
 _MODULES = {
@@ -25,15 +25,15 @@ _MODULES = {
 }
 _KUBERNETES = _ROOM / "kubernetes"
 _KUBELET = "k8s.io/kubernetes/cmd/kubelet"
-"""Beside them in a folder of its own: who needs no real node shall not wait for it."""
+"""Built in a separate folder: tests without a real node do not wait for it."""
 
 
 class ControlPlaneError(ProgramError):
-    """The control plane could not be started or asked; the message says why."""
+    """The control plane cannot be started or queried; the message has the reason."""
 
 
 def kubernetes_version(room: Path = _KUBERNETES) -> str:
-    """The version that its go.mod pins, such as 1.36.3."""
+    """Return the version that the go.mod pins, such as 1.36.3."""
     found = re.search(r"k8s\.io/kubernetes v(\S+)", (room / "go.mod").read_text())
     if found is None:
         raise ControlPlaneError(f"{room / 'go.mod'} requires no k8s.io/kubernetes")
@@ -41,7 +41,7 @@ def kubernetes_version(room: Path = _KUBERNETES) -> str:
 
 
 def cache_folder(programs: str = "control-plane") -> Path:
-    """The folder of exactly these sources: other go.sum, other folder."""
+    """Return the folder of the build from these sources; its name contains their digest."""
     return home_of(programs) / f"{kubernetes_version()}-{digest(*(_ROOM / module for module in _MODULES))}"
 
 
@@ -51,16 +51,16 @@ def other_minors() -> tuple[str, ...]:
 
 
 def minor_binaries(minor: str) -> Path:
-    """The programs of another minor version, as assets: built first where need be."""
+    """Return the programs of another minor version as assets, and build them if necessary."""
     if minor not in other_minors():
-        raise ControlPlaneError(f"no Kubernetes {minor} here; there are {', '.join(other_minors())}")
+        raise ControlPlaneError(f"Kubernetes {minor} is not available; available: {', '.join(other_minors())}")
     room = _ROOM / "minors" / minor
     target = home_of("control-plane") / f"{kubernetes_version(room)}-{digest(_ROOM / 'etcd', room)}"
     return built(target, partial(_build_plane, room=room))
 
 
 def find_binaries() -> Path | None:
-    """The folder of programs that is there already, or None where a build is needed."""
+    """Return the existing folder of programs; None if a build is needed."""
     if assets := os.environ.get("KUBEBUILDER_ASSETS"):
         missing = [name for name in REQUIRED if not (Path(assets) / name).is_file()]
         if missing:
@@ -75,7 +75,7 @@ def minor_of(folder: Path) -> str:
 
 
 def binaries() -> Path:
-    """The folder of programs, built first where need be (about five minutes on two cores, once)."""
+    """Return the folder of programs, and build it if necessary (about five minutes on two cores, once)."""
     found = find_binaries()
     if found is not None:
         return found
@@ -88,13 +88,13 @@ def binaries() -> Path:
 
 
 def node_binaries() -> tuple[Path, Path]:
-    """Two folders, of the plane's programs and of the kubelet: both our own build, whatever assets are there."""
+    """Return the folders of the plane's programs and of the kubelet: our own builds, even if assets exist."""
     return built(cache_folder(), _build_plane), built(cache_folder("kubelet"), _build_kubelet)
 
 
 def _build_plane(folder: Path, room: Path = _KUBERNETES) -> None:
     version = kubernetes_version(room)
-    print(f"building Kubernetes {version} and etcd, once: some minutes", file=sys.stderr, flush=True)
+    print(f"building Kubernetes {version} and etcd (once, takes some minutes)", file=sys.stderr, flush=True)
     go_build(_ROOM / "etcd", folder, "-s -w", _MODULES["etcd"])
     go_build(room, folder, "-s -w " + _version_flags(version), _MODULES["kubernetes"])
     # The module's path ends in /v3, so Go may name etcd's program after that or after the folder above.
@@ -104,7 +104,7 @@ def _build_plane(folder: Path, room: Path = _KUBERNETES) -> None:
 
 def _build_kubelet(folder: Path) -> None:
     version = kubernetes_version()
-    print(f"building the kubelet {version}, once: a minute or two", file=sys.stderr, flush=True)
+    print(f"building the kubelet {version} (once, takes one or two minutes)", file=sys.stderr, flush=True)
     go_build(_ROOM / "kubernetes", folder, "-s -w " + _version_flags(version), (_KUBELET,))
 
 

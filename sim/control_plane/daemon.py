@@ -1,4 +1,4 @@
-"""One program of the control plane: a process group of its own, its log in a file, never left behind."""
+"""Program of the control plane with its own process group and log file; it is always ended."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ for f in "$0"/*.pid; do [ -e "$f" ] && kill -s KILL -- "-$(cat "$f")"; done
 rm -rf "$0" || { sleep 1; rm -rf "$0"; }
 """
 _END_SECONDS = 300.0
-"""Of what was killed, and of the clearing of its folder."""
+"""Deadline for the end of killed processes and for the removal of the folder."""
 
 
 class Daemon:
-    """A program that runs until it is killed; `name` names its log and pid file in the folder."""
+    """Program that runs until it is killed; `name` is the name of its log and pid file in the folder."""
 
     def __init__(self, name: str, argv: Sequence[str], folder: Path) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Daemon:
         self._pid_file.write_text(str(self._process.pid))
 
     def kill(self) -> None:
-        """SIGKILL at once: etcd holds the state, and a polite apiserver waits for its watchers."""
+        """Send SIGKILL: etcd has the state, and on SIGTERM the API server waits for its watches."""
         if self._process is None:
             return
         self._signal(signal.SIGKILL)
@@ -55,7 +55,7 @@ class Daemon:
         self._pid_file.unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Returns when every thread stands: one that still runs on another core answers."""
+        """Stop the program and wait until every thread is stopped: a running one could still answer."""
         if self.is_running and (pid := self.pid) is not None:
             self._signal(signal.SIGSTOP)
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -72,7 +72,7 @@ class Daemon:
         return None if self._process is None else self._process.pid
 
     def tail(self, lines: int = 15) -> str:
-        """The end of the log, for the message of an error."""
+        """Return the end of the log, for an error message."""
         if not self._log.exists():
             return f"--- {self.name}: no log"
         text = self._log.read_text(errors="replace")
@@ -84,7 +84,7 @@ class Daemon:
 
 
 class AfterUs:
-    """Clears the folder and its programs when our own process ends without having done so itself."""
+    """Removes the folder and ends its programs if our process ends without doing so."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
@@ -96,7 +96,7 @@ class AfterUs:
         )
 
     def finish(self) -> None:
-        """Let it clear the folder now."""
+        """Trigger the removal of the folder."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=_END_SECONDS)

@@ -1,4 +1,4 @@
-"""The files a control plane starts from: key, tokens, audit policy, kubeconfig; and free ports."""
+"""Input files of a control plane: key, tokens, audit policy, kubeconfig; and free ports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _EC_TAIL = bytes.fromhex("a00a06082a8648ce3d030107")
 
 
 def write_signing_key(path: Path) -> None:
-    """A fresh key for ServiceAccount tokens: none is committed, no openssl is needed."""
+    """Write a new key for ServiceAccount tokens, so that none is committed and openssl is not needed."""
     # The leading zero keeps the number below the order of the curve.
     number = b"\0" + secrets.token_bytes(31)
     encoded = base64.encodebytes(_EC_HEAD + number + _EC_TAIL).decode()

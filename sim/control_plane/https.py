@@ -1,4 +1,4 @@
-"""Requests to the API server. Who looks again and again does so over one connection: no handshake for either side."""
+"""Requests to the API server. Repeated reads use one connection, without further handshakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Https:
         self._kept = threading.local()
 
     def read(self, path: str, headers: Mapping[str, str], seconds: float) -> tuple[http.client.HTTPResponse, str]:
-        """A GET. It changes nothing, so that it can be sent again where the server has ended the connection."""
+        """Send a GET. It is sent again if the server has closed the connection."""
         kept: http.client.HTTPSConnection | None = self._kept.__dict__.pop("connection", None)
         if kept is not None:
             with suppress(ConnectionError, ssl.SSLError):
@@ -42,7 +42,7 @@ class Https:
     def send(
         self, method: str, path: str, body: str | None, headers: Mapping[str, str], seconds: float
     ) -> tuple[http.client.HTTPResponse, str]:
-        """Once, over a connection of its own."""
+        """Send a request once, over a new connection."""
         connection = self._connection(seconds)
         try:
             return _ask(connection, method, path, body, headers)

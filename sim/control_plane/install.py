@@ -1,4 +1,4 @@
-"""Our manifests onto a control plane, and the wait until its RBAC and admission policies act on them."""
+"""Apply our manifests to a control plane, and wait until its RBAC and admission policies are active."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANIFESTS = Path(__file__).parents[2] / "kubernetes" / "manifests"
 DEVICE_TAINTS = MANIFESTS.parent / "overlays" / "device-taints"
 ACTING_SECONDS = 300
 Probe = tuple[str, str, str, dict[str, Any], str]
-"""Token, method, path and body of a request, and what it is refused with."""
+"""Token, method, path and body of a request, and the message of its rejection."""
 
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 _EVENTS = "/api/v1/namespaces/default/events"
@@ -61,10 +61,10 @@ def _wait_for_refusals(plane: ControlPlane, probes: Iterable[Probe]) -> None:
     for token, method, path, body, refusal in probes:
         while refusal not in (answer := plane.request(method, path, body, token=token)).message:
             if time.monotonic() > deadline:
-                raise ControlPlaneError(f"no policy refused {method} {path}: {answer.status} {answer.message}")
+                raise ControlPlaneError(f"no policy rejected {method} {path}: {answer.status} {answer.message}")
             time.sleep(0.1)
 
 
 def unbound_token(plane: ControlPlane, account: str = NAMESPACE) -> str:
-    """A token of an account of ours that no kubelet handed out, as `kubectl create token` makes it."""
+    """Return a token of our account that is bound to no pod, as from `kubectl create token`."""
     return plane.kubectl("create", "token", account, f"--namespace={NAMESPACE}").strip()

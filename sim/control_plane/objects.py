@@ -1,4 +1,4 @@
-"""The objects that a kubelet or the control plane itself would have made; pure."""
+"""Objects that a kubelet or the control plane itself creates; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 NAMESPACE = "gpu-healthcheck"
-"""The namespace and the agent's ServiceAccount are both called so."""
+"""Name of the namespace and of the agent's ServiceAccount."""
 
 
 def node(
@@ -56,7 +56,7 @@ def node(
 
 
 def agent_pod(node_name: str) -> dict[str, Any]:
-    """The agent's pod on that node; nothing runs it, tokens are bound to it."""
+    """Return the agent's pod on that node. It does not run; tokens are bound to it."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -71,7 +71,7 @@ def agent_pod(node_name: str) -> dict[str, Any]:
 
 
 def token_request(pod: Mapping[str, Any], seconds: int) -> dict[str, Any]:
-    """Bound to the pod, the token carries `authentication.kubernetes.io/node-name`."""
+    """Return the request for a token bound to the pod, which contains `authentication.kubernetes.io/node-name`."""
     bound_to = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
     return {
         "apiVersion": "authentication.k8s.io/v1",

@@ -1,4 +1,4 @@
-"""A real etcd and kube-apiserver on loopback: the stage on which the product plays in tests and bench."""
+"""A real etcd and kube-apiserver on loopback: the environment of the product in tests and bench."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 READY_SECONDS = 600
 _FIELD_MANAGER = "gpu-healthcheck"
 ANSWER_SECONDS = 180.0
-"""Longer than any server takes on a busy machine: only one that hangs lets a request come to its end."""
+"""Deadline of a request, longer than any response on a busy machine; only a hanging server exceeds it."""
 MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -42,12 +42,12 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The text of a refusal."""
+        """Return the message of a rejection."""
         return str(self.body.get("message", "")) if isinstance(self.body, dict) else str(self.body)
 
 
 class ControlPlane:
-    """`with ControlPlane() as plane:` gives an empty cluster; everything of it is gone afterwards."""
+    """Empty cluster: `with ControlPlane() as plane:` starts it and removes everything at the end."""
 
     def __init__(
         self, *, controllers: bool = False, scheduler: bool = False, limited_priorities: Sequence[str] = ()
@@ -106,12 +106,12 @@ class ControlPlane:
         self._wait_until_ready()
 
     def serve_device_taints(self, *, served: bool) -> None:
-        """The API server comes back on the same port, with its DeviceTaintRules or without."""
+        """Restart the API server on the same port, with or without DeviceTaintRules."""
         self._daemons.pop("kube-apiserver").kill()
         self._serve(rules=served)
 
     def heed_device_taints(self, *, heeded: bool) -> None:
-        """The controller-manager comes back, and acts on DeviceTaintRules or does not."""
+        """Restart the controller-manager, with or without its controller of DeviceTaintRules."""
         self._daemons.pop("kube-controller-manager").kill()
         gates = self._gates if heeded else []
         self._start("kube-controller-manager", [*arguments.kube_controller_manager(self.folder), *gates])
@@ -127,12 +127,12 @@ class ControlPlane:
 
     @property
     def has_dra(self) -> bool:
-        """Whether devices can be claimed as our manifests claim them, as since Kubernetes 1.34."""
+        """Whether our manifests' claims of devices work: Kubernetes 1.34 or newer."""
         return self.request("GET", "/apis/resource.k8s.io/v1").status == http.client.OK
 
     @property
     def has_controllers(self) -> bool:
-        """Whether a controller-manager could be started here."""
+        """Whether a controller-manager can be started here."""
         return (self._bin / "kube-controller-manager").is_file()
 
     # --- asking
@@ -147,10 +147,10 @@ class ControlPlane:
         content_type: str = MERGE_PATCH,
         seconds: float = ANSWER_SECONDS,
     ) -> Answer:
-        """One raw request (as the admin, where no token is given): status and message stay visible.
+        """Send one raw request, as admin without a token; status and message stay visible.
 
-        A watch needs a timeoutSeconds in its path, and gives the list of its events. A write with a token is made under
-        our field manager, where the path names none.
+        A watch needs timeoutSeconds in its path and returns the list of its events. A write with a token uses our field
+        manager unless the path names another.
         """
         if token and method in ("POST", "PATCH", "PUT") and "fieldManager=" not in path:
             path += f"{'&' if '?' in path else '?'}fieldManager={_FIELD_MANAGER}"
@@ -168,7 +168,7 @@ class ControlPlane:
         return Answer(reply.status, json.loads(message) if is_json else message)
 
     def kubectl(self, *words: str, input: str | None = None) -> str:  # noqa: A002 - as subprocess calls it
-        """Standard output of kubectl as the admin; raises with its standard error."""
+        """Return the standard output of kubectl as admin; an error contains its standard error."""
         command = [str(self._bin / "kubectl"), f"--kubeconfig={self.kubeconfig}", *words]
         # Neither the caller's preferences nor his cache have a part in this.
         environment = os.environ | {"KUBERC": "off", "KUBECACHEDIR": str(self.folder / "kubectl-cache")}
@@ -178,14 +178,14 @@ class ControlPlane:
         return done.stdout
 
     def api(self, kubeconfig: Path | None = None) -> ApiClient:
-        """A client of the Python package: the admin's, or that of the kubeconfig given."""
+        """Return a client of the Python package for the admin or the given kubeconfig."""
         from kubernetes import config  # noqa: PLC0415 - 0.4 s that build and kubectl need not pay
 
         connect = cast("Callable[..., ApiClient]", config.new_client_from_config)  # the package leaves it untyped
         return connect(config_file=str(kubeconfig or self.kubeconfig))
 
     def audit(self, since: datetime | None = None) -> Iterator[dict[str, Any]]:
-        """One event per request, a watch when it begins, in the order in which they were answered."""
+        """Yield one event per request in the order of their responses; for a watch, at its start."""
         seen: set[str] = set()
         with self.audit_log.open() as log:
             for line in log:
@@ -209,14 +209,14 @@ class ControlPlane:
         taints: Sequence[Mapping[str, str]] = (),
         devices: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """A Node as a kubelet would have registered it, Ready."""
+        """Create a Ready Node as a kubelet registers it."""
         node = objects.node(name, labels or {}, instance_type, datetime.now(UTC), devices or {})
         self._expect("POST", "/api/v1/nodes", node)
         # Admission gives every new Node the taint not-ready; the controller that lifts it does not run here.
         return self._expect("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": list(taints)}})
 
     def agent_token(self, node_name: str, *, seconds: int = 3600) -> str:
-        """A token as the kubelet of that node hands it to the agent; deleting the pod makes it invalid."""
+        """Return a token as the node's kubelet issues it to the agent; it expires when the pod is deleted."""
         pods = f"/api/v1/namespaces/{objects.NAMESPACE}/pods"
         pod = objects.agent_pod(node_name)
         answer = self.request("POST", pods, pod)
@@ -226,19 +226,19 @@ class ControlPlane:
         return self.pod_token(answer.body, seconds=seconds)
 
     def pod_token(self, pod: Mapping[str, Any], *, seconds: int = 3600) -> str:
-        """A token as the kubelet hands it to this pod."""
+        """Return a token as the kubelet issues it to this pod."""
         account, namespace = pod["spec"].get("serviceAccountName", "default"), pod["metadata"]["namespace"]
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         return str(self._expect("POST", path, objects.token_request(pod, seconds))["status"]["token"])
 
     def account_kubeconfig(self, account: str) -> Path:
-        """A kubeconfig with a token of an account of ours that no pod is needed for."""
+        """Write a kubeconfig with a token of our account without a pod."""
         token = self.kubectl("create", "token", account, f"--namespace={objects.NAMESPACE}").strip()
         path = self.folder / f"account-{account}.kubeconfig"
         return write_kubeconfig(path, url=self.url, ca_file=self.ca_file, token=token)
 
     def agent_kubeconfig(self, node_name: str, *, seconds: int = 3600) -> Path:
-        """A kubeconfig with such a token; the manifests must have been applied."""
+        """Write a kubeconfig with such a token; the manifests must be applied before."""
         token = self.agent_token(node_name, seconds=seconds)
         path = self.folder / f"agent-{node_name}.kubeconfig"
         return write_kubeconfig(path, url=self.url, ca_file=self.ca_file, token=token)
@@ -253,11 +253,11 @@ class ControlPlane:
         self._daemons["kube-apiserver"].resume()
 
     def stop_api(self) -> None:
-        """The API server is gone: connections are refused. etcd keeps the data."""
+        """Stop the API server: connections are refused. etcd keeps the data."""
         self._daemons["kube-apiserver"].kill()
 
     def start_api(self, *, new_certificate: bool = False) -> None:
-        """The API server is back on the same port, with the same data; with another authority where asked."""
+        """Start the API server on the same port with the same data, optionally with another authority."""
         self.stop_api()
         clients = [daemon for name, daemon in self._daemons.items() if name not in _CORE]
         if new_certificate:
@@ -283,7 +283,7 @@ class ControlPlane:
     def _start(self, name: str, flags: Sequence[str]) -> None:
         program = self._bin / name
         if not program.is_file():
-            raise ControlPlaneError(f"{self._bin} has no {name}; our own build (no KUBEBUILDER_ASSETS) has")
+            raise ControlPlaneError(f"{self._bin} has no {name}; our own build, without KUBEBUILDER_ASSETS, has it")
         if name not in self._daemons:
             self._daemons[name] = Daemon(name, [str(program), *flags], self.folder)
         self._daemons[name].start()

@@ -1,16 +1,16 @@
 /* Loaded by LD_PRELOAD: kills its process (SIGKILL) at one of the process's own calls on the files of a directory.
  *
- *   KILL_AT_DIR   the directory: an absolute path without symbolic links; it counts with all that is below it
- *   KILL_AT_CALL  the number of the call to die at, from 1; 0: none
- *   KILL_AT_WHEN  before: the call is not made; after: it was made, and its caller never hears of it
+ *   KILL_AT_DIR   the directory with all its contents: an absolute path without symbolic links
+ *   KILL_AT_CALL  the number of the call at which to kill the process, from 1; 0: none
+ *   KILL_AT_WHEN  before: the call is not made; after: it is made but does not return
  *   KILL_AT_LOG   a file outside the directory; each call is appended as "<number> <call> <path>" before it is made
  *
- * Counted, in the order in which they begin: open for writing, write, pwrite, fsync, fdatasync, rename, unlink,
- * flock, and close of what is not open for reading alone; those that fail too. Only calls from outside libc pass
- * through here: what its own streams (fprintf) write is not seen.
- * A child counts for itself from its exec on; between fork and exec it counts nothing.
+ * Counted in the order of their starts: open for writing, write, pwrite, fsync, fdatasync, rename, unlink,
+ * flock, and close of files not opened read-only; failed calls too. Only calls from outside libc are
+ * intercepted: writes of its streams (fprintf) are not.
+ * A child has its own count from its exec on; between fork and exec nothing is counted.
  */
-#undef _FORTIFY_SOURCE /* its inline open() and ours cannot both be */
+#undef _FORTIFY_SOURCE /* its inline open() would conflict with ours */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@ static long target;
 static int dies_after;
 static int log_descriptor = -1;
 static pid_t owner;  /* 0 until all of the above is set */
-static long counted; /* calls that began */
+static long counted; /* started calls */
 
 /* -- which files ------------------------------------------------------------------------------------------ */
 
@@ -48,7 +48,7 @@ static int path_of_descriptor(int descriptor, char *path)
     return length > 0;
 }
 
-/* Where a name leads, its own last part not followed: the call may be about to make or remove that one. */
+/* Resolve a path except its last part, which the call may be about to create or remove. */
 static int path_of_name(int at, const char *name, char *path)
 {
     char whole[2 * PATH_MAX], parent[PATH_MAX];
@@ -84,7 +84,7 @@ __attribute__((constructor)) static void read_orders(void)
     owner = getpid();
 }
 
-/* A child of vfork shares our memory: what it closes on its way to exec is not ours. */
+/* A child of vfork shares our memory: ignore its closes before exec. */
 static int is_counting(void)
 {
     return owner != 0 && syscall(SYS_getpid) == owner;
@@ -101,7 +101,7 @@ static long begin(const char *call, const char *path)
     long number = __atomic_add_fetch(&counted, 1, __ATOMIC_SEQ_CST);
     int length = snprintf(line, sizeof line, "%ld %s %s\n", number, call, path);
     if (log_descriptor >= 0 && syscall(SYS_write, log_descriptor, line, (size_t)length) != length)
-        abort(); /* a log that lacks a call would let a test skip it */
+        abort(); /* a log without a call would let a test skip it */
     if (number == target && !dies_after)
         die();
     return number;
@@ -137,7 +137,7 @@ static void end(long number)
 
 /* -- the calls -------------------------------------------------------------------------------------------- */
 
-/* Makes the call by its real name, between its beginning and its end. */
+/* Make the real call between the records of its start and end. */
 #define PASS(type, name, beginning, parameters, arguments)                                                        \
     do {                                                                                                          \
         static type(*real) parameters;                                                                            \
@@ -192,7 +192,7 @@ int openat64(int at, const char *name, int flags, ...)
          (at, name, flags, mode));
 }
 
-/* What a fortified program calls when it passes no mode. */
+/* Called by a fortified program that passes no mode. */
 int __open_2(const char *name, int flags)
 {
     PASS(int, __open_2, BEGIN_OPEN("open", AT_FDCWD, name, flags), (const char *, int), (name, flags));

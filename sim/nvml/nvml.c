@@ -1,14 +1,14 @@
-/* libnvidia-ml.so.1 of a simulated node: every answer is read, at each call, from files of the node's tree.
+/* libnvidia-ml.so.1 of a simulated node: each call reads its answer from files of the node's tree.
  *
- * The node is the first directory above this library that contains nvml/, so the library file has to lie inside
- * the tree, as a driver's library lies on a host. Nothing is taken from the environment: production code that
- * loads it needs no word about simulation.
+ * The node is the first directory above this library that contains nvml/, so the library file must be inside
+ * the tree, like a driver's library on a host. No environment variable is used: production code that
+ * loads it needs no change for the simulation.
  *
  *   nvml/driver_version nvml/nvml_version     the two versions
  *   nvml/count                                answers nvmlDeviceGetCount; absent: the number of gpuN directories
  *   nvml/hang nvml/crash                      empty: every call hangs or dies by SIGSEGV; else the one function named
  *   nvml/error/<function>                     the nvmlReturn_t of that function
- *   nvml/gpuN/error                           the nvmlReturn_t of taking that GPU's handle
+ *   nvml/gpuN/error                           the nvmlReturn_t of the call for that GPU's handle
  *   nvml/gpuN/error.<function>                the nvmlReturn_t of that function on that GPU
  *   nvml/gpuN/error.field.<id>                the nvmlReturn_t of that field on that GPU
  *   nvml/gpuN/<value>, nvml/gpuN/field/<id>   values; an absent one is NVML_ERROR_NOT_SUPPORTED. A field's may be
@@ -16,10 +16,10 @@
  *   nvml/gpuN/nvlink/<link>/                  a link: state (absent: active), version, and field/<id>, as of fields of
  *                                             scope <link>; without the folder the link is NOT_SUPPORTED
  *   nvml/gpuN/p2p_read.<M>, p2p_nvlink.<M>    nvmlGpuP2PStatus_t towards gpuM; absent: OK, by NVLink where both have it
- *   nvml/gpuN/mig/<index>                     the GPU instance id of that MIG device, seen while mig_current is 1
+ *   nvml/gpuN/mig/<index>                     the GPU instance id of that MIG device, listed while mig_current is 1
  *
  * A GPU's index is its rank among the gpuN directories, as a vanished GPU moves the others up.
- * Compiled with -DOLD_LIBRARY it lacks the functions that libraries got after R450.
+ * With -DOLD_LIBRARY it lacks the functions that were added after R450.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -55,13 +55,13 @@ enum {
 #define VALUE_SIZE 256
 
 typedef struct {
-    unsigned number; /* the N of gpuN: stays when another GPU vanishes */
+    unsigned number; /* the N of gpuN: unchanged when another GPU vanishes */
     int descriptor;  /* on dev/nvidiaN, as the driver keeps one per GPU in use */
 } Gpu;
 typedef struct {
     unsigned number, index; /* of the GPU, and on it */
 } MigDevice;
-typedef Gpu *nvmlDevice_t; /* or a MigDevice: NVML tells them apart by where they lie, and so do we */
+typedef Gpu *nvmlDevice_t; /* or a MigDevice: distinguished by their address, as in NVML */
 
 typedef struct {
     char busIdLegacy[16];
@@ -100,7 +100,7 @@ typedef struct {
     unsigned cliqueId, state;
 } nvmlGpuFabricInfo_t;
 
-static int node = -1; /* its directory: every path is short from there, and a look opens thousands */
+static int node = -1; /* its directory: relative paths are short, and a check cycle opens thousands */
 static char library_version[VALUE_SIZE];
 static Gpu gpus[MAX_GPUS];
 static MigDevice mig_devices[MAX_GPUS][MAX_MIG_DEVICES];
@@ -132,7 +132,7 @@ __attribute__((format(printf, 1, 2))) static int open_device(const char *format,
     va_start(arguments, format);
     int named = format_path(path, format, arguments);
     va_end(arguments);
-    /* By its path alone: a device file of a simulated node has no driver behind it. */
+    /* Only by its path: a device file of a simulated node has no driver. */
     return named ? openat(node, path, O_PATH | O_CLOEXEC) : -1;
 }
 
@@ -203,7 +203,7 @@ static nvmlReturn_t gpu_text(nvmlDevice_t gpu, const char *value, char *out, uns
     return copy_text(line, out, size);
 }
 
-/* -- faults: hardly ever there, so that it is asked first whether they are, which costs less than to open them ---- */
+/* -- faults: rare, so their existence is checked first, which costs less than opening the files ------------------- */
 
 static int struck(const char *fault, const char *function)
 {
@@ -217,7 +217,7 @@ static nvmlReturn_t written_error(const char *line)
     return parse_number(line, &number) == SUCCESS ? (nvmlReturn_t)number : UNKNOWN;
 }
 
-/* What a call meets before it does anything of its own. */
+/* Faults that a call meets before it does anything. */
 static nvmlReturn_t enter(const char *function)
 {
     char line[VALUE_SIZE];
@@ -293,11 +293,11 @@ __attribute__((constructor)) static void find_node(void)
             break;
         }
     }
-    /* A process keeps the library that it loaded: one upgraded on disk does not change it. */
+    /* A process keeps the library that it loaded, also after an upgrade on disk. */
     read_line(library_version, "nvml/nvml_version");
 }
 
-/* nvml_version is <CUDA major>.<driver version>: a library talks only to the driver that it came with. */
+/* nvml_version is <CUDA major>.<driver version>: a library works only with the driver of its release. */
 static int matches_driver(void)
 {
     char driver[VALUE_SIZE];
@@ -679,7 +679,7 @@ nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t gpu, unsigned
 
 /* -- fields ------------------------------------------------------------------------------------------------- */
 
-/* The file of a field: those that another function tells too have one of their own name. */
+/* The file of a field; fields that another function also returns have a name instead of a number. */
 static void name_field(char *name, size_t size, const nvmlFieldValue_t *field)
 {
     switch (field->fieldId) {
@@ -776,7 +776,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t gpu, unsigned link, unsigne
     return SUCCESS;
 }
 
-/* Replays, recoveries, CRC errors of flits: what fields 161 to 163 tell too, where the driver has them. */
+/* Replays, recoveries, CRC errors of flits; also fields 161 to 163 if the driver has them. */
 nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t gpu, unsigned link, unsigned counter,
                                              unsigned long long *count)
 {
@@ -836,7 +836,7 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t gpu, nvmlGpuFabricInfo_t *i
 }
 
 #ifndef OLD_LIBRARY
-/* -- what libraries got after R450 -------------------------------------------------------------------------- */
+/* -- functions added after R450 ------------------------------------------------------------------------------ */
 
 /* The version field of a structure: its size, and its number in the highest byte. */
 #define VERSION(type, number) ((unsigned)sizeof(type) | (number) << 24)
@@ -965,7 +965,7 @@ nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t gpu, unsign
     return no_processes(gpu, count);
 }
 
-/* Both versions begin alike, and a library may know only the first of them. */
+/* Both versions begin equally, and a library may support only the first. */
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t gpu, nvmlGpuFabricInfo_v3_t *fabric)
 {
     unsigned newest, summary;

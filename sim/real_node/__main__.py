@@ -1,4 +1,4 @@
-"""`python -m sim.real_node up|shell|exec CMD…|xid|status|down|deps|suited`: a node to try things on by hand."""
+"""`python -m sim.real_node up|shell|exec CMD…|xid|status|down|deps|suited`: a node for manual tests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sim.real_node import RealNode, RunningNode, images, needs
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sim.real_node", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    up = commands.add_parser("up", help="bring the node up, our image loaded, nothing applied")
+    up = commands.add_parser("up", help="start the node with our image loaded and no manifests applied")
     up.add_argument("--instance-type", default="p5.48xlarge")
-    up.add_argument("--target", default=SLIM, choices=TARGETS, help="of the Dockerfile")
-    commands.add_parser("shell", help="a shell on the node: kubectl, helm and gpu-healthcheck at hand")
-    commands.add_parser("exec", help="one command on the node").add_argument("words", nargs=argparse.REMAINDER)
-    xid = commands.add_parser("xid", help="the driver tells of a fault in the kernel's log")
+    up.add_argument("--target", default=SLIM, choices=TARGETS, help="target of the Dockerfile")
+    commands.add_parser("shell", help="open a shell on the node, with kubectl, helm and gpu-healthcheck")
+    commands.add_parser("exec", help="run one command on the node").add_argument("words", nargs=argparse.REMAINDER)
+    xid = commands.add_parser("xid", help="write a fault of the driver to the kernel log")
     xid.add_argument("code", type=int, nargs="?", default=79)
     xid.add_argument("--gpu", type=int, default=3)
-    commands.add_parser("status", help="what runs; 1 when no node is up")
-    commands.add_parser("down", help="take it down, nothing stays")
-    commands.add_parser("deps", help="install what it needs, by apt-get")
-    commands.add_parser("suited", help="1 and one line where no installation would help")
+    commands.add_parser("status", help="show the running pods; exit code 1 if no node is up")
+    commands.add_parser("down", help="stop the node and remove everything")
+    commands.add_parser("deps", help="install the requirements by apt-get")
+    commands.add_parser("suited", help="exit with 1 and the reason if this machine cannot run a node")
     try:
         return _do(parser.parse_args())
     except ProgramError as error:
@@ -65,7 +65,7 @@ def _up(node: RealNode, target: str) -> None:
     node.up()
     node.load(archive)
     shutil.copy2(program, node.folder / "bin")
-    print(f"{node.name} is up, and has our image; nothing is applied. On it: `make node-shell`; away: `make node-down`")
+    print(f"{node.name} is up with our image, without manifests. Shell: `make node-shell`; stop: `make node-down`")
 
 
 def _say(reason: str) -> int:

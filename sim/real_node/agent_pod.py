@@ -1,4 +1,4 @@
-"""The agent's pod on a node, as the API server, containerd, the audit log and the kernel's accounting know it."""
+"""The agent's pod on a node, from the API server, containerd, the audit log and the kernel's accounting."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DAEMONSET = "daemonset/gpu-healthcheck-agent"
 METRICS_PORT = 10633
 MANIFESTS = "kubernetes/manifests/"
 GIVE_UP_SECONDS = 600
-"""Nothing here asserts a time: this is when it stops to wait for what never comes. Beyond the five minutes in which
-the kubelet, the scheduler and the DaemonSet's controller try again what they missed."""
+"""Deadline of a wait, not an asserted time. Longer than the five minutes after which the kubelet, the scheduler and the
+DaemonSet's controller retry missed work."""
 _MIB = 1 << 20
 _CHARGED = ("memory.usage_in_bytes", "memory.current")
-"""In cgroup v1 and v2."""
+"""File of the memory usage in cgroup v1 and v2."""
 
 Json = dict[str, Any]
 
@@ -38,13 +38,13 @@ class AgentPod:
         self._node = node
 
     def all(self) -> list[Json]:
-        """Also those that are on their way out; the sweeper's are none of them."""
+        """Return the agents' pods, also terminating ones, without the sweeper's."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io/component=agent"
         pods: list[Json] = self._node.get(path)["items"]
         return pods
 
     def ready(self, other_than: str = "") -> Json:
-        """The one agent, once it is ready and none before it runs any more; not the pod with that UID."""
+        """Wait for the only agent to be ready, other than the pod with this UID, and return it."""
         found: list[Json] = []
 
         def is_there() -> bool:
@@ -57,7 +57,7 @@ class AgentPod:
         return found[0]
 
     def _not_ready(self, other_than: str) -> str:
-        """Briefly first, as a report may be cut."""
+        """Return the state of the pods, the short part first, because a report may be truncated."""
         pods = [
             {
                 "uid": pod["metadata"]["uid"],
@@ -77,24 +77,24 @@ class AgentPod:
         return f"{logs.stdout}{logs.stderr}\n{self._node.logs()}"
 
     def pid(self) -> str:
-        """As the node counts."""
+        """Return the PID in the node's PID namespace."""
         return self._pid(self.ready())
 
     def seconds_to_first_write(self) -> float:
-        """From the start of the container's process to the agent's first write on the Node, as the audit log has it."""
+        """Return the time from the container's start to the agent's first write to the Node, from the audit log."""
         ticks = int(self._node.run("cat", f"/proc/{self.pid()}/stat").stdout.rpartition(")")[2].split()[19])
         booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         started = booted + ticks / os.sysconf("SC_CLK_TCK")
         return min(moment for moment in self._writes() if moment > started) - started
 
     def memory_group(self) -> Path:
-        """The pod's control group, where its memory is accounted."""
+        """Return the pod's control group for memory."""
         uid = self.ready()["metadata"]["uid"]
         (file,) = Path("/sys/fs/cgroup").glob(f"**/{CGROUP}/**/pod{uid}/memory.stat")
         return file.parent
 
     def _pid(self, pod: Json) -> str:
-        """Empty when the container of the pod's status has ended meanwhile."""
+        """Return the process; empty if the container of the pod's status has ended."""
         container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
         tasks = [
             line.split() for line in self._node.run("ctr", "--namespace=k8s.io", "tasks", "list").stdout.splitlines()
@@ -102,7 +102,7 @@ class AgentPod:
         return next((words[1] for words in tasks if words[0] == container and words[2] == "RUNNING"), "")
 
     def _serves(self, pod: Json) -> bool:
-        """On the host's network, one on its way out answers the probes of the next, which finds the port taken."""
+        """Whether this pod owns the metrics port; on the host's network, a terminating pod may still own it."""
         listening = self._node.run("ss", "-Hltnp", f"sport = :{METRICS_PORT}").stdout
         return f"pid={self._pid(pod)}," in listening
 

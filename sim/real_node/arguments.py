@@ -1,4 +1,4 @@
-"""The command lines of everything that runs on the node, and the files they read; pure."""
+"""Command lines and input files of all programs on the node; pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 NODE_ADDRESS = "10.99.0.1"
 API_ADDRESS = "10.96.0.1"
-"""The Service `kubernetes`: the API server itself listens there, so that nothing has to translate."""
+"""Address of the Service `kubernetes`: the API server itself listens on it, without address translation."""
 DNS_ADDRESS = "10.96.0.10"
-"""Nobody answers there, and nothing of ours asks."""
+"""Address of the DNS Service; unused, without a server."""
 POD_NETWORK = "10.98.0.0/24"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 FIRST_PROCESS = "sim.real_node.inside"
 SOCKET, PLAN = "pid-1.sock", "plan.json"
-"""In the node's folder: where PID 1 is told what to do, and what it is to make."""
+"""Files in the node's folder: PID 1's socket for requests, and its plan."""
 CGROUP = "gpu-healthcheck-node"
-"""Everything below it in each hierarchy is the node's pods."""
+"""Parent control group of the node's pods in each hierarchy."""
 _ETCD_PORT, _ETCD_PEER_PORT = 2379, 2380
 
 LOOK_ALIKES = {
@@ -36,7 +36,7 @@ LOOK_ALIKES = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""What the kubelet would set, and the kernel has one of for the whole machine: it finds files that say so already."""
+"""Kernel settings that the kubelet would change for the whole machine: it finds files with its values."""
 
 KUBELET_CONFIGURATION: dict[str, Any] = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -109,7 +109,7 @@ _WITH_THE_MACHINES_LOG = 'mount --make-private /dev && umount /dev/kmsg && exec 
 def services(
     folder: Path, plane_bin: Path, kubelet_bin: Path, name: str, labels: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """By the name under which PID 1 starts and stops them."""
+    """Command lines by the name under which PID 1 starts and stops them."""
     return {
         "etcd": [str(plane_bin / "etcd"), *plane.etcd(folder, _ETCD_PORT, _ETCD_PEER_PORT)],
         "kube-apiserver": [

@@ -1,4 +1,4 @@
-"""The node's place in the machine's control groups: below it are its pods, and nothing of the machine's."""
+"""The node's control groups on the machine; they contain only its pods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def _cgroups() -> list[Path]:
-    """The node's place in each hierarchy: several on cgroup v1, one on v2."""
+    """Return the node's group in each hierarchy: several on cgroup v1, one on v2."""
     if (_CGROUPS / "cgroup.controllers").exists():
         return [_CGROUPS / CGROUP]
     return [top / CGROUP for top in sorted(_CGROUPS.iterdir()) if top.is_dir() and not top.is_symlink()]
@@ -28,7 +28,7 @@ def make() -> None:
 
 
 def remove() -> None:
-    """With everything below; waits until the kernel lets go of the last process."""
+    """Remove the group with all children; wait until the kernel has released the last process."""
     for top in _cgroups():
         for folder, _, _ in os.walk(top, topdown=False):
             _remove(Path(folder))
@@ -43,4 +43,4 @@ def _remove(folder: Path) -> None:
                 return False
         return True
 
-    wait_until(removed, 10, lambda: f"{folder} can't be removed")
+    wait_until(removed, 10, lambda: f"cannot remove {folder}")

@@ -1,7 +1,7 @@
-"""The images a node starts with: a stand-in for the bases of our Dockerfile, the pause image, and our own.
+"""Images of a node at its start: a stand-in for the bases of our Dockerfile, the pause image, and our own.
 
-No registry is asked. In the place of a base such as docker.io/library/python:3.12-slim comes a minimal Debian with
-Debian's Python. That proves our layers, not the pull, and an image built on it must never be published.
+No registry is used. A minimal Debian with Debian's Python replaces a base such as docker.io/library/python:3.12-slim.
+This tests our layers, not the pull. Never publish an image built on it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RECIPES = Path(__file__).parent / "recipes"
 CACHE = cache_folder("node").parent
 PAUSE = "registry.k8s.io/pause:3.10"
 OURS = f"docker.io/library/gpu-healthcheck:{__version__}"
-"""As the manifests name it."""
+"""Name of our image in the manifests."""
 WHEELHOUSE = "/wheelhouse"
 
 _STAND_IN = "localhost/gpu-healthcheck-stand-in"
@@ -50,14 +50,14 @@ _REQUIREMENTS = re.compile(r"requirements/[\w-]+\.txt")
 
 
 class ImageError(ControlPlaneError):
-    """An image could not be built; the message ends with the tool's output."""
+    """An image cannot be built; the message ends with the tool's output."""
 
 
 # --- images
 
 
 def ours(target: str = SLIM) -> Path:
-    """An archive of our image, built from the Dockerfile as it is; layers that did not change are not built again."""
+    """Return an archive of our image, built from the Dockerfile; unchanged layers are reused."""
     with _one_at_a_time():
         return _ours(target)
 
@@ -81,7 +81,7 @@ def _one_at_a_time() -> Iterator[None]:
 def _ours(target: str) -> Path:
     dockerfile = (REPOSITORY / "Dockerfile").read_text()
     if target not in stages(dockerfile):
-        raise ImageError(f"the Dockerfile has no target {target}; it has {', '.join(stages(dockerfile))}")
+        raise ImageError(f"the Dockerfile has no target {target}; its targets are {', '.join(stages(dockerfile))}")
     with _on_stand_ins(dockerfile) as words:
         _build(OURS, *words, f"--target={target}", str(REPOSITORY))
     return _archive(OURS, target)
@@ -113,13 +113,13 @@ def _on_stand_ins(dockerfile: str) -> Iterator[list[str]]:
 
 
 def _stand_in() -> str:
-    """Its name; made once for each state of its recipe and each release of Debian."""
+    """Return the name of the stand-in base, built once per state of its recipe and release of Debian."""
     recipe = (RECIPES / "stand-in.Dockerfile").read_text()
     digest = hashlib.sha256("\n".join([codename(), _PACKAGES, *_LEFT_OUT, recipe]).encode()).hexdigest()
     name = f"{_STAND_IN}:{digest[:12]}"
     if buildah("images", "--quiet", "--filter", f"reference={name}"):
         return name
-    print("building the stand-in base image, once: a minute or two", file=sys.stderr, flush=True)
+    print("building the stand-in base image (once, takes one or two minutes)", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         root, tar = Path(folder) / "rootfs", Path(folder) / "rootfs.tar"
         words = ["--variant=minbase", f"--include={_PACKAGES}", codename(), str(root), _mirror()]
@@ -134,13 +134,13 @@ def _stand_in() -> str:
 
 
 def _mirror() -> str:
-    """Where this machine's apt has Debian's packages from."""
+    """Return the sources of Debian's packages in this machine's apt."""
     words = "$(CODENAME) $(COMPONENT) $(REPO_URI)"
     for line in _run(["apt-get", "indextargets", f"--format={words}", "Created-By: Packages"]).splitlines():
         release, component, uri = line.split(maxsplit=2)
         if (release, component) == (codename(), "main"):
             return uri
-    raise ImageError(f"apt has no source of {codename()} main; `apt-get update` makes one known")
+    raise ImageError(f"apt has no source of {codename()} main; run `apt-get update`")
 
 
 def _python_version(image: str) -> str:
@@ -153,7 +153,7 @@ def _python_version(image: str) -> str:
 
 
 def _wheelhouse(dockerfile: str, python_version: str) -> Path:
-    """Wheels of all that the Dockerfile installs and builds with, fetched by this machine's pip, hashes checked."""
+    """Download the wheels that the Dockerfile installs and builds with, by this machine's pip with hash checks."""
     texts = [(REPOSITORY / file).read_text() for file in sorted(set(_REQUIREMENTS.findall(dockerfile)))]
     digest = hashlib.sha256("\n".join([python_version, *texts]).encode()).hexdigest()[:12]
     house = CACHE / "wheelhouse" / f"{python_version}-{digest}"
@@ -183,7 +183,7 @@ def _build(name: str, *words: str) -> None:
 
 
 def _archive(name: str, stem: str) -> Path:
-    """The image as one file, named after its content."""
+    """Export the image as one file, named after its content."""
     identity = buildah("images", "--quiet", "--no-trunc", "--filter", f"reference={name}").split()[0]
     file = CACHE / "archives" / f"{stem}-{identity.partition(':')[2][:12]}.tar"
     if not file.exists():
@@ -197,7 +197,7 @@ def _archive(name: str, stem: str) -> Path:
 
 
 def buildah(*words: str) -> str:
-    """On a store of ours. Its mounts are in a namespace that ends with it: it leaves one on its store otherwise."""
+    """Run buildah with our own store, in a mount namespace, because it otherwise leaves a mount on its store."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-buildah-") as running:
         store = ["--root", str(CACHE / "storage"), "--runroot", running, "--storage-driver", "overlay"]

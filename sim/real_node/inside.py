@@ -22,7 +22,7 @@ from sim.real_node.needs import SEARCH_PATH
 _LISTEN_SECONDS = 0.2
 _KERNEL = 2
 _CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-"""In a real cluster these run elsewhere: they outlive a reboot of the node."""
+"""Programs that run elsewhere in a real cluster, and therefore survive a reboot of the node."""
 
 
 class FirstProcess:
@@ -68,7 +68,7 @@ class FirstProcess:
         return ""
 
     def _power_off(self) -> None:
-        """All but the control plane ends at once, as when a machine is switched off."""
+        """End everything but the control plane at once, as when a machine is switched off."""
         for name in set(self._daemons) - set(_CONTROL_PLANE):
             self._daemons[name].kill()
         spared = {os.getpid(), _KERNEL, *(self._daemons[name].pid for name in _CONTROL_PLANE)}

@@ -20,21 +20,21 @@ PACKAGES = {
     "ip": "iproute2",
     "nsenter": "util-linux",
 }
-"""By the program that a package is there for."""
+"""Required packages by program."""
 CNI_PACKAGE, CNI_PROGRAM = "containernetworking-plugins", Path("/usr/lib/cni/bridge")
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Also that of everything on the node: a containerd finds its shim in PATH, and it must be the distribution's."""
+"""PATH of all programs on the node: containerd finds its shim in PATH, which must be the distribution's."""
 DEPS = "python -m sim.real_node deps"
 
 
 def codename() -> str:
-    """Debian's name for this release, such as bookworm; empty elsewhere."""
+    """Return the name of this Debian release, such as bookworm; empty elsewhere."""
     release = platform.freedesktop_os_release()
     return release.get("VERSION_CODENAME", "") if release.get("ID") == "debian" else ""
 
 
 def unsuited() -> str:
-    """One line that says why no installation would help here; empty on Debian, as root, with namespaces of its own."""
+    """Return the reason why this machine cannot run a node; empty on Debian, as root, with namespaces."""
     if not codename():
         return "a real node needs Debian"
     if os.geteuid() != 0:
@@ -55,7 +55,7 @@ def missing() -> str:
     if packages := missing_packages():
         return f"a real node needs {', '.join(packages)}: `{DEPS}` installs them"
     if not all(cache_folder(programs).is_dir() for programs in ("control-plane", "kubelet")) and not shutil.which("go"):
-        return "a real node needs Go, to build Kubernetes once"
+        return "a real node needs Go to build Kubernetes (once)"
     try:
         find_compiler()
     except CompilerError as error:
@@ -69,7 +69,7 @@ def missing_packages() -> list[str]:
 
 
 def install() -> None:
-    """From the package sources that the machine has. A service that Debian starts with them is none of ours."""
+    """Install the packages from the machine's sources, and stop services that Debian starts with them."""
     wanted = missing_packages()
     if not wanted:
         return

@@ -1,4 +1,4 @@
-"""A real one-node Kubernetes in namespaces of its own: kubelet, containerd and runc over a simulated GPU host."""
+"""A real one-node Kubernetes in its own namespaces: kubelet, containerd and runc on a simulated GPU host."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 COMMANDS = ("gpu-healthcheck", "kubectl-gpu_healthcheck", "kubectl_complete-gpu_healthcheck")
-"""Of this checkout's environment, as pipx would put them into the PATH."""
+"""Programs of this checkout's environment, in the PATH as by pipx."""
 _AFTER_US = 'cat > /dev/null; exec "$0" -m sim.real_node down'
 
 
 class RealNode(RunningNode):
-    """A node that stays until `down`, also when the process that brought it up has ended.
+    """Node that stays until `down`, also after the process that started it has ended.
 
-    `hardware` is the directory of a SimulatedNode (without one: of a healthy one that goes with the node): its GPUs,
-    EFA devices, driver library, kernel log and boot id are the node's. `with RealNode(…)` brings it up, and takes it
+    `hardware` is the directory of a SimulatedNode (default: a healthy one, removed with the node): its GPUs,
+    EFA devices, driver library, kernel log and boot id are the node's. `with RealNode(…)` starts it, and stops it
     down however the process ends.
     """
 
@@ -76,7 +76,7 @@ class RealNode(RunningNode):
             self._after_us.wait(READY_SECONDS)
 
     def up(self) -> None:
-        """Bring it up until its Node is Ready; whatever came so far is taken down when that fails."""
+        """Start the node and wait until its Node is Ready; remove all parts if that fails."""
         if reason := needs.missing():
             raise RealNodeError(reason)
         self._refuse_a_second()
@@ -106,7 +106,7 @@ class RealNode(RunningNode):
             raise
 
     def down(self) -> None:
-        """The kernel ends every process of the node; its mounts, links and rules go with the namespaces."""
+        """End every process of the node; the kernel removes its mounts, links and rules with the namespaces."""
         pid = self.pid
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ class RealNode(RunningNode):
     def _refuse_a_second(self) -> None:
         if self.folder.exists():
             state = f"is up, pid {self.pid}" if self.is_up else f"left {self.folder}"
-            raise RealNodeError(f"another node {state}: `python -m sim.real_node down` ends it")
+            raise RealNodeError(f"another node {state}: stop it with `python -m sim.real_node down`")
 
     def _write_files(self, plane_bin: Path, kubelet_bin: Path) -> None:
         folder, admin, kubelet = self.folder, secrets.token_hex(16), secrets.token_hex(16)

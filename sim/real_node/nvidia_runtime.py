@@ -1,4 +1,4 @@
-"""A stand-in for NVIDIA's container runtime: it adds mounts to a container that asks for GPUs, then becomes runc."""
+"""Stand-in for NVIDIA's container runtime: it adds mounts to a container that requests GPUs, then runs runc."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from sim.node import LIBRARY_DIRECTORY
 
 PROGRAM = "/usr/bin/nvidia-container-runtime"
-"""Where the toolkit's packages put it."""
+"""Path of the runtime in the toolkit's packages."""
 _LIBRARY = f"/{LIBRARY_DIRECTORY}/libnvidia-ml.so.1"
 
 
 def script(hardware: str) -> str:
-    """`hardware` is where the node has the directory of the simulated one, without the first slash."""
+    """Return the script. `hardware`: path of the simulated node's directory on the node, without the first slash."""
     return f"""\
 #!{sys.executable}
 import json, os, sys

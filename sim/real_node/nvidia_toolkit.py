@@ -1,4 +1,4 @@
-"""NVIDIA's toolkit as a package leaves it on a node: its real `nvidia-ctk runtime`, and a `systemctl` for this node."""
+"""NVIDIA's toolkit as installed by its package: its real `nvidia-ctk runtime`, and a `systemctl` for this node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROOM = Path(__file__).parent / "nvidia_ctk"
 
 
 def install(node: RunningNode) -> None:
-    """Into the folder of programs that is first in the node's PATH. Raises NoProgramError where there is no Go."""
+    """Install the toolkit in the first folder of the node's PATH. Raises NoProgramError without Go."""
     programs = node.folder / "bin"
     shutil.copy2(program(), programs)
     systemctl = programs / "systemctl"
@@ -23,10 +23,10 @@ def install(node: RunningNode) -> None:
 
 
 def program() -> Path:
-    """Its nvidia-ctk, built first where need be."""
+    """Return nvidia-ctk, and build it if necessary."""
 
     def build(folder: Path) -> None:
-        print("building nvidia-ctk, once: some seconds", file=sys.stderr, flush=True)
+        print("building nvidia-ctk (once, takes some seconds)", file=sys.stderr, flush=True)
         go_build(_ROOM, folder, "-s -w", ["."])
 
     return built(home_of("nvidia-ctk") / digest(_ROOM), build) / "nvidia-ctk"

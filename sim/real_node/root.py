@@ -1,4 +1,4 @@
-"""The node's own `/`: this machine's files under a layer that takes every write, a simulated GPU host in its places.
+"""The node's `/`: this machine's files below a writable layer, with the paths of a simulated GPU host.
 
 All of it happens inside the node's namespaces and ends with them.
 """
@@ -14,7 +14,7 @@ from sim.node import LIBRARY_DIRECTORY, NVIDIA_MAJOR
 from sim.real_node import arguments, nvidia_runtime
 
 HARDWARE = "opt/simulated-node"
-"""Where the node has the whole directory of the simulated one; links lead there from where a driver has its files."""
+"""Path of the simulated node's directory on the node; the driver's usual paths are links to it."""
 
 _DEVICES = {
     "null": (1, 3),
@@ -25,19 +25,19 @@ _DEVICES = {
     "tty": (5, 0),
     "kmsg": (1, 11),
 }
-"""All that pods need; a privileged one shall not find this machine's disks."""
+"""Devices that pods need; a privileged pod must not find this machine's disks."""
 _OWN_STORE = ("var/lib/containerd", "var/lib/kubelet")
-"""Where overlays are made or sizes are measured: not possible on an overlay."""
+"""Folders on the real file system, because they contain overlays or are measured: both fail on an overlay."""
 _FROM_HARDWARE = {
     "class": ("infiniband", "dmi"),
     "bus/pci": ("devices", "drivers"),
     "module": ("nvidia", "efa"),
 }
-"""By the directory of /sys that gets another layer: what is not the machine's there."""
+"""Parts of /sys from the simulated hardware, by the directory that gets another layer."""
 
 
 def make(folder: Path, name: str, hardware: Path, *readable: Path) -> None:
-    """Turn this process's `/` into the node's. `readable` are folders that may lie on other file systems."""
+    """Make the node's root the `/` of this process. `readable`: folders that may be on other file systems."""
     root = folder / "root"
     for layer in ("root", "upper", "work", "layers"):
         (folder / layer).mkdir()
@@ -137,7 +137,7 @@ def _enter(root: Path) -> None:
 
 
 def bring_up_network(name: str) -> None:
-    """Addresses that lead nowhere else: the API server's on the loopback, the node's on a bridge without ports."""
+    """Set local addresses: the API server's on the loopback, the node's on a bridge without ports."""
     _run("hostname", name)
     for command in (
         "link set lo up",

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FOLDER = Path(tempfile.gettempdir()) / "gpu-healthcheck-node"
-"""Of the one node that a machine can have; it is there while the node is."""
+"""Folder of the machine's only node; it exists while the node does."""
 NAME = "gpu-node-1"
 READY_SECONDS = 600
 HARDWARE, NEXT_RECORD = "hardware", "next-record"
-"""In that folder: the simulated host of a node that was given none, and the number of its kernel's next record."""
+"""Files in the folder: the default simulated host, and the number of its kernel's next record."""
 
 
 class RunningNode:
-    """Found by its folder, so that another process than the one that brought it up can use it."""
+    """Running node, identified by its folder, so that other processes than its starter can use it."""
 
     def __init__(self, name: str = NAME) -> None:
         self.folder = FOLDER
@@ -35,12 +35,12 @@ class RunningNode:
 
     @property
     def manifests(self) -> str:
-        """Our manifests as `kubectl apply -f` takes them on this node."""
+        """Path of our manifests for `kubectl apply -f` on this node."""
         return str(self.folder / "manifests")
 
     @property
     def pid(self) -> int | None:
-        """Of its PID 1, as this machine counts; None when no node is up."""
+        """PID of its PID 1 on this machine; None if no node is up."""
         try:
             pid = int((self.folder / "pid-1").read_text())
         except (FileNotFoundError, ValueError):
@@ -64,7 +64,7 @@ class RunningNode:
         self.start(name)
 
     def power_off(self) -> None:
-        """Everything on the node ends at once; the control plane, which runs elsewhere in a real cluster, goes on."""
+        """End everything on the node at once; the control plane, elsewhere in a real cluster, keeps running."""
         self._tell("power-off")
 
     def power_on(self) -> None:
@@ -73,14 +73,14 @@ class RunningNode:
         self.start("kubelet")
 
     def start_containerd(self) -> None:
-        """A kubelet that finds none ends at once."""
+        """Start containerd and wait until it answers: a kubelet without it exits at once."""
         self.start("containerd")
         self.wait_until(lambda: self.run("ctr", "version", check=False).returncode == 0, "containerd answers")
 
     # --- doing something on it
 
     def argv(self, *words: str) -> list[str]:
-        """The command line that runs these words on the node."""
+        """Return the command line that runs this command on the node."""
         if not self.is_up:
             raise RealNodeError("no node is up: `python -m sim.real_node up`")
         kept = {key: os.environ[key] for key in ("TERM", "LANG") if key in os.environ}
@@ -108,11 +108,11 @@ class RunningNode:
         return done
 
     def kubectl(self, *words: str, input: str | None = None) -> str:  # noqa: A002
-        """Standard output of kubectl as the admin."""
+        """Return the standard output of kubectl as admin."""
         return self.run("kubectl", *words, input=input).stdout
 
     def get(self, path: str) -> Any:
-        """An object of the API, by its path."""
+        """Return an object of the API by its path."""
         return json.loads(self.kubectl("get", "--raw", path))
 
     def load(self, archive: Path) -> None:
@@ -121,17 +121,17 @@ class RunningNode:
             command = self.argv("ctr", "--namespace=k8s.io", "images", "import", "-")
             done = subprocess.run(command, stdin=file, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise RealNodeError(f"{archive} was not taken: {done.stderr.strip()}")
+            raise RealNodeError(f"containerd did not import {archive}: {done.stderr.strip()}")
 
     def xid(self, gpu: int, code: int) -> None:
-        """The driver tells of it, on a node with a host of its own. An agent that comes later finds it no more."""
+        """Write an Xid to the kernel log of a node with its own host. Agents that start later do not read it."""
         number, hardware = self.folder / NEXT_RECORD, self.folder / HARDWARE
         if not number.exists():
-            raise RealNodeError("no node is up, or its host is somebody else's: `python -m sim.real_node up`")
+            raise RealNodeError("no node is up, or it has no host of its own: `python -m sim.real_node up`")
         address = (hardware / f"nvml/gpu{gpu}/bus_id").read_text().strip().lower()[-12:-2]
         log = SimulatedKernelLog(hardware / "dev/kmsg")
         log.overrun(int(number.read_text()))
-        log.write(f"NVRM: Xid (PCI:{address}): {code}, pid='<unknown>', name=<unknown>, told by hand")
+        log.write(f"NVRM: Xid (PCI:{address}): {code}, pid='<unknown>', name=<unknown>, injected by hand")
         number.write_text(str(log.next_sequence))
         log.close()
 
@@ -146,7 +146,7 @@ class RunningNode:
         wait_until(true, seconds, lambda: f"not within {seconds:g} s: {what}\n{self.logs()}")
 
     def logs(self, lines: int = 8) -> str:
-        """The end of each program's log."""
+        """Return the end of each program's log."""
         ends = []
         for log in sorted(set(self.folder.glob("*.log")) - {self.folder / "audit.log"}):
             ends += [f"--- end of {log.name}", *log.read_text(errors="replace").splitlines()[-lines:]]
@@ -162,7 +162,7 @@ class RunningNode:
 
 
 def is_ours(pid: int) -> bool:
-    """Whether that is a PID 1 of ours and not who got its number later; a zombie has no command line."""
+    """Whether the PID is our PID 1 and not a later process with the same number; a zombie has no command line."""
     try:
         return arguments.FIRST_PROCESS.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Waiting for something on a node, with an end and a reason."""
+"""Wait for a condition on a node, with a deadline and a reason."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class RealNodeError(ControlPlaneError):
-    """The node could not be had, started or asked; the message says why."""
+    """The node cannot be created, started or queried; the message has the reason."""
 
 
 def wait_until(true: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
-    """Gives up after that many seconds and as many looks: a machine that stood still meanwhile is no reason."""
+    """Wait. Give up only after that many seconds and as many attempts, because the machine may stall."""
     deadline, looks = time.monotonic() + seconds, 0
     while not true():
         looks += 1

@@ -1,1 +1,1 @@
-"""A release on this machine: a stand-in for the bases, a registry on loopback, a key pair of its own."""
+"""A release on this machine: a stand-in for the bases, a registry on loopback, a temporary key pair."""

@@ -1,7 +1,7 @@
-"""`python -m sim.release`: a whole release of the commit that is checked out, on this machine alone.
+"""`python -m sim.release`: a complete release of the checked-out commit on this machine.
 
-The steps are those of the workflow. A minimal Debian stands in for both bases and for AWS's installer, a registry on
-loopback for the real one, and a fresh key pair for the workflow's identity; so nothing of it may be published.
+The steps are those of the workflow. A minimal Debian replaces both bases and AWS's installer, a registry on
+loopback the real one, and a temporary key pair the workflow's identity. Never publish the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sim.release import local_registry
 
 OUT = REPOSITORY / "dist" / "dry-run"
 SOURCE = "https://dry-run.invalid/gpu-healthcheck"
-"""Where nobody can take it for a release."""
+"""Repository that cannot be mistaken for a release."""
 _UNRELEASED = re.compile(r"^## Unreleased$", re.MULTILINE)
 
 
@@ -52,7 +52,7 @@ def _rehearse(folder: Path) -> None:
     made_from = origin(SOURCE)
     with exported(made_from.revision) as tree, local_registry.running(folder) as host:
         for line in refusals(tree, f"v{made_from.version}"):
-            print(f"a release would be refused here: {line}")
+            print(f"a real release would be rejected: {line}")
         changelog = tree / "CHANGELOG.md"
         changelog.write_text(named(changelog.read_text(), made_from.version))
         registry = Registry(f"{host}/gpu-healthcheck", plain_http=True)
@@ -72,7 +72,7 @@ def _images(made_from: Origin, tree: Path, registry: Registry, folder: Path) -> 
     with images.on_stand_ins() as words:
         place = built.Place(images.buildah, words, ARCHITECTURES[platform.machine()])
         for target in TARGETS:
-            print(f"building {target} for {place.architecture}, on a stand-in for its bases", flush=True)
+            print(f"building {target} for {place.architecture}, with a stand-in for its bases", flush=True)
             found.append(built.build(place, target, made_from, tree, registry, folder))
     return found
 
@@ -87,7 +87,7 @@ def named(changelog: str, version: str) -> str:
 
 
 def _refuse_another_key(published: dict[str, str], folder: Path) -> None:
-    """A verification that takes any key would be worse than none."""
+    """Check that the verification rejects another key."""
     (folder / "another").mkdir()
     another = signing.by_key(folder / "another")
     for reference, digest in published.items():
@@ -95,7 +95,7 @@ def _refuse_another_key(published: dict[str, str], folder: Path) -> None:
             signing.verify(another, f"{reference.rpartition(':')[0]}@{digest}")
         except ReleaseError:
             continue
-        raise ReleaseError(f"{reference} is verified by a key that never signed it")
+        raise ReleaseError(f"the verification of {reference} accepts a key that did not sign it")
 
 
 if __name__ == "__main__":

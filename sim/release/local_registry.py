@@ -1,4 +1,4 @@
-"""A real registry on loopback, from Go modules; its data is in a folder of the caller."""
+"""Real registry on loopback, from Go modules; its data is in a folder of the caller."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _PATIENCE_SECONDS = 60
 
 
 def program() -> Path:
-    """Built first where need be. Raises NoProgramError where there is no Go."""
+    """Return the registry's program, and build it if necessary. Raises NoProgramError without Go."""
 
     def build(folder: Path) -> None:
-        print("building the registry, once: a minute or two", file=sys.stderr, flush=True)
+        print("building the registry (once, takes one or two minutes)", file=sys.stderr, flush=True)
         go_build(_ROOM, folder, "-s -w", [_PACKAGE])
 
     return built(home_of("registry") / digest(_ROOM), build) / "registry"
@@ -32,7 +32,7 @@ def program() -> Path:
 
 @contextmanager
 def running(folder: Path) -> Iterator[str]:
-    """Its HOST:PORT, while it answers there."""
+    """Run the registry and yield its HOST:PORT."""
     (port,) = free_ports(1)
     host = f"127.0.0.1:{port}"
     configuration = folder / "registry.yml"

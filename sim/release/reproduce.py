@@ -1,4 +1,4 @@
-"""Builds everything of the commit that is checked out twice, the images on the stand-in base, and compares."""
+"""Build the checked-out commit twice, images on the stand-in base, and compare the results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def twice(target: str) -> list[str]:
 
 
 def packed_twice() -> list[str]:
-    """The wheel and the source archive that differ; says their checksums."""
+    """Print the checksums of wheel and source archive, and return those that differ."""
     made_from = origin()
     with tempfile.TemporaryDirectory() as folder:
         built = []
@@ -57,7 +57,7 @@ def main() -> int:
         print(f"reproduce: {error}", file=sys.stderr)
         return 1
     for target, lines in found.items():
-        print(f"{target}: {'the same to the bit' if not lines else 'differs'}", *lines[:50], sep="\n  ")
+        print(f"{target}: {'bit-identical' if not lines else 'differs'}", *lines[:50], sep="\n  ")
     return 1 if any(found.values()) else 0
 
 

@@ -46,7 +46,7 @@ class Scenario:
     twin_of: str
     instance_type: str
     healthy_before: float
-    """Seconds between the two looks; 0: it takes only one."""
+    """Seconds between the two check cycles; 0: only one cycle."""
     from_within: bool
     faults: list[list[Any]]
     kernel_log: list[str]
@@ -75,16 +75,16 @@ class Scenario:
 
     @property
     def needs_device_files(self) -> bool:
-        """Whether only root can build it."""
+        """Whether only root can create the node."""
         return ["make_device_files"] in self.faults
 
     @property
     def is_seen_by_check(self) -> bool:
-        """Whether one look at the node's files shows it."""
+        """Whether a single check cycle of the node's files shows the fault."""
         return not (self.healthy_before or self.running or self.runtime_classes)
 
     def build(self, path: Path) -> SimulatedNode:
-        """The node with its faults."""
+        """Create the node with its faults."""
         node = SimulatedNode.create(path, self.instance_type)
         self.befall(node)
         return node
@@ -100,7 +100,7 @@ class Scenario:
 
 
 def _named_after(name: str) -> str:
-    """The fault of `gpu-lost-twin` or `gpu-lost-twin-without-…`; '' of every other name."""
+    """Return the fault of a name such as `gpu-lost-twin` or `gpu-lost-twin-without-…`; '' for other names."""
     fault, twin, _ = name.partition("-twin")
     return fault if twin else ""
 

@@ -1,8 +1,8 @@
-/* Loaded by LD_PRELOAD: the wall clock of its process stands apart from the machine's, and can be set while it runs.
+/* Loaded by LD_PRELOAD: gives its process a separate wall clock, which can be set while the process runs.
  *
- *   WALL_CLOCK_FILE  a file of 8 bytes: by how many seconds it is ahead, as an int64_t of this machine
+ *   WALL_CLOCK_FILE  a file of 8 bytes: the seconds by which the clock is ahead, as an int64_t of this machine
  *
- * The monotonic clocks stay as they are. Only calls from outside libc pass through here.
+ * The monotonic clocks are unchanged. Only calls from outside libc are intercepted.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -22,7 +22,7 @@ __attribute__((constructor)) static void begin(void)
     int file = name != NULL ? open(name, O_RDONLY | O_CLOEXEC) : -1;
     void *page = file >= 0 ? mmap(NULL, sizeof *ahead, PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
     if (page == MAP_FAILED)
-        abort(); /* a test would take the machine's clock for its own */
+        abort(); /* otherwise a test would use the machine's clock */
     close(file);
     ahead = page;
 }

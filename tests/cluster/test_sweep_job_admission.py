@@ -399,7 +399,7 @@ OF_A_CONTAINER: dict[str, tuple[Change, Change, str]] = {
         container(image="registry.example.com/x:1"),
         f"image must be gpu-healthcheck:{__version__} (in this policy), not registry.example.com/x:1",
     ),
-    "tag": (same, container(image=f"gpu-healthcheck:{__version__}1"), f"image is gpu-healthcheck:{__version__}"),
+    "tag": (same, container(image=f"gpu-healthcheck:{__version__}1"), f"image must be gpu-healthcheck:{__version__}"),
     "command": (
         container(command=["gpu-healthcheck", "sweep-run"]),
         container(command=["gpu-healthcheck", "agent"]),

@@ -70,12 +70,12 @@ STATES: list[tuple[str, list[Object], int | None, tuple[str, str, int, int, int]
         (GPU, "GPUs", 8, 3, 5),
     ),
     ("one unhealthy", [node("a", 8, allocatable={GPU: "7"}), pod("x", 7, on="a")], 8, (GPU, "GPUs", 7, 7, 0)),
-    ("time-sliced", [node("a", 32, labels=FOUR), pod("x", 2, on="a")], 8, (GPU, "time-sliced slots", 32, 2, 30)),
+    ("time-sliced", [node("a", 32, labels=FOUR), pod("x", 2, on="a")], 8, (GPU, "time-sliced places", 32, 2, 30)),
     (
         "time-sliced under another name",
         [node("a", 0, labels=FOUR, capacity={SHARED: "32"}, allocatable={SHARED: "32"}), asks("x", SHARED, 1)],
         8,
-        (SHARED, "time-sliced slots", 32, 1, 31),
+        (SHARED, "time-sliced places", 32, 1, 31),
     ),
     (
         "MIG instances",

@@ -29,7 +29,7 @@ FAILED = ("fail", "REBOOT", True)
 def go_on_only_while_it_holds(request: pytest.FixtureRequest, stage: Stage) -> Iterator[None]:
     """Each test begins where the one before it ended."""
     if stage.broke_off:
-        pytest.skip("the story broke off")
+        pytest.skip("an earlier step failed")
     failed = request.session.testsfailed
     yield
     stage.broke_off = request.session.testsfailed > failed

@@ -287,7 +287,7 @@ class TestWaiting:
         assert tainted_at <= request.at
 
     def test_what_does_not_come_ends_the_wait(self, stand_in: ApiStandIn) -> None:
-        with pytest.raises(TimeoutError, match="not so within 0"):
+        with pytest.raises(TimeoutError, match="not observed within 0"):
             stand_in.wait_for(lambda _: False, timeout=0)
         with pytest.raises(TimeoutError, match="no such request"):
             stand_in.wait_for_request(lambda _: False, timeout=0)

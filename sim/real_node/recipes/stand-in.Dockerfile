@@ -1,6 +1,6 @@
-# A minimal Debian with Debian's own Python, in the place of whatever base our Dockerfile builds on.
-# It holds nothing of the machine that made it; pip and apt get their sources from the mounts of a build.
-# It proves our layers, not the pull, and an image built on it must never be published.
+# A minimal Debian with Debian's Python, as a replacement for the bases of our Dockerfile.
+# It contains nothing of the build machine; pip and apt get their sources from the mounts of a build.
+# It tests our layers, not the pull. Never publish an image built on it.
 FROM scratch
 ADD rootfs.tar /
 ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8

@@ -86,7 +86,7 @@ def test_an_outage_is_said_once_and_its_end_too(watched: World) -> None:
     watched.agent.wait_for_log(BACK)
 
     assert len(watched.agent.logged(AWAY)) == 1
-    assert "the stand-in was told to answer 503" in watched.agent.logged(AWAY)[0]["error"]
+    assert "the stand-in is configured to answer 503" in watched.agent.logged(AWAY)[0]["error"]
 
 
 def test_a_server_that_asks_for_patience_gets_it_even_when_there_is_news(watched: World) -> None:
