@@ -344,7 +344,7 @@ class TestTheCommand:
     def test_needs_a_record(self, world: World) -> None:
         done = run(world)
 
-        assert (done.returncode, "no agent has ever told of this node" in done.stderr) == (2, True)
+        assert (done.returncode, "no agent has written a record of this node" in done.stderr) == (2, True)
 
     def test_names_the_right_that_is_missing(self, failed: World) -> None:
         failed.api.fail_with(403, path_part="/nodes/gpu-node-1")
