@@ -50,7 +50,7 @@ def _cycle_ms(program: Program, *, is_first: bool = False) -> tuple[float, float
     before = cpu_seconds(program.pid)
     saw = json.loads(program.ask("cycle"))
     milliseconds = (cpu_seconds(program.pid) - before) * 1000
-    # The kernel log is followed by a thread, which does not run here.
+    # The thread that follows the kernel log does not run here.
     looks_again = saw["again"] is not None and not is_first
     if saw["standing"] or looks_again or set(saw["unobserved"]) - {"0-nvidia-smi"}:
         raise CouldNotMeasure(f"the cycle did not report a healthy node: {saw}\n{program.tail()}")

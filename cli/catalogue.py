@@ -107,7 +107,7 @@ def explain_reason(declared: Declared, policy: Policy) -> Explanation:
         details.append(("counts", "once 3 further checks, 10 s apart, confirm it"))
     if reason.grace:
         details.append(("grace", f"not judged in the first {reason.grace.seconds:g} s after {reason.grace.since}"))
-    reading = "or worse, by the error in its detail: explain dcgm" if declared.by_error else ""
+    reading = "or worse, depending on the error in its detail (see `explain dcgm`)" if declared.by_error else ""
     here, advice = Ruling(severity, rule, reading), ("do", reason.action)
     return Explanation(reason.name, "", reason.meaning, advice, here, reason.severity, reason.source, tuple(details))
 

@@ -37,7 +37,7 @@ KINDS = {
 
 
 class NodeSquare(Struct, frozen=True):
-    """One node; the texts are those of the page."""
+    """One node on the HTML page. Its texts are printed there as they are."""
 
     place: int
     kind: str

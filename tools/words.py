@@ -243,7 +243,7 @@ def count_docs(counts: Counts) -> None:
 
 
 def count() -> Counts:
-    """Take all counts of the tree."""
+    """Count every rule over all files of the project."""
     counts = Counts()
     sources = python_sources()
     steps: tuple[Callable[[list[Source], Counts], None], ...] = (count_prose, count_names, count_definitions)

@@ -35,7 +35,7 @@ class GpuUse(Struct, frozen=True):
 
 
 def read_use(series: Iterable[object]) -> tuple[GpuUse, ...]:
-    """Read a vector. A value that is no percentage is left out: DCGM has special numbers for unknown."""
+    """Read the series of a Prometheus query. Values outside 0 to 100 are left out: DCGM reports unknown as such a number."""
     return tuple(_uses(series))
 
 

@@ -146,7 +146,7 @@ class ContainerState(Struct, frozen=True):
     ready: bool = False
     restarts: int = 0
     waiting: str = ""
-    """Reason of waiting, as `ContainerCreating` or `CrashLoopBackOff`."""
+    """Reason for waiting, such as `ContainerCreating` or `CrashLoopBackOff`."""
     message: str = ""
     running: bool = False
     started: datetime | None = None

@@ -34,7 +34,7 @@ _WORDS: Mapping[str, Severity] = {
 class SxidRow(Struct, frozen=True):
     """One number of the driver's list of SXids.
 
-    `why` is the reason for the verdict on a line without a word.
+    `why` is the reason for the severity if the log line has neither `Fatal` nor `Non-fatal`.
     """
 
     code: int

@@ -93,7 +93,7 @@ def _seen(files: DeviceFiles, wanted: list[_ExpectedFile]) -> Observation:
 
 
 def _of_driver(files: DeviceFiles) -> Iterator[_ExpectedFile]:
-    """Yield the device files that do not belong to one GPU."""
+    """Yield the driver's own device files, which belong to no single GPU."""
     majors: Mapping[str, int] = files.majors or {}
     yield _ExpectedFile("nvidiactl", (_NVIDIA, _CONTROL))
     there = {file.name for file in files.files}

@@ -29,7 +29,7 @@ STALLED = Reason(
     "An EFA device told its driver nothing while others of the machine did: it, or its interrupt, is dead.",
     "Read the kernel's log for efa; test the node with a quarantine run, reboot it, replace it when it comes back.",
     # The reason has no `flickers`: two check cycles 10 s apart may be too close together to show anything.
-    threshold=f"no {KEEP_ALIVES} while another device has {ENOUGH}",
+    threshold=f"{KEEP_ALIVES} does not rise, while it rises by at least {ENOUGH} on another device",
     source="the efa driver's hw_counters (amzn-drivers, efa_verbs.c)",
 )
 

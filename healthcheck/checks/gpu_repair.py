@@ -29,9 +29,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     gpus = yield from answering(seen)
     for gpu in gpus:
         if gpu.repair is not None and gpu.repair.channel_pending:
-            yield found(CHANNEL, gpu, "a channel of memory is replaced at the next reset of the GPU")
+            yield found(CHANNEL, gpu, "the next GPU reset remaps a memory channel to a spare")
         if gpu.repair is not None and gpu.repair.tpc_pending:
-            yield found(TPC, gpu, "a TPC is replaced at the next reset of the GPU")
+            yield found(TPC, gpu, "the next GPU reset replaces a TPC by a spare")
         yield from unread(gpu, "repair")
     if all_lack(gpus, "repair"):
         yield NotConfigured("no GPU here tells of repairs")

@@ -29,7 +29,7 @@ OPERATORS_FOLDER = "/usr/local/nvidia/"
 """Where the GPU operator's toolkit installs itself on the host (its value toolkit.installDir)."""
 _HELM = 'helm upgrade "$(helm list -qn {0})" nvidia/gpu-operator -n {0} --reuse-values'
 _UNITS = {
-    # One of the two runs: a server's kubelet is k3s itself, an agent's k3s-agent. systemctl takes a pattern.
+    # A server node has the unit k3s, an agent node k3s-agent; systemctl accepts a pattern for both.
     K3S: "k3s*",
     RKE2: "rke2-*",
     K0S: "k0s*",

@@ -17,10 +17,10 @@ CHANNEL = Finding(
     "ChannelRepairPending",
     Severity.RESET,
     SUBJECT,
-    "a channel of memory is replaced at the next reset of the GPU",
+    "the next GPU reset remaps a memory channel to a spare",
     ABOUT,
 )
-TPC = Finding("TpcRepairPending", Severity.RESET, SUBJECT, "a TPC is replaced at the next reset of the GPU", ABOUT)
+TPC = Finding("TpcRepairPending", Severity.RESET, SUBJECT, "the next GPU reset replaces a TPC by a spare", ABOUT)
 
 
 def judge(*gpus: Gpu) -> list[Judgement]:

@@ -116,7 +116,7 @@ def test_a_test_of_dcgm_is_as_severe_as_the_error_that_it_names(word: str) -> No
     answer = explained(word)
 
     assert "here MONITOR" in answer
-    assert "or worse, by the error in its detail: explain dcgm" in _unfolded(answer)
+    assert "or worse, depending on the error in its detail (see `explain dcgm`)" in _unfolded(answer)
 
 
 @pytest.mark.parametrize("words", [("dcgm", "46"), ("Dcgm46",), ("dcgm 46",)])

@@ -1,4 +1,4 @@
-"""The ConfigMap's settings as values of the chart: typed and bounded as the product itself reads them."""
+"""The ConfigMap's settings as chart values, with the same types and limits as in the agent."""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ def _unit(cgroup: bytes) -> str:
     """Return the innermost systemd service of a cgroup path.
 
     The path is `0::/system.slice/containerd.service`, or starts with `/../`, relative to our own cgroup. k3s and RKE2
-    start their containerd themselves. It is then in their unit, which also restarts it.
+    start their containerd themselves. It then belongs to their unit, and a restart of that unit restarts it.
     """
     found: list[bytes] = _UNIT.findall(cgroup)
     return found[-1].decode() if found else ""

@@ -30,7 +30,7 @@ were seen for eight of them (Azure/AgentBaker#2829).
 
 @dataclass
 class Driver:
-    """Reader of the driver of `root`.
+    """Reads NVML in a child process, with the driver's library below `root`.
 
     With `use_loader`, the loader's path is tried before the host's known paths.
     """
