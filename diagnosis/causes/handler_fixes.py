@@ -42,7 +42,7 @@ def by_agent(finding: RecordFinding | None) -> Iterator[str]:
 def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None) -> Iterator[str]:
     """Yield the steps that restore NVIDIA's handler on the node.
 
-    If the operator's toolkit is installed, the steps change the operator's values: the toolkit overwrites manual changes.
+    If the operator's toolkit is installed, the steps change the operator's values; it overwrites manual changes.
     """
     should = where_it_should_write(node, finding)
     operators = next(iter(toolkits(snapshot)), None)

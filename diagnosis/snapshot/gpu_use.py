@@ -35,7 +35,7 @@ class GpuUse(Struct, frozen=True):
 
 
 def read_use(series: Iterable[object]) -> tuple[GpuUse, ...]:
-    """Read the series of a Prometheus query. Values outside 0 to 100 are left out: DCGM reports unknown as such a number."""
+    """Read the series of a Prometheus query, without values outside 0 to 100, by which DCGM reports unknown."""
     return tuple(_uses(series))
 
 
