@@ -124,7 +124,7 @@ def test_the_metric_of_the_guide_is_counted_and_documented(copy: Path) -> None:
         8,
     )
 
-    python(copy, "-c", f"from healthcheck.telemetry import Telemetry\n{code['python test']}")
+    python(copy, "-c", f"from agent.telemetry import Telemetry\n{code['python test']}")
     python(copy, "-m", "tools.docs")
 
     assert "| `gpu_healthcheck_driver_reloads_total` | counter |" in (copy / "docs/metrics.md").read_text()

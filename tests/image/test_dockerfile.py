@@ -22,7 +22,7 @@ STAGES = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
 LOADED = """
 import sys
 import grpc, google.protobuf.json_format, google.protobuf.message_factory, healthcheck.host.grpc_child
-import healthcheck.cluster.client, healthcheck.probes.nvml.child, pynvml, cli.__main__, agent.agent_program
+import healthcheck.cluster.client, healthcheck.probes.nvml.child, pynvml, cli.__main__, agent.process.agent_program
 for name, module in sys.modules.items():
     print(name, getattr(module, "__file__", None))
 """
