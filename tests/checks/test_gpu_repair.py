@@ -17,7 +17,7 @@ CHANNEL = Finding(
     "ChannelRepairPending",
     Severity.RESET,
     SUBJECT,
-    "a channel of memory is replaced at the next reset of the GPU",
+    "a memory channel is replaced at the next reset of the GPU",
     ABOUT,
 )
 TPC = Finding("TpcRepairPending", Severity.RESET, SUBJECT, "a TPC is replaced at the next reset of the GPU", ABOUT)
@@ -69,7 +69,7 @@ def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
 
 
 def test_gpus_that_tell_of_no_repairs_have_nothing_to_look_at() -> None:
-    assert judge(*every(repair=None)) == [NotConfigured("no GPU here tells of repairs")]
+    assert judge(*every(repair=None)) == [NotConfigured("no GPU here reports repairs")]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
