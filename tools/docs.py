@@ -113,7 +113,7 @@ def _section(check: Check) -> str:
     lines = [
         f"## {check.name} (group `{check.group}`)\n",
         f"{(sys.modules[check.judge.__module__].__doc__ or '').strip()}\n",
-        f"Looks at: {', '.join(probe.name for probe in check.needs)}. {_NATURES[check.nature.value]}\n",
+        f"Reads: {', '.join(probe.name for probe in check.needs)}. {_NATURES[check.nature.value]}\n",
         "| reason | severity | what it means | counts | what to do | source |",
         "|---|---|---|---|---|---|",
     ]
@@ -131,13 +131,13 @@ def _counts(reason: Reason) -> str:
     words = (
         reason.threshold,
         f"not in the first {grace.seconds:g} s after {grace.since}" if grace else "",
-        f"once {again} further looks, 10 s apart, saw it too" if reason.flickers else "",
+        f"once {again} more check cycles, 10 s apart, show it too" if reason.flickers else "",
     )
     return "; ".join(word for word in words if word) or "at once"
 
 
 _NATURES = {
-    "level": "A finding leaves when a look shows it gone.",
+    "level": "A finding ends when a check cycle no longer shows the fault.",
     "event": "A finding stands until its written exit: MONITOR a day or a reboot, RESET and REBOOT a reboot.",
 }
 

@@ -20,16 +20,16 @@ _MOST_NAMED = 4
 STALE = Reason(
     "CdiSpecStale",
     Severity.MONITOR,
-    "A CDI specification names what the node does not have: its devices can't be given to a pod.",
-    "Generate it again, by the command named: it is older than the driver, or than the last boot.",
+    "A CDI specification names devices or files that the node does not have: no pod can get its devices.",
+    "Generate it again with the command in the detail: it is older than the driver or the last boot.",
     flickers=True,
     source="containerd: `failed to stat CDI host device`; runc: a mount's source, a hook's program",
 )
 MALFORMED = Reason(
     "CdiSpecMalformed",
     Severity.MONITOR,
-    "A CDI specification of NVIDIA's can't be read: none of its devices exists for the container runtime.",
-    "Generate it again, by the command named.",
+    "An NVIDIA CDI specification can't be read: the container runtime knows none of its devices.",
+    "Generate it again with the command in the detail.",
     flickers=True,
     source="containerd: `unresolvable CDI devices`",
 )
@@ -42,7 +42,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     runtime, used = readable
     specs = _read_by_somebody(runtime)
     if not specs:
-        yield NotConfigured("no CDI specification of NVIDIA's that anything reads")
+        yield NotConfigured("no NVIDIA CDI specification is in use")
         return
     yield from gpu_runtime.together(_findings(runtime, used, specs))
     yield Observation(", ".join(_summary(spec) for spec in specs))
@@ -55,7 +55,9 @@ def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, specs: Sequ
         elif spec.missing and not _is_hidden(spec, specs, used.cdi_folders):
             missing = named(spec.missing, _MOST_NAMED)
             yield found(
-                STALE, used, f"{spec.path} ({spec.kind}) names {missing}, not there; {_again(runtime, used, spec)}"
+                STALE,
+                used,
+                f"{spec.path} ({spec.kind}) names {missing}, which do not exist; {_again(runtime, used, spec)}",
             )
 
 
@@ -89,9 +91,12 @@ def _place(spec: CdiSpec, folders: Sequence[str]) -> int:
 
 
 def _again(runtime: ContainerRuntime, used: RuntimeConfiguration, spec: CdiSpec) -> str:
-    """The device plugin writes its own specification when it starts; the others are nvidia-ctk's."""
+    """Return the advice that regenerates a specification.
+
+    The device plugin writes its own specification when it starts; nvidia-ctk writes the others.
+    """
     if "k8s.device-plugin" in f"{spec.kind} {spec.path}":
-        remedy = "restart NVIDIA's device plugin on this node, which writes it: delete its pod"
+        remedy = "delete the pod of NVIDIA's device plugin on this node: it writes the file when it starts"
         return runtime_restart.make_pod_anew(runtime, used, remedy)
     return runtime_fixes.generate_spec(spec.path)
 

@@ -1,4 +1,4 @@
-"""NVIDIA's handlers and runc put containers into cgroups by the same driver as the kubelet."""
+"""Check: NVIDIA's handlers and runc use the same cgroup driver as the kubelet."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _NAMES = {True: "systemd", False: "cgroupfs"}
 MISMATCH = Reason(
     "CgroupDriverMismatch",
     Severity.MONITOR,
-    "The kubelet and its container runtime manage cgroups by two drivers: pods fail under load, or lose their GPUs.",
-    "Set both to systemd, by the command named.",
+    "The kubelet and its container runtime use different cgroup drivers: pods fail under load, or lose their GPUs.",
+    "Set both to systemd, as the detail describes.",
     flickers=True,
     source="Kubernetes, Container Runtimes: cgroup drivers",
 )
@@ -30,14 +30,14 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     runtime, used = readable
     wanted = _wanted(runtime, used)
     if wanted is None:
-        yield Observation("the kubelet takes the runtime's, or does not say its own")
+        yield Observation("the kubelet uses the runtime's cgroup driver, or its own is unknown")
         return
     yield from find_faults(runtime, used)
-    yield Observation(f"the kubelet's is {_NAMES[wanted]}", "the same in the runtime")
+    yield Observation(f"the kubelet's cgroup driver is {_NAMES[wanted]}", "the same in the runtime")
 
 
 def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    """The finding, where a handler or the runtime has another driver than the kubelet."""
+    """Yield a finding if a handler or the runtime has another cgroup driver than the kubelet."""
     wanted = _wanted(runtime, used)
     if wanted is not None:
         yield from _of_all(runtime, used, wanted)
@@ -59,9 +59,9 @@ def _wanted(runtime: ContainerRuntime, used: RuntimeConfiguration) -> bool | Non
 
 
 def _of_all(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: bool) -> Iterator[Finding]:
-    """CRI-O and Docker have one driver for all handlers."""
+    """Yield the finding for CRI-O and Docker, which have one driver for all handlers."""
     if used.systemd_cgroup not in (None, wanted):
-        message = f"{used.path}: the cgroup driver is {_NAMES[not wanted]}, the kubelet's {_NAMES[wanted]}"
+        message = f"{used.path}: the cgroup driver is {_NAMES[not wanted]}, but the kubelet's is {_NAMES[wanted]}"
         yield found(MISMATCH, used, f"{message}; {runtime_fixes.correct(runtime, used, used.path)}")
 
 
@@ -71,11 +71,11 @@ def _of_handlers(runtime: ContainerRuntime, used: RuntimeConfiguration, wanted: 
         if handler.name in ours and _starts_runc(handler) and bool(handler.systemd_cgroup) is not wanted:
             message = f"{where(handler)}: SystemdCgroup of {handler.name} is {_said(handler)}"
             mend = runtime_fixes.correct(runtime, used, handler.file)
-            yield found(MISMATCH, used, f"{message}, the kubelet's driver is {_NAMES[wanted]}; {mend}")
+            yield found(MISMATCH, used, f"{message}, but the kubelet's driver is {_NAMES[wanted]}; {mend}")
 
 
 def _starts_runc(handler: Handler) -> bool:
-    """Other shims have no such option."""
+    """Whether the handler starts runc. Other shims have no option SystemdCgroup."""
     return handler.runtime_type in ("", gpu_runtime.OLDEST_SHIM) or handler.runtime_type.startswith(gpu_runtime.SHIMS)
 
 

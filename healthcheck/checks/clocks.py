@@ -20,14 +20,14 @@ from healthcheck.model import (
 from healthcheck.probes.nvml import gpus as nvml
 
 _HARDWARE_SLOWDOWN, _THERMAL_SLOWDOWN, _POWER_BRAKE = 0x8, 0x40, 0x80
-"""nvmlClocksEventReasons (nvml.h). All others are a person's setting, or what a busy or idle GPU does."""
+"""nvmlClocksEventReasons (nvml.h). All other reasons are settings, or normal on a busy or idle GPU."""
 
 # The driver sets the first bit briefly whenever clocks change (nvml.h): one check cycle proves nothing.
 HARDWARE = Reason(
     "ClocksHardwareSlowdown",
     Severity.MONITOR,
-    "The GPU's hardware holds its clocks at half or less, and says neither heat nor power brake.",
-    "Look at power draw and temperature; move work away and replace the node when it stays.",
+    "The GPU's hardware holds its clocks at half or less, and reports neither heat nor power brake as the cause.",
+    "Check power draw and temperature; move work away, and replace the node if the slowdown persists.",
     flickers=True,
     threshold=f"bit {_HARDWARE_SLOWDOWN:#x}, alone",
     source="nvml.h, nvmlClocksEventReasonHwSlowdown",
@@ -36,7 +36,7 @@ THERMAL = Reason(
     "ClocksThermalSlowdown",
     Severity.MONITOR,
     "The GPU's hardware holds its clocks at half or less because it is too hot.",
-    "Look at temperature and fans; move work away and replace the node when it stays.",
+    "Check temperature and fans; move work away, and replace the node if the slowdown persists.",
     flickers=True,
     threshold=f"bit {_THERMAL_SLOWDOWN:#x}",
     source="nvml.h, nvmlClocksEventReasonHwThermalSlowdown",
@@ -45,7 +45,7 @@ POWER_BRAKE = Reason(
     "PowerBrake",
     Severity.MONITOR,
     "The machine's power supply makes the GPU hold its clocks at half or less.",
-    "Move work away; replace the node when it stays: its power supply is at fault, not the GPU.",
+    "Move work away; replace the node if the slowdown persists: its power supply is at fault, not the GPU.",
     flickers=True,
     threshold=f"bit {_POWER_BRAKE:#x}",
     source="nvml.h, nvmlClocksEventReasonHwPowerBrakeSlowdown",
@@ -58,10 +58,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     gpus = yield from answering(seen, "clock_reasons")
     entries = [(gpu, _held_down(gpu.clock_reasons)) for gpu in gpus if gpu.clock_reasons is not None]
     if all_lack(gpus, "clock_reasons"):
-        yield NotConfigured("no GPU here tells what holds its clocks down")
+        yield NotConfigured("no GPU here reports why its clocks are slowed down")
     elif entries:
         held = sum(bool(bits) for _, bits in entries)
-        yield Observation(f"held down by hardware on {held} of {counted(len(entries), 'GPU')}", "none")
+        yield Observation(f"slowed down by hardware on {held} of {counted(len(entries), 'GPU')}", "none")
     run = expected.deep_run
     is_tested = run is not None and run.covers(seen.at)
     for gpu, bits in entries:
@@ -70,7 +70,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield TooEarly("a deep test loads the GPU", gpu.subject, tuple(_REASONS[bit].name for bit in bits))
             continue
         for bit in bits:
-            yield found(_REASONS[bit], gpu, f"clocks held down by {_CAUSES[bit]} (event reason {bit:#x})")
+            yield found(_REASONS[bit], gpu, f"clocks slowed down by {_CAUSES[bit]} (event reason {bit:#x})")
 
 
 def _held_down(reasons: int) -> tuple[int, ...]:

@@ -23,25 +23,25 @@ from healthcheck.probes.container_runtime.facts import (
 MALFORMED = Reason(
     "RuntimeConfigMalformed",
     Severity.MONITOR,
-    "The configuration of the kubelet's container runtime can't be read: it will not start again with it.",
-    "Correct the file at the place named, before the runtime or the node is restarted.",
+    "The configuration of the kubelet's container runtime can't be read: the runtime can't restart with it.",
+    "Correct the file at the position in the detail before the runtime or the node restarts.",
     flickers=True,
     source="the runtime's own loader, which refuses such a file",
 )
 MISPLACED = Reason(
     "RuntimeConfigMisplaced",
     Severity.MONITOR,
-    "NVIDIA's handler stands in a table that containerd does not read in a file of that version or beside the others.",
-    "Move it to the table named, or write the file again with `nvidia-ctk runtime configure`.",
+    "NVIDIA's handler is in a table that containerd does not read in a file of this version, or with the other files.",
+    "Move it to the table in the detail, or write the file again with `nvidia-ctk runtime configure`.",
     flickers=True,
     source="containerd's configuration schemas 1 to 4",
 )
 CRI_DISABLED = Reason(
     "RuntimeCriDisabled",
     Severity.MONITOR,
-    "The kubelet's containerd is configured without its CRI plugin: once restarted, the kubelet can't use it.",
-    "Take the CRI plugin out of disabled_plugins in the file named (Docker's package of containerd puts it there); "
-    "`nvidia-ctk runtime configure` leaves it there.",
+    "The kubelet's containerd is configured without its CRI plugin: after a restart the kubelet can't use it.",
+    "Remove the CRI plugin from disabled_plugins in the file in the detail (Docker's package of containerd adds it); "
+    "`nvidia-ctk runtime configure` does not remove it.",
     flickers=True,
     source="kubelet: `unknown service runtime.v1.RuntimeService`",
 )
@@ -55,12 +55,16 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if problem is not None and problem.only_ours:
         yield Unobserved(UNREADABLE, in_words(problem), subject(runtime.used))
     yield from find_faults(runtime, runtime.used)
-    unsaid = "; without /sys nothing tells of GPUs, so it is judged as with some" if runtime.for_gpus is None else ""
+    unsaid = (
+        "; without /sys the GPUs are unknown, and the node is judged as one with GPUs"
+        if runtime.for_gpus is None
+        else ""
+    )
     yield Observation(f"{_summary(runtime, runtime.used)}{unsaid}", "", _known(runtime))
 
 
 def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    """Findings about the files as a whole, the worst first."""
+    """Yield the findings about the files as a whole, worst first."""
     problem = used.problem
     if problem is None:
         yield from _disabled(runtime, used)
@@ -80,7 +84,7 @@ def _misplaced(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterato
                 MISPLACED,
                 used,
                 f'{place}: {names} under plugins."{spot.section}"{_why_unread(used, spot)};'
-                f' version {spot.right_schema} has it in plugins."{spot.right_section}";'
+                f' version {spot.right_schema} needs plugins."{spot.right_section}";'
                 f" {runtime_fixes.correct(runtime, used, spot.file)}",
             )
 
@@ -89,14 +93,14 @@ def _why_unread(used: RuntimeConfiguration, spot: Misplaced) -> str:
     """Return why the merged files do not use a table that is valid for the version of its own file."""
     if spot.right_schema == spot.schema:
         return ""
-    text = f'beside plugins."{spot.right_section}" of {spot.handler_file}' if spot.handler_file else "with these files"
-    later = f" ({spot.read_from} and later do)" if spot.read_from else ""
+    text = f'with plugins."{spot.right_section}" of {spot.handler_file}' if spot.handler_file else "with these files"
+    later = f" ({spot.read_from} and later read it)" if spot.read_from else ""
     return f", which {gpu_runtime.reader(used)} does not read {text}{later}"
 
 
 def _disabled(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
     if used.disabled_in:
-        message = f"{used.disabled_in}: disabled_plugins names the CRI plugin"
+        message = f"{used.disabled_in}: disabled_plugins contains the CRI plugin"
         yield found(CRI_DISABLED, used, f"{message}; {runtime_fixes.correct(runtime, used, used.disabled_in)}")
 
 
@@ -118,7 +122,7 @@ def _summary(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
 def _files(used: RuntimeConfiguration) -> str:
     named = ", ".join(file.path for file in used.files)
     made = f" (made from {used.template})" if used.template else ""
-    return f"{named}{made}" if named else f"no {used.path}, so its defaults"
+    return f"{named}{made}" if named else f"no {used.path}, so its defaults apply"
 
 
 def _reader(used: RuntimeConfiguration) -> str:
@@ -129,7 +133,7 @@ def _reader(used: RuntimeConfiguration) -> str:
     if used.kind != CONTAINERD or used.version or len(used.files) < 2:
         return ""
     reader = "containerd 2" if used.is_containerd_2 else "containerd 1"
-    return f" (put together as {reader} does, assumed from version {used.schema})"
+    return f" (merged like {reader}, assumed from version {used.schema})"
 
 
 def _handlers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:

@@ -48,14 +48,14 @@ from healthcheck.probes.nvml import gpus as nvml
 from healthcheck.text.naming import named
 
 DevicesInUse = frozenset[tuple[str, int | None]]
-"""By kind and DCGM's number."""
+"""Devices as pairs of kind and DCGM's index."""
 _OVERRIDDEN = "severity-overrides"
 LEVEL_2_TESTS = ("memory", "pcie")
-"""Of the GPUs themselves. A run of level 2 or more that lacks one of them has not tested the GPUs."""
+"""Tests of the GPUs themselves. A run of level 2 or more that lacks one of them did not test the GPUs."""
 _UNTOLD = 0
-"""UNKNOWN, for what has no id that anybody knows."""
+"""DCGM's id UNKNOWN, for errors without a known id."""
 _MORE_WITHOUT_SAYING = frozenset((0, 1, 2, 19, 44, 51, 53, 56, 59, 64, 65, 66, 67))
-"""Errors of a call that failed, for whatever reason: only their text tells whether the test could run at all."""
+"""Errors of a failed call: only their text shows whether the test could run at all."""
 _COULD_NOT_RUN = (
     (
         re.compile(
@@ -86,46 +86,46 @@ _CAUSES = {
     124: dcgm_causes.NO_PERMISSION,
 }
 _OTHERS_WORK = 25
-"""GRAPHICS_PROCESSES, in DCGM's own words: this may cause some tests to fail."""
+"""GRAPHICS_PROCESSES. DCGM's text: this may cause some tests to fail."""
 _OF_A_GPU_IN_USE = frozenset((51, 56, 64, 65, 66))
-"""What else such a GPU brings about, in words that do not say so: calls that fail, memory that can't be had."""
+"""Other errors of a GPU in use, whose text does not mention the use: failed calls and failed memory allocations."""
 _OF_THE_HARDWARE = re.compile(
     r"uncorrectable|contained|\becc error|\bnvlink\b|hardware stack|\billegal\b|misaligned|unspecified launch|"
     r"fallen off|\blost\b",
     re.IGNORECASE,
 )
-"""CUDA's words (cudaGetErrorString) for what no other program brings about."""
+"""CUDA's texts (cudaGetErrorString) for errors that no other program can cause."""
 _ENDS_WITH_RESULTS = (0, 205, 226)
-"""Well; an error of severity ISOLATE; errors, none of them ISOLATE (dcgm_structs.h: NVVS_ISOLATE_ERROR, NVVS_ERROR)."""
+"""Exit codes: no error; an error of severity ISOLATE; other errors (dcgm_structs.h: NVVS_ISOLATE_ERROR, NVVS_ERROR)."""
 _SAYS_FAILED = (205, 226)
 _BY_A_SIGNAL, _MOST_SIGNALS = 128, 65
-"""A shell's exit code for a program that a signal ended is so much above the signal's number."""
+"""A shell's exit code for a program that a signal ended is 128 plus the signal's number."""
 _OVER_REPORTING_ERRORS = frozenset((30, 31, 50, 51, 56, 62, 63, 64, 65, 66, 110, 130))
-"""Of GPUs that something else used for a moment, of thresholds of speed, and where DCGM itself asks for another run.
+"""Errors of GPUs that another program used briefly, errors of speed thresholds, and requests of DCGM for another run.
 
 DCGM issues 272 and 284; dcgm_errors.h: LOW_BANDWIDTH, HIGH_LATENCY, STRESS_LEVEL, CUDA_API, MEMORY_ALLOC,
 MEMORY_BANDWIDTH, TARGET_POWER, API_FAIL, API_FAIL_GPU, CUDA_CONTEXT, GFLOPS_THRESHOLD_VIOLATION, RETEST_REQUESTED.
 """
 _NOT_GPUS = frozenset(("cpu", "core"))
-"""Of a Grace, which DCGM 4 lists among what it tests: without the package of the CPU's own test it skips them."""
+"""Parts of a Grace CPU, which DCGM 4 lists as tested. It skips them without the package of the CPU test."""
 ALSO = "; also "
 """Between a finding's first error and the others."""
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMED, _MOST_SHOWN = 240, 48, 6, 24
 _STATUS_WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped", "not-run": "not run", "unknown": "unclear"}
-_THRESHOLD = "an error that the test names; a failure that names none is MONITOR, of a test of memory RESET"
+_THRESHOLD = "an error that the test reports; a failure without an error is MONITOR, for a memory test RESET"
 _WORD = re.compile(r"[a-z0-9]+")
 
 FAMILY = Reason(
     "DcgmDiag",
     Severity.MONITOR,
-    "A test of DCGM's that is newer than this program failed; the finding is named after it, for instance DcgmDiagNew.",
-    "Look at the error in the detail: its severity is the finding's.",
+    "A DCGM test that is newer than this program failed; the finding has the test's name, for instance DcgmDiagNew.",
+    "Read the error in the detail: it sets the severity of the finding.",
     threshold=_THRESHOLD,
 )
 
 
 def reason_name(test: str) -> str:
-    """The name of a finding of this test: `DcgmDiagMemoryBandwidth`; DcgmDiagUnnamed of a test without a name."""
+    """Return the reason of this test's findings, such as `DcgmDiagMemoryBandwidth`; DcgmDiagUnnamed without a name."""
     words = "".join(word.capitalize() for word in _WORD.findall(test.lower()))
     return FAMILY.name + (words[:_LONGEST_NAME] or "Unnamed")
 
@@ -161,7 +161,7 @@ def judge_level_4(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def needs_repeat(answer: DiagAnswer, policy: Policy) -> tuple[str, ...]:
-    """The tests to be run once more before they are believed.
+    """Return the tests that must run once more before their failure counts.
 
     They failed, with RESET or worse, only by errors that healthy GPUs give as well.
     """
@@ -177,7 +177,7 @@ def needs_repeat(answer: DiagAnswer, policy: Policy) -> tuple[str, ...]:
 
 
 def with_repeat(first: DiagAnswer, again: DiagAnswer) -> DiagAnswer:
-    """The answer after some tests were run once more: where they came to a result, only that counts."""
+    """Return the answer after some tests ran once more: if a repeated test has a result, only that result counts."""
     entries = {(row.test, row.kind, row.index) for row in again.results if row.status in ("pass", "fail")}
     tests = {test for test, _, _ in entries}
     kept = tuple(
@@ -259,10 +259,10 @@ def _judge_row(
     if faults:
         yield _finding(row, device, faults)
     elif row.status == "fail" and not row.errors:
-        detail, alone = f"{row.test} failed, and DCGM names no error", _failed_alone(row.test)
+        detail, alone = f"{row.test} failed, and DCGM reports no error", _failed_alone(row.test)
         yield Finding(reason_name(row.test), alone.severity, device.subject, detail, device.about, rule=alone.rule)
     elif row.status == "unknown" and not row.errors:
-        yield Unobserved(dcgm_causes.NONSENSE, f"{row.test} gave a result that no version has", device.subject)
+        yield Unobserved(dcgm_causes.NONSENSE, f"{row.test} gave a result that no DCGM version defines", device.subject)
 
 
 def _causes(row: DiagResult, in_use: DevicesInUse) -> dict[UnobservedCause, DiagError]:
@@ -379,9 +379,9 @@ def _came_to_nothing(answer: DiagAnswer, rows: tuple[DiagResult, ...]) -> Iterat
         known = return_of_text(text) or _return_of(answer.code)
         causes.setdefault(known.cause if known else dcgm_causes.FAILED, f"{known.meaning}: {text}" if known else text)
     if answer.too_long:
-        causes.setdefault(dcgm_causes.TOO_LONG, "the answer is longer than anybody reads")
+        causes.setdefault(dcgm_causes.TOO_LONG, "the answer is too long to be read")
     elif answer.cut_off:
-        causes.setdefault(dcgm_causes.CUT_OFF, "the answer ends before its end")
+        causes.setdefault(dcgm_causes.CUT_OFF, "the answer is incomplete")
     if not causes and not _ended_with_results(answer.code):
         cause, detail = _why_it_ended(answer)
         causes.setdefault(cause, detail)
@@ -448,7 +448,7 @@ def _not_tested(
             yield Unobserved(dcgm_causes.GPU_LEFT_OUT, f"DCGM tested other GPUs and not {gpu.subject}", gpu.subject)
     if answer.code in _SAYS_FAILED and not any(row.errors or row.status == "fail" for row in rows):
         yield Unobserved(
-            dcgm_causes.CONTRADICTION, f"exit code {answer.code} says that a test failed, and no result does"
+            dcgm_causes.CONTRADICTION, f"exit code {answer.code} means that a test failed, but no result is a failure"
         )
 
 
@@ -499,4 +499,4 @@ def _summary(rows: Iterable[DiagResult]) -> str:
 
 LEVEL_2 = Check("dcgm-diag-l2", "1-dcgm-diag-l2", (LEVEL_2_RUN,), judge_level_2, (FAMILY, *_reasons(2)), Nature.EVENT)
 LEVEL_4 = Check("dcgm-diag-l4", "4-dcgm-diag-l4", (LEVEL_4_RUN,), judge_level_4, tuple(_reasons(4)), Nature.EVENT)
-"""Level 4 runs the tests of level 2 as well; their reasons stand there."""
+"""Level 4 also runs the tests of level 2; their reasons are listed with level 2."""

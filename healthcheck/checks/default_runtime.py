@@ -16,8 +16,8 @@ _MOST_NAMED = 8
 UNDEFINED = Reason(
     "DefaultRuntimeUndefined",
     Severity.MONITOR,
-    "The default runtime of the kubelet's container runtime is one that it does not define: its CRI does not load.",
-    "Define the handler, or name one that is defined as the default.",
+    "The default handler of the kubelet's container runtime is not defined: its CRI does not load.",
+    "Define the handler, or set the default to a defined handler.",
     flickers=True,
     source="containerd: `no corresponding runtime configured in containerd.runtimes`",
 )
@@ -33,7 +33,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    """The finding, where no file defines the default."""
+    """Yield the finding if no file defines the default handler."""
     defined = _defined(used)
     if used.default not in defined:
         file = used.default_in or used.path

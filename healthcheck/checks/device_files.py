@@ -28,9 +28,9 @@ _SOURCE = "NVIDIA/nvidia-modprobe, nvidia-modprobe-utils.c"
 MISSING = Reason(
     "DeviceFileMissing",
     Severity.MONITOR,
-    "A device file of the loaded driver lies neither in the host's /dev nor in the driver container's: pods that are "
-    "given it by CDI do not start, or CUDA finds no device in them.",
-    "`nvidia-modprobe -c0 -u` on the node (`-c` with the minor number of the GPU), or restart its driver container.",
+    "A device file of the loaded driver exists neither in the host's /dev nor in the driver container's: pods that get "
+    "it through CDI do not start, or CUDA finds no device in them.",
+    "Run `nvidia-modprobe -c0 -u` on the node (`-c` with the GPU's minor number), or restart its driver container.",
     # The program that loads the driver creates them a moment later.
     flickers=True,
     source=_SOURCE,
@@ -39,9 +39,9 @@ MISSING = Reason(
 WRONG = Reason(
     "DeviceFileWrong",
     Severity.MONITOR,
-    "A device file of the driver is no character device, or has another driver's number: what opens it fails.",
-    "Remove it on the node, then `nvidia-modprobe -c0 -u`; look for what makes it, such as a `mknod` at boot with a "
-    "number of its own, or a hostPath volume that made a folder.",
+    "A device file of the driver is not a character device, or has another driver's number: programs can't open it.",
+    "Remove it on the node, then run `nvidia-modprobe -c0 -u`; find its cause, such as a `mknod` at boot with a fixed "
+    "number, or a hostPath volume that created a folder.",
     flickers=True,
     source=_SOURCE,
     grace=DRIVER_GRACE,
@@ -49,13 +49,13 @@ WRONG = Reason(
 _NVIDIA, _CONTROL, _MODESET = 195, 255, 254
 _CAPABILITY = f"{CAPABILITIES}/nvidia-cap"
 _MOST_SHOWN = 4
-"""Files by their name in a detail; the others are counted."""
+"""Files named in a detail; the others are only counted."""
 Number = tuple[int, int]
-"""Major and minor."""
+"""Major and minor device number."""
 
 
 class _ExpectedFile(Struct, frozen=True):
-    """A device file by its name below /dev. `must_be`: its absence is a fault."""
+    """An expected device file, by its name below /dev. If `must_be` is true, its absence is a fault."""
 
     name: str
     number: Number
@@ -65,14 +65,14 @@ class _ExpectedFile(Struct, frozen=True):
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     files = seen[DEVICE_FILES]
     if not files.folders:
-        yield NotConfigured("what lies below this root is a copy of a host's tree, without devices")
+        yield NotConfigured("this root is a copy of a host's tree, without device files")
         return
     gpus = yield from answering(seen, "minor")
     if not any(function.is_gpu and function.driver == NVIDIA_DRIVER for function in seen[pci.FUNCTIONS]):
         if gpus:  # WSL's and Tegra's, which have other device files
-            yield NotConfigured("NVIDIA's driver has no GPU on PCI")
+            yield NotConfigured("no GPU on PCI is bound to the NVIDIA driver")
         return
-    # Where NVML fails, a control file that is missing may be why.
+    # If NVML fails, a missing control file may be the cause.
     control = list(_of_driver(files))
     of_gpus = [
         (gpu, _ExpectedFile(f"nvidia{gpu.minor}", (_NVIDIA, gpu.minor))) for gpu in gpus if gpu.minor is not None
@@ -131,8 +131,8 @@ def _lacks(device_files: DeviceFiles, wanted: Iterable[_ExpectedFile]) -> Iterat
 
 
 def _difference(file: DeviceFile, number: Number) -> str:
-    is_now = f"the character device {file.major}:{file.minor}" if file.character else "no character device"
-    return f"{file.path} is {is_now}, not {number[0]}:{number[1]}"
+    is_now = f"the character device {file.major}:{file.minor}" if file.character else "not a character device"
+    return f"{file.path} is {is_now}, expected {number[0]}:{number[1]}"
 
 
 def _of_the_driver(lacks: Iterable[tuple[Reason, str]]) -> Iterator[Finding]:

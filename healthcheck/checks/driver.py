@@ -1,6 +1,6 @@
-"""The driver answers, and its libraries on the node fit its kernel module.
+"""Check: the driver answers, and its libraries on the node match its kernel module.
 
-A call that never returns is the only sign that some dead GPUs give.
+Some dead GPUs show no other sign than a call that never returns.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ APART_SECONDS = 30.0
 UNRESPONSIVE = Reason(
     "DriverUnresponsive",
     Severity.REBOOT,
-    "A look at NVML did not come back within its deadline, twice: a call hangs in the driver.",
-    "Drain and reboot the node: a process stuck in the driver can't be ended.",
+    "NVML did not answer within its deadline, twice: a call hangs in the driver.",
+    "Drain and reboot the node: a process that hangs in the driver can't be killed.",
     threshold=f"two deadlines missed, at least {APART_SECONDS:.0f} s apart",
 )
-# One fault in three stages. For the first 180 s, and where NVML opens for us all the same, the node's own files show it
-# (MONITOR). Then NVML's error 18 confirms it (RESET). A container that brings a library of its own fails alone: that is
-# a line of the kernel's log (the MONITOR event of the same name), or could-not-check where the container is ours.
+# One fault in three stages. For the first 180 s, or if NVML can be opened in spite of it, the node's own files show it
+# (MONITOR). Then NVML's error 18 confirms it (RESET). A container with its own library fails alone: this shows as a
+# line of the kernel log (the MONITOR event of the same name), or as could-not-check if the container is the agent's.
 VERSION_MISMATCH = Reason(
     "DriverVersionMismatch",
     Severity.MONITOR,
-    "No driver library on the node is of the loaded kernel module's version: new programs can't use the GPUs.",
-    "After an upgrade of the driver: reboot, or reload the module. Otherwise install the library of its version.",
+    "No driver library on the node has the version of the loaded kernel module: new programs can't use the GPUs.",
+    "After a driver upgrade, reboot or reload the module. Otherwise install the library of the module's version.",
     flickers=True,
     threshold="the versions differ",
-    source="nvml.h, error 18: NVML asks for the very same version",
+    source="nvml.h, error 18: NVML requires the same version",
 )
 
 

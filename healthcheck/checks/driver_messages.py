@@ -1,4 +1,4 @@
-"""Lines of the NVIDIA driver that have no number: a GPU lost or not started, a driver loaded, a GPU's name."""
+"""Check: messages of the NVIDIA driver without an Xid number: GPU lost or not started, driver loaded, name of a GPU."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from healthcheck.probes.pci import normalise_address
 FELL_OFF_BUS = Reason(
     "GpuFellOffBus",
     Severity.REBOOT,
-    "The driver can't reach a GPU over PCIe any more, while it runs or when it looks for GPUs.",
+    "The driver can no longer reach a GPU over PCIe, while it runs or when it detects GPUs.",
     "Drain and reboot the node; replace it when the GPU is lost again.",
 )
 RESET_REQUIRED = Reason(
     "DriverResetRequired",
     Severity.RESET,
-    "The driver refuses work with NV_ERR_RESET_REQUIRED: a GPU has to be reset first.",
-    "Drain the node and reload the driver, or reboot: the line names no GPU. After a reset of the GPUs without that, "
-    "release the node: nothing on it proves that it was the right one.",
+    "The driver rejects work with NV_ERR_RESET_REQUIRED: a GPU must be reset first.",
+    "Drain the node and reload the driver, or reboot: the line names no GPU. If you only reset GPUs, release the node: "
+    "it can't detect that the right GPU was reset.",
 )
 REBOOT_REQUIRED = Reason(
     "DriverRebootRequired",
     Severity.REBOOT,
-    "The driver's memory manager (UVM) met a fatal error: every new CUDA program on the node fails until a reboot.",
-    "Drain and reboot the node; look for the Xid before the line.",
+    "The driver's memory manager (UVM) had a fatal error: every new CUDA program on the node fails until a reboot.",
+    "Drain and reboot the node; find the Xid before this line in the kernel log.",
     source="open-gpu-kernel-modules, src/nvidia/src/kernel/rmapi/nv_gpu_ops.c, nvGpuOpsReportFatalError: the driver"
     " sets the recovery action of every GPU to reboot",
 )
 
 DRIVER_LOADED = "DriverLoaded"
 GPU_NAMED = "GpuNamed"
-"""What a line can say that is no fault."""
+"""Names of messages that are not faults."""
 
 _BEGINS = "NVRM: "
 _ADDRESS = r"(?P<address>(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)"
 _NEXT_LINE = r"\s+(?:NVRM: )?"
 _CUT = r"(?:>|…|\.{3})?\s*\Z"
-"""A pager or `journalctl --no-full` may have cut the line at its end, and marked the place."""
+"""A pager or `journalctl --no-full` may have cut the end of the line, and marked the cut."""
 _LOADED = "NVRM: loading NVIDIA UNIX "
 _NOT_PROBED = "NVRM: The NVIDIA probe routine was not called for "
 _NONE_TAKEN = "NVRM: None of the NVIDIA "
@@ -51,7 +51,7 @@ _NAMED = re.compile(
     rf"NVRM: GPU at {_ADDRESS}: (?P<uuid>GPU-[0-9a-fA-F]{{8}}(?:-[0-9a-fA-F]{{4}}){{3}}-[0-9a-fA-F]{{12}})\s*\Z"
 )
 _SPEAKS = re.compile(rf"NVRM: (?s:.{{0,1024}}?)(?:\bXid\b.{{0,16}}?{_ADDRESS}|(?<=.{{16}})\bXid\b|off the bus)")
-"""Longer than the name of a process, with which some records of the kernel begin: `NVRM: Xid 79[12]: segfault`."""
+"""More characters than a process name has, because some kernel records begin with one: `NVRM: Xid 79[12]: segfault`."""
 _NO_GPU_OF_ITS_OWN = "driver"
 _LONGEST_DETAIL = 200
 
@@ -65,14 +65,14 @@ def _to_the_end(words: str) -> str:
 
 
 class _Message(Struct, frozen=True):
-    """A line as its source writes it, from its first character on: text that quotes one is no fault."""
+    """A message as the driver writes it, from its first character: text that quotes a message is not a fault."""
 
     reason: Reason
     form: re.Pattern[str]
     severity: Severity | None = None
-    """None: the reason's own."""
+    """None: the severity of the reason."""
     rule: str = ""
-    """'': named as the reason."""
+    """Empty: the name of the reason."""
 
 
 _MESSAGES = (
@@ -102,8 +102,8 @@ _MESSAGES = (
             rf"(?:or number \d+\s*\Z|{_to_the_end('or number ')})"
         ),
     ),
-    # nvidia_init_module, nv.c: the driver met GPUs and could take fewer. A function that another driver holds was never
-    # probed, and has a line of its own (`The NVIDIA probe routine was not called for 1 device(s).`).
+    # nvidia_init_module, nv.c: the driver found more GPUs than it could initialise. A function of another driver was
+    # never probed, and has its own line (`The NVIDIA probe routine was not called for 1 device(s).`).
     _Message(
         INIT_FAILED,
         re.compile(r"NVRM: The NVIDIA probe routine failed for \d{1,4} dev" + _to_the_end("ice(s).")),
@@ -156,7 +156,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         if record.text.startswith(_NOT_PROBED):
             not_probed_at = record.at
         elif record.text.startswith(_NONE_TAKEN) and _is_of_one_load(not_probed_at, record.at):
-            continue  # another driver has them all
+            continue  # all GPUs are bound to another driver
         elif sighting := read_message(record):
             not_probed_at = None
             yield sighting
@@ -202,7 +202,7 @@ def _subject(found: re.Match[str]) -> str:
 
 def _fault(record: kernel_log.Record, message: _Message, subject: str) -> KernelEvent:
     reason, severity = message.reason.name, message.severity or message.reason.severity
-    # One line for a person, whatever the driver wrapped.
+    # Join the lines that the driver wrapped.
     detail = " ".join(record.text.replace("\nNVRM: ", " ").removeprefix(_BEGINS).split())[:_LONGEST_DETAIL]
     rule = message.rule or reason
     finding = Finding(reason, severity, subject, detail, rule=rule, seq=record.seq, at=record.at)

@@ -10,20 +10,20 @@ from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observa
 from healthcheck.probes.nvml import gpus as nvml
 
 MOST_UNCORRECTED = 0
-"""Since the driver was loaded. A contained error counts too: the bad memory waits for a reset all the same."""
+"""Errors since the driver was loaded. A contained error counts too: the faulty memory also needs a reset."""
 
 UNCORRECTED = Reason(
     "EccUncorrected",
     Severity.RESET,
-    "ECC met an error that it could not correct since the driver was loaded: a GPU's memory lost data.",
-    "Drain the node and reset the GPU, or reboot; replace the GPU when it comes back.",
+    "ECC could not correct an error since the driver was loaded: a GPU's memory lost data.",
+    "Drain the node and reset the GPU, or reboot; replace the GPU if the error recurs.",
     threshold=f"more than {MOST_UNCORRECTED} since the driver was loaded",
     source="nvml.h, NVML_VOLATILE_ECC; DCGM's error 4, VOLATILE_DBE_DETECTED",
 )
 SRAM_THRESHOLD = Reason(
     "SramThresholdExceeded",
     Severity.ISOLATE,
-    "A GPU's on-chip memory (SRAM) has had more uncorrectable errors than NVIDIA allows for (Ampere and later).",
+    "A GPU's on-chip memory (SRAM) had more uncorrectable errors than NVIDIA's limit (Ampere and later).",
     "Keep work away from the node and replace the GPU.",
     source="nvml.h, nvmlEccSramErrorStatus_t.bThresholdExceeded; DCGM's error 118, SRAM_THRESHOLD",
 )
@@ -36,13 +36,15 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             # The detail has no count, because a count that rises would change the finding in each check cycle.
             yield found(UNCORRECTED, gpu, "uncorrected ECC errors since the driver was loaded")
         if gpu.sram_threshold_exceeded:
-            yield found(SRAM_THRESHOLD, gpu, "its SRAM has had more uncorrectable errors than NVIDIA allows for")
+            yield found(SRAM_THRESHOLD, gpu, "its SRAM had more uncorrectable errors than NVIDIA's limit")
         yield from unread(gpu, "ecc", "sram_threshold_exceeded")
         yield from unknown_yet(gpu, "sram_threshold_exceeded", SRAM_THRESHOLD)
     if all_lack(gpus, "ecc", "sram_threshold_exceeded"):
         yield NotConfigured("no GPU here counts ECC errors")
     elif message := ", ".join(_summary(gpus)):
-        yield Observation(message, f"{MOST_UNCORRECTED} since the driver was loaded, none over", "nvml.h")
+        yield Observation(
+            message, f"{MOST_UNCORRECTED} since the driver was loaded, no GPU over the threshold", "nvml.h"
+        )
 
 
 def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""ECC protects the memory of every GPU that can do it, where the instance type comes with it on."""
+"""Check: ECC is on for each GPU that supports it, if the instance type's GPUs have ECC on by default."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from healthcheck.checks.per_gpu import all_lack, answering, found
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
-# A change that only waits for its reset has no reason of its own: until then nothing is wrong, and afterwards this is.
+# A change that waits for a reset has no reason of its own: ECC is still on until the reset, and off afterwards.
 OFF = Reason(
     "EccModeOff",
     Severity.MONITOR,
-    "ECC is off, and the instance type's GPUs come with it on: errors in memory corrupt results and nobody sees them.",
-    "Drain the node, `nvidia-smi -e 1`, then reset the GPU or reboot.",
+    "ECC is off, although it is on by default for this instance type: memory errors corrupt results undetected.",
+    "Drain the node, run `nvidia-smi -e 1`, then reset the GPU or reboot.",
     source="DCGM 55, DCGM_FR_ECC_DISABLED",
 )
 
@@ -24,7 +24,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     modes = [(gpu, gpu.ecc_mode) for gpu in gpus if gpu.ecc_mode is not None]
     profile = expected.profile
     if all_lack(gpus, "ecc_mode"):
-        yield NotConfigured("no GPU here can do ECC")
+        yield NotConfigured("no GPU here supports ECC")
     elif modes:
         message = f"on for {sum(mode.current for _, mode in modes)} of {counted(len(modes), 'GPU')}"
         changing = sum(mode.current != mode.pending for _, mode in modes)

@@ -1,4 +1,4 @@
-"""EFA devices: those that PCI shows came up, and as many are there as this machine had and the type can have."""
+"""Check: all EFA devices on PCI work, and their number matches this machine's earlier number and the instance type."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from healthcheck.text.naming import named
 COUNT_LOW = Reason(
     "EfaCountLow",
     Severity.REBOOT,
-    "An EFA device of this machine can't be used: it has no RDMA device though the driver runs, or is gone from PCI.",
-    "Drain and reboot the node; replace it when the device is still missing.",
+    "An EFA device of this machine can't be used: it has no RDMA device although the driver runs, or is gone from PCI.",
+    "Drain and reboot the node; replace it if the device is still missing.",
     flickers=True,
     threshold="fewer than on PCI, than the Node offers to pods, or than this machine had before",
 )
 BELOW_PROFILE = Reason(
     "EfaBelowProfile",
     Severity.MONITOR,
-    "Fewer EFA devices than the type can have, for as long as we look: the launch template attaches fewer, or one went"
-    " before.",
-    "Compare with the launch template; write the number that it attaches into instance-profiles.conf.",
+    "Fewer EFA devices than the instance type supports, since the first check cycle: the launch template attaches"
+    " fewer, or a device was lost before.",
+    "Compare with the launch template; enter the number that it attaches in instance-profiles.conf.",
     flickers=True,
     threshold="some, and fewer than in instance-profiles.conf",
     source="EC2's limit per instance type",
 )
 _MOST_NAMED = 4
-"""Devices by their address in a detail; the others are counted."""
+"""Devices named by address in a detail; the others are only counted."""
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
@@ -69,7 +69,7 @@ def _had(expected: Expectation) -> tuple[int, str]:
 def _dark(here: Sequence[str], rdma: infiniband.Rdma) -> str:
     missing = sorted(set(here) - {device.address for device in rdma.efa})
     some = named(missing, _MOST_NAMED)
-    return f"PCI shows {len(here)} EFA devices, {len(rdma.efa)} have an RDMA device; without one: {some}"
+    return f"PCI shows {len(here)} EFA devices, {len(rdma.efa)} have an RDMA device; no RDMA device: {some}"
 
 
 def _expectation(had: int, owner: str, expected: Expectation) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""EFA devices on PCI have their driver, and programs can open them."""
+"""Check: EFA devices on PCI have their driver, and programs can open them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from healthcheck.probes.efa import infiniband
 NOT_LOADED = Reason(
     "EfaDriverNotLoaded",
     Severity.MONITOR,
-    "EFA devices are on PCI and the efa kernel module is not loaded.",
-    "Install or load the EFA driver on the node's image.",
+    "PCI shows EFA devices, but the efa kernel module is not loaded.",
+    "Install the EFA driver in the node's image, or load it.",
     flickers=True,
 )
 NO_UVERBS = Reason(
     "EfaVerbsMissing",
     Severity.MONITOR,
-    "An EFA device has no uverbs device, by which alone programs can open it.",
-    "Load the kernel module ib_uverbs; where it is loaded, read the kernel's log for efa and reboot.",
+    "An EFA device has no uverbs device, so programs can't open it.",
+    "Load the kernel module ib_uverbs; if it is loaded, read the kernel log for efa and reboot.",
     flickers=True,
 )
 
@@ -36,7 +36,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield _found(NOT_LOADED, f"PCI shows {counted(on_pci, 'EFA device')}, /sys/module/efa is missing")
     if closed:
         yield _found(NO_UVERBS, f"{closed} of {counted(len(rdma.efa), 'EFA device')} have no uverbs device")
-    version = rdma.efa_driver_version or ("of the kernel" if rdma.efa else "missing")
+    version = rdma.efa_driver_version or ("built into the kernel" if rdma.efa else "missing")
     yield Observation(
         f"driver {version}; {counted(len(rdma.efa) - closed, 'EFA device')} can be opened", f"{on_pci}", "PCI"
     )

@@ -33,15 +33,15 @@ MOST_PER_SECOND = {
     "retrans_pkts": MOST_RETRANSMITTED_PACKETS_PER_SECOND,
     "retrans_bytes": MOST_RETRANSMITTED_BYTES_PER_SECOND,
 }
-"""By counter. The numbers are those of EKS's node monitoring agent (monitors/networking/efa/efa.go), which takes them
-as a burst that may go by unsaid; as a rate between two looks they say that it does not end."""
+"""Limits by counter, from EKS's node monitoring agent (monitors/networking/efa/efa.go). That agent ignores bursts up to
+these numbers; as a rate between two check cycles they show that the errors continue."""
 
 _SOURCE = "EKS node monitoring agent"
 RATE = Reason(
     "EfaErrorRate",
     Severity.MONITOR,
-    "An EFA device drops, repeats or gives up so much that the jobs on it are slow or fail.",
-    "Compare the nodes of the job: one device alone points to this machine, many to the network or a peer that died.",
+    "An EFA device drops or retransmits so many packets, or has so many failed operations, that jobs are slow or fail.",
+    "Compare the nodes of the job: a single device points to this machine, many devices to the network or a dead peer.",
     flickers=True,
     threshold=(
         f"more than {MOST_ERRORS_PER_SECOND:g}/s; {MOST_RETRANSMITTED_PACKETS_PER_SECOND:g}/s of retrans_pkts, "
@@ -61,9 +61,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield Unobserved(NOT_ANSWERING, f"efa/{device.name}: {device.error}", f"efa/{device.name}")
     earlier = seen.earlier(RDMA)
     if earlier is None:
-        yield TooEarly("a rate needs an earlier look")
+        yield TooEarly("a rate needs an earlier check cycle")
         yield Observation(
-            f"error counters of {counted(len(devices), 'EFA device')} read", "none that rises fast", _SOURCE
+            f"error counters of {counted(len(devices), 'EFA device')} read", "no counter above the threshold", _SOURCE
         )
         return
     before, seconds = {device.name: device for device in earlier[0].efa}, earlier[1]
@@ -81,12 +81,12 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 def _rates(device: RdmaDevice, before: RdmaDevice | None, seconds: float) -> Iterator[Judgement]:
     subject = f"efa/{device.name}"
     if before is None or before.error:
-        yield TooEarly("its counters were not read in the look before", subject)
+        yield TooEarly("its counters were not read in the previous check cycle", subject)
         return
     both = [name for name in MOST_PER_SECOND if name in device.counters and name in before.counters]
     rises = {name: device.counters[name] - before.counters[name] for name in both}
     if any(rise < 0 for rise in rises.values()):
-        yield TooEarly("its counters began anew", subject)
+        yield TooEarly("its counters were reset", subject)
     elif fast := [name for name, rise in rises.items() if rise / seconds > MOST_PER_SECOND[name]]:
         message = ", ".join(f"{name} by more than {MOST_PER_SECOND[name]:.0f} a second" for name in fast)
         yield Finding(RATE.name, RATE.severity, subject, f"rises: {message}", flickers=RATE.flickers)

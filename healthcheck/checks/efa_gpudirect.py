@@ -1,4 +1,4 @@
-"""EFA's driver reaches the memory of NVIDIA's GPUs without a detour through the host's."""
+"""Check: the EFA driver can access the memory of NVIDIA GPUs directly, not through host memory."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 
 FAMILIES = ("p4", "p5", "p6")
-"""Whose EFA devices can do it; those of p3dn and of the g types can't."""
+"""Instance families whose EFA devices support it; those of p3dn and of the g types do not."""
 _NVIDIA = "NVIDIA"
-"""How the driver's word begins: `NVIDIA`, or `NVIDIA peermem` by way of efa_nv_peermem."""
+"""Beginning of the driver's value: `NVIDIA`, or `NVIDIA peermem` with efa_nv_peermem."""
 
 OFF = Reason(
     "EfaGpudirectOff",
     Severity.MONITOR,
-    "The EFA driver can't reach NVIDIA's memory: without dma-buf, what GPUs send goes through the host's memory.",
-    "Install efa_nv_peermem for NVIDIA's open driver, as EFA's installer does; after a driver upgrade, load it anew.",
+    "The EFA driver can't access the memory of NVIDIA GPUs: without dma-buf, GPU traffic goes through host memory.",
+    "Install efa_nv_peermem for NVIDIA's open driver, as the EFA installer does; reload it after a driver upgrade.",
     flickers=True,
     source="the efa driver's p2p (amzn-drivers, efa_sysfs.c)",
 )
@@ -30,11 +30,11 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if not devices:
         yield NotConfigured("no EFA device")
     elif not expected.instance_type.removeprefix("ml.").startswith(FAMILIES):
-        yield NotConfigured(f"EFA reaches GPUs on {', '.join(FAMILIES)} only")
+        yield NotConfigured(f"EFA can access GPU memory on {', '.join(FAMILIES)} only")
     elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
-        yield NotConfigured("the NVIDIA driver has no GPU")
+        yield NotConfigured("no GPU is bound to the NVIDIA driver")
     elif not words:
-        yield NotConfigured("the EFA driver does not say: the kernel's own relies on dma-buf")
+        yield NotConfigured("the EFA driver does not report it: the kernel's own EFA driver relies on dma-buf")
     else:
         others = sorted(word for word in words if not word.startswith(_NVIDIA))
         if others:

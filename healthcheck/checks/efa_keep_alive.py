@@ -20,14 +20,14 @@ from healthcheck.model import (
 from healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA
 
 ENOUGH = 3
-"""How often Amazon's devices tell, nobody publishes. So the devices of one machine are each other's measure: they keep
-the same pace, and in the same time one can miss one message of another's by chance, never three."""
+"""The interval of keep-alives is not published, so the devices of one machine are compared with each other. They send
+at the same rate: in the same time a device can by chance send one message less than another, but not three less."""
 
 STALLED = Reason(
     "EfaKeepAliveStalled",
     Severity.MONITOR,
-    "An EFA device told its driver nothing while others of the machine did: it, or its interrupt, is dead.",
-    "Read the kernel's log for efa; test the node with a quarantine run, reboot it, replace it when it comes back.",
+    "An EFA device sent its driver no keep-alive while others of the machine did: the device or its interrupt is dead.",
+    "Read the kernel log for efa; test the node with a quarantine run, reboot it, and replace it if the fault recurs.",
     # The reason has no `flickers`: two check cycles 10 s apart may be too close together to show anything.
     threshold=f"{KEEP_ALIVES} does not rise, while it rises by at least {ENOUGH} on another device",
     source="the efa driver's hw_counters (amzn-drivers, efa_verbs.c)",
@@ -42,7 +42,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     earlier = seen.earlier(RDMA)
     if earlier is None:
-        yield TooEarly("a rise needs an earlier look")
+        yield TooEarly("a comparison needs an earlier check cycle")
         yield Observation(f"keep-alives of {counted(len(now), 'EFA device')} read")
         return
     before = {device.name: device.counters.get(KEEP_ALIVES) for device in earlier[0].efa}
@@ -58,14 +58,14 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 def _rise(subject: str, rise: int | None, pace: int) -> Iterator[Judgement]:
     if rise is None:
-        yield TooEarly("it was not there in the look before", subject)
+        yield TooEarly("it did not exist in the previous check cycle", subject)
     elif rise < 0:
-        yield TooEarly("its counters began anew", subject)
+        yield TooEarly("its counters were reset", subject)
     elif rise == 0 and pace >= ENOUGH:
-        detail = f"{KEEP_ALIVES} stands still, while another device's rises by {ENOUGH} or more"
+        detail = f"{KEEP_ALIVES} does not rise, while another device's rises by {ENOUGH} or more"
         yield Finding(STALLED.name, STALLED.severity, subject, detail)
     elif rise == 0:
-        yield TooEarly("no device was heard often enough to tell", subject)
+        yield TooEarly("no device sent enough keep-alives for a comparison", subject)
 
 
 CHECK = Check("efa-keep-alive", "2-efa-enumeration", (RDMA,), judge, (STALLED,))

@@ -30,15 +30,15 @@ SETTING = "EFA_MIN_BW"
 FAILED = Reason(
     "EfaLoopbackFailed",
     Severity.REBOOT,
-    "An EFA device does not carry messages to itself: they are lost, refused, or never arrive.",
-    "Reboot the node and quarantine it again; replace it when the device fails again.",
-    threshold="fi_pingpong meets an error of the device, loses messages, or does not end within EFA_TEST_TIMEOUT",
+    "An EFA device can't send messages to itself: they are lost, rejected, or never arrive.",
+    "Reboot the node and quarantine it again; replace it if the device fails again.",
+    threshold="fi_pingpong reports an error of the device, loses messages, or does not end within EFA_TEST_TIMEOUT",
     source="libfabric, util/pingpong.c; amzn-drivers, efa_com.c",
 )
 CORRUPT = Reason(
     "EfaLoopbackCorrupt",
     Severity.ISOLATE,
-    "An EFA device changes data on its way: what came back is not what was sent.",
+    "An EFA device changes data in transit: the received data differs from the sent data.",
     "Keep work away from the node and replace it.",
     threshold="one byte that differs (fi_pingpong -c)",
     source="libfabric, util/pingpong.c",
@@ -46,9 +46,9 @@ CORRUPT = Reason(
 SLOW = Reason(
     "EfaLoopbackSlow",
     Severity.REBOOT,
-    "An EFA device carries messages to itself more slowly than this cluster asks for.",
-    "Reboot the node and quarantine it again; replace it when the device is slow again.",
-    threshold=f"below {SETTING} at the largest message; where that is 0, not judged",
+    "The bandwidth of an EFA device to itself is lower than this cluster requires.",
+    "Reboot the node and quarantine it again; replace it if the device is slow again.",
+    threshold=f"below {SETTING} at the largest message; not judged if {SETTING} is 0",
 )
 
 

@@ -1,4 +1,4 @@
-"""libfabric, by which jobs use EFA, lists every EFA device that programs can open."""
+"""Check: libfabric, through which jobs use EFA, lists each EFA device that programs can open."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from healthcheck.text.naming import named
 MISSING = Reason(
     "EfaProviderMissing",
     Severity.MONITOR,
-    "The EFA provider of libfabric does not list an EFA device that programs can open: jobs do without it, or fail.",
-    "Run `fi_info -p efa` with FI_LOG_LEVEL=warn on the node; it names the device that it could not open.",
+    "libfabric's EFA provider does not list an EFA device that programs can open: jobs run without it, or fail.",
+    "Run `fi_info -p efa` with FI_LOG_LEVEL=warn on the node; it names the device that it can't open.",
     flickers=True,
     threshold="fewer `-rdm` domains than EFA devices with a uverbs device",
     source="libfabric, fi_efa(7) and issue 12708",
 )
 _MOST_NAMED = 4
-"""Devices by their name in a detail; the others are counted."""
+"""Devices named in a detail; the others are only counted."""
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:

@@ -35,16 +35,16 @@ from healthcheck.model import (
 )
 from healthcheck.text.printable import printable
 
-_OURS = "Tell the project: it is a fault of ours. The message names it, and what else was seen counts."
-CHECK_FAILED = UnobservedCause("CheckFailed", "A check's own judge failed: input that nobody thought of.", _OURS)
+_OURS = "Report it to the project with the message: it is a bug of this program. All other results remain valid."
+CHECK_FAILED = UnobservedCause("CheckFailed", "A check failed with an internal error on unexpected input.", _OURS)
 RECORD_SET_ASIDE = UnobservedCause(
-    "KernelLogRecordSetAside", "A record of the kernel's log could not be judged, and was set aside.", _OURS
+    "KernelLogRecordSetAside", "A kernel log record could not be judged and was skipped.", _OURS
 )
 NOT_LOOKED_YET = UnobservedCause(
-    "NotLookedYet", "The agent has begun, and its first look has not ended.", "Wait: the first look takes seconds."
+    "NotLookedYet", "The agent's first check cycle has not ended yet.", "Wait: the first check cycle takes seconds."
 )
 CAUSES = (NOT_LOOKED_YET, NOT_LOOKED, PROBE_FAILED, CHECK_FAILED, RECORD_SET_ASIDE)
-"""Why any check could not run, whatever it looks at."""
+"""Causes that apply to every check, whatever it reads."""
 _LONGEST_FAILURE = 200
 
 

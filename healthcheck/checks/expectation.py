@@ -24,11 +24,11 @@ class EarlierHardware(Struct, frozen=True):
     """
 
     efa: int | None = None
-    """The most EFA devices that it ever had; None: nobody has counted yet."""
+    """The highest number of EFA devices so far; None: not counted yet."""
     places: Mapping[str, GpuPosition] = field(default_factory=dict)
-    """By address: where each GPU sat when it was first met."""
+    """By address: the position of each GPU when it was first observed."""
     gpus: int | None = None
-    """The most GPUs that PCI ever showed, whoever drove them; None: not counted yet; 0: a person accepted a loss."""
+    """The highest number of GPUs on PCI so far, with any driver; None: not counted yet; 0: a person accepted a loss."""
 
 
 ONCE_HAD = "what this machine once had"
@@ -36,12 +36,12 @@ ONCE_HAD = "what this machine once had"
 
 
 AFTERMATH_SECONDS = 60.0
-"""So long after a deep run its own load may still show (docs/rules.md 13)."""
+"""Time after a deep diagnostic in which effects of its load may still show (docs/rules.md 13)."""
 SEEN_SECONDS = 60.0
-"""So long it is remembered that a process was a test's, for lines that are judged late."""
+"""Time for which the processes of a test are remembered, for lines that are judged late."""
 _GONE_SECONDS = 5.0
-"""So long after its last sight a process of a test may still have caused what names it. Later, its number may be
-another's."""
+"""Time after its last observation in which a test's process may still have caused a line that names it. Later its PID
+may belong to another process."""
 
 
 class DeepDiagnostic(Struct, frozen=True):
@@ -55,7 +55,7 @@ class DeepDiagnostic(Struct, frozen=True):
     until: float | None = None
     """None: it still runs."""
     processes: Mapping[int, float] = field(default_factory=dict)
-    """Of tests that are ours or the node's own: by number when each was last seen, in the same seconds."""
+    """Processes of this program's or the node's own tests: time of the last observation by PID, in the same seconds."""
 
     def covers(self, at: float) -> bool:
         """Whether the load of this run may have caused an observation of that time."""
@@ -79,22 +79,22 @@ class PodRuntimeClass(Struct, frozen=True):
 
 
 class Expectation(Struct, frozen=True):
-    """`profile` is None for an unknown type: no expectation, which is not an expectation of nothing."""
+    """Expected state of one node. `profile` is None for an unknown instance type: nothing is then expected of it."""
 
     profile: InstanceProfile | None = None
     instance_type: str = ""
     driver_age_seconds: float = float("inf")
-    """Since the kernel module was loaded; since boot where the log no longer says."""
+    """Time since the kernel module was loaded, or since boot if the log no longer contains the load."""
     policy: Policy = field(default_factory=Policy)
     first: EarlierHardware = field(default_factory=EarlierHardware)
     efa_allocatable: int | None = None
-    """What the Node allows pods to ask for (`vpc.amazonaws.com/efa`); None: the Node does not say, or there is none."""
+    """EFA devices that the Node offers to pods (`vpc.amazonaws.com/efa`); None: unknown, or none."""
     max_retired_pages_sbe: int = 60
     runtime_classes: tuple[PodRuntimeClass, ...] | None = None
-    """Those that leave this node out are not among them. None: nobody could list them."""
+    """Without the classes that exclude this node. None: they could not be listed."""
     efa_min_bandwidth: int = 0
-    """MB/s that an EFA device has to reach with itself; 0: what it reaches is shown and not judged."""
+    """Required bandwidth of an EFA device to itself, in MB/s; 0: the bandwidth is shown and not judged."""
     nccl_min_bus_bandwidth: int = 0
-    """GB/s of bus bandwidth that an all-reduce has to reach; 0: a share of the instance type's figure."""
+    """Required bus bandwidth of an all-reduce, in GB/s; 0: a share of the instance type's figure."""
     deep_run: DeepDiagnostic | None = None
-    """None: no deep run is known to have had the GPUs."""
+    """None: no deep diagnostic is known to have used the GPUs."""

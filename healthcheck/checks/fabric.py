@@ -28,16 +28,16 @@ NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
 """nvmlGpuFabricState_t (nvml.h)."""
 _STATES = {NOT_STARTED: "not started", IN_PROGRESS: "in progress"}
 _STATUSES = {3: "not supported", 10: "timeout", 23: "insufficient resources", 27: "not ready", 29: "invalid state"}
-"""nvmlReturn_t, of those that a registration ends with."""
+"""Values of nvmlReturn_t with which a registration ends."""
 UNHEALTHY_SUMMARY, LIMITED_SUMMARY = 2, 3
 """NVML_GPU_FABRIC_HEALTH_SUMMARY_… (nvml.h, nvmlGpuFabricInfo_v3_t)."""
 _YES = 1
-"""In a field of the health mask: 0 is not supported, 2 is no. So a healthy mask is not 0."""
+"""Value "yes" of a field of the health mask: 0 is not supported, 2 is no. So a healthy mask is not 0."""
 _FIELDS = {"degraded bandwidth": 0, "route recovery": 2, "unhealthy route": 4, "access timeout recovery": 6}
 """NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_…: fields of two bits."""
 _CONFIGURATION_SHIFT = 8
 _CONFIGURATION_FAULT = 2
-"""From here on the field of four bits names what is wrong with the configuration: 0 is not supported, 1 is nothing."""
+"""Lowest value of the four-bit field that is a fault of the configuration: 0 is not supported, 1 is no fault."""
 GRACE = Grace(180.0, "the fabric manager was started")
 """docs/rules.md 20."""
 
@@ -48,14 +48,14 @@ COMING_UP = UnobservedCause(
 )
 STATE_UNKNOWN = UnobservedCause(
     "FabricStateUnknown",
-    "The driver names a state of the fabric that is newer than this program.",
-    "Take a newer version of this program.",
+    "The driver reports a fabric state that this version does not know.",
+    "Upgrade this program.",
 )
 NOT_READY = Reason(
     "FabricNotReady",
     Severity.RESET,
     "A GPU is not registered with its NVLink fabric: new CUDA programs fail with error 802.",
-    "Look into the fabric manager's log; drain the node, reset all its GPUs and start the fabric manager again.",
+    "Read the fabric manager's log; drain the node, reset all its GPUs and restart the fabric manager.",
     flickers=True,
     source="docs/rules.md 20; nvml.h, nvmlGpuFabricState_t",
     grace=GRACE,
@@ -64,15 +64,15 @@ ERROR = Reason(
     "FabricError",
     Severity.RESET,
     "A GPU's registration with its NVLink fabric ended with an error.",
-    "Drain the node, reset all its GPUs and start the fabric manager again; replace the node when it comes back.",
+    "Drain the node, reset all its GPUs and restart the fabric manager; replace the node if the error recurs.",
     flickers=True,
     source="nvml.h, nvmlGpuFabricInfo_t; azurehpc-health-checks pull request 506",
 )
 UNHEALTHY = Reason(
     "FabricUnhealthy",
     Severity.RESET,
-    "NVML's fabric health says that a GPU's way through the NVLink fabric is degraded, unhealthy or misconfigured.",
-    "Drain the node and reset all its GPUs; replace the node when it comes back.",
+    "NVML reports that a GPU's connection to the NVLink fabric is degraded, unhealthy or misconfigured.",
+    "Drain the node and reset all its GPUs; replace the node if the fault recurs.",
     flickers=True,
     threshold=f"a field of the health mask at {_YES}, its configuration at {_CONFIGURATION_FAULT} or more, "
     f"or the summary at {UNHEALTHY_SUMMARY}",
@@ -81,8 +81,8 @@ UNHEALTHY = Reason(
 LIMITED = Reason(
     "FabricLimitedCapacity",
     Severity.MONITOR,
-    "NVML's fabric health sums up to limited capacity: NVLink works with less bandwidth.",
-    "Compare all-reduce bandwidth with a healthy node; reset the node's GPUs when it can be drained.",
+    "NVML's fabric health summary is limited capacity: NVLink works with less bandwidth.",
+    "Compare the all-reduce bandwidth with a healthy node; reset the node's GPUs when the node can be drained.",
     flickers=True,
     threshold=f"the summary at {LIMITED_SUMMARY} and no field of the mask at fault",
     source="nvml.h, nvmlGpuFabricInfo_v3_t",
@@ -97,7 +97,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     joined = [(gpu, gpu.fabric) for gpu in gpus if gpu.fabric is not None and _takes_part(gpu, gpu.fabric)]
     if not joined:
         if gpus and not unread:
-            yield NotConfigured("NVML knows of no NVLink fabric here")
+            yield NotConfigured("NVML reports no NVLink fabric here")
         return
     wanted = _wanted_by(seen, expected)
     young = _seconds_up(seen, expected) < GRACE.seconds
@@ -114,7 +114,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def _takes_part(gpu: nvml.Gpu, fabric: nvml.Fabric) -> bool:
-    """MIG mode turns the links of some GPUs off (Fabric Manager User Guide, Interoperability With MIG)."""
+    """Whether the GPU is part of a fabric.
+
+    MIG mode turns off the links of some GPUs (Fabric Manager User Guide, Interoperability With MIG).
+    """
     divided = gpu.mig_mode is not None and gpu.mig_mode.current
     return fabric.state != NOT_SUPPORTED and not divided
 
@@ -148,7 +151,7 @@ def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
     if state == IN_PROGRESS and gpu.persistence is False:
         # The agent's own probe may have initialised the GPU a moment ago, so a registration that hangs cannot be
         # detected.
-        return TooEarly(f"{detail}, and with persistence mode off each first use registers anew", gpu.subject)
+        return TooEarly(f"{detail}, and with persistence mode off each first use registers again", gpu.subject)
     return found(NOT_READY, gpu, detail)
 
 

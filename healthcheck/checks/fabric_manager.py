@@ -1,4 +1,4 @@
-"""The fabric manager runs where the node needs one, and is of the driver's version."""
+"""Check: the fabric manager runs if the node needs one, and has the driver's version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 _NO_DRIVER = (error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_NOT_LOADED)
-"""Causes why NVML did not answer in which a fabric manager can't run either."""
+"""Causes for a missing answer of NVML with which a fabric manager can't run either."""
 _OURS = ("nvidia", "")
 """The driver of a GPU that was not handed to a virtual machine."""
 _SWITCH_DRIVER = "nvidia-nvswitch"
@@ -33,16 +33,16 @@ NOT_RUNNING = Reason(
     "FabricManagerNotRunning",
     Severity.RESET,
     "No fabric manager runs: new CUDA programs fail with error 802 while NVML looks healthy.",
-    "Start nvidia-fabricmanager (on the host, or the GPU operator's driver pod) and find in its log why it ended.",
+    "Start nvidia-fabricmanager (on the host, or in the GPU operator's driver pod) and read in its log why it ended.",
     flickers=True,
-    source="Fabric Manager User Guide; NVSentinel issue 883, where one was down for 20 days unseen",
+    source="Fabric Manager User Guide; NVSentinel issue 883: one was down for 20 days undetected",
     grace=DRIVER_GRACE,
 )
 MISMATCH = Reason(
     "FabricManagerVersionMismatch",
     Severity.MONITOR,
-    "The fabric manager is not of the driver's version: it refuses to run, or would at its next start.",
-    "Install the fabric manager of exactly the driver's version, or reboot where the driver was upgraded beneath it.",
+    "The fabric manager's version differs from the driver's: it refuses to run, or will refuse at its next start.",
+    "Install the fabric manager of exactly the driver's version, or reboot if the driver was upgraded while it ran.",
     flickers=True,
     source="Fabric Manager User Guide: both versions must be the same",
 )
@@ -67,14 +67,14 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     driver = seen[kernel_modules.MODULES].nvidia
     start, text = states.fabric_manager_start, states.namesakes(services.FABRIC_MANAGER)
     if states.is_unsure(services.FABRIC_MANAGER):
-        yield Unobserved(services.UNCERTAIN, f"whether the node's own fabric manager runs can't be told: {text}")
+        yield Unobserved(services.UNCERTAIN, f"unknown whether the node's own fabric manager runs: {text}")
     elif running is None and expected.driver_age_seconds < DRIVER_GRACE.seconds:
         yield Unobserved(
             error_causes.DRIVER_JUST_LOADED,
             f"no fabric manager runs yet; judged {DRIVER_GRACE.seconds:g} s after {DRIVER_GRACE.since}",
         )
     elif running is None:
-        besides = f"; {text}, which the node does not run" if text else ""
+        besides = f"; {text}, which does not belong to the node" if text else ""
         yield _finding(NOT_RUNNING, f"no process {services.FABRIC_MANAGER}{besides}")
     if start and _speaks_of_now(start, driver, running is not None) and start.version != driver:
         yield _finding(MISMATCH, f"fabric manager {start.version}, driver {driver}")
@@ -103,7 +103,7 @@ def _blind(seen: Evidence) -> Unobserved | None:
             error_causes.DRIVER_NOT_LOADED, "the fabric manager needs the nvidia kernel module, which is not loaded"
         )
     if not seen[services.SERVICES].of_host:
-        return Unobserved(services.PROCESSES_HIDDEN, "the host's processes can't be seen from here")
+        return Unobserved(services.PROCESSES_HIDDEN, "the host's processes are not visible")
     return None
 
 

@@ -1,4 +1,4 @@
-"""GDRCopy works where the host is set up for it: its kernel module is loaded, and programs can open its device."""
+"""Check: if the host is set up for GDRCopy, its kernel module is loaded and programs can open its device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from healthcheck.probes.gdrcopy import GDRCOPY, MODULE
 NOT_READY = Reason(
     "GdrcopyNotReady",
     Severity.MONITOR,
-    "GDRCopy is set up on the host and does not work: small messages from a GPU's memory take a slower way.",
-    f"`modprobe {MODULE}` on the node; after an upgrade of the driver or the kernel, build the module anew.",
+    "GDRCopy is set up on the host but does not work: small messages from GPU memory use a slower path.",
+    f"Run `modprobe {MODULE}` on the node; after an upgrade of the driver or the kernel, rebuild the module.",
     flickers=True,
     source="NVIDIA/gdrcopy, README and insmod.sh; the bash suite's check 2",
 )
@@ -22,13 +22,13 @@ NOT_READY = Reason(
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     copy = seen[GDRCOPY]
     if not copy.set_up_by:
-        yield NotConfigured("nothing on this host sets GDRCopy up")
+        yield NotConfigured("GDRCopy is not set up on this host")
     elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
         # The module can't be loaded before NVIDIA's own.
-        yield NotConfigured("the NVIDIA driver has no GPU")
+        yield NotConfigured("no GPU is bound to the NVIDIA driver")
     else:
         lacks = "" if copy.loaded else f"the module {MODULE} is not loaded"
-        lacks = lacks or ("" if copy.device else f"{MODULE} is loaded, and /dev/{MODULE} is missing")
+        lacks = lacks or ("" if copy.device else f"{MODULE} is loaded, but /dev/{MODULE} is missing")
         if lacks:
             detail = f"{lacks}; {copy.set_up_by} sets it up"
             yield Finding(NOT_READY.name, NOT_READY.severity, "node", detail, flickers=NOT_READY.flickers)

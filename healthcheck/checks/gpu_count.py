@@ -29,7 +29,7 @@ LOST = Reason(
     "GpuLost",
     Severity.REBOOT,
     "NVML answers GPU_IS_LOST for a GPU: it fell off the bus.",
-    "Drain and reboot the node; replace it when the GPU is lost again.",
+    "Drain and reboot the node; replace it if the GPU is lost again.",
     # NVML also answers so for some seconds while an administrator resets the GPU. The driver logs a real loss at once:
     # Xid 79, or the line of GpuFellOffBus.
     flickers=True,
@@ -47,24 +47,23 @@ RESET_REQUIRED = Reason(
 POWER_INSUFFICIENT = Reason(
     "GpuPowerInsufficient",
     Severity.ISOLATE,
-    "NVML answers INSUFFICIENT_POWER for a GPU: its power cable is not attached as it must be.",
-    "Keep work away and replace the node: only hands on the machine mend it.",
+    "NVML answers INSUFFICIENT_POWER for a GPU: its power cable is not attached correctly.",
+    "Keep work away and replace the node: the repair needs physical access to the machine.",
     source="nvml.h, error 8; the same fault as Xid 54, CHECK_MECHANICALS in NVIDIA's catalogue",
 )
 IRQ_ISSUE = Reason(
     "GpuIrqIssue",
     Severity.REBOOT,
     "NVML answers IRQ_ISSUE for a GPU: the kernel found a fault in its interrupts.",
-    "Drain and reboot the node; replace it when the fault comes back.",
+    "Drain and reboot the node; replace it if the fault recurs.",
     source="nvml.h, error 11",
 )
 COUNT_LOW = Reason(
     "GpuCountLow",
     Severity.REBOOT,
-    "Fewer GPUs than PCI shows, than the instance type's profile has, or, without a profile, than this machine once"
-    " had.",
-    "Drain and reboot the node; replace it when a GPU is still missing. Where GPUs were taken out on purpose, release"
-    " the node (without a profile), or correct the profile.",
+    "Fewer GPUs than on PCI, than in the instance type's profile, or, without a profile, than this machine had before.",
+    "Drain and reboot the node; replace it if a GPU is still missing. If GPUs were removed on purpose, release the node"
+    " (without a profile), or correct the profile.",
     flickers=True,
     threshold="one fewer",
     grace=DRIVER_GRACE,
@@ -74,8 +73,8 @@ COUNT_LOW = Reason(
 UNBOUND = Reason(
     "GpuUnbound",
     Severity.MONITOR,
-    "A GPU is on PCI and no driver has it, while the NVIDIA driver serves the others.",
-    "Look in the kernel's log why the driver refused it; bind it, or reboot the node.",
+    "A GPU on PCI is bound to no driver, while other GPUs are bound to the NVIDIA driver.",
+    "Read in the kernel log why the driver rejected it; bind it, or reboot the node.",
     flickers=True,
     grace=DRIVER_GRACE,
 )
@@ -131,7 +130,7 @@ def _count(answer: nvml.Gpus, functions: list[pci.PciFunction], expected: Expect
     listed = len(answer.gpus)
     yield _summary(f"{counted(listed, 'GPU')} in NVML, {ours} on PCI", expected)
     for function in unbound:
-        yield settled(_finding(UNBOUND, f"gpu/{function.address}", "no driver has it"), expected)
+        yield settled(_finding(UNBOUND, f"gpu/{function.address}", "bound to no driver"), expected)
     if listed < wanted:
         promise = f", {owner} {promised}" if promised else ""
         by_memory = not expected.profile and listed >= ours - len(unbound)

@@ -11,13 +11,13 @@ from healthcheck.probes.nvml import gpus as nvml
 
 _GIB = 1 << 30
 MOST_WITHOUT_A_PROCESS = _GIB
-"""Bytes. What a driver before R510 reserves for itself is part of `used`, several hundred MiB on the largest GPUs."""
+"""Bytes. A driver before R510 includes its own reserve in `used`: several hundred MiB on the largest GPUs."""
 
 HELD = Reason(
     "GpuMemoryHeld",
     Severity.MONITOR,
-    "Memory of the GPU is in use, and no process has a context on it: the next job will find less than it expects.",
-    "Look for containers that do not end and processes in state D; drain the node and reset the GPU.",
+    "GPU memory is in use although no process has a context on the GPU: the next job gets less memory than it expects.",
+    "Find containers that do not end and processes in state D; drain the node and reset the GPU.",
     # A process that ends leaves the list before its memory is free.
     flickers=True,
     threshold=f"more than {MOST_WITHOUT_A_PROCESS // _GIB} GiB",
@@ -31,7 +31,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     gpus = yield from answering(seen, "memory", "processes", "mig_mode")
     idle = [(gpu, gpu.memory.used) for gpu in gpus if gpu.memory is not None and _is_unused(gpu)]
     if all_lack(gpus, "memory") or all_lack(gpus, "processes"):
-        yield NotConfigured("no GPU here tells both its memory and its processes")
+        yield NotConfigured("no GPU here reports both its memory and its processes")
     elif idle:
         most = max(used for _, used in idle) >> 20
         yield Observation(

@@ -12,12 +12,12 @@ from healthcheck.probes import pci
 MOVED = Reason(
     "GpuMoved",
     Severity.MONITOR,
-    "A GPU sits below another PCI switch or on another NUMA node than when this machine was first met.",
-    "Compare `nvidia-smi topo -m` with a healthy node of the type; work that is bound to cores or network cards near "
-    "its GPU runs slower until the node is replaced.",
+    "A GPU is at another PCI switch or NUMA node than in this machine's first check cycle.",
+    "Compare `nvidia-smi topo -m` with a healthy node of the type; work bound to cores or network cards near its GPU "
+    "runs slower until the node is replaced.",
     # A function that disappears during the probe may lose its position before its name.
     flickers=True,
-    threshold="another place than at the first look",
+    threshold="another position than in the first check cycle",
     source="this machine's memory",
 )
 
@@ -34,10 +34,14 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     first = expected.first.places
     moved = {address: place for address, place in places.items() if first.get(address, place) != place}
     for address, place in moved.items():
-        detail = f"{_words(place)}, first met {_words(first[address])}"
+        detail = f"{_words(place)}, at first {_words(first[address])}"
         yield Finding(MOVED.name, MOVED.severity, f"gpu/{address}", detail, flickers=MOVED.flickers)
     message = f"GPUs by NUMA node: {_by_node(places.values())}"
-    yield Observation(message, "each where it was at the first look", MOVED.source) if first else Observation(message)
+    yield (
+        Observation(message, "the same positions as in the first check cycle", MOVED.source)
+        if first
+        else Observation(message)
+    )
 
 
 def _by_node(places: Iterable[GpuPosition]) -> str:

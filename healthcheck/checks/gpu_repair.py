@@ -1,4 +1,4 @@
-"""Repairs that a GPU has prepared and makes when it is reset (newest GPUs and drivers)."""
+"""Check: a GPU has no pending repair, which it would do at its next reset (newest GPUs and drivers)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from healthcheck.probes.nvml import gpus as nvml
 CHANNEL = Reason(
     "ChannelRepairPending",
     Severity.RESET,
-    "A channel of a GPU's memory is bad and is replaced by a spare one when the GPU is reset.",
+    "A memory channel of a GPU is faulty; a spare one replaces it at the next reset of the GPU.",
     "Drain the node, let its work end, and reset the GPU, or reboot.",
     source="nvml.h, nvmlRepairStatus_t.bChannelRepairPending",
 )
 TPC = Reason(
     "TpcRepairPending",
     Severity.RESET,
-    "A processing unit (TPC) of a GPU is bad and is replaced by a spare one when the GPU is reset.",
+    "A processing unit (TPC) of a GPU is faulty; a spare one replaces it at the next reset of the GPU.",
     "Drain the node, let its work end, and reset the GPU, or reboot.",
     source="nvml.h, nvmlRepairStatus_t.bTpcRepairPending",
 )
@@ -34,7 +34,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield found(TPC, gpu, "the next GPU reset replaces a TPC by a spare")
         yield from unread(gpu, "repair")
     if all_lack(gpus, "repair"):
-        yield NotConfigured("no GPU here tells of repairs")
+        yield NotConfigured("no GPU here reports repairs")
     elif repairs := [repair for gpu in gpus if (repair := gpu.repair) is not None]:
         waiting = sum(repair.channel_pending + repair.tpc_pending for repair in repairs)
         yield Observation(f"{counted(waiting, 'repair')} waiting for a reset", "none", "nvml.h")

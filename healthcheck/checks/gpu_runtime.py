@@ -19,22 +19,22 @@ from healthcheck.probes.container_runtime.facts import (
 )
 
 NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
-"""What the toolkit and the RuntimeClasses of the GPU operator call NVIDIA's handlers."""
+"""Names of NVIDIA's handlers in the toolkit and in the RuntimeClasses of the GPU operator."""
 PROGRAM = "nvidia-container-runtime"
-"""Also the beginning of its variants. AKS and MicroK8s call their handlers so."""
+"""Name of the program, and the beginning of its variants' names. It is also the handler's name on AKS and MicroK8s."""
 SHIMS = "io.containerd.runc."
 """containerd's runtime types that start runc, or the program named by BinaryName."""
 OLDEST_SHIM = "io.containerd.runtime.v1.linux"
-"""It starts a program too, which another option names."""
+"""Runtime type that also starts a program, named by another option."""
 _MOST_SHOWN = 4
-"""Of the places of one fault."""
+"""Positions of one fault that a detail shows."""
 
 
 def used_with_gpus(seen: Evidence) -> Generator[Judgement, None, ContainerRuntime | None]:
-    """The kubelet's container runtime on a node with GPUs for containers, as the value of `yield from`; None: none."""
+    """Return the kubelet's container runtime as the value of `yield from`; None without GPUs for containers."""
     runtime = seen[container_runtime.CONTAINER_RUNTIME]
     if runtime.for_gpus is False:
-        yield NotConfigured("no NVIDIA GPU for a container")
+        yield NotConfigured("no NVIDIA GPU that containers can use")
         return None
     if runtime.used is None:
         blind = runtime.not_found and runtime.for_gpus
@@ -58,12 +58,12 @@ def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntim
     if problem.only_ours:
         yield Unobserved(UNREADABLE, in_words(problem), subject(runtime.used))
     else:
-        yield TooEarly(f"{problem.file} can't be read by {runtime.used.kind}", subject(runtime.used))
+        yield TooEarly(f"{runtime.used.kind} can't read {problem.file}", subject(runtime.used))
     return None
 
 
 def subject(used: RuntimeConfiguration) -> str:
-    """`runtime/containerd`, `runtime/cri-o`, `runtime/docker`."""
+    """Return the subject of findings: `runtime/containerd`, `runtime/cri-o` or `runtime/docker`."""
     return f"runtime/{used.kind.lower()}"
 
 
@@ -74,7 +74,7 @@ def reader(used: RuntimeConfiguration) -> str:
 
 
 def found(reason: Reason, used: RuntimeConfiguration, detail: str) -> Finding:
-    """The reason as a finding on this runtime."""
+    """Return a finding with this reason on this runtime."""
     return Finding(reason.name, reason.severity, subject(used), detail, flickers=reason.flickers)
 
 
@@ -109,19 +109,19 @@ def is_nvidias_program(path: str) -> bool:
 
 
 def cdi_specs(runtime: ContainerRuntime) -> tuple[CdiSpec, ...]:
-    """The specifications of NVIDIA's devices that the runtime reads; none while CDI is off."""
+    """Return the specifications of NVIDIA's devices that the runtime reads; none while CDI is off."""
     return runtime.cdi_specs if runtime.cdi_is_on else ()
 
 
 def gives_gpus(runtime: ContainerRuntime) -> bool:
-    """Whether there is any way for a GPU into a pod."""
+    """Whether the runtime can give a GPU to a pod in any way."""
     if any(is_nvidias(name, program) for name, program in runtime.running_handlers.items()):
         return True
     return any(spec.problem is None for spec in cdi_specs(runtime))
 
 
 def place(file: str, line: int = 0, column: int = 0) -> str:
-    """`/etc/containerd/config.toml, line 3, column 7`, as far as it is known."""
+    """Return the known position, such as `/etc/containerd/config.toml, line 3, column 7`."""
     named = [file, *([f"line {line}"] if line else []), *([f"column {column}"] if line and column else [])]
     return ", ".join(named)
 

@@ -29,19 +29,19 @@ from healthcheck.probes.hami import HAMI, LIBRARY, MIG_LOCK, PRELOAD, File, Hami
 
 _GRACE = Grace(120.0, "HAMi's pod was started on the node")
 _LONGEST_APPLY = 600.0
-"""Seconds. `nvidia-mig-parted apply` takes some for each GPU."""
+"""In seconds. `nvidia-mig-parted apply` takes some seconds for each GPU."""
 _MOST_SHOWN = 4
 _SOCKET = "nvidia-"
-"""How the plugin's socket begins, before the resource's name (`getPluginSocketPath`)."""
+"""Beginning of the plugin's socket name, before the resource's name (`getPluginSocketPath`)."""
 _KUBELETS_SOCKET = "kubelet.sock"
-_RESTART = "`kubectl -n NAMESPACE delete pod` its device plugin's pod on the node"
+_RESTART = "delete the pod of its device plugin on the node (`kubectl -n NAMESPACE delete pod`)"
 
 NOT_INSTALLED = Reason(
     "HamiLibraryNotInstalled",
     Severity.MONITOR,
-    "HAMi's library is not where its device plugin mounts it from: new containers run without their limits.",
-    f"Remove a folder that stands in its place, then {_RESTART}: its start copies the file. If it is never there, set "
-    "the chart's `devicePlugin.libPath` to `global.gpuHookPath` and `/vgpu`.",
+    "HAMi's library is missing at the path that its device plugin mounts: new containers run without their limits.",
+    f"Remove a folder at its path, then {_RESTART}: the plugin copies the file when it starts. If it stays missing, "
+    "set the chart's `devicePlugin.libPath` to `global.gpuHookPath` and `/vgpu`.",
     flickers=True,
     source="HAMi, plugin/server.go and vgpu-init.sh",
     grace=_GRACE,
@@ -49,10 +49,10 @@ NOT_INSTALLED = Reason(
 PRELOAD_WRONG = Reason(
     "HamiPreloadWrong",
     Severity.MONITOR,
-    "HAMi's ld.so.preload is missing or names another path than the one at which containers have its library: limits "
-    "of memory and cores do not hold in new ones.",
-    f"Remove a folder that stands in its place, then {_RESTART}. Older releases write /usr/local/vgpu into it whatever "
-    "`global.gpuHookPath` is: correct the file on the node, or upgrade.",
+    "HAMi's ld.so.preload is missing or names another path than that of its library in containers: limits of memory "
+    "and cores do not apply in new containers.",
+    f"Remove a folder at its path, then {_RESTART}. Older releases ignore `global.gpuHookPath` and write "
+    "/usr/local/vgpu into it: correct the file on the node, or upgrade.",
     flickers=True,
     source="HAMi issues 1713 and 2017",
     grace=_GRACE,
@@ -60,8 +60,8 @@ PRELOAD_WRONG = Reason(
 NOT_SERVING = Reason(
     "HamiPluginNotServing",
     Severity.MONITOR,
-    "HAMi runs on the node, and no device plugin of it has a socket for the kubelet: no pod is given a share of a GPU.",
-    f"Look at its log, then {_RESTART}.",
+    "HAMi runs on the node, but its device plugin has no socket for the kubelet: no pod gets a share of a GPU.",
+    f"Read its log, then {_RESTART}.",
     flickers=True,
     source="HAMi, plugin/server.go; the kubelet's device plugin API",
     grace=_GRACE,
@@ -69,9 +69,9 @@ NOT_SERVING = Reason(
 LEFTOVERS = Reason(
     "HamiLeftovers",
     Severity.MONITOR,
-    "HAMi's monitor does not remove the folders of containers whose pods are gone: they pile up on the disk.",
-    "Look at the log of `vgpu-monitor` in HAMi's pod on the node; the chart's `devicePlugin.monitor.ctrPath` must be "
-    "the folder named.",
+    "HAMi's monitor does not remove the folders of containers whose pods are gone: they accumulate on the disk.",
+    "Read the log of `vgpu-monitor` in HAMi's pod on the node; the chart's `devicePlugin.monitor.ctrPath` must be the "
+    "folder in the detail.",
     flickers=True,
     threshold="HAMi has run for twice its own delay (`HAMI_RESYNC_INTERVAL`, 5 min by default)",
     source="HAMi, pkg/monitor/nvidia/cudevshr.go",
@@ -79,10 +79,10 @@ LEFTOVERS = Reason(
 LOCKED = Reason(
     "HamiMigLockStale",
     Severity.MONITOR,
-    "HAMi's lock for a change of MIG instances was left behind: until it goes HAMi's monitor stands still.",
-    f"See that no `nvidia-mig-parted` runs on the node, then remove {MIG_LOCK} there.",
+    "HAMi's lock for changes of MIG instances was not removed: HAMi's monitor is blocked while the lock exists.",
+    f"Make sure that no `nvidia-mig-parted` runs on the node, then remove {MIG_LOCK} there.",
     flickers=True,
-    threshold=f"{_LONGEST_APPLY:g} s after it was made",
+    threshold=f"{_LONGEST_APPLY:g} s after its creation",
     source="HAMi, plugin/lock.go and cmd/vGPUmonitor",
 )
 
@@ -92,7 +92,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if not hami.runs:
         yield NotConfigured("HAMi does not run on this node")
     elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
-        yield NotConfigured("the NVIDIA driver has no GPU")
+        yield NotConfigured("no GPU is bound to the NVIDIA driver")
     else:
         if hami.up_seconds >= _GRACE.seconds:
             yield from _of_plugin(hami)
@@ -100,7 +100,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             early = (NOT_INSTALLED.name, PRELOAD_WRONG.name, NOT_SERVING.name)
             yield TooEarly(f"judged {_GRACE.seconds:g} s after {_GRACE.since}", reasons=early)
         yield from _left_behind(hami)
-        yield Observation(_summary(hami), "its library, ld.so.preload and a plugin's socket")
+        yield Observation(_summary(hami), "its library, its ld.so.preload and a socket of its plugin")
 
 
 def _of_plugin(hami: Hami) -> Iterator[Judgement]:
@@ -113,7 +113,7 @@ def _of_plugin(hami: Hami) -> Iterator[Judgement]:
         if wrong := _wrong_preload(plugin):
             yield _found(PRELOAD_WRONG, wrong)
     if hami.listening is None:
-        yield TooEarly("its sockets can't be seen", reasons=(NOT_SERVING.name,))
+        yield TooEarly("its sockets are not visible", reasons=(NOT_SERVING.name,))
     elif why := _not_serving(hami, hami.listening):
         yield _found(NOT_SERVING, why)
 
@@ -133,7 +133,7 @@ def _lacking(plugin: Plugin) -> list[str]:
 def _state(path: str, file: File | None) -> str:
     if file is None:
         return f"no {path}"
-    return f"{path} is {'empty' if file.plain else 'no plain file'}"
+    return f"{path} is {'empty' if file.plain else 'not a regular file'}"
 
 
 def _wrong_preload(plugin: Plugin) -> str:
@@ -142,7 +142,7 @@ def _wrong_preload(plugin: Plugin) -> str:
         return _state(path, plugin.preload)
     if library in (posixpath.normpath(preload) for preload in plugin.preloads):
         return ""
-    return f"{path} names {', '.join(plugin.preloads[:_MOST_SHOWN]) or 'nothing'}, and containers have {library}"
+    return f"{path} names {', '.join(plugin.preloads[:_MOST_SHOWN]) or 'nothing'}, but containers have {library}"
 
 
 def _not_serving(hami: Hami, listening: Sequence[str]) -> str:
@@ -157,13 +157,15 @@ def _not_serving(hami: Hami, listening: Sequence[str]) -> str:
     there = hami.plugin.sockets if hami.plugin is not None else None
     if there is None or _KUBELETS_SOCKET not in there or set(own) & set(there):
         return ""
-    return f"its plugin listens on {own[0]}, which is no more in the kubelet's folder: the kubelet was started after it"
+    return (
+        f"its plugin listens on {own[0]}, which is no longer in the kubelet's folder: the kubelet was started after it"
+    )
 
 
 def _left_behind(hami: Hami) -> Iterator[Judgement]:
     left = hami.leftovers
     if hami.up_seconds < 2 * hami.resync_seconds:
-        wait = f"HAMi has run for {hami.up_seconds:.0f} s, and cleans up after {hami.resync_seconds:.0f} s"
+        wait = f"HAMi has run for {hami.up_seconds:.0f} s, and removes folders after {hami.resync_seconds:.0f} s"
         yield TooEarly(wait, reasons=(LEFTOVERS.name,))
     elif left is None:
         yield TooEarly("the kubelet's folder of pods is not known", reasons=(LEFTOVERS.name,))
@@ -172,7 +174,7 @@ def _left_behind(hami: Hami) -> Iterator[Judgement]:
         yield _found(LEFTOVERS, f"{counted(len(left.names), 'folder')} in {left.folder}: {shown}")
     age = hami.mig_lock_seconds
     if age is not None and age >= _LONGEST_APPLY:
-        yield _found(LOCKED, f"{MIG_LOCK} was made {age / 60:.0f} min ago")
+        yield _found(LOCKED, f"{MIG_LOCK} was created {age / 60:.0f} min ago")
 
 
 def _found(reason: Reason, detail: str) -> Finding:

@@ -1,4 +1,4 @@
-"""IMEX runs where one NVLink fabric spans several nodes and the host itself is set up to run it."""
+"""Check: IMEX runs if an NVLink fabric spans several nodes and the host is set up to run IMEX."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from healthcheck.probes import services
 NOT_RUNNING = Reason(
     "ImexNotRunning",
     Severity.MONITOR,
-    "nvidia-imex is enabled on this node and does not run: jobs can't share GPU memory with other nodes of the rack.",
-    "Start nvidia-imex and look into its log; where the DRA driver runs IMEX for jobs, disable it on the host.",
+    "nvidia-imex is enabled on this node but does not run: jobs can't share GPU memory with other nodes of the rack.",
+    "Start nvidia-imex and read its log; if the DRA driver runs IMEX for jobs, disable nvidia-imex on the host.",
     flickers=True,
-    source="NVIDIA IMEX guide; NVSentinel issue 1471 for where it is not to be expected",
+    source="NVIDIA IMEX guide; NVSentinel issue 1471 for nodes without it",
 )
 
 
@@ -39,13 +39,13 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         # The DRA driver requires that it is disabled on the host, and runs it in a pod while a job needs it.
         yield NotConfigured("systemd does not start nvidia-imex on this node")
     elif not running and states.of_host and states.is_unsure(services.IMEX):
-        why = f"whether the node's own nvidia-imex runs can't be told: {states.namesakes(services.IMEX)}"
+        why = f"unknown whether the node's own nvidia-imex runs: {states.namesakes(services.IMEX)}"
         yield Unobserved(services.UNCERTAIN, why)
     elif not running and not states.of_host:
-        yield Unobserved(services.PROCESSES_HIDDEN, "the host's processes can't be seen from here")
+        yield Unobserved(services.PROCESSES_HIDDEN, "the host's processes are not visible")
     else:
         if not running:
-            detail = f"no process {services.IMEX}, which systemd starts here"
+            detail = f"no process {services.IMEX}, although systemd starts it here"
             yield Finding(NOT_RUNNING.name, NOT_RUNNING.severity, "node", detail, flickers=NOT_RUNNING.flickers)
         text = states.namesakes(services.IMEX)
         message = ("running" if running else "not running") + (f"; not counted: {text}" if text else "")

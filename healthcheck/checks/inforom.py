@@ -1,4 +1,4 @@
-"""The InfoROM of every GPU, its own record of configuration and faults, is valid."""
+"""Check: the InfoROM of each GPU, which stores its configuration and faults, is valid."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from healthcheck.probes.nvml import gpus as nvml
 CORRUPTED = Reason(
     "InforomCorrupted",
     Severity.RESET,
-    "The checksum of the GPU's InfoROM is wrong: its settings, and what it keeps of retired memory, can't be trusted.",
-    "Drain the node and reset the GPU, or reboot; replace the node when it stays.",
+    "The checksum of the GPU's InfoROM is wrong: its settings and its list of retired memory are unreliable.",
+    "Drain the node and reset the GPU, or reboot; replace the node if the fault persists.",
     source="nvml.h, error 14; DCGM 9, DCGM_FR_CORRUPT_INFOROM",
 )
 
@@ -37,7 +37,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     functions = seen[pci.FUNCTIONS]
     checked = [gpu.inforom_valid for gpu in answer.gpus if gpu.inforom_valid is not None]
     if all_lack(answer.gpus, "inforom_valid"):
-        yield NotConfigured("no GPU here lets its InfoROM be tested")
+        yield NotConfigured("no GPU here supports a test of its InfoROM")
     elif checked:
         yield Observation(f"valid on {sum(checked)} of {counted(len(checked), 'GPU')}", "all")
     # A GPU may refuse its handle for this fault, and its address is then unknown to NVML.

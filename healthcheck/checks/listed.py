@@ -114,7 +114,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
-"""What needs the node for itself. No light look runs them, whatever `CHECKS_LIGHTWEIGHT` says."""
+"""Checks that need exclusive use of the node. The light check cycle never runs them, for any `CHECKS_LIGHTWEIGHT`."""
 
 CAUSES: tuple[UnobservedCause, ...] = tuple(
     dict.fromkeys(
@@ -125,10 +125,10 @@ CAUSES: tuple[UnobservedCause, ...] = tuple(
     )
 )
 CAUSES += OF_ANY_CHECK
-"""Why a check could not run, those of its sources first."""
+"""Causes for which a check could not run; the causes of its probes come first."""
 
 KERNEL_LINES: tuple[str, ...] = tuple(sorted({begin for check in CHECKS for begin in check.begins}))
-"""How a line of the kernel's log begins that any check reads."""
+"""Beginnings of the kernel log lines that any check reads."""
 
 GROUPS: Mapping[str, str] = {
     "0": "0-nvidia-smi",
@@ -151,33 +151,36 @@ SHORT_NAMES: Mapping[str, str] = {
     "topology": "3-topology-check",
     "dcgm-l4": "4-dcgm-diag-l4",
 }
-"""Names of groups without their numbers, and those that the scripts before us knew them by."""
+"""Names of groups without their numbers, and the names that the earlier scripts used."""
 
 _BY_NUMBER = {name: number for number, name in GROUPS.items()}
 _NAMED: Mapping[str, tuple[Check, ...]] = {
     word: tuple(check for check in (*CHECKS, *DEEP_CHECKS) if check.group == group)
     for word, group in (*GROUPS.items(), *((name, name) for name in GROUPS.values()), *SHORT_NAMES.items())
 } | {check.name: (check,) for check in (*CHECKS, *DEEP_CHECKS)}
-"""A check comes before the group of the same short name, of which it is one."""
+"""Checks by any name. If a check and its group have the same short name, the name means the check."""
 _DEEP = {check.group for check in DEEP_CHECKS}
 _LIGHT = tuple(group for group in GROUPS.values() if group not in _DEEP)
 
 
 def checks_named(word: str) -> tuple[Check, ...]:
-    """Light and deep ones of a group's number or name, or a check's name. Raises ValueError for another word."""
+    """Return the light and deep checks for a group's number or name, or for a check's name.
+
+    Raises ValueError for any other word.
+    """
     if word not in _NAMED:
         raise ValueError(_nobody(word, f"allowed are {_listed(GROUPS.values(), (*CHECKS, *DEEP_CHECKS))}"))
     return _NAMED[word]
 
 
 def select_checks(words: Iterable[str]) -> tuple[Check, ...]:
-    """The light checks that the words name, in their own order. Raises ValueError for a word that names another."""
+    """Return the light checks that the words name, in the order of CHECKS. Raises ValueError for any other word."""
     wanted = {check.name for word in words for check in _light(word)}
     return tuple(check for check in CHECKS if check.name in wanted)
 
 
 def groups_in(checks: Iterable[Check]) -> str:
-    """The numbers of the groups that these belong to."""
+    """Return the numbers of the groups of these checks."""
     return ", ".join(sorted({_BY_NUMBER[check.group] for check in checks}))
 
 
@@ -186,12 +189,12 @@ def _light(word: str) -> tuple[Check, ...]:
     if word not in _NAMED:
         raise ValueError(_nobody(word, allowed))
     if any(check.group in _DEEP for check in _NAMED[word]):
-        raise ValueError(f"{word} is no light check: it needs the GPUs for itself; {allowed}")
+        raise ValueError(f"{word} is not a light check: it needs exclusive use of the GPUs; {allowed}")
     return _NAMED[word]
 
 
 def _nobody(word: str, allowed: str) -> str:
-    import difflib  # noqa: PLC0415 - the agent need not hold it for the day when somebody mistypes
+    import difflib  # noqa: PLC0415 - needed only for a mistyped name
 
     close = difflib.get_close_matches(word[:_LONGEST_NAME].lower(), _NAMED, 1)
     return f"no check {word[:_LONGEST_NAME]!r}{f' (did you mean {close[0]}?)' if close else ''}; {allowed}"

@@ -1,4 +1,4 @@
-"""Pods on a node with EFA may lock the memory that EFA needs."""
+"""Check: pods on a node with EFA may lock as much memory as EFA needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOW = Reason(
     "MemlockLow",
     Severity.MONITOR,
     "Pods may lock too little memory: EFA locks every buffer that it sends from or receives into.",
-    "Set LimitMEMLOCK=infinity for the container runtime's service, restart it, and start the pods anew.",
+    "Set LimitMEMLOCK=infinity for the container runtime's service, restart the service, and recreate the pods.",
     threshold=f"below {LEAST_GIB} GiB",
     source="EFA's installer, which sets it to unlimited; the agent's own limit is what each pod inherits",
 )
@@ -26,7 +26,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if not seen[infiniband.RDMA].efa:
         yield NotConfigured("no EFA device")
     elif own is None:
-        yield NotConfigured("not in a pod of this node: what a pod may lock can't be told")
+        yield NotConfigured("the limit of pods is unknown outside of a pod of this node")
     elif own.locked_memory is None:
         yield Observation("a pod may lock memory without limit", "no limit", "EFA's installer")
     else:
@@ -37,7 +37,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _size(limit: int) -> str:
-    """The kernel's own default is a few KiB, or some MiB."""
+    """Return the limit in KiB or MiB. The kernel's default is a few KiB, or some MiB."""
     return f"{limit >> 10:,} KiB" if limit < 1 << 20 else f"{limit >> 20:,} MiB"
 
 

@@ -9,12 +9,12 @@ from healthcheck.checks.per_gpu import all_lack, answering, found, unread
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
-# Both flicker: MIG manager changes the mode of one GPU after the other, and makes the instances last.
+# Both flicker: MIG manager changes the mode of one GPU after the other, and creates the instances last.
 PENDING = Reason(
     "MigModePending",
     Severity.MONITOR,
-    "Somebody changed the GPU's MIG mode, and the change waits for a reset: the GPU is not what was asked for.",
-    "Drain the node and reset the GPU, or reboot; or take the change back.",
+    "The GPU's MIG mode was changed, but the change needs a reset: the GPU does not have the requested mode.",
+    "Drain the node and reset the GPU, or reboot; or revert the change.",
     flickers=True,
 )
 # GPUs with and without MIG on one node are legal (MIG manager's configurations name single GPUs). A GPU with MIG on and
@@ -22,7 +22,7 @@ PENDING = Reason(
 INCONSISTENT = Reason(
     "MigModeInconsistent",
     Severity.MONITOR,
-    "MIG is on for this GPU and off for others of the node, and this one has no instance: nothing can run on it.",
+    "MIG is on for this GPU and off for others of the node, but this GPU has no instance: nothing can run on it.",
     "Apply the MIG configuration again (label nvidia.com/mig.config), or turn MIG off for this GPU.",
     flickers=True,
 )
@@ -33,15 +33,15 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     modes = [(gpu, gpu.mig_mode) for gpu in gpus if gpu.mig_mode is not None]
     divided = sum(mode.current for _, mode in modes)
     if all_lack(gpus, "mig_mode"):
-        yield NotConfigured("no GPU here can do MIG")
+        yield NotConfigured("no GPU here supports MIG")
     elif modes:
         yield Observation(f"on for {divided} of {counted(len(modes), 'GPU')}")
     for gpu, mode in modes:
         if mode.current != mode.pending:
-            yield found(PENDING, gpu, f"MIG is {_word(mode.current)}, and {_word(mode.pending)} after the next reset")
+            yield found(PENDING, gpu, f"MIG is {_word(mode.current)}, but {_word(mode.pending)} after the next reset")
         elif mode.current and divided < len(modes):
             if gpu.instances == ():
-                yield found(INCONSISTENT, gpu, "MIG is on and no instance exists, while MIG is off for other GPUs")
+                yield found(INCONSISTENT, gpu, "MIG is on but no instance exists, while MIG is off for other GPUs")
             yield from unread(gpu, "instances")
 
 

@@ -1,4 +1,4 @@
-"""An all-reduce over all GPUs of the node gives right values, at the speed that the cluster or the type asks for."""
+"""Check: an all-reduce over all GPUs of the node gives correct values, at the required speed."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from healthcheck.probes.nccl import ALL_REDUCE, Failed, Reduced
 
 SETTING = "NCCL_MIN_BUS_BW"
 SHARE = 0.8
-"""Of the published figure: it is a good machine's best, without what a driver or a version of NCCL costs."""
+"""Required share of the published figure, which is the best of a good machine: driver and NCCL version lower it."""
 WRONG = Reason(
     "NcclWrongResults",
     Severity.ISOLATE,
-    "An all-reduce over the node's GPUs gave wrong values: a GPU or a link changes data without saying so.",
+    "An all-reduce over the node's GPUs gave wrong values: a GPU or a link corrupts data without an error.",
     "Keep work away from the node and replace it.",
-    threshold="one value out of bounds, whatever the speed",
+    threshold="one wrong value, at any speed",
     source="nccl-tests, README: each result is compared; DCGM's MEMORY_MISMATCH and NAN_VALUE are ISOLATE",
 )
 FAILED = Reason(
     "NcclFailed",
     Severity.RESET,
-    "An all-reduce over the node's GPUs met an error of a GPU or of a link, or never ended.",
-    "Reset the GPUs and quarantine the node again; replace it when that fails again.",
-    threshold="a CUDA error that a right program meets only on faulty hardware, or no end within NCCL_TIMEOUT",
+    "An all-reduce over the node's GPUs failed with an error of a GPU or a link, or did not end.",
+    "Reset the GPUs and quarantine the node again; replace it if that fails again.",
+    threshold="a CUDA error that a correct program gets only on faulty hardware, or no end within NCCL_TIMEOUT",
     source="CUDA runtime, cudaError; DCGM's NCCL_ERROR is RESET",
 )
 SLOW = Reason(
     "NcclSlow",
     Severity.RESET,
-    "An all-reduce over the node's GPUs is slower than the cluster asks for, or than the instance type is known for.",
-    "Look at the NVLinks and the fabric manager, reset the GPUs and quarantine the node again; replace it if it stays.",
-    threshold=f"below {SETTING}; where that is 0, below {SHARE:.0%} of the type's figure in all_reduce.csv",
+    "An all-reduce over the node's GPUs is slower than the cluster requires, or than usual for the instance type.",
+    "Check the NVLinks and the fabric manager, reset the GPUs and quarantine the node again; replace it if still slow.",
+    threshold=f"below {SETTING}; if that is 0, below {SHARE:.0%} of the type's figure in all_reduce.csv",
     source="all_reduce.csv; DCGM's LOW_BANDWIDTH is TRIAGE, RESET on our ladder",
 )
 

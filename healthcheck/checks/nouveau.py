@@ -1,4 +1,4 @@
-"""The kernel's own driver for NVIDIA GPUs is not loaded: it takes GPUs before NVIDIA's driver can."""
+"""Check: nouveau, the kernel's own driver for NVIDIA GPUs, is not loaded. It can bind GPUs before NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from healthcheck.probes import kernel_modules, pci
 LOADED = Reason(
     "NouveauLoaded",
     Severity.MONITOR,
-    "The nouveau kernel module is loaded: a GPU that it takes can't be used by CUDA.",
-    "Blacklist nouveau on the node's image, build its initramfs anew and reboot.",
-    source="NVIDIA driver installation guide: nouveau has to be disabled",
+    "The nouveau kernel module is loaded: CUDA can't use a GPU that is bound to it.",
+    "Blacklist nouveau in the node's image, rebuild its initramfs and reboot.",
+    source="NVIDIA driver installation guide: nouveau must be disabled",
 )
 
 
@@ -25,7 +25,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     loaded = seen[kernel_modules.MODULES].nouveau
     if loaded:
         taken = sum(function.driver == "nouveau" for function in gpus)
-        detail = f"the nouveau module is loaded and has {taken} of {counted(len(gpus), 'GPU')}"
+        detail = f"the nouveau module is loaded; {taken} of {counted(len(gpus), 'GPU')} bound to it"
         yield Finding(LOADED.name, LOADED.severity, "driver", detail)
     yield Observation("nouveau is loaded" if loaded else "nouveau is not loaded", "not loaded")
 

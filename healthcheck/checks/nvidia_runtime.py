@@ -1,4 +1,4 @@
-"""The container runtime that the kubelet uses has a way for a GPU into a pod: a handler of NVIDIA's, or CDI."""
+"""Check: the kubelet's container runtime can give pods a GPU, through an NVIDIA handler or CDI."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from healthcheck.probes.container_runtime.facts import CRIO, ContainerRuntime, H
 MISSING = Reason(
     "NvidiaRuntimeMissing",
     Severity.MONITOR,
-    "The kubelet's container runtime has no handler of NVIDIA's, and no CDI specification to give a pod a GPU.",
-    "Give it the handler by the command named: it is this distribution's.",
+    "The kubelet's container runtime has neither an NVIDIA handler nor a CDI specification: it can't give pods a GPU.",
+    "Add the handler with the command in the detail, which is for this distribution.",
     flickers=True,
     source='containerd: `no runtime for "nvidia" is configured`',
 )
 ELSEWHERE = Reason(
     "NvidiaRuntimeElsewhere",
     Severity.MONITOR,
-    "NVIDIA's runtime was configured for another container runtime than the one that the kubelet uses.",
-    "Configure the toolkit for the kubelet's own, by the command named.",
+    "NVIDIA's runtime is configured for another container runtime than the kubelet's.",
+    "Configure the toolkit for the kubelet's container runtime with the command in the detail.",
     flickers=True,
     source='containerd: `no runtime for "nvidia" is configured`',
 )
@@ -36,10 +36,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     runtime, used = readable
     if runtime.distribution == container_runtime.GKE:
-        yield Observation("no handler of NVIDIA's by design: the device plugin mounts the driver")
+        yield Observation("no NVIDIA handler by design: the device plugin mounts the driver")
         return
     yield from _not_there(runtime, used)
-    yield Observation(_summary(runtime), "a handler of NVIDIA's, or CDI")
+    yield Observation(_summary(runtime), "an NVIDIA handler, or CDI")
 
 
 def _not_there(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def _not_there(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterato
         yield found(MISSING, used, f"{where(not_imported)} has it, {_why_unread(runtime, used)}")
     elif other is not None:
         kind, handler = other
-        message = f"{where(handler)} has it, which {kind} reads; the kubelet's {used.kind} reads {used.path}"
+        message = f"{where(handler)} has it, but {kind} reads that file; the kubelet's {used.kind} reads {used.path}"
         yield found(ELSEWHERE, used, f"{message}: {give}")
     else:
         yield found(MISSING, used, f"{used.path}: {give}")
@@ -69,16 +69,16 @@ def _not_there(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterato
 
 def _why_replaced(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     file = used.replaced_by
-    why = f"and {file}, read after it, replaces the CRI plugin's whole table in {gpu_runtime.reader(used)}"
-    move = f"write the handlers into {file} too, or take that table out of it"
+    why = f"but {file}, read after it, replaces the CRI plugin's whole table in {gpu_runtime.reader(used)}"
+    move = f"write the handlers into {file} too, or remove that table from it"
     return f"{why}: {move}; {runtime_fixes.correct(runtime, used, file)}"
 
 
 def _why_unread(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     if used.kind == CRIO:
-        return f"where CRI-O does not look: move it to {crio.STANDARD_FOLDER}"
+        return f"but CRI-O does not read that folder: move it to {crio.STANDARD_FOLDER}"
     name = f"name it in `imports` of {used.path}; {runtime_fixes.correct(runtime, used, used.path)}"
-    return f"and nothing imports that file: {name}"
+    return f"but no file imports that file: {name}"
 
 
 def _elsewhere(runtime: ContainerRuntime) -> Iterator[tuple[str, Handler]]:

@@ -22,21 +22,21 @@ from healthcheck.probes.container_runtime import configuration as container_runt
 from healthcheck.probes.container_runtime.facts import UNREADABLE, ContainerRuntime, RuntimeConfiguration, Toolkit
 
 MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
-"""Of nvidia-container-runtime up to 1.20; `csv` is for Tegra."""
+"""Modes of nvidia-container-runtime up to 1.20; `csv` is for Tegra."""
 _MOST_NAMED = 8
 
 MALFORMED = Reason(
     "ToolkitConfigMalformed",
     Severity.MONITOR,
     "NVIDIA's runtime program can't read its configuration: no GPU container starts.",
-    "Correct the file at the place named; it is read anew at each container's start.",
+    "Correct the file at the position in the detail; it is read at the start of each container.",
     flickers=True,
     source="nvidia-container-runtime: `failed to load config`",
 )
 MODE_UNKNOWN = Reason(
     "ToolkitModeUnknown",
     Severity.MONITOR,
-    "The configuration of NVIDIA's runtime program names a mode that it does not have: no GPU container starts.",
+    "The configuration of NVIDIA's runtime program sets an unknown mode: no GPU container starts.",
     "Set the mode to `auto`.",
     flickers=True,
     source="nvidia-container-runtime: `invalid runtime mode`",
@@ -44,8 +44,8 @@ MODE_UNKNOWN = Reason(
 PATH_MISSING = Reason(
     "ToolkitPathMissing",
     Severity.MONITOR,
-    "The configuration of NVIDIA's runtime program names a driver root or an ldconfig that the node does not have.",
-    "Correct the path, or bring the driver there: the GPU operator's driver container mounts it while it runs.",
+    "The configuration of NVIDIA's runtime program names a driver root or an ldconfig that does not exist on the node.",
+    "Correct the path, or install the driver there: the GPU operator's driver container mounts it while it runs.",
     flickers=True,
     source="nvidia-container-cli: `load library failed`, `ldcache error`",
 )
@@ -58,7 +58,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     runtime, used = readable
     toolkit = runtime.toolkit
     if toolkit is None:
-        yield NotConfigured("no configuration of NVIDIA's runtime program: its defaults hold")
+        yield NotConfigured("no configuration of NVIDIA's runtime program: its defaults apply")
     elif not of_nvidia(used.handlers):
         yield NotConfigured(f"no handler starts the program that reads {toolkit.path}")
     elif toolkit.problem is not None and toolkit.problem.only_ours:
@@ -70,15 +70,15 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, toolkit: Toolkit) -> Iterator[Finding]:
     if toolkit.problem is not None:
-        yield found(MALFORMED, used, f"{in_words(toolkit.problem)}; correct it, nothing needs a restart")
+        yield found(MALFORMED, used, f"{in_words(toolkit.problem)}; correct it, no restart is needed")
         return
     if toolkit.mode and toolkit.mode not in MODES:
-        what = f"{toolkit.path}: mode is {toolkit.mode!r}; it has {', '.join(MODES)}"
+        what = f"{toolkit.path}: mode is {toolkit.mode!r}; valid modes are {', '.join(MODES)}"
         yield found(MODE_UNKNOWN, used, f"{what}; {_set_mode(runtime, used, toolkit.path)}")
     if toolkit.missing:
         named = ", ".join(toolkit.missing[:_MOST_NAMED])
         yield found(
-            PATH_MISSING, used, f"{toolkit.path} names {named}, not there; correct it, or bring the driver there"
+            PATH_MISSING, used, f"{toolkit.path} names {named}, not found; correct it, or install the driver there"
         )
 
 
@@ -89,7 +89,7 @@ def _set_mode(runtime: ContainerRuntime, used: RuntimeConfiguration, path: str) 
 
 
 def _summary(toolkit: Toolkit) -> str:
-    """The mode, and the switches that change which GPUs a container sees."""
+    """Return the mode, and the switches that change which GPUs a container gets."""
     if toolkit.problem is not None:
         return f"{toolkit.path}: unreadable"
     switches = [

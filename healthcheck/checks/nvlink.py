@@ -22,24 +22,24 @@ from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 VERSION_NAMES = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
-"""nvmlNvlinkVersion_t (nvml.h); 0 is an invalid one."""
+"""nvmlNvlinkVersion_t (nvml.h); 0 is invalid."""
 
 DOWN = Reason(
     "NvLinkDown",
     Severity.RESET,
     "An NVLink of a GPU is inactive: work over several GPUs is slower, or does not start.",
-    "Drain the node and reset the GPU (with NVSwitches all GPUs together), or reboot; replace the node when the link "
+    "Drain the node and reset the GPU (with NVSwitches all GPUs together), or reboot; replace the node if the link "
     "goes down again.",
     flickers=True,
-    threshold="an inactive link where the instance type has NVLink",
+    threshold="an inactive link on an instance type with NVLink",
     source="docs/rules.md 19 (DCGM 14, NVLINK_DOWN: TRIAGE); NVIDIA Health Validation, nvlink_active; gpud#1085",
     grace=LINK_GRACE,
 )
 COUNT_LOW = Reason(
     "NvLinkCountLow",
     Severity.RESET,
-    "A GPU shows fewer NVLinks than the instance type's GPUs have.",
-    "Drain the node and reset the GPU, or reboot; replace the node when the links are still missing.",
+    "A GPU has fewer NVLinks than the GPUs of this instance type.",
+    "Drain the node and reset the GPU, or reboot; replace the node if the links are still missing.",
     flickers=True,
     threshold="fewer links than the instance type's row in fabrics.csv",
     source="docs/rules.md 19 (DCGM 99, GPU_EXPECTED_NVLINKS_UP: TRIAGE)",
@@ -48,7 +48,7 @@ COUNT_LOW = Reason(
 VERSION_LOW = Reason(
     "NvLinkVersionLow",
     Severity.MONITOR,
-    "An NVLink runs with an older version of the protocol, and so slower, than the instance type's GPUs have.",
+    "An NVLink runs with an older protocol version than the instance type's GPUs have, and is therefore slower.",
     "Compare `nvidia-smi nvlink -s` with a healthy node of the type; update driver and fabric manager, or reboot.",
     flickers=True,
     threshold="an older version than the instance type's row in fabrics.csv",

@@ -1,4 +1,4 @@
-"""NVLinks carry their data without recovering, replaying or losing it at a rate that healthy ones never have."""
+"""Check: the rate of errors, replays and recoveries of each NVLink."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from healthcheck.model import (
 from healthcheck.probes.nvml import gpus as nvml
 
 LEAST_CRC_PER_SECOND = 100.0
-"""DCGM_LIMIT_MAX_NVLINK_CRC_ERROR (DcgmGPUHardwareLimits.h): below it the link's own retry makes good for them."""
+"""DCGM_LIMIT_MAX_NVLINK_CRC_ERROR (DcgmGPUHardwareLimits.h): below this rate the link's retries correct the errors."""
 LEAST_PER_MINUTE = 1.0
-"""DCGM_LIMIT_MAX_NVLINK_ERROR: DCGM's health watch fails a GPU for one of the others within its minute."""
+"""DCGM_LIMIT_MAX_NVLINK_ERROR: DCGM's health watch fails a GPU for one of the other errors within a minute."""
 LEAST_PER_SECOND: Mapping[str, float] = {
     "crc_errors": LEAST_CRC_PER_SECOND,
     "crc_data_errors": LEAST_CRC_PER_SECOND,
@@ -31,14 +31,14 @@ LEAST_PER_SECOND: Mapping[str, float] = {
     "recovery_failures": LEAST_PER_MINUTE / 60,
     "symbol_errors": LEAST_PER_MINUTE / 60,
 }
-"""By the name of the counter. Recovery failures and symbol errors are counted from NVLink 5 on, the rest before."""
+"""Limits by counter. Recovery failures and symbol errors are counted from NVLink 5 on, the other errors before."""
 _READINGS = {"nvlinks": "NVLinks", "nvlink_counters": "NVLink counters"}
 
 RATE = Reason(
     "NvLinkErrorRate",
     Severity.MONITOR,
-    "An NVLink recovers, sends again or receives wrong symbols all the time: it may soon go down.",
-    "Watch the GPU, and quarantine the node when it is free; look for Xid 74 or 144-150 beside it.",
+    "An NVLink continuously recovers, resends data or receives wrong symbols: it may soon go down.",
+    "Watch the GPU, and quarantine the node when it is free; check for Xid 74 or 144-150 at the same time.",
     flickers=True,
     threshold=f"from {LEAST_CRC_PER_SECOND:g} CRC errors a second, or {LEAST_PER_MINUTE:g} replay, recovery or symbol "
     "error a minute, on a link",
@@ -57,19 +57,19 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         limits = f"below {LEAST_CRC_PER_SECOND:g} CRC errors/s and {LEAST_PER_MINUTE:g} other a minute on each link"
         yield Observation(f"NVLink errors of {counted(len(counting), 'GPU')} read", limits, "DCGM's health watch")
     elif gpus and not unread:
-        yield NotConfigured("no GPU counts errors of an NVLink")
+        yield NotConfigured("no GPU counts NVLink errors")
 
 
 def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
     earlier = earlier_gpus(seen)
     if earlier is None:
-        yield TooEarly("a rate needs an earlier look")
+        yield TooEarly("a rate needs an earlier check cycle")
         return
     for gpu in gpus:
         before = same(gpu, earlier[0])
         grown = _grown(before.nvlinks or () if before else (), gpu.nvlinks or ())
         if not grown or min(grown.values()) < 0:
-            yield TooEarly("its counters were not read in the look before, or began anew", gpu.subject)
+            yield TooEarly("its counters were not read in the previous check cycle, or were reset", gpu.subject)
             continue
         message = _summary(grown, earlier[1])
         if message:
@@ -77,7 +77,7 @@ def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
 
 
 def _summary(grown: dict[tuple[str, int], int], seconds: float) -> str:
-    """The counters that grew too fast, each with its links; '' where none did."""
+    """Return the counters that grew too fast, each with its links, or an empty string."""
     links: dict[str, list[str]] = {}
     for (name, link), more in grown.items():
         if more / seconds >= LEAST_PER_SECOND[name]:

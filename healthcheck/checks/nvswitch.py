@@ -14,8 +14,8 @@ from healthcheck.probes import pci
 MISSING = Reason(
     "NvSwitchMissing",
     Severity.MONITOR,
-    "Fewer NVSwitches are on PCI than the instance type's board has.",
-    "Compare with a healthy node of the type; drain and reboot, and replace the node when a switch is still missing.",
+    "PCI shows fewer NVSwitches than the instance type's board has.",
+    "Compare with a healthy node of the type; drain and reboot, and replace the node if a switch is still missing.",
     flickers=True,
     threshold="fewer than fabrics.csv has for the type",
     source="the boards' documentation, as in fabrics.csv",

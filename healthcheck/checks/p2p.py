@@ -24,14 +24,14 @@ from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml
 
 OK, DISABLED_BY_REGKEY, UNKNOWN = 0, 4, 6
-"""nvmlGpuP2PStatus_t (nvml.h). Who disables it by the driver's settings wants it so, and unknown tells nothing."""
+"""nvmlGpuP2PStatus_t (nvml.h). Disabled by the driver's settings is intended, and unknown is no evidence."""
 _NO_FAULT = frozenset({OK, DISABLED_BY_REGKEY, UNKNOWN})
 
 BROKEN = Reason(
     "P2pBroken",
     Severity.RESET,
-    "A GPU can't reach others over NVLink, though switches join all GPUs of the instance type.",
-    "Look at the NVLinks and the fabric manager first; then drain the node and reset all GPUs together, or reboot.",
+    "A GPU can't reach others over NVLink, although switches connect all GPUs of the instance type.",
+    "Check the NVLinks and the fabric manager first; then drain the node and reset all GPUs together, or reboot.",
     flickers=True,
     threshold="a pair whose NVLink status is neither OK, nor disabled by the driver's settings, nor unknown",
     source="nvmlDeviceGetP2PStatus (nvml.h); gpud's matrix of all pairs",
@@ -53,7 +53,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if answer.p2p:
         yield _summary(answer.p2p, expected, joined)
     elif not silent_ones and len(gpus) == len(answer.gpus):
-        yield NotConfigured("no two GPUs whose driver tells how they reach each other")
+        yield NotConfigured("the driver reports no P2P status for any pair of GPUs")
 
 
 def _judge_pairs(answer: nvml.Gpus, gpus: tuple[nvml.Gpu, ...], expected: Expectation) -> Iterator[Judgement]:
@@ -72,7 +72,7 @@ def _judge_pairs(answer: nvml.Gpus, gpus: tuple[nvml.Gpu, ...], expected: Expect
 
 
 def _blamed(broken: list[nvml.P2p]) -> list[tuple[str, nvml.P2p]]:
-    """A pair is put down to the GPU that has more broken ones, to both where they have as many.
+    """Assign each broken pair to the GPU with more broken pairs, or to both GPUs if they have equally many.
 
     One GPU without NVLink breaks a pair with each other GPU, and is the only one at fault.
     """
@@ -104,7 +104,7 @@ def _joined_by_switches(expected: Expectation) -> bool:
 
 def _summary(pairs: tuple[nvml.P2p, ...], expected: Expectation, joined: bool) -> Observation:
     nvlink, read = sum(pair.nvlink == OK for pair in pairs), sum(pair.read == OK for pair in pairs)
-    message = f"{nvlink} of {counted(len(pairs), 'pair')} of GPUs joined by NVLink, {read} can read each other"
+    message = f"{nvlink} of {counted(len(pairs), 'pair')} of GPUs connected by NVLink, {read} can read each other"
     return (
         Observation(message, "all by NVLink", f"{expected.instance_type} in fabrics.csv")
         if joined

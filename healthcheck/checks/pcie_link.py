@@ -25,15 +25,15 @@ from healthcheck.model import (
 from healthcheck.probes.nvml import gpus as nvml
 
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
-"""The lanes that a PCI Express link can have. A virtual machine may report any other number, which means nothing."""
+"""Numbers of lanes of a PCI Express link. A virtual machine may report any other number, which has no meaning."""
 
 WIDTH_LOW = Reason(
     "PcieWidthLow",
     Severity.RESET,
-    "A GPU's PCIe link runs on fewer lanes than GPU and slot have: every copy to and from the host is slower.",
-    "Drain the node and reset the GPU, or reboot: that trains the link anew; replace the node when it comes back.",
+    "A GPU's PCIe link runs on fewer lanes than GPU and slot support: every copy to and from the host is slower.",
+    "Drain the node and reset the GPU, or reboot, which retrains the link; replace the node if the fault recurs.",
     flickers=True,
-    threshold="fewer lanes than the most that GPU and slot can do together, at the highest generation or in use",
+    threshold="fewer lanes than GPU and slot both support, at the highest generation or in use",
     source="nvmlDeviceGetMaxPcieLinkWidth (nvml.h); nvidia-smi's manual, GPU Link information; "
     "docs/rules.md 19 (DCGM 46, PCIE_WIDTH)",
 )
@@ -44,7 +44,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     links = [(gpu, gpu.pcie) for gpu in gpus if gpu.pcie and _makes_sense(gpu.pcie)]
     narrow = [(gpu, link) for gpu, link in links if link.width < link.max_width]
     for gpu, link in narrow:
-        lanes = f"x{link.width}, GPU and slot can do x{link.max_width}"
+        lanes = f"x{link.width}, GPU and slot support x{link.max_width}"
         if link.at_highest_generation or gpu.processes:
             yield found(WIDTH_LOW, gpu, lanes)
         else:
@@ -53,7 +53,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         message = f"full width on {len(links) - len(narrow)} of {counted(len(links), 'GPU')}"
         yield Observation(message, "all", "NVML's maximum of GPU and slot")
     elif gpus:
-        yield NotConfigured("no GPU tells a PCIe width that makes sense")
+        yield NotConfigured("no GPU reports a plausible PCIe width")
 
 
 def _makes_sense(link: nvml.PcieLink) -> bool:

@@ -20,20 +20,20 @@ from healthcheck.model import (
 from healthcheck.probes.nvml import gpus as nvml
 
 MOST_PER_MINUTE = 62.0
-"""What the widest and fastest link may have: one wrong bit in 10^12 on 16 lanes of PCIe 6, 64 Gb/s each, is 61.4.
+"""Limit for the widest and fastest link: one wrong bit in 10^12 on 16 lanes of PCIe 6, 64 Gb/s each, gives 61.4.
 
-The PCI Express specification allows that bit error rate, and DCGM's health watch reckons with it since version 4
-(GetExpectedPcieReplayRate). Its fixed limit before that, 8 a minute, accused healthy P5 nodes (NVIDIA/DCGM#184).
+The PCI Express specification allows that bit error rate, and DCGM's health watch has used it since version 4
+(GetExpectedPcieReplayRate). Its earlier fixed limit of 8 a minute reported healthy P5 nodes (NVIDIA/DCGM#184).
 """
 
 RATE = Reason(
     "PcieReplayRate",
     Severity.MONITOR,
-    "A GPU's PCIe link sends packets again more often than any link may: its signal is bad.",
-    "Watch the GPU; where the rate stays, quarantine the node to measure the link's bandwidth.",
+    "A GPU's PCIe link resends packets more often than the specification allows: its signal is bad.",
+    "Watch the GPU; if the rate persists, quarantine the node to measure the link's bandwidth.",
     flickers=True,
     threshold=f"more than {MOST_PER_MINUTE:g} replays a minute",
-    source="PCI Express specification's bit error rate, as DCGM's health watch reckons (NVIDIA/DCGM#184)",
+    source="PCI Express specification's bit error rate, as in DCGM's health watch (NVIDIA/DCGM#184)",
 )
 
 
@@ -54,12 +54,12 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
     earlier = earlier_gpus(seen)
     if earlier is None:
-        yield TooEarly("a rate needs an earlier look")
+        yield TooEarly("a rate needs an earlier check cycle")
         return
     for gpu in gpus:
         before, now = same(gpu, earlier[0]), gpu.pcie_replays or 0
         if before is None or before.pcie_replays is None or before.pcie_replays > now:
-            yield TooEarly("its counter was not read in the look before, or began anew", gpu.subject)
+            yield TooEarly("its counter was not read in the previous check cycle, or was reset", gpu.subject)
         elif (now - before.pcie_replays) * 60 / earlier[1] > MOST_PER_MINUTE:
             yield found(RATE, gpu, f"{RATE.threshold} on its PCIe link")
 

@@ -15,7 +15,7 @@ from healthcheck.probes.nvml import gpus as nvml
 DRIVER_GRACE = Grace(120.0, "the driver was loaded")
 """docs/rules.md 11: GPUs come up one after another when the driver is loaded."""
 LINK_GRACE = Grace(180.0, "the driver was loaded")
-"""docs/rules.md 20: what the fabric is given to come up; its links are trained in that time."""
+"""docs/rules.md 20: time for the fabric to start; its links are trained in this time."""
 NVIDIA_DRIVER = "nvidia"
 
 
@@ -51,7 +51,7 @@ def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[
         for function in functions
         if function.is_gpu and function.address not in known and function.driver in (NVIDIA_DRIVER, "")
     ]
-    # A function without a driver was never NVML's to count.
+    # NVML never counts a function without a driver.
     unclaimed = iter(
         [function.address for function in sorted(left, key=lambda function: function.driver != NVIDIA_DRIVER)]
     )
@@ -76,7 +76,7 @@ def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
     # A GPU without an address may be any of the known GPUs.
     place = gpu.subject if gpu.address else ""
     if code == nvml.NONSENSE:
-        return Unobserved(error_causes.NONSENSE, f"{about}: NVML's answer makes no sense", place)
+        return Unobserved(error_causes.NONSENSE, f"{about}: NVML's answer is implausible", place)
     return Unobserved(error_causes.GPU_NOT_ANSWERING, f"{about}: NVML error {code}", place)
 
 
@@ -93,7 +93,7 @@ def unknown_yet(gpu: nvml.Gpu, reading: str, reason: Reason) -> Iterator[TooEarl
     The GPU never provided it, or no longer does. The reading is about a fault that never disappears from a GPU.
     """
     if getattr(gpu, reading) is None and reading not in gpu.errors:
-        yield TooEarly(f"{gpu.subject} does not tell its {reading.replace('_', ' ')}", gpu.subject, (reason.name,))
+        yield TooEarly(f"{gpu.subject} does not report its {reading.replace('_', ' ')}", gpu.subject, (reason.name,))
 
 
 def all_lack(gpus: tuple[nvml.Gpu, ...], *readings: str) -> bool:
@@ -104,7 +104,7 @@ def all_lack(gpus: tuple[nvml.Gpu, ...], *readings: str) -> bool:
 
 
 def found(reason: Reason, gpu: nvml.Gpu, detail: str) -> Finding:
-    """The reason as a finding on this GPU."""
+    """Return a finding with this reason on this GPU."""
     return Finding(reason.name, reason.severity, gpu.subject, detail, gpu.about, flickers=reason.flickers)
 
 

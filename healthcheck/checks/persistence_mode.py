@@ -12,9 +12,10 @@ from healthcheck.probes.nvml import gpus as nvml
 OFF = Reason(
     "PersistenceModeOff",
     Severity.MONITOR,
-    "Persistence mode is off: whenever the last process leaves the GPU, its state is lost, and built anew in seconds.",
-    "Let nvidia-persistenced run on the node; until then `nvidia-smi -pm 1`.",
-    # Off while the node boots: nvidia-persistenced comes up after the driver.
+    "Persistence mode is off: when the last process on a GPU ends, its driver state is lost and must be rebuilt, which "
+    "takes seconds.",
+    "Run nvidia-persistenced on the node; until then run `nvidia-smi -pm 1`.",
+    # It is off while the node boots: nvidia-persistenced starts after the driver.
     flickers=True,
     source="DCGM 29, DCGM_FR_PERSISTENCE_MODE",
     grace=DRIVER_GRACE,

@@ -17,17 +17,17 @@ _SOURCE = "nvml.h, field 230"
 WANTED = Reason(
     "GpuRecoveryAction",
     Severity.RESET,
-    "The driver wants a GPU recovered, by a reset or a reboot.",
-    "Do what the finding's detail names: drain the node and reset the GPU, or reboot.",
-    threshold="any action but None",
+    "The driver requests a recovery of a GPU, by a reset or a reboot.",
+    "Do the action in the detail: drain the node and reset the GPU, or reboot.",
+    threshold="any action except None",
     source=f"{_SOURCE}; drivers from R565 on",
 )
-# No fault of a GPU: each GPU of the node reports the same, and the IMEX daemon that ends it must still find its way to
-# the node.
+# This is not a fault of one GPU: each GPU of the node reports it. The node must stay schedulable for the pod of the
+# IMEX daemon, whose start ends it.
 IMEX = Reason(
     "ImexRecoveryRequired",
     Severity.MONITOR,
-    "The driver wants the node's IMEX domain recovered: GPU memory that other nodes export over NVLink was lost.",
+    "The driver requests a recovery of the node's IMEX domain: GPU memory of other nodes (over NVLink) was lost.",
     "Restart the node's IMEX daemon: delete the pod of the DRA driver's ComputeDomain on this node, or restart the "
     "host's nvidia-imex service.",
     threshold="the action Recover IMEX Domain on any GPU",
@@ -59,13 +59,13 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     numbers = [gpu.recovery_action for gpu in answer.gpus if gpu.recovery_action is not None]
     wanting = sum(action != 0 for action in numbers)
     if numbers:
-        yield Observation(f"a recovery is wanted for {wanting} of {counted(len(numbers), 'GPU')}", "none", _SOURCE)
+        yield Observation(f"a recovery is requested for {wanting} of {counted(len(numbers), 'GPU')}", "none", _SOURCE)
     elif answer.gpus:
-        yield Observation("no GPU tells whether it wants to be recovered", "none", _SOURCE)
+        yield Observation("no GPU reports its recovery action", "none", _SOURCE)
 
 
 def _wanted(gpu: nvml.Gpu, number: int, action: RecoveryAction | None) -> Finding:
-    name = action.name if action else "one that nvml.h has no name for"
+    name = action.name if action else "unknown in nvml.h"
     severity = action.severity if action else Severity.MONITOR
     return Finding(WANTED.name, severity, gpu.subject, f"recovery action {number} ({name})", gpu.about)
 

@@ -14,16 +14,16 @@ SETTING = "MAX_RETIRED_PAGES_SBE"
 PENDING = Reason(
     "RetiredPagesPending",
     Severity.RESET,
-    "Bad pages of a GPU's memory are to be retired: until the GPU is reset, they stay in use.",
+    "Faulty pages of a GPU's memory wait for retirement: they stay in use until the GPU is reset.",
     "Drain the node and reset the GPU, or reboot.",
     source="nvml.h, nvmlDeviceGetRetiredPagesPendingStatus; DCGM's error 6, PENDING_PAGE_RETIREMENTS",
 )
 LIMIT = Reason(
     "RetiredPagesLimit",
     Severity.ISOLATE,
-    "So many pages of a GPU's memory were retired that its table, of 64, is all but full: its memory wears out.",
+    "The table of retired memory pages of a GPU, with 64 entries, is nearly full: its memory wears out.",
     "Keep work away from the node and replace the GPU.",
-    threshold=f"more than {SETTING} pages, {Expectation().max_retired_pages_sbe} where it is not set",
+    threshold=f"more than {SETTING} pages, by default {Expectation().max_retired_pages_sbe}",
     source="DCGM's error 7, RETIRED_PAGES_LIMIT",
 )
 
@@ -48,7 +48,7 @@ def _judge_gpu(gpu: nvml.Gpu, most: int) -> Iterator[Judgement]:
         return
     if pages.pending:
         yield found(PENDING, gpu, "pages are retired at the next reset of the GPU")
-    # Pages retired for errors of one bit and of two share the GPU's table, and DCGM's limit is of both together.
+    # Pages retired for single-bit and double-bit errors share the GPU's table, and DCGM's limit is for their sum.
     if pages.single_bit + pages.double_bit > most:
         retired = f"{pages.single_bit} pages retired for single-bit and {pages.double_bit} for double-bit errors"
         yield found(LIMIT, gpu, f"{retired}, more than {SETTING} = {most}")

@@ -1,4 +1,4 @@
-"""Rows of a GPU's memory that were replaced by spare ones, wait to be, or could not be (Ampere and later)."""
+"""Check: no replacement of a faulty memory row by a spare one failed or is pending (Ampere and later)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ MOST_EXHAUSTED_BANKS = 0
 FAILED = Reason(
     "RowRemapFailed",
     Severity.ISOLATE,
-    "A bad row of a GPU's memory could not be replaced by a spare one, and stays in use. The GPU never forgets it.",
+    "A faulty row of a GPU's memory could not be replaced by a spare one, and stays in use. No reset clears this.",
     "Keep work away from the node and replace the GPU.",
     source="nvml.h, nvmlDeviceGetRemappedRows; NVIDIA's GPU memory error management guide: the criterion for an RMA",
 )
 PENDING = Reason(
     "RowRemapPending",
     Severity.RESET,
-    "Bad rows of a GPU's memory are to be replaced by spare ones: that happens when the GPU is reset.",
+    "Faulty rows of a GPU's memory wait for their replacement by spare ones, at the next reset of the GPU.",
     "Drain the node, let its work end, and reset the GPU, or reboot.",
     source="nvml.h, nvmlDeviceGetRemappedRows; DCGM's error 85, PENDING_ROW_REMAP",
 )
 EXHAUSTED = Reason(
     "RowBanksExhausted",
     Severity.MONITOR,
-    "A bank of a GPU's memory has no spare row left: all is well until one more of its rows goes bad.",
-    "Plan to replace the GPU; the next bad row of that bank is a RowRemapFailed.",
+    "A bank of a GPU's memory has no spare row left: the next faulty row in it can't be replaced.",
+    "Plan to replace the GPU; the next faulty row of that bank causes RowRemapFailed.",
     threshold=f"more than {MOST_EXHAUSTED_BANKS} banks without a spare row",
     source="nvml.h, nvmlRowRemapperHistogramValues_t.none",
 )
@@ -39,7 +39,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     gpus = yield from answering(seen)
     for gpu in gpus:
         if gpu.row_remap is not None and gpu.row_remap.failed:
-            yield found(FAILED, gpu, "a bad row could not be remapped")
+            yield found(FAILED, gpu, "a faulty row could not be remapped")
         if gpu.row_remap is not None and gpu.row_remap.pending:
             yield found(PENDING, gpu, "rows are remapped at the next reset of the GPU")
         if gpu.exhausted_banks is not None and gpu.exhausted_banks > MOST_EXHAUSTED_BANKS:
@@ -49,7 +49,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield from unknown_yet(gpu, "row_remap", FAILED)
         yield from unknown_yet(gpu, "exhausted_banks", EXHAUSTED)
     if all_lack(gpus, "row_remap", "exhausted_banks"):
-        yield NotConfigured("no GPU here tells of remapped rows")
+        yield NotConfigured("no GPU here reports remapped rows")
     elif message := ", ".join(_summary(gpus)):
         yield Observation(message, "none failed, none pending, a spare row in every bank", "nvml.h")
 

@@ -1,4 +1,4 @@
-"""The program that each of NVIDIA's handlers starts is there, can be run, and is made for this machine."""
+"""Check: the program of each NVIDIA handler exists, is executable, and is built for this machine."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRunt
 MISSING = Reason(
     "RuntimeBinaryMissing",
     Severity.MONITOR,
-    "A handler of NVIDIA's names no program, or one that is not on the node.",
-    "Install the NVIDIA container toolkit, or correct BinaryName in the file named.",
+    "An NVIDIA handler names no program, or a program that does not exist on the node.",
+    "Install the NVIDIA container toolkit, or correct BinaryName in the file in the detail.",
     flickers=True,
-    source="containerd's runc shim, which starts what BinaryName says",
+    source="containerd's runc shim, which starts the program in BinaryName",
 )
 NOT_EXECUTABLE = Reason(
     "RuntimeBinaryNotExecutable",
     Severity.MONITOR,
-    "The program of a handler of NVIDIA's is there, and nobody may run it.",
-    "`chmod 0755` it, or install the NVIDIA container toolkit again.",
+    "The program of an NVIDIA handler exists, but is not executable.",
+    "Run `chmod 0755` on it, or reinstall the NVIDIA container toolkit.",
     flickers=True,
     source="execve(2): EACCES",
 )
 FOREIGN = Reason(
     "RuntimeBinaryOfAnotherArchitecture",
     Severity.MONITOR,
-    "The program of a handler of NVIDIA's is made for another kind of processor than this machine's.",
-    "Install the NVIDIA container toolkit of this machine's architecture.",
+    "The program of an NVIDIA handler is built for another processor architecture than this machine's.",
+    "Install the NVIDIA container toolkit for this machine's architecture.",
     flickers=True,
     source="execve(2): ENOEXEC, `exec format error`",
 )
@@ -46,7 +46,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     paths = dict.fromkeys(program.path or f"no {program.named}" for program in runtime.programs)
     named = any(handler.binary for handler in used.handlers)
     yield Observation(
-        ", ".join(paths) or ("a tree without the programs that it names" if named else "no program named")
+        ", ".join(paths) or ("this captured tree does not contain the named programs" if named else "no program named")
     )
 
 
@@ -76,7 +76,7 @@ def _without(runtime: ContainerRuntime, used: RuntimeConfiguration, handler: Han
     """
     if used.kind == CONTAINERD and not gpu_runtime.cdi_specs(runtime):
         message = f"{where(handler)}: {handler.name} has no BinaryName, so it starts runc"
-        name = "name NVIDIA's program there, /usr/bin/nvidia-container-runtime"
+        name = "set BinaryName to NVIDIA's program, /usr/bin/nvidia-container-runtime"
         yield found(MISSING, used, f"{message}; {name}: {runtime_fixes.correct(runtime, used, handler.file)}")
 
 
@@ -94,13 +94,13 @@ def _fault(runtime: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | 
     if program is None:
         return None  # could not be checked
     if not program.path:
-        nowhere = "" if "/" in handler.binary else ", in no folder where programs usually lie"
-        install = "install the NVIDIA container toolkit again"
-        return MISSING, f"which is not there{nowhere}; {install}"
+        nowhere = "" if "/" in handler.binary else " in any usual folder of programs"
+        install = "reinstall the NVIDIA container toolkit"
+        return MISSING, f"which does not exist{nowhere}; {install}"
     if not program.executable:
-        return NOT_EXECUTABLE, f"which nobody may run; {runtime_fixes.make_executable(program.path)}"
+        return NOT_EXECUTABLE, f"which is not executable; run {runtime_fixes.make_executable(program.path)}"
     if program.architecture and runtime.architecture and program.architecture != runtime.architecture:
-        made = f"made for {program.architecture} on a machine of {runtime.architecture}"
+        made = f"built for {program.architecture} on a machine with {runtime.architecture}"
         return FOREIGN, f"{made}; install the NVIDIA container toolkit for {runtime.architecture}"
     return None
 

@@ -25,15 +25,15 @@ from healthcheck.probes.container_runtime import configuration as container_runt
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, RuntimeConfiguration
 
 _USUAL = "nvidia"
-"""The handler that every guide to GPU pods names. Other classes come with a distribution (k3s: nvidia-experimental) or
-with the GPU operator (nvidia-cdi, nvidia-legacy), whatever the nodes define."""
+"""The usual handler in guides to GPU pods. Distributions (k3s: nvidia-experimental) and the GPU operator (nvidia-cdi,
+nvidia-legacy) install other classes even if no node defines their handlers."""
 _MOST_NAMED = 8
 
 UNDEFINED = Reason(
     "RuntimeClassHandlerUndefined",
     Severity.MONITOR,
-    "A RuntimeClass of NVIDIA's names a handler that this node's container runtime does not have in these letters.",
-    "Name a handler that it has, in the RuntimeClass or in the runtime's file.",
+    "An NVIDIA RuntimeClass names a handler that this node's container runtime does not have with this exact name.",
+    "Use the same handler name in the RuntimeClass and in the container runtime's file.",
     flickers=True,
     source='containerd: `no runtime for "…" is configured`',
 )
@@ -46,7 +46,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     runtime, used = readable
     if expected.runtime_classes is None:
         # The agent's first check cycle runs before it has them. Until then, earlier findings stay active.
-        yield TooEarly("the cluster's RuntimeClasses are not known here: the agent asks for them")
+        yield TooEarly("the cluster's RuntimeClasses are not known yet: only the agent reads them")
     elif runtime.distribution == container_runtime.GKE:
         yield NotConfigured("GKE's GPUs need no RuntimeClass")
     else:
@@ -59,7 +59,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         names = ", ".join(
             f"{pod_runtime_class.name} ({pod_runtime_class.handler})" for pod_runtime_class in ours[:_MOST_NAMED]
         )
-        yield Observation(f"RuntimeClasses {names}" if names else "no RuntimeClass of NVIDIA's")
+        yield Observation(f"RuntimeClasses {names}" if names else "no NVIDIA RuntimeClass")
 
 
 def _undefined(runtime: ContainerRuntime, used: RuntimeConfiguration, ours: list[PodRuntimeClass]) -> Iterator[Finding]:
@@ -72,7 +72,7 @@ def _undefined(runtime: ContainerRuntime, used: RuntimeConfiguration, ours: list
         message = f"RuntimeClass {pod_runtime_class.name} names the handler {pod_runtime_class.handler}"
         if like is not None:
             yield found(
-                UNDEFINED, used, f"{message}, {used.path} has it as {like}: letters count; {_rename(runtime, used)}"
+                UNDEFINED, used, f"{message}, but {used.path} defines {like}: case matters; {_rename(runtime, used)}"
             )
         elif _is_needed(pod_runtime_class, runtime):
             yield found(
@@ -99,7 +99,7 @@ def _defined(used: RuntimeConfiguration, defined: Mapping[str, str]) -> str:
 def _mending(pod_runtime_class: PodRuntimeClass, runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     if pod_runtime_class.handler == _USUAL:
         return runtime_restart.give_handler(runtime, used)
-    return f"define it, or keep the class from this node by its nodeSelector; {_rename(runtime, used)}"
+    return f"define it, or exclude this node with the class's nodeSelector; {_rename(runtime, used)}"
 
 
 CHECK = Check(

@@ -36,12 +36,12 @@ _UNITS = {
     MICROK8S: "snap.microk8s.daemon-containerd",
     K8S_SNAP: "snap.k8s.containerd",
 }
-"""Where its cgroup does not tell the unit, as in a captured tree."""
+"""Units for a runtime whose cgroup does not show the unit, as in a captured tree."""
 _UNITS_OF_KINDS = {CRIO: "crio", DOCKER: "docker"}
 
 
 def restart(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    """The command that makes the runtime read its files again."""
+    """Return the command that makes the runtime read its files again."""
     unit = runtime.unit.removesuffix(".service") or _UNITS.get(
         runtime.distribution, _UNITS_OF_KINDS.get(used.kind, "containerd")
     )
@@ -57,9 +57,9 @@ def correct(runtime: ContainerRuntime, used: RuntimeConfiguration, file: str) ->
     the corrected file, the finding `RuntimeConfigNotLoaded` names the command.
     """
     if runtime.distribution == BOTTLEROCKET:
-        return "its files can't be changed: `apiclient set`, or another variant of the image"
+        return "its files can't be changed: use `apiclient set`, or another variant of the image"
     if file == used.path and used.template:
-        return f"correct {used.template}, from which {file} is made at each start, then restart what makes it"
+        return f"correct {used.template}, the template of {file}, then restart the service that generates {file}"
     return f"correct {file}"
 
 
@@ -86,7 +86,7 @@ def set_mode(path: str) -> str:
     The GPU operator's file is rewritten by its DaemonSet.
     """
     if path.startswith(OPERATORS_FOLDER):
-        return "delete this node's pod of nvidia-container-toolkit-daemonset, which writes it anew"
+        return "delete this node's pod of nvidia-container-toolkit-daemonset: its replacement rewrites the file"
     return f"`nvidia-ctk config --config={shlex.quote(path)} --set nvidia-container-runtime.mode=auto --in-place`"
 
 
@@ -110,12 +110,15 @@ def helm_values(values: Mapping[str, str], namespace: str = "gpu-operator") -> s
 
 
 def _escaped(value: str) -> str:
-    """Helm takes a comma and a brace for its own."""
+    """Escape the characters that Helm interprets: backslash, comma and brace."""
     return "".join(f"\\{letter}" if letter in "\\,{}" else letter for letter in value)
 
 
 def _with_either(runtime: ContainerRuntime, operators: str, hosts: str) -> str:
-    """The operator's alone where it is on the node, in a folder of its own; one on the host does not rule it out."""
+    """Return the operator's advice if its toolkit is on the node, otherwise both.
+
+    The operator's toolkit has a folder of its own. A toolkit on the host does not exclude the operator.
+    """
     others = [handler.binary for configuration in runtime.others for handler in configuration.handlers]
     named = [program.path for program in runtime.programs] + ([runtime.toolkit.path] if runtime.toolkit else [])
     if any(path.startswith(OPERATORS_FOLDER) for path in [*named, *others]):
@@ -138,7 +141,7 @@ def _ranchers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
 
     Both detect the program when they start, and define the handler themselves.
     """
-    made = f"it writes {used.path} at each start, and what is edited there is lost"
+    made = f"it writes {used.path} at each start, so edits there are lost"
     template = f" (other changes: {used.template})" if used.template else ""
     socket = helm_values({"CONTAINERD_SOCKET": runtime.socket})
     install = f"install nvidia-container-toolkit on the host, or the GPU operator with `{socket}`"
@@ -146,8 +149,8 @@ def _ranchers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
 
 
 def _microk8s(_: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    template = used.template or "containerd-template.toml beside it"
-    return f"`microk8s enable nvidia`; {used.path} is made from {template}, and what is edited there is lost"
+    template = used.template or "containerd-template.toml in the same folder"
+    return f"`microk8s enable nvidia`; {used.path} is generated from {template}, so edits there are lost"
 
 
 def _k8s_snap(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
@@ -155,7 +158,7 @@ def _k8s_snap(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     operators = _operators(runtime, used, {"RUNTIME_DROP_IN_CONFIG": drop_in})
     configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(used.path)}"
     hosts = f"`{configure} --drop-in-config={shlex.quote(drop_in)} && {restart(runtime, used)}`"
-    return f"{_with_either(runtime, operators, hosts)}; {used.path} is the snap's, and what is edited there is lost"
+    return f"{_with_either(runtime, operators, hosts)}; {used.path} belongs to the snap, so edits there are lost"
 
 
 def _k0s(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
@@ -177,11 +180,11 @@ def _bottlerocket(_: ContainerRuntime, __: RuntimeConfiguration) -> str:
 
 def _eks(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     either = _with_either(runtime, _operators(runtime, used, {}), _hosts(runtime, used))
-    return f"start the node from the EKS AMI for NVIDIA, or {either}; nodeadm writes {used.path} anew at each boot"
+    return f"start the node from the EKS AMI for NVIDIA, or {either}; nodeadm rewrites {used.path} at each boot"
 
 
 def _talos(_: ContainerRuntime, __: RuntimeConfiguration) -> str:
-    return "boot Talos with its extension nvidia-container-toolkit-production: its files can't be changed"
+    return "boot Talos with the extension nvidia-container-toolkit-production: its files can't be changed"
 
 
 def _crio(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
@@ -195,7 +198,7 @@ def _crio(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
 
 
 def _docker(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    # cri-dockerd knows no handlers: whatever is Docker's default starts every pod.
+    # cri-dockerd has no handlers: Docker's default runtime starts every pod.
     file = f"--config={shlex.quote(used.path)}"
     return f"`nvidia-ctk runtime configure --runtime=docker {file} --set-as-default && {restart(runtime, used)}`"
 

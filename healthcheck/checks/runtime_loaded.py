@@ -23,31 +23,31 @@ from healthcheck.probes.container_runtime import cri
 from healthcheck.probes.container_runtime.facts import RUNC, ContainerRuntime, Live, RuntimeConfiguration
 
 _SETTLED_SECONDS = 10.0
-"""A file written this soon after its reader was started is taken for one that it read."""
+"""A file that is written within this time after the start of its reader counts as read."""
 _MOST_NAMED = 8
 
 NOT_LOADED = Reason(
     "RuntimeConfigNotLoaded",
     Severity.MONITOR,
-    "The kubelet's container runtime runs with another configuration than its files have.",
-    "Restart it, by the command named.",
+    "The kubelet's container runtime runs with another configuration than that in its files.",
+    "Restart it with the command in the detail.",
     flickers=True,
-    threshold=f"what it says of itself differs; where it can't be asked, a file {_SETTLED_SECONDS:g} s after its start",
+    threshold=f"its reported status differs; without a status, a file changed {_SETTLED_SECONDS:g} s after its start",
     source="containerd, CRI-O and Docker read their handlers once, at their start",
 )
 NOT_KEPT = Reason(
     "NvidiaRuntimeNotKept",
     Severity.MONITOR,
-    "The kubelet's container runtime runs with a handler of NVIDIA's that its files no longer have.",
-    "Define it in its files again before the next restart or reboot: GPU containers can't be started after that.",
+    "The kubelet's container runtime runs with an NVIDIA handler that its files no longer define.",
+    "Define the handler in its files before the next restart or reboot: after that, GPU containers can't start.",
     flickers=True,
-    source="the CRI's own status, against the files",
+    source="comparison of the CRI's status with the files",
 )
 NOT_READY = Reason(
     "RuntimeNotReady",
     Severity.MONITOR,
-    "The kubelet's container runtime says of itself that it is not ready: no container can be started.",
-    "Read its log for the cause it names, and restart it.",
+    "The kubelet's container runtime reports that it is not ready: no container can start.",
+    "Read the cause in its log, and restart it.",
     flickers=True,
     source="the CRI's condition RuntimeReady",
 )
@@ -87,7 +87,7 @@ def _against_itself(runtime: ContainerRuntime, used: RuntimeConfiguration, live:
     ours = runtime_restart.lost_handlers(runtime, used)
     if ours:
         give = runtime_restart.give_handler(runtime, used)
-        message = f"{used.path} no longer defines {', '.join(ours[:_MOST_NAMED])}, with which it still runs"
+        message = f"{used.path} no longer defines {', '.join(ours[:_MOST_NAMED])}, but the runtime still runs with it"
         yield found(NOT_KEPT, used, f"{message}: {give}")
 
 
@@ -97,23 +97,23 @@ def _lacks(used: RuntimeConfiguration, live: Live) -> Iterator[str]:
     for handler in used.handlers:
         place = gpu_runtime.where(handler)
         if handler.name not in (live.handlers or ()) and handler.name != RUNC:
-            yield f"{place}: {handler.name} is defined, and the running {used.kind} does not know it"
+            yield f"{place}: {handler.name} is defined, but the running {used.kind} does not know it"
         elif handler.binary and handler.name in programs and programs[handler.name] != handler.binary:
             runs = programs[handler.name] or RUNC
-            yield f"{place}: {handler.name} starts {handler.binary}, and in the running {used.kind} {runs}"
+            yield f"{place}: {handler.name} starts {handler.binary}, but in the running {used.kind} {runs}"
     if live.default and live.default != used.default:
         file = used.default_in or used.path
-        yield f"{file}: the default is {used.default}, and in the running {used.kind} {live.default}"
-    # Without the version CDI's default is not known either.
+        yield f"{file}: the default is {used.default}, but in the running {used.kind} {live.default}"
+    # Without the version, CDI's default is unknown.
     if used.version and live.cdi is not None and live.cdi != used.cdi:
         words = {True: "on", False: "off"}
-        yield f"{used.path}: CDI is {words[used.cdi]}, and in the running {used.kind} {words[live.cdi]}"
+        yield f"{used.path}: CDI is {words[used.cdi]}, but in the running {used.kind} {words[live.cdi]}"
 
 
 def _why_untold(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     if runtime.since_boot is not None:
-        return f"nothing here tells whether {used.kind} was started before its files were written"
-    return f"no running {used.kind} is to be seen that could tell what it has loaded"
+        return f"unknown whether {used.kind} was started before its files were written"
+    return f"no running {used.kind} is visible, so its loaded configuration is unknown"
 
 
 def _newer(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
@@ -130,7 +130,7 @@ def _summary(runtime: ContainerRuntime) -> str:
     if live is None:
         if runtime.why_not_live == cri.NOT_YET:
             return cri.NOT_YET
-        return f"judged by the times of its files: {runtime.why_not_live or 'it was not asked'}"
+        return f"judged by the times of its files: {runtime.why_not_live or 'its status was not read'}"
     names = (
         "" if live.handlers is None else f" with {', '.join(name for name in live.handlers if name) or 'no handler'}"
     )

@@ -1,4 +1,4 @@
-"""Whether a container runtime may be restarted now: no printed command loads a file in which a fault is found."""
+"""Advice to restart a container runtime: no printed command loads a file in which a check found a fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from healthcheck.probes.container_runtime.facts import ContainerRuntime, Runtime
 
 _OF_FILES = (container_runtime, default_runtime, runtime_type, runtime_binary, cgroup_driver)
 REASONS = tuple(reason.name for one in _OF_FILES for reason in one.CHECK.reasons)
-"""Of findings that a restart would bring into force: those that keep the runtime from starting or from its CRI first.
+"""Reasons of faults in files that a restart would load. Those that stop the runtime or its CRI from starting are first.
 
 The advice of each is an edit, without a command.
 """
@@ -30,12 +30,12 @@ The advice of each is an edit, without a command.
 def restart(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the advice to restart: the command, or the correction that must come first."""
     lost = ", ".join(lost_handlers(runtime, used)) or ("CDI" if _loses_gpus(runtime) else "")
-    hold = f"first give {lost} back to its files: after a restart pods would not get it" if lost else ""
+    hold = f"first define {lost} in its files again: after a restart pods would not get it" if lost else ""
     return _hold(runtime, used) or hold or f"`{runtime_fixes.restart(runtime, used)}`"
 
 
 def give_handler(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
-    """Advice that gives the runtime NVIDIA's handler; its commands restart the runtime."""
+    """Return the advice that adds NVIDIA's handler to the runtime; its commands restart the runtime."""
     return _hold(runtime, used) or runtime_fixes.give_handler(runtime, used)
 
 
@@ -43,12 +43,12 @@ def make_pod_anew(runtime: ContainerRuntime, used: RuntimeConfiguration, remedy:
     """Return the advice to delete a pod, if the runtime can start its replacement."""
     not_ready = runtime.live is not None and runtime.live.not_ready
     return _hold(runtime, used) or (
-        "first do what RuntimeNotReady says: no pod is started now" if not_ready else remedy
+        "first follow the advice of RuntimeNotReady: no pod can start now" if not_ready else remedy
     )
 
 
 def lost_handlers(runtime: ContainerRuntime, used: RuntimeConfiguration) -> list[str]:
-    """NVIDIA's handlers that the running runtime has and its files do not define."""
+    """Return NVIDIA's handlers that the running runtime has but its files do not define."""
     running = runtime.running_handlers
     defined = {handler.name for handler in used.handlers}
     return [name for name in running if name not in defined and gpu_runtime.is_nvidias(name, running[name])]
@@ -62,12 +62,12 @@ def _loses_gpus(runtime: ContainerRuntime) -> bool:
 def _hold(runtime: ContainerRuntime, used: RuntimeConfiguration) -> str:
     """Return the reason why a restart must wait, or an empty string if the files may be loaded."""
     if used.problem is not None and used.problem.only_ours:
-        return f"first see that it can load {used.problem.file}, which could not be read here: a restart would"
+        return f"first check {used.problem.file}, which could not be read here: a restart would load it"
     names = ", ".join(dict.fromkeys(fault.reason for fault in _faults(runtime, used)))
-    return f"first correct what {names} found in its files: a restart would load it" if names else ""
+    return f"first correct the faults {names} in its files: a restart would load them" if names else ""
 
 
 def _faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterator[Finding]:
-    """The findings of `REASONS`; a file that can't be read hides all but its own."""
+    """Yield the findings with these reasons. If a file can't be read, only `container_runtime` can judge."""
     of_files = _OF_FILES if used.problem is None else (container_runtime,)
     return chain.from_iterable(file.find_faults(runtime, used) for file in of_files)

@@ -1,4 +1,4 @@
-"""NVIDIA's handlers and the default one are of a type that this containerd has, and that starts their program."""
+"""Check: NVIDIA's handlers and the default handler have a valid type, which starts their program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_IN_2 = (gpu_runtime.OLDEST_SHIM, "io.containerd.runc.v1")
 REMOVED = Reason(
     "RuntimeTypeRemoved",
     Severity.MONITOR,
-    "A handler is of a runtime_type that this containerd no longer has: no container starts with it.",
+    "A handler has a runtime_type that this containerd no longer supports: no container starts with it.",
     "Set runtime_type to io.containerd.runc.v2.",
     flickers=True,
     source=f"containerd 2.0 dropped {' and '.join(_NOT_IN_2)}",
@@ -24,10 +24,10 @@ REMOVED = Reason(
 IGNORES_PROGRAM = Reason(
     "RuntimeTypeIgnoresBinary",
     Severity.MONITOR,
-    "A handler names NVIDIA's program, but is of a runtime_type that does not start it: its pods see no GPU.",
+    "A handler names NVIDIA's program, but has a runtime_type that does not start it: its pods get no GPU.",
     "Set runtime_type to io.containerd.runc.v2.",
     flickers=True,
-    source=f"containerd: BinaryName is an option of {gpu_runtime.SHIMS}* alone",
+    source=f"containerd: only {gpu_runtime.SHIMS}* has the option BinaryName",
 )
 
 
@@ -37,7 +37,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     runtime, used = readable
     if used.kind != CONTAINERD:
-        yield NotConfigured(f"{used.kind} has no such types")
+        yield NotConfigured(f"{used.kind} has no runtime types")
         return
     yield from find_faults(runtime, used)
     types = dict.fromkeys(handler.runtime_type for handler in used.handlers if handler.runtime_type)

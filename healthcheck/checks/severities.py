@@ -17,7 +17,7 @@ _BY_THE_TABLE = ("xid.csv:", "xid_overrides.csv:", "STRICT_PSHC")
 
 
 def ruled(finding: Finding, policy: Policy) -> Finding:
-    """The finding at the severity that this policy gives it; the same object where nothing changes."""
+    """Return the finding with the severity that this policy gives; the same object if nothing changes."""
     base, rule = _base(finding, policy)
     new: tuple[Severity, str, Severity | None, str] = (base, rule, None, "")
     override = policy.overrides.get(finding.reason)
@@ -39,7 +39,7 @@ def is_ignored(finding: Finding) -> bool:
 
 
 def _base(finding: Finding, policy: Policy) -> tuple[Severity, str]:
-    """Severity and rule of the tables as they are now, which may differ from those when the finding was made."""
+    """Return severity and rule of the current tables, which may differ from those at the time of the finding."""
     severity, rule = finding.base
     defaults = {"NVLINK_DEFAULT": policy.nvlink_default, "NVLINK5_DEFAULT": policy.nvlink5_default}
     if rule in defaults:

@@ -20,15 +20,15 @@ _SXID = re.compile(
 )
 _WORD = re.compile(r"(Fatal|Non-fatal|Correctable)\b(?:,\s*)?", re.IGNORECASE)
 _MORE_OF_THE_SAME = re.compile(r"Severity \d+ Engine instance|Data \{", re.IGNORECASE)
-"""Lines that carry the number of the error before them: its severity number, engine and raw words."""
+"""Continuation lines of the previous error, with its number: severity number, engine and raw data."""
 _LONGEST_DETAIL = 200
 
 FAMILY = Reason(
     "SXid",
     Severity.MONITOR,
-    "The driver reported an SXid error of an NVSwitch; the finding is named after its number, for instance SXid20034.",
-    "RESET: drain the node and reload the driver, or reboot. After a reset of all GPUs and switches without that, "
-    "release the node: nothing on it proves the reset. MONITOR: nothing now.",
+    "The driver reported an SXid error of an NVSwitch; the finding has the error's number, for instance SXid20034.",
+    "RESET: drain the node and reload the driver, or reboot. If you only reset all GPUs and switches, release the "
+    "node: it can't detect that reset. MONITOR: no action now.",
 )
 
 

@@ -10,14 +10,14 @@ from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observa
 from healthcheck.probes.nvml import gpus as nvml
 
 LOWEST_LIMIT_CELSIUS = 50
-"""No data-centre GPU slows down below it. A lower limit is an answer that makes no sense: 0 where there is none, or a
-margin that does not fit the temperature beside it, as H100s were seen to give (gpud leaves those out too)."""
+"""No data-centre GPU slows down below this temperature. A lower limit is implausible: 0 for no limit, or a margin that
+does not match the temperature, as some H100s report (gpud ignores those too)."""
 
 TOO_HOT = Reason(
     "GpuTooHot",
     Severity.MONITOR,
     "The GPU is so hot that it slows itself down.",
-    "Look at the other GPUs' temperatures and the clocks; move work away and replace the node when it stays hot.",
+    "Compare the other GPUs' temperatures and the clocks; move work away, and replace the node if it stays hot.",
     flickers=True,
     threshold="the GPU's own slowdown limit",
     source="nvmlDeviceGetTemperatureThreshold; from Hopper on nvmlDeviceGetMarginTemperature and field 194",
@@ -33,7 +33,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         expected = f"below the GPU's own limit, {_range(limits)} °C" if limits else ""
         yield Observation(f"{_range(numbers)} °C", expected, "NVML" if limits else "")
     elif gpus:
-        yield NotConfigured("no GPU here tells its temperature")
+        yield NotConfigured("no GPU here reports its temperature")
     for gpu, temperature in readings:
         limit = slowdown_celsius(temperature)
         if limit is not None and temperature.celsius is not None and temperature.celsius >= limit:

@@ -16,7 +16,7 @@ from healthcheck.probes.pci import normalise_address
 
 _BEGINS, _XID_BEGINS = "NVRM: ", "NVRM: Xid ("
 _GLUED = re.compile(r"NVRM: (?:GPU\d{1,3} )?\w{10,64}: [^\n]{0,1024}?(?=NVRM: Xid \()")
-"""A message of the driver's that ends without a newline, so that the next one stands in the same record (driver 610).
+"""A message of the driver without a newline at its end, so that the next one is in the same record (driver 610).
 
 It begins with the name of a function, which is longer than a process's.
 """
@@ -25,17 +25,17 @@ _XID = re.compile(
     r"(?: GPU-I:(?P<gi>\d{1,3}))?(?: GPU-CI:(?P<ci>\d{1,3}))?\): (?P<code>\d{1,5})(?:,\s*(?P<text>.*))?\Z",
     re.IGNORECASE | re.DOTALL,
 )
-"""Every form in which the driver has printed one. Anchored: text that merely quotes such a line is no Xid."""
+"""Every form of an Xid line in any driver version. It is anchored, because text that quotes such a line is no Xid."""
 _SHORT = r"(?:\\x[0-9a-f]{2}|.){0,15}(?=, [A-Z0-9])"
-"""As long as the kernel keeps a process's name (TASK_COMM_LEN). Bytes that are no UTF-8 stand there in four letters."""
+"""Maximum length of a process name in the kernel (TASK_COMM_LEN). A byte that is not UTF-8 takes four characters."""
 _PROCESS = re.compile(
     r"pid=(?P<pid>'<unknown>'|[^\s,]{1,20})"
     rf"(?:, name=(?P<name>(?:{_SHORT}|.{{0,64}}?(?=, [A-Z0-9])|.{{0,64}}?(?=, |\Z))))?(?:, |\Z)",
     re.DOTALL,
 )
-"""A process may have commas in its name, and words like the driver's behind them: it is the longest that it can be.
+"""A process name may contain commas and words like the driver's, so the longest possible name is matched.
 
-The driver's own text goes on with a capital letter or a number. Older drivers print no name: `pid=7194, Contained: ...`
+The driver's text then begins with a capital letter or a number. Older drivers print no name: `pid=7194, Contained: ...`
 (NVIDIA's memory error management of the A100).
 """
 _UNKNOWN = "<unknown>"
@@ -44,13 +44,13 @@ _FOLLOWS = re.compile(r"\bcaused by previous Xid \d{1,5}\s*\Z")
 _GRAPHICS_EXCEPTION = 13
 _LONGEST_DETAIL = 200
 TEST_XIDS = frozenset({13, 31, 43, 45})
-"""What a test can bring about by itself (docs/rules.md 13)."""
+"""Xids that a test can cause by itself (docs/rules.md 13)."""
 
 FAMILY = Reason(
     "Xid",
     Severity.MONITOR,
-    "The driver reported an Xid error; the finding is named after its code, for instance Xid79.",
-    "What NVIDIA's catalogue says for the code: the severity of the finding stands for it.",
+    "The driver reported an Xid error; the finding has the error's code, for instance Xid79.",
+    "Follow NVIDIA's catalogue for the code: the severity of the finding is taken from it.",
 )
 
 
@@ -111,7 +111,7 @@ def _is_of_a_test(code: int, process: str, at: float, expected: Expectation) -> 
 
 
 def _place_of(code: int, subject: str, text: str) -> str:
-    """The GPU, or the node where each of its GPUs reports the same IMEX domain."""
+    """Return the GPU as subject, or the node if each GPU reports the same IMEX domain."""
     recovery = recovery_action_in(text) if code == RECOVERY_CODE else None
     return "node" if recovery is not None and recovery.is_of_imex else subject
 

@@ -19,7 +19,7 @@ class TestSettingsAtTheStart:
     BAD: ClassVar = {
         "words": {
             "CHECK_INTERVAL": ("5", "CHECK_INTERVAL = '5': a whole number of seconds, 10 to 86400"),
-            "CHECKS_LIGHTWEIGHT": ("0 1 2", "CHECKS_LIGHTWEIGHT = '0 1 2': 1 is no light check"),
+            "CHECKS_LIGHTWEIGHT": ("0 1 2", "CHECKS_LIGHTWEIGHT = '0 1 2': 1 is not a light check"),
             "ENABLE_TAINT": ("perhaps", "ENABLE_TAINT = 'perhaps': allowed are true and false"),
             "severity-overrides": ("xid 79 = BAD", "severity-overrides"),
             "instance-profiles.conf": ("p5.48xlarge|8", "instance-profiles.conf:1: 'p5.48xlarge|8' has 2 fields"),

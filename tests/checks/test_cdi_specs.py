@@ -52,7 +52,7 @@ def test_a_specification_that_names_what_exists_is_well() -> None:
     ],
 )
 def test_only_what_somebody_reads_is_judged(more: dict[str, Any], judged: bool) -> None:
-    nobody = [NotConfigured("no CDI specification of NVIDIA's that anything reads")]
+    nobody = [NotConfigured("no NVIDIA CDI specification is in use")]
     findings = judge(CHECK, runtime_with(STALE, **more))
     assert (findings, reasons(findings)) == (findings if judged else nobody, ["CdiSpecStale"] if judged else [])
 
@@ -93,8 +93,8 @@ def test_the_device_plugins_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"live": Live("containerd", "1.7.27", not_ready="x")}, "first do what RuntimeNotReady says"),
-        ({"disabled_in": SPEC.path}, "first correct what RuntimeCriDisabled found"),
+        ({"live": Live("containerd", "1.7.27", not_ready="x")}, "first follow the advice of RuntimeNotReady"),
+        ({"disabled_in": SPEC.path}, "first correct the faults RuntimeCriDisabled"),
     ],
 )
 def test_its_pod_is_not_deleted_where_none_would_take_its_place(more: dict[str, Any], message: str) -> None:

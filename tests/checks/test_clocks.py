@@ -33,7 +33,7 @@ def judge(*gpus: Gpu) -> list[Judgement]:
 
 def held(reason: str, bit: int) -> Finding:
     about = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
-    detail = f"clocks held down by {CAUSES[bit]} (event reason {bit:#x})"
+    detail = f"clocks slowed down by {CAUSES[bit]} (event reason {bit:#x})"
     return Finding(reason, Severity.MONITOR, SUBJECT, detail, about, flickers=True)
 
 
@@ -71,8 +71,10 @@ def test_reasons_that_could_not_be_read_could_not_look_there(error: int) -> None
 def test_the_output_counts_the_throttled_gpus() -> None:
     gpus = (*every()[:6], healthy(6, clock_reasons=0xC8), healthy(7, clock_reasons=0x8))
 
-    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Observation("held down by hardware on 2 of 8 GPUs", "none")]
-    assert judge(*every(clock_reasons=None)) == [NotConfigured("no GPU here tells what holds its clocks down")]
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [
+        Observation("slowed down by hardware on 2 of 8 GPUs", "none")
+    ]
+    assert judge(*every(clock_reasons=None)) == [NotConfigured("no GPU here reports why its clocks are slowed down")]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_handler_in_a_table_that_is_not_read_is_found_with_its_line() -> None:
         finding(
             "RuntimeConfigMisplaced",
             f'{FILE}, line 12: nvidia under plugins."io.containerd.grpc.v1.cri";'
-            f' version 3 has it in plugins."io.containerd.cri.v1.runtime"; {MEND}',
+            f' version 3 needs plugins."io.containerd.cri.v1.runtime"; {MEND}',
         )
     ]
 
@@ -97,9 +97,9 @@ def test_a_handler_in_a_table_that_is_not_read_is_found_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("text", "read_from", "why"),
     [
-        (FILE, "2.3", f'beside plugins."{NEW}" of {FILE} (2.3 and later do)'),
+        (FILE, "2.3", f'beside plugins."{NEW}" of {FILE} (2.3 and later read it)'),
         (FILE, "", f'beside plugins."{NEW}" of {FILE}'),
-        ("", "2.3", "with these files (2.3 and later do)"),
+        ("", "2.3", "with these files (2.3 and later read it)"),
     ],
 )
 def test_in_a_table_of_its_own_version_the_other_files_are_why_it_is_not_read(
@@ -111,7 +111,7 @@ def test_in_a_table_of_its_own_version_the_other_files_are_why_it_is_not_read(
         finding(
             "RuntimeConfigMisplaced",
             f'{DROP_IN}, line 4: nvidia under plugins."{OLD}", which {reader} does not read {why};'
-            f' version 3 has it in plugins."{NEW}"; {MEND.replace(FILE, DROP_IN)}',
+            f' version 3 needs plugins."{NEW}"; {MEND.replace(FILE, DROP_IN)}',
         )
     ]
 
@@ -123,7 +123,7 @@ def test_what_is_also_in_its_right_place_or_not_nvidias_is_not(place: Misplaced)
 
 @pytest.mark.parametrize("file", ["", FILE])
 def test_without_the_cri_plugin_no_kubelet_can_use_it(file: str) -> None:
-    disabled = finding("RuntimeCriDisabled", f"{FILE}: disabled_plugins names the CRI plugin; {MEND}")
+    disabled = finding("RuntimeCriDisabled", f"{FILE}: disabled_plugins contains the CRI plugin; {MEND}")
     assert judge(CHECK, runtime(NVIDIA, disabled_in=file)) == ([disabled] if file else [])
 
 
@@ -132,7 +132,7 @@ def test_without_the_cri_plugin_no_kubelet_can_use_it(file: str) -> None:
 
 @pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
 def test_without_a_gpu_for_containers_it_is_nobodys_business(check: Check) -> None:
-    assert judge(check, runtime(RUNC, for_gpus=False)) == [NotConfigured("no NVIDIA GPU for a container")]
+    assert judge(check, runtime(RUNC, for_gpus=False)) == [NotConfigured("no NVIDIA GPU that containers can use")]
 
 
 @pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
@@ -142,7 +142,7 @@ def test_where_nothing_tells_of_gpus_it_is_judged_as_with_some(check: Check) -> 
 
 def test_that_nothing_tells_of_gpus_is_said() -> None:
     (observation,) = seen(CHECK, runtime(NVIDIA, for_gpus=None))
-    assert observation.what.endswith("; without /sys nothing tells of GPUs, so it is judged as with some")
+    assert observation.what.endswith("; without /sys the GPUs are unknown, and the node is judged as one with GPUs")
 
 
 @pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
@@ -176,7 +176,7 @@ TWO_FILES = (ReadFile(FILE, STARTED), ReadFile(DROP_IN, STARTED))
         (runtime(NVIDIA, files=TWO_FILES, default="nvidia"), f"{AT}, {FILE}, {DROP_IN}: nvidia (default)"),
         (
             runtime(NVIDIA, files=TWO_FILES, version=""),
-            f"{UNKNOWN}, {FILE}, {DROP_IN} (put together as containerd 1 does, assumed from version 2): nvidia",
+            f"{UNKNOWN}, {FILE}, {DROP_IN}(merged like containerd 1, assumed from version 2): nvidia",
         ),
         (runtime(cdi=True, cdi_specs=(SPEC,)), f"{AT}, {FILE}: no handler; CDI with nvidia.com/gpu"),
         (runtime(files=()), f"{AT}, no {FILE}, so its defaults: no handler"),

@@ -78,7 +78,7 @@ def test_gpus_that_are_on_no_pci_bus_have_other_files() -> None:
     """On WSL, for example, NVML answers and there is no nvidiactl."""
     facts: dict[Any, Any] = {DEVICE_FILES: device_files(), NVML: driver_says(*GPUS), FUNCTIONS: ()}
 
-    assert says(CHECK, P5, facts) == [NotConfigured("NVIDIA's driver has no GPU on PCI")]
+    assert says(CHECK, P5, facts) == [NotConfigured("no GPU on PCI is bound to the NVIDIA driver")]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_of_the_module_that_nobody_asked_for_yet_no_file_is_expected() -> None:
     ("name", "number", "detail"),
     [
         ("nvidiactl", (195, 0), "the character device 195:0, not 195:255"),
-        ("nvidiactl", None, "no character device, not 195:255"),
+        ("nvidiactl", None, "not a character device, expected 195:255"),
         ("nvidia-modeset", (195, 1), "the character device 195:1, not 195:254"),
         ("nvidia-uvm", (508, 0), "the character device 508:0, not 510:0"),
         ("nvidia-uvm", (510, 1), "the character device 510:1, not 510:0"),
@@ -163,7 +163,7 @@ def test_where_nvml_fails_a_missing_control_file_may_be_why() -> None:
 
 
 def test_a_copy_of_a_tree_has_no_devices_and_nothing_is_said_of_them() -> None:
-    copied = "what lies below this root is a copy of a host's tree, without devices"
+    copied = "this root is a copy of a host's tree, without device files"
 
     assert judge(DeviceFiles((), (), MAJORS)) == [NotConfigured(copied)]
 

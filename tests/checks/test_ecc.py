@@ -22,7 +22,7 @@ from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, 
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
-EXPECTED = "0 since the driver was loaded, none over"
+EXPECTED = "0 since the driver was loaded, no GPU over the threshold"
 UNCORRECTED = Finding(
     "EccUncorrected", Severity.RESET, SUBJECT, "uncorrected ECC errors since the driver was loaded", ABOUT
 )
@@ -30,7 +30,7 @@ SRAM = Finding(
     "SramThresholdExceeded",
     Severity.ISOLATE,
     SUBJECT,
-    "its SRAM has had more uncorrectable errors than NVIDIA allows for",
+    "its SRAM had more uncorrectable errors than NVIDIA's limit",
     ABOUT,
 )
 

@@ -59,4 +59,4 @@ def test_the_output_counts_the_gpus_with_the_mode_and_pending_changes() -> None:
         Observation("on for 7 of 8 GPUs, to change for 1 at the next reset", "all", source)
     ]
     assert tells(CHECK, UNKNOWN_TYPE, {NVML: driver_says(*every())}) == [Observation("on for 8 of 8 GPUs")]
-    assert judge(*every(ecc_mode=None)) == [NotConfigured("no GPU here can do ECC")]
+    assert judge(*every(ecc_mode=None)) == [NotConfigured("no GPU here supports ECC")]

@@ -36,9 +36,9 @@ def below(count: int) -> list[Finding]:
 
 
 NONE_HERE = [NotConfigured("no EFA device")]
-TWO_DARK = low("PCI shows 32 EFA devices, 30 have an RDMA device; without one: 0000:2e:00.0, 0000:2f:00.0")
+TWO_DARK = low("PCI shows 32 EFA devices, 30 have an RDMA device; no RDMA device: 0000:2e:00.0, 0000:2f:00.0")
 ALL_DARK = low(
-    "PCI shows 32 EFA devices, 0 have an RDMA device; without one: 0000:10:00.0, 0000:11:00.0, 0000:12:00.0, "
+    "PCI shows 32 EFA devices, 0 have an RDMA device; no RDMA device: 0000:10:00.0, 0000:11:00.0, 0000:12:00.0, "
     "0000:13:00.0 and 28 more"
 )
 
@@ -112,7 +112,7 @@ def test_a_function_that_no_driver_has_is_dark() -> None:
     unbound = (*efa_functions(31), replace(efa_functions(32)[31], driver=""))
 
     assert judge(unbound, rdma(31)) == low(
-        f"PCI shows 32 EFA devices, 31 have an RDMA device; without one: {EFA_ADDRESSES[31]}"
+        f"PCI shows 32 EFA devices, 31 have an RDMA device; no RDMA device: {EFA_ADDRESSES[31]}"
     )
 
 

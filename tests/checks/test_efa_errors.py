@@ -86,8 +86,10 @@ def test_what_was_counted_before_we_came_is_nothing() -> None:
 
 def test_a_first_reading_is_too_early() -> None:
     assert says(CHECK, P5, {RDMA: rdma(2, counters=dict.fromkeys(ERROR_COUNTERS, 10**15))}) == [
-        TooEarly("a rate needs an earlier look"),
-        Observation("error counters of 2 EFA devices read", "none that rises fast", "EKS node monitoring agent"),
+        TooEarly("a rate needs an earlier check cycle"),
+        Observation(
+            "error counters of 2 EFA devices read", "no counter above the threshold", "EKS node monitoring agent"
+        ),
     ]
 
 
@@ -95,13 +97,13 @@ def test_a_first_reading_is_too_early() -> None:
 def test_a_counter_that_fell_began_anew(name: str) -> None:
     before, now = counting(**{name: 100}), counting(**{**dict.fromkeys(ERROR_COUNTERS, 10**15), name: 99})
 
-    assert judge(before, now) == [TooEarly("its counters began anew", "efa/rdmap21s0")]
+    assert judge(before, now) == [TooEarly("its counters were reset", "efa/rdmap21s0")]
 
 
 def test_a_device_that_is_new_has_no_rate() -> None:
     findings = says_later(CHECK, SECONDS, {RDMA: node()}, {RDMA: node(counting(rx_drops=10**9))})
 
-    assert findings[0] == TooEarly("its counters were not read in the look before", "efa/rdmap21s0")
+    assert findings[0] == TooEarly("its counters were not read in the previous check cycle", "efa/rdmap21s0")
 
 
 def test_counters_that_the_driver_does_not_have_are_absent() -> None:
@@ -122,7 +124,7 @@ def test_a_device_that_refuses_could_not_be_looked_at_alone() -> None:
     ]
     # After it answered again: no rate across the gap.
     assert judge(refusing, counting(rx_drops=10**10)) == [
-        TooEarly("its counters were not read in the look before", "efa/rdmap21s0")
+        TooEarly("its counters were not read in the previous check cycle", "efa/rdmap21s0")
     ]
 
 

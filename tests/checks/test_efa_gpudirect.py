@@ -46,7 +46,7 @@ def test_it_is_expected_of_the_types_that_can(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["p3dn.24xlarge", "g6e.48xlarge", "g5.48xlarge", "", "x9.metal"])
 def test_it_is_not_expected_of_the_others(name: str) -> None:
-    assert judge("", of_type(name)) == [NotConfigured("EFA reaches GPUs on p4, p5, p6 only")]
+    assert judge("", of_type(name)) == [NotConfigured("EFA can access GPU memory on p4, p5, p6 only")]
 
 
 def test_a_node_without_efa_has_none() -> None:
@@ -54,9 +54,11 @@ def test_a_node_without_efa_has_none() -> None:
 
 
 def test_the_kernels_own_driver_says_nothing() -> None:
-    assert judge(None) == [NotConfigured("the EFA driver does not say: the kernel's own relies on dma-buf")]
+    assert judge(None) == [
+        NotConfigured("the EFA driver does not report it: the kernel's own EFA driver relies on dma-buf")
+    ]
 
 
 @pytest.mark.parametrize("driver", ["", "vfio-pci"])
 def test_without_nvidias_driver_there_is_nothing_to_reach(driver: str) -> None:
-    assert judge("", driver=driver) == [NotConfigured("the NVIDIA driver has no GPU")]
+    assert judge("", driver=driver) == [NotConfigured("no GPU is bound to the NVIDIA driver")]

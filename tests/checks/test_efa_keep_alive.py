@@ -12,8 +12,8 @@ from healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA, Rdma
 from sim.node import SimulatedNode
 from tests.checks.evidence import P5, efa_device, rdma, says, says_later
 
-SILENT = "keep_alive_rcvd stands still, while another device's rises by 3 or more"
-UNTOLD = "no device was heard often enough to tell"
+SILENT = "keep_alive_rcvd does not rise, while another device's rises by 3 or more"
+UNTOLD = "no device sent enough keep-alives for a comparison"
 
 
 def counting(*counts: int | None) -> Rdma:
@@ -51,15 +51,15 @@ def too_early(*names: str, why: str = UNTOLD) -> list[TooEarly]:
         ((10,), (10,), too_early("rdmap16s0")),
         ((10,), (11,), []),
         # The driver was loaded again.
-        ((1000, 1000), (3, 3), too_early("rdmap16s0", "rdmap17s0", why="its counters began anew")),
-        ((1000, 1000), (1000, 3), [*too_early("rdmap16s0"), *too_early("rdmap17s0", why="its counters began anew")]),
+        ((1000, 1000), (3, 3), too_early("rdmap16s0", "rdmap17s0", why="its counters were reset")),
+        ((1000, 1000), (1000, 3), [*too_early("rdmap16s0"), *too_early("rdmap17s0", why="its counters were reset")]),
         # It does not count, or did not.
         ((None, 20), (None, 23), []),
-        ((None, 20), (10, 23), too_early("rdmap16s0", why="it was not there in the look before")),
+        ((None, 20), (10, 23), too_early("rdmap16s0", why="it did not exist in the previous check cycle")),
         (
             (10,),
             (10, 23),
-            [*too_early("rdmap16s0"), *too_early("rdmap17s0", why="it was not there in the look before")],
+            [*too_early("rdmap16s0"), *too_early("rdmap17s0", why="it did not exist in the previous check cycle")],
         ),
         ((10, 20), (None, 23), []),
     ],
@@ -72,7 +72,7 @@ def test_a_silent_device_against_its_neighbours(
 
 def test_a_first_reading_is_too_early() -> None:
     assert says(CHECK, P5, {RDMA: counting(0, 500)}) == [
-        TooEarly("a rise needs an earlier look"),
+        TooEarly("a comparison needs an earlier check cycle"),
         Observation("keep-alives of 2 EFA devices read"),
     ]
 

@@ -97,7 +97,7 @@ def test_a_gpu_in_mig_mode_takes_no_part_in_a_fabric(fabric: Fabric) -> None:
 
 
 def test_a_gpu_that_our_own_look_may_have_initialised_is_not_found_on_its_way() -> None:
-    message = "fabric state 2 (in progress), and with persistence mode off each first use registers anew"
+    message = "fabric state 2 (in progress), and with persistence mode off each first use registers again"
 
     assert judge(Fabric(2, 0), persistence=False) == [TooEarly(message, SUBJECT), ONE_MISSING]
     assert isinstance(judge(Fabric(1, 0), persistence=False)[0], Finding)
@@ -134,7 +134,7 @@ def test_a_gpu_that_has_no_fabric_is_none_that_fails(fabric: Fabric | None) -> N
 def test_gpus_before_hopper_and_on_cards_have_nothing_to_look_at(fabric: Fabric | None, expected: Expectation) -> None:
     findings = look_judged(driver_says(*every(fabric=fabric)), expected)
 
-    assert findings == [NotConfigured("NVML knows of no NVLink fabric here")]
+    assert findings == [NotConfigured("NVML reports no NVLink fabric here")]
 
 
 @pytest.mark.parametrize(

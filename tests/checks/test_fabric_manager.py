@@ -167,7 +167,7 @@ def test_without_a_driver_it_could_not_look() -> None:
 @pytest.mark.parametrize("running", [RUNNING, ()])
 def test_where_the_hosts_processes_are_hidden_it_could_not_look(running: tuple[Service, ...]) -> None:
     assert judge(*running, of_host=False) == [
-        Unobserved(UnobservedCause.named("HostProcessesHidden"), "the host's processes can't be seen from here")
+        Unobserved(UnobservedCause.named("HostProcessesHidden"), "the host's processes are not visible")
     ]
 
 

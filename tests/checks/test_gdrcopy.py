@@ -43,10 +43,10 @@ def test_loaded_with_its_device_it_is_no_finding() -> None:
 @pytest.mark.parametrize("loaded", [True, False])
 @pytest.mark.parametrize("device", [True, False])
 def test_where_nothing_sets_it_up_nothing_is_expected(loaded: bool, device: bool) -> None:
-    assert judge(GdrCopy("", loaded, device)) == [NotConfigured("nothing on this host sets GDRCopy up")]
+    assert judge(GdrCopy("", loaded, device)) == [NotConfigured("GDRCopy is not set up on this host")]
 
 
 def test_before_the_driver_has_a_gpu_it_can_not_be_loaded() -> None:
     copy = GdrCopy(UNIT, loaded=False, device=False)
 
-    assert judge(copy, *functions(*ADDRESSES, driver="")) == [NotConfigured("the NVIDIA driver has no GPU")]
+    assert judge(copy, *functions(*ADDRESSES, driver="")) == [NotConfigured("no GPU is bound to the NVIDIA driver")]

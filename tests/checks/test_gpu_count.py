@@ -233,7 +233,7 @@ def test_gpus_given_to_a_virtual_machine_are_not_counted(driver: str) -> None:
 
 
 def unbound(address: str) -> Finding:
-    return Finding("GpuUnbound", Severity.MONITOR, f"gpu/{address}", "no driver has it", flickers=True)
+    return Finding("GpuUnbound", Severity.MONITOR, f"gpu/{address}", "bound to no driver", flickers=True)
 
 
 @pytest.mark.parametrize("expected", [P5, UNKNOWN_TYPE])
@@ -263,7 +263,7 @@ def test_a_driver_that_was_just_loaded_may_still_bind_its_gpus() -> None:
     assert judge(driver_says(*ALL[:7]), pci, replace(P5, driver_age_seconds=119.9)) == [
         Unobserved(
             UnobservedCause.named("DriverJustLoaded"),
-            "no driver has it; judged 120 s after the driver was loaded",
+            "bound to no driver; judged 120 s after the driver was loaded",
             subject,
         )
     ]

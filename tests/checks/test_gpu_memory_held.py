@@ -94,4 +94,4 @@ def test_the_output_has_the_highest_memory_use_of_an_unused_gpu() -> None:
 def test_gpus_that_tell_only_half_of_it_are_not_judged(reading: str) -> None:
     lacking: dict[str, Any] = {"memory": using(70 * GIB), reading: None}
 
-    assert judge(*every(**lacking)) == [NotConfigured("no GPU here tells both its memory and its processes")]
+    assert judge(*every(**lacking)) == [NotConfigured("no GPU here reports both its memory and its processes")]

@@ -27,7 +27,9 @@ def judge(now: Mapping[str, GpuPosition], first: Mapping[str, GpuPosition]) -> l
 
 
 def seen(message: str) -> Observation:
-    return Observation(f"GPUs by NUMA node: {message}", "each where it was at the first look", "this machine's memory")
+    return Observation(
+        f"GPUs by NUMA node: {message}", "the same positions as in the first check cycle", "this machine's memory"
+    )
 
 
 @pytest.mark.parametrize(

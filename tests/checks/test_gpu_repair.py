@@ -69,7 +69,7 @@ def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
 
 
 def test_gpus_that_tell_of_no_repairs_have_nothing_to_look_at() -> None:
-    assert judge(*every(repair=None)) == [NotConfigured("no GPU here tells of repairs")]
+    assert judge(*every(repair=None)) == [NotConfigured("no GPU here reports repairs")]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:

@@ -30,7 +30,7 @@ HERE = Hami(
     listening=("nvidia-gpu.sock",),
     leftovers=StaleFolders(f"{VGPU}/containers", ()),
 )
-NO_MORE_THERE = "which is no more in the kubelet's folder: the kubelet was started after it"
+NO_MORE_THERE = "which is no longer in the kubelet's folder: the kubelet was started after it"
 LEFT = tuple(f"{digit * 8}-1f2a-4c3b-8d4e-5f6a7b8c9d0e_cuda" for digit in "abcdef")
 
 
@@ -88,7 +88,7 @@ def too_early(hami: Hami) -> set[str]:
             with_plugin(preloads=("/opt/vgpu/libvgpu.so",)),
             (
                 "HamiPreloadWrong",
-                f"{VGPU}/ld.so.preload names /opt/vgpu/libvgpu.so, and containers have {VGPU}/libvgpu.so",
+                f"{VGPU}/ld.so.preload names /opt/vgpu/libvgpu.so, but containers have {VGPU}/libvgpu.so",
             ),
         ),
         (
@@ -179,7 +179,7 @@ def test_an_unobserved_state_stays_unchanged(hami: Hami, open_faults: set[str]) 
     ("hami", "driver", "why"),
     [
         (Hami(), "nvidia", "HAMi does not run on this node"),
-        (replace(HERE, listening=()), "", "the NVIDIA driver has no GPU"),
+        (replace(HERE, listening=()), "", "no GPU is bound to the NVIDIA driver"),
     ],
 )
 def test_elsewhere_it_is_nobodys_business(hami: Hami, driver: str, why: str) -> None:
@@ -192,6 +192,7 @@ def test_the_output_has_the_observed_value() -> None:
     findings = says(CHECK, P5, {HAMI: HERE, FUNCTIONS: functions(*ADDRESSES)})
 
     observation = Observation(
-        f"{VGPU}: libvgpu.so.v2.8.0; listens on nvidia-gpu.sock", "its library, ld.so.preload and a plugin's socket"
+        f"{VGPU}: libvgpu.so.v2.8.0; listens on nvidia-gpu.sock",
+        "its library, its ld.so.preload and a socket of its plugin",
     )
     assert findings == [observation]

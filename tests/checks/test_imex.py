@@ -30,7 +30,7 @@ def test_enabled_and_not_running_it_is_found(expected: Expectation) -> None:
             "ImexNotRunning",
             Severity.MONITOR,
             "node",
-            "no process nvidia-imex, which systemd starts here",
+            "no process nvidia-imex, although systemd starts it here",
             flickers=True,
         ),
         Observation("not running", "running", f"{expected.instance_type} in fabrics.csv"),
@@ -51,7 +51,7 @@ def test_where_the_host_does_not_start_it_nothing_is_expected(of_host: bool) -> 
 
 def test_where_the_hosts_processes_are_hidden_it_could_not_look() -> None:
     assert judge(GB200, Services(of_host=False, imex_enabled=True)) == [
-        Unobserved(UnobservedCause.named("HostProcessesHidden"), "the host's processes can't be seen from here")
+        Unobserved(UnobservedCause.named("HostProcessesHidden"), "the host's processes are not visible")
     ]
 
 

@@ -90,4 +90,4 @@ def test_the_output_counts_the_valid_inforoms() -> None:
     gpus = with_one(healthy(3, inforom_valid=False))
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus), FUNCTIONS: ()}) == [Observation("valid on 7 of 8 GPUs", "all")]
-    assert judge(*every(inforom_valid=None)) == [NotConfigured("no GPU here lets its InfoROM be tested")]
+    assert judge(*every(inforom_valid=None)) == [NotConfigured("no GPU here supports a test of its InfoROM")]

@@ -41,7 +41,7 @@ def test_less_is_a_finding(limit: int, message: str) -> None:
 
 
 def test_outside_of_a_pod_nobody_can_tell() -> None:
-    assert judge(None) == [NotConfigured("not in a pod of this node: what a pod may lock can't be told")]
+    assert judge(None) == [NotConfigured("the limit of pods is unknown outside of a pod of this node")]
 
 
 @pytest.mark.parametrize("own", [None, ProcessLimits(0), ProcessLimits(None)])

@@ -28,7 +28,7 @@ def found(reason: str, detail: str) -> Finding:
 @pytest.mark.parametrize("instances", [(), (5,), None])
 @pytest.mark.parametrize(
     ("mode", "detail"),
-    [(TO_BE_ON, "MIG is off, and on after the next reset"), (TO_BE_OFF, "MIG is on, and off after the next reset")],
+    [(TO_BE_ON, "MIG is off, but on after the next reset"), (TO_BE_OFF, "MIG is on, and off after the next reset")],
 )
 def test_a_mode_that_waits_for_a_reset_is_found(mode: Mode, detail: str, instances: tuple[int, ...] | None) -> None:
     assert judge(healthy(2), healthy(3, mig_mode=mode, instances=instances)) == [found("MigModePending", detail)]
@@ -36,7 +36,7 @@ def test_a_mode_that_waits_for_a_reset_is_found(mode: Mode, detail: str, instanc
 
 def test_a_mig_gpu_without_instances_among_whole_gpus_is_found() -> None:
     assert judge(healthy(2), healthy(3, mig_mode=ON), healthy(4, mig_mode=ON, instances=(1, 2))) == [
-        found("MigModeInconsistent", "MIG is on and no instance exists, while MIG is off for other GPUs")
+        found("MigModeInconsistent", "MIG is on but no instance exists, while MIG is off for other GPUs")
     ]
 
 
@@ -78,4 +78,4 @@ def test_the_output_counts_the_gpus_with_the_mode() -> None:
     gpus = (*every()[:6], healthy(6, mig_mode=ON, instances=(1,)), healthy(7, mig_mode=TO_BE_OFF, instances=(1,)))
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Observation("on for 2 of 8 GPUs")]
-    assert judge(*every(mig_mode=None)) == [NotConfigured("no GPU here can do MIG")]
+    assert judge(*every(mig_mode=None)) == [NotConfigured("no GPU here supports MIG")]

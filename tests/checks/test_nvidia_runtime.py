@@ -90,9 +90,7 @@ def test_on_gke_there_is_none_by_design() -> None:
     observed = runtime(RUNC, distribution=GKE)
 
     assert judge(CHECK, observed) == []
-    assert seen(CHECK, observed) == [
-        Observation("no handler of NVIDIA's by design: the device plugin mounts the driver")
-    ]
+    assert seen(CHECK, observed) == [Observation("no NVIDIA handler by design: the device plugin mounts the driver")]
 
 
 def test_a_handler_in_an_unread_table_is_reported_as_unread() -> None:
@@ -106,7 +104,7 @@ def test_a_handler_in_an_unimported_drop_in_is_reported_with_its_file() -> None:
     assert judge(CHECK, runtime(RUNC, unread_handlers=unread)) == [
         finding(
             "NvidiaRuntimeMissing",
-            f"{DROP_IN}, line 3 has it, and nothing imports that file: name it in `imports` of {FILE}; {MEND}",
+            f"{DROP_IN}, line 3 has it, but no file imports that file: name it in `imports` of {FILE}; {MEND}",
         )
     ]
     assert judge(CHECK, runtime(RUNC, NVIDIA, unread_handlers=unread)) == []
@@ -125,7 +123,7 @@ def test_a_handler_with_a_replaced_table_is_reported_with_the_later_file(version
         finding(
             "NvidiaRuntimeMissing",
             f"{FILE}, line 12 has it, and {DROP_IN}, read after it, replaces the CRI plugin's whole table in {reader}:"
-            f" write the handlers into {DROP_IN} too, or take that table out of it; {MEND.replace(FILE, DROP_IN)}",
+            f" write the handlers into {DROP_IN}too, or remove that table from it;  {MEND.replace(FILE, DROP_IN)}",
         )
     ]
 
@@ -140,7 +138,7 @@ def test_a_file_outside_crios_folders_is_reported_with_its_path() -> None:
     move = "move it to /etc/crio/crio.conf.d"
     assert (judgement.reason, judgement.detail) == (
         "NvidiaRuntimeMissing",
-        f"{file}, line 6 has it, where CRI-O does not look: {move}",
+        f"{file}, line 6 has it, but CRI-O does not read that folder: {move}",
     )
 
 
@@ -176,7 +174,7 @@ def test_a_handler_in_another_runtimes_file_is_reported_with_both_files(kind: st
     assert judge(CHECK, runtime(RUNC, others=(replace(OTHER, kind=kind),))) == [
         finding(
             "NvidiaRuntimeElsewhere",
-            f"/etc/other.toml, line 4 has it, which {owner} reads; the kubelet's containerd reads {FILE}: {GIVE}",
+            f"/etc/other.toml, line 4 has it, but {owner}reads that file; the kubelet's containerd reads {FILE}: {GIVE}",
         )
     ]
 
@@ -195,6 +193,6 @@ def test_another_runtime_is_nobodys_business_while_ours_is_well() -> None:
 
 def test_it_tells_the_ways() -> None:
     assert seen(CHECK, runtime(RUNC, NVIDIA, cdi=True, cdi_specs=(SPEC,))) == [
-        Observation("handler nvidia, CDI nvidia.com/gpu", "a handler of NVIDIA's, or CDI")
+        Observation("handler nvidia, CDI nvidia.com/gpu", "an NVIDIA handler, or CDI")
     ]
     assert seen(CHECK, runtime(RUNC, live=Live(handlers=("nvidia",))))[0].what == "handler nvidia as it runs"

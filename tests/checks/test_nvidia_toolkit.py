@@ -25,7 +25,7 @@ def test_every_mode_that_it_has_is_well(mode: str) -> None:
     ("path", "mend"),
     [
         (FILE, f"`nvidia-ctk config --config={FILE} --set nvidia-container-runtime.mode=auto --in-place`"),
-        (OPERATORS, "delete this node's pod of nvidia-container-toolkit-daemonset, which writes it anew"),
+        (OPERATORS, "delete this node's pod of nvidia-container-toolkit-daemonset: its replacement rewrites the file"),
     ],
 )
 @pytest.mark.parametrize("mode", ["CDI", "nvml", "jit"])
@@ -38,7 +38,7 @@ def test_another_is_found(path: str, mend: str, mode: str) -> None:
 def test_the_operators_pod_is_not_made_anew_while_its_start_would_load_a_fault() -> None:
     toolkit = replace(WELL, path=OPERATORS, mode="CDI")
     [found] = judge(CHECK, runtime(NVIDIA, toolkit=toolkit, disabled_in="/etc/containerd/config.toml"))
-    assert "first correct what RuntimeCriDisabled found" in str(found)
+    assert "first correct the faults RuntimeCriDisabled" in str(found)
     assert "delete" not in str(found)
 
 
@@ -46,14 +46,14 @@ def test_a_path_that_is_not_there_is_named() -> None:
     assert judge(CHECK, runtime(NVIDIA, toolkit=replace(WELL, missing=("/run/nvidia/driver", "/sbin/x")))) == [
         finding(
             "ToolkitPathMissing",
-            f"{FILE} names /run/nvidia/driver, /sbin/x, not there; correct it, or bring the driver there",
+            f"{FILE} names /run/nvidia/driver, /sbin/x, not found; correct it, or install the driver there",
         )
     ]
 
 
 def test_a_file_that_it_cannot_read_is_the_only_finding() -> None:
     broken = Toolkit(FILE, "odd", missing=("/x",), problem=ConfigurationProblem(FILE, "Expected ']'", 3, 7))
-    message = f"{FILE}, line 3, column 7: Expected ']'; correct it, nothing needs a restart"
+    message = f"{FILE}, line 3, column 7: Expected ']'; correct it, no restart is needed"
     assert judge(CHECK, runtime(NVIDIA, toolkit=broken)) == [finding("ToolkitConfigMalformed", message)]
 
 
@@ -70,7 +70,7 @@ def test_where_nobody_reads_it_it_is_nobodys_business() -> None:
         NotConfigured(f"no handler starts the program that reads {FILE}")
     ]
     assert judge(CHECK, runtime(NVIDIA)) == [
-        NotConfigured("no configuration of NVIDIA's runtime program: its defaults hold")
+        NotConfigured("no configuration of NVIDIA's runtime program: its defaults apply")
     ]
 
 

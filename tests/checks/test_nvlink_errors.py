@@ -95,7 +95,7 @@ def test_a_counter_that_nobody_has_a_limit_for_is_not_judged() -> None:
     ids=["another address", "another GPU", "no links", "other counters", "counts anew"],
 )
 def test_a_gpu_without_an_earlier_count_is_judged_later(before: Gpu) -> None:
-    early = TooEarly("its counters were not read in the look before, or began anew", SUBJECT)
+    early = TooEarly("its counters were not read in the previous check cycle, or were reset", SUBJECT)
 
     assert judge(counts(replays=1000), before) == [early]
 
@@ -106,12 +106,12 @@ def test_a_gpu_without_an_earlier_count_is_judged_later(before: Gpu) -> None:
     ids=["first look", "blind before"],
 )
 def test_without_an_earlier_cycle_all_is_judged_later(before: DriverReading | None) -> None:
-    assert judge(counts(replays=1000), before) == [TooEarly("a rate needs an earlier look")]
+    assert judge(counts(replays=1000), before) == [TooEarly("a rate needs an earlier check cycle")]
 
 
 @pytest.mark.parametrize("links", [None, (), (NvLink(0, active=False),)])
 def test_a_gpu_that_counts_nothing_has_no_fault(links: tuple[NvLink, ...] | None) -> None:
-    assert judge(healthy(3, nvlinks=links), healthy(3)) == [NotConfigured("no GPU counts errors of an NVLink")]
+    assert judge(healthy(3, nvlinks=links), healthy(3)) == [NotConfigured("no GPU counts NVLink errors")]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_the_one_gpu_that_reaches_no_other_is_the_one_at_fault() -> None:
     assert findings == [
         Finding("P2pBroken", Severity.RESET, f"gpu/{ADDRESSES[3]}", message, about, flickers=True),
         Observation(
-            "21 of 28 pairs of GPUs joined by NVLink, 28 can read each other",
+            "21 of 28 pairs of GPUs connected by NVLink, 28 can read each other",
             "all by NVLink",
             "p5.48xlarge in fabrics.csv",
         ),
@@ -92,12 +92,12 @@ def test_ok_disabled_on_purpose_and_unknown_are_no_fault(status: int) -> None:
 def test_where_switches_do_not_join_all_gpus_pairs_are_shown_and_not_judged(expected: Expectation) -> None:
     """Each of p3dn's eight GPUs is joined to only four others."""
     assert judge([pair for pair in EVERY_PAIR if 3 in pair], expected) == [
-        Observation("21 of 28 pairs of GPUs joined by NVLink, 28 can read each other")
+        Observation("21 of 28 pairs of GPUs connected by NVLink, 28 can read each other")
     ]
 
 
 def test_a_node_without_pairs_has_nothing_to_look_at() -> None:
-    assert judge([], of=[]) == [NotConfigured("no two GPUs whose driver tells how they reach each other")]
+    assert judge([], of=[]) == [NotConfigured("the driver reports no P2P status for any pair of GPUs")]
 
 
 def test_a_lost_gpu_breaks_no_pair() -> None:

@@ -34,7 +34,7 @@ def seen(message: str) -> Observation:
 def test_a_link_with_fewer_lanes_than_it_could_have_is_found(width: int, most: int) -> None:
     assert judge(healthy(2), healthy(3, pcie=PcieLink(width, most, 5, 5))) == [
         Finding(
-            "PcieWidthLow", Severity.RESET, SUBJECT, f"x{width}, GPU and slot can do x{most}", ABOUT, flickers=True
+            "PcieWidthLow", Severity.RESET, SUBJECT, f"x{width}, GPU and slot support x{most}", ABOUT, flickers=True
         ),
         seen("full width on 1 of 2 GPUs"),
     ]
@@ -59,7 +59,7 @@ def test_a_narrow_link_counts_at_its_highest_generation_or_in_use(
 def test_a_narrow_link_of_a_gpu_that_may_be_idle_is_neither_full_nor_low(
     generation: int | None, most: int | None, processes: int | None
 ) -> None:
-    message = f"{SUBJECT}: x8, GPU and slot can do x16; an idle GPU may lower its width"
+    message = f"{SUBJECT}: x8, GPU and slot support x16; an idle GPU may lower its width"
 
     assert judge(healthy(2), healthy(3, pcie=PcieLink(8, 16, generation, most), processes=processes)) == [
         TooEarly(message, SUBJECT, ("PcieWidthLow",)),
@@ -86,7 +86,7 @@ def test_a_slot_that_has_no_more_lanes_is_no_fault(width: int) -> None:
     ],
 )
 def test_what_no_link_can_have_and_what_nobody_tells_is_not_judged(link: PcieLink | None) -> None:
-    assert judge(healthy(3, pcie=link)) == [NotConfigured("no GPU tells a PCIe width that makes sense")]
+    assert judge(healthy(3, pcie=link)) == [NotConfigured("no GPU reports a plausible PCIe width")]
 
 
 def test_a_width_that_could_not_be_read_is_neither_full_nor_low() -> None:

@@ -63,7 +63,7 @@ def test_the_rate_decides_and_never_the_count(before: int, now: int, seconds: fl
     ids=["another address", "another GPU", "no count", "counts anew"],
 )
 def test_a_gpu_without_an_earlier_count_is_judged_later(before: Gpu) -> None:
-    early = TooEarly("its counter was not read in the look before, or began anew", SUBJECT)
+    early = TooEarly("its counter was not read in the previous check cycle, or was reset", SUBJECT)
 
     assert judge(healthy(3, pcie_replays=10_000), before) == [early]
 
@@ -74,7 +74,7 @@ def test_a_gpu_without_an_earlier_count_is_judged_later(before: Gpu) -> None:
     ids=["first look", "blind before"],
 )
 def test_without_an_earlier_cycle_all_is_judged_later(before: DriverReading | None) -> None:
-    assert judge(healthy(3, pcie_replays=10_000), before) == [TooEarly("a rate needs an earlier look")]
+    assert judge(healthy(3, pcie_replays=10_000), before) == [TooEarly("a rate needs an earlier check cycle")]
 
 
 def test_a_gpu_that_does_not_count_them_has_no_fault() -> None:

@@ -18,8 +18,8 @@ WANTED = [
     (4, Severity.RESET, "recovery action 4 (Drain and Reset)"),
     (6, Severity.RESET, "recovery action 6 (Bus Reset)"),
     (7, Severity.REBOOT, "recovery action 7 (System Reboot)"),
-    (8, Severity.MONITOR, "recovery action 8 (one that nvml.h has no name for)"),
-    (4294967295, Severity.MONITOR, "recovery action 4294967295 (one that nvml.h has no name for)"),
+    (8, Severity.MONITOR, "recovery action 8 (unknown in nvml.h)"),
+    (4294967295, Severity.MONITOR, "recovery action 4294967295 (unknown in nvml.h)"),
 ]
 
 
@@ -60,7 +60,7 @@ def test_an_imex_domain_to_recover_is_one_finding_of_the_node(driver: str) -> No
     [
         ("570.133.20", Severity.RESET, "Bus Reset"),
         ("580.126.09", Severity.RESET, "Bus Reset"),
-        ("590.48.01", Severity.MONITOR, "one that nvml.h has no name for"),
+        ("590.48.01", Severity.MONITOR, "unknown in nvml.h"),
     ],
 )
 def test_the_same_number_of_an_older_driver_is_a_finding_of_its_gpu(driver: str, severity: Severity, name: str) -> None:
@@ -132,8 +132,8 @@ def test_a_person_reads_how_many_want_it() -> None:
 
     source = "nvml.h, field 230"
     assert seen == [
-        Observation("a recovery is wanted for 1 of 2 GPUs", "none", source),
-        Observation("no GPU tells whether it wants to be recovered", "none", source),
+        Observation("a recovery is requested for 1 of 2 GPUs", "none", source),
+        Observation("no GPU reports its recovery action", "none", source),
     ]
 
 

@@ -28,7 +28,7 @@ from tests.examples import NOW, remembers
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 EXPECTED = "none failed, none pending, a spare row in every bank"
-FAILED = Finding("RowRemapFailed", Severity.ISOLATE, SUBJECT, "a bad row could not be remapped", ABOUT)
+FAILED = Finding("RowRemapFailed", Severity.ISOLATE, SUBJECT, "a faulty row could not be remapped", ABOUT)
 PENDING = Finding("RowRemapPending", Severity.RESET, SUBJECT, "rows are remapped at the next reset of the GPU", ABOUT)
 EXHAUSTED = Finding("RowBanksExhausted", Severity.MONITOR, SUBJECT, "banks of memory without a spare row: 1", ABOUT)
 
@@ -131,7 +131,7 @@ def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None
 def test_gpus_that_remap_no_rows_have_nothing_to_look_at() -> None:
     lacking = {"row_remap": None, "exhausted_banks": None}
 
-    assert judge(*every(**lacking))[-1] == NotConfigured("no GPU here tells of remapped rows")
+    assert judge(*every(**lacking))[-1] == NotConfigured("no GPU here reports remapped rows")
 
 
 def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:

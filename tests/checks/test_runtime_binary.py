@@ -36,17 +36,17 @@ ONE_THERE = (RuntimeBinary(PROGRAM, PROGRAM, True), RuntimeBinary(OFFERED.binary
         (
             RuntimeBinary(PROGRAM),
             "RuntimeBinaryMissing",
-            "which is not there; install the NVIDIA container toolkit again",
+            "which does not exist; reinstall the NVIDIA container toolkit",
         ),
         (
             RuntimeBinary(PROGRAM, PROGRAM),
             "RuntimeBinaryNotExecutable",
-            f"which nobody may run; `chmod 0755 {PROGRAM}`",
+            f"which is not executable; run `chmod 0755 {PROGRAM}`",
         ),
         (
             RuntimeBinary(PROGRAM, PROGRAM, True, "aarch64"),
             "RuntimeBinaryOfAnotherArchitecture",
-            "made for aarch64 on a machine of x86_64; install the NVIDIA container toolkit for x86_64",
+            "built for aarch64 on a machine with x86_64; install the NVIDIA container toolkit for x86_64",
         ),
     ],
 )
@@ -69,7 +69,7 @@ def test_a_bare_name_is_looked_for_where_programs_lie() -> None:
     [found] = judge(CHECK, runtime(OFFERED, programs=(RuntimeBinary(OFFERED.binary),)))
 
     assert isinstance(found, Finding)
-    assert "which is not there, in no folder where programs usually lie" in found.detail
+    assert "which does not exist in any usual folder of programs" in found.detail
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,7 @@ def test_the_programs_of_others_are_nobodys_business(handler: Any) -> None:
 def test_a_handler_without_a_program_starts_runc() -> None:
     bare = replace(NVIDIA, binary="")
 
-    message = (
-        f"{FILE}, line 12: nvidia has no BinaryName, so it starts runc; name NVIDIA's program there, {PROGRAM}: {MEND}"
-    )
+    message = f"{FILE}, line 12: nvidia has no BinaryName, so it starts runc; set BinaryName to NVIDIA's program, {PROGRAM}: {MEND}"
     assert judge(CHECK, runtime(bare)) == [finding("RuntimeBinaryMissing", message)]
     assert judge(CHECK, runtime(bare, cdi=True, cdi_specs=(SPEC,))) == []
     # CRI-O searches for a program with the name of the handler.
@@ -126,4 +124,4 @@ def test_it_tells_where_they_lie() -> None:
 def test_a_program_that_a_captured_tree_cannot_have_is_not_missed() -> None:
     observed = runtime(NVIDIA, programs=())
     assert judge(CHECK, observed) == []
-    assert seen(CHECK, observed)[0].what == "a tree without the programs that it names"
+    assert seen(CHECK, observed)[0].what == "this captured tree does not contain the named programs"

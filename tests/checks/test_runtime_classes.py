@@ -85,7 +85,7 @@ def test_the_running_configuration_counts_and_unloaded_parts_are_reported_separa
 
 
 def test_without_the_clusters_answer_what_stood_before_stands() -> None:
-    untold = TooEarly("the cluster's RuntimeClasses are not known here: the agent asks for them")
+    untold = TooEarly("the cluster's RuntimeClasses are not known yet: only the agent reads them")
     assert judge(CHECK, runtime(RUNC, AKS)) == [untold]
 
 
@@ -93,4 +93,4 @@ def test_it_tells_the_classes() -> None:
     expected = replace(P5, runtime_classes=(named("nvidia"), named("crun")))
     assert seen(CHECK, runtime(NVIDIA), expected)[0].what == "RuntimeClasses class-nvidia (nvidia)"
     expected = replace(P5, runtime_classes=())
-    assert seen(CHECK, runtime(NVIDIA), expected)[0].what == "no RuntimeClass of NVIDIA's"
+    assert seen(CHECK, runtime(NVIDIA), expected)[0].what == "no NVIDIA RuntimeClass"

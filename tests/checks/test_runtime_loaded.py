@@ -43,12 +43,12 @@ def test_a_file_newer_than_its_reader_is_found(after: float, well: bool) -> None
 
 
 def test_where_no_runtime_is_to_be_seen_there_is_none_to_have_loaded_anything() -> None:
-    untold = NotConfigured("no running containerd is to be seen that could tell what it has loaded")
+    untold = NotConfigured("no running containerd is visible, so its loaded configuration is unknown")
     assert judge(CHECK, runtime(NVIDIA, why_not_live=cri.NOT_HERE, started=None)) == [untold]
 
 
 def test_without_a_comparable_clock_no_unloaded_file_is_reported() -> None:
-    untold = NotConfigured("nothing here tells whether containerd was started before its files were written")
+    untold = NotConfigured("unknown whether containerd was started before its files were written")
     newer = (ReadFile(FILE, STARTED + 3600),)
     observed = runtime(NVIDIA, files=newer, why_not_live=cri.NOT_HERE, started=None, since_boot=10.0)
     assert judge(CHECK, observed) == [untold]
@@ -69,7 +69,7 @@ def test_where_this_version_does_not_say_the_times_count() -> None:
     [
         (
             replace(LIVE, handlers=("runc",)),
-            f"{FILE}, line 12: nvidia is defined, and the running containerd does not know it",
+            f"{FILE}, line 12: nvidia is defined, but the running containerd does not know it",
         ),
         (
             replace(LIVE, binaries=(("nvidia", "/old"),)),
@@ -80,7 +80,7 @@ def test_where_this_version_does_not_say_the_times_count() -> None:
             f"{FILE}, line 12: nvidia starts {PROGRAM}, and in the running containerd runc",
         ),
         (replace(LIVE, default="nvidia"), f"{FILE}: the default is runc, and in the running containerd nvidia"),
-        (replace(LIVE, cdi=True), f"{FILE}: CDI is off, and in the running containerd on"),
+        (replace(LIVE, cdi=True), f"{FILE}: CDI is off, but in the running containerd on"),
     ],
 )
 def test_files_that_say_something_else_than_what_runs_were_not_loaded(live: Live, message: str) -> None:
@@ -127,7 +127,7 @@ def test_a_handler_that_only_the_running_one_has_is_lost_at_its_next_restart(
     name = (live.handlers or ())[-1]
     give = give_handler(runtime(*left), configuration(*left))
     assert judge(CHECK, runtime(*left, live=live)) == [
-        finding("NvidiaRuntimeNotKept", f"{FILE} no longer defines {name}, with which it still runs: {give}")
+        finding("NvidiaRuntimeNotKept", f"{FILE} no longer defines {name}, but the runtime still runs with it: {give}")
     ]
 
 
@@ -136,7 +136,7 @@ def test_one_that_is_not_ready_is_found_whatever_its_files_say() -> None:
     not_loaded = finding("RuntimeNotReady", f"ShimFailed: no such file; {RESTART}")
 
     assert judge(CHECK, runtime(NVIDIA, live=live)) == [not_loaded]
-    held = "first correct what RuntimeConfigMalformed found in its files: a restart would load it"
+    held = "first correct the faults RuntimeConfigMalformed in its files: a restart would load them"
     assert judge(CHECK, runtime(problem=BROKEN, live=live)) == [
         finding("RuntimeNotReady", f"ShimFailed: no such file; {held}"),
         TooEarly(f"{FILE} can't be read", "runtime/containerd", ("RuntimeConfigNotLoaded", "NvidiaRuntimeNotKept")),
@@ -161,7 +161,7 @@ def test_before_the_running_one_answers_what_stood_before_stands() -> None:
 
 # Restarts that would load a fault.
 
-HELD = "first correct what {} found in its files: a restart would load it"
+HELD = "first correct the faults {} in its files: a restart would load them"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_no_restart_is_advised_with_files_that_would_not_serve_the_kubelet(fault
 def test_no_restart_takes_away_the_only_way_to_a_gpu() -> None:
     with_cdi = replace(LIVE, handlers=("runc",), binaries=(), cdi=True)
     [judgement] = judge(CHECK, runtime(RUNC, cdi_specs=(SPEC,), live=with_cdi))
-    assert "first give CDI back to its files" in str(judgement)
+    assert "first define CDI in its files again" in str(judgement)
 
     [judgement] = judge(CHECK, runtime(RUNC, NVIDIA, cdi_specs=(SPEC,), live=replace(LIVE, cdi=True)))
     assert RESTART in str(judgement)
@@ -195,4 +195,4 @@ def test_no_restart_takes_away_the_only_way_to_a_gpu() -> None:
 
 def test_one_that_is_not_ready_is_not_restarted_with_files_that_nobody_could_read() -> None:
     [judgement, _] = judge(CHECK, runtime(problem=UNREADABLE, live=Live("containerd", "1.7.27", not_ready="x")))
-    assert f"first see that it can load {FILE}" in str(judgement)
+    assert f"first check {FILE}" in str(judgement)

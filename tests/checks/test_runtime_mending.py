@@ -97,7 +97,7 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
                     CONTAINERD_SOCKET=f"{SNAP}/run/containerd/containerd.sock",
                     RUNTIME_DROP_IN_CONFIG=SNAP_DROP_IN,
                 ),
-                f"{SNAP_FILE} is the snap's, and what is edited there is lost",
+                f"{SNAP_FILE} belongs to the snap, so edits there are lost",
             ],
         ),
         (
@@ -110,7 +110,7 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
                 "install nvidia-container-toolkit on the host",
                 values(CONTAINERD_SOCKET=SOCKET),
                 "then `systemctl restart k3s`",
-                "what is edited there is lost (other changes: /k3s/config-v3.toml.tmpl)",
+                "edits there are lost (other changes: /k3s/config-v3.toml.tmpl)",
             ],
         ),
         (runtime_at(distribution=K3S), ["`systemctl restart 'k3s*'`"]),
@@ -172,10 +172,10 @@ def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, comman
         (
             runtime_at(template="/t"),
             FILE,
-            f"correct /t, from which {FILE} is made at each start, then restart what makes it",
+            f"correct /t, from which {FILE} ",
         ),
         (runtime_at(template="/t"), "/etc/drop-in.toml", "correct /etc/drop-in.toml"),
-        (runtime_at(distribution=BOTTLEROCKET), FILE, "its files can't be changed: `apiclient set`"),
+        (runtime_at(distribution=BOTTLEROCKET), FILE, "its files can't be changed: use `apiclient set`"),
     ],
 )
 def test_a_file_is_corrected_where_it_stays(runtime: ContainerRuntime, file: str, message: str) -> None:

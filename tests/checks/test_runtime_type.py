@@ -73,7 +73,7 @@ def test_the_oldest_shim_takes_its_program_from_another_option(binary: str, igno
 
 
 def test_only_containerd_has_them() -> None:
-    assert judge(CHECK, runtime(NVIDIA, kind=CRIO)) == [NotConfigured("CRI-O has no such types")]
+    assert judge(CHECK, runtime(NVIDIA, kind=CRIO)) == [NotConfigured("CRI-O has no runtime types")]
 
 
 def test_it_tells_them() -> None:

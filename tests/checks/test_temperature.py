@@ -113,5 +113,5 @@ def test_the_output_has_temperatures_and_limits(temperatures: list[Temperature],
 
 
 def test_where_no_gpu_tells_its_temperature_nothing_is_judged() -> None:
-    assert judge(*every(temperature=None)) == [NotConfigured("no GPU here tells its temperature")]
-    assert judge(*every(temperature=Temperature(None, 92))) == [NotConfigured("no GPU here tells its temperature")]
+    assert judge(*every(temperature=None)) == [NotConfigured("no GPU here reports its temperature")]
+    assert judge(*every(temperature=Temperature(None, 92))) == [NotConfigured("no GPU here reports its temperature")]

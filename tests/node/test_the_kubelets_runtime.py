@@ -96,7 +96,7 @@ def test_its_row_is_in_the_record(agent: Stage) -> None:
 def test_an_edit_without_a_restart_is_reported_and_ends_with_the_restart(edited: Stage) -> None:
     found = edited.wait(lambda node: "RuntimeConfigNotLoaded" in node.findings).findings["RuntimeConfigNotLoaded"]
     assert (found["subject"], found["severity"]) == ("runtime/containerd", "MONITOR")
-    assert "nvidia-legacy is defined, and the running containerd does not know it" in found["detail"]
+    assert "nvidia-legacy is defined, but the running containerd does not know it" in found["detail"]
     assert _row(edited.view()) == "warn"
 
     _restart_containerd(edited)
