@@ -18,6 +18,8 @@ from agent.telemetry import Telemetry
 from cli import index
 from healthcheck import checks
 from healthcheck.catalog.profiles import PROFILES_FILE
+from healthcheck.checks import driver_reasons
+from healthcheck.memory import known_names
 from healthcheck.model import PREFIX, Check, Reason, Severity, Status, UnobservedCause
 from healthcheck.node import state as node
 from healthcheck.settings.declared import settings_of
@@ -290,3 +292,18 @@ def test_every_test_that_the_security_page_names_is_there() -> None:
     missing = [(file, test) for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
 
     assert (len(named) > 20, missing) == (True, [])
+
+
+def test_the_memory_names_checks_and_reasons_that_exist() -> None:
+    checks_named = {known_names.LEVEL_2, known_names.DRIVER_MESSAGES, *known_names.DEEP_CHECKS}
+    reasons_named = {
+        known_names.LIBRARY_MISMATCH,
+        known_names.GPU_UNBOUND,
+        known_names.REMAP_FAILED,
+        known_names.REMAP_PENDING,
+    }
+
+    assert checks_named <= {check.name for check in ALL_CHECKS}
+    assert {check.name for check in checks.DEEP_CHECKS} == known_names.DEEP_CHECKS
+    assert reasons_named <= set(REASONS)
+    assert driver_reasons.PROBE_FAILED == known_names.DRIVER_LOAD

@@ -17,10 +17,11 @@ from msgspec.structs import replace
 from agent.state.judgement import Judgement
 from agent.state.run_on_node import RunOnNode
 from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks.expectation import SEEN_SECONDS, DeepDiagnostic, Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.host import clock
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Check, Evidence, Nature, Now, Severity
+from healthcheck.model.node_facts import SEEN_SECONDS, DeepDiagnostic
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
 from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_second_engine
 from healthcheck.probes.nvml.gpus import NVML, DriverReading

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import DeepDiagnostic
 from healthcheck.deep.claim import Claim, claim_on
 from healthcheck.model import Now
+from healthcheck.model.node_facts import DeepDiagnostic
 from healthcheck.node.state import NodeState
 
 

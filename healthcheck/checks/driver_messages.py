@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH, PROBE_FAILED, SAME_LOAD_SECONDS
+from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH, PROBE_FAILED
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Outcome, Reason, Severity
+from healthcheck.model.node_facts import SAME_LOAD_SECONDS
 from healthcheck.probes import kernel_log
 from healthcheck.probes.pci import normalise_address
 

@@ -8,8 +8,6 @@ MISMATCH_SECONDS = 180.0
 """During an upgrade, the driver's library and its module are replaced one after the other."""
 PROBE_FAILED = "GpuInitFailed: probe"
 """Rule of a line that the driver wrote while it was loaded: a later load can show that the fault is gone."""
-SAME_LOAD_SECONDS = 2.0
-"""The driver ends a load with the lines about GPUs that it could not initialise; a syslog has whole seconds."""
 
 INIT_FAILED = Reason(
     "GpuInitFailed",

@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from healthcheck.catalog.severities import is_ignored, ruled
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.severities import is_ignored, ruled
 from healthcheck.host import clock
 from healthcheck.model import (
     NOT_LOOKED,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from healthcheck.checks.driver_reasons import INIT_FAILED
-from healthcheck.checks.expectation import ONCE_HAD, Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, found, placed, settled, silent
 from healthcheck.model import (
     Check,
@@ -21,6 +21,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
+from healthcheck.model.node_facts import ONCE_HAD
 from healthcheck.probes import pci
 from healthcheck.probes.nvml import error_causes
 from healthcheck.probes.nvml import gpus as nvml

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from healthcheck.checks.expectation import Expectation, GpuPosition
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Observation, Reason, Severity
+from healthcheck.model.node_facts import GpuPosition
 from healthcheck.probes import pci
 
 MOVED = Reason(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
-from healthcheck.checks.expectation import Expectation, PodRuntimeClass
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import (
     Check,
@@ -21,6 +21,7 @@ from healthcheck.model import (
     Severity,
     TooEarly,
 )
+from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, RuntimeConfiguration
 

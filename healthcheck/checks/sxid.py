@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from healthcheck.catalog.severities import is_ignored, ruled
 from healthcheck.catalog.sxid import rule_by_table, sxid_table
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.severities import is_ignored, ruled
 from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
 from healthcheck.probes import kernel_log
 from healthcheck.probes.pci import normalise_address

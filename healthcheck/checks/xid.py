@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.recovery import NONE, recovery_action_in
 from healthcheck.catalog.ruling import Ruling
+from healthcheck.catalog.severities import is_ignored, ruled
 from healthcheck.catalog.xid import RECOVERY_CODE, recovery_of, rule_by_catalogue, xid_table
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.severities import is_ignored, ruled
 from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
 from healthcheck.probes import diagnostics, kernel_log
 from healthcheck.probes.pci import normalise_address

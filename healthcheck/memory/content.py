@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
-from healthcheck.checks.expectation import EarlierHardware, GpuPosition
 from healthcheck.memory.findings import FirstObservation, Key, Memory, ProcessHit
 from healthcheck.memory.rows import (
     AcknowledgementRow,
@@ -16,6 +15,7 @@ from healthcheck.memory.rows import (
     release_row,
     whole_row,
 )
+from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from healthcheck.text import strict_json
 from healthcheck.text.json_rows import (
     NULL,

@@ -11,9 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import EarlierHardware, GpuPosition
-from healthcheck.checks.gpu_count import UNBOUND
-from healthcheck.checks.severities import ESCALATED
+from healthcheck.catalog.severities import ESCALATED
 from healthcheck.memory.exits import ended_by_reset, escalated, every_gpu_taken, expired, gpus_answered
 from healthcheck.memory.findings import (
     MOST_GPUS,
@@ -25,7 +23,9 @@ from healthcheck.memory.findings import (
     gpu_identity,
     worst_first,
 )
+from healthcheck.memory.known_names import GPU_UNBOUND
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
+from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
@@ -185,7 +185,7 @@ def _is_of(silent: Container[str], finding: ActiveFinding, memory: Memory) -> bo
     A silent GPU keeps its findings. After a reboot, the count check reports it as missing. A finding that only PCI
     shows, and NVML never did, is excluded.
     """
-    if finding.finding.reason == UNBOUND.name:
+    if finding.finding.reason == GPU_UNBOUND:
         return False
     return gpu_address(finding.finding.subject) in silent and finding.boot_id == memory.boot_id
 

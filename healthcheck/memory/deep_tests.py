@@ -11,13 +11,10 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.checks import DEEP_CHECKS
-from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.memory.exits import ended_by_reset, escalated, is_acknowledged, retested
 from healthcheck.memory.findings import ActiveFinding, Key, Memory, differs, gpu_address, located, worst_first
+from healthcheck.memory.known_names import DEEP_CHECKS, LEVEL_2
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity
-
-_CHECKS = frozenset(check.name for check in DEEP_CHECKS)
 
 
 class DeepFinding(Struct, frozen=True):
@@ -110,10 +107,10 @@ def _found_again(known: ActiveFinding | None, finding: ActiveFinding) -> ActiveF
     """
     if known is None:
         return finding
-    if known.check not in _CHECKS or known.last_seen > finding.last_seen:
+    if known.check not in DEEP_CHECKS or known.last_seen > finding.last_seen:
         return known
     worse = known.finding if known.finding.severity > finding.finding.severity else finding.finding
-    check = known.check if finding.check == LEVEL_2.name else finding.check
+    check = known.check if finding.check == LEVEL_2 else finding.check
     return replace(finding, finding=worse, check=check, first_seen=known.first_seen, count=known.count + 1)
 
 
@@ -123,6 +120,6 @@ def _was_released(memory: Memory, found: DeepFinding) -> bool:
 
 
 def _is_released(memory: Memory, finding: ActiveFinding) -> bool:
-    return finding.check in _CHECKS and is_acknowledged(
+    return finding.check in DEEP_CHECKS and is_acknowledged(
         memory, finding.key, finding.boot_id, finding.seq, finding.last_seen
     )

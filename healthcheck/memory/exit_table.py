@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from healthcheck.checks.dcgm_diag import LEVEL_2
-from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH, PROBE_FAILED
-from healthcheck.checks.expectation import ONCE_HAD
 from healthcheck.memory.findings import ActiveFinding, gpu_address
+from healthcheck.memory.known_names import DRIVER_LOAD, LEVEL_2, LIBRARY_MISMATCH
 from healthcheck.model import Nature, Severity
+from healthcheck.model.node_facts import ONCE_HAD
 
 RECOVERY_XID = "Xid154"
 SMOOTHING_OFF = "Xid163"
@@ -49,13 +48,13 @@ LIBRARY_FITS = Exit(
     "a look in which NVML opens",
     "`DriverLibraryMismatch`",
     "NVML opens, as it does only while library and module are of one version",
-    lambda one: _ANY_EVENT(one) and one.finding.reason == LIBRARY_MISMATCH.name,
+    lambda one: _ANY_EVENT(one) and one.finding.reason == LIBRARY_MISMATCH,
 )
 TAKEN = Exit(
     "a load of the driver that takes every GPU",
     "`GpuInitFailed` that the driver logged while it was loaded",
     "the driver is loaded again without such a line, or every GPU on PCI that no other driver has answers NVML",
-    lambda one: _ANY_EVENT(one) and one.finding.base[1] == PROBE_FAILED,
+    lambda one: _ANY_EVENT(one) and one.finding.base[1] == DRIVER_LOAD,
 )
 TIME = Exit("time", "an event of MONITOR", "`MONITOR_TTL` passed since it was last seen", _event(Severity.MONITOR))
 RECOVERED = Exit(
@@ -106,7 +105,7 @@ LEVEL_2_PASSED = Exit(
     "a later level 2 in which the same test passes",
     "an event that DCGM's level 2 found",
     "the same test passes on that GPU in a later level 2 or 4",
-    lambda one: _ANY_EVENT(one) and one.check == LEVEL_2.name,
+    lambda one: _ANY_EVENT(one) and one.check == LEVEL_2,
 )
 INSTANCE_GONE = Exit(
     "its MIG instance being gone",

@@ -11,11 +11,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from healthcheck.checks.driver_reasons import SAME_LOAD_SECONDS
-from healthcheck.checks.expectation import ONCE_HAD, EarlierHardware
-from healthcheck.checks.row_remap import FAILED as REMAP_FAILED
-from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
-from healthcheck.checks.severities import ESCALATED
+from healthcheck.catalog.severities import ESCALATED
 from healthcheck.memory.exit_table import (
     ALL_RESET,
     INSTANCE_GONE,
@@ -48,8 +44,10 @@ from healthcheck.memory.findings import (
     with_newest,
     worst_first,
 )
+from healthcheck.memory.known_names import REMAP_FAILED, REMAP_PENDING
 from healthcheck.memory.moves import relocated
 from healthcheck.model import Finding, Nature, Now, Passed, Severity
+from healthcheck.model.node_facts import ONCE_HAD, SAME_LOAD_SECONDS, EarlierHardware
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 
 _REMAP_FAILURE = "Xid64"
@@ -394,8 +392,8 @@ def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) ->
 
     Return '' if the first reset is due.
     """
-    if any(active.key == (REMAP_FAILED.name, f"gpu/{gpu_address(finding.subject)}") for active in memory.standing):
-        return f"beside {REMAP_FAILED.name}"
+    if any(active.key == (REMAP_FAILED, f"gpu/{gpu_address(finding.subject)}") for active in memory.standing):
+        return f"beside {REMAP_FAILED}"
     if ends and _can_escalate(finding):
         return f"came back after {ends} resets or reboots"
     return ""
@@ -503,7 +501,7 @@ def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
     remap = gpu.row_remap
     if remap is None or remap.pending or remap.failed:
         return memory
-    waiting = (ROWS_PENDING.name, gpu.subject)
+    waiting = (REMAP_PENDING, gpu.subject)
     seen = [
         finding.last_at for finding in memory.standing if finding.key == waiting and finding.boot_id == memory.boot_id
     ]

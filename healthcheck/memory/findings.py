@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from healthcheck.checks.expectation import EarlierHardware
 from healthcheck.model import Finding, Nature, Now, Printable
+from healthcheck.model.node_facts import EarlierHardware
 from healthcheck.probes.pci import normalise_address
 
 K = TypeVar("K")

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from healthcheck.catalog.policy import OVERRIDDEN
 from healthcheck.catalog.recovery import NONE
-from healthcheck.checks.driver_messages import CHECK as DRIVER_MESSAGES
 from healthcheck.memory.exit_table import RECOVERY_XID, SMOOTHING_OFF
 from healthcheck.memory.exits import driver_loaded, escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (
@@ -25,6 +24,7 @@ from healthcheck.memory.findings import (
     with_newest,
     worst_first,
 )
+from healthcheck.memory.known_names import DRIVER_MESSAGES
 from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity
 from healthcheck.text.moments import ago
 
@@ -153,7 +153,7 @@ class _Reading:
         """Give the events of this GPU within the window the tier of the action that was announced just now."""
         tier = self._announced(address, sighting.at)
         for key, finding in list(self.standing.items()):
-            is_code = finding.check == DRIVER_MESSAGES.name or key[0].removeprefix("Xid").isdecimal()
+            is_code = finding.check == DRIVER_MESSAGES or key[0].removeprefix("Xid").isdecimal()
             if not is_code or key[0] == RECOVERY_XID or gpu_address(key[1]) != address:
                 continue
             if tier is not None and _is_milder_alone(finding, sighting.at, tier, self.memory):

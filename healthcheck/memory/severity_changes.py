@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.checks.severities import ruled
+from healthcheck.catalog.severities import ruled
 from healthcheck.memory.findings import Memory, worst_first
 
 

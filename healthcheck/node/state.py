@@ -12,8 +12,8 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.model import PREFIX
+from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.node.devices import AllocatedDevices, NodeDevices
 from healthcheck.text.moments import EARLIEST, moment_or_none
 from healthcheck.text.printable import printable

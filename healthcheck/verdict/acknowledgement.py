@@ -10,10 +10,10 @@ from typing import Annotated
 
 from msgspec import Struct, field
 
-from healthcheck.checks.expectation import ONCE_HAD
 from healthcheck.memory.findings import Acknowledgement, Release
 from healthcheck.memory.rows import AcknowledgementRow, FindingRow, acknowledgement_row
 from healthcheck.model import Nature, Severity, Status
+from healthcheck.model.node_facts import ONCE_HAD
 from healthcheck.node.state import (
     FIELD_MANAGER,
     RELEASE,

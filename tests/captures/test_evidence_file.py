@@ -17,8 +17,9 @@ from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import DeepDiagnostic, EarlierHardware, Expectation, GpuPosition, PodRuntimeClass
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Probe, Severity, Unobserved, UnobservedCause
+from healthcheck.model.node_facts import DeepDiagnostic, EarlierHardware, GpuPosition, PodRuntimeClass
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, DcgmReading
 from healthcheck.probes.dcgm.diag_answer import DiagAnswer
 from healthcheck.probes.efa.fi_pingpong import Broken, Measured

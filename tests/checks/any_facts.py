@@ -10,7 +10,7 @@ from healthcheck.catalog.fabrics import fabrics
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks import CHECKS, nvlink_errors, recovery_action
-from healthcheck.checks.expectation import EarlierHardware, Expectation, GpuPosition, PodRuntimeClass
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
@@ -26,6 +26,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
+from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass
 from healthcheck.probes import device_files, gdrcopy, hami, kernel_log, kernel_modules, limits, pci, services
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime import distributions, facts

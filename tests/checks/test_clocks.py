@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.clocks import CHECK
-from healthcheck.checks.expectation import DeepDiagnostic
 from healthcheck.model import (
     Finding,
     Judgement,
@@ -17,6 +16,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
+from healthcheck.model.node_facts import DeepDiagnostic
 from healthcheck.probes.nvml.gpus import NVML, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 

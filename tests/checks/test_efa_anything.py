@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from healthcheck.checks import efa_count, efa_driver, efa_errors, efa_gpudirect, efa_keep_alive
 from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import EarlierHardware, Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence
+from healthcheck.model.node_facts import EarlierHardware
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, RdmaDevice
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import EFA_ADDRESSES, P5, UNKNOWN_TYPE

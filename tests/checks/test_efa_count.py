@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.checks.efa_count import CHECK
-from healthcheck.checks.expectation import EarlierHardware, Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
+from healthcheck.model.node_facts import EarlierHardware
 from healthcheck.probes.efa.infiniband import RDMA, Rdma
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import EFA_ADDRESSES, G6, P5, UNKNOWN_TYPE, efa_functions, functions, rdma, says

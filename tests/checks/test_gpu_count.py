@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import ONCE_HAD, EarlierHardware, Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_count import CHECK
 from healthcheck.model import (
     Finding,
@@ -19,6 +19,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
+from healthcheck.model.node_facts import ONCE_HAD, EarlierHardware
 from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import (

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import EarlierHardware, GpuPosition
 from healthcheck.checks.gpu_placement import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
+from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, P5, efa_functions, gpu_function, says
 

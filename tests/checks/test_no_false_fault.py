@@ -22,8 +22,9 @@ from msgspec.structs import replace
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge, look
-from healthcheck.checks.expectation import EarlierHardware, Expectation, GpuPosition
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Host, Outcome, Probe
+from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.nvml import child as nvml_child
 from healthcheck.probes.nvml import readings as nvml_readings

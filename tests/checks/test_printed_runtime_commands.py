@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from go_programs.build import NoProgramError
 from healthcheck.checks import CHECKS, gpu_runtime
-from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.model import Finding
+from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.probes.container_runtime import runtime_binaries
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.containerd import read_configuration

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.checks.runtime_classes import CHECK
 from healthcheck.checks.runtime_fixes import give_handler
 from healthcheck.model import Judgement, TooEarly
+from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.probes.container_runtime.configuration import GKE
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live
 from tests.checks.evidence import P5

@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.checks.expectation import DeepDiagnostic, Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import CHECK
 from healthcheck.model import KernelEvent, Nature, Severity
+from healthcheck.model.node_facts import DeepDiagnostic
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import says
 

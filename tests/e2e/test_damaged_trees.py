@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import look
-from healthcheck.checks.expectation import EarlierHardware, Expectation, GpuPosition
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Host, Probe, ProbeError, Severity, Unobserved, UnobservedCause
+from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA
 from healthcheck.probes.kernel_log import RING
 from healthcheck.probes.nvml.driver import Driver, driver_version, library_versions, sees_every_process

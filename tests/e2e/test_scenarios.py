@@ -17,8 +17,9 @@ from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge, look
-from healthcheck.checks.expectation import EarlierHardware, Expectation, GpuPosition, PodRuntimeClass
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Host, Nature
+from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import Live
 from healthcheck.probes.nvml import driver as nvml_driver

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.checks.expectation import EarlierHardware, GpuPosition
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Acknowledgement, Memory, ProcessHit, Release
 from healthcheck.model import Nature, Now
+from healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from tests.examples import BOOT, GPU, WALL, fault, remembers, stands
 from tests.host.test_node_file import PLANTED, no_room
 

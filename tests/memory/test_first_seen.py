@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import ONCE_HAD, EarlierHardware, GpuPosition
 from healthcheck.memory.content import dump, parse
 from healthcheck.memory.cycles import JudgedCycle, after_look, first_seen
 from healthcheck.memory.exits import begin, gpus_answered, release
 from healthcheck.memory.findings import MOST_GPUS, Acknowledgement, ActiveFinding, Memory, Release
 from healthcheck.model import Evidence, Nature, Probe, Severity, Unobserved, UnobservedCause
+from healthcheck.model.node_facts import ONCE_HAD, EarlierHardware, GpuPosition
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from healthcheck.catalog.policy import OVERRIDDEN, Policy
+from healthcheck.catalog.severities import ESCALATED
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.severities import ESCALATED
 from healthcheck.checks.sxid import CHECK as SXID
 from healthcheck.checks.xid import CHECK as XID
 from healthcheck.memory.content import dump, parse

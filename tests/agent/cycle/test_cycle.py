@@ -17,9 +17,10 @@ from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
 from healthcheck.checks.driver_messages import DRIVER_LOADED
-from healthcheck.checks.expectation import Expectation, PodRuntimeClass
+from healthcheck.checks.expectation import Expectation
 from healthcheck.host import clock
 from healthcheck.model import Evidence, KernelEvent, Outcome
+from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus

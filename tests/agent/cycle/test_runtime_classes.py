@@ -15,10 +15,10 @@ import structlog.testing
 from agent.cycle.runtime_class_lister import LISTED_AGAIN_SECONDS, RuntimeClasses
 from agent.state.agent_state import AgentState
 from agent.telemetry import Telemetry
-from healthcheck.checks.expectation import PodRuntimeClass
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.model import Now
+from healthcheck.model.node_facts import PodRuntimeClass
 from healthcheck.node.state import NodeState
 from sim.api_objects import RUNTIME_CLASSES
 from sim.api_stand_in import ApiStandIn

@@ -30,7 +30,6 @@ from agent.deep.marks import HOLDER, DeepTestMarks, OwnNode
 from agent.state.agent_state import AgentState
 from agent.state.run_on_node import RunOnNode
 from agent.telemetry import Telemetry
-from healthcheck.checks.expectation import DeepDiagnostic
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Unavailable
 from healthcheck.cluster.nodes import node_state
@@ -38,6 +37,7 @@ from healthcheck.deep import claim as deep_runs
 from healthcheck.host import clock
 from healthcheck.memory.findings import ActiveFinding, Memory
 from healthcheck.model import Evidence, Finding, Nature, Now, Severity, Unobserved
+from healthcheck.model.node_facts import DeepDiagnostic
 from healthcheck.node.state import NodeState, PatchFor
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.kubelet_claims import FILES

@@ -1,0 +1,13 @@
+"""Names of the checks and reasons that the memory treats specially. A test compares them with the checks."""
+
+from __future__ import annotations
+
+LEVEL_2 = "dcgm-diag-l2"
+DEEP_CHECKS = frozenset({LEVEL_2, "dcgm-diag-l4", "efa-loopback", "nccl-allreduce"})
+DRIVER_MESSAGES = "driver-messages"
+LIBRARY_MISMATCH = "DriverLibraryMismatch"
+GPU_UNBOUND = "GpuUnbound"
+REMAP_FAILED = "RowRemapFailed"
+REMAP_PENDING = "RowRemapPending"
+DRIVER_LOAD = "GpuInitFailed: probe"
+"""Rule of a line that the driver wrote while it was loaded."""

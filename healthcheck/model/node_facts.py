@@ -1,0 +1,78 @@
+"""Facts about a node that the agent and the memory give to the checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+SAME_LOAD_SECONDS = 2.0
+"""The driver ends a load with the lines about GPUs that it could not initialise; a syslog has whole seconds."""
+
+
+class GpuPosition(Struct, frozen=True):
+    """Position of a GPU in the machine. `switch` is the PCI bridge above it, or empty if there is none."""
+
+    numa_node: int
+    switch: str
+
+
+class EarlierHardware(Struct, frozen=True):
+    """Hardware that this machine had earlier.
+
+    A part that is missing now is a fault, whatever the instance type could have.
+    """
+
+    efa: int | None = None
+    """The highest number of EFA devices so far; None: not counted yet."""
+    places: Mapping[str, GpuPosition] = field(default_factory=dict)
+    """By address: the position of each GPU when it was first observed."""
+    gpus: int | None = None
+    """The highest number of GPUs on PCI so far, with any driver; None: not counted yet; 0: a person accepted a loss."""
+
+
+ONCE_HAD = "what this machine once had"
+"""`source` of a finding based on `EarlierHardware` alone: a release ends it, and accepts the smaller count."""
+
+
+AFTERMATH_SECONDS = 60.0
+"""Time after a deep diagnostic in which effects of its load may still show (docs/rules.md 13)."""
+SEEN_SECONDS = 60.0
+"""Time for which the processes of a test are remembered, for lines that are judged late."""
+_GONE_SECONDS = 5.0
+"""Time after its last observation in which a test's process may still have caused a line that names it. Later its PID
+may belong to another process."""
+
+
+class DeepDiagnostic(Struct, frozen=True):
+    """The deep diagnostic or quarantine that uses the GPUs now, or the last run that did.
+
+    Both times are in seconds of CLOCK_MONOTONIC.
+    """
+
+    kind: str
+    since: float
+    until: float | None = None
+    """None: it still runs."""
+    processes: Mapping[int, float] = field(default_factory=dict)
+    """Processes of this program's or the node's own tests: time of the last observation by PID, in the same seconds."""
+
+    def covers(self, at: float) -> bool:
+        """Whether the load of this run may have caused an observation of that time."""
+        return self.since <= at and (self.until is None or at <= self.until + AFTERMATH_SECONDS)
+
+    def is_by_a_test(self, pid: int, at: float) -> bool:
+        """Whether the process with this number was one of the run's tests at that time, as far as known."""
+        seen = self.processes.get(pid)
+        return seen is not None and self.covers(at) and at <= seen + _GONE_SECONDS
+
+
+class PodRuntimeClass(Struct, frozen=True):
+    """A RuntimeClass that pods on this node can use.
+
+    `for_this_node` means that it selects nodes by their labels, and that this node matches.
+    """
+
+    name: str
+    handler: str
+    for_this_node: bool
