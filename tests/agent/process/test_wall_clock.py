@@ -24,7 +24,7 @@ import sys, threading, time
 from functools import partial
 from pathlib import Path
 from agent.process.schedule import Schedule
-from agent.state.agent_state import State
+from agent.state.agent_state import AgentState
 from healthcheck.settings.values import NodeSettings, Settings
 
 def say(what, seconds):
@@ -33,7 +33,7 @@ def say(what, seconds):
         return seconds
     return work
 
-state = State("n")
+state = AgentState("n")
 state.configure(Settings(NodeSettings(check_interval_seconds=1)), state.memory)
 Schedule(state, Path(sys.argv[1])).start(say("light", None), say("beside", None), say("deep", 0.5))
 threading.Event().wait()
