@@ -71,7 +71,9 @@ def test_reasons_that_could_not_be_read_could_not_look_there(error: int) -> None
 def test_the_output_counts_the_throttled_gpus() -> None:
     gpus = (*every()[:6], healthy(6, clock_reasons=0xC8), healthy(7, clock_reasons=0x8))
 
-    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Observation("slowed down by hardware on 2 of 8 GPUs", "none")]
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [
+        Observation("slowed down by hardware on 2 of 8 GPUs", "none")
+    ]
     assert judge(*every(clock_reasons=None)) == [NotConfigured("no GPU here reports why its clocks are slowed down")]
 
 

@@ -87,7 +87,9 @@ def test_what_was_counted_before_we_came_is_nothing() -> None:
 def test_a_first_reading_is_too_early() -> None:
     assert says(CHECK, P5, {RDMA: rdma(2, counters=dict.fromkeys(ERROR_COUNTERS, 10**15))}) == [
         TooEarly("a rate needs an earlier check cycle"),
-        Observation("error counters of 2 EFA devices read", "no counter above the threshold", "EKS node monitoring agent"),
+        Observation(
+            "error counters of 2 EFA devices read", "no counter above the threshold", "EKS node monitoring agent"
+        ),
     ]
 
 

@@ -54,7 +54,9 @@ def test_a_node_without_efa_has_none() -> None:
 
 
 def test_the_kernels_own_driver_says_nothing() -> None:
-    assert judge(None) == [NotConfigured("the EFA driver does not report it: the kernel's own EFA driver relies on dma-buf")]
+    assert judge(None) == [
+        NotConfigured("the EFA driver does not report it: the kernel's own EFA driver relies on dma-buf")
+    ]
 
 
 @pytest.mark.parametrize("driver", ["", "vfio-pci"])

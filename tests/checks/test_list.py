@@ -75,7 +75,9 @@ def test_a_deep_check_is_named_and_is_no_light_one(word: str) -> None:
     (check,) = checks_named(word)
     assert check in DEEP_CHECKS
 
-    message = f"{word} is not a light check: it needs exclusive use of the GPUs; allowed are 0, 2, 3, 7, 8, 0-nvidia-smi,"
+    message = (
+        f"{word} is not a light check: it needs exclusive use of the GPUs; allowed are 0, 2, 3, 7, 8, 0-nvidia-smi,"
+    )
     with pytest.raises(ValueError, match=re.escape(message)):
         select_checks(["0", word, "2"])
 

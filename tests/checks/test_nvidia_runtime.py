@@ -90,9 +90,7 @@ def test_on_gke_there_is_none_by_design() -> None:
     observed = runtime(RUNC, distribution=GKE)
 
     assert judge(CHECK, observed) == []
-    assert seen(CHECK, observed) == [
-        Observation("no NVIDIA handler by design: the device plugin mounts the driver")
-    ]
+    assert seen(CHECK, observed) == [Observation("no NVIDIA handler by design: the device plugin mounts the driver")]
 
 
 def test_a_handler_in_an_unread_table_is_reported_as_unread() -> None:
@@ -124,8 +122,8 @@ def test_a_handler_with_a_replaced_table_is_reported_with_the_later_file(version
     assert judge(CHECK, observed) == [
         finding(
             "NvidiaRuntimeMissing",
-            f"{FILE}, line 12 has it, and {DROP_IN}, read after it, replaces the CRI plugin's whole table in {reader}:"
-            f" write the handlers into {DROP_IN}too, or remove that table from it;  {MEND.replace(FILE, DROP_IN)}",
+            f"{FILE}, line 12 has it, but {DROP_IN}, read after it, replaces the CRI plugin's whole table in {reader}:"
+            f" write the handlers into {DROP_IN} too, or remove that table from it; {MEND.replace(FILE, DROP_IN)}",
         )
     ]
 
@@ -176,7 +174,7 @@ def test_a_handler_in_another_runtimes_file_is_reported_with_both_files(kind: st
     assert judge(CHECK, runtime(RUNC, others=(replace(OTHER, kind=kind),))) == [
         finding(
             "NvidiaRuntimeElsewhere",
-            f"/etc/other.toml, line 4 has it, but {owner}reads that file; the kubelet's containerd reads {FILE}: {GIVE}",
+            f"/etc/other.toml, line 4 has it, but {owner} reads that file; the kubelet's containerd reads {FILE}: {GIVE}",
         )
     ]
 
