@@ -115,7 +115,7 @@ class InputFile:
                 return
             size += len(plain)
             if size > MOST_UNPACKED:
-                raise CaptureError(f"unpacks to more than {MOST_UNPACKED >> 20} MiB; unpack it and give what matters")
+                raise CaptureError(f"unpacks to more than {MOST_UNPACKED >> 20} MiB; unpack it and pass a part")
             if plain:
                 yield plain
             if unpacker.eof:

@@ -26,18 +26,18 @@ from healthcheck.probes.dcgm.diag_answer import DOCUMENT_MARK, LONGEST_ANSWER
 STANDARD_INPUT = "-"
 NOTHING_RECOGNISED = UnobservedCause(
     "NothingRecognised",
-    "No line of a saved log is the kernel's.",
-    "Save it in a form that `docs/replay.md` names.",
+    "A saved log contains no line of the kernel.",
+    "Save it in a format listed in `docs/replay.md`.",
 )
 DAMAGED = UnobservedCause(
     "CaptureDamaged",
-    "The packed data of a saved log is damaged or ends early: what follows was not read.",
+    "The packed data of a saved log is damaged or ends early: the rest was not read.",
     "Copy or save the log again; `gzip -t FILE` tests it.",
 )
 CAUSES = (NOTHING_RECOGNISED, LINES_NOT_READ, DAMAGED)
 _EXPECTED = (
-    "expected are dmesg, journalctl -k (short and ISO forms, JSON), a syslog, records of /dev/kmsg, "
-    "an nvidia-bug-report.log, the JSON of dcgmi diag or what check --save-evidence wrote"
+    "expected formats: dmesg, journalctl -k (short and ISO forms, JSON), a syslog, records of /dev/kmsg, "
+    "an nvidia-bug-report.log, the JSON of dcgmi diag or a file of check --save-evidence"
 )
 _ENOUGH_TO_KNOW = 65536
 _EVIDENCE = re.compile(rb'\s*\{\s*"format"\s*:\s*"%b"' % EVIDENCE_FORMAT.encode())
@@ -87,10 +87,10 @@ class Captures:
         """
         passed = self.passed_over
         for name in passed.unrecognised:
-            yield Unobserved(NOTHING_RECOGNISED, f"{name}: no line of it is the kernel's; {_EXPECTED}")
+            yield Unobserved(NOTHING_RECOGNISED, f"{name}: it contains no line of the kernel; {_EXPECTED}")
         yield from (Unobserved(DAMAGED, cut) for cut in passed.cut)
         if passed.unread:
-            lines = f"{counted(passed.unread, 'line')} of the driver behind a prefix that is not known"
+            lines = f"{counted(passed.unread, 'line')} of the driver after an unknown prefix"
             yield Unobserved(LINES_NOT_READ, f"{lines}, the first at {passed.first_unread}")
 
     def batches(self) -> Iterator[BootRecords]:
@@ -123,7 +123,7 @@ class Captures:
 
     def _take_whole(self, kind: InputKind, source: InputFile) -> None:
         if len(self._names) > 1:
-            raise CaptureError(f"{kind.value}, which is judged by itself: give no other file beside it")
+            raise CaptureError(f"{kind.value}, which is judged alone: pass no other file with it")
         if kind is InputKind.DCGM:
             self.dcgm = source.whole(LONGEST_ANSWER)
         else:
@@ -153,7 +153,7 @@ def _opened(name: str) -> Iterator[BufferedReader]:
     try:
         path = Path(name)
         if path.is_char_device() or path.is_block_device():
-            raise CaptureError("a device, no saved capture; `gpu-healthcheck check` reads this node's log")
+            raise CaptureError("a device, not a saved capture; `gpu-healthcheck check` reads this node's log")
         stream = path.open("rb", buffering=_ENOUGH_TO_KNOW)
     except OSError as error:
         raise CaptureError(error.strerror or str(error)) from error

@@ -103,11 +103,11 @@ def why_not(path: Path) -> str:
     Call it before a check cycle that takes long, so that a wrong path fails early.
     """
     if str(path) == "-":
-        return "standard output is not for evidence: name a file"
+        return "evidence can't be written to standard output: name a file"
     try:
         want_folder(path.parent)
         if not stat.S_ISREG(path.stat().st_mode):  # since Python 3.14 `exists` keeps every error to itself
-            return f"{path}: there is something that is no file"
+            return f"{path}: it exists, but is not a file"
     except FileNotFoundError:
         pass
     except ProbeError as error:
@@ -125,7 +125,7 @@ def write(path: Path, look: EvidenceCycle) -> None:
     content = json.dumps(_content(look), indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     if len(content) > MOST_EVIDENCE:
         raise EvidenceError(
-            f"{path}: {len(content) >> 20} MiB of evidence; at most {MOST_EVIDENCE >> 20} are read again"
+            f"{path}: {len(content) >> 20} MiB of evidence; at most {MOST_EVIDENCE >> 20} MiB can be read again"
         )
     try:
         node_file.replace_for_owner(path, content)
@@ -144,14 +144,14 @@ def read(raw: bytes) -> EvidenceCycle:
     try:
         document = decode(raw)
     except (ValueError, RecursionError) as error:
-        raise EvidenceError(f"no JSON: {error}") from error
+        raise EvidenceError(f"not JSON: {error}") from error
     try:
         strict_json.refuse_deep(document)
         strict_json.refuse_twice(raw)
     except ValueError as error:
         raise EvidenceError(str(error)) from error
     if not isinstance(document, dict) or document.get("format") != EVIDENCE_FORMAT:
-        raise EvidenceError(f'no evidence: it does not begin with "format": "{EVIDENCE_FORMAT}"')
+        raise EvidenceError(f'not an evidence file: it does not begin with "format": "{EVIDENCE_FORMAT}"')
     if document.get("schema") != SCHEMA or isinstance(document["schema"], bool):
         raise EvidenceError(f"schema {str(document.get('schema'))[:40]}; this version reads {SCHEMA}")
     file: _File = from_plain(_File, document)
@@ -175,7 +175,7 @@ def read(raw: bytes) -> EvidenceCycle:
 
 def _utc(wall: datetime) -> datetime:
     if wall.tzinfo is None or held(wall) != wall:
-        raise EvidenceError(f"wall: only the years from {EARLIEST.year} to {LATEST.year} can be held")
+        raise EvidenceError(f"wall: only the years from {EARLIEST.year} to {LATEST.year} are supported")
     return held(wall)
 
 
@@ -264,10 +264,10 @@ def _with_kinds(facts: Any) -> Any:
 def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:
     known: Mapping[str, Check] = {check.name: check for check in (*CHECKS, *DEEP_CHECKS)}
     if not names:
-        raise EvidenceError("checks: it names none")
+        raise EvidenceError("checks: the list is empty")
     for name in dict.fromkeys(names):
         if name not in known:
-            raise EvidenceError(f"checks: {name[:40]!r} is no check of this version, {healthcheck.__version__}")
+            raise EvidenceError(f"checks: {name[:40]!r} is not a check of this version, {healthcheck.__version__}")
         yield known[name]
 
 

@@ -283,7 +283,7 @@ class KernelLogReader:
             number += block.count(b"\n")
             yield from self._handed_over()
         if self._direction.is_back:
-            raise CaptureError("its newest line stands first (journalctl -r): save it with the oldest first")
+            raise CaptureError("its newest line is first (journalctl -r): save it with the oldest line first")
         self._tell(self._joiner.end())
         self._end_batch()
         yield from self._handed_over()

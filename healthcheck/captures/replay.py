@@ -23,9 +23,9 @@ KERNEL_CHECKS = (xid.CHECK, sxid.CHECK, driver_messages.CHECK)
 """All that read the kernel's log."""
 LINES_NOT_READ = UnobservedCause(
     "LinesNotRead",
-    "Lines of the driver in a saved log stand behind a prefix that is not known, or speak of an Xid or of a GPU off the"
-    " bus in a form that is not known.",
-    "Save the log in a form that `docs/replay.md` names, uncut; read the line that the message names.",
+    "Lines of the driver in a saved log have an unknown prefix, or describe an Xid or a GPU off the bus in an unknown"
+    " form.",
+    "Save the log uncut in a format listed in `docs/replay.md`; read the line named in the message.",
 )
 _MOST_COUNTED = 512
 
@@ -78,7 +78,9 @@ class Replay(Struct):
         """
         blind = tuple(unobserved)
         if self.unread:
-            lines = f"{counted(self.unread, 'line')} of the driver about an Xid or a GPU off the bus, of no known form"
+            lines = (
+                f"{counted(self.unread, 'line')} of the driver about an Xid or a GPU off the bus, in an unknown form"
+            )
             blind += (Unobserved(LINES_NOT_READ, f"{lines}, the first at {self.first_unread}"),)
         return tuple(Outcome(check.name, check.group, unobserved=blind) for check in self.checks)
 

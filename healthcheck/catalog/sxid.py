@@ -18,9 +18,9 @@ from healthcheck.model import Severity
 CLASSES: Mapping[str, tuple[Severity, str]] = {
     "fatal": (Severity.RESET, "always fatal"),
     "fatal-unless-contained": (Severity.RESET, "fatal, unless the switch contained it to one port"),
-    "either": (Severity.MONITOR, "fatal or not, as its line says"),
+    "either": (Severity.MONITOR, "fatal or not, as given in its line"),
     "non-fatal": (Severity.MONITOR, "not fatal"),
-    "": (Severity.MONITOR, "as its line says"),
+    "": (Severity.MONITOR, "as given in its line"),
 }
 """What a number alone means, for a line without a word: what may be either is only watched."""
 _WORDS: Mapping[str, Severity] = {

@@ -57,7 +57,7 @@ def _findings(runtime: ContainerRuntime, used: RuntimeConfiguration, specs: Sequ
             yield found(
                 STALE,
                 used,
-                f"{spec.path} ({spec.kind}) names {missing}, which do not exist; {_again(runtime, used, spec)}",
+                f"{spec.path} ({spec.kind}) names {missing}, not found; {_again(runtime, used, spec)}",
             )
 
 

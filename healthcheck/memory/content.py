@@ -193,7 +193,7 @@ def _identity(about: Mapping[str, str]) -> str:
 def _seconds(value: object) -> float:
     numbers = seconds(value)
     if numbers is None:
-        raise ValueError("a number of seconds is wanted")
+        raise ValueError("it must be a number of seconds")
     return numbers
 
 

@@ -43,24 +43,29 @@ def _is_on_gpu(finding: ActiveFinding) -> bool:
 _ANY_EVENT = _event(*Severity)
 _ASKS_FOR_RESET = _event(Severity.RESET)
 
-LOOK = Exit("a look that shows it gone", "a level", "a look shows it gone", lambda one: one.nature is Nature.LEVEL)
+LOOK = Exit(
+    "a check cycle without it",
+    "a level",
+    "a check cycle no longer shows the fault",
+    lambda one: one.nature is Nature.LEVEL,
+)
 LIBRARY_FITS = Exit(
-    "a look in which NVML opens",
+    "a check cycle that can open NVML",
     "`DriverLibraryMismatch`",
-    "NVML opens, as it does only while library and module are of one version",
+    "NVML can be opened, which requires the same version of library and module",
     lambda one: _ANY_EVENT(one) and one.finding.reason == LIBRARY_MISMATCH,
 )
 TAKEN = Exit(
-    "a load of the driver that takes every GPU",
+    "a load of the driver that initialises every GPU",
     "`GpuInitFailed` that the driver logged while it was loaded",
-    "the driver is loaded again without such a line, or every GPU on PCI that no other driver has answers NVML",
+    "the driver is loaded again without such a line, or every GPU on PCI not bound to another driver answers NVML",
     lambda one: _ANY_EVENT(one) and one.finding.base[1] == DRIVER_LOAD,
 )
-TIME = Exit("time", "an event of MONITOR", "`MONITOR_TTL` passed since it was last seen", _event(Severity.MONITOR))
+TIME = Exit("time", "an event of MONITOR", "`MONITOR_TTL` passed since its last observation", _event(Severity.MONITOR))
 RECOVERED = Exit(
-    "its recovery action going back to None",
-    "Xid 154, which tells a state and no fault",
-    "the driver took the action back",
+    "the return of its recovery action to None",
+    "Xid 154, which reports a state, not a fault",
+    "the driver withdrew the action",
     lambda one: (
         _ANY_EVENT(one) and one.finding.reason == RECOVERY_XID and (_is_on_gpu(one) or one.finding.subject == "node")
     ),
@@ -68,7 +73,7 @@ RECOVERED = Exit(
 RE_ENGAGED = Exit(
     "Xid 162",
     "Xid 163",
-    "the driver says that power smoothing works again on that GPU",
+    "the driver reports that power smoothing works again on that GPU",
     lambda one: _ANY_EVENT(one) and one.finding.reason == SMOOTHING_OFF,
 )
 RESET = Exit(
@@ -80,7 +85,7 @@ RESET = Exit(
 ALL_RESET = Exit(
     "a reload of the driver after which all GPUs answer",
     "an event of RESET on an NVSwitch, or on the driver as a whole",
-    "the driver was loaded anew, and every GPU of the node answers after it",
+    "the driver was reloaded, and every GPU of the node answers afterwards",
     lambda one: _ASKS_FOR_RESET(one) and one.finding.subject.partition("/")[0] in ("driver", "nvswitch"),
 )
 REBOOT = Exit(
@@ -92,23 +97,23 @@ REBOOT = Exit(
 QUARANTINE = Exit(
     "a passed quarantine run",
     "an event of RESET or worse",
-    "a run that began later passed, level 4 in it",
+    "a run that began later passed, including level 4",
     _event(Severity.RESET, Severity.REBOOT, Severity.ISOLATE),
 )
 RELEASE = Exit(
     "release",
-    "an event, or a level that rests on what this machine once had (`GpuCountLow`)",
-    "a person releases it; a release of the level accepts the count of now",
+    "an event, or a level that is based on this machine's earlier hardware (`GpuCountLow`)",
+    "a person releases it; a release of the level accepts the present count",
     lambda one: _ANY_EVENT(one) or one.finding.source == ONCE_HAD,
 )
 LEVEL_2_PASSED = Exit(
     "a later level 2 in which the same test passes",
-    "an event that DCGM's level 2 found",
+    "an event from DCGM's level 2",
     "the same test passes on that GPU in a later level 2 or 4",
     lambda one: _ANY_EVENT(one) and one.check == LEVEL_2,
 )
 INSTANCE_GONE = Exit(
-    "its MIG instance being gone",
+    "the removal of its MIG instance",
     "an event of a MIG instance",
     "the GPU answers without that instance",
     lambda one: _ANY_EVENT(one) and _is_on_gpu(one) and _INSTANCE in one.finding.subject,
@@ -136,7 +141,7 @@ EXITS = (
     INSTANCE_GONE,
     OTHER_GPU,
 )
-"""In the order in which the record names them: what comes by itself, what is done to the node, what a person does."""
+"""Exits in the order of the record: automatic ones, changes of the node, actions of a person."""
 
 
 def exit_words(finding: ActiveFinding) -> str:

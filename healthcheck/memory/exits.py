@@ -380,7 +380,7 @@ def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -
     else:
         recent = [end for end in ends if abs(now.wall - end) <= ESCALATE_WITHIN]
         is_due = escalate_after and _can_escalate(finding) and len(recent) >= escalate_after
-        why = f"came back after {len(recent)} resets or reboots in 7 days" if is_due else ""
+        why = f"recurred after {len(recent)} resets or reboots in 7 days" if is_due else ""
     if not why:
         return finding
     isolated = replace(finding, severity=Severity.ISOLATE, detail=f"{why}: {finding.detail}", rule=ESCALATED)
@@ -393,9 +393,9 @@ def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) ->
     Return '' if the first reset is due.
     """
     if any(active.key == (REMAP_FAILED, f"gpu/{gpu_address(finding.subject)}") for active in memory.standing):
-        return f"beside {REMAP_FAILED}"
+        return f"together with {REMAP_FAILED}"
     if ends and _can_escalate(finding):
-        return f"came back after {ends} resets or reboots"
+        return f"recurred after {ends} resets or reboots"
     return ""
 
 

@@ -43,7 +43,7 @@ class MemoryFile:
             self._lock = node_file.lock(self.directory / "lock")
         except OSError as error:
             refuse_shortage(error)
-            self.unlocked = f"{self.directory}: the lock: {error.strerror}; nothing is remembered on the disk"
+            self.unlocked = f"{self.directory}: the lock: {error.strerror}; the memory is not saved to disk"
             raise MemoryFileError(self.unlocked) from error
         self.unlocked = ""
         return self._lock is not None
@@ -90,13 +90,13 @@ class MemoryFile:
         try:
             self.path.replace(aside)
         except OSError as error:
-            return f"it can't be set aside: {error.strerror}"
-        return f"set aside as {aside.name}"
+            return f"it can't be renamed: {error.strerror}"
+        return f"renamed to {aside.name}"
 
     def write(self, memory: Memory) -> None:
         """Replace the file, on the disk before this returns. Raises MemoryFileError; the old file then stays."""
         if self._lock is None:
-            raise MemoryFileError(f"{self.path}: only the holder of the lock writes")
+            raise MemoryFileError(f"{self.path}: only the owner of the lock may write")
         try:
             node_file.replace_whole(self.path, content.dump(memory))
         except OSError as error:

@@ -256,7 +256,7 @@ def _repeated(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> 
         REPEATS[sighting.reason],
         Severity.MONITOR,
         f"gpu/{address}",
-        f"{REPEATS_FROM} or more processes{where} within 24 h, and on no other GPU; quarantine the node to test it",
+        f"{REPEATS_FROM} or more processes{where} within 24 h, but on no other GPU; quarantine the node to test it",
         rule=f"{REPEATS[sighting.reason]}: {REPEATS_FROM} processes",
         source=sighting.source,
         seq=sighting.seq,

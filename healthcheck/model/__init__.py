@@ -100,12 +100,12 @@ class UnobservedCause:
 
 
 NOT_LOOKED = UnobservedCause(
-    "NotLooked", "The look left out the source that the check needs.", "Look again: the next look asks for it."
+    "NotLooked", "The check cycle did not read the source that the check needs.", "Wait for the next check cycle."
 )
 PROBE_FAILED = UnobservedCause(
     "ProbeFailed",
     "A source of facts on the node could not be read.",
-    "Look at the message: it names the source, and what the system said.",
+    "Read the message: it names the source and the system's error.",
 )
 
 

@@ -120,7 +120,9 @@ def read_hami(host: Host) -> Hami:
     except OSError as error:
         raise ProbeError(f"{error.filename or root / 'proc'}: {error.strerror}") from error
     if hidden:
-        raise ProbeError(f"there is {USUAL_FOLDER}, and whether HAMi runs can't be seen from here", PROCESSES_HIDDEN)
+        raise ProbeError(
+            f"{USUAL_FOLDER} exists, but the processes that show whether HAMi runs are not visible", PROCESSES_HIDDEN
+        )
     return Hami()
 
 

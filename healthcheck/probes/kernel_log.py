@@ -17,7 +17,9 @@ from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
 from healthcheck.text.printable import printable
 
 UNREADABLE = UnobservedCause(
-    "KernelLogUnreadable", "The kernel's log (`/dev/kmsg`) can't be opened or read.", "See that the pod is privileged."
+    "KernelLogUnreadable",
+    "The kernel log (`/dev/kmsg`) can't be opened or read.",
+    "Make sure that the pod is privileged.",
 )
 KERNEL_FACILITY = frozenset({0})
 """What user space writes to the device gets facility 1 or more from the kernel.

@@ -61,7 +61,7 @@ def _claims(root: Path, file: str) -> Iterator[tuple[str, str, int]]:
             if (number := _gpus(claim)) is not None:
                 yield _word(claim["Namespace"]), _word(claim["ClaimName"]), number
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ProbeError(f"{file} is no checkpoint that can be read: {type(error).__name__}: {error}") from error
+        raise ProbeError(f"{file} is not a readable checkpoint: {type(error).__name__}: {error}") from error
 
 
 def _entries(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:

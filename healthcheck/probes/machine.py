@@ -49,7 +49,7 @@ def instance_type(root: Path, endpoint: str) -> str:
     token = _ask(f"{endpoint}/latest/api/token", "PUT", lifetime)
     answer = _ask(f"{endpoint}/latest/meta-data/instance-type", "GET", {"X-aws-ec2-metadata-token": token})
     if not answer or not answer.replace(".", "").replace("-", "").isalnum():
-        raise ProbeError(f"instance metadata: {answer!r} is no instance type")
+        raise ProbeError(f"instance metadata: {answer!r} is not an instance type")
     return answer
 
 

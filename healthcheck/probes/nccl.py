@@ -18,8 +18,8 @@ from healthcheck.text.printable import printable
 
 NOT_RUN = UnobservedCause(
     "AllReduceNotRun",
-    "all_reduce_perf could not be run, or met an error that need not be the hardware's.",
-    "Read its own words in the message.",
+    "all_reduce_perf could not run, or failed with an error that does not prove a hardware fault.",
+    "Read its error in the message.",
 )
 _INSTALLED_IN = "/opt/nccl-tests/build"
 """Where AWS' container image of nccl-tests has it."""
@@ -102,7 +102,7 @@ class AllReduce:
             function.is_gpu and function.driver == _NVIDIA_DRIVER for function in read_functions(Host(self.root))
         )
         if gpus < 2:
-            return AllReduceReading(absent="an all-reduce takes two GPUs or more")
+            return AllReduceReading(absent="an all-reduce needs two GPUs or more")
         return AllReduceReading(self._run((program, *_SIZES, "-g", str(gpus)), gpus))
 
     def stop(self) -> None:
@@ -163,7 +163,7 @@ def _last_words(ended: ProgramEnd) -> str:
 
 def read_all_reduce_look(host: Host) -> AllReduceReading:
     if host.ask_all_reduce is None:
-        raise ProbeError("a look that is no deep one runs no all-reduce")
+        raise ProbeError("only a deep diagnostic runs the all-reduce")
     look = host.ask_all_reduce()
     assert isinstance(look, AllReduceReading)
     return look

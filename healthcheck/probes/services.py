@@ -116,7 +116,7 @@ def _uncounted(found: KnownProcesses, name: str) -> Iterator[Uncounted]:
     if privileged := sum(process.name == name and process.origin not in _OWN for process in found.processes):
         yield Uncounted(name, privileged, "in privileged containers, none of them the driver's", unsure=True)
     if name in found.crowded:
-        yield Uncounted(name, processes.MOST, "and more than anybody looks at", unsure=True)
+        yield Uncounted(name, processes.MOST, "and more than the limit that is read", unsure=True)
 
 
 def _service(process: Process, uptime: float) -> Service:
@@ -164,12 +164,12 @@ def enabled_of(root: Path, units: Sequence[str]) -> str:
 
 UNCERTAIN = UnobservedCause(
     "ServiceUncertain",
-    "Only processes in privileged containers have the name of the node's service, or more than anybody looks at.",
-    "Look on the node whether its own service runs (`systemctl status`).",
+    "Only processes in privileged containers have the name of the node's service, or there are too many to read.",
+    "Check on the node whether its own service runs (`systemctl status`).",
 )
 PROCESSES_HIDDEN = UnobservedCause(
     "HostProcessesHidden",
-    "The processes of the node can't be seen from here.",
-    "Give the pod `hostPID`, and see that `HOST_ROOT/proc` is the host's.",
+    "The processes of the node are not visible.",
+    "Set `hostPID` for the pod, and make sure that `HOST_ROOT/proc` is the host's.",
 )
 SERVICES = Probe("services", read_services, Services, (UNCERTAIN, PROCESSES_HIDDEN))

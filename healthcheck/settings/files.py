@@ -25,7 +25,7 @@ class UnknownKeys(Struct, frozen=True):
     def __str__(self) -> str:
         named = [f"{key} (did you mean {near}?)" if near else key for key, near in self.keys[:_MOST_NAMED]]
         more = f" and {len(self.keys) - _MOST_NAMED} more" if len(self.keys) > _MOST_NAMED else ""
-        return f"{self.where}: no setting is called {', '.join(named)}{more}; the others count"
+        return f"{self.where}: unknown settings: {', '.join(named)}{more}; all others are used"
 
 
 def seen_in(directory: Path | None) -> Seen:

@@ -76,7 +76,7 @@ def _read_profiles(directory: Path | None) -> Profiles:
 def _checks(value: str) -> str:
     if not select_checks(value.split()):
         # A node without any check would be reported as healthy.
-        raise ValueError(f"names no check that a light look runs; {groups_in(CHECKS)} have some")
+        raise ValueError(f"names no check of the light check cycle; groups {groups_in(CHECKS)} have some")
     return value
 
 
@@ -84,7 +84,7 @@ def _repair_conditions(value: str) -> str:
     if unknown := [text for text in listed(value) if text not in REPAIR_CONDITIONS]:
         allowed = ", ".join(REPAIR_CONDITIONS)
         raise ValueError(
-            f"no condition {printable(unknown[0], _LONGEST_WORD)!r}; allowed are {allowed}, with commas between"
+            f"unknown condition {printable(unknown[0], _LONGEST_WORD)!r}; allowed are {allowed}, separated by commas"
         )
     return value
 
@@ -95,10 +95,10 @@ def _overrides(value: str) -> str:
 
 
 def _megabytes(value: int) -> int:
-    """The bash suite counted EFA's bandwidth in Gbps; no EFA device is as slow as such a number of MB/s."""
+    """Reject a bandwidth in Gbps, the unit of the bash suite: no EFA device is so slow that the number can be MB/s."""
     if 0 < value < _LEAST_MEGABYTES:
         raise ValueError(
-            f"MB/s are meant, 0 or {_LEAST_MEGABYTES} to 1000000, and it reads like Gbps: "
+            f"the unit is MB/s, 0 or {_LEAST_MEGABYTES} to 1000000, and the value is probably in Gbps: "
             f"{value} Gbps are {value * _MEGABYTES_A_GIGABIT} MB/s"
         )
     return value

@@ -68,7 +68,7 @@ def read_files(directory: Path | None) -> Written:
     except ProbeError as error:
         return Written(bad=(_not_readable(str(error).removeprefix(f"{directory}: "), directory),))
     bad = tuple(_unreadable(folder))
-    for _ in ("as it is written", "with the defaults in the place of what is wrong"):
+    for _ in ("with the values as written", "with defaults for invalid values"):
         known = settings_of(NodeSettings)
         defaults = {value.key: known[value.key].default for value in bad if value.key in known}
         try:
@@ -199,7 +199,7 @@ def _unreadable(directory: Path | None) -> Iterator[BadValue]:
                 if is_absent(error):
                     continue
                 refuse_shortage(error)
-            yield BadValue(key, str(error)[:_LONGEST_ERROR], "UTF-8 text that can be read", str(path), passing)
+            yield BadValue(key, str(error)[:_LONGEST_ERROR], "readable UTF-8 text", str(path), passing)
 
 
 def _bad_values(error: ValidationError, declared: type[Struct]) -> Iterator[BadValue]:

@@ -82,4 +82,4 @@ def decoded(raw: bytes, encoding: str = "utf-8") -> str:
 
 
 def _refused(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

@@ -28,4 +28,4 @@ def timeout(text: str) -> float:
         return length.total_seconds()
     if text in ("0h", "0m", "0s"):
         return 0.0
-    raise ValueError(f"{text[:80]!r} is no length of time, as 90, 90s, 2m or 1h30m")
+    raise ValueError(f"{text[:80]!r} is not a duration such as 90, 90s, 2m or 1h30m")

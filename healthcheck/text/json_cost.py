@@ -25,5 +25,5 @@ def refuse_costly(raw: bytes | bytearray, most: int) -> int:
         count += sum(map(len, parts[inside::2]))
         inside ^= len(parts) % 2 == 0
         if count > most:
-            raise JsonCostError(f"over {most:,} values and keys of JSON; so many are read at most")
+            raise JsonCostError(f"over {most:,} values and keys of JSON, the limit for reading")
     return count

@@ -43,9 +43,9 @@ class JsonObject(Struct, frozen=True, kw_only=True):
     def must_have(self, *keys: str) -> None:
         """Raise ValueError if one of the keys is missing, or if any key has a value of the wrong kind."""
         if self.odd:
-            raise ValueError(f"{', '.join(sorted(self.odd))}: a value of another kind")
+            raise ValueError(f"{', '.join(sorted(self.odd))}: a value of another type")
         if missing := [name for name in keys if getattr(self, name) is None]:
-            raise ValueError(f"without {', '.join(missing)}")
+            raise ValueError(f"missing {', '.join(missing)}")
 
 
 def row_in(kind: type[R], raw: Mapping[str, Any]) -> R:

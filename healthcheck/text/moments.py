@@ -15,16 +15,16 @@ _LONGEST = 40
 def moment(text: object) -> datetime:
     """Parse a time with its zone, into UTC. Raises ValueError for invalid or unsupported times."""
     if not isinstance(text, str) or len(text) > _LONGEST:
-        raise ValueError(f"a time as 2026-11-21T01:02:03Z is wanted, not {_shown(text)}")
+        raise ValueError(f"expected a time such as 2026-11-21T01:02:03Z, not {_shown(text)}")
     try:
         at = datetime.fromisoformat(text)
         if at.tzinfo is None:
-            raise ValueError(f"{text!r}: a time without its zone")
+            raise ValueError(f"{text!r}: a time without a time zone")
         at = at if at.tzinfo is UTC else at.astimezone(UTC)
     except OverflowError as error:
         raise ValueError(f"{text!r}: {error}") from None
     if not EARLIEST <= at <= LATEST:
-        raise ValueError(f"{text!r}: only the years from {EARLIEST.year} to {LATEST.year} can be held")
+        raise ValueError(f"{text!r}: only the years from {EARLIEST.year} to {LATEST.year} are supported")
     return at
 
 

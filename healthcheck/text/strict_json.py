@@ -68,7 +68,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {twice[:_SHOWN]!r} stands there twice")
+        raise ValueError(f"the key {twice[:_SHOWN]!r} occurs twice")
     return table
 
 
@@ -87,7 +87,7 @@ def _number(word: str) -> float:
     """
     number = float(word)
     if not math.isfinite(number):
-        raise ValueError(f"{word[:_SHOWN]} is no number")
+        raise ValueError(f"{word[:_SHOWN]} is not a number")
     return number
 
 

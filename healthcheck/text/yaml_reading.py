@@ -62,7 +62,7 @@ class _Sizes:
             self._known[id(node)] = 1  # met again within itself
             self._known[id(node)] = size = 1 + sum(map(self.of, _within(node)))
             if size > _MOST_NODES:
-                raise MalformedError("its aliases make too much of it to be read here", only_ours=True)
+                raise MalformedError("its aliases expand to more than is read here", only_ours=True)
         return self._known[id(node)]
 
 
@@ -70,5 +70,5 @@ def _within(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [entry for pair in node.value for entry in pair]
     if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
-        raise MalformedError("a number too long to be read here", only_ours=True)
+        raise MalformedError("a number is too long to be read here", only_ours=True)
     return node.value if isinstance(node, yaml.SequenceNode) else []

@@ -122,7 +122,7 @@ def parse_release(text: str) -> Release:
         word.must_have("by", "reason", "at", "findings")
         findings = tuple(_whole_second(finding.acknowledgement()) for finding in word.findings or ())
     except ValueError as error:
-        raise RecordError(f"no release ({{by, reason, at, findings}}): {error}") from None
+        raise RecordError(f"not a release ({{by, reason, at, findings}}): {error}") from None
     assert word.at is not None
     return Release((word.by or "")[:_LONGEST_WORD], (word.reason or "")[:_LONGEST_REASON], word.at, findings)
 
@@ -163,10 +163,10 @@ def other_severities(
                 standing = [fault.severity for fault in deep_faults(record) if not fault.is_covered(known)]
                 severities.append(min(records.severity_of(record), worst(standing)))
             if why := _why_undated(record):
-                does = "counts until it is taken off the Node" if is_counted else "is passed over"
+                does = "counts until it is removed from the Node" if is_counted else "is ignored"
                 complaints.append(f"annotation {annotation}: {why}; it {does}")
         except RecordError as error:
-            complaints.append(f"annotation {annotation}: {error}; it is passed over")
+            complaints.append(f"annotation {annotation}: {error}; it is ignored")
     return severities, tuple(complaints)
 
 

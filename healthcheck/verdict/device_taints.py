@@ -146,19 +146,19 @@ def _why_not(
 ) -> str:
     unpublished = [gpu.address for gpu in gpus if not any(_is_of(device, gpu) for device in devices)]
     if unpublished:
-        return f"no ResourceSlice of this node has {named(unpublished, _MOST_NAMED)}"
+        return f"no ResourceSlice of this node contains {named(unpublished, _MOST_NAMED)}"
     nameless = [one.name for one in devices if not (one.address or one.uuids)]
     if nameless:
-        return f"the driver does not say which GPU is behind {named(nameless, _MOST_NAMED)}"
+        return f"the driver does not report the GPU of {named(nameless, _MOST_NAMED)}"
     elsewhere = [d.name for d in devices if d.pool != node.name and any(_is_of(d, gpu) for gpu in gpus)]
     if elsewhere:
-        return f"{named(elsewhere, _MOST_NAMED)} is published in a pool that does not bear the node's name"
+        return f"{named(elsewhere, _MOST_NAMED)} is published in a pool that does not have the node's name"
     by_device = {rule_name(node.name, device) for device in tiers}
     if taken := sorted(rule.name for rule in others if rule.device in tiers or rule.name in by_device):
-        return f"the rule {named(taken, _MOST_NAMED)} is somebody else's, or was changed"
+        return f"the rule {named(taken, _MOST_NAMED)} belongs to another program, or was changed"
     room = len(_free_names(node, others))
     if len(tiers) > room or any(len(name) > _LONGEST_NAME for name in (*by_device, *numbered_names(node.name))):
-        return f"{len(tiers)} rules are too many ({room} may be), or their names too long"
+        return f"{len(tiers)} rules are too many (at most {room}), or their names are too long"
     return ""
 
 

@@ -50,15 +50,15 @@ def headline(status: Status, severity: Severity, verdict: Verdict, kept: Iterabl
     ]
     blind = [f"{row.check} could not check: {row.cause.detail}" for row in verdict.unobserved]
     stays = [
-        f"the taint stays for {finding.reason} on {finding.subject} until that can be checked again" for finding in kept
+        f"the taint stays for {finding.reason} on {finding.subject} until it can be checked again" for finding in kept
     ]
     if status is Status.UNKNOWN and verdict.unobserved:
         return verdict.unobserved[0].cause.cause.name, cut("; ".join(stays + blind + messages))
     if verdict.standing and verdict.severity is severity:
         return _reason(verdict.standing[0].finding.reason), cut("; ".join(messages + blind))
     if severity > Severity.PASS:
-        return UNTOLD, cut("; ".join([f"a deep diagnostic's record says {severity.name}", *messages]))
-    return "NoFault", "every check that belongs to this node looked and found no fault"
+        return UNTOLD, cut("; ".join([f"a deep diagnostic's record has severity {severity.name}", *messages]))
+    return "NoFault", "every check that applies to this node ran and found no fault"
 
 
 def cut(message: str) -> str:
@@ -120,7 +120,7 @@ def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[Node
     if taken:
         name = event_name(node.name, "switched-off", *taken, node.resource_version)
         yield NodeEvent(
-            name, "Normal", "SwitchedOff", f"removed our {' and '.join(taken)}: the settings switch them off"
+            name, "Normal", "SwitchedOff", f"removed this program's {' and '.join(taken)}: the settings disable them"
         )
 
 
@@ -131,7 +131,7 @@ def withheld(record: AgentRecord, before: AgentRecord | None, node: NodeState, g
     why = f"{DEEP_CHECK} is InProgress" if is_tested(node) else grant.why
     name = event_name(node.name, "withheld", str(record.timestamp), str(record.boot_id))
     yield NodeEvent(
-        name, "Warning", "TaintWithheld", cut(f"the node is not tainted: {why}; it is tried again each cycle")
+        name, "Warning", "TaintWithheld", cut(f"the node is not tainted: {why}; the agent retries in each cycle")
     )
 
 

@@ -200,4 +200,4 @@ def _record_before(node: NodeState) -> tuple[AgentRecord | None, tuple[str, ...]
     try:
         return records.parse(AgentRecord, text), ()
     except records.RecordError as error:
-        return None, (f"annotation {RESULTS}: {error}; it is written anew",)
+        return None, (f"annotation {RESULTS}: {error}; it is rewritten",)

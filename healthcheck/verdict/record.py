@@ -289,7 +289,7 @@ def load(text: str) -> dict[str, Any]:
     try:
         record = strict_json.loads(text, 4 * LONGEST)
     except ValueError as error:
-        raise RecordError(f"no JSON: {error}") from None
+        raise RecordError(f"not JSON: {error}") from None
     if not isinstance(record, dict):
         raise RecordError(f"a JSON {type(record).__name__}; a record is an object")
     return record

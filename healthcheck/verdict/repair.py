@@ -102,14 +102,14 @@ def _hardware_ready(repair: RepairPolicy, summary: NodeSummary) -> tuple[str, st
     if summary.severity >= repair.severity:
         if summary.tainted:
             return "False", eks_reason(reason), message
-        return "Unknown", "RepairWithheld", f"the node is not tainted, so nobody is asked to repair it: {message}"
+        return "Unknown", "RepairWithheld", f"the node is not tainted, so no repair is requested: {message}"
     if summary.status is Status.FAIL:
-        return "Unknown", "NoRepair", f"{summary.severity.name} asks for no repair: {message}"
+        return "Unknown", "NoRepair", f"{summary.severity.name} requires no repair: {message}"
     if summary.status is Status.UNKNOWN:
         return "Unknown", reason, message
     if summary.verdict.settling:
         return None
-    return "True", "NvidiaAcceleratedHardwareIsReady", "a look at all of the node found nothing that keeps work away"
+    return "True", "NvidiaAcceleratedHardwareIsReady", "all checks ran and found no fault that keeps work away"
 
 
 def _differs(wanted: Mapping[str, str], before: Mapping[str, Any], *, is_news: bool) -> bool:
@@ -126,13 +126,13 @@ def _timed(wanted: dict[str, str], before: Mapping[str, Any], now: datetime) -> 
 
 def _owned(kind: str, node: NodeState) -> NodeEvent:
     managers = sorted({manager.name for manager in node.repair_managers.get(kind, ())} - {FIELD_MANAGER})
-    owner = ", ".join(managers) or "somebody whom managedFields do not name"
-    message = f"{kind} is not written here: it is {owner}'s. One of the two has to be switched off"
+    owner = ", ".join(managers) or "a program not named in managedFields"
+    message = f"the agent does not write {kind}: it belongs to {owner}. Disable one of the two"
     return NodeEvent(event_name(node.name, "owned", kind, owner), "Warning", "ConditionOwnedByOther", cut(message))
 
 
 def _switched_off(gone: list[str], node: NodeState) -> Iterator[NodeEvent]:
     if gone:
         name = event_name(node.name, "switched-off", *gone, node.resource_version)
-        message = f"removed our {' and '.join(gone)}: REPAIR_CONDITIONS does not name it"
+        message = f"removed the agent's {' and '.join(gone)}: not in REPAIR_CONDITIONS"
         yield NodeEvent(name, "Normal", "SwitchedOff", message)

@@ -70,8 +70,8 @@ class TestSettingsAtTheStart:
         world.start()
         world.wait_for_status("pass")
 
-        named = f"{world.config}: no setting is called CHECK_INTERVALL (did you mean CHECK_INTERVAL?), NONSENSE; "
-        assert world.wait_for_event("UnknownSetting")["message"] == f"{named}the others count"
+        named = f"{world.config}: unknown settings: CHECK_INTERVALL (did you mean CHECK_INTERVAL?), NONSENSE; "
+        assert world.wait_for_event("UnknownSetting")["message"] == f"{named}all others are used"
         assert world.agent.metric("unknown_settings") == 2
         (world.config / "CHECK_INTERVALL").unlink()
         eventually(lambda: len(world.events("UnknownSetting")) == 2)

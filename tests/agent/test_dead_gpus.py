@@ -40,7 +40,7 @@ def test_a_gpu_gone_from_pci_after_a_reboot_is_missed_without_a_profile_until_a_
     node = world.wait(lambda node: node.tainted and set(node.findings) == {"GpuCountLow"})
     low = node.findings["GpuCountLow"]
     assert (low["severity"], low["detail"]) == ("REBOOT", "NVML lists 7, PCI 7, this machine had 8")
-    assert low["exit"] == "a look that shows it gone, release"
+    assert low["exit"] == "a check cycle without it, release"
 
     released(world)
     assert world.wait_for_status("pass").taints == []
@@ -72,7 +72,7 @@ def test_a_library_that_does_not_fit_the_module_is_a_fault_until_nvml_opens(quic
 
     found = quick.wait_for_taint().findings["DriverLibraryMismatch"]
     assert (found["severity"], found["subject"]) == ("RESET", "driver")
-    assert found["exit"] == "a look that shows it gone"
+    assert found["exit"] == "a check cycle without it"
     assert "driver_info" not in " ".join(quick.agent.metrics())
 
     quick.host.driver_load()

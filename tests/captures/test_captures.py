@@ -566,7 +566,7 @@ def test_a_log_with_its_newest_line_first_is_not_judged_backwards(name: str) -> 
         Record(seq, 500.0 - 100 * seq, 0, text) for seq, text in enumerate((OFF_BUS, MIG, "usb", SWITCH, BANNER))
     ]
 
-    with pytest.raises(CaptureError, match="newest line stands first"):
+    with pytest.raises(CaptureError, match="newest line is first"):
         Reading(capture(FORMS[name], backwards))
 
 

@@ -203,11 +203,11 @@ def test_a_name_that_is_no_text_is_written_all_the_same(tmp_path: Path) -> None:
     ("name", "why"),
     [
         ("missing/evidence.json", "missing: no such directory"),
-        ("folder", "folder: there is something that is no file"),
-        ("/dev/null", "/dev/null: there is something that is no file"),
+        ("folder", "folder: it exists, but is not a file"),
+        ("/dev/null", "/dev/null: it exists, but is not a file"),
         ("/sys/evidence.json", "/sys"),
         ("x" * 300, "File name too long"),
-        ("-", "standard output is not for evidence: name a file"),
+        ("-", "evidence can't be written to standard output: name a file"),
     ],
 )
 def test_where_it_can_t_be_written_is_known_before(name: str, why: str, tmp_path: Path) -> None:
@@ -240,17 +240,17 @@ def changed(document: dict[str, Any], *path: Any, to: Any) -> bytes:
 @pytest.mark.parametrize(
     ("path", "value", "why"),
     [
-        (["format"], "a diary", 'no evidence: it does not begin with "format": "gpu-healthcheck evidence"'),
+        (["format"], "a diary", 'not an evidence file: it does not begin with "format": "gpu-healthcheck evidence"'),
         (["schema"], 2, "schema 2; this version reads 1"),
         (["schema"], 0, "schema 0; this version reads 1"),
         (["schema"], True, "schema True; this version reads 1"),
         (["schema"], None, "schema None; this version reads 1"),
         (["wall"], "yesterday", "wall: Invalid RFC3339 encoded datetime"),
         (["wall"], "2026-11-21T01:02:03", "wall: Expected datetime with a timezone component"),
-        (["wall"], "0001-01-01T00:00:00+14:00", "wall: only the years from 1970 to 9998 can be held"),
-        (["wall"], "9999-01-01T00:00:00Z", "wall: only the years from 1970 to 9998 can be held"),
-        (["checks"], [], "checks: it names none"),
-        (["checks"], ["gpu-count", "gpu-colour"], "checks: 'gpu-colour' is no check of this version"),
+        (["wall"], "0001-01-01T00:00:00+14:00", "wall: only the years from 1970 to 9998 are supported"),
+        (["wall"], "9999-01-01T00:00:00Z", "wall: only the years from 1970 to 9998 are supported"),
+        (["checks"], [], "checks: the list is empty"),
+        (["checks"], ["gpu-count", "gpu-colour"], "checks: 'gpu-colour' is not a check of this version"),
         (["expected"], [], "expected: Expected object, got array"),
         (["expected", "profile"], {}, "expected.profile: Object missing required field instance_type"),
         (["expected", "policy", "overrides"], {"Xid79": 9}, "expected.policy.overrides[...]: Invalid enum value 9"),

@@ -31,7 +31,7 @@ def runtime_with(*specs: CdiSpec, **more: Any) -> Any:
 )
 def test_what_is_not_there_is_named(missing: tuple[str, ...], named: str) -> None:
     assert judge(CHECK, runtime_with(replace(SPEC, missing=missing))) == [
-        finding("CdiSpecStale", f"{SPEC.path} (nvidia.com/gpu) names {named}, not there; {AGAIN}")
+        finding("CdiSpecStale", f"{SPEC.path} (nvidia.com/gpu) names {named}, not found; {AGAIN}")
     ]
 
 
@@ -77,7 +77,7 @@ def test_a_static_one_is_made_again_in_its_place() -> None:
     assert judge(CHECK, runtime_with(STATIC)) == [
         finding(
             "CdiSpecStale",
-            "/etc/cdi/nvidia.yaml (nvidia.com/gpu) names /dev/nvidia9, not there;"
+            "/etc/cdi/nvidia.yaml (nvidia.com/gpu) names /dev/nvidia9, not found;"
             " `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`",
         )
     ]

@@ -31,7 +31,7 @@ def test_nvidias_handler_has_to_have_the_kubelets(handlers: bool | None, kubelet
     findings = [
         finding(
             "CgroupDriverMismatch",
-            f"{FILE}, line 12: SystemdCgroup of nvidia is {message}, the kubelet's driver is {kubelets}; {MEND}",
+            f"{FILE}, line 12: SystemdCgroup of nvidia is {message}, but the kubelet's driver is {kubelets}; {MEND}",
         )
     ]
     assert judge(CHECK, observed) == ([] if well else findings)
@@ -63,7 +63,7 @@ def test_a_driver_for_all_handlers_counts_for_all(kind: str, whole: bool | None,
     findings = [
         finding(
             "CgroupDriverMismatch",
-            f"{FILE}: the cgroup driver is cgroupfs, the kubelet's systemd; {MEND}",
+            f"{FILE}: the cgroup driver is cgroupfs, but the kubelet's is systemd; {MEND}",
             kind.lower(),
         )
     ]
@@ -77,5 +77,5 @@ def test_only_shims_of_runc_have_the_option(kind: str, well: bool) -> None:
 
 
 def test_it_tells_the_kubelets() -> None:
-    assert seen(CHECK, runtime(NVIDIA))[0].what == "the kubelet's is systemd"
-    assert seen(CHECK, runtime(NVIDIA, kubelet=None))[0].what.endswith("does not say its own")
+    assert seen(CHECK, runtime(NVIDIA))[0].what == "the kubelet's cgroup driver is systemd"
+    assert seen(CHECK, runtime(NVIDIA, kubelet=None))[0].what.endswith("or its own is unknown")

@@ -56,9 +56,7 @@ def test_a_file_that_we_cannot_read_is_no_fault() -> None:
 
 @pytest.mark.parametrize("check", OF_THE_FILES, ids=lambda check: check.name)
 def test_the_content_of_a_malformed_file_is_unknown(check: Check) -> None:
-    assert judge(check, runtime(problem=BROKEN)) == [
-        TooEarly(f"{FILE} can't be read by containerd", "runtime/containerd")
-    ]
+    assert judge(check, runtime(problem=BROKEN)) == [TooEarly(f"containerd can't read {FILE}", "runtime/containerd")]
     [blind] = judge(check, runtime(problem=UNREADABLE))
     assert isinstance(blind, Unobserved)
 
@@ -71,8 +69,8 @@ def test_where_the_file_is_made_from_a_template_that_one_is_named() -> None:
     assert findings == [
         finding(
             "RuntimeConfigMalformed",
-            f"{FILE}, line 3, column 7: Expected ']'; correct {template}, from which {FILE} is made at each start, then"
-            " restart what makes it",
+            f"{FILE}, line 3, column 7: Expected ']'; correct {template}, the template of {FILE}, then restart"
+            f" the service that generates {FILE}",
         )
     ]
 
@@ -97,8 +95,8 @@ def test_a_handler_in_a_table_that_is_not_read_is_found_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("text", "read_from", "why"),
     [
-        (FILE, "2.3", f'beside plugins."{NEW}" of {FILE} (2.3 and later read it)'),
-        (FILE, "", f'beside plugins."{NEW}" of {FILE}'),
+        (FILE, "2.3", f'with plugins."{NEW}" of {FILE} (2.3 and later read it)'),
+        (FILE, "", f'with plugins."{NEW}" of {FILE}'),
         ("", "2.3", "with these files (2.3 and later read it)"),
     ],
 )
@@ -176,10 +174,10 @@ TWO_FILES = (ReadFile(FILE, STARTED), ReadFile(DROP_IN, STARTED))
         (runtime(NVIDIA, files=TWO_FILES, default="nvidia"), f"{AT}, {FILE}, {DROP_IN}: nvidia (default)"),
         (
             runtime(NVIDIA, files=TWO_FILES, version=""),
-            f"{UNKNOWN}, {FILE}, {DROP_IN}(merged like containerd 1, assumed from version 2): nvidia",
+            f"{UNKNOWN}, {FILE}, {DROP_IN} (merged like containerd 1, assumed from version 2): nvidia",
         ),
         (runtime(cdi=True, cdi_specs=(SPEC,)), f"{AT}, {FILE}: no handler; CDI with nvidia.com/gpu"),
-        (runtime(files=()), f"{AT}, no {FILE}, so its defaults: no handler"),
+        (runtime(files=()), f"{AT}, no {FILE}, so its defaults apply: no handler"),
         (
             runtime(NVIDIA, template="/t.tmpl", distribution=K3S),
             f"containerd 1.7.27 of k3s at {SOCKET}, {FILE} (made from /t.tmpl): nvidia",

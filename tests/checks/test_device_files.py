@@ -102,13 +102,13 @@ def test_of_the_module_that_nobody_asked_for_yet_no_file_is_expected() -> None:
 @pytest.mark.parametrize(
     ("name", "number", "detail"),
     [
-        ("nvidiactl", (195, 0), "the character device 195:0, not 195:255"),
+        ("nvidiactl", (195, 0), "the character device 195:0, expected 195:255"),
         ("nvidiactl", None, "not a character device, expected 195:255"),
-        ("nvidia-modeset", (195, 1), "the character device 195:1, not 195:254"),
-        ("nvidia-uvm", (508, 0), "the character device 508:0, not 510:0"),
-        ("nvidia-uvm", (510, 1), "the character device 510:1, not 510:0"),
-        ("nvidia-uvm-tools", (510, 0), "the character device 510:0, not 510:1"),
-        ("nvidia-caps/nvidia-cap12", (236, 1), "the character device 236:1, not 236:12"),
+        ("nvidia-modeset", (195, 1), "the character device 195:1, expected 195:254"),
+        ("nvidia-uvm", (508, 0), "the character device 508:0, expected 510:0"),
+        ("nvidia-uvm", (510, 1), "the character device 510:1, expected 510:0"),
+        ("nvidia-uvm-tools", (510, 0), "the character device 510:0, expected 510:1"),
+        ("nvidia-caps/nvidia-cap12", (236, 1), "the character device 236:1, expected 236:12"),
     ],
 )
 def test_one_of_another_kind_or_number_is_wrong(name: str, number: tuple[int, int] | None, detail: str) -> None:
@@ -120,7 +120,9 @@ def test_one_of_another_kind_or_number_is_wrong(name: str, number: tuple[int, in
 def test_a_device_file_of_a_gpu_is_reported_on_that_gpu() -> None:
     there = device_files(*files(nvidia1=(195, 0)))
 
-    assert judge(there) == [lacks("DeviceFileWrong", "/dev/nvidia1 is the character device 195:0, not 195:1", GPUS[1])]
+    assert judge(there) == [
+        lacks("DeviceFileWrong", "/dev/nvidia1 is the character device 195:0, expected 195:1", GPUS[1])
+    ]
 
 
 def test_several_of_the_driver_are_one_finding() -> None:

@@ -35,7 +35,7 @@ SRAM = Finding(
 )
 
 
-UNTOLD = TooEarly(f"{SUBJECT} does not tell its sram threshold exceeded", SUBJECT, ("SramThresholdExceeded",))
+UNTOLD = TooEarly(f"{SUBJECT} does not report its sram threshold exceeded", SUBJECT, ("SramThresholdExceeded",))
 
 
 def judge(*gpus: Gpu) -> list[Judgement]:

@@ -34,7 +34,7 @@ def test_all_as_it_should_be_is_one_line() -> None:
 
 def test_the_kernels_own_driver_has_no_version_to_tell() -> None:
     assert judge(efa_functions(1), Rdma((efa_device(0),), efa_driver_loaded=True)) == [
-        Observation("driver of the kernel; 1 EFA device can be opened", "1", "PCI"),
+        Observation("driver built into the kernel; 1 EFA device can be opened", "1", "PCI"),
     ]
 
 

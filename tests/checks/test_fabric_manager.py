@@ -74,7 +74,7 @@ def test_an_instance_in_a_users_pod_is_no_substitute_and_is_reported() -> None:
     (finding, seen) = judge(start=None, uncounted=(IN_PODS,))
 
     assert finding == replace(
-        NOT_RUNNING, detail=f"no process nv-fabricmanager; {message}, which the node does not run"
+        NOT_RUNNING, detail=f"no process nv-fabricmanager; {message}, which does not belong to the node"
     )
     assert isinstance(seen, Observation)
     assert seen.what == f"not running; not counted: {message}"

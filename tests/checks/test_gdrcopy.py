@@ -22,7 +22,7 @@ def judge(copy: GdrCopy, *gpus: PciFunction) -> list[Judgement]:
     [
         (GdrCopy(UNIT, loaded=False, device=False), "the module gdrdrv is not loaded"),
         (GdrCopy(UNIT, loaded=False, device=True), "the module gdrdrv is not loaded"),
-        (GdrCopy(UNIT, loaded=True, device=False), "gdrdrv is loaded, and /dev/gdrdrv is missing"),
+        (GdrCopy(UNIT, loaded=True, device=False), "gdrdrv is loaded, but /dev/gdrdrv is missing"),
     ],
 )
 def test_set_up_and_not_there_it_is_found(copy: GdrCopy, lacks: str) -> None:

@@ -42,7 +42,7 @@ def seen(message: str) -> Observation:
     ],
 )
 def test_a_gpu_at_another_place_is_found_with_both(place: GpuPosition, message: str, nodes: str) -> None:
-    detail = f"{message}, first met on NUMA node 0 below {SWITCHES[3]}"
+    detail = f"{message}, at first on NUMA node 0 below {SWITCHES[3]}"
 
     assert judge({**FIRST, ADDRESSES[3]: place}, FIRST) == [
         Finding("GpuMoved", Severity.MONITOR, f"gpu/{ADDRESSES[3]}", detail, flickers=True),

@@ -62,7 +62,7 @@ def too_early(hami: Hami) -> set[str]:
         ),
         (
             with_plugin(libraries=(replace(LIBRARY, plain=False),)),
-            ("HamiLibraryNotInstalled", f"{VGPU}/libvgpu.so.v2.8.0 is no plain file"),
+            ("HamiLibraryNotInstalled", f"{VGPU}/libvgpu.so.v2.8.0 is not a regular file"),
         ),
         (
             with_plugin(libraries=(replace(LIBRARY, size=0),)),
@@ -78,7 +78,7 @@ def too_early(hami: Hami) -> set[str]:
         ),
         (
             with_plugin(preload=replace(PRELOAD, plain=False), preloads=()),
-            ("HamiPreloadWrong", f"{VGPU}/ld.so.preload is no plain file"),
+            ("HamiPreloadWrong", f"{VGPU}/ld.so.preload is not a regular file"),
         ),
         (
             with_plugin(preload=replace(PRELOAD, size=0), preloads=()),
@@ -116,7 +116,7 @@ def too_early(hami: Hami) -> set[str]:
         ),
         (
             replace(HERE, mig_lock_seconds=600.0),
-            ("HamiMigLockStale", "/tmp/hami/hami-mig-apply.lock was made 10 min ago"),
+            ("HamiMigLockStale", "/tmp/hami/hami-mig-apply.lock was created 10 min ago"),
         ),
     ],
 )

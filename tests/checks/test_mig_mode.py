@@ -28,7 +28,7 @@ def found(reason: str, detail: str) -> Finding:
 @pytest.mark.parametrize("instances", [(), (5,), None])
 @pytest.mark.parametrize(
     ("mode", "detail"),
-    [(TO_BE_ON, "MIG is off, but on after the next reset"), (TO_BE_OFF, "MIG is on, and off after the next reset")],
+    [(TO_BE_ON, "MIG is off, but on after the next reset"), (TO_BE_OFF, "MIG is on, but off after the next reset")],
 )
 def test_a_mode_that_waits_for_a_reset_is_found(mode: Mode, detail: str, instances: tuple[int, ...] | None) -> None:
     assert judge(healthy(2), healthy(3, mig_mode=mode, instances=instances)) == [found("MigModePending", detail)]

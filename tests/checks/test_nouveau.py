@@ -24,7 +24,7 @@ def test_loaded_it_is_found_with_the_gpus_that_it_has(taken: int) -> None:
             "NouveauLoaded",
             Severity.MONITOR,
             "driver",
-            f"the nouveau module is loaded and has {taken} of 8 GPUs",
+            f"the nouveau module is loaded; {taken} of 8 GPUs bound to it",
         ),
         Observation("nouveau is loaded", "not loaded"),
     ]

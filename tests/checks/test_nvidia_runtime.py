@@ -122,8 +122,8 @@ def test_a_handler_with_a_replaced_table_is_reported_with_the_later_file(version
     assert judge(CHECK, observed) == [
         finding(
             "NvidiaRuntimeMissing",
-            f"{FILE}, line 12 has it, and {DROP_IN}, read after it, replaces the CRI plugin's whole table in {reader}:"
-            f" write the handlers into {DROP_IN}too, or remove that table from it;  {MEND.replace(FILE, DROP_IN)}",
+            f"{FILE}, line 12 has it, but {DROP_IN}, read after it, replaces the CRI plugin's whole table in {reader}:"
+            f" write the handlers into {DROP_IN} too, or remove that table from it; {MEND.replace(FILE, DROP_IN)}",
         )
     ]
 
@@ -174,7 +174,7 @@ def test_a_handler_in_another_runtimes_file_is_reported_with_both_files(kind: st
     assert judge(CHECK, runtime(RUNC, others=(replace(OTHER, kind=kind),))) == [
         finding(
             "NvidiaRuntimeElsewhere",
-            f"/etc/other.toml, line 4 has it, but {owner}reads that file; the kubelet's containerd reads {FILE}: {GIVE}",
+            f"/etc/other.toml, line 4 has it, but {owner} reads that file; the kubelet's containerd reads {FILE}: {GIVE}",
         )
     ]
 

@@ -31,7 +31,9 @@ def test_every_mode_that_it_has_is_well(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["CDI", "nvml", "jit"])
 def test_another_is_found(path: str, mend: str, mode: str) -> None:
     assert judge(CHECK, runtime(NVIDIA, toolkit=replace(WELL, path=path, mode=mode))) == [
-        finding("ToolkitModeUnknown", f"{path}: mode is {mode!r}; it has auto, cdi, csv, jit-cdi, legacy; {mend}")
+        finding(
+            "ToolkitModeUnknown", f"{path}: mode is {mode!r}; valid modes are auto, cdi, csv, jit-cdi, legacy; {mend}"
+        )
     ]
 
 

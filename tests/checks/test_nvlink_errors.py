@@ -132,7 +132,7 @@ def test_counters_that_make_no_sense_could_not_look() -> None:
 
     assert judge(now, counts(replays=0)) == [
         Unobserved(
-            UnobservedCause.named("NvmlNonsense"), f"{SUBJECT}: NVLink counters: NVML's answer makes no sense", SUBJECT
+            UnobservedCause.named("NvmlNonsense"), f"{SUBJECT}: NVLink counters: NVML's answer is implausible", SUBJECT
         )
     ]
 

@@ -95,5 +95,5 @@ def test_a_driver_that_does_not_answer_could_not_look() -> None:
 def test_its_reasons_say_where_they_begin_and_who_says_so() -> None:
     assert [(reason.threshold, reason.flickers, bool(reason.source)) for reason in CHECK.reasons] == [
         ("", False, True),
-        ("more than MAX_RETIRED_PAGES_SBE pages, 60 where it is not set", False, True),
+        ("more than MAX_RETIRED_PAGES_SBE pages, by default 60", False, True),
     ]

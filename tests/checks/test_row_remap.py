@@ -34,7 +34,7 @@ EXHAUSTED = Finding("RowBanksExhausted", Severity.MONITOR, SUBJECT, "banks of me
 
 
 def untold(reading: str, reason: str, subject: str = SUBJECT) -> TooEarly:
-    return TooEarly(f"{subject} does not tell its {reading}", subject, (reason,))
+    return TooEarly(f"{subject} does not report its {reading}", subject, (reason,))
 
 
 UNTOLD = [untold("row remap", "RowRemapFailed"), untold("exhausted banks", "RowBanksExhausted")]

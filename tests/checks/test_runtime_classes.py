@@ -72,7 +72,9 @@ def test_classes_of_others_are_nobodys_business(handler: str) -> None:
     ("defined", "asked"), [("Nvidia", "nvidia"), ("NVIDIA", "nvidia"), ("nvidia-CDI", "nvidia-cdi")]
 )
 def test_a_handler_in_other_letters_is_always_found(defined: str, asked: str) -> None:
-    message = f"RuntimeClass class-{asked} names the handler {asked}, {FILE} has it as {defined}: letters count; {MEND}"
+    message = (
+        f"RuntimeClass class-{asked} names the handler {asked}, but {FILE} defines {defined}: case matters; {MEND}"
+    )
     assert judged(runtime(RUNC, replace(NVIDIA, name=defined)), named(asked)) == [
         finding("RuntimeClassHandlerUndefined", message)
     ]

@@ -73,13 +73,13 @@ def test_where_this_version_does_not_say_the_times_count() -> None:
         ),
         (
             replace(LIVE, binaries=(("nvidia", "/old"),)),
-            f"{FILE}, line 12: nvidia starts {PROGRAM}, and in the running containerd /old",
+            f"{FILE}, line 12: nvidia starts {PROGRAM}, but in the running containerd /old",
         ),
         (
             replace(LIVE, binaries=(("nvidia", ""),)),
-            f"{FILE}, line 12: nvidia starts {PROGRAM}, and in the running containerd runc",
+            f"{FILE}, line 12: nvidia starts {PROGRAM}, but in the running containerd runc",
         ),
-        (replace(LIVE, default="nvidia"), f"{FILE}: the default is runc, and in the running containerd nvidia"),
+        (replace(LIVE, default="nvidia"), f"{FILE}: the default is runc, but in the running containerd nvidia"),
         (replace(LIVE, cdi=True), f"{FILE}: CDI is off, but in the running containerd on"),
     ],
 )
@@ -92,7 +92,7 @@ def test_files_that_say_something_else_than_what_runs_were_not_loaded(live: Live
 
 def test_of_another_default_the_file_is_named_that_says_it() -> None:
     observed = runtime(RUNC, NVIDIA, default_in=DROP_IN, live=replace(LIVE, default="nvidia"))
-    message = f"{DROP_IN}: the default is runc, and in the running containerd nvidia; {RESTART}"
+    message = f"{DROP_IN}: the default is runc, but in the running containerd nvidia; {RESTART}"
     assert judge(CHECK, observed) == [finding("RuntimeConfigNotLoaded", message)]
 
 
@@ -145,7 +145,7 @@ def test_one_that_is_not_ready_is_found_whatever_its_files_say() -> None:
 
 def test_it_tells_whom_it_asked() -> None:
     assert seen(CHECK, runtime(NVIDIA, live=LIVE))[0].what == "containerd 1.7.27 answers with runc, nvidia"
-    assert seen(CHECK, runtime(NVIDIA))[0].what == "judged by the times of its files: it was not asked"
+    assert seen(CHECK, runtime(NVIDIA))[0].what == "judged by the times of its files: its status was not read"
     silent = runtime(NVIDIA, why_not_live="no answer in 2 s")
     assert seen(CHECK, silent)[0].what == "judged by the times of its files: no answer in 2 s"
     asked = runtime(NVIDIA, why_not_live=cri.NOT_YET)

@@ -117,7 +117,7 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
         (runtime_at(distribution=RKE2, unit="rke2-agent.service"), ["`systemctl restart rke2-agent`"]),
         (
             runtime_at(distribution=MICROK8S, template="/args/containerd-template.toml"),
-            ["`microk8s enable nvidia`", "made from /args/containerd-template.toml", "is lost"],
+            ["`microk8s enable nvidia`", "generated from /args/containerd-template.toml", "are lost"],
         ),
         (
             runtime_at(distribution=K0S, of=OPERATORS),
@@ -132,7 +132,7 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
         (runtime_at(distribution=K0S, of=HOSTS), ["--config=/etc/k0s/containerd.d/nvidia.toml", "restart 'k0s*'`"]),
         (runtime_at(distribution=BOTTLEROCKET), ["aws-k8s-VERSION-nvidia", "can't be changed"]),
         (runtime_at(distribution=TALOS), ["nvidia-container-toolkit-production", "can't be changed"]),
-        (runtime_at(distribution=EKS_AL2023, of=HOSTS), ["EKS AMI for NVIDIA", CONFIGURE, "anew at each boot"]),
+        (runtime_at(distribution=EKS_AL2023, of=HOSTS), ["EKS AMI for NVIDIA", CONFIGURE, "at each boot"]),
         (
             runtime_at(kind=CRIO, of=HOSTS),
             [f"`nvidia-ctk runtime configure --runtime=crio {CRIOS_DROP_IN} && systemctl restart crio`"],
@@ -172,7 +172,7 @@ def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, comman
         (
             runtime_at(template="/t"),
             FILE,
-            f"correct /t, from which {FILE} ",
+            f"correct /t, the template of {FILE}",
         ),
         (runtime_at(template="/t"), "/etc/drop-in.toml", "correct /etc/drop-in.toml"),
         (runtime_at(distribution=BOTTLEROCKET), FILE, "its files can't be changed: use `apiclient set`"),

@@ -126,7 +126,7 @@ def test_an_error_of_dcgm_is_explained(words: tuple[str, ...]) -> None:
     assert answer.startswith("Dcgm46 PCIE_WIDTH\n")
     assert "DCGM CONFIG, which is MONITOR on our ladder" in answer
     assert "here RESET:" in answer
-    assert "deviation a link narrower" in answer
+    assert "deviation a link with fewer lanes" in answer
 
 
 def test_a_test_that_could_not_run_says_nothing_about_the_hardware() -> None:
@@ -259,7 +259,7 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("gpu-healthcheck.aws-samples.io/cordoned-by", "The quarantine run that cordoned the node"),
         ("MODE", "a label of the node"),
         ("4-dcgm-diag-l4", "Its checks: dcgm-diag-l4."),
-        ("efaLoopbackNotRun", "fi_pingpong could not be run"),
+        ("efaLoopbackNotRun", "fi_pingpong could not run"),
         ("DeepDiagnosticFailed", "docs/runbook.md#deepdiagnosticfailed"),
         ("nvmlLibraryMismatch", "Reboot after the upgrade of the driver"),
         ("DriverLibraryMismatch", "docs/runbook.md#driverlibrarymismatch"),

@@ -118,4 +118,4 @@ def test_a_timeout_that_is_none_is_wrong_use(kubeconfig: Path) -> None:
     done = run_here(kubeconfig, "status", "--request-timeout", "5 years")
 
     assert done.returncode == 3
-    assert "'5 years' is no length of time" in done.stderr
+    assert "'5 years' is not a duration" in done.stderr

@@ -23,7 +23,7 @@ def test_nodes_with_an_unusable_engine_are_listed_with_advice() -> None:
     (found,) = answers(*(node(name, dcgm={"cause": "DcgmEngineEmbedded"}) for name in ("b", "a")), node("c"))
 
     assert (found.about, found.holds) == ("deep tests", False)
-    assert found.said.startswith("left out on a, b: DcgmEngineEmbedded. Give the node one engine with an address: ")
+    assert found.said.startswith("left out on a, b: DcgmEngineEmbedded. Run one engine with an address on the node: ")
     assert "dcgm.enabled=true" in found.said
     assert "DCGM_BESIDE_EXPORTER" in found.said
 

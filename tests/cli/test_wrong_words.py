@@ -26,7 +26,7 @@ ARGUMENTS = {
     "release": ("a", "--reason", "x"),
     "replay": ("/nowhere",),
 }
-TIME = "is no length of time, as 90, 90s, 2m or 1h30m"
+TIME = "is not a duration such as 90, 90s, 2m or 1h30m"
 PATH = "the path of a file or folder is empty"
 WRONG: dict[str, tuple[tuple[str, str], ...]] = {
     "--output": (("nonsense", "'nonsense': allowed are "), ("", "'': allowed are "), ("JSON", "'JSON': allowed are ")),

@@ -25,7 +25,7 @@ BEATS = {
 }
 SAID = {
     FUTURE: "renewTime 2999-01-01T00:00:00.000000Z is later than now",
-    LAST: "only the years from 1970 to 9998 can be held",
+    LAST: "only the years from 1970 to 9998 are supported",
     FIRST: "year 0 is out of range",
     LONG: "leaseDurationSeconds 2147483647: at most 259200 are a heartbeat",
 }

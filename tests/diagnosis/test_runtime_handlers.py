@@ -257,7 +257,7 @@ def test_a_toolkit_that_writes_where_the_kubelet_reads_is_not_to_blame() -> None
 
 def test_the_agents_finding_is_reported_with_its_fix() -> None:
     detail = (
-        "/etc/containerd/config.toml, line 9 has it, which another containerdreads that file; the kubelet's containerd reads "
+        "/etc/containerd/config.toml, line 9 has it, but another containerd reads that file; the kubelet's containerd reads "
         "/var/lib/k8s-containerd/k8s-containerd/etc/containerd/config.toml: `helm upgrade …`"
     )
     seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", detail))
@@ -315,7 +315,9 @@ def test_a_record_has_nobody_paste_what_we_do_not_write(command: str) -> None:
 
 
 def test_without_an_operator_a_host_toolkit_may_configure_another_runtime() -> None:
-    message_there = f"/etc/two.toml, line 9 has it, which another containerdreads that file; the kubelet's containerd reads {EITHER}"
+    message_there = (
+        f"/etc/two.toml, line 9 has it, but another containerd reads that file; the kubelet's containerd reads {EITHER}"
+    )
     seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", message_there))
 
     diagnosis = judged(seen, NVIDIA, stuck())

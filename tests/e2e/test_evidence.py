@@ -149,7 +149,7 @@ def test_without_such_a_line_the_driver_is_as_old_as_the_boot(node: SimulatedNod
 def test_it_is_judged_alone(saved: Path) -> None:
     result = run("replay", saved, saved)
 
-    assert (result.exit_code, "give no other file beside it" in result.stderr) == (3, True)
+    assert (result.exit_code, "pass no other file with it" in result.stderr) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_key_that_stands_twice_anywhere_is_named(saved: Path) -> None:
         saved.write_text(json.dumps(document).replace('"@twice@"', json.dumps(wanted)))
         with pytest.raises(evidence_file.EvidenceError) as refused:
             evidence_file.read(saved.read_bytes())
-        assert str(refused.value) == f"the key {wanted[:40]!r} stands there twice"
+        assert str(refused.value) == f"the key {wanted[:40]!r} occurs twice"
 
     result = run("replay", saved)
     assert (result.exit_code, result.stdout) == (3, "")

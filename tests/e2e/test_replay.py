@@ -231,7 +231,11 @@ def test_what_is_no_capture_is_a_wrong_use_and_the_file_is_named(content: bytes,
 
 def test_what_is_no_file_is_a_wrong_use(tmp_path: Path) -> None:
     missing, device = tmp_path / "missing", Path("/dev/null")
-    for name, why in ((tmp_path, "Is a directory"), (missing, "No such file"), (device, "a device, no saved capture")):
+    for name, why in (
+        (tmp_path, "Is a directory"),
+        (missing, "No such file"),
+        (device, "a device, not a saved capture"),
+    ):
         code, _, err = run(str(name))
         assert (code, f"{name}: {why}" in err) == (3, True)
 
@@ -258,7 +262,7 @@ def test_a_file_in_which_nothing_is_the_kernels_is_never_a_pass(
 
     assert (code, record["status"], record["findings"]) == (2, "unknown", [])
     row = next(row for row in record["unobserved"] if row["cause"] == "NothingRecognised")
-    assert row["detail"].startswith(f"{name}: no line of it is the kernel's; expected are dmesg")
+    assert row["detail"].startswith(f"{name}: it contains no line of the kernel; expected formats: dmesg")
     assert "could not check: NothingRecognised: " in run(*kind, name)[1]
 
 
@@ -285,7 +289,7 @@ def test_a_line_about_a_fault_that_no_rule_reads_makes_a_capture_unknown(text: s
     code, out, _ = run("--json", name)
     record = json.loads(out)
 
-    message = f"1 line of the driver about an Xid or a GPU off the bus, of no known form, the first at {name}:4"
+    message = f"1 line of the driver about an Xid or a GPU off the bus, in an unknown form, the first at {name}:4"
     assert (code, record["status"], record["findings"]) == (2, "unknown", [])
     assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", message)}
 

@@ -75,7 +75,7 @@ def test_a_person_sees_each_test_gpu_error_and_what_it_means(saved: Any) -> None
         f"{name}: fail, severity ISOLATE",
     ):
         assert line in out.splitlines()
-    assert "What was written into the GPU's memory was not what was read back" in out
+    assert "Data read from the GPU's memory differed from the written data" in out
     rule = next(line for line in out.splitlines() if line.startswith("  rule dcgm_errors.csv:52, "))
     number = int(rule.rpartition(":")[2])
     assert "Found 3 faulty memory" in Path(name).read_text().splitlines()[number - 1]
@@ -148,7 +148,7 @@ def test_it_is_judged_by_itself(saved: Any) -> None:
     well = printed(dcgm_4(WELL))
 
     code, _, err = run(saved(well), saved(well, "second.json"))
-    assert (code, "judged by itself: give no other file beside it" in err) == (3, True)
+    assert (code, "judged alone: pass no other file with it" in err) == (3, True)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_file_of_another_schema_is_set_aside_and_reported(tmp_path: Any, schem
     assert file.acquire()
     file.path.write_bytes(content.dump(MEMORY).replace(b'"schema": 2', f'"schema": {schema}'.encode(), 1))
 
-    with pytest.raises(MemoryFileError, match=f"schema {schema}; this version reads 2.*set aside as memory.unreadable"):
+    with pytest.raises(MemoryFileError, match=f"schema {schema}; this version reads 2.*renamed to memory.unreadable"):
         file.read()
     file.unlock()
 

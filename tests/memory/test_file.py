@@ -108,7 +108,7 @@ def test_a_disk_that_is_full_leaves_the_old_memory(file: MemoryFile) -> None:
 
 
 def test_only_the_holder_of_the_lock_writes(tmp_path: Path) -> None:
-    with pytest.raises(MemoryFileError, match="only the holder of the lock writes"):
+    with pytest.raises(MemoryFileError, match="only the owner of the lock may write"):
         MemoryFile(tmp_path).write(MEMORY)
 
 
@@ -210,7 +210,7 @@ def test_a_file_with_nothing_wrong_is_read(file: MemoryFile) -> None:
 def test_a_file_that_is_no_memory_is_set_aside_and_said(file: MemoryFile, raw: bytes) -> None:
     file.path.write_bytes(raw)
 
-    with pytest.raises(MemoryFileError, match=r"memory\.json: .*; set aside as memory\.unreadable"):
+    with pytest.raises(MemoryFileError, match=r"memory\.json: .*; renamed to memory\.unreadable"):
         file.read()
 
     assert file.directory.joinpath("memory.unreadable").read_bytes() == raw
@@ -270,7 +270,7 @@ def test_a_read_only_file_system_is_said_and_read_from(read_only: Path) -> None:
 
     with pytest.raises(MemoryFileError, match="Read-only file system"):
         file.acquire()
-    with pytest.raises(MemoryFileError, match="it can't be set aside: Read-only file system"):
+    with pytest.raises(MemoryFileError, match="it can't be renamed: Read-only file system"):
         file.read()
 
 

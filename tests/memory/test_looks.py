@@ -327,7 +327,7 @@ class TestEvents:
     @pytest.mark.parametrize(
         ("nature", "severity", "words"),
         [
-            (Nature.LEVEL, REBOOT, "a look that shows it gone"),
+            (Nature.LEVEL, REBOOT, "a check cycle without it"),
             (Nature.EVENT, MONITOR, "time, reboot, release, another GPU in its place"),
             (
                 Nature.EVENT,

@@ -234,7 +234,7 @@ def test_one_gpu_or_no_program_is_nothing_to_run(
 ) -> None:
     alone = make_node("g6.xlarge")
 
-    few = AllReduceReading(absent="an all-reduce takes two GPUs or more")
+    few = AllReduceReading(absent="an all-reduce needs two GPUs or more")
     assert AllReduce(alone.root, 30.0, path=f"{alone.install_nccl_tests()}:/bin").run() == few
     assert AllReduce(node.root, 30.0, path=str(tmp_path)).run().absent == "all_reduce_perf is not installed here"
 
@@ -246,6 +246,6 @@ def test_a_gpu_that_works_for_a_virtual_machine_takes_no_part(all_reduce: AllRed
 
 
 def test_a_light_look_runs_none(node: SimulatedNode, all_reduce: AllReduce) -> None:
-    with pytest.raises(ProbeError, match="no deep one"):
+    with pytest.raises(ProbeError, match="only a deep diagnostic"):
         read_all_reduce_look(Host(node.root))
     assert read_all_reduce_look(Host(node.root, ask_all_reduce=all_reduce.run)).answer == Reduced(8, 472.31, 0)

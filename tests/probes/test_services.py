@@ -115,7 +115,7 @@ def test_in_a_container_with_its_own_processes_nothing_is_known_of_the_hosts(nod
 def test_without_a_number_of_seconds_nothing_could_be_seen(node: SimulatedNode, uptime: str) -> None:
     node.write_value("proc/uptime", uptime)
 
-    with pytest.raises(ProbeError, match="is no number of seconds"):
+    with pytest.raises(ProbeError, match="is not a number of seconds"):
         read(node)
 
 

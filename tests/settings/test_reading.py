@@ -188,7 +188,7 @@ def test_keys_that_nobody_knows_change_nothing_and_are_named_with_what_may_be_me
 
     assert read_settings(tmp_path).values.check_interval_seconds == 300
     assert str(unknown_keys(tmp_path)) == (
-        f"{tmp_path}: no setting is called CHECK_INTERVALL (did you mean CHECK_INTERVAL?), "
+        f"{tmp_path}: unknown settings: CHECK_INTERVALL (did you mean CHECK_INTERVAL?), "
         "EFA_MAX_BW (did you mean EFA_MIN_BW?), QUARANTINE_NAMESPACE (did you mean SWEEP_NAMESPACE?), "
         "check-interval (did you mean CHECK_INTERVAL?), severity_overrides (did you mean severity-overrides?), zz; "
         "the others count"
@@ -216,7 +216,7 @@ def test_of_many_unknown_keys_some_are_named_and_all_are_counted(tmp_path: Path)
     write(tmp_path, **{f"N{number:03}-{'x' * 200}": "" for number in range(300)})
     message = str(unknown_keys(tmp_path))
 
-    assert message.endswith(" and 292 more; the others count")
+    assert message.endswith(" and 292 more; all others are used")
     assert len(message) < len(str(tmp_path)) + 800
 
 
@@ -258,9 +258,21 @@ BAD = [
     ("MAX_RETIRED_PAGES_SBE", "4097", "a whole number, 1 to 4096"),
     ("EFA_MIN_BW", "-1", "a whole number, 0 to 1000000"),
     ("EFA_MIN_BW", "9.5", "a whole number, 0 to 1000000"),
-    ("EFA_MIN_BW", "1", "MB/s are meant, 0 or 500 to 1000000, and it reads like Gbps: 1 Gbps are 125 MB/s"),
-    ("EFA_MIN_BW", "90", "MB/s are meant, 0 or 500 to 1000000, and it reads like Gbps: 90 Gbps are 11250 MB/s"),
-    ("EFA_MIN_BW", "499", "MB/s are meant, 0 or 500 to 1000000, and it reads like Gbps: 499 Gbps are 62375 MB/s"),
+    (
+        "EFA_MIN_BW",
+        "1",
+        "the unit is MB/s, 0 or 500 to 1000000, and the value is probably in Gbps: 1 Gbps are 125 MB/s",
+    ),
+    (
+        "EFA_MIN_BW",
+        "90",
+        "the unit is MB/s, 0 or 500 to 1000000, and the value is probably in Gbps: 90 Gbps are 11250 MB/s",
+    ),
+    (
+        "EFA_MIN_BW",
+        "499",
+        "the unit is MB/s, 0 or 500 to 1000000, and the value is probably in Gbps: 499 Gbps are 62375 MB/s",
+    ),
     ("NCCL_MIN_BUS_BW", "-1", "a whole number, 0 to 10000"),
     ("NCCL_MIN_BUS_BW", "fast", "a whole number, 0 to 10000"),
     ("NCCL_TIMEOUT", "59", SECONDS + "60 to 86400"),
@@ -271,8 +283,8 @@ BAD = [
     ("CHECKS_LIGHTWEIGHT", "GPU-COUNT", "no check 'GPU-COUNT' (did you mean gpu-count?); " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "0 1 2", "1 is not a light check: it needs exclusive use of the GPUs; " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "dcgm-l4", "dcgm-l4 is not a light check: it needs exclusive use of the GPUs; " + GROUPS),
-    ("CHECKS_LIGHTWEIGHT", "", "names no check that a light look runs; 0, 2, 3, 7, 8 have some"),
-    ("CHECKS_LIGHTWEIGHT", " \n ", "names no check that a light look runs; 0, 2, 3, 7, 8 have some"),
+    ("CHECKS_LIGHTWEIGHT", "", "names no check of the light check cycle; groups 0, 2, 3, 7, 8 have some"),
+    ("CHECKS_LIGHTWEIGHT", " \n ", "names no check of the light check cycle; groups 0, 2, 3, 7, 8 have some"),
     ("DCGM_HOST", "--help", "allowed is host or host:port"),
     ("DCGM_HOST", "a;b", "allowed is host or host:port"),
     ("DCGM_HOST", "localhost:port", "allowed is host or host:port"),
@@ -354,7 +366,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path, key: str) -> None:
 
     (bad,) = refused(tmp_path)
 
-    assert (bad.key, bad.where, bad.allowed) == (key, str(tmp_path / key), "UTF-8 text that can be read")
+    assert (bad.key, bad.where, bad.allowed) == (key, str(tmp_path / key), "readable UTF-8 text")
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_value_of_another_kind_is_left_out_and_named(name: str, value: Any) ->
     outer = row_in(Outer, WHOLE | {name: value})
 
     assert (getattr(outer, name), outer.odd) == (None, frozenset({name}))
-    with pytest.raises(ValueError, match=f"{name}: a value of another kind"):
+    with pytest.raises(ValueError, match=f"{name}: a value of another type"):
         outer.must_have("name")
 
 

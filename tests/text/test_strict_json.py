@@ -41,9 +41,9 @@ def shown(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"a":1,"a":1}', "the key 'a' stands there twice"),
-        ('{"status":"fail","x":{},"status":"pass"}', "the key 'status' stands there twice"),
-        (r'[{"b":[{"a":1,"\u0061":2}]}]', "the key 'a' stands there twice"),
+        ('{"a":1,"a":1}', "the key 'a' occurs twice"),
+        ('{"status":"fail","x":{},"status":"pass"}', "the key 'status' occurs twice"),
+        (r'[{"b":[{"a":1,"\u0061":2}]}]', "the key 'a' occurs twice"),
         ("[NaN]", "NaN is no number"),
         ("-Infinity", "-Infinity is no number"),
         ("1e999", "1e999 is no number"),

@@ -331,7 +331,7 @@ class TestARecordOfTheBashSuite:
         severities, complaints = other_severities(node(annotations={SWEEP_RESULT: text}, taints=taints), ())
 
         assert severities == []
-        assert [complaint.endswith("; it is passed over") for complaint in complaints] == [True]
+        assert [complaint.endswith("; it is ignored") for complaint in complaints] == [True]
 
 
 @pytest.mark.parametrize("at", ["1969-12-31T23:59:59Z", "9999-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59", 7, {}])

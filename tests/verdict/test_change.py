@@ -509,7 +509,7 @@ class TestLabels:
         change = plan_for(state, memory_of(REBOOT), rules=Rules(enable_taint=False, enable_label=False))
 
         assert [event.message for event in change.events] == [
-            "removed our taint and labels: the settings switch them off"
+            "removed this program's taint and labels: the settings disable them"
         ]
 
 

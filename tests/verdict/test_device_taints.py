@@ -154,7 +154,7 @@ def test_a_part_takes_a_number_that_is_free() -> None:
     assert (change.standing, change.gone) == ((numbered, by_device), ())
 
 
-@pytest.mark.parametrize(("length", "why"), [(231, ""), (232, "their names too long")])
+@pytest.mark.parametrize(("length", "why"), [(231, ""), (232, "their names are too long")])
 def test_a_name_has_253_characters_at_most(length: int, why: str) -> None:
     name = "n" * length
     assert why in plan_rules([BAD], [Device(name, "gpu-0", A)], [], NodeState(name, "1")).why
@@ -172,9 +172,9 @@ def test_of_two_rules_for_one_device_one_goes() -> None:
     [
         ([], [], f"no ResourceSlice of this node has {A}"),
         ([GPU_1], [], f"no ResourceSlice of this node has {A}"),
-        ([GPU_0, Device(NODE, "gpu-9")], [], "the driver does not say which GPU is behind gpu-9"),
-        ([GPU_0, replace(GPU_0, pool="rack", name="r")], [], "r is published in a pool that does not bear the node's"),
-        ([GPU_0], [rule(is_ours=False)], "is somebody else's, or was changed"),
+        ([GPU_0, Device(NODE, "gpu-9")], [], "the driver does not report the GPU of gpu-9"),
+        ([GPU_0, replace(GPU_0, pool="rack", name="r")], [], "r is published in a pool that does not have the node's"),
+        ([GPU_0], [rule(is_ours=False)], "belongs to another program, or was changed"),
         ([replace(GPU_0, name=f"part-{n}") for n in range(65)], [], "65 rules are too many"),
         (
             [replace(GPU_0, name=f"part-{n}") for n in range(64)],

@@ -193,13 +193,16 @@ class TestOthers:
         assert words(change) == ("False", "True", "-")
         (event,) = change.repair.events
         assert (event.type, event.reason) == ("Warning", "ConditionOwnedByOther")
-        assert "AcceleratedHardwareReady is not written here: it is eks-node-monitoring-agent's" in event.message
+        assert (
+            "the agent does not write AcceleratedHardwareReady: it belongs to eks-node-monitoring-agent"
+            in event.message
+        )
 
     def test_that_nobody_is_noted_for_is_another_s_all_the_same(self) -> None:
         change = plan_for(node(conditions=[THEIRS]), memory_of(ISOLATE))
 
         assert HARDWARE_READY not in conditions(change)
-        assert "whom managedFields do not name" in change.repair.events[0].message
+        assert "not named in managedFields" in change.repair.events[0].message
 
     def test_is_not_taken_away_when_ours_are_switched_off(self) -> None:
         assert plan_for(node(conditions=[THEIRS]), memory_of(ISOLATE), rules=Rules()).repair == NO_REPAIR
@@ -230,7 +233,7 @@ def test_switched_off_again_ours_are_taken_away_once_and_it_is_said() -> None:
     ]
     (event,) = change.repair.events
     assert event.message == (
-        "removed our GpuReplacementRequired and AcceleratedHardwareReady: REPAIR_CONDITIONS does not name it"
+        "removed the agent's GpuReplacementRequired and AcceleratedHardwareReady: not in REPAIR_CONDITIONS"
     )
     assert plan_for(node(), memory_of(REBOOT), rules=Rules()).repair == NO_REPAIR
 

@@ -76,7 +76,7 @@ def _parsed(raw: bytes, *, is_json: bool) -> _Content | MalformedError:
     """
     if not is_json and b"<<" in raw:
         # YAML's merge keys can expand without bound, and no author of specifications uses them.
-        return MalformedError("merge keys are not read here", only_ours=True)
+        return MalformedError("YAML merge keys are not supported here", only_ours=True)
     try:
         # JSON is also YAML, but the JSON parser is much faster.
         return _content(documents.json_object(raw) if is_json else documents.yaml_object(raw))
@@ -87,7 +87,7 @@ def _parsed(raw: bytes, *, is_json: bool) -> _Content | MalformedError:
 def _content(spec: Mapping[str, Any]) -> _Content | MalformedError:
     kind, devices = spec.get("kind"), spec.get("devices")
     if not isinstance(kind, str) or "/" not in kind:
-        return MalformedError("kind is no vendor/class")
+        return MalformedError("kind is not vendor/class")
     if not isinstance(devices, list) or not devices:
         return MalformedError("it has no devices")
     if not all(isinstance(device, dict) and isinstance(device.get("name"), str | int) for device in devices):

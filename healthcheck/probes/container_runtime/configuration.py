@@ -64,10 +64,10 @@ from healthcheck.probes.container_runtime.processes import (
 __all__ = ["CONTAINER_RUNTIME", "GKE", "K0S", "K3S", "K8S_SNAP", "MICROK8S", "RKE2", "read_container_runtime"]
 
 _RUNTIMES = (CONTAINERD, CRIO, CRI_DOCKERD)
-"""What a kubelet speaks to."""
+"""Container runtimes to which a kubelet connects."""
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 _SOCKET = "containerd.sock"
-"""What containerd's socket is called, wherever it lies."""
+"""Name of containerd's socket in any folder."""
 _SAVING_SECONDS = 600.0
 """A file of a captured tree that was written so shortly before the capture, or after it, has the time of its copy."""
 _MOST_PROGRAMS = 256
@@ -114,7 +114,7 @@ def _of_node(host: Host) -> ContainerRuntime:
     settings = kubelets.settings_of(root, kubelet)
     used = _held(root, kubelet, settings, found) or _placed(root, kubelet, settings)
     if used is None:
-        message = f"the kubelet's runtime is at {settings.endpoint}: not one that we know"
+        message = f"the kubelet's runtime is at {settings.endpoint}: an unknown runtime"
         return cri.with_live(host, replace(_not_found(message, settings), kubelet=_facts(kubelet, settings)))
     return _observe(host, settings, used, kubelet, found)
 
@@ -142,7 +142,7 @@ def _held(root: Path, kubelet: Process, settings: KubeletSettings, found: Sequen
     step = f"held by {holder}"
     if holder is None:
         holder = next((process for process in among if settings.endpoint == _socket_of(root, process)), None)
-        step = f"{holder} is told to listen there"
+        step = f"{holder} is configured to listen there"
     if holder is None:
         return None
     if holder.name in (CONTAINERD, CRIO):
@@ -151,8 +151,8 @@ def _held(root: Path, kubelet: Process, settings: KubeletSettings, found: Sequen
     daemon = _daemon_of(root, holder, found)
     if daemon is None:
         configuration = docker.read_configuration(root)
-        return _Used(configuration, root, (*settings.how, step, f"no dockerd is to be seen, so {configuration.path}"))
-    return _read_by(root, daemon, (*settings.how, step, f"which speaks to {daemon}"))
+        return _Used(configuration, root, (*settings.how, step, f"no dockerd is visible, so {configuration.path}"))
+    return _read_by(root, daemon, (*settings.how, step, f"which uses {daemon}"))
 
 
 def _read_by(root: Path, process: Process, how: tuple[str, ...]) -> _Used:
@@ -161,7 +161,7 @@ def _read_by(root: Path, process: Process, how: tuple[str, ...]) -> _Used:
     configuration = _configuration_of(own, process)
     message = process.flag("config", "c", "config-file")
     folder = f", then all below {_drop_ins_of(process)}" if process.name == CRIO else ""
-    step = f"which reads {configuration.path} ({'told so by a flag' if message else 'its default'}){folder}"
+    step = f"which reads {configuration.path} ({'by a flag' if message else 'its default'}){folder}"
     return _Used(configuration, own, (*how, step), process)
 
 
@@ -215,7 +215,7 @@ def _placed(root: Path, kubelet: Process, settings: KubeletSettings) -> _Used | 
     layouts = [_as_flags_name_it(root, paths) for paths in sorted(LAYOUTS, key=lambda paths: paths.distribution != own)]
     fitting = (paths for paths in layouts if paths.socket == settings.endpoint and _is_there(root, paths))
     layout = next(fitting, None)
-    step = "nobody is to be seen who listens there"
+    step = "no process that listens there is visible"
     return _in_place(root, layout, (*settings.how, step)) if layout else None
 
 
@@ -229,21 +229,21 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
     layout = there[0] if there else STANDARD
     settings = kubelets.settings_on_disk(root, layout)
     if not there and (settings is None or settings.is_default):
-        return ContainerRuntime(None, "no kubelet, and no configuration of a container runtime where one usually lies")
-    assumed = f"assumed, since no kubelet is to be seen: the place of {layout.distribution or 'most distributions'}"
+        return ContainerRuntime(None, "no kubelet, and no configuration of a container runtime at any usual path")
+    assumed = f"assumed, since no kubelet is visible: the path of {layout.distribution or 'most distributions'}"
     if settings is None:
-        settings = KubeletSettings(layout.socket, assumed, ("no kubelet is to be seen",))
+        settings = KubeletSettings(layout.socket, assumed, ("no kubelet is visible",))
     elif layout.distribution and settings.endpoint != layout.socket:
         # Left over from another kubelet.
         settings = KubeletSettings(layout.socket, assumed, settings.how)
     else:
-        settings = replace(settings, said_by=f"assumed, since no kubelet is to be seen: {settings.said_by}")
+        settings = replace(settings, said_by=f"assumed, since no kubelet is visible: {settings.said_by}")
     fitting = next((paths for paths in there if paths.socket == settings.endpoint), None)
     if fitting is None and settings.endpoint == STANDARD.socket and _has_defaults(root):
         fitting = STANDARD
     if fitting is None:
         known = any(paths.socket == settings.endpoint for paths in LAYOUTS)
-        which = "no file of it is here" if known else "not one that we know"
+        which = "its files do not exist here" if known else "an unknown runtime"
         why = f"the kubelet's runtime would be at {settings.endpoint}: {which}"
         return cri.with_live(host, replace(_not_found(why, settings), assumed=True))
     return _observe(host, settings, _in_place(root, fitting, settings.how), None, found)
@@ -285,7 +285,7 @@ def _is_there(root: Path, layout: RuntimePaths) -> bool:
 
 
 def _in_place(root: Path, layout: RuntimePaths, how: tuple[str, ...]) -> _Used:
-    of = f"the place of {layout.distribution}" if layout.distribution else f"{layout.kind}'s usual place"
+    of = f"the path of {layout.distribution}" if layout.distribution else f"{layout.kind}'s usual path"
     step = f"assumed: {layout.config}, {of}"
     return _Used(_configuration_in(root, layout), root, (*how, step), None, layout)
 

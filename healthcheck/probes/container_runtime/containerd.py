@@ -197,9 +197,9 @@ def _not_there(root: Path, file: str) -> ConfigurationProblem:
     real = host_files.resolve(root, file)
     folder = posixpath.dirname(real).split("/")[1]
     if folder and not named_paths.has_entries(root, folder):
-        return ConfigurationProblem(file, f"imported, and nothing of /{folder} is here", only_ours=True)
+        return ConfigurationProblem(file, f"imported, but /{folder} is empty or missing here", only_ours=True)
     led_to = "does not exist" if real == file else f"leads to {real}, which does not exist"
-    return ConfigurationProblem(file, f"imported, and {led_to}")
+    return ConfigurationProblem(file, f"imported, but {led_to}")
 
 
 def read_configuration(root: Path, path: str, version: str = "") -> RuntimeConfiguration:
@@ -293,7 +293,7 @@ def _version(source: _Source) -> int:
     version = _own_value(source, int, "version") or 0
     if not 0 <= version <= _GREATEST_NUMBER:
         line = toml_file.key_line(source.raw, ("version",))
-        raise _RefusedError(ConfigurationProblem(source.path, "version is no number from 1 on", line))
+        raise _RefusedError(ConfigurationProblem(source.path, "version is not a number from 1 on", line))
     return version
 
 
@@ -474,7 +474,7 @@ def _refuse_newer(merged: _Config, sources: Sequence[_Source], newest: int) -> N
     """The last file's version counts."""
     if merged.version > newest:
         source = next(one for one in reversed(sources) if _version(one) == merged.version)
-        message = f"version is {merged.version}, and this containerd reads none above {newest}"
+        message = f"version is {merged.version}, but this containerd reads no version above {newest}"
         line = toml_file.key_line(source.raw, ("version",))
         raise _RefusedError(ConfigurationProblem(source.path, message, line))
 
@@ -490,7 +490,7 @@ def _refuse_short_names(sources: Sequence[_Source], keys: Sequence[str], dots: i
             for short in [name for name in _own_value(source, kind, key) or () if name.count(".") < dots]:
                 line = toml_file.key_line(source.raw, (key, short) if key == "plugins" else (key,))
                 raise _RefusedError(
-                    ConfigurationProblem(source.path, f"{key}: {short!r} is no full name of a plugin", line)
+                    ConfigurationProblem(source.path, f"{key}: {short!r} is not the full name of a plugin", line)
                 )
 
 
@@ -589,7 +589,7 @@ def _from_cri(cri: Table, release: Release, shims_program: str) -> RuntimeConfig
 def _refuse_what_1_refuses(cri: Table, default: Handler | None, has_legacy_untrusted: bool) -> None:
     """Its CRI plugin does not load with these (ValidatePluginConfig), and pods are started no more."""
     if _at(cri, bool, "systemd_cgroup") and (default is None or default.runtime_type != _LINUX_V1):
-        raise _WrongValueError(("systemd_cgroup",), True, f"systemd_cgroup works with {_LINUX_V1} alone")
+        raise _WrongValueError(("systemd_cgroup",), True, f"systemd_cgroup works with {_LINUX_V1} only")
     untrusted = _at(cri, dict[str, Any], "containerd", "runtimes", "untrusted")
     if has_legacy_untrusted and untrusted is not None:
         path = ("containerd", "untrusted_workload_runtime")
@@ -686,9 +686,9 @@ def _is_a(value: object, kind: Any) -> bool:
 
 
 _KINDS: Mapping[Any, str] = {
-    int: "no number",
-    str: "no text",
+    int: "not a number",
+    str: "not a string",
     bool: "neither true nor false",
-    list[str]: "no list of texts",
-    dict[str, Any]: "no table",
+    list[str]: "not a list of strings",
+    dict[str, Any]: "not a table",
 }

@@ -18,9 +18,9 @@ from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, R
 from healthcheck.text.printable import printable
 
 ASKED_AGAIN_SECONDS = 3600.0
-"""What a runtime has loaded it keeps while it lives; CRI-O alone takes up some of it anew on SIGHUP."""
+"""A runtime keeps its loaded configuration while it runs; only CRI-O reloads parts of it on SIGHUP."""
 TRIED_AGAIN_SECONDS = 60.0
-"""After no answer, one that is not ready, or one that lacks a handler of its files."""
+"""Delay after no answer, after "not ready", or after an answer without a handler of its files."""
 NOT_YET = "it has not answered yet"
 NOT_HERE = "a saved tree has no running container runtime"
 _READY = "RuntimeReady"
@@ -105,7 +105,7 @@ def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
     """
     conditions = {entry.get("type"): entry for entry in status.get("status", {}).get("conditions", ())}
     if _READY not in conditions:
-        raise ProbeError(f"the container runtime does not tell its condition {_READY}")
+        raise ProbeError(f"the container runtime does not report its condition {_READY}")
     config = _config(status)
     containerd, crio = _table(config, "containerd"), _table(config, "crio")
     runtimes = _table(containerd, "runtimes") or _table(crio, "Runtimes")

@@ -86,7 +86,7 @@ def _load(root: Path, file: str, merged: _Merged, *, may_miss: bool) -> None:
     except FileNotFoundError as error:
         if may_miss:
             return
-        raise MalformedError("named, and does not exist") from error
+        raise MalformedError("named, but does not exist") from error
     merged.size += len(raw)
     if merged.size > _MOST_BYTES:
         raise MalformedError(f"more than {_MOST_BYTES >> 20} MiB together", only_ours=True)
@@ -152,7 +152,7 @@ def _handler(name: str, default: tuple[str, Table], table: Table, file: str, lin
 
 def _checked(table: object, name: str) -> Table:
     if not isinstance(table, dict):
-        raise MalformedError(f"crio.runtime.runtimes.{name} is no table")
+        raise MalformedError(f"crio.runtime.runtimes.{name} is not a table")
     for key in ("runtime_path", "runtime_type"):
         _text(table, key)
     return table
@@ -161,19 +161,19 @@ def _checked(table: object, name: str) -> Table:
 def _folders(options: Table) -> tuple[str, ...]:
     folders = options.get("cdi_spec_dirs", list(CDI_FOLDERS))
     if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
-        raise MalformedError("cdi_spec_dirs is no list of paths")
+        raise MalformedError("cdi_spec_dirs is not a list of paths")
     return tuple(folders)
 
 
 def _table(table: Table, key: str) -> dict[str, Any]:
     value = table.get(key, {})
     if not isinstance(value, dict):
-        raise MalformedError(f"{key} is no table")
+        raise MalformedError(f"{key} is not a table")
     return value
 
 
 def _text(table: Table, key: str) -> str:
     value = table.get(key, "")
     if not isinstance(value, str):
-        raise MalformedError(f"{key} is no text")
+        raise MalformedError(f"{key} is not a string")
     return value

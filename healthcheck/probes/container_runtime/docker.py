@@ -70,14 +70,14 @@ def _is_systemd(options: tuple[str, ...]) -> bool | None:
 def _table(table: Table, key: str) -> Table:
     value = table.get(key)
     if not isinstance(value, dict | None):
-        raise MalformedError(f"{key} is no object")
+        raise MalformedError(f"{key} is not an object")
     return value or {}
 
 
 def _text(table: Table, key: str) -> str:
     value = table.get(key)
     if not isinstance(value, str | None):
-        raise MalformedError(f"{key} is no text")
+        raise MalformedError(f"{key} is not a string")
     return value or ""
 
 
@@ -86,5 +86,5 @@ def _list(table: Table, key: str) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise MalformedError(f"{key} is no list of texts")
+        raise MalformedError(f"{key} is not a list of strings")
     return tuple(value)

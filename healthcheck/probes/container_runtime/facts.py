@@ -10,22 +10,22 @@ from msgspec import Struct, field
 from healthcheck.model import UnobservedCause
 
 CONTAINERD, CRIO, DOCKER = "containerd", "CRI-O", "Docker"
-"""The kinds of container runtime that we can read. Docker is spoken to through cri-dockerd."""
+"""Supported container runtimes. The kubelet uses Docker through cri-dockerd."""
 RUNC = "runc"
-"""The handler that every runtime brings itself."""
+"""The handler that is built into every runtime."""
 SCHEMA_OF_2 = 3
-"""From this schema on, only containerd 2 reads what stands in a file."""
+"""From this schema on, only containerd 2 reads a file."""
 
 UNREADABLE = UnobservedCause(
     "RuntimeConfigUnreadable",
-    "A file of the container runtime's configuration is too large, may not be read, or is missing in a saved tree.",
-    "Look at the file that the message names.",
+    "A file of the container runtime's configuration is too large, is not readable, or is missing in a saved tree.",
+    "Check the file named in the message.",
 )
 
 NOT_FOUND = UnobservedCause(
     "RuntimeNotFound",
-    "The kubelet names a containerd of which neither the process nor the configuration is to be found.",
-    "Look who listens on the socket that the message names, and which file that one reads.",
+    "The kubelet is configured for containerd, but neither its process nor its configuration was found.",
+    "Find the process that listens on the socket in the message, and the configuration file that it reads.",
 )
 
 _MOMENTS = ("written", "started")
@@ -61,7 +61,7 @@ class ConfigurationProblem(_Fact, frozen=True):
     line: int = 0
     column: int = 0
     only_ours: bool = False
-    """It is we who can't read it, within our bounds; the runtime may well."""
+    """Only this program can't read it, due to its limits; the runtime may be able to."""
 
 
 class Handler(_Fact, frozen=True):
@@ -75,9 +75,9 @@ class Handler(_Fact, frozen=True):
     file: str
     line: int = 0
     privileged_without_host_devices: bool = False
-    """A privileged container sees only the devices that it was given (containerd, CRI-O)."""
+    """A privileged container gets only the devices assigned to it (containerd, CRI-O)."""
     ignored_binary: str = ""
-    """The program that BinaryName says, where the oldest shim of containerd takes it from another option."""
+    """The program in BinaryName if containerd's oldest shim reads another option instead."""
 
 
 class Misplaced(_Fact, frozen=True):
@@ -205,9 +205,9 @@ class Live(_Fact, frozen=True):
     """RuntimeName: `containerd`, `cri-o`, `docker`."""
     version: str = ""
     handlers: tuple[str, ...] | None = None
-    """None: this version does not say."""
+    """None: this version does not report them."""
     binaries: tuple[tuple[str, str], ...] = ()
-    """Handler and BinaryName, as far as it says."""
+    """Handler and BinaryName, as far as reported."""
     default: str = ""
     cdi: bool | None = None
     cdi_folders: tuple[str, ...] = ()
@@ -222,11 +222,11 @@ class ContainerRuntime(_Fact, frozen=True):
     why_none: str = ""
     socket: str = ""
     known_from: str = ""
-    """Who says that the kubelet uses this one."""
+    """Source of the information that the kubelet uses this runtime."""
     how: tuple[str, ...] = ()
     """The steps by which we know it, for a person: process, flag or file, socket, its holder."""
     assumed: bool = False
-    """No process says so: it is the distribution's known layout."""
+    """Whether it is assumed from the distribution's known layout, without a process as evidence."""
     started: float | None = None
     """When that runtime was started, in seconds of UTC."""
     since_boot: float | None = None
@@ -234,7 +234,7 @@ class ContainerRuntime(_Fact, frozen=True):
     unit: str = ""
     """Its systemd unit, from its cgroup: `snap.k8s.containerd.service`."""
     distribution: str = ""
-    """'' where nothing tells which it is."""
+    """Empty if unknown."""
     kubelet: Kubelet | None = None
     others: tuple[RuntimeConfiguration, ...] = ()
     """What other container runtimes on the node read, or would."""
@@ -251,7 +251,7 @@ class ContainerRuntime(_Fact, frozen=True):
     for_gpus: bool | None = None
     """Whether the node has GPUs for containers; None in a captured tree without /sys."""
     not_found: bool = False
-    """`used` is None though the kubelet names a containerd: it could not be looked at."""
+    """Whether the kubelet is configured for containerd, but `used` is None because it was not found."""
 
     @property
     def running_handlers(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ from healthcheck.text.printable import printable
 _PROGRAMS = (KUBELET, KUBELITE, K3S, RKE2, K0S)
 """Programs that are the kubelet or hold it, the likeliest first: RKE2 and k0s start one as a process beside them."""
 _ROLES = ("server", "agent", "worker", "controller")
-"""What k3s, RKE2 and k0s are told to be. Without it they are a command of a person's that ends soon."""
+"""Roles of k3s, RKE2 and k0s. Without a role, the process is a short-lived command of a person."""
 _ENDPOINT, _CGROUP_DRIVER, _GATES = "containerRuntimeEndpoint", "cgroupDriver", "featureGates"
 _ASKS_RUNTIME = "KubeletCgroupDriverFromCRI"
 _SYSTEMD = "systemd"
@@ -122,7 +122,7 @@ def settings_on_disk(root: Path, layout: RuntimePaths) -> KubeletSettings | None
     folder = next((text for text in folders if text and host_files.exists(root, text)), "")
     if not arguments and not config and not folder:
         return None
-    steps = [f"no kubelet is to be seen; its flags: {', '.join(files) or 'unknown'}"]
+    steps = [f"no kubelet is visible; its flags: {', '.join(files) or 'unknown'}"]
     return _settings(root, arguments, (config, folder), (KUBELET, layout.socket), steps)
 
 
@@ -258,7 +258,7 @@ def _line(kubelet: Process) -> str:
     """Return the kubelet's relevant flags, as written on its command line."""
     names = ("container-runtime-endpoint", "config", "config-dir", "kubelet-args-file")
     messages = [f"--{name}={value}" for name in names if (value := kubelet.flag(name))]
-    return " ".join(messages) or "no flag of its runtime"
+    return " ".join(messages) or "no flag for its runtime"
 
 
 def _gates_of(flag: str) -> dict[str, bool]:

@@ -137,7 +137,7 @@ def uptime(root: Path) -> float:
     raw = read(root / "proc/uptime", 64)
     found = _UPTIME.match(raw)
     if found is None:
-        raise ProbeError(f"/proc/uptime: {raw[:32]!r} is no number of seconds")
+        raise ProbeError(f"/proc/uptime: {raw[:32]!r} is not a number of seconds")
     return float(found[1])
 
 

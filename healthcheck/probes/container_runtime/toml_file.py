@@ -33,7 +33,7 @@ def parse(raw: bytes) -> Table:
     for number, line in enumerate(text.split("\n"), 1):
         effort += line.count(".") ** 2
         if len(line) > _LONGEST_LINE or effort > _MOST_EFFORT:
-            raise MalformedError("a line that is too long to be read here", number, only_ours=True)
+            raise MalformedError("a line is too long to be read here", number, only_ours=True)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -31,7 +31,7 @@ _TYPES: dict[tuple[str, ...], type] = {
     (_ENVVAR,): bool,
     (_VOLUME_MOUNTS,): bool,
 }
-_WORDS = {dict: "table", str: "text", bool: "true or false"}
+_WORDS = {dict: "a table", str: "a string", bool: "true or false"}
 
 
 def read_toolkit(root: Path, programs: Sequence[str] = ()) -> Toolkit | None:
@@ -62,7 +62,7 @@ def _read(root: Path, path: str) -> Toolkit | None:
     if wrong is not None:
         keys, kind = wrong
         return Toolkit(
-            path, problem=ConfigurationProblem(path, f"{keys[-1]} is no {kind}", toml_file.key_line(raw, keys))
+            path, problem=ConfigurationProblem(path, f"{keys[-1]} is not {kind}", toml_file.key_line(raw, keys))
         )
     return _from_table(root, path, table)
 

@@ -32,12 +32,12 @@ PATIENCE_SECONDS = 60.0
 What is killed before that leaves them running in a hostengine that is not its own, and the next run is refused.
 """
 HURRY_SECONDS = 2.0
-"""The same where somebody waits for the GPUs and the engine is dcgmi's own: what is killed then leaves nothing running.
+"""The same if other work waits for the GPUs and the engine is dcgmi's own: a kill then leaves no process running.
 
 Level 2 runs no EUD, and changes nothing of a GPU that would have to be put back.
 """
 _ENGINE, _CONNECT_SECONDS = ("127.0.0.1", PORT), 1.0
-"""Where dcgmi looks for a hostengine by itself, before it starts its own."""
+"""Default address of a hostengine, which dcgmi tries before it starts its own."""
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "NVVS_BIN_PATH", "DCGM_HOME_DIR")
 """Where DCGM finds its parts. CUDA_VISIBLE_DEVICES and the like would hide GPUs from it, or fail its own test."""
 _HOST_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
@@ -117,7 +117,7 @@ class Dcgm:
         After a level, they have the rest of its time, so that both share one deadline.
         """
         named = [test for test in tests if _TEST.fullmatch(test)]
-        return self._run(",".join(named), None) if named else DcgmReading(absent="no test is named")
+        return self._run(",".join(named), None) if named else DcgmReading(absent="no valid test name")
 
     @property
     def stuck_pid(self) -> int | None:
@@ -162,7 +162,7 @@ class Dcgm:
         if self.root is None or self.engine is None or not self.engine.pid:
             return ""
         is_there = choose_engine(self.root, "", second_engine=False) == self.engine
-        return "" if is_there else f"process {self.engine.pid} does not listen at {self.engine.host} any more"
+        return "" if is_there else f"process {self.engine.pid} no longer listens at {self.engine.host}"
 
 
 def read_level_2(host: Host) -> DcgmReading:
@@ -175,7 +175,7 @@ def read_level_4(host: Host) -> DcgmReading:
 
 def _read(host: Host, level: int) -> DcgmReading:
     if host.ask_dcgm is None:
-        raise ProbeError("a look that is no deep one runs no diagnostic")
+        raise ProbeError("only a deep diagnostic runs DCGM's diagnostic")
     look = host.ask_dcgm(level)
     assert isinstance(look, DcgmReading)
     return look

@@ -128,7 +128,7 @@ def _with_pods(root: Path, found: KnownProcesses) -> list[tuple[Process, Kubelet
 def _why_blocked(process: Process, pod: KubeletPod | None, *, is_trusted: bool) -> Unobserved:
     about = f"{process.name} (pid {process.pid}{f' of pod {pod}' if pod else ''})"
     if is_trusted or process.name == DCGM_EXPORTER:
-        return Unobserved(dcgm_causes.ENGINE_EMBEDDED, f"{about} has an engine that cannot be asked from here")
+        return Unobserved(dcgm_causes.ENGINE_EMBEDDED, f"{about} has an engine that is not reachable")
     return Unobserved(dcgm_causes.ENGINE_UNPROVEN, f"{about} is not proven to be the host's or the GPU operator's")
 
 

@@ -14,8 +14,8 @@ from healthcheck.text.printable import printable
 
 NOT_RUN = UnobservedCause(
     "EfaLoopbackNotRun",
-    "fi_pingpong could not be run on a device: a library, a right or locked memory is missing, or it was stopped.",
-    "Read fi_pingpong's own words in the message.",
+    "fi_pingpong could not run on a device: a library, a permission or locked memory is missing, or it was stopped.",
+    "Read fi_pingpong's error in the message.",
 )
 REFUSED = errno.ECONNREFUSED
 """The client's exit code where nobody listens yet: the program ends with the number of the error."""
@@ -97,7 +97,7 @@ def read_side(ended: ProgramEnd) -> PingResult | None:
     """Return the result of one side; None if it ended because the other side ended or it was stopped."""
     out = ended.out[-_READ_BYTES:]
     if corrupt := _CORRUPT.search(out):
-        return Broken(f"data came back changed in a message of {corrupt[1][:10].decode()} bytes", corrupt=True)
+        return Broken(f"data was changed in a message of {corrupt[1][:10].decode()} bytes", corrupt=True)
     call, number, message = _first_error(ended)
     text = f"fi_pingpong {how_it_ended(ended.code)}" + (f": {message}" if message else "")
     if call in _MOVING_DATA and number not in _NOT_THE_DEVICE:
@@ -113,7 +113,7 @@ def read_side(ended: ProgramEnd) -> PingResult | None:
 def _measured(out: bytes) -> PingResult:
     rows = list(_ROW.finditer(out))
     if not rows:
-        return Unobserved(NOT_RUN, "fi_pingpong ended well and measured nothing")
+        return Unobserved(NOT_RUN, "fi_pingpong ended without an error and without a measurement")
     lost = next((row for row in rows if row["sign"] == b"+"), None)
     if lost is not None:
         return Broken(f"{_word(lost['difference'])} of {_word(lost['sent'])} messages were not acknowledged")

@@ -95,7 +95,7 @@ def _device(directory: str, name: str, patience_ends: float) -> RdmaDevice:
     if time.monotonic() < patience_ends:
         counters, error = _counters(path)
     else:
-        counters, error = {}, "not read: another device kept the look waiting"
+        counters, error = {}, "not read: another device delayed the check cycle"
     return RdmaDevice(name, True, address, _uverbs(path), _word(f"{path}/device/p2p"), counters, error)
 
 
@@ -166,7 +166,7 @@ def _read(file: str) -> bytes:
 
 NOT_ANSWERING = UnobservedCause(
     "EfaNotAnswering",
-    "An EFA device refuses to tell its counters.",
-    "Look at `dmesg | grep -i efa` on the node: its driver may have given it up.",
+    "The counters of an EFA device could not be read.",
+    "Read `dmesg | grep -i efa` on the node: the driver may have given up the device.",
 )
 RDMA = Probe("infiniband", read_rdma, Rdma, (NOT_ANSWERING,))

@@ -19,13 +19,13 @@ from healthcheck.probes.efa.infiniband import openable_efa
 
 NOT_ANSWERING = UnobservedCause(
     "LibfabricNotAnswering",
-    "`fi_info -p efa` did not end within 10 s: an EFA device that its driver waits for.",
-    "Look at `dmesg | grep -i efa` on the node.",
+    "`fi_info -p efa` did not end within 10 s: the driver waits for an EFA device.",
+    "Read `dmesg | grep -i efa` on the node.",
 )
 FAILED = UnobservedCause(
     "LibfabricFailed",
-    "`fi_info -p efa` could not be run, or crashed.",
-    "Run it in our pod; the message has its last line.",
+    "`fi_info -p efa` could not run, or crashed.",
+    "Run it in the agent's pod; the message contains its last line.",
 )
 LONGEST_SECONDS = 10.0
 """It opens all EFA devices, 32 at most, within about a second."""
@@ -155,7 +155,7 @@ def _last_line(text: bytes) -> str:
 
 def read_libfabric(host: Host) -> LibfabricReading:
     if host.ask_libfabric is None:
-        return LibfabricReading(absent="fi_info speaks of no machine but the one that it runs on")
+        return LibfabricReading(absent="fi_info can only check the machine on which it runs")
     look = host.ask_libfabric()
     assert isinstance(look, LibfabricReading)
     return look

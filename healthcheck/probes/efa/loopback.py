@@ -27,7 +27,7 @@ class LoopbackReading(Struct, frozen=True):
 
 def read_efa_loopback(host: Host) -> LoopbackReading:
     if host.ask_efa_loopback is None:
-        raise ProbeError("a look that is no deep one sends nothing")
+        raise ProbeError("only a deep diagnostic sends data through EFA devices")
     look = host.ask_efa_loopback()
     assert isinstance(look, LoopbackReading)
     return look

@@ -39,7 +39,7 @@ _COMPARED = "-c"
 """In a run of its own: filling and comparing the messages takes most of its time (tried: an eighth of the speed)."""
 _LISTENS_WITHIN_SECONDS = 30.0
 _ASKED_AGAIN_SECONDS = 0.2
-_STOPPED = "stopped before it was done"
+_STOPPED = "stopped before its end"
 
 
 @dataclass

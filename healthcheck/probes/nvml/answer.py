@@ -66,7 +66,7 @@ def read_answer(line: bytes) -> DriverAnswer:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return DriverAnswer(
-            Unobserved(error_causes.NONSENSE, f"NVML's answer makes no sense: {error}"), answered_by_driver=True
+            Unobserved(error_causes.NONSENSE, f"NVML's answer is implausible: {error}"), answered_by_driver=True
         )
 
 
@@ -111,7 +111,7 @@ def _read(table: Mapping[str, Callable[[Any], Any]], raw: dict[str, Any]) -> tup
 def _integer(least: int, most: int) -> Callable[[Any], int]:
     def read(raw: Any) -> int:
         if type(raw) is not int or not least <= raw <= most:
-            raise ValueError(f"{raw!r} is no number from {least} to {most}")
+            raise ValueError(f"{raw!r} is not a number from {least} to {most}")
         return raw
 
     return read
@@ -129,7 +129,7 @@ def _flag(raw: Any) -> bool:
 
 def _listed(raw: Any, most: int = 64) -> list[Any]:
     if not isinstance(raw, list) or len(raw) > most:
-        raise TypeError(f"{str(raw)[:40]} is no list of at most {most}")
+        raise TypeError(f"{str(raw)[:40]} is not a list of at most {most}")
     return raw
 
 
@@ -162,14 +162,14 @@ def _nvlink_counters(raw: Any) -> dict[int, dict[str, int]]:
 
 def _text(raw: Any) -> str:
     if not isinstance(raw, str):
-        raise TypeError(f"{raw!r} is no text")
+        raise TypeError(f"{raw!r} is not a string")
     return raw
 
 
 def _address(raw: Any) -> str:
     address = normalise_address(_text(raw))
     if not address:
-        raise ValueError(f"{raw!r} is no PCI address")
+        raise ValueError(f"{raw!r} is not a PCI address")
     return address
 
 
@@ -229,5 +229,5 @@ def _refused(answer: dict[str, Any]) -> Unobserved:
         case 18:
             return Unobserved(error_causes.LIBRARY_MISMATCH, f"NVML: {message} ({answer['library']})")
         case None:
-            return Unobserved(error_causes.NONSENSE, f"NVML's answer makes no sense: {message}")
+            return Unobserved(error_causes.NONSENSE, f"NVML's answer is implausible: {message}")
     return Unobserved(error_causes.ERROR, f"NVML: {message} (error {answer['error']}, {answer['library']})")

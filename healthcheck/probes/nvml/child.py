@@ -41,7 +41,7 @@ def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
     try:
         count = pynvml.nvmlDeviceGetCount()
         if count > _MOST_GPUS:
-            return {"library": library.path, "error": None, "cause": f"NVML says that there are {count} GPUs"}
+            return {"library": library.path, "error": None, "cause": f"NVML reports {count} GPUs"}
         version = text(pynvml.nvmlSystemGetDriverVersion())
         gpus = [_gpu(pynvml, index, inforoms) for index in range(count)]
         p2p = _p2p(pynvml, gpus)

@@ -64,7 +64,7 @@ class Driver:
             detail = f"{error} (deadline {self.deadline_seconds:g} s)"
             return self._as_look(Unobserved(error_causes.DRIVER_NOT_ANSWERING, detail), error.pid)
         except ChildError as error:
-            return self._as_look(Unobserved(error_causes.CRASHED, f"the look at NVML failed: {error}"))
+            return self._as_look(Unobserved(error_causes.CRASHED, f"the probe of NVML failed: {error}"))
         if answer.answered_by_driver:
             self._missed.clear()
         if answer.replaced:

@@ -227,7 +227,7 @@ class DriverReading(Struct, frozen=True):
 
 def read_driver(host: Host) -> DriverReading:
     if host.ask_driver is None:
-        raise ProbeError("this look does not ask the driver")
+        raise ProbeError("this check cycle does not read the driver")
     look = host.ask_driver()
     assert isinstance(look, DriverReading)
     is_absent = isinstance(look.answer, Unobserved) and look.answer.cause in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)

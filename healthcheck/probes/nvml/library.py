@@ -95,7 +95,7 @@ def _load(root: str, use_loader: bool) -> str:
             refused[path] = _why(link, path, str(error))
         else:
             return path
-    raise OSError("; ".join([*tried, *(refused.values() or [f"{SONAME} lies nowhere under {root}"])]))
+    raise OSError("; ".join([*tried, *(refused.values() or [f"{SONAME} was not found under {root}"])]))
 
 
 def _refuse_foreign(path: str) -> None:
@@ -110,7 +110,7 @@ def _refuse_foreign(path: str) -> None:
     if len(theirs) < 64 or theirs[:5] != ours[:5]:
         return
     if theirs[18:20] != ours[18:20]:
-        raise OSError(f"{path}: built for {_machine(theirs)}, and this is {_machine(ours)}")
+        raise OSError(f"{path}: built for {_machine(theirs)}, but this machine is {_machine(ours)}")
     # Elf64_Ehdr: e_shoff at 40, e_shentsize at 58, e_shnum at 60; the section headers end the file.
     end = _number(theirs[40:48]) + _number(theirs[58:60]) * _number(theirs[60:62])
     if os.path.getsize(path) < end:

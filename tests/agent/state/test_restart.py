@@ -190,7 +190,7 @@ class TestTheMemoryFile:
 
         assert failed.memory_file.with_name("memory.unreadable").read_bytes() == garbage
         assert failed.agent.metric("memory_file_errors_total") == 1
-        assert "set aside as memory.unreadable" in failed.wait_for_event("MemoryUnreadable")["message"]
+        assert "renamed to memory.unreadable" in failed.wait_for_event("MemoryUnreadable")["message"]
         assert (failed.node().status, failed.node().tainted) == ("fail", True)
         assert len(failed.events("Xid79")) == 1
 

@@ -129,10 +129,10 @@ def test_a_captured_tree_without_those_folders_tells_nothing(tmp_path: Path) -> 
     [
         ("nvidia.yaml", "kind: [nvidia.com/gpu\ndevices:\n", 2, "did not find expected"),
         ("nvidia.json", '{"kind": "nvidia.com/gpu",\n "devices"}', 2, "Expecting ':' delimiter"),
-        ("nvidia.yaml", "devices: []\n", 0, "kind is no vendor/class"),
+        ("nvidia.yaml", "devices: []\n", 0, "kind is not vendor/class"),
         ("nvidia.yaml", "kind: nvidia.com/gpu\n", 0, "it has no devices"),
         ("nvidia.yaml", "kind: nvidia.com/gpu\ndevices: [7]\n", 0, "a device has no name"),
-        ("nvidia.yaml", "", 0, "kind is no vendor/class"),
+        ("nvidia.yaml", "", 0, "kind is not vendor/class"),
         ("nvidia.yaml", "- kind", 1, "no mapping"),
         ("k8s.device-plugin.nvidia.com-gpu.json", "[" * 9 + "]", 1, "Expecting"),
     ],

@@ -128,8 +128,8 @@ def test_on_a_captured_tree_it_is_assumed_from_the_layout(distribution: str, nod
     name, _, socket, _, _, names = EXPECTED[distribution]
     assert (seen.distribution, seen.socket, handlers(seen)) == (name, socket, names)
     assert (seen.assumed, seen.started, seen.kubelet.pid if seen.kubelet else 0) == (True, None, 0)
-    assert seen.known_from.startswith("assumed, since no kubelet is to be seen")
-    assert seen.how[0].startswith("no kubelet is to be seen")
+    assert seen.known_from.startswith("assumed, since no kubelet is visible")
+    assert seen.how[0].startswith("no kubelet is visible")
     assert seen.how[-1].startswith("assumed: ")
 
 
@@ -151,7 +151,7 @@ def test_on_a_host_without_a_kubelet_nothing_is_assumed(node: SimulatedNode) -> 
 
 def test_a_tree_without_anything_of_it_says_so(tmp_path: Path) -> None:
     why = read_container_runtime(Host(tmp_path)).why_none
-    assert why == "no kubelet, and no configuration of a container runtime where one usually lies"
+    assert why == "no kubelet, and no configuration of a container runtime at any usual path"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_what_another_containerd_reads_is_kept_apart(node: SimulatedNode) -> Non
         f"kubelet (pid 903, snap.k8s.kubelet.service): --container-runtime-endpoint={SNAP}{STANDARD}",
         f"{FLAG}: {SNAP}{STANDARD}",
         "held by containerd (pid 902, snap.k8s.containerd.service)",
-        f"which reads {SNAP}{FILE} (told so by a flag)",
+        f"which reads {SNAP}{FILE} (by a flag)",
     )
 
 
@@ -367,7 +367,7 @@ def test_without_the_kernels_word_the_flags_and_files_of_the_runtimes_tell(
 
     assert seen.used is not None
     assert (seen.used.path, seen.assumed) == (EXPECTED[distribution][4], False)
-    assert [step for step in seen.how if step.endswith("is told to listen there")] != []
+    assert [step for step in seen.how if step.endswith("is configured to listen there")] != []
 
 
 def test_a_containerd_in_a_container_is_no_other_runtime_of_the_node(node: SimulatedNode) -> None:
@@ -414,7 +414,7 @@ def test_an_unknown_runtime_is_named_and_not_judged(node: SimulatedNode) -> None
     seen = read(node)
 
     assert seen.used is None
-    assert seen.why_none == "the kubelet's runtime is at /run/other.sock: not one that we know"
+    assert seen.why_none == "the kubelet's runtime is at /run/other.sock: an unknown runtime"
     assert (seen.socket, seen.not_found) == ("/run/other.sock", False)
 
 
@@ -434,7 +434,7 @@ def test_a_kubelet_without_running_containerd_is_recognised_by_its_socket(node: 
 
     assert seen.used is not None
     assert (seen.used.path, seen.started, seen.assumed) == (EXPECTED["rke2"][4], None, True)
-    assert seen.how[-2] == "nobody is to be seen who listens there"
+    assert seen.how[-2] == "no process that listens there is visible"
 
 
 # Files from templates, the cgroup driver, and the host itself.

@@ -131,7 +131,8 @@ def test_a_handler_of_the_oldest_shim_without_a_program_has_the_shims(
 
     assert [handler.binary for handler in read(tmp_path, {MAIN: head + runtime + shim}).handlers] == [binary]
     assert (
-        problem(tmp_path, {MAIN: f"{head}{runtime}[plugins.{plugin}]\nruntime = 1\n"}).message == "runtime is no text"
+        problem(tmp_path, {MAIN: f"{head}{runtime}[plugins.{plugin}]\nruntime = 1\n"}).message
+        == "runtime is not a string"
     )
 
 
@@ -515,30 +516,30 @@ def test_invalid_utf8_is_reported_with_its_position(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("version = 5", 1, "version is 5, and this containerd reads none above 4"),
-        ("version = -1", 1, "version is no number from 1 on"),
-        ("version = true", 1, "version is no number"),
-        ("version = 2.0", 1, "version is no number"),
-        ("version = 0xffffffffffffffffffffffffffffffffffffffff", 1, "version is no number from 1 on"),
-        ("plugins = 1", 1, "plugins is no table"),
-        ("[plugins]\ncri = 1", 2, "cri is no table"),
-        ("[plugins.cri]\ncontainerd = []", 2, "containerd is no table"),
-        ("[plugins.cri.containerd]\nruntimes = 'nvidia'", 2, "runtimes is no table"),
-        ("[plugins.cri.containerd.runtimes]\nrunc = {}\nnvidia = 1", 3, "nvidia is no table"),
-        ("[plugins.cri.containerd.runtimes.nvidia.options]\nBinaryName = 1", 2, "BinaryName is no text"),
-        ("plugins.cri.containerd.runtimes.nvidia.options.BinaryName = 1", 0, "BinaryName is no text"),
+        ("version = 5", 1, "version is 5, but this containerd reads no version above 4"),
+        ("version = -1", 1, "version is not a number from 1 on"),
+        ("version = true", 1, "version is not a number"),
+        ("version = 2.0", 1, "version is not a number"),
+        ("version = 0xffffffffffffffffffffffffffffffffffffffff", 1, "version is not a number from 1 on"),
+        ("plugins = 1", 1, "plugins is not a table"),
+        ("[plugins]\ncri = 1", 2, "cri is not a table"),
+        ("[plugins.cri]\ncontainerd = []", 2, "containerd is not a table"),
+        ("[plugins.cri.containerd]\nruntimes = 'nvidia'", 2, "runtimes is not a table"),
+        ("[plugins.cri.containerd.runtimes]\nrunc = {}\nnvidia = 1", 3, "nvidia is not a table"),
+        ("[plugins.cri.containerd.runtimes.nvidia.options]\nBinaryName = 1", 2, "BinaryName is not a string"),
+        ("plugins.cri.containerd.runtimes.nvidia.options.BinaryName = 1", 0, "BinaryName is not a string"),
         (
             "[plugins.cri.containerd.runtimes.nvidia.options]\nSystemdCgroup = 1",
             2,
             "SystemdCgroup is neither true nor false",
         ),
-        ("[plugins.cri.containerd]\n\n'default_runtime_name' = 1", 3, "default_runtime_name is no text"),
+        ("[plugins.cri.containerd]\n\n'default_runtime_name' = 1", 3, "default_runtime_name is not a string"),
         ("[plugins.cri]\nenable_cdi = 'yes'", 2, "enable_cdi is neither true nor false"),
-        ("[plugins.cri]\ncdi_spec_dirs = '/etc/cdi'", 2, "cdi_spec_dirs is no list of texts"),
-        ("\nimports = 'a.toml'", 2, "imports is no list of texts"),
-        ("imports = [\n  1]", 1, "imports is no list of texts"),
-        ("disabled_plugins = 'cri'", 1, "disabled_plugins is no list of texts"),
-        ("[grpc]\naddress = 1", 2, "address is no text"),
+        ("[plugins.cri]\ncdi_spec_dirs = '/etc/cdi'", 2, "cdi_spec_dirs is not a list of strings"),
+        ("\nimports = 'a.toml'", 2, "imports is not a list of strings"),
+        ("imports = [\n  1]", 1, "imports is not a list of strings"),
+        ("disabled_plugins = 'cri'", 1, "disabled_plugins is not a list of strings"),
+        ("[grpc]\naddress = 1", 2, "address is not a string"),
         ("[plugins.cri]\nsystemd_cgroup = true", 2, "systemd_cgroup works with io.containerd.runtime.v1.linux alone"),
     ],
 )
@@ -553,7 +554,7 @@ def test_a_value_of_another_type_is_reported_with_its_file(tmp_path: Path) -> No
         SECOND: "version = 3\n",
     }
 
-    assert problem(tmp_path, files) == ConfigurationProblem(FIRST, "runtime_type is no text", 3)
+    assert problem(tmp_path, files) == ConfigurationProblem(FIRST, "runtime_type is not a string", 3)
 
 
 @pytest.mark.parametrize(
@@ -570,7 +571,7 @@ def test_a_schema_that_the_release_does_not_know_is_refused(
     (found,) = [read(tmp_path, {MAIN: head}, version).problem]
 
     assert found == ConfigurationProblem(
-        MAIN, f"version is {newest + 1}, and this containerd reads none above {newest}", 1
+        MAIN, f"version is {newest + 1}, but this containerd reads no version above {newest}", 1
     )
 
 
@@ -598,7 +599,7 @@ def test_a_disabled_plugin_is_reported_with_its_file(version: str, tmp_path: Pat
 def test_a_drop_in_of_schema_2_makes_the_short_name_an_error_for_containerd_1(tmp_path: Path) -> None:
     files = {MAIN: 'imports = ["a.toml"]\ndisabled_plugins = ["cri"]\n', FIRST: "version = 2\n"}
 
-    problem = ConfigurationProblem(MAIN, "disabled_plugins: 'cri' is no full name of a plugin", 2)
+    problem = ConfigurationProblem(MAIN, "disabled_plugins: 'cri' is not the full name of a plugin", 2)
     assert read(tmp_path, files, "1.7.28").problem == problem
     assert read(tmp_path, files, "2.4.2").disabled_in == MAIN
     seen = read(tmp_path, files)

@@ -180,7 +180,7 @@ def test_one_without_a_word_about_it_is_not_ready_all_the_same() -> None:
 def test_an_answer_without_that_condition_is_none(short_root: Path) -> None:
     with asked(short_root, {}, {}) as one:
         answer = one.status.ask(FACTS)
-    assert answer == "the container runtime does not tell its condition RuntimeReady"
+    assert answer == "the container runtime does not report its condition RuntimeReady"
 
 
 def test_passwords_of_registries_are_not_kept(short_root: Path) -> None:

@@ -85,14 +85,14 @@ def test_a_runtime_may_inherit_the_default_ones_program(tmp_path: Path) -> None:
         ('[crio]\nroot = "a\n', "Illegal character", (2, 10)),
         ("[crio.runtime.runtimes.nvidia\n", "Expected ']'", (1, 30)),
         (b"[crio]\n# \xff\n", "no UTF-8", (2, 3)),
-        ("crio = 1\n", "crio is no table", (0, 0)),
-        ("[crio]\nruntime = 1\n", "runtime is no table", (0, 0)),
-        ("[crio.runtime]\nruntimes = 1\n", "runtimes is no table", (0, 0)),
-        ("[crio.runtime.runtimes]\nx = 1\n", "crio.runtime.runtimes.x is no table", (0, 0)),
-        ("[crio.runtime.runtimes.x]\nruntime_path = 1\n", "runtime_path is no text", (0, 0)),
-        ("[crio.runtime]\ndefault_runtime = 1\n", "default_runtime is no text", (0, 0)),
-        ("[crio.runtime]\ncdi_spec_dirs = 1\n", "cdi_spec_dirs is no list of paths", (0, 0)),
-        ("[crio.runtime]\ncgroup_manager = []\n", "cgroup_manager is no text", (0, 0)),
+        ("crio = 1\n", "crio is not a table", (0, 0)),
+        ("[crio]\nruntime = 1\n", "runtime is not a table", (0, 0)),
+        ("[crio.runtime]\nruntimes = 1\n", "runtimes is not a table", (0, 0)),
+        ("[crio.runtime.runtimes]\nx = 1\n", "crio.runtime.runtimes.x is not a table", (0, 0)),
+        ("[crio.runtime.runtimes.x]\nruntime_path = 1\n", "runtime_path is not a string", (0, 0)),
+        ("[crio.runtime]\ndefault_runtime = 1\n", "default_runtime is not a string", (0, 0)),
+        ("[crio.runtime]\ncdi_spec_dirs = 1\n", "cdi_spec_dirs is not a list of paths", (0, 0)),
+        ("[crio.runtime]\ncgroup_manager = []\n", "cgroup_manager is not a string", (0, 0)),
     ],
 )
 @pytest.mark.parametrize("file", ["crio.conf", "crio.conf.d/99-nvidia.conf"])
@@ -113,7 +113,7 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
 
     for configuration in (read_configuration(tmp_path, "/etc/other.conf"), read_configuration(tmp_path)):
         assert configuration.problem is not None
-        assert configuration.problem.message == "named, and does not exist"
+        assert configuration.problem.message == "named, but does not exist"
 
 
 def test_a_drop_in_outside_the_read_folders_is_reported_and_ignored(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_the_runtime_of_a_real_kubelet_is_explained_step_by_step(start: Start, t
         f"its file: {tmp_path}/kubelet.yaml",
         f"containerRuntimeEndpoint in {tmp_path}/kubelet.yaml: unix://{path}",
         f"held by {holder}",
-        f"which reads {tmp_path}/used.toml (told so by a flag)",
+        f"which reads {tmp_path}/used.toml (by a flag)",
     )
 
 

@@ -125,10 +125,10 @@ def test_the_switches_are_read(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("[nvidia-container-runtime]\nmode = auto\n", ConfigurationProblem(STANDARD_FILE, "Invalid value", 2, 8)),
-        ("[nvidia-container-runtime]\nmode = 7\n", ConfigurationProblem(STANDARD_FILE, "mode is no text", 2)),
+        ("[nvidia-container-runtime]\nmode = 7\n", ConfigurationProblem(STANDARD_FILE, "mode is not a string", 2)),
         (
             "nvidia-container-cli = 7\n",
-            ConfigurationProblem(STANDARD_FILE, "nvidia-container-cli is no table", 1),
+            ConfigurationProblem(STANDARD_FILE, "nvidia-container-cli is not a table", 1),
         ),
         (
             "\naccept-nvidia-visible-devices-as-volume-mounts = 1\n",

@@ -133,7 +133,7 @@ def test_tests_are_run_by_their_names(dcgmi: Dcgmi) -> None:
     seen = dcgmi.diag().run_tests(["memory", "--host", "pcie", "a b", ""])
 
     assert {row.test for row in answer(seen).results} == {"memory", "pcie"}
-    assert dcgmi.diag().run_tests(["-p"]) == DcgmReading(absent="no test is named")
+    assert dcgmi.diag().run_tests(["-p"]) == DcgmReading(absent="no valid test name")
 
 
 def test_a_hostengine_of_the_node_is_used_by_its_name(dcgmi: Dcgmi) -> None:

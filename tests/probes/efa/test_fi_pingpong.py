@@ -84,14 +84,16 @@ def test_messages_that_nobody_acknowledged_are_a_fault() -> None:
 )
 def test_a_run_that_measured_nothing_is_could_not_look(out: bytes) -> None:
     """A message longer than the endpoint takes is left out without a word, with the exit code 0."""
-    assert read_side(ended(0, out=out)) == Unobserved(NOT_RUN, "fi_pingpong ended well and measured nothing")
+    assert read_side(ended(0, out=out)) == Unobserved(
+        NOT_RUN, "fi_pingpong ended without an error and without a measurement"
+    )
 
 
 @pytest.mark.parametrize("code", [255, 0])
 def test_data_that_came_back_changed_is_corrupt_whatever_else_is_there(code: int) -> None:
     found = read_side(ended(code, CLOSING, TABLE + CORRUPT))
 
-    assert found == Broken("data came back changed in a message of 65536 bytes", corrupt=True)
+    assert found == Broken("data was changed in a message of 65536 bytes", corrupt=True)
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_after_a_device_that_kept_us_waiting_no_other_is_asked(
 ) -> None:
     monkeypatch.setattr(infiniband, "_PATIENCE_SECONDS", -1.0)
 
-    assert device(node).error == "not read: another device kept the look waiting"
+    assert device(node).error == "not read: another device delayed the check cycle"
     assert device(node).counters == {}
     assert len(read_rdma(Host(node.root)).efa) == 32
 

@@ -219,7 +219,7 @@ def test_without_an_efa_device_it_is_not_run(make_node: Callable[[str], Simulate
 
 
 def test_a_tree_that_is_not_this_machine_is_not_asked_about(node: SimulatedNode) -> None:
-    assert read_libfabric(Host(node.root)).absent == "fi_info speaks of no machine but the one that it runs on"
+    assert read_libfabric(Host(node.root)).absent == "fi_info can only check the machine on which it runs"
 
 
 def test_each_domain_of_reliable_datagrams_counts_once() -> None:

@@ -83,7 +83,7 @@ def test_the_data_goes_through_the_device_and_is_compared_in_a_run_of_its_own(be
 
 
 FAULTS = [
-    ("corrupt", Broken("data came back changed in a message of 64 bytes", corrupt=True)),
+    ("corrupt", Broken("data was changed in a message of 64 bytes", corrupt=True)),
     ("error", Broken("fi_pingpong ended with exit code 5: cq_readerr: Unresponsive remote")),
     ("timeout", Broken("fi_pingpong ended with exit code 62: fi_enable: Timer expired")),
     ("memory", Unobserved(NOT_RUN, "fi_pingpong ended with exit code 12: fi_endpoint: Cannot allocate memory")),
@@ -132,7 +132,7 @@ def test_a_device_that_the_provider_does_not_know_is_could_not_look(bench: Bench
         ("kill -SEGV $$", "fi_pingpong was ended by SIGSEGV"),
         ("kill -KILL $$", "fi_pingpong: both sides were killed"),
         ("while :; do echo flood; done", "fi_pingpong: its output is longer than 1048576 bytes"),
-        ("exit 0", "fi_pingpong ended well and measured nothing"),
+        ("exit 0", "fi_pingpong ended without an error and without a measurement"),
     ],
 )
 def test_a_program_that_is_another_one_is_could_not_look(bench: Bench, script: str, message: str) -> None:
@@ -227,7 +227,7 @@ def test_without_the_program_or_a_device_nothing_is_run(bench: Bench, tmp_path: 
 
 
 def test_a_light_look_sends_nothing(bench: Bench) -> None:
-    with pytest.raises(ProbeError, match="no deep one"):
+    with pytest.raises(ProbeError, match="only a deep diagnostic"):
         read_efa_loopback(Host(bench.node.root))
     assert read_efa_loopback(Host(bench.node.root, ask_efa_loopback=bench.loopback.run)).loopbacks == tuple(bench.calls)
     assert len(bench.calls) == 4

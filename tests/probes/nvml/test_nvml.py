@@ -269,8 +269,8 @@ class TestAnswers:
     @pytest.mark.parametrize(
         ("file", "value", "message"),
         [
-            ("nvml/count", 4294967295, "NVML says that there are 4294967295 GPUs"),
-            ("nvml/count", 257, "NVML says that there are 257 GPUs"),
+            ("nvml/count", 4294967295, "NVML reports 4294967295 GPUs"),
+            ("nvml/count", 257, "NVML reports 257 GPUs"),
         ],
     )
     def test_nonsense_about_the_whole_could_not_look(
@@ -904,7 +904,7 @@ class TestCrashes:
         look = driver.look()
 
         assert (cause(look), look.missed) == ("NvmlCrashed", ())
-        assert detail(look) == "the look at NVML failed: the child was ended by SIGSEGV"
+        assert detail(look) == "the probe of NVML failed: the child was ended by SIGSEGV"
         node.stop_crashing()
         assert gpus(driver.look()) == healthy(node)
         assert driver.child_pid != first
@@ -1156,7 +1156,7 @@ class TestLibraryPlaces:
     @pytest.mark.usefixtures("library")
     def test_a_tree_without_a_library_says_so(self, node: SimulatedNode, driver: Driver) -> None:
         assert driver.look().answer == Unobserved(
-            UnobservedCause.named("NvmlLibraryNotFound"), f"libnvidia-ml.so.1 lies nowhere under {node.root}"
+            UnobservedCause.named("NvmlLibraryNotFound"), f"libnvidia-ml.so.1 was not found under {node.root}"
         )
 
     @pytest.mark.parametrize(
@@ -1325,5 +1325,5 @@ class TestProbe:
         assert gpus(read_driver(Host(node.root, driver.look))) == healthy(node)
 
     def test_a_host_with_an_inaccessible_driver_is_not_checked(self, node: SimulatedNode) -> None:
-        with pytest.raises(ProbeError, match="this look does not ask the driver"):
+        with pytest.raises(ProbeError, match="this check cycle does not read the driver"):
             read_driver(Host(node.root))
