@@ -231,7 +231,11 @@ def test_what_is_no_capture_is_a_wrong_use_and_the_file_is_named(content: bytes,
 
 def test_what_is_no_file_is_a_wrong_use(tmp_path: Path) -> None:
     missing, device = tmp_path / "missing", Path("/dev/null")
-    for name, why in ((tmp_path, "Is a directory"), (missing, "No such file"), (device, "a device, not a saved capture")):
+    for name, why in (
+        (tmp_path, "Is a directory"),
+        (missing, "No such file"),
+        (device, "a device, not a saved capture"),
+    ):
         code, _, err = run(str(name))
         assert (code, f"{name}: {why}" in err) == (3, True)
 
@@ -273,7 +277,7 @@ def test_lines_of_the_driver_behind_an_unknown_prefix_are_counted_in_words_and_i
     code, out, _ = run("--json", name)
     record = json.loads(out)
 
-    message = f"2 lines of the driver behind a prefix that is not known, the first at {name}:4"
+    message = f"2 lines of the driver after an unknown prefix, the first at {name}:4"
     assert (code, record["status"], record["findings"]) == (2, "unknown", [])
     assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", message)}
     assert f"could not check: LinesNotRead: {message}\n" in run(name)[1]

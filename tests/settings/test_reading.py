@@ -191,7 +191,7 @@ def test_keys_that_nobody_knows_change_nothing_and_are_named_with_what_may_be_me
         f"{tmp_path}: unknown settings: CHECK_INTERVALL (did you mean CHECK_INTERVAL?), "
         "EFA_MAX_BW (did you mean EFA_MIN_BW?), QUARANTINE_NAMESPACE (did you mean SWEEP_NAMESPACE?), "
         "check-interval (did you mean CHECK_INTERVAL?), severity_overrides (did you mean severity-overrides?), zz; "
-        "the others count"
+        "all others are used"
     )
 
 
@@ -258,9 +258,21 @@ BAD = [
     ("MAX_RETIRED_PAGES_SBE", "4097", "a whole number, 1 to 4096"),
     ("EFA_MIN_BW", "-1", "a whole number, 0 to 1000000"),
     ("EFA_MIN_BW", "9.5", "a whole number, 0 to 1000000"),
-    ("EFA_MIN_BW", "1", "the unit is MB/s, 0 or 500 to 1000000, and the value is probably in Gbps: 1 Gbps are 125 MB/s"),
-    ("EFA_MIN_BW", "90", "the unit is MB/s, 0 or 500 to 1000000, and the value is probably in Gbps: 90 Gbps are 11250 MB/s"),
-    ("EFA_MIN_BW", "499", "the unit is MB/s, 0 or 500 to 1000000, and the value is probably in Gbps: 499 Gbps are 62375 MB/s"),
+    (
+        "EFA_MIN_BW",
+        "1",
+        "the unit is MB/s, 0 or 500 to 1000000, and the value is probably in Gbps: 1 Gbps are 125 MB/s",
+    ),
+    (
+        "EFA_MIN_BW",
+        "90",
+        "the unit is MB/s, 0 or 500 to 1000000, and the value is probably in Gbps: 90 Gbps are 11250 MB/s",
+    ),
+    (
+        "EFA_MIN_BW",
+        "499",
+        "the unit is MB/s, 0 or 500 to 1000000, and the value is probably in Gbps: 499 Gbps are 62375 MB/s",
+    ),
     ("NCCL_MIN_BUS_BW", "-1", "a whole number, 0 to 10000"),
     ("NCCL_MIN_BUS_BW", "fast", "a whole number, 0 to 10000"),
     ("NCCL_TIMEOUT", "59", SECONDS + "60 to 86400"),
@@ -285,9 +297,13 @@ BAD = [
     ("TAINT_SEVERITY", "reset", SEVERITIES),
     ("TAINT_SEVERITY", "PASS", SEVERITIES),
     ("TAINT_SEVERITY", "2", SEVERITIES),
-    ("REPAIR_CONDITIONS", "GpuHealthy", "no condition 'GpuHealthy'; allowed are GpuRebootRequired, GpuReplacement"),
-    ("REPAIR_CONDITIONS", "GpuRebootRequired Ready", "no condition 'GpuRebootRequired Ready'; allowed are"),
-    ("REPAIR_CONDITIONS", "AcceleratedHardwareReady, \x1b[2J", "no condition '"),
+    (
+        "REPAIR_CONDITIONS",
+        "GpuHealthy",
+        "unknown condition 'GpuHealthy'; allowed are GpuRebootRequired, GpuReplacement",
+    ),
+    ("REPAIR_CONDITIONS", "GpuRebootRequired Ready", "unknown condition 'GpuRebootRequired Ready'; allowed are"),
+    ("REPAIR_CONDITIONS", "AcceleratedHardwareReady, \x1b[2J", "unknown condition '"),
     ("REPAIR_SEVERITY", "RESET", "allowed are REBOOT or ISOLATE"),
     ("REPAIR_SEVERITY", "isolate", "allowed are REBOOT or ISOLATE"),
     ("REPAIR_SEVERITY", "", "allowed are REBOOT or ISOLATE"),

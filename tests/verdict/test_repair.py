@@ -195,7 +195,10 @@ class TestOthers:
         assert words(change) == ("False", "True", "-")
         (event,) = change.repair.events
         assert (event.type, event.reason) == ("Warning", "ConditionOwnedByOther")
-        assert "the agent does not write AcceleratedHardwareReady: it belongs to eks-node-monitoring-agent" in event.message
+        assert (
+            "the agent does not write AcceleratedHardwareReady: it belongs to eks-node-monitoring-agent"
+            in event.message
+        )
 
     def test_that_nobody_is_noted_for_is_another_s_all_the_same(self) -> None:
         change = plan_for(node(conditions=[THEIRS]), memory_of(ISOLATE))

@@ -84,7 +84,9 @@ def test_messages_that_nobody_acknowledged_are_a_fault() -> None:
 )
 def test_a_run_that_measured_nothing_is_could_not_look(out: bytes) -> None:
     """A message longer than the endpoint takes is left out without a word, with the exit code 0."""
-    assert read_side(ended(0, out=out)) == Unobserved(NOT_RUN, "fi_pingpong ended without an error and without a measurement")
+    assert read_side(ended(0, out=out)) == Unobserved(
+        NOT_RUN, "fi_pingpong ended without an error and without a measurement"
+    )
 
 
 @pytest.mark.parametrize("code", [255, 0])
