@@ -80,9 +80,9 @@ class UnobservedCause:
     def __init__(self, name: str, meaning: str, action: str) -> None:
         self.name: Final = printable(name)
         self.meaning: Final = printable(meaning)
-        """What happened, in one sentence."""
+        """Description of the cause, in one sentence."""
         self.action: Final = printable(action)
-        """What a person does about it, in one sentence."""
+        """Advice for a person, in one sentence."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, UnobservedCause) and other.name == self.name
@@ -95,7 +95,7 @@ class UnobservedCause:
 
     @classmethod
     def named(cls, name: str) -> UnobservedCause:
-        """The cause of this name as JSON has it: another version's perhaps, or a stranger's."""
+        """Return the cause with this name from JSON, which may be of another version or another program."""
         return cls(printable(name, _LONGEST_CAUSE), "", "")
 
 
@@ -136,7 +136,7 @@ class Grace(Struct, frozen=True):
 
     seconds: float
     since: str
-    """As a sentence goes on: `the driver was loaded`."""
+    """Start of the period, as part of a sentence: `the driver was loaded`."""
 
 
 class Reason(Struct, frozen=True):
@@ -146,13 +146,13 @@ class Reason(Struct, frozen=True):
     severity: Severity
     meaning: str
     action: str
-    """What an operator does about it, in one sentence."""
+    """Advice for an operator, in one sentence."""
     flickers: bool = False
-    """Seen during a reset or a boot on healthy hardware too: counts only after it was seen again."""
+    """Whether healthy hardware shows it during a reset or a boot too: it counts only after repeated observations."""
     threshold: str = ""
-    """From where on it is a fault, made from the constants that the judge compares with."""
+    """Limit from which it is a fault, built from the constants of the judge."""
     source: str = ""
-    """Who says that it is one: a header, a document, another project's tried rule."""
+    """Source of the rule: a header, a document, a proven rule of another project."""
     grace: Grace | None = None
 
 
@@ -175,7 +175,8 @@ class Finding(Printable, frozen=True):
     """Seconds of CLOCK_MONOTONIC at which an event happened; None for a level."""
     flickers: bool = False
     escalates: bool = True
-    """Coming back after resets or reboots makes it ISOLATE; never so for what NVIDIA puts down to an application."""
+    """Whether its recurrence after resets or reboots makes it ISOLATE; false for faults that NVIDIA attributes to an
+    application."""
     catalogued: Severity | None = None
     """Its severity before this cluster's overrides; None: no override applies."""
     catalogued_rule: str = ""
@@ -206,7 +207,7 @@ class KernelEvent(Printable, frozen=True):
     """The content of one kernel log record about the hardware, whether it is a fault or not."""
 
     reason: str
-    """`Xid79`; for a line that names no fault, what it says: `DriverLoaded`, `GpuNamed`."""
+    """`Xid79`; for a line that is not a fault, its kind: `DriverLoaded`, `GpuNamed`."""
     subject: str
     seq: int
     at: float
@@ -217,18 +218,18 @@ class KernelEvent(Printable, frozen=True):
     known: bool = True
     """The catalogue has a row for it."""
     process: str = ""
-    """Whose work it hit, as pid and name; '' when the driver named none."""
+    """Affected process, as pid and name; '' if the driver named none."""
     place: str = ""
-    """Where on the GPU: `GPC 1, TPC 3`."""
+    """Position on the GPU: `GPC 1, TPC 3`."""
     follows: bool = False
-    """The driver itself calls it the consequence of another Xid."""
+    """Whether the driver reports it as the consequence of another Xid."""
     recovery_action: int | None = None
     """The GPU's recovery action from now on (NVML field 230); 0: None, the GPU was recovered."""
     driver_loaded: bool = False
     of_a_test: bool = False
-    """It hit a process of a deep test that runs: counted, and no sign of anything."""
+    """Whether it affected a process of a running deep test: it is counted, but is not a fault."""
     uuid: str = ""
-    """What the line itself calls the GPU."""
+    """UUID of the GPU in the line."""
     source: str = ""
     """Where the evidence came from, for instance `FILE:LINE`."""
 
@@ -239,7 +240,7 @@ class Unobserved(Printable, frozen=True, tag=True):
     cause: UnobservedCause
     detail: str
     subject: str = ""
-    """Where alone it could not check; '' is everywhere."""
+    """The only subject that could not be checked; '' means all subjects."""
 
 
 class Passed(Printable, frozen=True):
@@ -247,7 +248,7 @@ class Passed(Printable, frozen=True):
 
     reason: str
     subject: str = ""
-    """Where; '' is everywhere."""
+    """The tested subject; '' means all subjects."""
 
 
 class NotConfigured(Printable, frozen=True):
@@ -264,9 +265,9 @@ class TooEarly(Printable, frozen=True):
 
     detail: str
     subject: str = ""
-    """Where alone it can't be told; '' is everywhere."""
+    """The only subject that can't be judged yet; '' means all subjects."""
     reasons: tuple[str, ...] = ()
-    """The faults that alone can't be told; `()` is all that the check can find."""
+    """The only reasons that can't be judged yet; `()` means all reasons of the check."""
 
 
 class Observation(Printable, frozen=True):
@@ -294,17 +295,17 @@ class Host(Struct, frozen=True, eq=False):
     root: Path
     ask_driver: Callable[[], Any] | None = None
     ask_libfabric: Callable[[], Any] | None = None
-    """None: `root` is not the machine that we run on, and libfabric speaks of no other."""
+    """None: `root` is not this machine, and libfabric can only check this machine."""
     ask_container_runtime: Callable[[Any], Any] | None = None
-    """Given what the files say of it. None: `root` is not the machine that we run on."""
+    """Called with the facts from its files. None: `root` is not this machine."""
     ask_dcgm: Callable[[int], Any] | None = None
-    """Runs DCGM's diagnostic of the level given, to its end. None: this look is no deep one."""
+    """Runs DCGM's diagnostic of the level given, to its end. None: this is not a deep diagnostic."""
     ask_efa_loopback: Callable[[], Any] | None = None
-    """Sends data through every EFA device, which takes minutes. None: this look is no deep one."""
+    """Sends data through every EFA device, which takes minutes. None: this is not a deep diagnostic."""
     ask_all_reduce: Callable[[], Any] | None = None
-    """Runs NCCL's all-reduce over all GPUs, which takes minutes. None: this look is no deep one."""
+    """Runs NCCL's all-reduce over all GPUs, which takes minutes. None: this is not a deep diagnostic."""
     read_once: dict[Any, Any] = field(default_factory=dict)
-    """What `once` has read in this look."""
+    """Results of `once` in this check cycle."""
 
     def once(self, read: Callable[[Path], T]) -> T:
         """Return the result of `read` for the root; it is read once in a check cycle and shared by the probes."""
@@ -322,7 +323,7 @@ class Probe(Struct, Generic[T], frozen=True):
     facts: Any
     """The type of what it reads, plain data: it is written to a file and read back (`--save-evidence`)."""
     causes: tuple[UnobservedCause, ...] = ()
-    """Why its facts, or a judge of them, could not check."""
+    """Causes for which its facts, or a check that uses them, are unavailable."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -349,7 +350,7 @@ class Evidence:
         self.seconds = dict(seconds or {})
 
     def __getitem__(self, probe: Probe[T]) -> T:
-        """The facts of a probe that was read. Judges are only called when all they need was."""
+        """Return the facts of a probe that was read. Judges are called only if all their probes were read."""
         facts: T = self._seen[probe]
         return facts
 
@@ -385,9 +386,9 @@ class Check(Struct, frozen=True):
     reasons: tuple[Reason, ...]
     nature: Nature = Nature.LEVEL
     begins: tuple[str, ...] = ()
-    """How a line of the kernel's log begins that an event check reads, in plain ASCII: others are not shown to it."""
+    """Beginnings of the kernel log lines that an event check reads, in plain ASCII; it gets no other lines."""
     causes: tuple[UnobservedCause, ...] = ()
-    """Why its judge could not check, beside the causes of its probes."""
+    """Causes for which its judge could not check, in addition to the causes of its probes."""
 
 
 class Outcome(Struct, frozen=True):
@@ -397,16 +398,16 @@ class Outcome(Struct, frozen=True):
     group: str
     findings: tuple[Finding, ...] = ()
     sightings: tuple[KernelEvent, ...] = ()
-    """What an event check read in the log, oldest first."""
+    """Events that an event check read in the log, oldest first."""
     unobserved: tuple[Unobserved, ...] = ()
     configured: bool = True
     seen: tuple[Observation, ...] = ()
     too_early: tuple[TooEarly, ...] = ()
-    """What it can't tell yet: it neither finds such a fault nor shows one gone."""
+    """Judgements that are not possible yet: such a fault is neither found nor shown to be gone."""
     passed: tuple[Passed, ...] = ()
-    """Which deep tests found nothing."""
+    """Deep tests without a finding."""
     seconds: float = 0.0
-    """How long its judge took."""
+    """Duration of its judge."""
 
     @property
     def observed(self) -> bool:

@@ -274,7 +274,7 @@ def test_what_is_wrong_is_said_with_its_place(path: list[Any], value: Any, why: 
     [b"", b"null", b"[]", b"7", b"{", b"\xff", b"[" * 100_000, b'{"format": NaN}', b'{"schema": 1}', b"\x00" * 4096],
 )
 def test_what_is_no_evidence_is_said(raw: bytes) -> None:
-    with pytest.raises(EvidenceError, match=r"no (JSON|evidence)"):
+    with pytest.raises(EvidenceError, match=r"not (JSON|an evidence file)"):
         evidence_file.read(raw)
 
 

@@ -39,8 +39,8 @@ OF_THE_FILES = [check for check in GROUP if check.name not in ("container-runtim
         (BROKEN, f"{FILE}, line 3, column 7: Expected ']'; {MEND}"),
         (ConfigurationProblem(FILE, "a", 3), f"{FILE}, line 3: a; {MEND}"),
         (
-            ConfigurationProblem(DROP_IN, "imported, and does not exist"),
-            f"{DROP_IN}: imported, and does not exist; {MEND.replace(FILE, DROP_IN)}",
+            ConfigurationProblem(DROP_IN, "imported, but does not exist"),
+            f"{DROP_IN}: imported, but does not exist; {MEND.replace(FILE, DROP_IN)}",
         ),
     ],
 )

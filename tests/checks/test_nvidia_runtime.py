@@ -174,7 +174,8 @@ def test_a_handler_in_another_runtimes_file_is_reported_with_both_files(kind: st
     assert judge(CHECK, runtime(RUNC, others=(replace(OTHER, kind=kind),))) == [
         finding(
             "NvidiaRuntimeElsewhere",
-            f"/etc/other.toml, line 4 has it, but {owner} reads that file; the kubelet's containerd reads {FILE}: {GIVE}",
+            f"/etc/other.toml, line 4 has it, but {owner} reads that file; the kubelet's containerd reads {FILE}:"
+            f" {GIVE}",
         )
     ]
 

@@ -96,7 +96,8 @@ def test_the_programs_of_others_are_nobodys_business(handler: Any) -> None:
 def test_a_handler_without_a_program_starts_runc() -> None:
     bare = replace(NVIDIA, binary="")
 
-    message = f"{FILE}, line 12: nvidia has no BinaryName, so it starts runc; set BinaryName to NVIDIA's program, {PROGRAM}: {MEND}"
+    advice = f"set BinaryName to NVIDIA's program, {PROGRAM}: {MEND}"
+    message = f"{FILE}, line 12: nvidia has no BinaryName, so it starts runc; {advice}"
     assert judge(CHECK, runtime(bare)) == [finding("RuntimeBinaryMissing", message)]
     assert judge(CHECK, runtime(bare, cdi=True, cdi_specs=(SPEC,))) == []
     # CRI-O searches for a program with the name of the handler.

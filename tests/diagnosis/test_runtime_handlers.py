@@ -257,8 +257,9 @@ def test_a_toolkit_that_writes_where_the_kubelet_reads_is_not_to_blame() -> None
 
 def test_the_agents_finding_is_reported_with_its_fix() -> None:
     detail = (
-        "/etc/containerd/config.toml, line 9 has it, but another containerd reads that file; the kubelet's containerd reads "
-        "/var/lib/k8s-containerd/k8s-containerd/etc/containerd/config.toml: `helm upgrade …`"
+        "/etc/containerd/config.toml, line 9 has it, but another containerd reads that file; "
+        "the kubelet's containerd reads /var/lib/k8s-containerd/k8s-containerd/etc/containerd/config.toml: "
+        "`helm upgrade …`"
     )
     seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", detail))
     held = stuck()

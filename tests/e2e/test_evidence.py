@@ -155,7 +155,7 @@ def test_it_is_judged_alone(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b'{"format": "gpu-healthcheck evidence"', "no JSON: "),
+        (b'{"format": "gpu-healthcheck evidence"', "not JSON: "),
         (b'{"format": "gpu-healthcheck evidence", "schema": 7}', "schema 7; this version reads 1"),
         (b'{"format": "gpu-healthcheck evidence", "schema": 1}', "Object missing required field agent_version"),
         (b'{"format": "gpu-healthcheck evidence", "x": ' + b"[" * 700 + b"]" * 700 + b"}", "nested deeper than 64"),
@@ -197,7 +197,7 @@ def test_a_kernel_log_is_no_evidence(tmp_path: Path) -> None:
     path.write_text("[    1.000000] NVRM: Xid (PCI:0000:05:00): 79, x\n")
     result = run("replay", "--as", "evidence", path)
 
-    assert (result.exit_code, "no JSON: " in result.stderr) == (3, True)
+    assert (result.exit_code, "not JSON: " in result.stderr) == (3, True)
 
 
 def test_it_is_for_its_owner_alone(saved: Path) -> None:

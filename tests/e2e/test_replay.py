@@ -277,7 +277,7 @@ def test_lines_of_the_driver_behind_an_unknown_prefix_are_counted_in_words_and_i
     code, out, _ = run("--json", name)
     record = json.loads(out)
 
-    message = f"2 lines of the driver behind a prefix that is not known, the first at {name}:4"
+    message = f"2 lines of the driver after an unknown prefix, the first at {name}:4"
     assert (code, record["status"], record["findings"]) == (2, "unknown", [])
     assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", message)}
     assert f"could not check: LinesNotRead: {message}\n" in run(name)[1]

@@ -191,7 +191,7 @@ def test_keys_that_nobody_knows_change_nothing_and_are_named_with_what_may_be_me
         f"{tmp_path}: unknown settings: CHECK_INTERVALL (did you mean CHECK_INTERVAL?), "
         "EFA_MAX_BW (did you mean EFA_MIN_BW?), QUARANTINE_NAMESPACE (did you mean SWEEP_NAMESPACE?), "
         "check-interval (did you mean CHECK_INTERVAL?), severity_overrides (did you mean severity-overrides?), zz; "
-        "the others count"
+        "all others are used"
     )
 
 
@@ -297,9 +297,13 @@ BAD = [
     ("TAINT_SEVERITY", "reset", SEVERITIES),
     ("TAINT_SEVERITY", "PASS", SEVERITIES),
     ("TAINT_SEVERITY", "2", SEVERITIES),
-    ("REPAIR_CONDITIONS", "GpuHealthy", "no condition 'GpuHealthy'; allowed are GpuRebootRequired, GpuReplacement"),
-    ("REPAIR_CONDITIONS", "GpuRebootRequired Ready", "no condition 'GpuRebootRequired Ready'; allowed are"),
-    ("REPAIR_CONDITIONS", "AcceleratedHardwareReady, \x1b[2J", "no condition '"),
+    (
+        "REPAIR_CONDITIONS",
+        "GpuHealthy",
+        "unknown condition 'GpuHealthy'; allowed are GpuRebootRequired, GpuReplacement",
+    ),
+    ("REPAIR_CONDITIONS", "GpuRebootRequired Ready", "unknown condition 'GpuRebootRequired Ready'; allowed are"),
+    ("REPAIR_CONDITIONS", "AcceleratedHardwareReady, \x1b[2J", "unknown condition '"),
     ("REPAIR_SEVERITY", "RESET", "allowed are REBOOT or ISOLATE"),
     ("REPAIR_SEVERITY", "isolate", "allowed are REBOOT or ISOLATE"),
     ("REPAIR_SEVERITY", "", "allowed are REBOOT or ISOLATE"),

@@ -117,7 +117,7 @@ def test_a_value_of_another_kind_is_left_out_and_named(name: str, value: Any) ->
 
 
 def test_what_must_be_there_is_named_where_it_is_missing() -> None:
-    with pytest.raises(ValueError, match="without at, seen"):
+    with pytest.raises(ValueError, match="missing at, seen"):
         row_in(Outer, {"name": "x"}).must_have("name", "at", "seen")
 
 

@@ -170,8 +170,8 @@ def test_of_two_rules_for_one_device_one_goes() -> None:
 @pytest.mark.parametrize(
     ("devices", "rules", "why"),
     [
-        ([], [], f"no ResourceSlice of this node has {A}"),
-        ([GPU_1], [], f"no ResourceSlice of this node has {A}"),
+        ([], [], f"no ResourceSlice of this node contains {A}"),
+        ([GPU_1], [], f"no ResourceSlice of this node contains {A}"),
         ([GPU_0, Device(NODE, "gpu-9")], [], "the driver does not report the GPU of gpu-9"),
         ([GPU_0, replace(GPU_0, pool="rack", name="r")], [], "r is published in a pool that does not have the node's"),
         ([GPU_0], [rule(is_ours=False)], "belongs to another program, or was changed"),
@@ -179,7 +179,7 @@ def test_of_two_rules_for_one_device_one_goes() -> None:
         (
             [replace(GPU_0, name=f"part-{n}") for n in range(64)],
             [rule("x", name=rule_name(NODE, "63"), is_ours=False)],
-            "64 rules are too many (63 may be)",
+            "64 rules are too many (at most 63)",
         ),
     ],
 )

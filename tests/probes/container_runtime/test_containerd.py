@@ -292,7 +292,7 @@ def test_a_pattern_that_names_nothing_is_no_problem(pattern: str, tmp_path: Path
 
 
 def test_an_import_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
-    assert problem(tmp_path, {MAIN: IMPORTS, FIRST: ""}) == ConfigurationProblem(SECOND, "imported, and does not exist")
+    assert problem(tmp_path, {MAIN: IMPORTS, FIRST: ""}) == ConfigurationProblem(SECOND, "imported, but does not exist")
 
 
 @pytest.mark.parametrize(("there", "only_ours"), [({}, True), ({"/run/k0s/other.toml": ""}, False)])
@@ -301,9 +301,9 @@ def test_an_import_from_a_folder_that_was_not_saved_is_not_missing(
 ) -> None:
     configuration_problem = problem(tmp_path, {MAIN: 'imports = ["/run/k0s/containerd-cri.toml"]\n', **there})
 
-    message = "nothing of /run is here" if only_ours else "does not exist"
+    message = "/run is empty or missing here" if only_ours else "does not exist"
     assert configuration_problem == ConfigurationProblem(
-        "/run/k0s/containerd-cri.toml", f"imported, and {message}", only_ours=only_ours
+        "/run/k0s/containerd-cri.toml", f"imported, but {message}", only_ours=only_ours
     )
 
 
@@ -480,7 +480,7 @@ def test_what_lies_outside_of_the_root_is_never_read(tmp_path: Path) -> None:
     put(tmp_path / "host", {MAIN: 'imports = ["../../../../../secret.toml"]\n'})
 
     assert read_configuration(tmp_path / "host", MAIN).problem == ConfigurationProblem(
-        "/secret.toml", "imported, and does not exist"
+        "/secret.toml", "imported, but does not exist"
     )
 
 
@@ -540,7 +540,7 @@ def test_invalid_utf8_is_reported_with_its_position(tmp_path: Path) -> None:
         ("imports = [\n  1]", 1, "imports is not a list of strings"),
         ("disabled_plugins = 'cri'", 1, "disabled_plugins is not a list of strings"),
         ("[grpc]\naddress = 1", 2, "address is not a string"),
-        ("[plugins.cri]\nsystemd_cgroup = true", 2, "systemd_cgroup works with io.containerd.runtime.v1.linux alone"),
+        ("[plugins.cri]\nsystemd_cgroup = true", 2, "systemd_cgroup works with io.containerd.runtime.v1.linux only"),
     ],
 )
 def test_a_value_of_another_kind_is_a_problem(text: str, line: int, message: str, tmp_path: Path) -> None:

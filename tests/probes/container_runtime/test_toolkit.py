@@ -133,7 +133,7 @@ def test_the_switches_are_read(tmp_path: Path) -> None:
         (
             "\naccept-nvidia-visible-devices-as-volume-mounts = 1\n",
             ConfigurationProblem(
-                STANDARD_FILE, "accept-nvidia-visible-devices-as-volume-mounts is no true or false", 2
+                STANDARD_FILE, "accept-nvidia-visible-devices-as-volume-mounts is not true or false", 2
             ),
         ),
     ],

@@ -18,7 +18,7 @@ from tests.host.test_command import FrozenDisk, is_gone
 from tests.waiting import eventually
 
 SHORT, LONG = 1.0, 30.0
-STOPPED = Unobserved(NOT_RUN, "stopped before it was done")
+STOPPED = Unobserved(NOT_RUN, "stopped before its end")
 
 
 class Bench:
