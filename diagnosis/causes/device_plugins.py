@@ -29,7 +29,7 @@ from diagnosis.facts.gpu_nodes import (
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
 from diagnosis.hami.registration import registered
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -85,7 +85,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[FoundCause]:
     plugins = [component for component in every if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)]
     there, claimed = _by_node(plugins), sliced_nodes(snapshot)
     above = tuple(
-        (NOT_READY[component.role], component.subject)
+        (NOT_READY[component.role].name, component.subject)
         for component in every
         if component.role in (Role.OPERATOR, Role.NODE_FEATURES)
     )
@@ -106,7 +106,7 @@ def _wants_plugin(node: Node) -> bool:
     return not switched_off(node) and not is_for_machines(node) and not is_changed(node)
 
 
-def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause, str], ...]) -> Iterator[FoundCause]:
+def _missing(node: Node, plugins: Iterable[Component], above: tuple[Origin, ...]) -> Iterator[FoundCause]:
     """Yield why the closest matching device plugin does not run on the node.
 
     A node that only HAMi's plugin could serve is left to the search for HAMi's labels.
@@ -125,16 +125,16 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause,
     yield from _kept_off(node, nearest, above)
 
 
-def _not_made(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> FoundCause:
+def _not_made(node: Node, plugin: Component, above: tuple[Origin, ...]) -> FoundCause:
     evidence = (f"{node.subject} offers no GPU; {plugin.subject} selects it and has no pod there",)
     describe = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
-    because = ((NOT_READY[Role.DEVICE_PLUGIN], plugin.subject), *above)
+    because = ((NOT_READY[Role.DEVICE_PLUGIN].name, plugin.subject), *above)
     return FoundCause(
         MISSING, node.subject, evidence, (f"Find the reason: {describe}",), (node.subject,), because_of=because
     )
 
 
-def _kept_off(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> Iterator[FoundCause]:
+def _kept_off(node: Node, plugin: Component, above: tuple[Origin, ...]) -> Iterator[FoundCause]:
     unmet, taints = _unmet(plugin, node), refused(plugin.spec, node)
     evidence = f"{node.subject} offers no GPU, and {plugin.subject} does not run there: "
     if not unmet and taints:
@@ -171,7 +171,7 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
             f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '--tail=50')}",
             f"Restart it: {command(*words, 'delete', 'pod', pod.meta.name)}",
         ]
-    because = tuple((cause, node.subject) for cause in (GEOMETRY, MIG_FAILED, WITHHELD))
+    because = origins((GEOMETRY, MIG_FAILED, WITHHELD), node.subject)
     yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
 
 
@@ -184,8 +184,8 @@ def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
     )
     pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
     remedy = (f"Check whether a device plugin runs there, and read its log: {pods}",)
-    not_ready = ((cause, workload) for cause in NOT_READY.values() for workload in (node.subject, *workloads))
-    because = (*not_ready, *((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD)))
+    not_ready = origins(NOT_READY.values(), node.subject, *workloads)
+    because = (*not_ready, *origins((GEOMETRY, MIG_FAILED, WITHHELD), node.subject))
     return FoundCause(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
 
 
@@ -214,7 +214,12 @@ def _partly(node: Node) -> Iterator[FoundCause]:
                 ),
             )
             yield FoundCause(
-                UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=((WITHHELD, node.subject),)
+                UNHEALTHY,
+                node.subject,
+                evidence,
+                remedy,
+                (node.subject,),
+                because_of=origins((WITHHELD,), node.subject),
             )
     yield from _fewer(node)
 
@@ -234,7 +239,7 @@ def _fewer(node: Node) -> Iterator[FoundCause]:
         + (f", nvidia.com/gpu.replicas={copies}" if copies > 1 else ""),
         *_seen(node),
     )
-    yield FoundCause(FEWER, node.subject, evidence, (), (node.subject,), because_of=((WITHHELD, node.subject),))
+    yield FoundCause(FEWER, node.subject, evidence, (), (node.subject,), because_of=origins((WITHHELD,), node.subject))
 
 
 def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iterator[FoundCause]:

@@ -9,7 +9,7 @@ from diagnosis.causes.mig_causes import GEOMETRY, MIG_GUIDE
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import GPU, has_nvidia
-from diagnosis.model import Cause, CauseSeverity, Link
+from diagnosis.model import Cause, CauseSeverity, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 
 MISSING = Cause(
@@ -63,15 +63,14 @@ OFFERS_NONE = (
 
 
 @lru_cache(maxsize=1)
-def why_not_offered(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
+def why_not_offered(snapshot: Snapshot) -> tuple[Origin, ...]:
     """Return all possible reasons why no node offers a GPU, each with its subject.
 
     The result is cached, because it is needed for each waiting pod.
     """
     subjects = [node.subject for node in snapshot.nodes if has_nvidia(node)]
     subjects += stack(snapshot)
-    pairs = ((cause, subject) for cause in OFFERS_NONE for subject in subjects)
-    return (MISSING, f"resource/{GPU}"), *pairs
+    return (MISSING.name, f"resource/{GPU}"), *origins(OFFERS_NONE, *subjects)
 
 
 def stack(snapshot: Snapshot) -> tuple[str, ...]:
@@ -79,17 +78,16 @@ def stack(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(component.subject for component in components(snapshot) if component.role in _STACK)
 
 
-def why_none_left(node: str, workloads: Iterable[str]) -> tuple[tuple[Cause, str], ...]:
+def why_none_left(node: str, workloads: Iterable[str]) -> tuple[Origin, ...]:
     """Return all possible reasons why a node offers none of its GPUs any more.
 
     UNHEALTHY is left out, because these reasons explain it: none of the GPUs is reported as healthy.
     """
-    subjects = (node, *workloads)
-    return tuple((cause, subject) for cause in OFFERS_NONE if cause is not UNHEALTHY for subject in subjects)
+    return origins((cause for cause in OFFERS_NONE if cause is not UNHEALTHY), node, *workloads)
 
 
 @lru_cache(maxsize=1)
-def why_not_cut(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
+def why_not_cut(snapshot: Snapshot) -> tuple[Origin, ...]:
     """Return all possible reasons why no node offers a MIG profile."""
     nodes = [node.subject for node in snapshot.nodes if has_nvidia(node)]
-    return tuple((cause, node) for node in nodes for cause in (GEOMETRY, MIG_FAILED, MIG_PENDING))
+    return tuple((cause.name, node) for node in nodes for cause in (GEOMETRY, MIG_FAILED, MIG_PENDING))

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from diagnosis.causes import handler_causes
 from diagnosis.causes.admission import refused_workloads
 from diagnosis.causes.component_words import hint, last_line
 from diagnosis.causes.mig_causes import GEOMETRY
+from diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
+from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.facts.components import YOUNG, Component, Role, components
 from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed
@@ -22,7 +23,18 @@ from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
 from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
+from diagnosis.model import (
+    Cause,
+    CauseSeverity,
+    Certainty,
+    FoundCause,
+    Origin,
+    Search,
+    Signature,
+    command,
+    origins,
+    starting,
+)
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
@@ -34,9 +46,9 @@ _BUILDS = timedelta(minutes=30)
 """A driver container may compile the driver; its own startup probe waits 20 minutes."""
 
 
-def _cause(name: str, severity: CauseSeverity, means: str, source: str = _OPERATOR) -> Cause:
+def _cause(name: str, severity: CauseSeverity, means: str, source: str = _OPERATOR, *texts: Signature) -> Cause:
     remedy = "Read its pod's state and its last log lines, and fix the reported error."
-    return Cause(name, severity, None, means, remedy, source)
+    return Cause(name, severity, None, means, remedy, source, texts, of_node=True)
 
 
 NOT_READY: Mapping[Role, Cause] = {
@@ -61,7 +73,15 @@ NOT_READY: Mapping[Role, Cause] = {
         CauseSeverity.HIGH,
         "The device plugin does not work on a GPU node: it offers no GPUs there.",
     ),
-    Role.MPS: _cause("MpsDaemonNotReady", CauseSeverity.MEDIUM, "The MPS control daemon does not work on a GPU node."),
+    Role.MPS: _cause(
+        "MpsDaemonNotReady",
+        CauseSeverity.MEDIUM,
+        "The MPS control daemon does not work on a GPU node.",
+        _OPERATOR,
+        starting(
+            r"mounting \\?\"([^\s\"\\]{0,80}nvidia/mps[^\s\"\\]{0,80})\\?\" to rootfs[^\n]{0,400}no such file", "runc"
+        ),
+    ),
     Role.GPU_FEATURES: _cause(
         "GpuFeatureDiscoveryNotReady",
         CauseSeverity.LOW,
@@ -275,16 +295,13 @@ def _found(
         evidence.append(_offer(unready.node))
     independent = unready.stage.reason in IMAGE or unready.stage.kind is StageKind.UNPLACED
     above = () if independent else _STANDS_ON.get(role, ())
-    own = ((cause, subject) for cause in NODES for subject in (unready.subject, unready.component.subject))
-    handler = (
-        ()
-        if independent
-        else (
-            *handler_causes.unloadable(unready.subject),
-            (handler_causes.ELSEWHERE, unready.component.subject),
-            (handler_causes.MISSING, unready.subject),
-        )
+    own = origins(NODES, unready.subject, unready.component.subject)
+    runtime = (
+        *origins(UNLOADABLE, unready.subject),
+        (ELSEWHERE.name, unready.component.subject),
+        (HANDLER_MISSING.name, unready.subject),
     )
+    cards = origins((GEOMETRY,), unready.subject) if role is Role.DEVICE_PLUGIN else ()
     subject = subjects.get((role, unready.subject), unready.subject)
     return FoundCause(
         NOT_READY[role],
@@ -292,13 +309,8 @@ def _found(
         tuple(evidence),
         tuple(_remedy(unready, " ".join((unready.stage.message, log, *evidence)))),
         (unready.subject,) if subject != unready.subject else (),
-        because_of=(*own, *_causes_above(unready, above, subjects), *handler, *_of_cards(unready)),
+        because_of=(*own, *_causes_above(unready, above, subjects), *(() if independent else runtime), *cards),
     )
-
-
-def _of_cards(unready: UnreadyPod) -> tuple[tuple[Cause, str], ...]:
-    """Return why a device plugin may exit: it found cards with different MIG geometries."""
-    return ((GEOMETRY, unready.subject),) if unready.component.role is Role.DEVICE_PLUGIN else ()
 
 
 def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
@@ -317,10 +329,10 @@ def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
 
 def _causes_above(
     unready: UnreadyPod, roles: Iterable[Role], subjects: Mapping[tuple[Role, str], str]
-) -> Iterator[tuple[Cause, str]]:
+) -> Iterator[Origin]:
     for role in roles:
         if (role, unready.subject) in subjects:
-            yield NOT_READY[role], subjects[role, unready.subject]
+            yield NOT_READY[role].name, subjects[role, unready.subject]
 
 
 def _hanging(
@@ -335,7 +347,7 @@ def _hanging(
         on = f" on {unready.subject}" if unready.subject != unready.component.subject else ""
         evidence = f"{unready.pod.subject}{on} waits in its init container {unready.stage.container}"
         above = tuple(_causes_above(unready, _WAITED_FOR[unready.stage.container], subjects))
-        above = tuple(pair for pair in above if pair[0] is not NOT_READY[unready.component.role])
+        above = tuple(pair for pair in above if pair[0] != NOT_READY[unready.component.role].name)
         remedy = _of_stage(unready) if unready.subject not in messages else ()
         messages.add(unready.subject)
         yield FoundCause(VALIDATION, unready.subject, (evidence,), remedy, because_of=above)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from diagnosis.causes.hami.hami_causes import ALLOCATION_HANGS
-from diagnosis.causes.handler_causes import unloadable
+from diagnosis.causes.runtime_handlers import UNLOADABLE
 from diagnosis.causes.unscheduled.refused import NOT_READY
 from diagnosis.facts.gpu_nodes import gpu_nodes
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -58,7 +58,7 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
             affected = tuple(one.subject for one in pods)
             look = f"Check the node's state: {command('kubectl', 'describe', 'node', node.name)}"
             yield FoundCause(
-                NOT_READY, node.subject, messages, (look, _LOOK), affected, because_of=unloadable(node.subject)
+                NOT_READY, node.subject, messages, (look, _LOOK), affected, because_of=origins(UNLOADABLE, node.subject)
             )
 
 
@@ -80,9 +80,9 @@ def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
         messages += [f"lease {_LEASES}/{name}: last renewed at {renewed:%H:%M:%S}Z"] if renewed and stale else []
         certainty = Certainty.PROVEN if stale else Certainty.LIKELY
         # A device plugin that does not answer keeps a kubelet that works from beginning.
-        above = [(NOT_READY, f"node/{name}"), *([] if stale else [(ALLOCATION_HANGS, f"node/{name}")])]
+        above = origins((NOT_READY, *(() if stale else (ALLOCATION_HANGS,))), f"node/{name}")
         affected = tuple(one.subject for one in pods)
-        yield FoundCause(SILENT, f"node/{name}", tuple(messages), (SILENT.remedy,), affected, certainty, tuple(above))
+        yield FoundCause(SILENT, f"node/{name}", tuple(messages), (SILENT.remedy,), affected, certainty, above)
 
 
 def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from diagnosis.causes.handler_causes import CLASS_MISSING
 from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED
+from diagnosis.causes.runtime_handlers import CLASS_MISSING
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
 from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy
 from diagnosis.snapshot.nodes import Node
@@ -146,7 +146,7 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
                     (evidence,),
                     (f"Read its report and when it began: {describe}", REPORTED.remedy),
                     (node.subject,),
-                    because_of=((WITHHELD, node.subject),),
+                    because_of=origins((WITHHELD,), node.subject),
                 )
 
 
@@ -187,7 +187,7 @@ def _is_bad(condition: Condition) -> bool:
     )
 
 
-def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[tuple[Cause, str], ...]) -> FoundCause:
+def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[Origin, ...]) -> FoundCause:
     evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
     evidence += [
         f"condition {condition.type}={condition.status}, {condition.reason}: {condition.message}"
@@ -200,16 +200,14 @@ def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[t
     return FoundCause(cause, policy.meta.subject, tuple(evidence), remedy, because_of=because)
 
 
-def _waited_for(nodes: list[Node], snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
-    yield from ((BOTH_STACKS, cluster.meta.subject) for cluster in snapshot.gpu_clusters)
-    every = components(snapshot)
-    subjects = [node.subject for node in nodes]
-    yield from ((NOT_READY[component.role], component.subject) for component in every if component.role in NOT_READY)
-    for role in Role:
-        if role in NOT_READY:
-            yield from ((NOT_READY[role], subject) for subject in subjects)
-    for cause in (VALIDATION, MISSING, NOT_OFFERED, GEOMETRY, MIG_FAILED, NODE_NOT_READY):
-        yield from ((cause, subject) for subject in subjects)
+def _waited_for(nodes: list[Node], snapshot: Snapshot) -> Iterator[Origin]:
+    yield from origins((BOTH_STACKS,), *(cluster.meta.subject for cluster in snapshot.gpu_clusters))
+    for component in components(snapshot):
+        if component.role in NOT_READY:
+            yield NOT_READY[component.role].name, component.subject
+    own = (VALIDATION, MISSING, NOT_OFFERED, GEOMETRY, MIG_FAILED, NODE_NOT_READY)
+    components_first = (*(NOT_READY[role] for role in Role if role in NOT_READY), *own)
+    yield from origins(components_first, *(node.subject for node in nodes))
 
 
 def _is_emptied(node: Node) -> bool:

@@ -9,7 +9,7 @@ from diagnosis.causes.admission.texts import Refusal, RefusalSource
 from diagnosis.causes.admission.wanting import IncompleteWorkload, strangers, wanting
 from diagnosis.causes.hami.denials import denied
 from diagnosis.hami.installation import WEBHOOK
-from diagnosis.model import Cause, Certainty, FoundCause, Search, command
+from diagnosis.model import Certainty, FoundCause, Origin, Search, command
 from diagnosis.snapshot import Snapshot
 
 
@@ -26,13 +26,13 @@ def find_strangers(snapshot: Snapshot) -> Iterator[FoundCause]:
         yield FoundCause(cause, event.about, (refusal.text,), (), (), Certainty.LIKELY)
 
 
-def refused_workloads(snapshot: Snapshot) -> Mapping[str, tuple[tuple[Cause, str], ...]]:
+def refused_workloads(snapshot: Snapshot) -> Mapping[str, tuple[Origin, ...]]:
     """Return, by workload, the causes that keep it from its pods.
 
     Only workloads whose missing pods are reported are included.
     """
     return {
-        incomplete.workload.subject: tuple((found.cause, found.subject) for found in _judged(snapshot, incomplete))
+        incomplete.workload.subject: tuple((found.cause.name, found.subject) for found in _judged(snapshot, incomplete))
         for incomplete in wanting(snapshot)
     }
 

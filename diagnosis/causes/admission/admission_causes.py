@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from diagnosis.causes.admission.texts import RefusalSource
-from diagnosis.causes.handler_causes import CLASS_MISSING
+from diagnosis.causes.runtime_handlers import CLASS_MISSING
 from diagnosis.model import Cause, CauseSeverity, Link
 
 

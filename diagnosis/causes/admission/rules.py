@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from diagnosis.causes.admission.admission_causes import LIMIT_RANGE, UNREACHABLE
 from diagnosis.causes.admission.texts import Refusal, RefusalSource
 from diagnosis.causes.admission.wanting import IncompleteWorkload
-from diagnosis.causes.handler_causes import CLASS_MISSING
+from diagnosis.causes.runtime_handlers import CLASS_MISSING
 from diagnosis.model import FoundCause, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject

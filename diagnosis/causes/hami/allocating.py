@@ -12,7 +12,7 @@ from diagnosis.facts.components import Role
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, PodGrant, grant
 from diagnosis.hami.installation import installation_of, installations, is_there
-from diagnosis.model import Certainty, FoundCause, Search, command
+from diagnosis.model import Certainty, FoundCause, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
@@ -82,8 +82,7 @@ def _hanging(snapshot: Snapshot, pod: Pod, given: PodGrant) -> FoundCause:
     plugins = (one for one in snapshot.pods_on.get(pod.spec.node, ()) if _is_plugin(one))
     evidence += [f"{plugin.subject} is {plugin.phase} there" for plugin in plugins]
     evidence += seen_on_host(snapshot.by_node.get(pod.spec.node), _SOCKET_REASON)
-    above = (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE, *NODES)
-    because = tuple((cause, node) for cause in above)
+    because = origins((NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE, *NODES), node)
     return FoundCause(
         ALLOCATION_HANGS, node, tuple(evidence), _look(pod), (pod.subject,), Certainty.LIKELY, because_of=because
     )

@@ -19,7 +19,7 @@ from diagnosis.hami.installation import (
     newest_asking,
     schedulers,
 )
-from diagnosis.model import Cause, FoundCause, Search, command
+from diagnosis.model import FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.snapshot.workloads import Workload
@@ -87,21 +87,21 @@ def _has_answered(snapshot: Snapshot, installation: Installation, every: tuple[I
     return any(is_scheduled(pod, names) and installation_of(pod, every) is installation for pod in snapshot.pods)
 
 
-def unreachable(installation: Installation) -> tuple[tuple[Cause, str], ...]:
+def unreachable(installation: Installation) -> tuple[Origin, ...]:
     """Return causes that may explain why the webhook did not answer, if they are found too."""
     hooks = (
-        (cause, hook.configuration.subject) for hook in installation.webhooks for cause in (NO_CA, CERTIFICATE_EXPIRED)
+        origin
+        for hook in installation.webhooks
+        for origin in origins((NO_CA, CERTIFICATE_EXPIRED), hook.configuration.subject)
     )
-    return (*_scheduler(installation), (NO_LEADER, f"service/{installation.service}"), *hooks)
+    return (*_scheduler(installation), (NO_LEADER.name, f"service/{installation.service}"), *hooks)
 
 
-def _scheduler(installation: Installation) -> tuple[tuple[Cause, str], ...]:
+def _scheduler(installation: Installation) -> tuple[Origin, ...]:
     if installation.scheduler is None:
         return ()
     nodes = {f"node/{pod.spec.node}" for pod in installation.scheduler.pods if pod.spec.node}
-    return tuple(
-        (NOT_READY[Role.HAMI_SCHEDULER], subject) for subject in (installation.scheduler.subject, *sorted(nodes))
-    )
+    return origins((NOT_READY[Role.HAMI_SCHEDULER],), installation.scheduler.subject, *sorted(nodes))
 
 
 def _without_ca(installation: Installation, hook: Webhook) -> FoundCause:
@@ -114,7 +114,7 @@ def _without_ca(installation: Installation, hook: Webhook) -> FoundCause:
         "With cert-manager: check whether its CA injector runs, and whether the Certificate is ready.",
         f"Check the API server's current value: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
     )
-    because = tuple((PATCH_FAILED, f"job/{installation.namespace}/{installation.name}{suffix}") for suffix in _JOBS)
+    because = origins((PATCH_FAILED,), *(f"job/{installation.namespace}/{installation.name}{name}" for name in _JOBS))
     return FoundCause(NO_CA, hook.configuration.subject, evidence, remedy, because_of=because)
 
 

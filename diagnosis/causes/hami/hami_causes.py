@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from diagnosis.model import Cause, CauseSeverity, Link
+from diagnosis.model import Cause, CauseSeverity, Link, Signature, failing, rejecting
 
 _HIGH, _MEDIUM, _LOW = CauseSeverity.HIGH, CauseSeverity.MEDIUM, CauseSeverity.LOW
 
 
-def _admitted(name: str, means: str, remedy: str, source: str) -> Cause:
-    return Cause(name, _HIGH, Link.ADMITTED, means, remedy, source)
+def _admitted(name: str, means: str, remedy: str, source: str, *texts: Signature) -> Cause:
+    return Cause(name, _HIGH, Link.ADMITTED, means, remedy, source, texts)
 
 
 def _scheduled(name: str, means: str, remedy: str, source: str = "", severity: CauseSeverity = _HIGH) -> Cause:
     return Cause(name, severity, Link.SCHEDULED, means, remedy, source)
 
 
-def _accepted(name: str, means: str, remedy: str, source: str) -> Cause:
-    return Cause(name, _HIGH, Link.ACCEPTED, means, remedy, source)
+def _accepted(name: str, means: str, remedy: str, source: str, *texts: Signature) -> Cause:
+    return Cause(name, _HIGH, Link.ACCEPTED, means, remedy, source, texts)
 
 
 def _of_node(name: str, means: str, remedy: str, source: str, severity: CauseSeverity = _HIGH) -> Cause:
     return Cause(name, severity, None, means, remedy, source)
 
 
+NO_DEVICES = ("NodeWithheld", "DevicePluginNotReady", "DevicePluginMissing", "GpusNotOffered", "UnhealthyGpus")
+"""Causes that leave a kubelet without devices."""
 _WEBHOOK = "HAMi, pkg/scheduler/webhook.go"
 _CHART = "HAMi's chart, templates/scheduler"
 _PLUGIN = "HAMi, pkg/device-plugin/nvidiadevice/nvinternal/plugin"
@@ -135,6 +137,7 @@ NODE_NAMED = _admitted(
     "A GPU workload sets nodeName, which bypasses HAMi's scheduler: HAMi's webhook or device plugin refuses the pods.",
     "Remove nodeName from the pod template, and select the node by a nodeSelector.",
     f"{_WEBHOOK}: `pod has node assigned`, since 2.6; `do not use nodeName in task spec` before",
+    rejecting(r"do not use nodeName in task spec", _PLUGIN),
 )
 QUOTA = _admitted(
     "HamiQuotaExceeded",
@@ -264,18 +267,25 @@ NOT_SEEN = _accepted(
     "HAMi's device plugin got a card request for a pod that HAMi's scheduler has not bound.",
     "Find out why the pod did not reach HAMi's webhook, then create the pod again.",
     "HAMi, GetPendingPod: `no binding pod found on node`",
+    rejecting(r"no binding pod found on node|no node lock naming a pending pod", _PLUGIN),
 )
 NUMBER = _accepted(
     "HamiDeviceNumberMismatch",
     "The kubelet requests another number of cards from HAMi's device plugin than the scheduler noted on the pod.",
     "Delete the pod, so that it is scheduled again; set nvidia.com/gpu as a limit only, and as a whole number.",
     f"{_PLUGIN}: `device number not matched`",
+    rejecting(r"device number not matched", _PLUGIN),
 )
-CARD_GONE = _accepted(
+CARD_GONE = Cause(
     "HamiAllocatedCardGone",
+    _HIGH,
+    Link.ACCEPTED,
     "HAMi's device plugin no longer finds the card that HAMi's scheduler chose.",
     "Check the node's cards, restart the device plugin pod there, then delete the Failed pod.",
     f"{_PLUGIN}: `resolve allocated NVIDIA devices`",
+    (rejecting(r"resolve allocated NVIDIA devices", _PLUGIN),),
+    of_node=True,
+    follows=NO_DEVICES,
 )
 ALLOCATION_HANGS = _accepted(
     "HamiAllocationHangs",
@@ -310,4 +320,11 @@ LIBRARY = Cause(
         "the pod again."
     ),
     "`libvgpu.so … cannot be preloaded`, written by ld.so",
+    (
+        failing(
+            r"libvgpu\.so[^\n]{0,120}(?:cannot be preloaded|cannot open shared object)"
+            r"|while loading shared libraries: libvgpu\.so",
+            "ld.so, of HAMi's library",
+        ),
+    ),
 )

@@ -42,7 +42,7 @@ from diagnosis.hami.installation import (
 from diagnosis.hami.node_lock import LOCK, NodeLock, node_lock
 from diagnosis.hami.registration import Registration, RegistrationFormat, registration
 from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
-from diagnosis.model import Cause, Certainty, FoundCause, Search, command
+from diagnosis.model import Certainty, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -106,7 +106,7 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
             evidence = (
                 f"{node.subject}: {len(sick)} of {len(registered.cards)} cards registered as unhealthy: {named}{more}",
             )
-            because = tuple((cause, node.subject) for cause in (REGISTER_STALE, UNHEALTHY, WITHHELD))
+            because = origins((REGISTER_STALE, UNHEALTHY, WITHHELD), node.subject)
             remedy = (f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
             yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
@@ -194,7 +194,7 @@ def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Ite
         look = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
         remedy = [f"Find out why the plugin does not run there: {look}"]
     above = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, UNHEALTHY, WITHHELD, *NODES)
-    because = tuple((cause, node.subject) for cause in above)
+    because = origins(above, node.subject)
     return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
 
 
@@ -305,7 +305,7 @@ def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> FoundCa
         f"Remove the lock: {command('kubectl', 'annotate', 'node', node.name, f'{LOCK}-')}",
     )
     affected = tuple(pod.subject for pod in waiting) or (node.subject,)
-    because = tuple((cause, node.subject) for cause in (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE))
+    because = origins((NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE), node.subject)
     return FoundCause(LOCK_STALE, node.subject, evidence, remedy, affected, because_of=because)
 
 
@@ -320,15 +320,15 @@ def _is_settled(snapshot: Snapshot, pod: Pod) -> bool:
     return since is None or snapshot.now - since > _REGISTERS
 
 
-def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[tuple[Cause, str], ...]:
+def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[Origin, ...]:
     """Return causes that may explain HAMi's `node unregistered` for these nodes, if they are found too."""
     every = installations(snapshot)
     workloads = [plugin.subject for each in every for plugin in each.plugins]
     own = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, REGISTER_STALE, NOT_REGISTERED, CLOCK_APART, PLUGIN_SILENT)
     return (
-        *((REGISTER_UNREADABLE, installation.subject) for installation in every),
-        *((NOT_READY[Role.HAMI_PLUGIN], workload) for workload in workloads),
-        *((cause, node.subject) for node in nodes for cause in (*own, UNHEALTHY, WITHHELD)),
+        *origins((REGISTER_UNREADABLE,), *(installation.subject for installation in every)),
+        *origins((NOT_READY[Role.HAMI_PLUGIN],), *workloads),
+        *(origin for node in nodes for origin in origins((*own, UNHEALTHY, WITHHELD), node.subject)),
     )
 
 

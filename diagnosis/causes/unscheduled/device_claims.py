@@ -19,7 +19,7 @@ from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
 from diagnosis.snapshot.meta import Meta, subject
@@ -284,14 +284,13 @@ def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequ
     return max(there.values(), default=0) >= request.count
 
 
-def _why_no_slices(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
+def _why_no_slices(snapshot: Snapshot) -> Iterator[Origin]:
     """Yield all possible reasons why the DRA driver publishes nothing."""
     for component in components(snapshot):
         if component.role in (Role.DRA_DRIVER, Role.DRIVER):
-            yield NOT_READY[component.role], component.subject
+            yield NOT_READY[component.role].name, component.subject
     for node in snapshot.nodes:
-        for cause in (NOT_READY[Role.DRA_DRIVER], NOT_READY[Role.DRIVER], NO_SLICES):
-            yield cause, node.subject
+        yield from origins((NOT_READY[Role.DRA_DRIVER], NOT_READY[Role.DRIVER], NO_SLICES), node.subject)
 
 
 def _driver(known: DeviceClass) -> str:

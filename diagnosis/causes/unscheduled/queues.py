@@ -250,7 +250,7 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
         if running:
             evidence.append(f"schedulers of this cluster: {', '.join(running)}")
         remedy = tuple(_mend_scheduler(snapshot, name, running))
-        because = tuple((NOT_READY[component.role], component.subject) for component in _of_hami(snapshot, name))
+        because = tuple((NOT_READY[component.role].name, component.subject) for component in _of_hami(snapshot, name))
         for workload in sorted({snapshot.line(pod.meta)[-1] for pod in pods}):
             names = tuple(pod.subject for pod in pods if snapshot.line(pod.meta)[-1] == workload)
             where = f"scheduler/{name}" if name == _DEFAULT else workload

@@ -14,7 +14,7 @@ from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, rele
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_nodes import changes
 from diagnosis.facts.placement import UNSCHEDULABLE, tolerates, untolerated
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
 from diagnosis.snapshot.pods import PodSpec
@@ -154,7 +154,7 @@ def find_changed(node: Node, resource: str, affected: tuple[str, ...]) -> FoundC
     """Return the result for a node that offers nothing while the operator is changing it."""
     evidence = f"{node.subject} offers no {resource} during a change: {', '.join(changes(node))}"
     remedy = f"Wait for the operator; if these labels no longer change, check its pods there: {_pods_on(node)}"
-    above = tuple((cause, node.subject) for cause in (UPGRADE_FAILED, MIG_PENDING, *OFFERS_NONE))
+    above = origins((UPGRADE_FAILED, MIG_PENDING, *OFFERS_NONE), node.subject)
     return FoundCause(LEAVING, node.subject, (evidence,), (remedy,), affected, because_of=above)
 
 
@@ -191,7 +191,7 @@ def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ..
             return FoundCause(cause, node.subject, (), (), affected)
         case TaintOwner.CORDON if upgrade not in _UPGRADED:
             message = f"cordoned while its GPU driver is upgraded: {_UPGRADE}={upgrade}"
-            failed = ((UPGRADE_FAILED, node.subject),)
+            failed = origins((UPGRADE_FAILED,), node.subject)
             return FoundCause(LEAVING, node.subject, (message,), _upgrade(node), affected, because_of=failed)
         case TaintOwner.CORDON:
             return FoundCause(CORDONED, node.subject, tuple(_cordon(node)), _uncordon(node), affected)

@@ -14,7 +14,7 @@ from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_requests import SHARES, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 
@@ -104,7 +104,7 @@ def find_shortages(
         *_lacks_other_resources(waiting, rooms),
     ]
     subjects = (*(room.node.subject for room in silent), *(stack(snapshot) if silent and not faults else ()))
-    above = tuple((cause, subject) for subject in subjects for cause in OFFERS_NONE) if not faults else ()
+    above = tuple((cause.name, subject) for subject in subjects for cause in OFFERS_NONE) if not faults else ()
     yield from faults or (replace(result, because_of=above) for result in _all_in_use(snapshot, waiting, rooms))
 
 
@@ -121,7 +121,7 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
         if 0 < (reason.nodes or 0) <= sum(not has(node, reason.what) for node in snapshot.nodes):
             continue  # so many nodes never have any, so this is no finding
         evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
-        above = tuple((TERMINATING, text) for text in _kept_by(snapshot, reason.what))
+        above = origins((TERMINATING,), *_kept_by(snapshot, reason.what))
         what = f"resource/{reason.what}"
         yield FoundCause(SHORT, what, evidence, (), waiting.names, Certainty.LIKELY, above)
 
@@ -155,7 +155,7 @@ def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -
     since = int((snapshot.now - pod.meta.deleted).total_seconds() // 60) if pod.meta.deleted else 0
     evidence = [f"{pod.subject} on node/{pod.spec.node} owns {held}; its grace period ended {since} minutes ago"]
     why, remedy = _why_kept(snapshot, pod)
-    because = ((refused.NOT_READY, f"node/{pod.spec.node}"),)
+    because = origins((refused.NOT_READY,), f"node/{pod.spec.node}")
     return FoundCause(TERMINATING, pod.subject, (*evidence, *why), remedy, affected, because_of=because)
 
 
@@ -191,7 +191,7 @@ def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -
             yield from (_sick(room, name, waiting.names, above) for name, value in sick.items() if value)
 
 
-def _sick(room: NodeUse, name: str, affected: tuple[str, ...], above: tuple[tuple[Cause, str], ...]) -> FoundCause:
+def _sick(room: NodeUse, name: str, affected: tuple[str, ...], above: tuple[Origin, ...]) -> FoundCause:
     """Return the result for unhealthy GPUs of a node.
 
     If some are still offered, the plugin works and the GPUs themselves are faulty. If none are, the plugin may be at

@@ -11,7 +11,7 @@ from diagnosis.causes.unscheduled.waiting import group_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, is_gpu
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount, shown
-from diagnosis.model import Cause, CauseSeverity, FoundCause, Link, command
+from diagnosis.model import Cause, CauseSeverity, FoundCause, Link, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.volcano import GroupQueue, PodGroup
@@ -61,7 +61,7 @@ def _held(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None, lasting
     see = command("kubectl", "describe", "queues.scheduling.volcano.sh", group.queue)
     remedy = (f"Check its queue's quota and use: {see}", f"Check the group's total request: {look}")
     evidence = (f"{group.meta.subject}: phase Pending, queue {group.queue}", *lasting, *_given(group, queue))
-    because = ((NO_SCHEDULER, made_by), (NO_SCHEDULER, group.meta.subject))
+    because = origins((NO_SCHEDULER,), made_by, group.meta.subject)
     return FoundCause(HELD, where, (*evidence, *_said(snapshot, group)), remedy, (made_by,), because_of=because)
 
 
