@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from diagnosis.causes.admission.texts import Refusal, parse
+from diagnosis.causes.admission.refusals import Refusal, parse
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_requests import gpu_claims, meant_as_gpu
 from diagnosis.facts.placement import asked_by
