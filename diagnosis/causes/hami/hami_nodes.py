@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from diagnosis.causes.component_words import last_line
+from diagnosis.causes.device_plugins import UNHEALTHY
 from diagnosis.causes.hami.hami_causes import (
     CLOCK_APART,
     LOCK_STALE,
@@ -19,9 +19,8 @@ from diagnosis.causes.hami.hami_causes import (
     REGISTER_UNREADABLE,
 )
 from diagnosis.causes.hami.hami_causes import UNHEALTHY as CARD_UNHEALTHY
-from diagnosis.causes.offer_causes import UNHEALTHY
 from diagnosis.causes.starting_causes import NODES
-from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.unready_components import NOT_READY, last_line
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from enum import Enum
 
+from diagnosis.causes.device_plugins import MIG_PENDING, OFFERS_NONE
 from diagnosis.causes.node_labels import UPGRADE_FAILED
-from diagnosis.causes.offer_causes import MIG_PENDING, OFFERS_NONE
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, release_of
 from diagnosis.facts.fit_error import ReasonSubject

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from msgspec.structs import replace
 
-from diagnosis.causes.offer_causes import OFFERS_NONE, UNHEALTHY, stack, why_none_left
+from diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended, is_stuck, without
 from diagnosis.facts.fit_error import ReasonSubject
