@@ -151,10 +151,8 @@ PROGRAM = _cause(
 NCCL = _cause(
     "CollectiveFails",
     "The processes of a job lost contact: one of them ended, or the network between them fails.",
-    (
-        "Check the process that ended first: its message is the cause, the other messages are consequences. "
-        "NCCL_DEBUG=INFO shows more."
-    ),
+    "Check the process that ended first: its message is the cause, the other messages are consequences. "
+    "NCCL_DEBUG=INFO shows more.",
     failing(
         r"NCCL WARN|nccl(?:System|Remote|Internal|UnhandledCuda)Error|NCCL error|DistBackendError"
         r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)",

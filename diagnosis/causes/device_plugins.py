@@ -62,10 +62,8 @@ UNHEALTHY = Cause(
     CauseSeverity.HIGH,
     Link.SCHEDULED,
     "A node has GPUs that its device plugin does not advertise, because it considers them unhealthy.",
-    (
-        "Check the GPUs of the node; when they are healthy, restart its device plugin, which does not check "
-        "again on its own."
-    ),
+    "Check the GPUs of the node; when they are healthy, restart its device plugin, which does not check "
+    "again on its own.",
     "k8s-device-plugin: an unhealthy device stays so until the plugin restarts",
 )
 MIG_FAILED = Cause(
@@ -258,10 +256,7 @@ def _partly(node: Node) -> Iterator[FoundCause]:
         there, offered = _number(node.capacity, name), _number(node.allocatable, name)
         if 0 < offered < there:
             lost = there - offered
-            evidence = (
-                f"{node.subject}: capacity {there} {name}, allocatable {offered}",
-                *_seen(node),
-            )
+            evidence = (f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_seen(node))
             remedy = (
                 f"Check the {lost} missing GPUs: {command('kubectl', 'describe', 'node', node.name)}",
                 (
@@ -312,10 +307,7 @@ def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iter
         f"{node.subject} has pods of {extra.subject} and of {', '.join(component.subject for component in others)}"
     )
     delete = command("kubectl", "-n", extra.meta.namespace, "delete", "daemonset", extra.meta.name)
-    remedy = (
-        f"To keep {others[0].subject}, delete the other: {delete}",
-        "Restart the remaining one.",
-    )
+    remedy = (f"To keep {others[0].subject}, delete the other: {delete}", "Restart the remaining one.")
     yield FoundCause(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
 
 

@@ -144,11 +144,7 @@ def _follows(key: Origin, of: Origin, above: dict[Origin, list[Origin]]) -> bool
     return False
 
 
-def _tree(
-    key: Origin,
-    merged: dict[Origin, FoundCause],
-    children: dict[Origin, list[Origin]],
-) -> Problem:
+def _tree(key: Origin, merged: dict[Origin, FoundCause], children: dict[Origin, list[Origin]]) -> Problem:
     found = merged[key]
     beneath = _sorted(_tree(child, merged, children) for child in children.get(key, ()))
     shown = replace(found, evidence=found.evidence[:MOST_EVIDENCE])

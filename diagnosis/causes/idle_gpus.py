@@ -85,10 +85,7 @@ def _idle_cards(node: Node, held: Mapping[str, int], idle: list[CardLoad]) -> It
     offered = int(amount(node.capacity.get(GPU, "0")) or 0)
     if not by_pod and offered and len(unnamed) >= offered:
         for name, number in held.items():
-            yield (
-                name,
-                f"{name}: owns {number} of the {offered} GPUs of node/{node.name}, all at 0 % for an hour",
-            )
+            yield (name, f"{name}: owns {number} of the {offered} GPUs of node/{node.name}, all at 0 % for an hour")
 
 
 def _found(subject: str, some: list[tuple[Pod, str]]) -> FoundCause:

@@ -391,7 +391,4 @@ def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
                 yield FoundCause(INIT_LASTS, written, (message,), remedy, (pod.subject,), Certainty.LIKELY)
 
 
-SEARCHES = (
-    Search(CAUSES, ("Pod",), find_not_started),
-    Search((INIT_LASTS,), ("Pod",), find_lasting),
-)
+SEARCHES = (Search(CAUSES, ("Pod",), find_not_started), Search((INIT_LASTS,), ("Pod",), find_lasting))

@@ -8,15 +8,7 @@ from functools import cache
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
-from diagnosis.facts.gpu_nodes import (
-    EFA,
-    has_nvidia,
-    is_changed,
-    is_for_machines,
-    is_judged,
-    offers_gpus,
-    sliced_nodes,
-)
+from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
 from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Origin, Search, command, origins
@@ -177,7 +169,4 @@ def _number(amounts: Mapping[str, str]) -> int:
     return int(amount(amounts.get(EFA, "0")) or ZERO)
 
 
-SEARCHES = (
-    Search((NO_EFA,), ("Node",), find_efa),
-    Search((NO_SLICES,), ("Node", "Pod", "ResourceSlice"), find_slices),
-)
+SEARCHES = (Search((NO_EFA,), ("Node",), find_efa), Search((NO_SLICES,), ("Node", "Pod", "ResourceSlice"), find_slices))

@@ -30,13 +30,7 @@ from diagnosis.facts.symptoms import (
     standing_events,
     texts_in,
 )
-from diagnosis.facts.toolkit_advice import (
-    handlers_of,
-    target_of,
-    toolkits,
-    where_it_should_write,
-    written_elsewhere,
-)
+from diagnosis.facts.toolkit_advice import handlers_of, target_of, toolkits, where_it_should_write, written_elsewhere
 from diagnosis.model import (
     Cause,
     CauseSeverity,

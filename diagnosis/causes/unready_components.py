@@ -124,10 +124,8 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.HAMI_SCHEDULER: _cause(
         "HamiSchedulerNotReady",
         CauseSeverity.HIGH,
-        (
-            "HAMi's scheduler does not run: pods pass its webhook unchanged, and pods that wait for the scheduler "
-            "stay Pending."
-        ),
+        "HAMi's scheduler does not run: pods pass its webhook unchanged, and pods that wait for the scheduler "
+        "stay Pending.",
         HAMI_DOCS,
     ),
     Role.HAMI_PLUGIN: _cause(

@@ -260,12 +260,7 @@ def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node
         "If its pods can't be ready elsewhere, let the budget allow one disruption: maxUnavailable: 1.",
     )
     return FoundCause(
-        BLOCKED,
-        budget.meta.subject,
-        evidence,
-        remedy,
-        tuple(node.subject for node in nodes.values()),
-        Certainty.PROVEN,
+        BLOCKED, budget.meta.subject, evidence, remedy, tuple(node.subject for node in nodes.values()), Certainty.PROVEN
     )
 
 

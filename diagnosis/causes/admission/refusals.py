@@ -108,9 +108,7 @@ ACCOUNT = _cause(
     r"error looking up service account (\S{1,520}): .{0,40}not found",
 )
 REFUSED = _cause(
-    "PodsNotAdmitted",
-    "The API server refuses the pods of a GPU workload.",
-    "Read its reason; it names the rule.",
+    "PodsNotAdmitted", "The API server refuses the pods of a GPU workload.", "Read its reason; it names the rule."
 )
 CAUSES = (
     *(EXCEEDED, NEEDS, SCOPE, LIMITED, LIMIT_RANGE, CLASS_MISSING, DENIED, UNREACHABLE, POLICY, SECURITY, REQUEST),

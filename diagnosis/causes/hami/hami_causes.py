@@ -311,14 +311,10 @@ LIBRARY = Cause(
     "HamiLibraryMissing",
     _HIGH,
     Link.RUNNING,
-    (
-        "HAMi's library is missing at the path from which the container loads it: limits have no effect, or every "
-        "program ends."
-    ),
-    (
-        "Restart HAMi's device plugin on the node: at its start it copies the library to the host. Then create "
-        "the pod again."
-    ),
+    "HAMi's library is missing at the path from which the container loads it: limits have no effect, or every "
+    "program ends.",
+    "Restart HAMi's device plugin on the node: at its start it copies the library to the host. Then create "
+    "the pod again.",
     "`libvgpu.so … cannot be preloaded`, written by ld.so",
     (
         failing(

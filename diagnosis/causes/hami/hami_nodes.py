@@ -29,15 +29,7 @@ from diagnosis.facts.quantity import counted
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, grant
 from diagnosis.hami.handshake import Handshake, HandshakeState, handshake
-from diagnosis.hami.installation import (
-    Installation,
-    elsewhere,
-    installations,
-    is_there,
-    offered,
-    plugin_pods,
-    serving,
-)
+from diagnosis.hami.installation import Installation, elsewhere, installations, is_there, offered, plugin_pods, serving
 from diagnosis.hami.node_lock import LOCK, NodeLock, node_lock
 from diagnosis.hami.registration import Registration, RegistrationFormat, registration
 from diagnosis.hami.versions import ANSWERED_UNTIL, image_version

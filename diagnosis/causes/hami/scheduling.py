@@ -23,14 +23,7 @@ from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, un
 from diagnosis.facts.components import Role
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.pod_stage import StageKind, stage
-from diagnosis.hami.installation import (
-    Installation,
-    installation_of,
-    installations,
-    is_scheduled,
-    is_there,
-    schedulers,
-)
+from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, is_there, schedulers
 from diagnosis.model import Cause, Certainty, FoundCause, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
@@ -106,8 +99,7 @@ def _unanswered(snapshot: Snapshot, installation: Installation, waiting: Waiting
         )
     if "x509" in called[2]:
         remedy.insert(
-            0,
-            f"Its certificate is not valid for 127.0.0.1: check the Secret {installation.name}-scheduler-tls.",
+            0, f"Its certificate is not valid for 127.0.0.1: check the Secret {installation.name}-scheduler-tls."
         )
     nodes = (f"node/{pod.spec.node}" for pod in _pods(installation))
     because = origins((NOT_READY[Role.HAMI_SCHEDULER],), installation.subject, *nodes)

@@ -288,8 +288,7 @@ def _fewer(name: str, most: str) -> tuple[str, ...]:
 
 def _move(rooms: Iterable[NodeUse], name: str) -> str:
     small = min(
-        ((value, pod.subject) for room in rooms for value, pod in room.holders(name) if room.free(name)),
-        default=None,
+        ((value, pod.subject) for room in rooms for value, pod in room.holders(name) if room.free(name)), default=None
     )
     first = f"Move the smallest pods together, {small[1]} first" if small else "Move small pods together"
     return f"{first}, so that one node has enough free; or request fewer {name} per pod."
