@@ -266,7 +266,7 @@ def why_closed(node: Node) -> str:
 def _plain(node: Node, pods: list[Pod], without: str = "") -> Iterator[Pool]:
     asked = [(pod, asked_by(pod.spec)) for pod in pods]
     for name in devices_in({**node.capacity, **node.allocatable}):
-        capacity, total = (_number(amounts, name) for amounts in (node.capacity, node.allocatable))
+        capacity, total = (int(amount(amounts.get(name, "0")) or ZERO) for amounts in (node.capacity, node.allocatable))
         if name == without or (not capacity and not total):
             continue
         holders = tuple(PoolShare(pod.subject, int(amounts[name])) for pod, amounts in asked if amounts.get(name))
@@ -375,7 +375,3 @@ def _memory(node: Node | None, pool: Pool, number: int) -> int:
     text = node.meta.labels.get("nvidia.com/gpu.memory", "") if node is not None else ""
     whole = pool.kind in (WHOLE, MIG_INSTANCES) and text.isascii() and text.isdigit() and len(text) < 9
     return number * int(text) if whole else 0
-
-
-def _number(amounts: Mapping[str, str], name: str) -> int:
-    return int(amount(amounts.get(name, "0")) or ZERO)

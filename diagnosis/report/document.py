@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, Total, totals
-from diagnosis.answers.chain import Chain, Step
+from diagnosis.answers.chain import Step
 from diagnosis.answers.hami_parts import InstallationTable
 from diagnosis.causes.diagnose import Problem
 from diagnosis.facts.components import ComponentRow
@@ -33,7 +33,9 @@ def document(report: Report) -> dict[str, Any]:
     if report.hami:
         fields["hami"] = [_installation(table) for table in report.hami]
     if report.chains:
-        fields["chains"] = [_chain(chain) for chain in report.chains]
+        fields["chains"] = [
+            {"pod": chain.pod, "links": [_step(step) for step in chain.steps]} for chain in report.chains
+        ]
     if report.node:
         fields["node"] = [to_builtins(row) for row in report.node]
     if report.changes is not None:
@@ -146,10 +148,6 @@ def _installation(table: InstallationTable) -> dict[str, Any]:
         for part in table.parts
     ]
     return {"installation": table.name, "scheduler": table.scheduler_name, "parts": parts}
-
-
-def _chain(chain: Chain) -> dict[str, Any]:
-    return {"pod": chain.pod, "links": [_step(step) for step in chain.steps]}
 
 
 def _step(step: Step) -> dict[str, Any]:

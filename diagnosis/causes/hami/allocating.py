@@ -54,12 +54,8 @@ def find_uncontrolled(snapshot: Snapshot) -> Iterator[FoundCause]:
     for pod, given in shared:
         for container in pod.spec.containers:
             texts = [uuid for uuid in {share.card for share in given.shares} if len(users[uuid]) > 1]
-            if texts and _is_uncontrolled(container):
+            if texts and container.env.get(CONTROL, "").lower() in ("true", "1"):
                 yield _uncontrolled(snapshot, pod, container, texts[0], users[texts[0]])
-
-
-def _is_uncontrolled(container: Container) -> bool:
-    return container.env.get(CONTROL, "").lower() in ("true", "1")
 
 
 def _uncontrolled(snapshot: Snapshot, pod: Pod, container: Container, uuid: str, users: list[Pod]) -> FoundCause:

@@ -28,7 +28,7 @@ from diagnosis.hami.installation import (
 )
 from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import Pod, PodSpec
+from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.policy_objects import Webhook
 from healthcheck.text.moments import timestamp
 
@@ -70,12 +70,8 @@ def _suffers(snapshot: Snapshot, pod: Pod) -> bool:
         and condition is not None
         and condition.status == "False"
         and not pod.spec.gates
-        and _wants_shares(pod.spec)
+        and any(SHARES & {*container.limits, *container.requests} for container in pod.spec.containers)
     )
-
-
-def _wants_shares(spec: PodSpec) -> bool:
-    return any(SHARES & {*container.limits, *container.requests} for container in spec.containers)
 
 
 def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> FoundCause:

@@ -254,7 +254,7 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
         for workload in sorted({snapshot.line(pod.meta)[-1] for pod in pods}):
             names = tuple(pod.subject for pod in pods if snapshot.line(pod.meta)[-1] == workload)
             where = f"scheduler/{name}" if name == _DEFAULT else workload
-            sure = _sure(snapshot, name)
+            sure = Certainty.PROVEN if name != _DEFAULT and snapshot.sees("Lease") else Certainty.LIKELY
             yield FoundCause(NO_SCHEDULER, where, tuple(evidence), remedy, names, sure, because)
 
 
@@ -348,10 +348,6 @@ def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:
 
 def _made_lately(snapshot: Snapshot, pod: Pod) -> bool:
     return pod.meta.created is not None and snapshot.now - pod.meta.created < _PATIENCE
-
-
-def _sure(snapshot: Snapshot, name: str) -> Certainty:
-    return Certainty.PROVEN if name != _DEFAULT and snapshot.sees("Lease") else Certainty.LIKELY
 
 
 def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:

@@ -197,7 +197,7 @@ def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ..
             return FoundCause(CORDONED, node.subject, tuple(_cordon(node)), _uncordon(node), affected)
         case TaintOwner.NOT_READY:
             # The family of nodes reports the condition and the fix; only pressure is reported here.
-            pressure = tuple(_pressure(node))
+            pressure = tuple(condition for condition in _conditions(node) if "Pressure" in condition)
             return FoundCause(
                 NOT_READY, node.subject, (evidence, *pressure), _describe(node) if pressure else (), affected
             )
@@ -250,10 +250,6 @@ def _uncordon(node: Node) -> tuple[str, ...]:
 def _upgrade(node: Node) -> tuple[str, ...]:
     look = command("kubectl", "describe", "node", node.name)
     return (f"Wait for the upgrade; if its state no longer changes, check the driver's pod there: {look}",)
-
-
-def _pressure(node: Node) -> Iterator[str]:
-    return (condition for condition in _conditions(node) if "Pressure" in condition)
 
 
 def _conditions(node: Node) -> Iterator[str]:
