@@ -41,8 +41,7 @@ def _changes(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         yield from _between(before, after)
     if old.sees("RuntimeClass") and new.sees("RuntimeClass"):
         before, after = (
-            {runtime_class.meta.subject: {"handler": runtime_class.handler} for runtime_class in look.runtime_classes}
-            for look in (old, new)
+            {each.meta.subject: {"handler": each.handler} for each in look.runtime_classes} for look in (old, new)
         )
         yield from _between(before, after)
 

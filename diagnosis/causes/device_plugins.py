@@ -139,9 +139,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[FoundCause]:
     plugins = [component for component in every if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)]
     there, claimed = _by_node(plugins), sliced_nodes(snapshot)
     above = tuple(
-        (NOT_READY[component.role].name, component.subject)
-        for component in every
-        if component.role in (Role.OPERATOR, Role.NODE_FEATURES)
+        (NOT_READY[each.role].name, each.subject) for each in every if each.role in (Role.OPERATOR, Role.NODE_FEATURES)
     )
     drivers = [component for component in every if component.role is Role.DRA_DRIVER]
     # A GPUCluster is the operator's stack of DRA, which has no device plugin.
@@ -303,9 +301,7 @@ def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iter
         lasting.values(), key=lambda component: (component.role is not Role.HAMI_PLUGIN, not _is_operators(component))
     )
     others = [component for component in lasting.values() if component is not extra]
-    evidence = (
-        f"{node.subject} has pods of {extra.subject} and of {', '.join(component.subject for component in others)}"
-    )
+    evidence = f"{node.subject} has pods of {extra.subject} and of {', '.join(each.subject for each in others)}"
     delete = command("kubectl", "-n", extra.meta.namespace, "delete", "daemonset", extra.meta.name)
     remedy = (f"To keep {others[0].subject}, delete the other: {delete}", "Restart the remaining one.")
     yield FoundCause(TWICE, extra.subject, (evidence,), remedy, (node.subject,))

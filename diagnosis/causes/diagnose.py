@@ -121,8 +121,7 @@ def _above(merged: dict[Origin, FoundCause]) -> dict[Origin, list[Origin]]:
     A result may name thousands of causes that were not found.
     """
     return {
-        key: [parent for parent in result.because_of if parent in merged and parent != key]
-        for key, result in merged.items()
+        key: [each for each in result.because_of if each in merged and each != key] for key, result in merged.items()
     }
 
 

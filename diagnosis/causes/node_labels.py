@@ -58,11 +58,7 @@ def find_unlabelled(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes on which discovery runs but whose labels are missing."""
     every = components(snapshot)
     discovery = [component for component in every if component.role is Role.GPU_FEATURES]
-    above = tuple(
-        (NOT_READY[component.role].name, component.subject)
-        for component in every
-        if component.role is Role.NODE_FEATURES
-    )
+    above = tuple((NOT_READY[each.role].name, each.subject) for each in every if each.role is Role.NODE_FEATURES)
     for node in snapshot.nodes:
         if not has_nvidia(node) or _PRODUCT in node.meta.labels or not is_judged(node, snapshot.now):
             continue

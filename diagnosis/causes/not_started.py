@@ -171,15 +171,7 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
         if found is not None:
             # A registry that did not respond once may respond the next time.
             return None if found.cause is IMAGE_FAILS and early else found
-    if (
-        pod.over
-        or any(
-            container_state.running or container_state.ended
-            for container_state in pod.states
-            if not container_state.init
-        )
-        or early
-    ):
+    if pod.over or any(each.running or each.ended for each in pod.states if not each.init) or early:
         return None
     known = _of_pod(events)
     if known is None and not pod.states:
@@ -212,9 +204,7 @@ def _is_left(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognised | None:
-    symptoms = tuple(
-        symptom for symptom in of_state(state) if symptom.place is TextSource.WAITING or state.ended is not None
-    )
+    symptoms = tuple(each for each in of_state(state) if each.place is TextSource.WAITING or state.ended is not None)
     last = state.last_ended
     if last is not None and last.reason in START_REASONS and not state.running:
         symptoms = (*symptoms, Symptom(TextSource.ENDED, last.reason, last.message, state.name, last.at))
@@ -281,9 +271,7 @@ def _is_of_runtime(text: str) -> bool:
 
 def _as(cause: Cause, symptoms: Iterable[Symptom]) -> Recognised:
     known = tuple(symptoms)
-    best = next(
-        (symptom for symptom in known if symptom.text), known[0] if known else Symptom(TextSource.WAITING, "", "")
-    )
+    best = next((each for each in known if each.text), known[0] if known else Symptom(TextSource.WAITING, "", ""))
     return Recognised(cause, best, shortened(best.text))
 
 

@@ -69,11 +69,7 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield GPU nodes on which the DRA driver runs with GPUs enabled and that no ResourceSlice lists."""
-    drivers = [
-        component
-        for component in components(snapshot)
-        if component.role is Role.DRA_DRIVER and component.meta.kind == "DaemonSet"
-    ]
+    drivers = [each for each in components(snapshot) if each.role is Role.DRA_DRIVER and each.meta.kind == "DaemonSet"]
     messages = sliced_nodes(snapshot, (_GPU_DRIVER,))
     served = bool(messages) or any(device_class.meta.name == _GPU_DRIVER for device_class in snapshot.device_classes)
     for node in snapshot.nodes if served else ():

@@ -156,9 +156,7 @@ def find_handlers(snapshot: Snapshot) -> Iterator[FoundCause]:
     That object is the RuntimeClass, or the toolkit's DaemonSet.
     """
     lacks = _lacks(snapshot)
-    rights = {
-        name: _right_name(snapshot, name) for name in {missing_handler.handler for missing_handler in lacks.values()}
-    }
+    rights = {name: _right_name(snapshot, name) for name in {each.handler for each in lacks.values()}}
     missing: defaultdict[str, list[_MissingHandler]] = defaultdict(list)
     for lack in lacks.values():
         for result in _judge(snapshot, lack, rights[lack.handler]):
@@ -259,9 +257,7 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _MissingHandler]:
 def _recognised(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     symptoms: list[Symptom] = list(of_events(standing_events(snapshot, pod)))
     for state in pod.states:
-        symptoms += (
-            symptom for symptom in of_state(state) if symptom.place is not TextSource.ENDED or state.ended is not None
-        )
+        symptoms += (each for each in of_state(state) if each.place is not TextSource.ENDED or state.ended is not None)
     return recognised(HANDLERS, symptoms)
 
 
@@ -332,9 +328,7 @@ def _has_it_by_now(snapshot: Snapshot, node: Node | None, handler: str, known: R
 
 def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_MissingHandler]) -> Iterator[FoundCause]:
     """Yield one common cause if many nodes lack the handler, as the origin of each node's result."""
-    named = next(
-        (runtime_class for runtime_class in snapshot.runtime_classes if runtime_class.handler == handler), None
-    )
+    named = next((each for each in snapshot.runtime_classes if each.handler == handler), None)
     if named is None or len(lacks) <= _EACH:
         return
     nodes = ", ".join(f"node/{missing_handler.node}" for missing_handler in lacks[:_MOST_NAMED])
@@ -426,11 +420,7 @@ def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> It
             because.append((ELSEWHERE.name, elsewhere.subject))
             yield elsewhere
         because += (*origins((ELSEWHERE,), workload.subject), *origins((_TOOLKIT,), subject, workload.subject))
-    named = (
-        runtime_class.meta.subject
-        for runtime_class in snapshot.runtime_classes
-        if runtime_class.handler == lack.handler
-    )
+    named = (each.meta.subject for each in snapshot.runtime_classes if each.handler == lack.handler)
     because += origins((MISSING,), *named)
     if finding is not None and finding.reason == _NO_WAY[0] and not toolkits(snapshot):
         because.append((ELSEWHERE.name, subject))
@@ -469,11 +459,7 @@ def _elsewhere(
 
 
 def _known_of(snapshot: Snapshot, node: Node | None, lack: _MissingHandler) -> Iterator[str]:
-    named = [
-        runtime_class.meta.subject
-        for runtime_class in snapshot.runtime_classes
-        if runtime_class.handler == lack.handler
-    ]
+    named = [each.meta.subject for each in snapshot.runtime_classes if each.handler == lack.handler]
     if named:
         yield f"{', '.join(named[:_MOST_NAMED])}: handler {lack.handler}"
     if node is not None:

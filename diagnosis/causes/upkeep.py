@@ -119,9 +119,7 @@ def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterato
         own = any(condition.reason in _OWN_FAULTS for condition in conditions)
         if policy.meta.deleted is not None or not waits or not nodes or (busy and not own):
             continue
-        since = max(
-            (condition.since for condition in conditions if condition.since is not None), default=policy.meta.created
-        )
+        since = max((each.since for each in conditions if each.since is not None), default=policy.meta.created)
         if own or since is None or snapshot.now - since > _PATIENCE:
             yield _policy(policy, conditions, tuple(_waited_for(nodes, snapshot)))
 

@@ -153,9 +153,7 @@ def replaced(snapshot: Snapshot, pod: Pod) -> bool:
     counted = [maker for maker in makers if maker.meta.kind in _COUNTED and maker.wanted is not None]
     if counted:
         return all(_ready(snapshot, workload) >= (workload.wanted or 0) for workload in counted)
-    return bool(above) and any(
-        _works(workload) and _after(workload, end) for workload in snapshot.pods_under.get(above[-1], ())
-    )
+    return bool(above) and any(_works(each) and _after(each, end) for each in snapshot.pods_under.get(above[-1], ()))
 
 
 def _ready(snapshot: Snapshot, maker: Workload) -> int:

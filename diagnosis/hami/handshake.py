@@ -76,11 +76,7 @@ def handshake(node: Node) -> Handshake | None:
 def _read(vendor: str, text: str) -> Handshake:
     first, _, rest = text.replace("_", " ", 1).partition(" ")
     state = next(
-        (
-            handshake_state
-            for handshake_state in HandshakeState
-            if handshake_state.value and handshake_state.value == first
-        ),
+        (each for each in HandshakeState if each.value and each.value == first),
         HandshakeState.OTHER,
     )
     at = epoch(text.strip())

@@ -26,9 +26,7 @@ def document(report: Report) -> dict[str, Any]:
         "cluster": cluster_document(report.cluster) if report.cluster is not None else {},
         "components": [_component(component) for component in report.components],
         "causes": [_problem(problem) for problem in diagnosis.problems],
-        "unobserved": [
-            {"kind": unchecked.kind, "why": unchecked.why, "hides": unchecked.hides} for unchecked in diagnosis.unseen
-        ],
+        "unobserved": [{"kind": each.kind, "why": each.why, "hides": each.hides} for each in diagnosis.unseen],
     }
     if report.hami:
         fields["hami"] = [_installation(table) for table in report.hami]

@@ -41,11 +41,7 @@ class Bar(Struct, frozen=True):
 def colours(allocation: Allocation) -> dict[str, str]:
     """Return the colour name of each namespace, those with the most devices first."""
     held = Counter(
-        {
-            namespace.namespace: sum(namespace.devices.values())
-            for namespace in allocation.namespaces
-            if any(namespace.devices.values())
-        }
+        {each.namespace: sum(each.devices.values()) for each in allocation.namespaces if any(each.devices.values())}
     )
     ranked = sorted(held, key=lambda name: (-held[name], name))
     return {name: f"ns{place}" if place < COLOURS else OTHERS for place, name in enumerate(ranked)}

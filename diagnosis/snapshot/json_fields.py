@@ -88,9 +88,7 @@ class Fields:
         value = self._value(path)
         listed = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
         return tuple(
-            number
-            for number in listed
-            if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 1 << 62
+            each for each in listed if isinstance(each, int) and not isinstance(each, bool) and abs(each) < 1 << 62
         )
 
     def texts(self, *path: str) -> tuple[str, ...]:

@@ -236,10 +236,7 @@ def read_pod(raw: Fields) -> Pod:
         raw.message("status", "message"),
         read_conditions(raw),
         states,
-        {
-            fields.text("name"): fields.text("resourceClaimName")
-            for fields in raw.each("status", "resourceClaimStatuses")
-        },
+        {each.text("name"): each.text("resourceClaimName") for each in raw.each("status", "resourceClaimStatuses")},
         raw.text("status", "nominatedNodeName"),
     )
 
@@ -324,9 +321,7 @@ def read_spec(raw: Fields) -> PodSpec:
 
 
 def read_expressions(raw: Fields, *path: str) -> tuple[Expression, ...]:
-    return tuple(
-        Expression(fields.text("key"), fields.text("operator"), fields.texts("values")) for fields in raw.each(*path)
-    )
+    return tuple(Expression(each.text("key"), each.text("operator"), each.texts("values")) for each in raw.each(*path))
 
 
 def read_term(raw: Fields) -> tuple[Expression, ...]:

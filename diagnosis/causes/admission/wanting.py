@@ -103,9 +103,7 @@ def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
 
 def _lacks(snapshot: Snapshot, workload: Workload) -> bool:
     young = workload.meta.created is not None and snapshot.now - workload.meta.created < _PATIENCE
-    ended = any(
-        condition.type in ("Complete", "Failed") and condition.status == "True" for condition in workload.conditions
-    )
+    ended = any(each.type in ("Complete", "Failed") and each.status == "True" for each in workload.conditions)
     if workload.meta.deleted is not None or workload.suspended or ended:
         return False
     heard = any(True for _ in _messages(snapshot, workload))

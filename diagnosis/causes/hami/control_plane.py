@@ -128,9 +128,7 @@ def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[FoundCause]:
 
 
 def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
-    ended = next(
-        (condition for condition in job.conditions if condition.type == "Failed" and condition.status == "True"), None
-    )
+    ended = next((each for each in job.conditions if each.type == "Failed" and each.status == "True"), None)
     done = any(condition.type == "Complete" and condition.status == "True" for condition in job.conditions)
     stages = [(pod, stage(pod, snapshot.now)) for pod in snapshot.pods_under.get(job.subject, ())]
     failing = [(pod, at) for pod, at in stages if at.kind is StageKind.FAILS]

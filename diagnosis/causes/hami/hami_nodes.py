@@ -58,9 +58,7 @@ def find_unmeant(snapshot: Snapshot) -> Iterator[FoundCause]:
         for plugin in installation.plugins
         if plugin.meta.kind == "DaemonSet"
     ]
-    others = [
-        component for component in components(snapshot) if component.role in (Role.DEVICE_PLUGIN, Role.DRA_DRIVER)
-    ]
+    others = [each for each in components(snapshot) if each.role in (Role.DEVICE_PLUGIN, Role.DRA_DRIVER)]
     claimed, there = sliced_nodes(snapshot), plugin_pods(installations(snapshot))
     for node in snapshot.nodes:
         aside = is_for_machines(node) or is_changed(node) or node.name in claimed or node.name in there
@@ -122,11 +120,7 @@ def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
     Only versions of the scheduler that still use the handshake are checked.
     """
     every = installations(snapshot)
-    asking = [
-        installation
-        for installation in every
-        if installation.version is not None and installation.version <= ANSWERED_UNTIL
-    ]
+    asking = [each for each in every if each.version is not None and each.version <= ANSWERED_UNTIL]
     for node_name, pods in plugin_pods(asking).items():
         node = snapshot.by_node.get(node_name)
         said = handshake(node) if node is not None else None

@@ -198,9 +198,7 @@ def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request:
     asks = f"{claim.meta.subject} requests {'all' if request.all else request.count} of class {request.device_class}"
     if known is None:
         if snapshot.sees("DeviceClass") and request.device_class:
-            classes = (
-                ", ".join(sorted(device_class.meta.name for device_class in snapshot.device_classes)[:_MOST]) or "none"
-            )
+            classes = ", ".join(sorted(each.meta.name for each in snapshot.device_classes)[:_MOST]) or "none"
             evidence = (asks, f"existing DeviceClasses: {classes}")
             yield FoundCause(NO_CLASS, f"deviceclass/{request.device_class}", evidence, (), waiting.names)
         return

@@ -298,11 +298,7 @@ def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
 
 
 def _of_hami(snapshot: Snapshot, name: str) -> list[Component]:
-    return [
-        installation.scheduler
-        for installation in installations(snapshot)
-        if installation.scheduler_name == name and installation.scheduler
-    ]
+    return [each.scheduler for each in installations(snapshot) if each.scheduler_name == name and each.scheduler]
 
 
 def _called(name: str) -> tuple[str, ...]:
@@ -337,9 +333,7 @@ def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:
     name = group_of(pod)
     group = subject("PodGroup", pod.meta.namespace, name)
     noted = [event for event in snapshot.events_about.get(group, ()) if event.warning] if name else []
-    if not noted or any(
-        pod_group.meta.subject == group and pod_group.phase == "Pending" for pod_group in snapshot.pod_groups
-    ):
+    if not noted or any(each.meta.subject == group and each.phase == "Pending" for each in snapshot.pod_groups):
         return None
     look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
     remedy = (f"Check its queue's free quota, and the number of pods that the group needs: {look}",)

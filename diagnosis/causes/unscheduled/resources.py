@@ -180,11 +180,7 @@ def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -
         sick = {name: has(room.node, name) - offers(room.node, name) for name in devices}
         if not any(sick.values()):
             continue
-        lacking = [
-            obstacle
-            for obstacle in _short(waiting, room)
-            if sick.get(obstacle.resource, ZERO) + obstacle.free < obstacle.asked
-        ]
+        lacking = [each for each in _short(waiting, room) if sick.get(each.resource, ZERO) + each.free < each.asked]
         if not lacking:
             workloads = stack(snapshot) if workloads is None else workloads
             above = why_none_left(room.node.subject, workloads)

@@ -49,9 +49,7 @@ def find_unmatched(
     `others` are the remaining nodes.
     """
     wanted = list(_requirements(waiting.spec))
-    failing = [
-        expression for expression in wanted if not any(expression_takes(expression, room.node) for room in rooms)
-    ]
+    failing = [each for each in wanted if not any(expression_takes(each, room.node) for room in rooms)]
     names = " and ".join(sorted(waiting.devices)) or "room"
     evidence = [f"{counted(len(rooms), 'node')} with {names}; the selector matches none of them"]
     remedy: list[str] = []

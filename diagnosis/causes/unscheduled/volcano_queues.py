@@ -32,19 +32,13 @@ _PREFIXES = ("requests.", "limits.")
 
 def find_groups(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield each group that waits, with its queue as the subject if the queue must be changed."""
-    waiting = [
-        pod_group
-        for pod_group in snapshot.pod_groups
-        if pod_group.phase == "Pending" and pod_group.meta.deleted is None
-    ]
+    waiting = [each for each in snapshot.pod_groups if each.phase == "Pending" and each.meta.deleted is None]
     pods = snapshot.pods if waiting else ()
     of_gpus = {(pod.meta.namespace, group_of(pod)) for pod in pods if asks_for_gpus(pod.spec)}
     for group in waiting:
         if not _names_gpus(group) and (group.meta.namespace, group.meta.name) not in of_gpus:
             continue
-        queue = next(
-            (group_queue for group_queue in snapshot.group_queues if group_queue.meta.name == group.queue), None
-        )
+        queue = next((each for each in snapshot.group_queues if each.meta.name == group.queue), None)
         lasting = list(_lasting(snapshot, group, queue))
         young = timedelta() if group.meta.created is None else snapshot.now - group.meta.created
         if young > (_PATIENCE if lasting else _IN_LINE):
@@ -99,9 +93,7 @@ def _said(snapshot: Snapshot, group: PodGroup) -> Iterator[str]:
     """Yield Volcano's newest message about the group: an event of any type, or a condition."""
     noted = [event for event in snapshot.events_about.get(group.meta.subject, ()) if event.reason == "Unschedulable"]
     conditions = [
-        condition
-        for condition in group.conditions
-        if condition.type == "Unschedulable" and condition.status == "True" and condition.message
+        each for each in group.conditions if each.type == "Unschedulable" and each.status == "True" and each.message
     ]
     words = [event.message for event in (noted or conditions)[-1:]]
     yield from (f"Volcano: {word}" for word in words)
