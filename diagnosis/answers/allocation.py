@@ -21,7 +21,7 @@ from diagnosis.facts.gpu_nodes import (
     gpu_nodes,
     pool_kind,
 )
-from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.placement import ZERO, asked_by, held_on
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.utilization import CardLoad, loads
@@ -177,7 +177,7 @@ def _average(loads: Iterable[CardLoad]) -> float | None:
 
 def allocation(snapshot: Snapshot) -> Allocation:
     """Return the allocation of all nodes with GPUs, sorted by node name."""
-    held, pods = held_on(snapshot.pods), _by_node(snapshot)
+    held, pods = held_on(snapshot.pods), gpu_pods_on(snapshot)
     claimed, cards = _claimed(snapshot), cards_of(snapshot)
     nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
     loaded = loads(snapshot, snapshot.gpu_use, {node: [pod.subject for pod in some] for node, some in pods.items()})
@@ -219,14 +219,6 @@ def _shared(snapshot: Snapshot) -> Iterator[tuple[str, _Shared]]:
     for name, cards in cards_of(snapshot).items():
         own = serving(snapshot.by_node[name], every)
         yield name, ((own.settings if own is not None else plain).count_name, cards)
-
-
-def _by_node(snapshot: Snapshot) -> Mapping[str, list[Pod]]:
-    there: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in gpu_pods(snapshot):
-        if pod.spec.node and not pod.over:
-            there[pod.spec.node].append(pod)
-    return there
 
 
 def _of_node(

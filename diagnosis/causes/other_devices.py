@@ -81,7 +81,7 @@ def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
             continue
         for driver in drivers:
             pod = driver.pod_on(node.name)
-            young = pod is None or (pod.meta.created is not None and snapshot.now - pod.meta.created < YOUNG)
+            young = pod is None or snapshot.is_new(pod.meta, YOUNG)
             if pod is None or young or not is_ready(pod) or not _gives_gpus(driver):
                 continue
             words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", "gpus", "--tail=50")

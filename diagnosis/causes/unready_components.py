@@ -287,7 +287,7 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
         if node is not None and (_is_excused(node, now) or _shares_node(component, node)):
             continue
         # If nodes are not visible, a node may be as new as its pods.
-        if unseen and pod.meta.created is not None and now - pod.meta.created < YOUNG:
+        if unseen and snapshot.is_new(pod.meta, YOUNG):
             continue
         at = stage(pod, now)
         if _is_trouble(component, pod, at, now):
@@ -430,7 +430,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
     # Where pods are not visible, those that are missing may be on nodes that are new, gone or being changed.
     changing = sum(_is_excused(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
     for component in every:
-        young = component.meta.created is not None and snapshot.now - component.meta.created < YOUNG
+        young = snapshot.is_new(component.meta, YOUNG)
         if (
             component.role not in NOT_READY
             or young

@@ -10,7 +10,7 @@ from diagnosis.causes.hami.hami_causes import ALLOCATION_HANGS
 from diagnosis.causes.runtime_handlers import UNLOADABLE
 from diagnosis.causes.unscheduled.refused import NOT_READY
 from diagnosis.facts.gpu_nodes import gpu_nodes
-from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
 from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command, origins
 from diagnosis.snapshot import Snapshot
@@ -44,13 +44,9 @@ _MOST_SHOWN = 4
 
 def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield GPU nodes that are not ready, with their waiting GPU pods."""
-    on_node: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in gpu_pods(snapshot):
-        if pod.spec.node and not pod.over:
-            on_node[pod.spec.node].append(pod)
-    silent = _silent(snapshot)
+    on_node, silent = gpu_pods_on(snapshot), _silent(snapshot)
     for node in gpu_nodes(snapshot):
-        pods = on_node[node.name]
+        pods = on_node.get(node.name, ())
         messages = tuple(_not_ready(snapshot, node)) or silent.get(node.name, ())
         waiting = any(is_stuck(one) or one.meta.deleted is not None for one in pods)
         # A cordoned node may be under maintenance. Report it only if pods wait for it.

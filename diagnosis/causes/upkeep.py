@@ -112,7 +112,7 @@ def _lasting(some: Iterable[ClusterPolicy]) -> list[ClusterPolicy]:
 
 def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterator[FoundCause]:
     nodes = [node for node in snapshot.nodes if has_nvidia(node)]
-    busy = any(is_changed(node) or _is_new(node, snapshot) for node in nodes)
+    busy = any(is_changed(node) or snapshot.is_new(node.meta, _PATIENCE) for node in nodes)
     for policy in policies:
         conditions = [condition for condition in policy.conditions if _is_bad(condition)]
         waits = policy.state == "notReady" or bool(conditions)
@@ -172,10 +172,6 @@ def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:
             yield _blocked(budget, held, {pod.spec.node: emptied[pod.spec.node] for pod in held})
 
 
-def _is_new(node: Node, snapshot: Snapshot) -> bool:
-    return node.meta.created is not None and snapshot.now - node.meta.created < _PATIENCE
-
-
 def _is_bad(condition: Condition) -> bool:
     if condition.reason == "NoGPUNodes":
         return False
@@ -225,7 +221,7 @@ def _is_drained(snapshot: Snapshot, node: Node, full: list[DisruptionBudget]) ->
 
 def _is_coming(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether the pod is young and not ready yet; when it is ready, the budget may allow an eviction."""
-    young = pod.meta.created is not None and snapshot.now - pod.meta.created < _STARTS
+    young = snapshot.is_new(pod.meta, _STARTS)
     return young and not pod.over and not any(state.ready for state in pod.states)
 
 

@@ -102,7 +102,7 @@ def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
 
 
 def _lacks(snapshot: Snapshot, workload: Workload) -> bool:
-    young = workload.meta.created is not None and snapshot.now - workload.meta.created < _PATIENCE
+    young = snapshot.is_new(workload.meta, _PATIENCE)
     ended = any(each.type in ("Complete", "Failed") and each.status == "True" for each in workload.conditions)
     if workload.meta.deleted is not None or workload.suspended or ended:
         return False

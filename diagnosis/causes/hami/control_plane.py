@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from diagnosis.causes.hami.hami_causes import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
 from diagnosis.causes.unready_components import NOT_READY
@@ -36,7 +36,7 @@ def find_webhook(snapshot: Snapshot) -> Iterator[FoundCause]:
         for hook in installation.webhooks:
             if hook.ca:
                 yield from _expired(snapshot, hook)
-            elif not (_has_answered(snapshot, installation, every) or _is_young(snapshot, hook.configuration.created)):
+            elif not (_has_answered(snapshot, installation, every) or snapshot.is_new(hook.configuration, _SETTLES)):
                 yield _without_ca(installation, hook)
 
 
@@ -61,7 +61,7 @@ def find_leaderless(snapshot: Snapshot) -> Iterator[FoundCause]:
         ready = (
             [pod for pod in installation.scheduler.pods if is_ready(pod)] if installation.scheduler is not None else []
         )
-        lasting = [pod for pod in ready if not _is_young(snapshot, pod.meta.created)]
+        lasting = [pod for pod in ready if not snapshot.is_new(pod.meta, _SETTLES)]
         if known and not any(each.ready for each in known) and lasting:
             leaders = [pod.subject for pod in ready if pod.meta.labels.get(_LEADER[0]) == _LEADER[1]]
             message = f"the leader's label {'='.join(_LEADER)}: " + (", ".join(leaders) or "on none of them")
@@ -148,10 +148,6 @@ def _look_at_leader(installation: Installation) -> tuple[str, ...]:
         f"Check which pod holds the scheduler's Lease: {leases}",
         f"Check which pod has the leader's label; the Lease holder sets it, with permission to patch pods: {pods}",
     )
-
-
-def _is_young(snapshot: Snapshot, made: datetime | None) -> bool:
-    return made is not None and snapshot.now - made < _SETTLES
 
 
 _HOOKS = "MutatingWebhookConfiguration"

@@ -76,7 +76,7 @@ def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
         registered, pods = registration(node), there.get(node.name, ())
         if not is_judged(node, snapshot.now) or is_changed(node):
             continue
-        starting = any(pod.meta.created is not None and snapshot.now - pod.meta.created < YOUNG for pod in pods)
+        starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
         offer = offered(node, every)
         if registered is not None and registered.cards and offer.is_none and not starting:
             yield _stale(snapshot, node, registered, pods)

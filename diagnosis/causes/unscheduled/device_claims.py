@@ -159,7 +159,7 @@ def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
 
 def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     pod = waiting.pods[0]
-    if pod.meta.created is not None and snapshot.now - pod.meta.created < _PATIENCE:
+    if snapshot.is_new(pod.meta, _PATIENCE):
         return
     mine = [claim.meta for claim in snapshot.claims if claim.meta.namespace == pod.meta.namespace]
     for name, source in pod.spec.claims.items():

@@ -93,7 +93,7 @@ def find_queued(snapshot: Snapshot) -> Iterator[FoundCause]:
     for workload in snapshot.queued:
         done = any(map(workload.is_true, ("Finished", "Admitted", "QuotaReserved")))
         patience = _IN_LINE if _is_in_line(workload) else _PATIENCE
-        young = workload.meta.created is not None and snapshot.now - workload.meta.created < patience
+        young = snapshot.is_new(workload.meta, patience)
         if not done and not young and workload.active and any(map(asks_for_gpus, workload.specs)):
             yield _queued(snapshot, workload)
 
@@ -268,7 +268,7 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
     pods = [
         pod
         for pod in snapshot.pods
-        if pod.spec.scheduler == name and not pod.over and pod.spec.node and _made_lately(snapshot, pod)
+        if pod.spec.scheduler == name and not pod.over and pod.spec.node and snapshot.is_new(pod.meta, _PATIENCE)
     ]
     if pods:
         return None
@@ -338,10 +338,6 @@ def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:
     look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
     remedy = (f"Check its queue's free quota, and the number of pods that the group needs: {look}",)
     return FoundCause(GANG, snapshot.line(pod.meta)[-1], (f"{group}: {noted[-1].message}",), remedy, (pod.subject,))
-
-
-def _made_lately(snapshot: Snapshot, pod: Pod) -> bool:
-    return pod.meta.created is not None and snapshot.now - pod.meta.created < _PATIENCE
 
 
 def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
 
 def is_joining(snapshot: Snapshot, spec: PodSpec, node: Node) -> bool:
     """Whether the node is new, and only its start-up keeps such a pod off."""
-    young = node.meta.created is not None and snapshot.now - node.meta.created < _SETTLES
+    young = snapshot.is_new(node.meta, _SETTLES)
     starts = (TaintOwner.NOT_READY, TaintOwner.STARTING)
     return young and all(class_of(taint.key) in starts for taint in closed_by(spec, node))
 
@@ -180,7 +180,7 @@ def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
 
 def _is_new(snapshot: Snapshot, node: Node, kind: TaintOwner) -> bool:
     starts = kind in (TaintOwner.NOT_READY, TaintOwner.STARTING)
-    return starts and node.meta.created is not None and snapshot.now - node.meta.created < _YOUNG
+    return starts and snapshot.is_new(node.meta, _YOUNG)
 
 
 def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ...]) -> FoundCause:
