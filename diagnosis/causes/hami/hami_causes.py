@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.model import Cause, CauseSeverity, Link, Signature, failing, rejecting
+from diagnosis.model import Cause, CauseSeverity, Link, Signature, TextSource, failing, rejecting
 
 _HIGH, _MEDIUM, _LOW = CauseSeverity.HIGH, CauseSeverity.MEDIUM, CauseSeverity.LOW
 
@@ -13,6 +13,15 @@ def _admitted(name: str, means: str, remedy: str, source: str, *texts: Signature
 
 def _scheduled(name: str, means: str, remedy: str, source: str = "", severity: CauseSeverity = _HIGH) -> Cause:
     return Cause(name, severity, Link.SCHEDULED, means, remedy, source)
+
+
+def _codes(*codes: str) -> Signature:
+    """Return the codes by which HAMi's filter names the cause, including those for other vendors' cards."""
+    return Signature("|".join(codes), "HAMi's scheduler", frozenset((TextSource.EVENT,)))
+
+
+def _refused(name: str, means: str, remedy: str, source: str, codes: Signature) -> Cause:
+    return Cause(name, _HIGH, Link.SCHEDULED, means, remedy, source, (codes,))
 
 
 def _accepted(name: str, means: str, remedy: str, source: str, *texts: Signature) -> Cause:
@@ -144,6 +153,7 @@ QUOTA = _admitted(
     "The namespace has used up its ResourceQuota of card memory or cores, as HAMi counts it.",
     "Delete pods of the namespace, request less, or raise the quota.",
     "HAMi counts limits.nvidia.com/gpumem and limits.nvidia.com/gpucores of a ResourceQuota itself",
+    _codes("ResourceQuotaNotFit"),
 )
 
 # The scheduler.
@@ -193,66 +203,77 @@ NODES_UNREGISTERED = _scheduled(
     "Run HAMi's device plugin on the nodes, and check that it writes their registration.",
     "`node unregistered`, `node usage unavailable` in FailedScheduling",
 )
-MEMORY = _scheduled(
+MEMORY = _refused(
     "HamiCardMemoryShort",
     "No card has as much free memory as the pod requests of each card.",
     "Request less nvidia.com/gpumem, free a card, or use nodes with larger cards.",
     "CardInsufficientMemory",
+    _codes("CardInsufficientMemory"),
 )
-CORES = _scheduled(
+CORES = _refused(
     "HamiCardCoresShort",
     "No card has as many free cores (in percent) as the pod requests of each card.",
     "Request fewer nvidia.com/gpucores, or free a card.",
     "CardInsufficientCore, CardComputeUnitsExhausted",
+    _codes("CardInsufficientCore", "CardComputeUnitsExhausted"),
 )
-SLOTS = _scheduled(
+SLOTS = _refused(
     "HamiCardSlotsTaken",
     "The cards are already shared by the maximum number of pods.",
     "Delete pods on the cards, or raise deviceSplitCount.",
     "CardTimeSlicingExhausted",
+    _codes("CardTimeSlicingExhausted"),
 )
-EXCLUSIVE = _scheduled(
+EXCLUSIVE = _refused(
     "HamiExclusiveConflict",
     "The pod needs unshared cards, and all are in use, or another pod uses a card exclusively.",
     "Wait for a whole card; or request nvidia.com/gpumem: without it a pod gets 100 gpucores, an unshared card.",
     "ExclusiveDeviceAllocateConflict; since 2.7 the webhook writes gpucores=100 if no memory is requested",
+    _codes("ExclusiveDeviceAllocateConflict"),
 )
-TOO_FEW_CARDS = _scheduled(
+TOO_FEW_CARDS = _refused(
     "HamiTooFewCards",
     "The pod requests more cards than one node has, or has with enough free: nvidia.com/gpu counts cards of one node.",
     "Request fewer cards in each container.",
     "NodeInsufficientDevice, AllocatedCardsInsufficientRequest",
+    _codes("NodeInsufficientDevice", "AllocatedCardsInsufficientRequest"),
 )
-CONSTRAINED = _scheduled(
+CONSTRAINED = _refused(
     "HamiConstraintMatchesNoCard",
     "The pod's annotations require a card type, UUID or mode that no card has.",
     "Correct the annotation: the types and UUIDs are those of hami.io/node-nvidia-register.",
     "CardTypeMismatch, CardUuidMismatch, ModeNotFit",
+    _codes("CardTypeMismatch", "CardUuidMismatch", "ModeNotFit", "CardQosPolicyMismatch", "CardAppClassMismatch"),
 )
-UNHEALTHY = _scheduled(
+UNHEALTHY = _refused(
     "HamiCardUnhealthy",
     "Suitable cards are registered as unhealthy.",
     "Check the GPUs of the node: their plugin observed an Xid, or NVML does not respond.",
     "CardNotHealth, CardUnhealthy",
+    _codes("CardNotHealth", "CardUnhealthy"),
 )
-CORDONED = _scheduled(
+CORDONED = Cause(
     "HamiCardCordoned",
+    _MEDIUM,
+    Link.SCHEDULED,
     "Suitable cards are cordoned: they are listed in hami.io/device-cordon.",
     "Remove them from the annotation when they are healthy.",
     "CardCordoned, since 2.10",
-    _MEDIUM,
+    (_codes("CardCordoned"),),
 )
-NUMA = _scheduled(
+NUMA = _refused(
     "HamiNumaNotFit",
     "The pod requires all its cards on one NUMA node, and no NUMA node has enough free cards.",
     "Remove nvidia.com/numa-bind, or request fewer cards.",
     "NumaNotFit",
+    _codes("NumaNotFit"),
 )
-MIG = _scheduled(
+MIG = _refused(
     "HamiMigNotFit",
     "No MIG profile of the cards is large enough for the pod's request.",
     "Request the size of a profile, or free a whole card.",
     "CardMigTopologyInfeasible, CardNotFoundCustomFilterRule",
+    _codes("CardNotFoundCustomFilterRule", "CardMigTopologyInfeasible"),
 )
 UNFIT = _scheduled(
     "HamiNodeUnfit",
