@@ -226,10 +226,7 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> Fo
     first = rejections[0]
     cause, pods = first.known.cause, [rejection.pod for rejection in rejections]
     node = snapshot.by_node.get(first.pod.spec.node)
-    evidence = [
-        f"{rejection.pod.subject}: {rejection.known.symptom.reason}: {rejection.known.quote}"
-        for rejection in rejections[:3]
-    ]
+    evidence = [f"{each.pod.subject}: {each.known.symptom.reason}: {each.known.quote}" for each in rejections[:3]]
     evidence += _of_makers(snapshot, pods)
     evidence += _of_node(snapshot, node, pods)
     evidence += _of_room(snapshot, first) if cause is OVERBOOKED else ()

@@ -182,10 +182,7 @@ def _is_bad(condition: Condition) -> bool:
 
 def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[Origin, ...]) -> FoundCause:
     evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
-    evidence += [
-        f"condition {condition.type}={condition.status}, {condition.reason}: {condition.message}"
-        for condition in conditions
-    ]
+    evidence += [f"condition {each.type}={each.status}, {each.reason}: {each.message}" for each in conditions]
     describe = command("kubectl", "describe", policy.meta.kind.lower(), policy.meta.name)
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
     remedy = (f"Read why it waits: {describe}", f"Check the operands: {pods}")

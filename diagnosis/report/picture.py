@@ -77,8 +77,7 @@ def _label(pool: Pool, pods_seen: bool) -> str:
 
 def _boxes(pool: Pool, fills: Mapping[str, str], pods_seen: bool) -> Iterator[Box]:
     parts = [
-        (holder.amount, fills.get(holder.pod.split("/")[1], OTHERS), f"{holder.pod}: {holder.amount}")
-        for holder in pool.holders
+        (each.amount, fills.get(each.pod.split("/")[1], OTHERS), f"{each.pod}: {each.amount}") for each in pool.holders
     ]
     left = f"{pool.idle} not in use; the node takes no new pods" if pool.closed else f"{pool.free} free"
     fill = "unknown" if pool.closed or not pods_seen else "free"

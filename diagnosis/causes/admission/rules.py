@@ -123,11 +123,7 @@ def _ready(snapshot: Snapshot, hook: Webhook) -> int | None:
     """
     if not hook.service or not snapshot.sees("EndpointSlice"):
         return None
-    return sum(
-        endpoint.ready
-        for endpoint in snapshot.endpoints
-        if f"{endpoint.meta.namespace}/{endpoint.service}" == hook.service
-    )
+    return sum(each.ready for each in snapshot.endpoints if f"{each.meta.namespace}/{each.service}" == hook.service)
 
 
 def _bring_back(hook: Webhook, kind: str, ready: int | None) -> tuple[str, ...]:
