@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
+from functools import cache
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -46,7 +48,50 @@ class Link(Enum):
     RUNNING = "CUDA works in its containers"
 
 
-class Cause(Struct, frozen=True):
+class TextSource(Enum):
+    """Source of a text. The value is shown to people."""
+
+    POD = "pod"
+    EVENT = "event"
+    WAITING = "waiting"
+    ENDED = "ended"
+    LOG = "log"
+
+
+class Signature(Struct, frozen=True):
+    """Text that identifies a cause: a pattern, the programs that write it, and the sources in which it may occur."""
+
+    pattern: str
+    writer: str
+    sources: frozenset[TextSource]
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Search without regard to letter case, which differs between versions."""
+        return _compiled(self.pattern).search(text)
+
+
+def starting(pattern: str, writer: str) -> Signature:
+    """Return a text about a container that does not start."""
+    return Signature(pattern, writer, frozenset((TextSource.WAITING, TextSource.ENDED, TextSource.EVENT)))
+
+
+def failing(pattern: str, writer: str) -> Signature:
+    """Return a text about a container that ran and failed."""
+    return Signature(pattern, writer, frozenset((TextSource.ENDED, TextSource.LOG)))
+
+
+def rejecting(pattern: str, writer: str) -> Signature:
+    """Return a text about a pod that the kubelet rejected."""
+    return Signature(pattern, writer, frozenset((TextSource.POD,)))
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compile the pattern at its first use, because most diagnoses need few patterns."""
+    return re.compile(pattern, re.IGNORECASE)
+
+
+class Cause(Struct, frozen=True, eq=False):
     """Possible cause of a problem. Its name is PascalCase, and an API.
 
     `link` is the link at which the cause breaks a workload's chain. It is None for a fault of a node or component
@@ -61,8 +106,18 @@ class Cause(Struct, frozen=True):
     remedy: str
     """General fix; a result names the objects."""
     source: str = ""
+    texts: tuple[Signature, ...] = ()
+    """Texts by which it is recognised."""
+    of_node: bool = False
+    """Whether the pod's node has to be changed; otherwise the object that a person wrote."""
+    follows: tuple[str, ...] = ()
+    """Names of causes that explain this one if they are found on the same object."""
     urgent: bool = False
     """Running work is failing: listed before all others of its severity."""
+
+
+Origin = tuple[str, str]
+"""Name and subject of a cause that explains another one."""
 
 
 class FoundCause(Struct, frozen=True):
@@ -81,8 +136,8 @@ class FoundCause(Struct, frozen=True):
     affected: tuple[str, ...] = ()
     """Objects that do not work because of it, other than the subject."""
     certainty: Certainty = Certainty.PROVEN
-    because_of: tuple[tuple[Cause, str], ...] = ()
-    """Causes, each with its subject. If one is found too, this result is its consequence."""
+    because_of: tuple[Origin, ...] = ()
+    """If one of these is found too, this result is its consequence."""
 
 
 class Unchecked(Struct, frozen=True):
@@ -111,6 +166,12 @@ class Search(Struct, frozen=True):
     find: Find
     concerns: Callable[[Snapshot], bool] | None = None
     """Whether the search applies to the cluster; otherwise it is skipped without a report."""
+
+
+def origins(causes: Iterable[Cause | str], *subjects: str) -> tuple[Origin, ...]:
+    """Return each cause, or name of a cause, on each of the subjects."""
+    names = (cause if isinstance(cause, str) else cause.name for cause in causes)
+    return tuple((name, subject) for name in names for subject in subjects)
 
 
 def command(*words: str) -> str:

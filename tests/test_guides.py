@@ -86,9 +86,7 @@ def passed(output: str) -> int:
 
 def test_the_cause_of_the_guide_is_found_and_ends_with_recovery(copy: Path) -> None:
     code = blocks("adding-a-cause.md")
-    crashing = copy / "diagnosis/causes/crashing.py"
-    crashing.write_text(crashing.read_text().replace("\n\n_BOTH =", f"\n{code['python cause']}\n_BOTH =", 1))
-    insert(crashing, "\nCRASH_TEXTS = (\n", f"{code['python row'].rstrip()},\n", 4)
+    insert(copy / "diagnosis/causes/crashing.py", "\nRECOGNISED = (\n", f"{code['python row'].rstrip()},\n", 4)
     insert(copy / "tests/diagnosis/test_crashing.py", "\nWORDS = [\n", f"{code['python test'].rstrip()},\n", 4)
 
     words = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/diagnosis/test_crashing.py", "-k", "cuDNN"]

@@ -21,7 +21,7 @@ from diagnosis.facts.gpu_nodes import (
     gpu_nodes,
     pool_kind,
 )
-from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.placement import ZERO, asked_by, held_on
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.utilization import CardLoad, loads
@@ -177,7 +177,7 @@ def _average(loads: Iterable[CardLoad]) -> float | None:
 
 def allocation(snapshot: Snapshot) -> Allocation:
     """Return the allocation of all nodes with GPUs, sorted by node name."""
-    held, pods = held_on(snapshot.pods), _by_node(snapshot)
+    held, pods = held_on(snapshot.pods), gpu_pods_on(snapshot)
     claimed, cards = _claimed(snapshot), cards_of(snapshot)
     nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
     loaded = loads(snapshot, snapshot.gpu_use, {node: [pod.subject for pod in some] for node, some in pods.items()})
@@ -221,14 +221,6 @@ def _shared(snapshot: Snapshot) -> Iterator[tuple[str, _Shared]]:
         yield name, ((own.settings if own is not None else plain).count_name, cards)
 
 
-def _by_node(snapshot: Snapshot) -> Mapping[str, list[Pod]]:
-    there: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in gpu_pods(snapshot):
-        if pod.spec.node and not pod.over:
-            there[pod.spec.node].append(pod)
-    return there
-
-
 def _of_node(
     node: Node,
     pods: Iterable[Pod],
@@ -266,7 +258,7 @@ def why_closed(node: Node) -> str:
 def _plain(node: Node, pods: list[Pod], without: str = "") -> Iterator[Pool]:
     asked = [(pod, asked_by(pod.spec)) for pod in pods]
     for name in devices_in({**node.capacity, **node.allocatable}):
-        capacity, total = (_number(amounts, name) for amounts in (node.capacity, node.allocatable))
+        capacity, total = (int(amount(amounts.get(name, "0")) or ZERO) for amounts in (node.capacity, node.allocatable))
         if name == without or (not capacity and not total):
             continue
         holders = tuple(PoolShare(pod.subject, int(amounts[name])) for pod, amounts in asked if amounts.get(name))
@@ -375,7 +367,3 @@ def _memory(node: Node | None, pool: Pool, number: int) -> int:
     text = node.meta.labels.get("nvidia.com/gpu.memory", "") if node is not None else ""
     whole = pool.kind in (WHOLE, MIG_INSTANCES) and text.isascii() and text.isdigit() and len(text) < 9
     return number * int(text) if whole else 0
-
-
-def _number(amounts: Mapping[str, str], name: str) -> int:
-    return int(amount(amounts.get(name, "0")) or ZERO)

@@ -83,10 +83,7 @@ def touching(problems: Iterable[Problem], pod: Pod) -> Iterator[Problem]:
 
 
 def steps(
-    links: Sequence[AnyLink],
-    passed: Mapping[AnyLink, str],
-    broken: Mapping[AnyLink, Sequence[Problem]],
-    waiting: str,
+    links: Sequence[AnyLink], passed: Mapping[AnyLink, str], broken: Mapping[AnyLink, Sequence[Problem]], waiting: str
 ) -> Iterator[Step]:
     """Yield the steps in order; no link is reached after a broken one, or one at which the pod waits."""
     stopped = False

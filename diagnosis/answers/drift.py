@@ -40,7 +40,9 @@ def _changes(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         before, after = ({daemon.subject: _of_daemon(daemon) for daemon in _daemons(look)} for look in (old, new))
         yield from _between(before, after)
     if old.sees("RuntimeClass") and new.sees("RuntimeClass"):
-        before, after = (_handlers(look) for look in (old, new))
+        before, after = (
+            {each.meta.subject: {"handler": each.handler} for each in look.runtime_classes} for look in (old, new)
+        )
         yield from _between(before, after)
 
 
@@ -76,12 +78,6 @@ def _of_node(node: Node) -> dict[str, str]:
 
 def _is_of_gpus(label: str) -> bool:
     return label.startswith(_LABELS) and label not in _NOISE
-
-
-def _handlers(snapshot: Snapshot) -> dict[str, dict[str, str]]:
-    return {
-        runtime_class.meta.subject: {"handler": runtime_class.handler} for runtime_class in snapshot.runtime_classes
-    }
 
 
 def _daemons(snapshot: Snapshot) -> list[Workload]:

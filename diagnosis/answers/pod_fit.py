@@ -93,8 +93,7 @@ def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
     if refused := _refused(snapshot, pod, books):
         return replace(plain, refused=refused)
     containers = tuple(
-        container if container.privileged else admitted(container, books.settings, books.version)
-        for container in pod.spec.containers
+        each if each.privileged else admitted(each, books.settings, books.version) for each in pod.spec.containers
     )
     spec = replace(pod.spec, containers=containers, scheduler=ours.scheduler_name)
     return replace(plain, pod=replace(pod, spec=spec))

@@ -20,7 +20,15 @@ from diagnosis.causes import (
     upkeep,
     verdicts,
 )
-from diagnosis.causes.hami import searches as hami
+from diagnosis.causes.hami import (
+    allocating,
+    control_plane,
+    filtering,
+    hami_configuration,
+    hami_nodes,
+    scheduling,
+    webhook,
+)
 from diagnosis.model import Cause, Search
 
 SEARCHES: tuple[Search, ...] = (
@@ -36,7 +44,13 @@ SEARCHES: tuple[Search, ...] = (
     *unready_nodes.SEARCHES,
     *unready_components.SEARCHES,
     *device_plugins.SEARCHES,
-    *hami.SEARCHES,
+    *webhook.SEARCHES,
+    *control_plane.SEARCHES,
+    *hami_configuration.SEARCHES,
+    *hami_nodes.SEARCHES,
+    *filtering.SEARCHES,
+    *scheduling.SEARCHES,
+    *allocating.SEARCHES,
     *node_labels.SEARCHES,
     *upkeep.SEARCHES,
     *other_devices.SEARCHES,

@@ -13,16 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes import upkeep, verdicts
 from diagnosis.causes.faulty_gpus import FAULTY, struck_pods
 from diagnosis.causes.hami.allocating import LIBRARY_REASONS, seen_on_host
 from diagnosis.causes.hami.hami_causes import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.not_started import START_REASONS, TOOL
 from diagnosis.causes.running import (
+    CGROUP_LOST,
     CLASS_NOT_NAMED,
-    DOES_WITHOUT_TEXTS,
-    LOST_TEXTS,
-    NO_GPU_TEXTS,
     NOT_REQUESTED,
     MissingGpu,
     is_plain_by_default,
@@ -32,12 +29,13 @@ from diagnosis.causes.running import (
 )
 from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
 from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.upkeep import REPORTED
+from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
 from diagnosis.facts.symptoms import (
     Recognised,
     Symptom,
-    TextSource,
     ended_of,
     of_end,
     of_log,
@@ -45,43 +43,80 @@ from diagnosis.facts.symptoms import (
     recognised,
     replaced,
     shortened,
-    signature,
+    subject_of,
+    texts_in,
 )
 from diagnosis.hami.grants import shares
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
+from diagnosis.model import (
+    Cause,
+    CauseSeverity,
+    Certainty,
+    FoundCause,
+    Link,
+    Origin,
+    Search,
+    Signature,
+    TextSource,
+    command,
+    failing,
+    origins,
+)
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
 from healthcheck.node.state import CONDITION
 
-_RUNNING = Link.RUNNING
+_CUDA = "CUDA driver API, CUresult"
 
 
 def _cause(
-    name: str, means: str, remedy: str, severity: CauseSeverity = CauseSeverity.MEDIUM, source: str = ""
+    name: str,
+    means: str,
+    remedy: str,
+    *texts: Signature,
+    severity: CauseSeverity = CauseSeverity.MEDIUM,
+    source: str = "",
+    of_node: bool = False,
 ) -> Cause:
-    return Cause(name, severity, _RUNNING, means, remedy, source)
+    return Cause(name, severity, Link.RUNNING, means, remedy, source, texts, of_node)
 
 
 DRIVER_TOO_OLD = _cause(
     "CudaNewerThanDriver",
     "The image's CUDA is newer than the node's driver supports.",
     "Use an image with an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
-    CauseSeverity.HIGH,
-    "CUDA errors 35, 222, 803, 804",
+    failing(
+        r"driver version is insufficient for CUDA runtime|INSUFFICIENT_DRIVER|NVIDIA driver on your system is too old"
+        r"|forward compatibility was attempted on non supported|COMPAT_NOT_SUPPORTED_ON_DEVICE|SYSTEM_DRIVER_MISMATCH"
+        r"|unsupported display driver / cuda driver combination|unsupported (?:PTX|toolchain)|UNSUPPORTED_PTX",
+        _CUDA,
+    ),
+    severity=CauseSeverity.HIGH,
+    source="CUDA errors 35, 222, 803, 804",
 )
 WRONG_ARCHITECTURE = _cause(
     "ImageLacksGpuArchitecture",
     "The program in the image was not built for this model of GPU.",
     "Use an image built for this model, or choose another model by the node label nvidia.com/gpu.product.",
-    CauseSeverity.HIGH,
-    "CUDA error 209, `no kernel image is available for execution`",
+    failing(
+        r"no kernel image is available|NO_BINARY_FOR_GPU|is not compatible with the current PyTorch installation", _CUDA
+    ),
+    severity=CauseSeverity.HIGH,
+    source="CUDA error 209, `no kernel image is available for execution`",
 )
 GPU_MEMORY = _cause(
     "GpuMemoryExhausted",
     "The program needs more memory than its GPU, or its share of a GPU, has free.",
     "Make the batch or the model smaller, use a GPU with more memory, or check which pods share this one.",
+    failing(
+        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+        r"|cuda error:? out of memory|cudaMalloc\w{0,20} failed: out of memory|Error Code 2: OutOfMemory"
+        r"|Device \d{1,3} OOM|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+        r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor[^\n]{0,300}\bGPU"
+        r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU",
+        "PyTorch, JAX, TensorFlow, TensorRT, vLLM, llama.cpp, CUDA, cuBLAS, HAMi",
+    ),
     source="`CUDA out of memory`; the kernel's OOM killer is not involved",
 )
 HOST_MEMORY = _cause(
@@ -94,20 +129,34 @@ SHARED_MEMORY = _cause(
     "SharedMemoryTooSmall",
     "The container's /dev/shm is too small for its workers: it has 64 MiB unless the pod mounts more.",
     "Mount an emptyDir with `medium: Memory` at /dev/shm.",
+    failing(
+        r"insufficient shared memory|unable to (?:open|allocate) shared memory|\bBus error\b"
+        r"|error while creating shared memory segment|No space left on device[^\n]{0,40}/dev/shm",
+        "PyTorch's DataLoader, NCCL",
+    ),
     source="PyTorch's DataLoader and NCCL exchange data there",
 )
 PROGRAM = _cause(
     "ProgramFaultOnGpu",
     "The program made an invalid access on the GPU; no finding on its node blames the GPU.",
     "Run it with CUDA_LAUNCH_BLOCKING=1 to locate the access. The program causes its Xid 13, 31 and 43 itself.",
+    failing(
+        r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|ILLEGAL_ADDRESS"
+        r"|LAUNCH_FAILED|illegal instruction was encountered|cudaErrorLaunchFailure"
+        r"|invalid device ordinal|CUDA_ERROR_INVALID_DEVICE\b|cudaErrorInvalidDevice\b",
+        _CUDA,
+    ),
     source="CUDA errors 101, 700, 710, 716, 719",
 )
 NCCL = _cause(
     "CollectiveFails",
     "The processes of a job lost contact: one of them ended, or the network between them fails.",
-    (
-        "Check the process that ended first: its message is the cause, the other messages are consequences. "
-        "NCCL_DEBUG=INFO shows more."
+    "Check the process that ended first: its message is the cause, the other messages are consequences. "
+    "NCCL_DEBUG=INFO shows more.",
+    failing(
+        r"NCCL WARN|nccl(?:System|Remote|Internal|UnhandledCuda)Error|NCCL error|DistBackendError"
+        r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)",
+        "NCCL, PyTorch",
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
 )
@@ -116,8 +165,14 @@ CUDA_UNKNOWN = _cause(
     "CUDA cannot initialize on the node and reports no reason: most often nvidia_uvm is missing, or a leftover process "
     "uses the GPU.",
     "On the node: `modprobe nvidia_uvm`, then check that /dev/nvidia-uvm exists.",
-    CauseSeverity.HIGH,
-    "CUDA errors 46, 999",
+    failing(
+        r"CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA error:? (?:999|unknown error)"
+        r"|devices?(?:\(s\) is/| )are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
+        _CUDA,
+    ),
+    severity=CauseSeverity.HIGH,
+    source="CUDA errors 46, 999",
+    of_node=True,
 )
 PROBE = _cause(
     "LivenessProbeKills",
@@ -139,105 +194,29 @@ ENDS = _cause(
     "ContainerEndsAtOnce",
     "A container of a GPU pod exits at once without an error, and the pod's restartPolicy restarts it again and again.",
     "Make it a Job, or give it a command that keeps running.",
-    CauseSeverity.LOW,
+    severity=CauseSeverity.LOW,
 )
 
-_BOTH = (TextSource.ENDED, TextSource.LOG)
-_CUDA = "CUDA driver API, CUresult"
-CRASH_TEXTS = (
-    signature(
-        r"uncorrectable ECC error|ECC_UNCORRECTABLE|double[- ]bit ECC|GPU is lost|GPU_IS_LOST|fallen off the bus"
-        r"|NVLink error (?:was )?detected|uncorrectable NVLink error|NVLINK_UNCORRECTABLE|uncontained memory error"
-        r"|CUDA_ERROR_CONTAINED",
-        HARDWARE,
-        _CUDA,
-        *_BOTH,
-    ),
-    signature(
-        r"SYSTEM_NOT_READY|system not yet initialized|cudaErrorSystemNotReady|(?:CUDA )?error:? 802\b",
-        FABRIC,
-        _CUDA,
-        *_BOTH,
-    ),
-    signature(r"Driver/library version mismatch", DRIVER_MISMATCH, "NVML", *_BOTH),
-    signature(
-        r"driver version is insufficient for CUDA runtime|INSUFFICIENT_DRIVER|NVIDIA driver on your system is too old"
-        r"|forward compatibility was attempted on non supported|COMPAT_NOT_SUPPORTED_ON_DEVICE|SYSTEM_DRIVER_MISMATCH"
-        r"|unsupported display driver / cuda driver combination|unsupported (?:PTX|toolchain)|UNSUPPORTED_PTX",
-        DRIVER_TOO_OLD,
-        _CUDA,
-        *_BOTH,
-    ),
-    signature(
-        r"no kernel image is available|NO_BINARY_FOR_GPU|is not compatible with the current PyTorch installation",
-        WRONG_ARCHITECTURE,
-        _CUDA,
-        *_BOTH,
-    ),
-    *LOST_TEXTS,
-    *NO_GPU_TEXTS,
-    *DOES_WITHOUT_TEXTS,
-    signature(
-        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
-        r"|cuda error:? out of memory|cudaMalloc\w{0,20} failed: out of memory|Error Code 2: OutOfMemory"
-        r"|Device \d{1,3} OOM|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
-        r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor[^\n]{0,300}\bGPU"
-        r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU",
-        GPU_MEMORY,
-        "PyTorch, JAX, TensorFlow, TensorRT, vLLM, llama.cpp, CUDA, cuBLAS, HAMi",
-        *_BOTH,
-    ),
-    signature(
-        r"insufficient shared memory|unable to (?:open|allocate) shared memory|\bBus error\b"
-        r"|error while creating shared memory segment|No space left on device[^\n]{0,40}/dev/shm",
-        SHARED_MEMORY,
-        "PyTorch's DataLoader, NCCL",
-        *_BOTH,
-    ),
-    signature(
-        r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|ILLEGAL_ADDRESS"
-        r"|LAUNCH_FAILED|illegal instruction was encountered|cudaErrorLaunchFailure"
-        r"|invalid device ordinal|CUDA_ERROR_INVALID_DEVICE\b|cudaErrorInvalidDevice\b",
-        PROGRAM,
-        _CUDA,
-        *_BOTH,
-    ),
-    signature(
-        r"CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA error:? (?:999|unknown error)"
-        r"|devices?(?:\(s\) is/| )are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
-        CUDA_UNKNOWN,
-        _CUDA,
-        *_BOTH,
-    ),
-    signature(
-        r"libvgpu\.so[^\n]{0,120}(?:cannot be preloaded|cannot open shared object)"
-        r"|while loading shared libraries: libvgpu\.so",
-        HAMI_LIBRARY,
-        "ld.so, of HAMi's library",
-        *_BOTH,
-    ),
-    signature(
-        r"NCCL WARN|nccl(?:System|Remote|Internal|UnhandledCuda)Error|NCCL error|DistBackendError"
-        r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)",
-        NCCL,
-        "NCCL, PyTorch",
-        *_BOTH,
-    ),
+RECOGNISED = (
+    *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST, NOT_INJECTED, GPU_MEMORY),
+    *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, NCCL),
 )
-"""Signatures for the exit message and log of a failed container.
+"""Causes by the exit message and log of a failed container.
 
 Hardware errors are first, consequences of a failed peer are last.
 """
+_TEXTS = texts_in(TextSource.LOG, RECOGNISED)
 COMPONENT_TEXTS = (
-    *(row for row in CRASH_TEXTS if row.cause in (HARDWARE, FABRIC, DRIVER_MISMATCH)),
-    signature(
-        r"ERROR_LIBRARY_NOT_FOUND|Incompatible (?:platform|strategy) detected|could not load NVML library",
+    *texts_in(TextSource.LOG, (HARDWARE, FABRIC, DRIVER_MISMATCH)),
+    (
         NOT_INJECTED,
-        "NVIDIA's device plugin and GPU feature discovery",
-        *_BOTH,
+        failing(
+            r"ERROR_LIBRARY_NOT_FOUND|Incompatible (?:platform|strategy) detected|could not load NVML library",
+            "NVIDIA's device plugin and GPU feature discovery",
+        ),
     ),
 )
-"""Signatures for the logs of components: errors of the node on which they run."""
+"""Texts in the logs of components: errors of the node on which they run."""
 _INSTEAD = (
     ("ordinal", "Ask for as many GPUs as the program addresses, or have it address fewer: they count from 0."),
     (
@@ -252,7 +231,8 @@ _JOINED = (PROGRAM, NCCL, CUDA_UNKNOWN)
 """Causes that a faulty GPU may also lead to: the node's record decides."""
 _MISSING_OTHERS = (NCCL, CRASHES, SIGNAL)
 """Errors of the other processes of a job after one of them has ended."""
-_OF_THE_NODE = (HARDWARE, FABRIC, DRIVER_MISMATCH, CUDA_UNKNOWN)
+_OF_THE_GPU = (HARDWARE, FABRIC, DRIVER_MISMATCH, CUDA_UNKNOWN, PROGRAM, NCCL)
+"""Consequences of a faulty GPU."""
 _SIGNALS = (132, 134, 135, 136, 139)
 _TERMINATED = 143
 """Ended by SIGTERM: a requested end, unless it repeats."""
@@ -282,13 +262,13 @@ def find_crashing(snapshot: Snapshot) -> Iterator[FoundCause]:
     together: defaultdict[tuple[str, str], list[_Crash]] = defaultdict(list)
     for crash in _crashes(snapshot):
         together[crash.known.cause.name, crash.subject].append(crash)
-    causes: defaultdict[str, list[tuple[Cause, str]]] = defaultdict(list)
+    causes: defaultdict[str, list[Origin]] = defaultdict(list)
     for some in together.values():
         for crash in some:
-            causes[snapshot.line(crash.pod.meta)[-1]].append((crash.known.cause, crash.subject))
+            causes[snapshot.line(crash.pod.meta)[-1]].append((crash.known.cause.name, crash.subject))
     for node, struck in struck_pods(snapshot).items():
         for other in struck:
-            causes[snapshot.line(other.pod.meta)[-1]].append((FAULTY, f"node/{node}"))
+            causes[snapshot.line(other.pod.meta)[-1]].append((FAULTY.name, f"node/{node}"))
     for some in together.values():
         yield _found(snapshot, some, causes)
 
@@ -364,10 +344,10 @@ def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Container
     known = _recognise(snapshot, pod, state, ended)
     if known is None:
         return None
-    if known.cause in {row.cause for row in NO_GPU_TEXTS}:
+    if known.cause is NOT_INJECTED:
         lack = why_without_gpu(snapshot, pod, state.name)
         return _Crash(pod, state, replace(known, cause=lack.cause), lack.subject, lack)
-    if known.cause in {row.cause for row in LOST_TEXTS}:
+    if known.cause is CGROUP_LOST:
         lack = MissingGpu(known.cause, f"node/{pod.spec.node}", (), Certainty.LIKELY)
         return _Crash(pod, state, known, lack.subject, lack)
     if known.cause is CUDA_UNKNOWN and (missing := lack_of_device_files(snapshot, pod)):
@@ -379,15 +359,14 @@ def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Container
     node = snapshot.by_node.get(pod.spec.node)
     if known.cause in _JOINED and node is not None and _faults(node):
         known = replace(known, cause=HARDWARE)
-    on_node = known.cause in _OF_THE_NODE and pod.spec.node
-    return _Crash(pod, state, known, f"node/{pod.spec.node}" if on_node else snapshot.line(pod.meta)[-1])
+    return _Crash(pod, state, known, subject_of(snapshot, pod, known.cause))
 
 
 def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> Recognised | None:
     end = of_end(state, ended)
     if ended.reason == "OOMKilled":
         return Recognised(HOST_MEMORY, end, "")
-    known = recognised(CRASH_TEXTS, (end, *of_log(snapshot, pod, state.name)))
+    known = recognised(_TEXTS, (end, *of_log(snapshot, pod, state.name)))
     if known is not None:
         return known
     if ended.exit_code in _KILLED and _probes(snapshot, pod):
@@ -420,7 +399,7 @@ def _faults(node: Node) -> tuple[RecordFinding, ...]:
     return node.record.faults if node.record is not None else ()
 
 
-def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[tuple[Cause, str]]]) -> FoundCause:
+def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Origin]]) -> FoundCause:
     first = some[0]
     cause, pod = first.known.cause, first.pod
     evidence = tuple(_evidence(snapshot, some))
@@ -439,24 +418,22 @@ def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[tup
     )
 
 
-def _because(
-    some: Iterable[_Crash], causes: Mapping[str, list[tuple[Cause, str]]], snapshot: Snapshot
-) -> tuple[tuple[Cause, str], ...]:
+def _because(some: Iterable[_Crash], causes: Mapping[str, list[Origin]], snapshot: Snapshot) -> tuple[Origin, ...]:
     """Return the causes of which these crashes are consequences.
 
     For a problem of the node, this is the node's verdict. For processes that lost contact with each other, it is the
     cause of another process's failure.
     """
-    above: list[tuple[Cause, str]] = []
+    above: list[Origin] = []
     for crash in some:
         node = f"node/{crash.pod.spec.node}"
-        if crash.known.cause in (*_OF_THE_NODE, PROGRAM, NCCL):
-            above += ((verdicts.WITHHELD, node), (upkeep.REPORTED, node), (FAULTY, node))
+        if crash.known.cause in _OF_THE_GPU:
+            above += origins((WITHHELD, REPORTED, FAULTY), node)
         if crash.known.cause is DRIVER_MISMATCH:
-            above.append((NOT_READY[Role.DRIVER], node))
+            above += origins((NOT_READY[Role.DRIVER],), node)
         if crash.known.cause in _MISSING_OTHERS:
             others = causes[snapshot.line(crash.pod.meta)[-1]]
-            above += (pair for pair in others if pair[0] not in _MISSING_OTHERS)
+            above += (pair for pair in others if pair[0] not in {cause.name for cause in _MISSING_OTHERS})
     return tuple(dict.fromkeys(above))
 
 
@@ -523,5 +500,4 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     yield f"Read its last log lines: {command(*words, '--tail=100', *previous)}"
 
 
-_CAUSES = (*dict.fromkeys(row.cause for row in CRASH_TEXTS), HOST_MEMORY, PROBE, SIGNAL, CRASHES, ENDS)
-SEARCHES = (Search(_CAUSES, ("Pod",), find_crashing),)
+SEARCHES = (Search((*RECOGNISED, HOST_MEMORY, PROBE, SIGNAL, CRASHES, ENDS), ("Pod",), find_crashing),)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
 
-from diagnosis.causes.mig_causes import GEOMETRY
-from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY, stack
-from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.unready_components import NOT_READY, VALIDATION
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import (
@@ -29,13 +28,60 @@ from diagnosis.facts.gpu_nodes import (
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
 from diagnosis.hami.registration import registered
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
-_REGISTERS = timedelta(minutes=5)
-"""Time after a plugin becomes ready until the kubelet reports its devices."""
+MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
+GEOMETRY = Cause(
+    "MigGeometryInvalid",
+    CauseSeverity.HIGH,
+    None,
+    "The MIG strategy is single, and the node's cards have different profiles: the node offers none of them.",
+    "Give all cards of the node the same profile, or set the strategy to mixed.",
+    MIG_GUIDE,
+)
+MISSING = Cause(
+    "DevicePluginMissing",
+    CauseSeverity.HIGH,
+    None,
+    "A node has GPUs and no device plugin that offers them, so no pod gets one there.",
+    "Let a device plugin's DaemonSet run on the node: install one, add its toleration, or set the label it selects by.",
+    "https://github.com/NVIDIA/k8s-device-plugin",
+)
+NOT_OFFERED = Cause(
+    "GpusNotOffered",
+    CauseSeverity.HIGH,
+    None,
+    "A node has GPUs and offers none: its device plugin detects none, or could not register with the kubelet.",
+    "Read the device plugin's log, fix its error, then restart its pod.",
+)
+UNHEALTHY = Cause(
+    "UnhealthyGpus",
+    CauseSeverity.HIGH,
+    Link.SCHEDULED,
+    "A node has GPUs that its device plugin does not advertise, because it considers them unhealthy.",
+    "Check the GPUs of the node; when they are healthy, restart its device plugin, which does not check "
+    "again on its own.",
+    "k8s-device-plugin: an unhealthy device stays so until the plugin restarts",
+)
+MIG_FAILED = Cause(
+    "MigConfigFailed",
+    CauseSeverity.HIGH,
+    None,
+    "The MIG manager could not apply the profiles that the node's label requests.",
+    "Read the MIG manager's log; stop the processes on the GPUs, or correct the configuration name.",
+    MIG_GUIDE,
+)
+MIG_PENDING = Cause(
+    "MigConfigPending",
+    CauseSeverity.MEDIUM,
+    None,
+    "A requested change of MIG profiles on a node does not complete.",
+    "Check the MIG manager pod on the node.",
+    MIG_GUIDE,
+)
 FEWER = Cause(
     "FewerGpusThanLabelled",
     CauseSeverity.MEDIUM,
@@ -50,6 +96,14 @@ TWICE = Cause(
     "Two device plugins serve the same resource on a node: each registration of one replaces the other.",
     "Keep one of the two.",
 )
+_STACK = (Role.DRIVER, Role.TOOLKIT, Role.DEVICE_PLUGIN)
+OFFERS_NONE = (
+    *(NOT_READY[role] for role in _STACK),
+    *(VALIDATION, GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY),
+)
+"""Causes why a node with GPUs may offer none, in the order of the stack."""
+_REGISTERS = timedelta(minutes=5)
+"""Time after a plugin becomes ready until the kubelet reports its devices."""
 
 
 def find(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -85,9 +139,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[FoundCause]:
     plugins = [component for component in every if component.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)]
     there, claimed = _by_node(plugins), sliced_nodes(snapshot)
     above = tuple(
-        (NOT_READY[component.role], component.subject)
-        for component in every
-        if component.role in (Role.OPERATOR, Role.NODE_FEATURES)
+        (NOT_READY[each.role].name, each.subject) for each in every if each.role in (Role.OPERATOR, Role.NODE_FEATURES)
     )
     drivers = [component for component in every if component.role is Role.DRA_DRIVER]
     # A GPUCluster is the operator's stack of DRA, which has no device plugin.
@@ -106,7 +158,7 @@ def _wants_plugin(node: Node) -> bool:
     return not switched_off(node) and not is_for_machines(node) and not is_changed(node)
 
 
-def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause, str], ...]) -> Iterator[FoundCause]:
+def _missing(node: Node, plugins: Iterable[Component], above: tuple[Origin, ...]) -> Iterator[FoundCause]:
     """Yield why the closest matching device plugin does not run on the node.
 
     A node that only HAMi's plugin could serve is left to the search for HAMi's labels.
@@ -125,16 +177,16 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause,
     yield from _kept_off(node, nearest, above)
 
 
-def _not_made(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> FoundCause:
+def _not_made(node: Node, plugin: Component, above: tuple[Origin, ...]) -> FoundCause:
     evidence = (f"{node.subject} offers no GPU; {plugin.subject} selects it and has no pod there",)
     describe = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
-    because = ((NOT_READY[Role.DEVICE_PLUGIN], plugin.subject), *above)
+    because = ((NOT_READY[Role.DEVICE_PLUGIN].name, plugin.subject), *above)
     return FoundCause(
         MISSING, node.subject, evidence, (f"Find the reason: {describe}",), (node.subject,), because_of=because
     )
 
 
-def _kept_off(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> Iterator[FoundCause]:
+def _kept_off(node: Node, plugin: Component, above: tuple[Origin, ...]) -> Iterator[FoundCause]:
     unmet, taints = _unmet(plugin, node), refused(plugin.spec, node)
     evidence = f"{node.subject} offers no GPU, and {plugin.subject} does not run there: "
     if not unmet and taints:
@@ -171,7 +223,7 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
             f"Read the plugin's log: {command(*words, 'logs', pod.meta.name, '--tail=50')}",
             f"Restart it: {command(*words, 'delete', 'pod', pod.meta.name)}",
         ]
-    because = tuple((cause, node.subject) for cause in (GEOMETRY, MIG_FAILED, WITHHELD))
+    because = origins((GEOMETRY, MIG_FAILED, WITHHELD), node.subject)
     yield FoundCause(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
 
 
@@ -184,8 +236,8 @@ def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
     )
     pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
     remedy = (f"Check whether a device plugin runs there, and read its log: {pods}",)
-    not_ready = ((cause, workload) for cause in NOT_READY.values() for workload in (node.subject, *workloads))
-    because = (*not_ready, *((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD)))
+    not_ready = origins(NOT_READY.values(), node.subject, *workloads)
+    because = (*not_ready, *origins((GEOMETRY, MIG_FAILED, WITHHELD), node.subject))
     return FoundCause(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
 
 
@@ -202,10 +254,7 @@ def _partly(node: Node) -> Iterator[FoundCause]:
         there, offered = _number(node.capacity, name), _number(node.allocatable, name)
         if 0 < offered < there:
             lost = there - offered
-            evidence = (
-                f"{node.subject}: capacity {there} {name}, allocatable {offered}",
-                *_seen(node),
-            )
+            evidence = (f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_seen(node))
             remedy = (
                 f"Check the {lost} missing GPUs: {command('kubectl', 'describe', 'node', node.name)}",
                 (
@@ -214,7 +263,12 @@ def _partly(node: Node) -> Iterator[FoundCause]:
                 ),
             )
             yield FoundCause(
-                UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=((WITHHELD, node.subject),)
+                UNHEALTHY,
+                node.subject,
+                evidence,
+                remedy,
+                (node.subject,),
+                because_of=origins((WITHHELD,), node.subject),
             )
     yield from _fewer(node)
 
@@ -234,7 +288,7 @@ def _fewer(node: Node) -> Iterator[FoundCause]:
         + (f", nvidia.com/gpu.replicas={copies}" if copies > 1 else ""),
         *_seen(node),
     )
-    yield FoundCause(FEWER, node.subject, evidence, (), (node.subject,), because_of=((WITHHELD, node.subject),))
+    yield FoundCause(FEWER, node.subject, evidence, (), (node.subject,), because_of=origins((WITHHELD,), node.subject))
 
 
 def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iterator[FoundCause]:
@@ -247,14 +301,9 @@ def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iter
         lasting.values(), key=lambda component: (component.role is not Role.HAMI_PLUGIN, not _is_operators(component))
     )
     others = [component for component in lasting.values() if component is not extra]
-    evidence = (
-        f"{node.subject} has pods of {extra.subject} and of {', '.join(component.subject for component in others)}"
-    )
+    evidence = f"{node.subject} has pods of {extra.subject} and of {', '.join(each.subject for each in others)}"
     delete = command("kubectl", "-n", extra.meta.namespace, "delete", "daemonset", extra.meta.name)
-    remedy = (
-        f"To keep {others[0].subject}, delete the other: {delete}",
-        "Restart the remaining one.",
-    )
+    remedy = (f"To keep {others[0].subject}, delete the other: {delete}", "Restart the remaining one.")
     yield FoundCause(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
 
 
@@ -325,6 +374,37 @@ def _number(amounts: Mapping[str, str], name: str) -> int:
 
 def _whole(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
+
+
+@lru_cache(maxsize=1)
+def why_not_offered(snapshot: Snapshot) -> tuple[Origin, ...]:
+    """Return all possible reasons why no node offers a GPU, each with its subject.
+
+    The result is cached, because it is needed for each waiting pod.
+    """
+    subjects = [node.subject for node in snapshot.nodes if has_nvidia(node)]
+    subjects += stack(snapshot)
+    return (MISSING.name, f"resource/{GPU}"), *origins(OFFERS_NONE, *subjects)
+
+
+def stack(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the workloads that make a node offer GPUs."""
+    return tuple(component.subject for component in components(snapshot) if component.role in _STACK)
+
+
+def why_none_left(node: str, workloads: Iterable[str]) -> tuple[Origin, ...]:
+    """Return all possible reasons why a node offers none of its GPUs any more.
+
+    UNHEALTHY is left out, because these reasons explain it: none of the GPUs is reported as healthy.
+    """
+    return origins((cause for cause in OFFERS_NONE if cause is not UNHEALTHY), node, *workloads)
+
+
+@lru_cache(maxsize=1)
+def why_not_cut(snapshot: Snapshot) -> tuple[Origin, ...]:
+    """Return all possible reasons why no node offers a MIG profile."""
+    nodes = [node.subject for node in snapshot.nodes if has_nvidia(node)]
+    return tuple((cause.name, node) for node in nodes for cause in (GEOMETRY, MIG_FAILED, MIG_PENDING))
 
 
 _INSTALL = "Install the GPU operator, or only NVIDIA's device plugin if driver and toolkit are installed on the hosts."

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from functools import lru_cache
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes import SEARCHES
 from diagnosis.causes.first_fixes import with_fixes_first
-from diagnosis.model import FoundCause, Search, Unchecked
+from diagnosis.model import FoundCause, Origin, Search, Unchecked
 from diagnosis.snapshot import Snapshot
 
-_Key = tuple[str, str]
-"""Name and subject of a cause."""
+_Item = TypeVar("_Item")
 SAVED_STATE = "saved state"
 """Pseudo-kind for damaged parts of a saved state."""
 MOST_EVIDENCE = 12
@@ -72,7 +72,7 @@ def arranged(found: Iterable[FoundCause]) -> tuple[Problem, ...]:
     """Return one problem for each cause and subject in order, with consequences below their origin."""
     merged = _merged(found)
     above = _above(merged)
-    children: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    children: dict[Origin, list[Origin]] = {}
     roots = []
     for key in merged:
         parent = _parent(key, above)
@@ -85,14 +85,14 @@ def arranged(found: Iterable[FoundCause]) -> tuple[Problem, ...]:
 
 def together(unseen: Iterable[Unchecked]) -> tuple[Unchecked, ...]:
     """Return one entry for each kind and reason."""
-    hides: dict[tuple[str, str], list[str]] = {}
+    hides: dict[Origin, list[str]] = {}
     for unchecked in unseen:
         hides.setdefault((unchecked.kind, unchecked.why), []).append(unchecked.hides)
     return tuple(Unchecked(kind, why, ", ".join(dict.fromkeys(what))) for (kind, why), what in sorted(hides.items()))
 
 
-def _merged(found: Iterable[FoundCause]) -> dict[_Key, FoundCause]:
-    some: dict[_Key, list[FoundCause]] = {}
+def _merged(found: Iterable[FoundCause]) -> dict[Origin, FoundCause]:
+    some: dict[Origin, list[FoundCause]] = {}
     for result in found:
         some.setdefault((result.cause.name, result.subject), []).append(result)
     return {key: _put_together(same) for key, same in some.items()}
@@ -101,43 +101,37 @@ def _merged(found: Iterable[FoundCause]) -> dict[_Key, FoundCause]:
 def _put_together(same: list[FoundCause]) -> FoundCause:
     if len(same) == 1:
         return same[0]
-    because = {(cause.name, subject): (cause, subject) for result in same for cause, subject in result.because_of}
     return replace(
         same[0],
         evidence=_once(result.evidence for result in same),
         remedy=_once(result.remedy for result in same),
         affected=_once(result.affected for result in same),
         certainty=max(result.certainty for result in same),
-        because_of=tuple(because.values()),
+        because_of=_once(result.because_of for result in same),
     )
 
 
-def _once(texts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text for some in texts for text in some))
+def _once(each: Iterable[tuple[_Item, ...]]) -> tuple[_Item, ...]:
+    return tuple(dict.fromkeys(item for some in each for item in some))
 
 
-def _above(merged: dict[_Key, FoundCause]) -> dict[_Key, list[_Key]]:
+def _above(merged: dict[Origin, FoundCause]) -> dict[Origin, list[Origin]]:
     """Return, for each result, its causes that were found, in its own order.
 
     A result may name thousands of causes that were not found.
     """
     return {
-        key: [
-            parent
-            for cause, subject in result.because_of
-            if (parent := (cause.name, subject)) in merged and parent != key
-        ]
-        for key, result in merged.items()
+        key: [each for each in result.because_of if each in merged and each != key] for key, result in merged.items()
     }
 
 
-def _parent(key: _Key, above: dict[_Key, list[_Key]]) -> _Key | None:
+def _parent(key: Origin, above: dict[Origin, list[Origin]]) -> Origin | None:
     """Return the first of its causes that was found and is not in turn its consequence."""
     return next((parent for parent in above[key] if not _follows(parent, key, above)), None)
 
 
-def _follows(key: _Key, of: _Key, above: dict[_Key, list[_Key]]) -> bool:
-    seen: set[_Key] = set()
+def _follows(key: Origin, of: Origin, above: dict[Origin, list[Origin]]) -> bool:
+    seen: set[Origin] = set()
     ahead = [key]
     while ahead:
         pair = ahead.pop()
@@ -149,11 +143,7 @@ def _follows(key: _Key, of: _Key, above: dict[_Key, list[_Key]]) -> bool:
     return False
 
 
-def _tree(
-    key: tuple[str, str],
-    merged: dict[tuple[str, str], FoundCause],
-    children: dict[tuple[str, str], list[tuple[str, str]]],
-) -> Problem:
+def _tree(key: Origin, merged: dict[Origin, FoundCause], children: dict[Origin, list[Origin]]) -> Problem:
     found = merged[key]
     beneath = _sorted(_tree(child, merged, children) for child in children.get(key, ()))
     shown = replace(found, evidence=found.evidence[:MOST_EVIDENCE])

@@ -129,9 +129,7 @@ def _concerns(finding: RecordFinding, gpus: tuple[AllocatedGpu, ...] | None) -> 
 
 
 def _found(snapshot: Snapshot, node: Node, struck: Sequence[AffectedPod]) -> FoundCause:
-    findings = [
-        finding for finding in _faults(node) if any(finding in affected_pod.findings for affected_pod in struck)
-    ]
+    findings = [each for each in _faults(node) if any(each in affected_pod.findings for affected_pod in struck)]
     lines = [snapshot.line(affected_pod.pod.meta)[-1] for affected_pod in struck]
     affected = (*(affected_pod.pod.subject for affected_pod in struck), *dict.fromkeys(filter(is_gang, lines)))
     # The kubelet repeats the last report of a device plugin or driver, which may be older than our verdict.
@@ -161,9 +159,7 @@ def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Seq
         yield _job(snapshot, workload, some)
     if len(jobs) > _MOST_JOBS:
         yield f"and pods of {len(jobs) - _MOST_JOBS} more workloads"
-    if any(affected.gpus is None for affected in struck) and all(
-        finding.subject.startswith("gpu/") for finding in findings
-    ):
+    if any(each.gpus is None for each in struck) and all(finding.subject.startswith("gpu/") for finding in findings):
         yield "the GPUs of each pod are unknown, so every GPU pod on the node is listed"
 
 

@@ -64,9 +64,7 @@ def unhealthy_gpus(pod: Pod) -> Iterator[AllocatedDevice]:
     Their device plugin or DRA driver reported them to the kubelet.
     """
     for state in pod.states:
-        yield from (
-            device for device in state.devices if state.running and _is_gpu(device) and device.health == _UNHEALTHY
-        )
+        yield from (each for each in state.devices if state.running and _is_gpu(each) and each.health == _UNHEALTHY)
 
 
 def _by_kubelet(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[AllocatedGpu]:

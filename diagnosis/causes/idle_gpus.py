@@ -15,7 +15,7 @@ from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.utilization import CardLoad, loads
 from diagnosis.hami.scheduler_state import cards_of
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import SERIES, USE
 from diagnosis.snapshot.nodes import Node
@@ -85,17 +85,14 @@ def _idle_cards(node: Node, held: Mapping[str, int], idle: list[CardLoad]) -> It
     offered = int(amount(node.capacity.get(GPU, "0")) or 0)
     if not by_pod and offered and len(unnamed) >= offered:
         for name, number in held.items():
-            yield (
-                name,
-                f"{name}: owns {number} of the {offered} GPUs of node/{node.name}, all at 0 % for an hour",
-            )
+            yield (name, f"{name}: owns {number} of the {offered} GPUs of node/{node.name}, all at 0 % for an hour")
 
 
 def _found(subject: str, some: list[tuple[Pod, str]]) -> FoundCause:
     pod = some[0][0]
     log = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--all-containers", "--tail=20")
     node = f"node/{pod.spec.node}"
-    written = tuple((cause, subject) for cause in (HIDDEN, CLASS_NOT_NAMED, NOT_REQUESTED))
+    written = origins((HIDDEN, CLASS_NOT_NAMED, NOT_REQUESTED), subject)
     return FoundCause(
         IDLE,
         subject,
@@ -103,7 +100,7 @@ def _found(subject: str, some: list[tuple[Pod, str]]) -> FoundCause:
         (f"Read why it waits: {log}", "Ask its owner whether it is still needed."),
         tuple(pod.subject for pod, _ in some),
         Certainty.LIKELY,
-        (*written, (NOT_INJECTED, node), (FAULTY, node)),
+        (*written, *origins((NOT_INJECTED, FAULTY), node)),
     )
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.causes.mig_causes import GEOMETRY
-from diagnosis.causes.offer_causes import MIG_FAILED, MIG_PENDING
+from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MIG_PENDING
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready
 from diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
 from diagnosis.facts.gpu_requests import gpus_of
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -59,9 +58,7 @@ def find_unlabelled(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes on which discovery runs but whose labels are missing."""
     every = components(snapshot)
     discovery = [component for component in every if component.role is Role.GPU_FEATURES]
-    above = tuple(
-        (NOT_READY[component.role], component.subject) for component in every if component.role is Role.NODE_FEATURES
-    )
+    above = tuple((NOT_READY[each.role].name, each.subject) for each in every if each.role is Role.NODE_FEATURES)
     for node in snapshot.nodes:
         if not has_nvidia(node) or _PRODUCT in node.meta.labels or not is_judged(node, snapshot.now):
             continue
@@ -84,7 +81,7 @@ def _invalid(node: Node) -> FoundCause:
         "Or set mig.strategy to mixed, and request nvidia.com/mig-… by profile.",
     )
     return FoundCause(
-        GEOMETRY, node.subject, evidence, remedy, (node.subject,), because_of=((MIG_FAILED, node.subject),)
+        GEOMETRY, node.subject, evidence, remedy, (node.subject,), because_of=origins((MIG_FAILED,), node.subject)
     )
 
 
@@ -116,7 +113,7 @@ def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Itera
     owner = (
         f"{pods[0].subject} of the MIG manager is {'ready' if working else 'not ready'}" if pods else "no MIG manager"
     )
-    above = ((NOT_READY[Role.MIG_MANAGER], node.subject), *((NOT_READY[Role.MIG_MANAGER], m.subject) for m in managers))
+    above = origins((NOT_READY[Role.MIG_MANAGER],), node.subject, *(manager.subject for manager in managers))
     yield FoundCause(
         MIG_PENDING,
         node.subject,
@@ -141,7 +138,7 @@ def _upgrade(node: Node) -> FoundCause:
         evidence,
         remedy,
         (node.subject,),
-        because_of=((NOT_READY[Role.DRIVER], node.subject),),
+        because_of=origins((NOT_READY[Role.DRIVER],), node.subject),
     )
 
 

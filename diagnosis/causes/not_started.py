@@ -13,36 +13,28 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes import verdicts
-from diagnosis.causes.handler_causes import unloadable
 from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
-from diagnosis.causes.runtime_handlers import HANDLER_TEXTS
+from diagnosis.causes.runtime_handlers import HANDLERS
 from diagnosis.causes.starting_causes import (
     CAUSES,
     CDI_STALE,
     CDI_UNRESOLVED,
-    CGROUP_DRIVERS,
     CLAIM_FAILS,
     COMMAND_MISSING,
     CONFIG_MISSING,
     CREATION_FAILS,
-    DEVICE_UNKNOWN,
-    DRIVER_HANGS,
-    DRIVER_LIBRARY_MISSING,
-    DRIVER_MISMATCH,
     DRIVER_NOT_LOADED,
-    HARDWARE,
     IMAGE_ABSENT,
     IMAGE_FAILS,
     IMAGE_NEEDS_DRIVER,
     IMAGE_NO_SPACE,
     IMAGE_REFUSED,
     INIT_LASTS,
+    INJECTION,
     NETWORK,
+    NO_DEVICE_FILE,
     RUNTIME_SILENT,
     SANDBOX,
-    TOOLKIT_BINARY,
-    TOOLKIT_FAILS,
     VOLUME_ELSEWHERE,
     VOLUME_FAILS,
 )
@@ -52,7 +44,6 @@ from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.symptoms import (
     Recognised,
     Symptom,
-    TextSource,
     is_stuck,
     of_events,
     of_state,
@@ -61,123 +52,24 @@ from diagnosis.facts.symptoms import (
     replaced,
     scheduled_at,
     shortened,
-    signature,
     standing_events,
+    texts_in,
 )
-from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, command
+from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSource, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.pods import ContainerState, Pod
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 
-_CLI, _NCT, _KUBELET, _CONTAINERD = "libnvidia-container", "nvidia-container-toolkit", "kubelet", "containerd"
-_STATES = (TextSource.WAITING, TextSource.ENDED, TextSource.EVENT)
-_EVENT = (TextSource.EVENT,)
-_IMAGE = (TextSource.EVENT, TextSource.WAITING)
-INJECTION_TEXTS = (
-    signature(r"nvml error: gpu is lost", HARDWARE, _CLI, *_STATES),
-    signature(r"driver not loaded|nvml error: not loaded", DRIVER_NOT_LOADED, _CLI, *_STATES),
-    signature(r"Driver/library version mismatch", DRIVER_MISMATCH, _CLI, *_STATES),
-    signature(r"load library failed|libnvidia-ml\.so\.1: cannot open", DRIVER_LIBRARY_MISSING, _CLI, *_STATES),
-    signature(r"initialization error: change root failed|ldcache error", DRIVER_LIBRARY_MISSING, _CLI, *_STATES),
-    signature(r"driver (?:rpc )?error: (?:timed out|failed to process)", DRIVER_HANGS, _CLI, *_STATES),
-    signature(r"unsatisfied condition: ([^,]{1,80}), please update your driver", IMAGE_NEEDS_DRIVER, _CLI, *_STATES),
-    signature(r"requirement error: unsatisfied condition: ([^,\\]{1,80})", IMAGE_NEEDS_DRIVER, _CLI, *_STATES),
-    signature(r"device error: ([^\s:]{1,80}): unknown device", DEVICE_UNKNOWN, _CLI, *_STATES),
-    signature(r"unresolvable CDI devices ([^\n]{1,400})", CDI_UNRESOLVED, "container-device-interface", *_STATES),
-    signature(r"failed to stat CDI host device \\?\"?([^\s\"\\]{1,200})", CDI_STALE, _CONTAINERD, *_STATES),
-    signature(
-        r"adding custom device \\?\"(/dev/nvidia[^\s\"\\]{0,80})\\?\": no such file",
-        DEVICE_FILES,
-        "runc, Docker",
-        *_STATES,
-    ),
-    signature(
-        r"mounting \\?\"([^\s\"\\]{0,80}nvidia/mps[^\s\"\\]{0,80})\\?\" to rootfs[^\n]{0,400}no such file",
-        NOT_READY[Role.MPS],
-        "runc",
-        *_STATES,
-    ),
-    signature(
-        r"mounting \\?\"((?!/var/lib/kubelet/)[^\s\"\\]{0,160}(?:nvidia|libcuda)[^\s\"\\]{0,80})\\?\" to rootfs"
-        r"[^\n]{0,400}no such file",
-        CDI_STALE,
-        "runc",
-        *_STATES,
-    ),
-    signature(
-        r"exec: \\?\"?([^\s\"\\]{0,200}nvidia-c[^\s\"\\]{1,60})\\?\"?:[^\n]{0,80}(?:not found|no such file)",
-        TOOLKIT_BINARY,
-        _NCT,
-        *_STATES,
-    ),
-    signature(
-        r"(?:unable to retrieve OCI runtime error|failed to create shim)[^\n]{0,300}nvidia-container-runtime[^\n]{0,80}"
-        r"(?:no such file|not found)",
-        TOOLKIT_BINARY,
-        _CONTAINERD,
-        *_STATES,
-    ),
-    signature(
-        r"fork/exec (/\S{0,200}nvidia-c\S{1,60}): no such file",
-        TOOLKIT_BINARY,
-        _CONTAINERD,
-        *_STATES,
-    ),
-    signature(r"expected cgroupsPath to be of format", CGROUP_DRIVERS, "runc", *_STATES),
-    signature(r"nvidia-container-cli: ([^\n]{1,200})", TOOLKIT_FAILS, _CLI, *_STATES),
-    signature(r"nvidia-container-runtime(?:-hook)? did not terminate", TOOLKIT_FAILS, _CONTAINERD, *_STATES),
-    signature(r"could not apply required modification to OCI specification", TOOLKIT_FAILS, _NCT, *_STATES),
-)
-"""Signatures for messages of NVIDIA's toolkit and its callers while a container is created or started."""
-CREATE_TEXTS = (
-    signature(
-        r"exec: \\?\"?([^\s\"\\]{1,200})\\?\"?:[^\n]{0,60}(?:not found|no such file|permission denied|is a directory)",
-        COMMAND_MISSING,
-        "runc",
-        *_STATES,
-    ),
-    signature(r"exec format error", COMMAND_MISSING, "runc", *_STATES),
-)
-CONFIG_TEXTS = (
-    signature(r"(configmap|secret)s? \\?\"([^\"\\]{1,253})\\?\" not found", CONFIG_MISSING, _KUBELET, *_IMAGE),
-    signature(
-        r"couldn't find key \S{1,253} in (ConfigMap|Secret) (?:[^\s/]{1,63}/)?([^\s/,]{1,253})",
-        CONFIG_MISSING,
-        _KUBELET,
-        *_IMAGE,
-    ),
-    signature(r"references non-existent (?:config|secret) key", CONFIG_MISSING, f"{_KUBELET}, volumes", *_IMAGE),
-)
-VOLUME_TEXTS = (
-    signature(r"hostPath type check failed: /dev/nvidia", DRIVER_NOT_LOADED, _KUBELET, *_EVENT),
-    signature(r"Multi-Attach error|already (?:exclusively )?attached to", VOLUME_ELSEWHERE, _KUBELET, *_EVENT),
-    signature(r"", VOLUME_FAILS, _KUBELET, *_EVENT),
-)
-"""Signatures for FailedMount and FailedAttachVolume; the last one matches all other texts."""
-IMAGE_TEXTS = (
-    signature(r"no space left on device", IMAGE_NO_SPACE, _CONTAINERD, *_IMAGE),
-    signature(
-        r"unauthorized|authentication required|403 Forbidden|denied|insufficient_scope|no basic auth credentials",
-        IMAGE_REFUSED,
-        _CONTAINERD,
-        *_IMAGE,
-    ),
-    signature(
-        r"not found|manifest unknown|name unknown|no match for platform|does not exist|couldn't parse image"
-        r"|invalid reference format|is not present with pull policy of Never",
-        IMAGE_ABSENT,
-        _CONTAINERD,
-        *_IMAGE,
-    ),
-)
-SANDBOX_TEXTS = (
-    signature(r"(?:connect: connection refused|no such file)[^\n]{0,80}", RUNTIME_SILENT, _KUBELET, *_EVENT),
-    signature(r"unknown service runtime\.v1|container runtime (?:is|status check)", RUNTIME_SILENT, _KUBELET, *_EVENT),
-    signature(r"network|\bcni\b|\bIPAM\b|NetworkNotReady|\bveth|IP address", NETWORK, "CNI plugins", *_EVENT),
-    signature(r"", SANDBOX, _CONTAINERD, *_EVENT),
-)
-"""Signatures for FailedCreatePodSandBox and NetworkNotReady; a missing handler has its own family."""
+_EVENT = TextSource.EVENT
+_INJECTION = texts_in(_EVENT, (DEVICE_FILES, NOT_READY[Role.MPS], *INJECTION))
+_CREATION = texts_in(_EVENT, (COMMAND_MISSING,))
+_CONFIG = texts_in(_EVENT, (CONFIG_MISSING,))
+_IMAGES = texts_in(_EVENT, (IMAGE_NO_SPACE, IMAGE_REFUSED, IMAGE_ABSENT))
+_VOLUMES = ((DRIVER_NOT_LOADED, NO_DEVICE_FILE), *texts_in(_EVENT, (VOLUME_ELSEWHERE, VOLUME_FAILS)))
+"""Texts of FailedMount and FailedAttachVolume; the last one matches all other texts."""
+_SANDBOXES = texts_in(_EVENT, (RUNTIME_SILENT, NETWORK, SANDBOX))
+"""Texts of FailedCreatePodSandBox and NetworkNotReady; a missing handler has its own family."""
 _IMAGE_REASONS = frozenset(
     ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
 )
@@ -185,28 +77,8 @@ START_REASONS = frozenset(("CreateContainerError", "RunContainerError", "StartEr
 _SANDBOX_EVENTS = ("FailedCreatePodSandBox", "NetworkNotReady", "FailedPodSandBoxStatus")
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _CLAIM_EVENT = "FailedPrepareDynamicResources"
-_OF_THE_NODE = frozenset(
-    one.name
-    for one in (
-        *(DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, DEVICE_UNKNOWN, TOOLKIT_BINARY),
-        *(TOOLKIT_FAILS, CDI_UNRESOLVED, CDI_STALE, RUNTIME_SILENT, NETWORK, SANDBOX, IMAGE_NO_SPACE, CLAIM_FAILS),
-        *(DEVICE_FILES, HARDWARE, CGROUP_DRIVERS, NOT_READY[Role.MPS]),
-    )
-)
-"""Causes to fix on the node, not in the workload."""
 _BETWEEN_FILES = re.compile(r"[;\s]+")
 """Detail of an agent's finding: `no /dev/nvidiactl; no /dev/nvidia-uvm`."""
-_OF_THE_GPU = (
-    DRIVER_NOT_LOADED,
-    DRIVER_MISMATCH,
-    DRIVER_HANGS,
-    DEVICE_UNKNOWN,
-    TOOLKIT_FAILS,
-    CDI_UNRESOLVED,
-    CDI_STALE,
-    HARDWARE,
-)
-"""Consequences of a faulty GPU."""
 _PASSES = re.compile(
     r"object \"[^\"]{1,320}\"/\"[^\"]{1,320}\" not registered|failed to sync (?:configmap|secret) cache"
 )
@@ -222,15 +94,6 @@ _VOLUME = re.compile(r'\A.*?\bvolume "?([^"\s]{1,253}).*\Z', re.DOTALL)
 _ATTACHED, _NOT_ATTACHED = "SuccessfulAttachVolume", "FailedAttachVolume"
 _DETACHED = 2.0
 """Minutes after a pod's grace period in which its node detaches the volumes."""
-_BEHIND = {
-    DRIVER_NOT_LOADED.name: (Role.DRIVER,),
-    DRIVER_LIBRARY_MISSING.name: (Role.DRIVER,),
-    DEVICE_FILES.name: (Role.DRIVER,),
-    TOOLKIT_BINARY.name: (Role.TOOLKIT,),
-    CDI_UNRESOLVED.name: (Role.DEVICE_PLUGIN, Role.TOOLKIT, Role.DRA_DRIVER),
-    CLAIM_FAILS.name: (Role.DRA_DRIVER,),
-}
-"""Components that explain a cause if they are not ready on the node."""
 _OF_KIND = (
     (
         "management.nvidia.com/",
@@ -308,20 +171,12 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
         if found is not None:
             # A registry that did not respond once may respond the next time.
             return None if found.cause is IMAGE_FAILS and early else found
-    if (
-        pod.over
-        or any(
-            container_state.running or container_state.ended
-            for container_state in pod.states
-            if not container_state.init
-        )
-        or early
-    ):
+    if pod.over or any(each.running or each.ended for each in pod.states if not each.init) or early:
         return None
     known = _of_pod(events)
     if known is None and not pod.states:
         # The kubelet's events about containers that have no state yet.
-        known = recognised((*INJECTION_TEXTS, *CONFIG_TEXTS, *IMAGE_TEXTS, *CREATE_TEXTS), _failed(events))
+        known = recognised((*_INJECTION, *_CONFIG, *_IMAGES, *_CREATION), _failed(events))
     return None if known is not None and known.cause is VOLUME_ELSEWHERE and _is_left(snapshot, pod) else known
 
 
@@ -349,9 +204,7 @@ def _is_left(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognised | None:
-    symptoms = tuple(
-        symptom for symptom in of_state(state) if symptom.place is TextSource.WAITING or state.ended is not None
-    )
+    symptoms = tuple(each for each in of_state(state) if each.place is TextSource.WAITING or state.ended is not None)
     last = state.last_ended
     if last is not None and last.reason in START_REASONS and not state.running:
         symptoms = (*symptoms, Symptom(TextSource.ENDED, last.reason, last.message, state.name, last.at))
@@ -359,13 +212,13 @@ def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognise
     if reasons & _IMAGE_REASONS:
         return _of_image(symptoms, events)
     if "CreateContainerConfigError" in reasons:
-        known = recognised(CONFIG_TEXTS, (*symptoms, *_failed(events)))
+        known = recognised(_CONFIG, (*symptoms, *_failed(events)))
         return known or _as(CREATION_FAILS, symptoms)
-    if reasons & START_REASONS and recognised(HANDLER_TEXTS, symptoms) is None:
+    if reasons & START_REASONS and recognised(HANDLERS, symptoms) is None:
         texts = (*symptoms, *_failed(events))
         if any(TOOL.search(symptom.text) for symptom in texts):
             return None
-        return recognised((*INJECTION_TEXTS, *CREATE_TEXTS), texts) or _as(CREATION_FAILS, symptoms)
+        return recognised((*_INJECTION, *_CREATION), texts) or _as(CREATION_FAILS, symptoms)
     return None
 
 
@@ -383,7 +236,7 @@ def _of_image(symptoms: Iterable[Symptom], events: Iterable[Symptom]) -> Recogni
         *(symptom for symptom in _failed(events) if "pull" in symptom.text.lower() or "image" in symptom.text.lower()),
     )
     written = tuple(text for text in texts if text.text)
-    return recognised(IMAGE_TEXTS, written) or _as(IMAGE_FAILS, (*written, *symptoms))
+    return recognised(_IMAGES, written) or _as(IMAGE_FAILS, (*written, *symptoms))
 
 
 def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
@@ -396,20 +249,18 @@ def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
         if symptom.reason == _CLAIM_EVENT:
             return _as(CLAIM_FAILS, (symptom,))
         if symptom.reason in _VOLUME_EVENTS:
-            return recognised(
-                (*CONFIG_TEXTS, *VOLUME_TEXTS), (each for each in symptoms if each.reason in _VOLUME_EVENTS)
-            )
+            return recognised((*_CONFIG, *_VOLUMES), (each for each in symptoms if each.reason in _VOLUME_EVENTS))
         if symptom.reason in _SANDBOX_EVENTS:
             return _of_sandbox(symptom)
     return None
 
 
 def _of_sandbox(symptom: Symptom) -> Recognised | None:
-    if recognised(HANDLER_TEXTS, (symptom,)) is not None:
+    if recognised(HANDLERS, (symptom,)) is not None:
         return None
-    known = recognised(INJECTION_TEXTS, (symptom,)) or recognised(SANDBOX_TEXTS, (symptom,))
+    known = recognised(_INJECTION, (symptom,)) or recognised(_SANDBOXES, (symptom,))
     if known is not None and known.cause is RUNTIME_SILENT and not _is_of_runtime(symptom.text):
-        return recognised([row for row in SANDBOX_TEXTS if row.cause is not RUNTIME_SILENT], (symptom,))
+        return recognised(texts_in(_EVENT, (NETWORK, SANDBOX)), (symptom,))
     return known
 
 
@@ -420,9 +271,7 @@ def _is_of_runtime(text: str) -> bool:
 
 def _as(cause: Cause, symptoms: Iterable[Symptom]) -> Recognised:
     known = tuple(symptoms)
-    best = next(
-        (symptom for symptom in known if symptom.text), known[0] if known else Symptom(TextSource.WAITING, "", "")
-    )
+    best = next((each for each in known if each.text), known[0] if known else Symptom(TextSource.WAITING, "", ""))
     return Recognised(cause, best, shortened(best.text))
 
 
@@ -441,7 +290,7 @@ def _subject(snapshot: Snapshot, pod: Pod, known: Recognised) -> str:
         return f"{kind.lower()}/{pod.meta.namespace}/{name}"
     if known.cause in (VOLUME_ELSEWHERE, VOLUME_FAILS):
         return _claim(snapshot, pod, known.symptom.text) or written
-    return f"node/{pod.spec.node}" if known.cause.name in _OF_THE_NODE else written
+    return f"node/{pod.spec.node}" if known.cause.of_node else written
 
 
 def _written(snapshot: Snapshot, pod: Pod) -> str:
@@ -474,15 +323,8 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> FoundCause:
     evidence += _of_node(snapshot, pod)
     remedy = (*_special(known), known.cause.remedy, _look(pod))
     own = role_of(pod.meta, {}, pod.spec)
-    behind = [
-        (NOT_READY[role], text)
-        for role in _BEHIND.get(known.cause.name, ())
-        if role is not own
-        for text in (f"node/{pod.spec.node}", subject)
-    ]
-    withheld = ((verdicts.WITHHELD, f"node/{pod.spec.node}"),) if known.cause in _OF_THE_GPU else ()
-    files = unloadable(f"node/{pod.spec.node}") if known.cause in (RUNTIME_SILENT, SANDBOX) else ()
-    because = (*files, *behind, *withheld)
+    itself = NOT_READY[own].name if own is not None and own in NOT_READY else ""
+    because = origins((name for name in known.cause.follows if name != itself), subject)
     affected = tuple(one.pod.subject for one in stuck)
     return FoundCause(known.cause, subject, tuple(evidence), remedy, affected, Certainty.PROVEN, because)
 
@@ -537,7 +379,4 @@ def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
                 yield FoundCause(INIT_LASTS, written, (message,), remedy, (pod.subject,), Certainty.LIKELY)
 
 
-SEARCHES = (
-    Search(CAUSES, ("Pod",), find_not_started),
-    Search((INIT_LASTS,), ("Pod",), find_lasting),
-)
+SEARCHES = (Search(CAUSES, ("Pod",), find_not_started), Search((INIT_LASTS,), ("Pod",), find_lasting))

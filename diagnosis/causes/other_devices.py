@@ -8,18 +8,10 @@ from functools import cache
 from diagnosis.causes.unready_components import NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
-from diagnosis.facts.gpu_nodes import (
-    EFA,
-    has_nvidia,
-    is_changed,
-    is_for_machines,
-    is_judged,
-    offers_gpus,
-    sliced_nodes,
-)
+from diagnosis.facts.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.catalog.profiles import find_profile, read_packaged
@@ -63,9 +55,9 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
             continue
         there, offered = _number(node.capacity), _number(node.allocatable)
         evidence = f"{node.subject}: capacity {there} {EFA}, allocatable {offered}"
-        above = [(NOT_READY[Role.EFA_PLUGIN], text) for text in (node.subject, *(part.subject for part in plugins))]
+        above = [*origins((NOT_READY[Role.EFA_PLUGIN],), node.subject, *(part.subject for part in plugins))]
         if offered < there:
-            above.append((WITHHELD, node.subject))
+            above.append((WITHHELD.name, node.subject))
             yield _efa(node, (evidence,), tuple(above), Certainty.PROVEN)
         elif not offered and snapshot.sees("Pod") and (proof := _has_efa(node, types, plugins)):
             absent = [plugin for plugin in plugins if plugin.meta.kind == "DaemonSet" and not _works_on(plugin, node)]
@@ -77,11 +69,7 @@ def find_efa(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield GPU nodes on which the DRA driver runs with GPUs enabled and that no ResourceSlice lists."""
-    drivers = [
-        component
-        for component in components(snapshot)
-        if component.role is Role.DRA_DRIVER and component.meta.kind == "DaemonSet"
-    ]
+    drivers = [each for each in components(snapshot) if each.role is Role.DRA_DRIVER and each.meta.kind == "DaemonSet"]
     messages = sliced_nodes(snapshot, (_GPU_DRIVER,))
     served = bool(messages) or any(device_class.meta.name == _GPU_DRIVER for device_class in snapshot.device_classes)
     for node in snapshot.nodes if served else ():
@@ -93,7 +81,7 @@ def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
             continue
         for driver in drivers:
             pod = driver.pod_on(node.name)
-            young = pod is None or (pod.meta.created is not None and snapshot.now - pod.meta.created < YOUNG)
+            young = pod is None or snapshot.is_new(pod.meta, YOUNG)
             if pod is None or young or not is_ready(pod) or not _gives_gpus(driver):
                 continue
             words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", "gpus", "--tail=50")
@@ -101,7 +89,7 @@ def find_slices(snapshot: Snapshot) -> Iterator[FoundCause]:
                 f"{pod.subject} is ready on {node.subject}",
                 f"no ResourceSlice of {_GPU_DRIVER} lists {node.subject}",
             )
-            because = ((NOT_READY[Role.DRIVER], node.subject), (WITHHELD, node.subject))
+            because = origins((NOT_READY[Role.DRIVER], WITHHELD), node.subject)
             remedy = (f"Read its log there: {command(*words)}",)
             yield FoundCause(NO_SLICES, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
@@ -112,7 +100,7 @@ def _without_driver(node: Node, driver: Component) -> FoundCause:
     labels = command("kubectl", "get", "node", node.name, "--show-labels")
     wanted = ", ".join(f"{key}={value}" for key, value in driver.spec.node_selector.items())
     remedy = f"Find out why the operator has not set the label {wanted or 'for it'}: {labels}"
-    because = ((NOT_READY[Role.OPERATOR], driver.subject), (NOT_READY[Role.DRA_DRIVER], driver.subject))
+    because = origins((NOT_READY[Role.OPERATOR], NOT_READY[Role.DRA_DRIVER]), driver.subject)
     return FoundCause(NO_SLICES, node.subject, evidence, (remedy,), (node.subject,), because_of=because)
 
 
@@ -151,9 +139,7 @@ def _leaves_out(plugin: Component, kind: str) -> bool:
     return bool(lists) and not any(kind in texts for texts in lists)
 
 
-def _efa(
-    node: Node, evidence: tuple[str, ...], above: tuple[tuple[Cause, str], ...], certainty: Certainty
-) -> FoundCause:
+def _efa(node: Node, evidence: tuple[str, ...], above: tuple[Origin, ...], certainty: Certainty) -> FoundCause:
     pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
     remedy = (f"Check the EFA device plugin there, and restart its pod: {pods}",)
     return FoundCause(NO_EFA, node.subject, evidence, remedy, (node.subject,), certainty, above)
@@ -179,7 +165,4 @@ def _number(amounts: Mapping[str, str]) -> int:
     return int(amount(amounts.get(EFA, "0")) or ZERO)
 
 
-SEARCHES = (
-    Search((NO_EFA,), ("Node",), find_efa),
-    Search((NO_SLICES,), ("Node", "Pod", "ResourceSlice"), find_slices),
-)
+SEARCHES = (Search((NO_EFA,), ("Node",), find_efa), Search((NO_SLICES,), ("Node", "Pod", "ResourceSlice"), find_slices))

@@ -11,125 +11,144 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from diagnosis.causes import verdicts
 from diagnosis.causes.hami import webhook as hami
-from diagnosis.causes.hami.hami_causes import CARD_GONE, NODE_NAMED, NOT_SEEN, NUMBER
-from diagnosis.causes.offer_causes import MISSING, NOT_OFFERED, UNHEALTHY
-from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.facts.components import Role
+from diagnosis.causes.hami.hami_causes import CARD_GONE, NO_DEVICES, NODE_NAMED, NOT_SEEN, NUMBER
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
 from diagnosis.facts.placement import selects
-from diagnosis.facts.symptoms import Recognised, Symptom, TextSource, recognised, replaced, shortened, signature
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
+from diagnosis.facts.symptoms import Recognised, Symptom, recognised, replaced, shortened, subject_of, texts_in
+from diagnosis.model import (
+    Cause,
+    CauseSeverity,
+    Certainty,
+    FoundCause,
+    Link,
+    Search,
+    Signature,
+    TextSource,
+    command,
+    origins,
+    rejecting,
+)
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
-_ACCEPTED = Link.ACCEPTED
 _DEVICE_MANAGER = "kubelet, pkg/kubelet/cm/devicemanager/manager.go"
 
-TOO_FEW = Cause(
+
+def _cause(
+    name: str,
+    means: str,
+    remedy: str,
+    *texts: Signature,
+    severity: CauseSeverity = CauseSeverity.HIGH,
+    source: str = "",
+    of_node: bool = False,
+) -> Cause:
+    return Cause(name, severity, Link.ACCEPTED, means, remedy, source, texts, of_node)
+
+
+def _of_devices(name: str, means: str, remedy: str, source: str, text: Signature) -> Cause:
+    return Cause(
+        name, CauseSeverity.HIGH, Link.ACCEPTED, means, remedy, source, (text,), of_node=True, follows=NO_DEVICES
+    )
+
+
+TOO_FEW = _of_devices(
     "GpusUnavailableAtAdmission",
-    CauseSeverity.HIGH,
-    _ACCEPTED,
     "The kubelet had fewer free and healthy devices than the scheduler had counted, and rejected the pod.",
     "Check which devices are unhealthy, or owned by a pod that the scheduler does not count; delete the Failed pods.",
     f"{_DEVICE_MANAGER}: `requested number of devices unavailable`",
+    rejecting(r"requested number of devices unavailable for", _DEVICE_MANAGER),
 )
-NO_HEALTHY = Cause(
+NO_HEALTHY = _of_devices(
     "NoHealthyGpuAtAdmission",
-    CauseSeverity.HIGH,
-    _ACCEPTED,
     "None of the node's devices is healthy: their plugin has not registered again, or reports all as unhealthy.",
     "Restore the device plugin on the node, or fix the GPUs that it reports; then delete the Failed pods.",
     f"{_DEVICE_MANAGER}: `no healthy devices present`",
+    rejecting(r"no healthy devices present", _DEVICE_MANAGER),
 )
-NO_LONGER_HEALTHY = Cause(
+NO_LONGER_HEALTHY = _of_devices(
     "AllocatedGpuUnhealthy",
-    CauseSeverity.HIGH,
-    _ACCEPTED,
     "A device that the kubelet had already given to the pod is no longer healthy, so it may not start there again.",
     "Fix the node's GPU, and delete the Failed pod so that another is created elsewhere.",
     f"{_DEVICE_MANAGER}: `previously allocated devices are no longer healthy`",
+    rejecting(r"previously allocated devices are no longer healthy", _DEVICE_MANAGER),
 )
-UNREGISTERED = Cause(
+UNREGISTERED = _of_devices(
     "DeviceResourceUnregistered",
-    CauseSeverity.HIGH,
-    _ACCEPTED,
     "No device plugin has registered the resource since the kubelet's last start.",
     "Restore the device plugin on the node, then delete the Failed pods.",
     f"{_DEVICE_MANAGER}: `cannot allocate unregistered device`",
+    rejecting(r"cannot allocate unregistered device", _DEVICE_MANAGER),
 )
-SHARED_OVER_REQUEST = Cause(
+SHARED_OVER_REQUEST = _cause(
     "SharedGpuRequestTooLarge",
-    CauseSeverity.HIGH,
-    _ACCEPTED,
     "The pod requests more than one replica of a shared GPU, which the device plugin is configured to refuse.",
     "Request one replica: replicas are time slices, and two replicas are not two GPUs.",
-    "NVIDIA's device plugin, `failRequestsGreaterThanOne`",
+    rejecting(
+        r"maximum request size for shared resources is \d{1,6}; found (\d{1,6})", "k8s-device-plugin, internal/rm"
+    ),
+    source="NVIDIA's device plugin, `failRequestsGreaterThanOne`",
 )
-UNKNOWN_DEVICE = Cause(
+UNKNOWN_DEVICE = _of_devices(
     "DeviceUnknownToPlugin",
-    CauseSeverity.HIGH,
-    _ACCEPTED,
     "The kubelet requested a device that the plugin no longer has: the GPU is gone, or the MIG geometry changed.",
     "Restart the device plugin on the node, so that it reports its devices; then delete the Failed pods.",
     "NVIDIA's device plugin, Allocate: `unknown device`",
+    rejecting(r"unknown device", "k8s-device-plugin, Allocate"),
 )
-GPU_LOST = Cause(
+GPU_LOST = _of_devices(
     "GpuLostAtAllocation",
-    CauseSeverity.HIGH,
-    _ACCEPTED,
     "The device plugin could not reach a GPU when it was to allocate it.",
     "Check the node's GPUs: a lost one needs a reset or a reboot at least.",
     "NVML's `GPU is lost`, passed on by the device plugin",
+    rejecting(r"GPU is lost|GPU_IS_LOST|fallen off the bus", "kubernetes issue 97131"),
 )
-PLUGIN_FAILED = Cause(
+PLUGIN_FAILED = _of_devices(
     "DevicePluginAllocateFailed",
-    CauseSeverity.HIGH,
-    _ACCEPTED,
     "The device plugin answered the kubelet's request for devices with an error, or not at all.",
     "Read the plugin's log on the node; then delete the Failed pods.",
     f"{_DEVICE_MANAGER}: `Allocate failed due to …, which is unexpected`",
+    rejecting(
+        r"(?:Allocate|Update plugin resources|GetPreferredAllocation rpc) failed|which is unexpected", _DEVICE_MANAGER
+    ),
 )
-TOPOLOGY = Cause(
+TOPOLOGY = _cause(
     "TopologyNotAligned",
-    CauseSeverity.MEDIUM,
-    _ACCEPTED,
     "The kubelet's topology manager requires devices and CPUs of one NUMA node, and none has enough left.",
     "Request at most one NUMA node's resources, free them, or choose a milder topologyManagerPolicy for the node.",
-    "kubelet, TopologyAffinityError: `Resources cannot be allocated with Topology locality`",
+    severity=CauseSeverity.MEDIUM,
+    source="kubelet, TopologyAffinityError: `Resources cannot be allocated with Topology locality`",
+    of_node=True,
 )
-OVERBOOKED = Cause(
+OVERBOOKED = _cause(
     "NodeOverbooked",
-    CauseSeverity.HIGH,
-    _ACCEPTED,
     "A pod was bound to a node without room for it: by its own nodeName, or by a second scheduler.",
     "Let one scheduler schedule all pods of these nodes, and remove nodeName from the pod template.",
-    "kubelet, OutOf…: `Node didn't have enough resource`",
+    source="kubelet, OutOf…: `Node didn't have enough resource`",
+    of_node=True,
 )
-WRONG_NODE = Cause(
+WRONG_NODE = _cause(
     "NodeRefusedBySelector",
-    CauseSeverity.MEDIUM,
-    _ACCEPTED,
     "The kubelet rejected the pod because its selector, affinity or tolerations do not match its node.",
     "Remove nodeName from the pod template, or restore the label that the pod requires.",
-    "kubelet, `Predicate NodeAffinity failed`",
+    severity=CauseSeverity.MEDIUM,
+    source="kubelet, `Predicate NodeAffinity failed`",
 )
-EVICTED = Cause(
+EVICTED = _cause(
     "GpuPodEvicted",
-    CauseSeverity.MEDIUM,
-    _ACCEPTED,
     "The kubelet evicted the pod because its node ran low on memory, disk or PIDs, or the pod exceeded its limit.",
     "Provide more of the exhausted resource: most often disk space for images and checkpoints.",
-    "kubelet's eviction manager: `The node was low on resource`",
+    severity=CauseSeverity.MEDIUM,
+    source="kubelet's eviction manager: `The node was low on resource`",
+    of_node=True,
 )
-OTHERWISE = Cause(
+OTHERWISE = _cause(
     "GpuPodRejected",
-    CauseSeverity.MEDIUM,
-    _ACCEPTED,
     "The kubelet rejected the pod for another reason.",
     "Follow its message, then delete the Failed pod.",
+    severity=CauseSeverity.MEDIUM,
 )
 
 _ALLOCATION = "UnexpectedAdmissionError"
@@ -147,34 +166,11 @@ _REASONS: Mapping[str, Cause] = {
 }
 _INTENDED = frozenset(("NodeShutdown", "Shutdown", "Terminated", "Preempting", "DeadlineExceeded", "NodeLost"))
 _REJECTED = re.compile(r"Pod was rejected|Predicate \w{1,40} failed|Pod admission denied", re.IGNORECASE)
-ALLOCATE_TEXTS = (
-    signature(
-        r"maximum request size for shared resources is \d{1,6}; found (\d{1,6})",
-        SHARED_OVER_REQUEST,
-        "k8s-device-plugin, internal/rm",
-        TextSource.POD,
-    ),
-    signature(hami.UNSEEN.pattern, NOT_SEEN, NOT_SEEN.source, TextSource.POD),
-    signature(r"do not use nodeName in task spec", NODE_NAMED, NODE_NAMED.source, TextSource.POD),
-    signature(r"device number not matched", NUMBER, NUMBER.source, TextSource.POD),
-    signature(r"resolve allocated NVIDIA devices", CARD_GONE, CARD_GONE.source, TextSource.POD),
-    signature(r"no healthy devices present", NO_HEALTHY, _DEVICE_MANAGER, TextSource.POD),
-    signature(
-        r"previously allocated devices are no longer healthy", NO_LONGER_HEALTHY, _DEVICE_MANAGER, TextSource.POD
-    ),
-    signature(r"cannot allocate unregistered device", UNREGISTERED, _DEVICE_MANAGER, TextSource.POD),
-    signature(r"requested number of devices unavailable for", TOO_FEW, _DEVICE_MANAGER, TextSource.POD),
-    signature(r"GPU is lost|GPU_IS_LOST|fallen off the bus", GPU_LOST, "kubernetes issue 97131", TextSource.POD),
-    signature(r"unknown device", UNKNOWN_DEVICE, "k8s-device-plugin, Allocate", TextSource.POD),
-    signature(
-        r"(?:Allocate|Update plugin resources|GetPreferredAllocation rpc) failed|which is unexpected",
-        PLUGIN_FAILED,
-        _DEVICE_MANAGER,
-        TextSource.POD,
-    ),
+ALLOCATION = (
+    *(SHARED_OVER_REQUEST, NOT_SEEN, NODE_NAMED, NUMBER, CARD_GONE, NO_HEALTHY, NO_LONGER_HEALTHY, UNREGISTERED),
+    *(TOO_FEW, GPU_LOST, UNKNOWN_DEVICE, PLUGIN_FAILED),
 )
-"""Signatures for `status.message` with the reason UnexpectedAdmissionError. The last one matches all other texts."""
-_OF_DEVICES = (TOO_FEW, NO_HEALTHY, NO_LONGER_HEALTHY, UNREGISTERED, UNKNOWN_DEVICE, GPU_LOST, CARD_GONE, PLUGIN_FAILED)
+"""Causes by `status.message` with the reason UnexpectedAdmissionError. The last one matches all other texts."""
 _MOST_DELETED = 5
 
 
@@ -200,7 +196,7 @@ def find_rejected(snapshot: Snapshot) -> Iterator[FoundCause]:
 def _recognise(pod: Pod) -> Recognised | None:
     symptom = Symptom(TextSource.POD, pod.reason, pod.message)
     if pod.reason == _ALLOCATION:
-        known = recognised(ALLOCATE_TEXTS, (symptom,))
+        known = recognised(texts_in(TextSource.POD, ALLOCATION), (symptom,))
         return known or Recognised(PLUGIN_FAILED, symptom, shortened(pod.message))
     if pod.reason == _EVICTED:
         ours = _OURS_TO_TELL.search(pod.message)
@@ -215,12 +211,9 @@ def _recognise(pod: Pod) -> Recognised | None:
 
 def _subject(snapshot: Snapshot, pod: Pod, cause: Cause) -> str:
     """Return the object to change: the node, or the object that a person wrote if that is at fault."""
-    written = snapshot.line(pod.meta)[-1]
-    if cause in (SHARED_OVER_REQUEST, WRONG_NODE, OTHERWISE, NOT_SEEN, NODE_NAMED, NUMBER):
-        return written
     if cause is OVERBOOKED and _names_node(snapshot, pod):
-        return written
-    return f"node/{pod.spec.node}" if pod.spec.node else written
+        return snapshot.line(pod.meta)[-1]
+    return subject_of(snapshot, pod, cause)
 
 
 def _names_node(snapshot: Snapshot, pod: Pod) -> bool:
@@ -233,25 +226,16 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> Fo
     first = rejections[0]
     cause, pods = first.known.cause, [rejection.pod for rejection in rejections]
     node = snapshot.by_node.get(first.pod.spec.node)
-    evidence = [
-        f"{rejection.pod.subject}: {rejection.known.symptom.reason}: {rejection.known.quote}"
-        for rejection in rejections[:3]
-    ]
+    evidence = [f"{each.pod.subject}: {each.known.symptom.reason}: {each.known.quote}" for each in rejections[:3]]
     evidence += _of_makers(snapshot, pods)
     evidence += _of_node(snapshot, node, pods)
     evidence += _of_room(snapshot, first) if cause is OVERBOOKED else ()
     evidence += _of_selector(node, pods) if cause is WRONG_NODE else ()
     remedy = (*_look(cause, first.pod), cause.remedy, *_delete(pods))
     certainty = Certainty.LIKELY if cause is OTHERWISE else Certainty.PROVEN
-    because = tuple(_behind(f"node/{first.pod.spec.node}")) if cause in _OF_DEVICES else ()
+    because = origins(cause.follows, f"node/{first.pod.spec.node}")
     because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else because
     return FoundCause(cause, subject, tuple(evidence), remedy, tuple(pod.subject for pod in pods), certainty, because)
-
-
-def _behind(node: str) -> Iterator[tuple[Cause, str]]:
-    """Yield causes that leave a kubelet without devices, if they are found too."""
-    yield verdicts.WITHHELD, node
-    yield from ((cause, node) for cause in (NOT_READY[Role.DEVICE_PLUGIN], MISSING, NOT_OFFERED, UNHEALTHY))
 
 
 def _of_makers(snapshot: Snapshot, pods: Iterable[Pod]) -> Iterator[str]:

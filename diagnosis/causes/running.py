@@ -11,17 +11,29 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from diagnosis.causes import verdicts
-from diagnosis.causes.handler_causes import MISSING
-from diagnosis.causes.starting_causes import NOT_INJECTED
+from diagnosis.causes.runtime_handlers import MISSING
+from diagnosis.causes.starting_causes import DOES_WITHOUT, NOT_INJECTED
 from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.components import Role, components, role_of
 from diagnosis.facts.gpu_nodes import is_device
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
 from diagnosis.facts.quantity import amount
-from diagnosis.facts.symptoms import Recognised, TextSource, of_log, recognised, signature
+from diagnosis.facts.symptoms import Recognised, of_log, recognised, texts_in
 from diagnosis.facts.toolkit_advice import toolkits
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
+from diagnosis.model import (
+    Cause,
+    CauseSeverity,
+    Certainty,
+    FoundCause,
+    Link,
+    Search,
+    TextSource,
+    command,
+    failing,
+    origins,
+    starting,
+)
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
@@ -58,6 +70,8 @@ CGROUP_LOST = Cause(
     "Restart the pods. To prevent it, use CDI, or `nvidia-ctk system create-dev-char-symlinks "
     "--create-all` on the node.",
     "NVIDIA container toolkit, issue 48: `Failed to initialize NVML: Unknown Error`",
+    (failing(r"Failed to initialize NVML: Unknown Error", "nvidia-smi, NVML"),),
+    of_node=True,
 )
 DEVICE_FILES = Cause(
     "DriverDeviceFilesMissing",
@@ -66,38 +80,16 @@ DEVICE_FILES = Cause(
     "The node lacks device files of its driver, or they have wrong numbers, so containers get no GPU.",
     "On the node: `nvidia-modprobe -c0 -u`, or restart the driver's container; then create the pods again.",
     "The agent's findings DeviceFileMissing and DeviceFileWrong",
+    (starting(r"adding custom device \\?\"(/dev/nvidia[^\s\"\\]{0,80})\\?\": no such file", "runc, Docker"),),
+    of_node=True,
+    follows=("DriverNotReady",),
 )
 
-_BOTH = (TextSource.ENDED, TextSource.LOG)
-NO_GPU_TEXTS = (
-    signature(
-        r"no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice",
-        NOT_INJECTED,
-        "CUDA, error 100",
-        *_BOTH,
-    ),
-    signature(
-        r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Torch not compiled with CUDA enabled"
-        r"|libcuda\.so(?:\.1)?: cannot open shared object|Failed to infer device type",
-        NOT_INJECTED,
-        "PyTorch, vLLM, the dynamic loader",
-        *_BOTH,
-    ),
-    signature(
-        r"nvidia-smi: (?:command )?not found|exec: \\?\"nvidia-smi\\?\"|libnvidia-ml\.so(?:\.1)?: cannot open"
-        r"|couldn't find libnvidia-ml\.so"
-        r"|couldn't communicate with the NVIDIA driver",
-        NOT_INJECTED,
-        "nvidia-smi",
-        *_BOTH,
-        TextSource.WAITING,
-    ),
-)
-DOES_WITHOUT_TEXTS = (signature(r"No GPUs? (?:found|detected|available)", NOT_INJECTED, "many a program", *_BOTH),)
-"""Signatures for containers that end; a container that keeps running works without a GPU."""
-LOST_TEXTS = (signature(r"Failed to initialize NVML: Unknown Error", CGROUP_LOST, "nvidia-smi, NVML", *_BOTH),)
+_NO_GPU = [row for row in texts_in(TextSource.LOG, (NOT_INJECTED,)) if row[1] is not DOES_WITHOUT]
 DEVICE_FILE_REASONS = ("DeviceFileMissing", "DeviceFileWrong")
 """Reasons of the agent's findings."""
+_WITHOUT_GPU = (MISSING, NOT_READY[Role.TOOLKIT], NOT_READY[Role.DRIVER], WITHHELD)
+"""Causes that explain why the containers of a node have no GPU."""
 _LAST_LINES = 10
 """Log lines read of a running container: it may have recovered from earlier errors."""
 _AS_DEFAULT = ("NVIDIA_RUNTIME_SET_AS_DEFAULT", "CONTAINERD_SET_AS_DEFAULT")
@@ -205,11 +197,7 @@ def of_lack(
     lack: MissingGpu, subject: str, evidence: tuple[str, ...], affected: tuple[str, ...], pod: Pod
 ) -> FoundCause:
     """Convert a lack into a result, as a consequence of a fault of the node if that is found."""
-    node = f"node/{pod.spec.node}"
-    because: tuple[tuple[Cause, str], ...] = ()
-    if lack.cause in (NOT_INJECTED, DEVICE_FILES, CGROUP_LOST):
-        because = ((MISSING, node), (NOT_READY[Role.TOOLKIT], node), (NOT_READY[Role.DRIVER], node))
-        because = (*because, (verdicts.WITHHELD, node))
+    because = origins(_WITHOUT_GPU, f"node/{pod.spec.node}") if lack.cause.of_node else ()
     look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
     remedy = (lack.cause.remedy, *((f"Check the container's devices: {look}",) if lack.cause is NOT_INJECTED else ()))
     if lack.cause is CGROUP_LOST:
@@ -306,8 +294,8 @@ def _recognised_in_logs(snapshot: Snapshot) -> Iterator[tuple[Pod, Recognised]]:
         for state in pod.states:
             if not state.running or state.init:
                 continue
-            texts = (*LOST_TEXTS, *(NO_GPU_TEXTS if _is_for_gpus(snapshot, pod) else ()))
-            known = recognised(texts, of_log(snapshot, pod, state.name, _LAST_LINES))
+            rows = (*texts_in(TextSource.LOG, (CGROUP_LOST,)), *(_NO_GPU if _is_for_gpus(snapshot, pod) else ()))
+            known = recognised(rows, of_log(snapshot, pod, state.name, _LAST_LINES))
             if known is not None:
                 yield pod, known
 

@@ -13,16 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from diagnosis.causes.first_fixes import FILES_FIRST
-from diagnosis.causes.handler_causes import CLASS_MISSING, ELSEWHERE, MISSING, UNLOADABLE, unloadable
 from diagnosis.causes.handler_fixes import by_agent, mending
-from diagnosis.causes.unready_components import NOT_READY
-from diagnosis.facts.components import Role, role_of
+from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.symptoms import (
     Recognised,
     Symptom,
-    TextSource,
     is_stuck,
     of_events,
     of_log,
@@ -30,24 +27,80 @@ from diagnosis.facts.symptoms import (
     older,
     recognised,
     scheduled_at,
-    signature,
     standing_events,
+    texts_in,
 )
-from diagnosis.facts.toolkit_advice import (
-    handlers_of,
-    target_of,
-    toolkits,
-    where_it_should_write,
-    written_elsewhere,
+from diagnosis.facts.toolkit_advice import handlers_of, target_of, toolkits, where_it_should_write, written_elsewhere
+from diagnosis.model import (
+    Cause,
+    CauseSeverity,
+    Certainty,
+    FoundCause,
+    Link,
+    Origin,
+    Search,
+    Signature,
+    TextSource,
+    command,
+    origins,
+    starting,
 )
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import RecordFinding
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.policy_objects import RuntimeClass
 from diagnosis.snapshot.workloads import Workload
+from healthcheck.checks import container_runtime, default_runtime
 
+_WRITERS = "containerd, internal/cri; CRI-O; cri-dockerd"
+MISSING = Cause(
+    "RuntimeHandlerMissing",
+    CauseSeverity.HIGH,
+    Link.RUNTIME,
+    "The container runtime that the node's kubelet uses lacks the handler that the pods' RuntimeClass names.",
+    "Configure NVIDIA's toolkit for that container runtime and restart it: `nvidia-ctk runtime configure`, or the GPU "
+    "operator's values `toolkit.env`.",
+    'containerd: `no runtime for "…" is configured`; CRI-O: `failed to find runtime handler … from runtime list`',
+    (
+        starting(r'no runtime for \\?"([^"\\]{1,64})\\?" is configured', _WRITERS),
+        starting(r'failed to find runtime handler "?([^\s"]{1,64})"? from runtime list', _WRITERS),
+        starting(r'RuntimeHandler \\?"([^"\\]{1,64})\\?" not supported', _WRITERS),
+        starting(r'(?:unknown or )?invalid runtime name:? "?([\w.-]{1,64})', _WRITERS),
+    ),
+)
+ELSEWHERE = Cause(
+    "ToolkitConfiguresAnotherRuntime",
+    CauseSeverity.HIGH,
+    Link.RUNTIME,
+    "NVIDIA's toolkit writes its handler into the configuration of a container runtime that the kubelet does not use.",
+    "Set the toolkit to the file and socket of the kubelet's runtime: CONTAINERD_CONFIG and CONTAINERD_SOCKET.",
+    "GPU operator, `toolkit.env`; the host paths of its toolkit's DaemonSet",
+    (
+        Signature(
+            r"dial unix (\S{1,200}(?:containerd|crio)\S{0,60}\.sock): connect: (?:no such file|connection refused)",
+            "nvidia-container-toolkit's nvidia-ctk-installer, nvidia-toolkit",
+            frozenset((TextSource.WAITING, TextSource.ENDED, TextSource.LOG)),
+        ),
+    ),
+)
+CLASS_MISSING = Cause(
+    "RuntimeClassMissing",
+    CauseSeverity.HIGH,
+    Link.ADMITTED,
+    "Pods name a RuntimeClass that does not exist: the API server refuses to create them.",
+    "Create the RuntimeClass, or remove its name from the pod template.",
+    '`RuntimeClass "…" not found`, an event FailedCreate of the pods\' controller',
+    (
+        Signature(r'RuntimeClass \\?"([^"\\]{1,253})\\?" not found', "kube-apiserver", frozenset((TextSource.EVENT,))),
+        Signature(r'runtimeclass\S{0,20} \\?"([^"\\]{1,253})\\?" not found', "kubelet", frozenset((TextSource.EVENT,))),
+    ),
+)
+UNLOADABLE = tuple(
+    Cause(one.name, CauseSeverity.HIGH, Link.RUNTIME, one.meaning, one.action, one.source)
+    for one in (container_runtime.MALFORMED, container_runtime.CRI_DISABLED, default_runtime.UNDEFINED)
+)
+"""Reasons of the agent's findings: with these files the container runtime does not serve the kubelet."""
 WRONG_HANDLER = Cause(
     "RuntimeClassHandlerWrong",
     CauseSeverity.HIGH,
@@ -64,29 +117,8 @@ NOT_FOR_NODE = Cause(
     "Request a GPU in the pod, or set scheduling.nodeSelector in the RuntimeClass.",
 )
 
-_HANDLER_TEXTS = "containerd, internal/cri; CRI-O; cri-dockerd"
-_SOURCES = (TextSource.EVENT, TextSource.WAITING, TextSource.ENDED)
-HANDLER_TEXTS = (
-    signature(r'no runtime for \\?"([^"\\]{1,64})\\?" is configured', MISSING, _HANDLER_TEXTS, *_SOURCES),
-    signature(
-        r'failed to find runtime handler "?([^\s"]{1,64})"? from runtime list', MISSING, _HANDLER_TEXTS, *_SOURCES
-    ),
-    signature(r'RuntimeHandler \\?"([^"\\]{1,64})\\?" not supported', MISSING, _HANDLER_TEXTS, *_SOURCES),
-    signature(r'(?:unknown or )?invalid runtime name:? "?([\w.-]{1,64})', MISSING, _HANDLER_TEXTS, *_SOURCES),
-)
-CLASS_TEXTS = (
-    signature(r'RuntimeClass \\?"([^"\\]{1,253})\\?" not found', CLASS_MISSING, "kube-apiserver", TextSource.EVENT),
-    signature(r'runtimeclass\S{0,20} \\?"([^"\\]{1,253})\\?" not found', CLASS_MISSING, "kubelet", TextSource.EVENT),
-)
-DIAL_TEXTS = (
-    signature(
-        r"dial unix (\S{1,200}(?:containerd|crio)\S{0,60}\.sock): connect: (?:no such file|connection refused)",
-        ELSEWHERE,
-        "nvidia-container-toolkit's nvidia-ctk-installer, nvidia-toolkit",
-        *(TextSource.WAITING, TextSource.ENDED, TextSource.LOG),
-    ),
-)
-"""Signatures for the toolkit's own pods. If the kubelet reaches its runtime, the toolkit uses another one."""
+HANDLERS = texts_in(TextSource.EVENT, (MISSING,))
+_CLASSES = texts_in(TextSource.EVENT, (CLASS_MISSING,))
 RECORD_REASONS = (
     *("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing", "RuntimeConfigMisplaced", "RuntimeConfigNotLoaded"),
     *("RuntimeConfigMalformed", "RuntimeCriDisabled", "DefaultRuntimeUndefined", "RuntimeClassHandlerUndefined"),
@@ -94,6 +126,8 @@ RECORD_REASONS = (
 """Reasons of the agent's findings that explain a missing handler, the most specific first."""
 _NO_WAY = ("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing")
 """With one of these findings, no pod gets a GPU on the node."""
+_TOOLKIT = "ContainerToolkitNotReady"
+"""Cause of the family of components, which follows from this one too."""
 _NVIDIAS = ("nvidia", "nvidia-container-runtime")
 """Names of NVIDIA's handler: in its toolkit, in AKS and in MicroK8s."""
 _YOUNG_NODE, _YOUNG_POD, _ENOUGH_TIMES, _STALE = 10.0, 1.0, 3, 10.0
@@ -122,9 +156,7 @@ def find_handlers(snapshot: Snapshot) -> Iterator[FoundCause]:
     That object is the RuntimeClass, or the toolkit's DaemonSet.
     """
     lacks = _lacks(snapshot)
-    rights = {
-        name: _right_name(snapshot, name) for name in {missing_handler.handler for missing_handler in lacks.values()}
-    }
+    rights = {name: _right_name(snapshot, name) for name in {each.handler for each in lacks.values()}}
     missing: defaultdict[str, list[_MissingHandler]] = defaultdict(list)
     for lack in lacks.values():
         for result in _judge(snapshot, lack, rights[lack.handler]):
@@ -152,13 +184,13 @@ def find_unloadable(snapshot: Snapshot) -> Iterator[FoundCause]:
         waiting = tuple(pod.subject for pod in snapshot.pods_on.get(node.name, ()) if is_stuck(pod))
         if node.ready and not waiting and (_no_way(snapshot, node) is None or _gives_gpus(snapshot, node)):
             continue
-        above: tuple[tuple[Cause, str], ...] = ()
+        above: tuple[Origin, ...] = ()
         for cause in UNLOADABLE:
             finding = node.record.finding(cause.name)
             if finding is not None:
                 evidence, remedy = tuple(by_agent(finding)), (cause.remedy, FILES_FIRST)
                 yield FoundCause(cause, node.subject, evidence, remedy, waiting, because_of=above)
-                above = (*above, (cause, node.subject))
+                above = (*above, (cause.name, node.subject))
 
 
 def find_toolkits(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -168,7 +200,7 @@ def find_toolkits(snapshot: Snapshot) -> Iterator[FoundCause]:
             owner, node = pod.meta.owner, snapshot.by_node.get(pod.spec.node)
             if owner is None or owner.name != toolkit.meta.name or node is None or not node.ready or not is_stuck(pod):
                 continue
-            known = recognised(DIAL_TEXTS, _of_toolkit(snapshot, pod))
+            known = recognised(texts_in(TextSource.LOG, (ELSEWHERE,)), _of_toolkit(snapshot, pod))
             if known is not None:
                 evidence = (
                     f"{pod.subject}: {known.symptom.place.value}: {known.quote}",
@@ -198,7 +230,7 @@ def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
     for pod in snapshot.pods:
         name = pod.spec.runtime_class
         if name and name not in there and is_stuck(pod) and (asks_for_gpus(pod.spec) or "nvidia" in name):
-            known = recognised(CLASS_TEXTS, of_events(standing_events(snapshot, pod)))
+            known = recognised(_CLASSES, of_events(standing_events(snapshot, pod)))
             if known is not None:
                 short[name].append((pod.subject, str(known.symptom)))
     for name, entries in short.items():
@@ -225,10 +257,8 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _MissingHandler]:
 def _recognised(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     symptoms: list[Symptom] = list(of_events(standing_events(snapshot, pod)))
     for state in pod.states:
-        symptoms += (
-            symptom for symptom in of_state(state) if symptom.place is not TextSource.ENDED or state.ended is not None
-        )
-    return recognised(HANDLER_TEXTS, symptoms)
+        symptoms += (each for each in of_state(state) if each.place is not TextSource.ENDED or state.ended is not None)
+    return recognised(HANDLERS, symptoms)
 
 
 def _named(handler: str, pod: Pod, classes: Mapping[str, RuntimeClass]) -> str:
@@ -298,9 +328,7 @@ def _has_it_by_now(snapshot: Snapshot, node: Node | None, handler: str, known: R
 
 def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_MissingHandler]) -> Iterator[FoundCause]:
     """Yield one common cause if many nodes lack the handler, as the origin of each node's result."""
-    named = next(
-        (runtime_class for runtime_class in snapshot.runtime_classes if runtime_class.handler == handler), None
-    )
+    named = next((each for each in snapshot.runtime_classes if each.handler == handler), None)
     if named is None or len(lacks) <= _EACH:
         return
     nodes = ", ".join(f"node/{missing_handler.node}" for missing_handler in lacks[:_MOST_NAMED])
@@ -308,8 +336,7 @@ def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_MissingHandler]) 
         f"{named.meta.subject}: handler {handler}, which {len(lacks)} nodes do not have: {nodes}",
         *_quote(lacks[0]),
     )
-    because = tuple((ELSEWHERE, toolkit.subject) for toolkit in toolkits(snapshot))
-    because = (*because, *((NOT_READY[Role.TOOLKIT], toolkit.subject) for toolkit in toolkits(snapshot)))
+    because = origins((ELSEWHERE, _TOOLKIT), *(toolkit.subject for toolkit in toolkits(snapshot)))
     remedy = tuple(mending(snapshot, None, None))
     affected = tuple(subject for lack in lacks for subject in _subjects(lack))
     yield FoundCause(MISSING, named.meta.subject, evidence, remedy, affected, because_of=because)
@@ -386,27 +413,20 @@ def _not_for(lack: _MissingHandler, named: RuntimeClass, node: Node) -> FoundCau
 def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> Iterator[FoundCause]:
     subject = f"node/{lack.node}"
     finding = node.record.finding(*RECORD_REASONS) if node is not None and node.record is not None else None
-    because = [*unloadable(subject)]
+    because = [*origins(UNLOADABLE, subject)]
     for workload in toolkits(snapshot):
         elsewhere = _elsewhere(snapshot, workload, node, finding, lack)
         if elsewhere is not None:
-            because.append((ELSEWHERE, elsewhere.subject))
+            because.append((ELSEWHERE.name, elsewhere.subject))
             yield elsewhere
-        because += (
-            (ELSEWHERE, workload.subject),
-            *((NOT_READY[Role.TOOLKIT], text) for text in (subject, workload.subject)),
-        )
-    named = (
-        runtime_class.meta.subject
-        for runtime_class in snapshot.runtime_classes
-        if runtime_class.handler == lack.handler
-    )
-    because += ((MISSING, text) for text in named)
+        because += (*origins((ELSEWHERE,), workload.subject), *origins((_TOOLKIT,), subject, workload.subject))
+    named = (each.meta.subject for each in snapshot.runtime_classes if each.handler == lack.handler)
+    because += origins((MISSING,), *named)
     if finding is not None and finding.reason == _NO_WAY[0] and not toolkits(snapshot):
-        because.append((ELSEWHERE, subject))
+        because.append((ELSEWHERE.name, subject))
         remedy = tuple(mending(snapshot, node, finding))
         evidence = tuple(by_agent(finding))
-        yield FoundCause(ELSEWHERE, subject, evidence, remedy, _subjects(lack), because_of=unloadable(subject))
+        yield FoundCause(ELSEWHERE, subject, evidence, remedy, _subjects(lack), because_of=origins(UNLOADABLE, subject))
     evidence = (*_quote(lack), *_known_of(snapshot, node, lack), *_by_toolkit(snapshot, node), *by_agent(finding))
     proven = finding is not None or (node is not None and handlers_of(node) is not None)
     certainty = Certainty.PROVEN if proven or lack.known is not None else Certainty.LIKELY
@@ -439,11 +459,7 @@ def _elsewhere(
 
 
 def _known_of(snapshot: Snapshot, node: Node | None, lack: _MissingHandler) -> Iterator[str]:
-    named = [
-        runtime_class.meta.subject
-        for runtime_class in snapshot.runtime_classes
-        if runtime_class.handler == lack.handler
-    ]
+    named = [each.meta.subject for each in snapshot.runtime_classes if each.handler == lack.handler]
     if named:
         yield f"{', '.join(named[:_MOST_NAMED])}: handler {lack.handler}"
     if node is not None:
@@ -501,7 +517,7 @@ def _refusal(snapshot: Snapshot, maker: Workload, name: str) -> str:
     symptoms = of_events(
         (event for event in snapshot.events_about.get(maker.subject, ()) if event.warning), "FailedCreate"
     )
-    known = recognised(CLASS_TEXTS, reversed(symptoms))
+    known = recognised(_CLASSES, reversed(symptoms))
     message = f"; {known.symptom}" if known is not None else ""
     return f"{maker.subject} needs {maker.wanted} pods with runtimeClassName {name} and has {maker.made or 0}{message}"
 

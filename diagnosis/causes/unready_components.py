@@ -11,10 +11,9 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from diagnosis.causes import handler_causes
 from diagnosis.causes.admission import refused_workloads
-from diagnosis.causes.component_words import hint, last_line
-from diagnosis.causes.mig_causes import GEOMETRY
+from diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
+from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.facts.components import YOUNG, Component, Role, components
 from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed
@@ -22,7 +21,18 @@ from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
 from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
+from diagnosis.model import (
+    Cause,
+    CauseSeverity,
+    Certainty,
+    FoundCause,
+    Origin,
+    Search,
+    Signature,
+    command,
+    origins,
+    starting,
+)
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
@@ -34,9 +44,9 @@ _BUILDS = timedelta(minutes=30)
 """A driver container may compile the driver; its own startup probe waits 20 minutes."""
 
 
-def _cause(name: str, severity: CauseSeverity, means: str, source: str = _OPERATOR) -> Cause:
+def _cause(name: str, severity: CauseSeverity, means: str, source: str = _OPERATOR, *texts: Signature) -> Cause:
     remedy = "Read its pod's state and its last log lines, and fix the reported error."
-    return Cause(name, severity, None, means, remedy, source)
+    return Cause(name, severity, None, means, remedy, source, texts, of_node=True)
 
 
 NOT_READY: Mapping[Role, Cause] = {
@@ -61,7 +71,15 @@ NOT_READY: Mapping[Role, Cause] = {
         CauseSeverity.HIGH,
         "The device plugin does not work on a GPU node: it offers no GPUs there.",
     ),
-    Role.MPS: _cause("MpsDaemonNotReady", CauseSeverity.MEDIUM, "The MPS control daemon does not work on a GPU node."),
+    Role.MPS: _cause(
+        "MpsDaemonNotReady",
+        CauseSeverity.MEDIUM,
+        "The MPS control daemon does not work on a GPU node.",
+        _OPERATOR,
+        starting(
+            r"mounting \\?\"([^\s\"\\]{0,80}nvidia/mps[^\s\"\\]{0,80})\\?\" to rootfs[^\n]{0,400}no such file", "runc"
+        ),
+    ),
     Role.GPU_FEATURES: _cause(
         "GpuFeatureDiscoveryNotReady",
         CauseSeverity.LOW,
@@ -106,10 +124,8 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.HAMI_SCHEDULER: _cause(
         "HamiSchedulerNotReady",
         CauseSeverity.HIGH,
-        (
-            "HAMi's scheduler does not run: pods pass its webhook unchanged, and pods that wait for the scheduler "
-            "stay Pending."
-        ),
+        "HAMi's scheduler does not run: pods pass its webhook unchanged, and pods that wait for the scheduler "
+        "stay Pending.",
         HAMI_DOCS,
     ),
     Role.HAMI_PLUGIN: _cause(
@@ -164,6 +180,72 @@ _STANDS_ON = {
     Role.CUDA_VALIDATOR: (Role.DRIVER, Role.TOOLKIT),
     Role.DRA_DRIVER: (Role.DRIVER, Role.TOOLKIT),
 }
+_TELLING = ("error", "fail", "fatal", "panic", "could not", "unable to", "cannot", "can't", "no devices", "refused")
+_LONGEST = 400
+_HINTS = (
+    (
+        ("no runtime for",),
+        "The kubelet's container runtime lacks that handler: check which file the toolkit writes, then restart it.",
+    ),
+    (
+        ("Could not resolve Linux kernel version", "kernel source tree", "kernel-headers", "linux-headers"),
+        (
+            "The headers of the node's kernel are missing: use a driver image for that kernel, give the node access "
+            "to its package repository, or install the driver on the host."
+        ),
+    ),
+    (
+        ("Key was rejected by service", "Required key not available"),
+        "Secure Boot refuses the unsigned module: use signed, precompiled drivers, or turn Secure Boot off.",
+    ),
+    (("nouveau",), "The driver nouveau uses the GPU: block it on the host, and reboot the node."),
+    (
+        (
+            "nvidia is in use",
+            "driver is in use",
+            "Could not unload NVIDIA driver kernel modules",
+            "Failed to uninstall nvidia driver",
+        ),
+        "A process still uses the old driver: drain the node's GPU pods, stop host programs that use it, or reboot.",
+    ),
+    (
+        ("Driver/library version mismatch",),
+        "The driver's libraries and the loaded module have different versions: drain the node and reboot it.",
+    ),
+    (
+        ("ERROR_LIBRARY_NOT_FOUND", "libnvidia-ml.so", "Incompatible strategy", "Incompatible platform"),
+        (
+            "Its own container has no driver: run it with the nvidia runtime (RuntimeClass or default "
+            "runtime), or correct its setting for the driver root."
+        ),
+    ),
+    (
+        ("more than one MIG device type present", "same migEnabled value"),
+        "The MIG strategy is single and the cards have different profiles: give all the same profile, or use mixed.",
+    ),
+    (
+        ("driver not loaded", "couldn't communicate with the NVIDIA driver", "NVIDIA-SMI has failed"),
+        "The driver's kernel module is not loaded on the node.",
+    ),
+    (
+        ("no such host", "Temporary failure resolving", "Could not resolve host", "i/o timeout"),
+        "The node does not reach a name server or a repository: check its network and its firewall.",
+    ),
+    (
+        ("manifest unknown", "MANIFEST_UNKNOWN", ": not found"),
+        (
+            "The image does not exist: for a driver, none is published for this version and operating system. Correct "
+            "repository, image and version in the ClusterPolicy or Helm values."
+        ),
+    ),
+    (
+        ("unauthorized", "authentication required", "access denied", "403 Forbidden"),
+        "The registry refuses the pull: give the workload an imagePullSecret with read access.",
+    ),
+    (("toomanyrequests", "rate limit"), "The registry limits pulls: use a mirror, or an account with a higher limit."),
+    (("OOMKilled",), "The container needs more memory than its limit: raise the limit."),
+)
+"""The more specific ones first."""
 
 
 class UnreadyPod(Struct, frozen=True):
@@ -205,7 +287,7 @@ def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node
         if node is not None and (_is_excused(node, now) or _shares_node(component, node)):
             continue
         # If nodes are not visible, a node may be as new as its pods.
-        if unseen and pod.meta.created is not None and now - pod.meta.created < YOUNG:
+        if unseen and snapshot.is_new(pod.meta, YOUNG):
             continue
         at = stage(pod, now)
         if _is_trouble(component, pod, at, now):
@@ -275,16 +357,13 @@ def _found(
         evidence.append(_offer(unready.node))
     independent = unready.stage.reason in IMAGE or unready.stage.kind is StageKind.UNPLACED
     above = () if independent else _STANDS_ON.get(role, ())
-    own = ((cause, subject) for cause in NODES for subject in (unready.subject, unready.component.subject))
-    handler = (
-        ()
-        if independent
-        else (
-            *handler_causes.unloadable(unready.subject),
-            (handler_causes.ELSEWHERE, unready.component.subject),
-            (handler_causes.MISSING, unready.subject),
-        )
+    own = origins(NODES, unready.subject, unready.component.subject)
+    runtime = (
+        *origins(UNLOADABLE, unready.subject),
+        (ELSEWHERE.name, unready.component.subject),
+        (HANDLER_MISSING.name, unready.subject),
     )
+    cards = origins(("MigGeometryInvalid",), unready.subject) if role is Role.DEVICE_PLUGIN else ()
     subject = subjects.get((role, unready.subject), unready.subject)
     return FoundCause(
         NOT_READY[role],
@@ -292,13 +371,8 @@ def _found(
         tuple(evidence),
         tuple(_remedy(unready, " ".join((unready.stage.message, log, *evidence)))),
         (unready.subject,) if subject != unready.subject else (),
-        because_of=(*own, *_causes_above(unready, above, subjects), *handler, *_of_cards(unready)),
+        because_of=(*own, *_causes_above(unready, above, subjects), *(() if independent else runtime), *cards),
     )
-
-
-def _of_cards(unready: UnreadyPod) -> tuple[tuple[Cause, str], ...]:
-    """Return why a device plugin may exit: it found cards with different MIG geometries."""
-    return ((GEOMETRY, unready.subject),) if unready.component.role is Role.DEVICE_PLUGIN else ()
 
 
 def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
@@ -317,10 +391,10 @@ def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
 
 def _causes_above(
     unready: UnreadyPod, roles: Iterable[Role], subjects: Mapping[tuple[Role, str], str]
-) -> Iterator[tuple[Cause, str]]:
+) -> Iterator[Origin]:
     for role in roles:
         if (role, unready.subject) in subjects:
-            yield NOT_READY[role], subjects[role, unready.subject]
+            yield NOT_READY[role].name, subjects[role, unready.subject]
 
 
 def _hanging(
@@ -335,7 +409,7 @@ def _hanging(
         on = f" on {unready.subject}" if unready.subject != unready.component.subject else ""
         evidence = f"{unready.pod.subject}{on} waits in its init container {unready.stage.container}"
         above = tuple(_causes_above(unready, _WAITED_FOR[unready.stage.container], subjects))
-        above = tuple(pair for pair in above if pair[0] is not NOT_READY[unready.component.role])
+        above = tuple(pair for pair in above if pair[0] != NOT_READY[unready.component.role].name)
         remedy = _of_stage(unready) if unready.subject not in messages else ()
         messages.add(unready.subject)
         yield FoundCause(VALIDATION, unready.subject, (evidence,), remedy, because_of=above)
@@ -356,7 +430,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
     # Where pods are not visible, those that are missing may be on nodes that are new, gone or being changed.
     changing = sum(_is_excused(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
     for component in every:
-        young = component.meta.created is not None and snapshot.now - component.meta.created < YOUNG
+        young = snapshot.is_new(component.meta, YOUNG)
         if (
             component.role not in NOT_READY
             or young
@@ -402,6 +476,19 @@ def _offer(node: Node) -> str:
     if not any(amount(offer) or ZERO for offer in offers.values()):
         return f"{node.subject} offers no GPUs"
     return f"{node.subject} offers " + ", ".join(f"{value} {name}" for name, value in sorted(offers.items()))
+
+
+def hint(texts: str) -> str:
+    """Return the fix for these texts; '' if they contain no known message."""
+    lower = texts[:16384].lower()
+    return next((message for words, message in _HINTS if any(word.lower() in lower for word in words)), "")
+
+
+def last_line(log: str) -> str:
+    """Return the last line that reports a failure, or else the last line."""
+    lines = [line.strip() for line in log.splitlines()[-50:] if line.strip()]
+    telling = [line for line in lines if any(word in line.lower() for word in _TELLING)]
+    return (telling or lines or [""])[-1][:_LONGEST]
 
 
 SEARCHES = (Search((*NOT_READY.values(), VALIDATION), (), find),)

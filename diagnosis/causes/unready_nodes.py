@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from diagnosis.causes.hami.hami_causes import ALLOCATION_HANGS
-from diagnosis.causes.handler_causes import unloadable
+from diagnosis.causes.runtime_handlers import UNLOADABLE
 from diagnosis.causes.unscheduled.refused import NOT_READY
 from diagnosis.facts.gpu_nodes import gpu_nodes
-from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -44,13 +44,9 @@ _MOST_SHOWN = 4
 
 def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield GPU nodes that are not ready, with their waiting GPU pods."""
-    on_node: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in gpu_pods(snapshot):
-        if pod.spec.node and not pod.over:
-            on_node[pod.spec.node].append(pod)
-    silent = _silent(snapshot)
+    on_node, silent = gpu_pods_on(snapshot), _silent(snapshot)
     for node in gpu_nodes(snapshot):
-        pods = on_node[node.name]
+        pods = on_node.get(node.name, ())
         messages = tuple(_not_ready(snapshot, node)) or silent.get(node.name, ())
         waiting = any(is_stuck(one) or one.meta.deleted is not None for one in pods)
         # A cordoned node may be under maintenance. Report it only if pods wait for it.
@@ -58,7 +54,7 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
             affected = tuple(one.subject for one in pods)
             look = f"Check the node's state: {command('kubectl', 'describe', 'node', node.name)}"
             yield FoundCause(
-                NOT_READY, node.subject, messages, (look, _LOOK), affected, because_of=unloadable(node.subject)
+                NOT_READY, node.subject, messages, (look, _LOOK), affected, because_of=origins(UNLOADABLE, node.subject)
             )
 
 
@@ -80,9 +76,9 @@ def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
         messages += [f"lease {_LEASES}/{name}: last renewed at {renewed:%H:%M:%S}Z"] if renewed and stale else []
         certainty = Certainty.PROVEN if stale else Certainty.LIKELY
         # A device plugin that does not answer keeps a kubelet that works from beginning.
-        above = [(NOT_READY, f"node/{name}"), *([] if stale else [(ALLOCATION_HANGS, f"node/{name}")])]
+        above = origins((NOT_READY, *(() if stale else (ALLOCATION_HANGS,))), f"node/{name}")
         affected = tuple(one.subject for one in pods)
-        yield FoundCause(SILENT, f"node/{name}", tuple(messages), (SILENT.remedy,), affected, certainty, tuple(above))
+        yield FoundCause(SILENT, f"node/{name}", tuple(messages), (SILENT.remedy,), affected, certainty, above)
 
 
 def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:

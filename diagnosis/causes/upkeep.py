@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from diagnosis.causes.handler_causes import CLASS_MISSING
-from diagnosis.causes.mig_causes import GEOMETRY
-from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED
+from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED
+from diagnosis.causes.runtime_handlers import CLASS_MISSING
 from diagnosis.causes.unready_components import NOT_READY, VALIDATION
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
 from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Search, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy
 from diagnosis.snapshot.nodes import Node
@@ -113,16 +112,14 @@ def _lasting(some: Iterable[ClusterPolicy]) -> list[ClusterPolicy]:
 
 def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterator[FoundCause]:
     nodes = [node for node in snapshot.nodes if has_nvidia(node)]
-    busy = any(is_changed(node) or _is_new(node, snapshot) for node in nodes)
+    busy = any(is_changed(node) or snapshot.is_new(node.meta, _PATIENCE) for node in nodes)
     for policy in policies:
         conditions = [condition for condition in policy.conditions if _is_bad(condition)]
         waits = policy.state == "notReady" or bool(conditions)
         own = any(condition.reason in _OWN_FAULTS for condition in conditions)
         if policy.meta.deleted is not None or not waits or not nodes or (busy and not own):
             continue
-        since = max(
-            (condition.since for condition in conditions if condition.since is not None), default=policy.meta.created
-        )
+        since = max((each.since for each in conditions if each.since is not None), default=policy.meta.created)
         if own or since is None or snapshot.now - since > _PATIENCE:
             yield _policy(policy, conditions, tuple(_waited_for(nodes, snapshot)))
 
@@ -146,7 +143,7 @@ def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
                     (evidence,),
                     (f"Read its report and when it began: {describe}", REPORTED.remedy),
                     (node.subject,),
-                    because_of=((WITHHELD, node.subject),),
+                    because_of=origins((WITHHELD,), node.subject),
                 )
 
 
@@ -175,10 +172,6 @@ def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:
             yield _blocked(budget, held, {pod.spec.node: emptied[pod.spec.node] for pod in held})
 
 
-def _is_new(node: Node, snapshot: Snapshot) -> bool:
-    return node.meta.created is not None and snapshot.now - node.meta.created < _PATIENCE
-
-
 def _is_bad(condition: Condition) -> bool:
     if condition.reason == "NoGPUNodes":
         return False
@@ -187,12 +180,9 @@ def _is_bad(condition: Condition) -> bool:
     )
 
 
-def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[tuple[Cause, str], ...]) -> FoundCause:
+def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[Origin, ...]) -> FoundCause:
     evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
-    evidence += [
-        f"condition {condition.type}={condition.status}, {condition.reason}: {condition.message}"
-        for condition in conditions
-    ]
+    evidence += [f"condition {each.type}={each.status}, {each.reason}: {each.message}" for each in conditions]
     describe = command("kubectl", "describe", policy.meta.kind.lower(), policy.meta.name)
     pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
     remedy = (f"Read why it waits: {describe}", f"Check the operands: {pods}")
@@ -200,16 +190,14 @@ def _policy(policy: ClusterPolicy, conditions: list[Condition], because: tuple[t
     return FoundCause(cause, policy.meta.subject, tuple(evidence), remedy, because_of=because)
 
 
-def _waited_for(nodes: list[Node], snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
-    yield from ((BOTH_STACKS, cluster.meta.subject) for cluster in snapshot.gpu_clusters)
-    every = components(snapshot)
-    subjects = [node.subject for node in nodes]
-    yield from ((NOT_READY[component.role], component.subject) for component in every if component.role in NOT_READY)
-    for role in Role:
-        if role in NOT_READY:
-            yield from ((NOT_READY[role], subject) for subject in subjects)
-    for cause in (VALIDATION, MISSING, NOT_OFFERED, GEOMETRY, MIG_FAILED, NODE_NOT_READY):
-        yield from ((cause, subject) for subject in subjects)
+def _waited_for(nodes: list[Node], snapshot: Snapshot) -> Iterator[Origin]:
+    yield from origins((BOTH_STACKS,), *(cluster.meta.subject for cluster in snapshot.gpu_clusters))
+    for component in components(snapshot):
+        if component.role in NOT_READY:
+            yield NOT_READY[component.role].name, component.subject
+    own = (VALIDATION, MISSING, NOT_OFFERED, GEOMETRY, MIG_FAILED, NODE_NOT_READY)
+    components_first = (*(NOT_READY[role] for role in Role if role in NOT_READY), *own)
+    yield from origins(components_first, *(node.subject for node in nodes))
 
 
 def _is_emptied(node: Node) -> bool:
@@ -230,7 +218,7 @@ def _is_drained(snapshot: Snapshot, node: Node, full: list[DisruptionBudget]) ->
 
 def _is_coming(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether the pod is young and not ready yet; when it is ready, the budget may allow an eviction."""
-    young = pod.meta.created is not None and snapshot.now - pod.meta.created < _STARTS
+    young = snapshot.is_new(pod.meta, _STARTS)
     return young and not pod.over and not any(state.ready for state in pod.states)
 
 
@@ -263,12 +251,7 @@ def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node
         "If its pods can't be ready elsewhere, let the budget allow one disruption: maxUnavailable: 1.",
     )
     return FoundCause(
-        BLOCKED,
-        budget.meta.subject,
-        evidence,
-        remedy,
-        tuple(node.subject for node in nodes.values()),
-        Certainty.PROVEN,
+        BLOCKED, budget.meta.subject, evidence, remedy, tuple(node.subject for node in nodes.values()), Certainty.PROVEN
     )
 
 

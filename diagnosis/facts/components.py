@@ -183,9 +183,7 @@ def is_ready(pod: Pod) -> bool:
 
 def _by_owner(snapshot: Snapshot) -> dict[str, list[Pod]]:
     """Return pods by the subject of their owner: the Deployment, not its ReplicaSet."""
-    between = {
-        workload.subject: workload.meta.owner for workload in snapshot.workloads if workload.meta.kind == "ReplicaSet"
-    }
+    between = {each.subject: each.meta.owner for each in snapshot.workloads if each.meta.kind == "ReplicaSet"}
     owned: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:
         owner = pod.meta.owner
@@ -234,9 +232,7 @@ def _of_pods(subject: str, pods: list[Pod]) -> Component | None:
 
 def _of_template(spec: PodSpec) -> tuple[tuple[Expression, ...], ...] | None:
     """Return the node affinity without the node name that the DaemonSet controller adds to each pod."""
-    terms = tuple(
-        tuple(expression for expression in term if expression.key != _NODE_NAME) for term in spec.affinity or ()
-    )
+    terms = tuple(tuple(each for each in term if each.key != _NODE_NAME) for term in spec.affinity or ())
     return terms if terms and all(terms) else None
 
 

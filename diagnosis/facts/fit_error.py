@@ -105,10 +105,7 @@ _TEXTS: tuple[tuple[ReasonSubject, str], ...] = (
     (ReasonSubject.CLAIM_MISSING, r"resource ?claim (?:\S{1,320} )?(?:was )?not (?:been )?created"),
     (ReasonSubject.CLAIM_MISSING, r"controller to create the resourceclaim"),
     (ReasonSubject.CLAIM, r"cannot allocate all claims|resource ?claim|extended resource claim|cannot fit resource"),
-    (
-        ReasonSubject.GANG,
-        r"\bgang\b|pod ?group|sibling pods|minmember|minavailable|rejected due to timeout",
-    ),
+    (ReasonSubject.GANG, r"\bgang\b|pod ?group|sibling pods|minmember|minavailable|rejected due to timeout"),
 )
 
 

@@ -102,9 +102,7 @@ def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> 
         for resource_slice in pool
         if resource_slice.devices or not is_whole(pool)
     )
-    return frozenset(
-        resource_slice.node for resource_slice in slices if resource_slice.node and resource_slice.driver in drivers
-    )
+    return frozenset(each.node for each in slices if each.node and each.driver in drivers)
 
 
 def offers_gpus(node: Node) -> bool:

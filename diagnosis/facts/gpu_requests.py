@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
@@ -50,6 +51,15 @@ def gpu_pods(snapshot: Snapshot) -> tuple[Pod, ...]:
     """Return the pods that request GPUs, by resources or by claims, in any state."""
     claims = gpu_claims(snapshot)
     return tuple(pod for pod in snapshot.pods if asks_for_gpus(pod.spec) or claims_gpus(pod, claims))
+
+
+def gpu_pods_on(snapshot: Snapshot) -> Mapping[str, list[Pod]]:
+    """Return the GPU pods that have not ended, by node."""
+    there: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in gpu_pods(snapshot):
+        if pod.spec.node and not pod.over:
+            there[pod.spec.node].append(pod)
+    return there
 
 
 @lru_cache(maxsize=1)

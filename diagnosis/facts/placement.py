@@ -15,7 +15,7 @@ from msgspec import Struct
 from diagnosis.facts.quantity import amount, shown
 from diagnosis.snapshot.cluster_objects import Volume
 from diagnosis.snapshot.nodes import Node, Taint
-from diagnosis.snapshot.pods import Container, Expression, Pod, PodSpec, Toleration
+from diagnosis.snapshot.pods import Expression, Pod, PodSpec, Toleration
 
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _NAME = "metadata.name"
@@ -64,7 +64,8 @@ def asked_by(spec: PodSpec) -> dict[str, Decimal]:
     sidecars: defaultdict[str, Decimal] = defaultdict(Decimal)
     starting: dict[str, Decimal] = {}
     for container in spec.containers:
-        amounts = _asked(container)
+        # An extended resource and a container without requests: the limit is the request.
+        amounts = _amounts({**container.limits, **container.requests})
         if not container.init:
             _add(running, amounts)
         elif container.sidecar:
@@ -167,11 +168,6 @@ def expression_takes(expression: Expression, node: Node) -> bool:
     """Whether the node meets one requirement of a node affinity."""
     value = node.name if expression.key == _NAME else node.meta.labels.get(expression.key)
     return _compares(expression, value) if expression.operator in ("Gt", "Lt") else expression.takes(value)
-
-
-def _asked(container: Container) -> dict[str, Decimal]:
-    # An extended resource and a container without requests: the limit is the request.
-    return _amounts({**container.limits, **container.requests})
 
 
 def _amounts(texts: Mapping[str, str]) -> dict[str, Decimal]:

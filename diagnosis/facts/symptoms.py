@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from enum import Enum
-from functools import cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.model import Cause
+from diagnosis.model import Cause, Signature, TextSource
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.pods import Condition, ContainerEnd, ContainerState, Pod
@@ -30,18 +28,9 @@ _DONE = frozenset(("Complete", "Completed", "SuccessCriteriaMet"))
 """Conditions of a finished Job or JobSet."""
 _COUNTED = frozenset(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"))
 """Kinds with interchangeable pods, of which the ready ones are counted."""
+Row = tuple[Cause, Signature]
 _SHOWN = 300
 """Longest text in a piece of evidence."""
-
-
-class TextSource(Enum):
-    """Source of a text. The value is shown to people."""
-
-    POD = "pod"
-    EVENT = "event"
-    WAITING = "waiting"
-    ENDED = "ended"
-    LOG = "log"
 
 
 class Symptom(Struct, frozen=True):
@@ -65,28 +54,6 @@ class Symptom(Struct, frozen=True):
         return f"{self.place.value}{owner}{times}: {message}"
 
 
-class Signature(Struct, frozen=True):
-    """Signature of a cause: a pattern, and the sources in which it may occur.
-
-    `source` names the program that writes the text.
-    """
-
-    pattern: str
-    cause: Cause
-    places: frozenset[TextSource]
-    source: str
-
-    def search(self, text: str) -> re.Match[str] | None:
-        """Search without regard to letter case, which differs between versions."""
-        return _compiled(self.pattern).search(text)
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile the pattern at its first use, because most diagnoses need few patterns."""
-    return re.compile(pattern, re.IGNORECASE)
-
-
 class Recognised(Struct, frozen=True):
     """Match of a signature in a symptom. `quote` is the surrounding text.
 
@@ -103,23 +70,29 @@ class Recognised(Struct, frozen=True):
         return str(self.symptom if len(self.symptom.text) <= _SHOWN else replace(self.symptom, text=self.quote))
 
 
-def signature(pattern: str, cause: Cause, source: str, *places: TextSource) -> Signature:
-    return Signature(pattern, cause, frozenset(places), source)
+def texts_in(source: TextSource, causes: Iterable[Cause]) -> tuple[Row, ...]:
+    """Return the texts of the causes that may occur in a source, in order."""
+    return tuple((cause, text) for cause in causes for text in cause.texts if source in text.sources)
 
 
-def recognised(signatures: Iterable[Signature], symptoms: Iterable[Symptom]) -> Recognised | None:
-    """Return the match of the first signature in the table that occurs in any symptom.
+def recognised(rows: Iterable[Row], symptoms: Iterable[Symptom]) -> Recognised | None:
+    """Return the match of the first row whose text occurs in any symptom.
 
     If it occurs in several symptoms, the newest is used.
     """
     texts = tuple(symptoms)
-    for signature in signatures:
+    for cause, signature in rows:
         for symptom in texts:
-            found = signature.search(symptom.text) if symptom.place in signature.places else None
+            found = signature.search(symptom.text) if symptom.place in signature.sources else None
             if found is not None:
                 groups = tuple(group or "" for group in found.groups())
-                return Recognised(signature.cause, symptom, _quote(found), groups)
+                return Recognised(cause, symptom, _quote(found), groups)
     return None
+
+
+def subject_of(snapshot: Snapshot, pod: Pod, cause: Cause) -> str:
+    """Return the object to change: the pod's node, or the object that a person wrote."""
+    return f"node/{pod.spec.node}" if cause.of_node and pod.spec.node else snapshot.line(pod.meta)[-1]
 
 
 def standing_events(snapshot: Snapshot, pod: Pod) -> tuple[Event, ...]:
@@ -180,9 +153,7 @@ def replaced(snapshot: Snapshot, pod: Pod) -> bool:
     counted = [maker for maker in makers if maker.meta.kind in _COUNTED and maker.wanted is not None]
     if counted:
         return all(_ready(snapshot, workload) >= (workload.wanted or 0) for workload in counted)
-    return bool(above) and any(
-        _works(workload) and _after(workload, end) for workload in snapshot.pods_under.get(above[-1], ())
-    )
+    return bool(above) and any(_works(each) and _after(each, end) for each in snapshot.pods_under.get(above[-1], ()))
 
 
 def _ready(snapshot: Snapshot, maker: Workload) -> int:

@@ -32,10 +32,7 @@ _CONFIGURE = (
     "`nvidia-ctk runtime configure --runtime={}`"
 )
 _WAYS = (
-    (
-        "docker://",
-        _CONFIGURE.format("Docker", "docker --set-as-default && systemctl restart docker"),
-    ),
+    ("docker://", _CONFIGURE.format("Docker", "docker --set-as-default && systemctl restart docker")),
     ("+rke2", _AT_START.format("rke2", "systemctl restart rke2-agent") + ", on a server rke2-server"),
     ("+k3s", _AT_START.format("k3s", "systemctl restart k3s") + ", on an agent k3s-agent"),
     (

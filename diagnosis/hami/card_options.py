@@ -15,8 +15,6 @@ NUMA_BIND = "nvidia.com/numa-bind"
 MODE = "nvidia.com/vgpu-mode"
 NODE_POLICY = "hami.io/node-scheduler-policy"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
-NODE_POLICIES = ("binpack", "spread")
-GPU_POLICIES = ("binpack", "spread", "topology-aware", "mutex", "numa")
 
 
 class CardOptions(Struct, frozen=True):

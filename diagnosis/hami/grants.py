@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from enum import Enum
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from diagnosis.hami.annotation_text import LONGEST_TEXT, MOST_PARTS, epoch, whole, word
 from diagnosis.snapshot.json_fields import Fields
@@ -21,8 +21,7 @@ TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 BIND_PHASE = "hami.io/bind-phase"
 BIND_TIME = "hami.io/bind-time"
-_OF_ANY = re.compile(r"hami\.io/([A-Za-z0-9_.-]{1,60})-devices-allocated\Z", re.ASCII)
-_NVIDIA = "vgpu"
+_OF_ANY = re.compile(r"hami\.io/[A-Za-z0-9_.-]{1,60}-devices-allocated\Z", re.ASCII)
 
 
 class BindPhase(Enum):
@@ -65,23 +64,14 @@ Containers = tuple[tuple[ContainerShare, ...], ...]
 
 
 class PodGrant(Struct, frozen=True):
-    """All annotations of a pod from HAMi's scheduler and device plugin.
-
-    `unreadable`: the annotations that could not be parsed.
-    """
+    """Annotations of a pod from HAMi's scheduler and device plugin; unreadable ones count as absent."""
 
     node: str = ""
     at: datetime | None = None
     containers: Containers = ()
-    outstanding: Containers = ()
-    """Shares that the device plugin has not allocated yet."""
     phase: BindPhase | None = None
     bound_at: datetime | None = None
     mig: tuple[MigInstance, ...] = ()
-    others: Mapping[str, Containers] = field(default_factory=dict)
-    """Shares of other vendors' cards, by vendor: `dcu`, `mlu`, `Ascend910B`."""
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Reason by annotation."""
 
     @property
     def shares(self) -> tuple[ContainerShare, ...]:
@@ -91,22 +81,16 @@ class PodGrant(Struct, frozen=True):
 def grant(meta: Meta) -> PodGrant | None:
     """Return the grant; None for a pod that HAMi's scheduler has not annotated."""
     annotations = meta.annotations
-    vendors = {match[1]: key for key in annotations if (match := _OF_ANY.match(key))}
-    if not vendors and not {NODE, TO_ALLOCATE, BIND_PHASE} & annotations.keys():
+    if not {NODE, TO_ALLOCATE, BIND_PHASE} & annotations.keys() and not any(map(_OF_ANY.match, annotations)):
         return None
-    unreadable: dict[str, str] = {}
     phase = annotations.get(BIND_PHASE, "")
-    others = {vendor: _of(annotations, key, unreadable) for vendor, key in sorted(vendors.items()) if vendor != _NVIDIA}
     return PodGrant(
         word(annotations.get(NODE, "")),
         epoch(annotations.get(TIME, "")),
-        _of(annotations, ALLOCATED, unreadable),
-        _of(annotations, TO_ALLOCATE, unreadable),
+        _shares(annotations.get(ALLOCATED, "")),
         next((bind_phase for bind_phase in BindPhase if bind_phase.value == phase), None),
         epoch(annotations.get(BIND_TIME, "")),
-        _instances(annotations.get(MIG_ALLOCATIONS, ""), unreadable),
-        others,
-        unreadable,
+        _instances(annotations.get(MIG_ALLOCATIONS, "")),
     )
 
 
@@ -116,11 +100,10 @@ def shares(meta: Meta) -> tuple[ContainerShare, ...]:
     return pod_grant.shares if pod_grant is not None else ()
 
 
-def _of(annotations: Mapping[str, str], key: str, unreadable: dict[str, str]) -> Containers:
+def _shares(text: str) -> Containers:
     try:
-        return tuple(_containers(annotations.get(key, "")))
-    except ValueError as error:
-        unreadable[key] = word(str(error))
+        return tuple(_containers(text))
+    except ValueError:
         return ()
 
 
@@ -139,13 +122,12 @@ def _share(part: str) -> ContainerShare:
     return ContainerShare(word(words[0]), whole(words[2]), whole(words[3]), word(words[1]))
 
 
-def _instances(text: str, unreadable: dict[str, str]) -> tuple[MigInstance, ...]:
+def _instances(text: str) -> tuple[MigInstance, ...]:
     if not text:
         return ()
     try:
         listed = strict_json.loads(text, LONGEST_TEXT)
-    except ValueError as error:
-        unreadable[MIG_ALLOCATIONS] = word(str(error))
+    except ValueError:
         return ()
     return tuple(
         MigInstance(

@@ -19,8 +19,6 @@ _KEY = re.compile(r"hami\.io/node-handshake(?:-([A-Za-z0-9_.-]{1,60}))?\Z", re.A
 _AT = re.compile(
     r"(\d{4})[-.](\d{2})[-.](\d{2})[ T](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:(Z)| ?([+-])(\d{2}):?(\d{2}))?", re.ASCII
 )
-_EAST, _WEST = timedelta(hours=14), timedelta(hours=12)
-"""Maximum difference to UTC of a time without a zone."""
 
 
 class HandshakeState(Enum):
@@ -47,17 +45,6 @@ class Handshake(Struct, frozen=True):
     zoned: bool
     text: str
 
-    def older_than(self, age: timedelta, now: datetime) -> bool | None:
-        """Whether the handshake is older; None if it has no time, or if an unknown zone decides."""
-        if self.at is None:
-            return None
-        passed = now - self.at
-        if self.zoned:
-            return passed > age
-        if passed - _WEST > age:
-            return True
-        return False if passed + _EAST <= age else None
-
 
 def handshakes(node: Node) -> tuple[Handshake, ...]:
     """Return the handshakes by vendor, NVIDIA's first."""
@@ -76,11 +63,7 @@ def handshake(node: Node) -> Handshake | None:
 def _read(vendor: str, text: str) -> Handshake:
     first, _, rest = text.replace("_", " ", 1).partition(" ")
     state = next(
-        (
-            handshake_state
-            for handshake_state in HandshakeState
-            if handshake_state.value and handshake_state.value == first
-        ),
+        (each for each in HandshakeState if each.value and each.value == first),
         HandshakeState.OTHER,
     )
     at = epoch(text.strip())

@@ -85,9 +85,7 @@ def is_there(snapshot: Snapshot) -> bool:
 def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
     """Return each installation with a visible part, by namespace and name."""
     found: defaultdict[tuple[str, str], list[Component]] = defaultdict(list)
-    every = [
-        component for component in components(snapshot) if component.role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)
-    ]
+    every = [each for each in components(snapshot) if each.role in (Role.HAMI_SCHEDULER, Role.HAMI_PLUGIN)]
     for component in every:
         found[component.meta.namespace, _release(component, every)].append(component)
     hooks: defaultdict[tuple[str, str], list[Webhook]] = defaultdict(list)

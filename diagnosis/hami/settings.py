@@ -95,10 +95,8 @@ class HamiSettings(Struct, frozen=True):
     memory_factor: int = 1
     slots: int | None = None
     memory_scaling: float | None = None
-    core_scaling: float | None = None
     core_policy: str = ""
     runtime_class: str = ""
-    overwrites_env: bool = False
     geometries: Mapping[str, tuple[Geometry, ...]] | None = None
     """MIG layouts by a part of the card's type, up to 2.9."""
     odd: tuple[InvalidKey, ...] = ()
@@ -118,10 +116,6 @@ class HamiNodeSettings(Struct, frozen=True):
     mode: str = ""
     slots: int | None = None
     memory_scaling: float | None = None
-    core_scaling: float | None = None
-    mig_strategy: str = ""
-    hidden_uuids: tuple[str, ...] = ()
-    hidden_indices: tuple[int, ...] = ()
     odd: tuple[InvalidKey, ...] = ()
 
 
@@ -159,11 +153,9 @@ def read_settings(config_map: ConfigMap) -> HamiSettings:
         1 if (cards := raw.number("defaultGPUNum")) is None else cards,
         raw.number("memoryFactor") or 1,
         raw.number("deviceSplitCount"),
-        _ratio(document, "deviceMemoryScaling"),
-        _ratio(document, "deviceCoreScaling"),
+        raw.ratio("deviceMemoryScaling"),
         raw.text("gpuCorePolicy"),
         raw.text("runtimeClassName"),
-        raw.flag("overwriteEnv"),
         dict(_geometries(raw)),
         tuple(islice(_odd_settings(document), _MOST_ODD)),
     )
@@ -182,17 +174,13 @@ def read_node_config(config_map: ConfigMap) -> NodeConfig:
 
 
 def _node(folded: Mapping[str, object]) -> HamiNodeSettings:
-    raw, hidden = Fields(folded), Fields(_folded(folded.get("filterdevices")))
+    raw = Fields(folded)
     name = word(raw.text("name"))
     return HamiNodeSettings(
         name,
         word(raw.text("operatingmode")),
         raw.number("devicesplitcount"),
         raw.ratio("devicememoryscaling"),
-        raw.ratio("devicecorescaling"),
-        word(raw.text("migstrategy")),
-        tuple(map(word, hidden.texts("uuid"))),
-        hidden.numbers("index"),
         tuple(islice(_odd(NODE_KEYS, raw.names(), f"nodeconfig[{name}]."), _MOST_ODD)),
     )
 
@@ -201,10 +189,6 @@ def _folded(value: object) -> dict[str, object]:
     """Return the mapping with its keys in lower case, since Go's JSON ignores case."""
     pairs = islice(value.items(), _MOST_KEYS) if isinstance(value, dict) else ()
     return {str(key).lower(): entry for key, entry in pairs}
-
-
-def _ratio(document: object, key: str) -> float | None:
-    return Fields(document).at(_NVIDIA).ratio(key)
 
 
 def _geometries(raw: Fields) -> Iterator[tuple[str, tuple[Geometry, ...]]]:

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, Total, totals
-from diagnosis.answers.chain import Chain, Step
+from diagnosis.answers.chain import Step
 from diagnosis.answers.hami_parts import InstallationTable
 from diagnosis.causes.diagnose import Problem
 from diagnosis.facts.components import ComponentRow
@@ -26,14 +26,14 @@ def document(report: Report) -> dict[str, Any]:
         "cluster": cluster_document(report.cluster) if report.cluster is not None else {},
         "components": [_component(component) for component in report.components],
         "causes": [_problem(problem) for problem in diagnosis.problems],
-        "unobserved": [
-            {"kind": unchecked.kind, "why": unchecked.why, "hides": unchecked.hides} for unchecked in diagnosis.unseen
-        ],
+        "unobserved": [{"kind": each.kind, "why": each.why, "hides": each.hides} for each in diagnosis.unseen],
     }
     if report.hami:
         fields["hami"] = [_installation(table) for table in report.hami]
     if report.chains:
-        fields["chains"] = [_chain(chain) for chain in report.chains]
+        fields["chains"] = [
+            {"pod": chain.pod, "links": [_step(step) for step in chain.steps]} for chain in report.chains
+        ]
     if report.node:
         fields["node"] = [to_builtins(row) for row in report.node]
     if report.changes is not None:
@@ -146,10 +146,6 @@ def _installation(table: InstallationTable) -> dict[str, Any]:
         for part in table.parts
     ]
     return {"installation": table.name, "scheduler": table.scheduler_name, "parts": parts}
-
-
-def _chain(chain: Chain) -> dict[str, Any]:
-    return {"pod": chain.pod, "links": [_step(step) for step in chain.steps]}
 
 
 def _step(step: Step) -> dict[str, Any]:

@@ -41,11 +41,7 @@ class Bar(Struct, frozen=True):
 def colours(allocation: Allocation) -> dict[str, str]:
     """Return the colour name of each namespace, those with the most devices first."""
     held = Counter(
-        {
-            namespace.namespace: sum(namespace.devices.values())
-            for namespace in allocation.namespaces
-            if any(namespace.devices.values())
-        }
+        {each.namespace: sum(each.devices.values()) for each in allocation.namespaces if any(each.devices.values())}
     )
     ranked = sorted(held, key=lambda name: (-held[name], name))
     return {name: f"ns{place}" if place < COLOURS else OTHERS for place, name in enumerate(ranked)}
@@ -81,8 +77,7 @@ def _label(pool: Pool, pods_seen: bool) -> str:
 
 def _boxes(pool: Pool, fills: Mapping[str, str], pods_seen: bool) -> Iterator[Box]:
     parts = [
-        (holder.amount, fills.get(holder.pod.split("/")[1], OTHERS), f"{holder.pod}: {holder.amount}")
-        for holder in pool.holders
+        (each.amount, fills.get(each.pod.split("/")[1], OTHERS), f"{each.pod}: {each.amount}") for each in pool.holders
     ]
     left = f"{pool.idle} not in use; the node takes no new pods" if pool.closed else f"{pool.free} free"
     fill = "unknown" if pool.closed or not pods_seen else "free"

@@ -74,11 +74,7 @@ def _nothing(report: Report) -> str:
 def _count(problems: Iterable[Problem]) -> Text:
     """Return the summary line, which is the last line of a long report."""
     severities = Counter(problem.found.cause.severity for problem in problems)
-    parts = [
-        f"{severities[severity]} {severity.name.lower()}"
-        for severity in reversed(CauseSeverity)
-        if severities[severity]
-    ]
+    parts = [f"{severities[each]} {each.name.lower()}" for each in reversed(CauseSeverity) if severities[each]]
     return Text(f"{severities.total()} problems ({', '.join(parts)}), the worst first.", "bold")
 
 

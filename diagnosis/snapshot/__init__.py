@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Any
 
@@ -172,6 +172,10 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
         for one in sorted(self.events, key=lambda event: event.last or EARLIEST):
             about[one.about].append(one)
         return {text: tuple(events) for text, events in about.items()}
+
+    def is_new(self, meta: Meta, period: timedelta) -> bool:
+        """Whether the object was created less than `period` ago; an unknown time counts as longer ago."""
+        return meta.created is not None and self.now - meta.created < period
 
     @cached_property
     def pods_under(self) -> Mapping[str, tuple[Pod, ...]]:

@@ -71,11 +71,8 @@ class ClusterPolicy(Struct, frozen=True):
     conditions: tuple[Condition, ...] = ()
     parts: Mapping[str, bool] = field(default_factory=dict)
     toolkit_env: Mapping[str, str] = field(default_factory=dict)
-    mig_strategy: str = ""
     cdi: bool | None = None
     runtime_class: str = ""
-    sharing_config: str = ""
-    """Name of the ConfigMap with the device plugin's configuration; '' for none."""
 
 
 def read_endpoints(raw: Fields) -> Endpoints:
@@ -134,8 +131,6 @@ def read_cluster_policy(kind: str, raw: Fields) -> ClusterPolicy:
         read_conditions(raw),
         parts,
         env,
-        spec.text("mig", "strategy"),
         spec.flag("cdi", "enabled") if spec.has("cdi", "enabled") else None,
         spec.text("operator", "runtimeClass"),
-        spec.text("devicePlugin", "config", "name"),
     )

@@ -83,16 +83,6 @@ class Fields:
         inner = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
         return (map(Fields, islice(entries, MOST_ENTRIES)) for entries in inner if isinstance(entries, list))
 
-    def numbers(self, *path: str) -> tuple[int, ...]:
-        """Return the whole numbers of a list."""
-        value = self._value(path)
-        listed = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
-        return tuple(
-            number
-            for number in listed
-            if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 1 << 62
-        )
-
     def texts(self, *path: str) -> tuple[str, ...]:
         """Return the texts of a list."""
         value = self._value(path)

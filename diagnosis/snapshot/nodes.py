@@ -67,10 +67,7 @@ def read_node(raw: Fields) -> Node:
     handlers = frozenset(fields.text("name") for fields in status.each("runtimeHandlers"))
     return Node(
         meta,
-        tuple(
-            Taint(fields.text("key"), fields.text("value"), fields.text("effect"))
-            for fields in raw.each("spec", "taints")
-        ),
+        tuple(Taint(each.text("key"), each.text("value"), each.text("effect")) for each in raw.each("spec", "taints")),
         raw.flag("spec", "unschedulable"),
         status.words("capacity"),
         status.words("allocatable"),

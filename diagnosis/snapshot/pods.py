@@ -174,7 +174,6 @@ class PodSpec(Struct, frozen=True):
     scheduler: str = ""
     runtime_class: str = ""
     priority_class: str = ""
-    priority: int | None = None
     gates: tuple[str, ...] = ()
     node_selector: Mapping[str, str] = field(default_factory=dict)
     affinity: tuple[tuple[Expression, ...], ...] | None = None
@@ -190,8 +189,6 @@ class PodSpec(Struct, frozen=True):
     service_account: str = ""
     deadline: bool = False
     """Whether it has an active deadline; quotas call such pods Terminating."""
-    spread: bool = False
-    """Whether topology spread constraints or pod (anti-)affinity narrow the choice further."""
 
     @property
     def host_paths(self) -> tuple[str, ...]:
@@ -236,10 +233,7 @@ def read_pod(raw: Fields) -> Pod:
         raw.message("status", "message"),
         read_conditions(raw),
         states,
-        {
-            fields.text("name"): fields.text("resourceClaimName")
-            for fields in raw.each("status", "resourceClaimStatuses")
-        },
+        {each.text("name"): each.text("resourceClaimName") for each in raw.each("status", "resourceClaimStatuses")},
         raw.text("status", "nominatedNodeName"),
     )
 
@@ -297,7 +291,6 @@ def read_spec(raw: Fields) -> PodSpec:
         scheduler=raw.text("schedulerName"),
         runtime_class=raw.text("runtimeClassName"),
         priority_class=raw.text("priorityClassName"),
-        priority=raw.number("priority"),
         gates=tuple(fields.text("name") for fields in raw.each("schedulingGates")),
         node_selector=raw.words("nodeSelector"),
         affinity=tuple(map(read_term, required.each("nodeSelectorTerms")))
@@ -317,16 +310,11 @@ def read_spec(raw: Fields) -> PodSpec:
         host_network=raw.flag("hostNetwork"),
         service_account=raw.text("serviceAccountName"),
         deadline=raw.has("activeDeadlineSeconds"),
-        spread=raw.has("topologySpreadConstraints")
-        or raw.has("affinity", "podAntiAffinity")
-        or raw.has("affinity", "podAffinity"),
     )
 
 
 def read_expressions(raw: Fields, *path: str) -> tuple[Expression, ...]:
-    return tuple(
-        Expression(fields.text("key"), fields.text("operator"), fields.texts("values")) for fields in raw.each(*path)
-    )
+    return tuple(Expression(each.text("key"), each.text("operator"), each.texts("values")) for each in raw.each(*path))
 
 
 def read_term(raw: Fields) -> tuple[Expression, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.admission.texts import RefusalSource, parse
+from diagnosis.causes.admission.refusals import parse
 from tests.diagnosis.states import GPU, Object, container, event, judged, node, obj, pod, results
 
 DEPLOYMENT = "deployment/team/serve"
@@ -236,7 +236,11 @@ def test_what_has_passed_is_no_cause(state: list[Object]) -> None:
 def test_the_text_of_a_stateful_set_is_read_too() -> None:
     read = parse(f"create Pod serve-0 in StatefulSet serve failed error: {EXCEEDED}")
     assert read is not None
-    assert (read.why, read.name, read.amounts) == (RefusalSource.QUOTA, "gpus", {"requests.nvidia.com/gpu": "1"})
+    assert (read.cause and read.cause.name, read.name, read.amounts) == (
+        "ExceededQuota",
+        "gpus",
+        {"requests.nvidia.com/gpu": "1"},
+    )
 
 
 @pytest.mark.parametrize("made", [0, 2])

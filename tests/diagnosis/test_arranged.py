@@ -25,8 +25,8 @@ def test_the_same_cause_and_subject_are_one_with_all_that_they_say() -> None:
 
 def test_a_consequence_stands_beneath_its_cause_and_by_itself_without_it() -> None:
     root = FoundCause(ROOT, "node/a", ("x",))
-    middle = FoundCause(MIDDLE, "resource/gpu", ("y",), because_of=((ROOT, "node/a"),))
-    leaf = FoundCause(LEAF, "pod/t/1", ("z",), because_of=((MIDDLE, "resource/gpu"),))
+    middle = FoundCause(MIDDLE, "resource/gpu", ("y",), because_of=((ROOT.name, "node/a"),))
+    leaf = FoundCause(LEAF, "pod/t/1", ("z",), because_of=((MIDDLE.name, "resource/gpu"),))
     (whole,) = arranged([leaf, middle, root])
     assert whole.found.cause is ROOT
     assert whole.consequences[0].found.cause is MIDDLE
@@ -36,8 +36,8 @@ def test_a_consequence_stands_beneath_its_cause_and_by_itself_without_it() -> No
 
 
 def test_two_mutual_consequences_are_both_reported() -> None:
-    result = FoundCause(ROOT, "a", ("x",), because_of=((MIDDLE, "b"),))
-    other = FoundCause(MIDDLE, "b", ("y",), because_of=((ROOT, "a"),))
+    result = FoundCause(ROOT, "a", ("x",), because_of=((MIDDLE.name, "b"),))
+    other = FoundCause(MIDDLE, "b", ("y",), because_of=((ROOT.name, "a"),))
     assert {problem.found.cause.name for problem in arranged([result, other])} == {"Root", "Middle"}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from decimal import Decimal
 
-from diagnosis.causes.admission.admission_causes import EXCEEDED, NEVER_APPLIES
-from diagnosis.causes.admission.texts import Refusal
+from diagnosis.causes.admission.refusals import EXCEEDED, NEVER_APPLIES, Refusal
 from diagnosis.causes.admission.wanting import IncompleteWorkload
 from diagnosis.facts.gpu_requests import SHARES, is_gpu
 from diagnosis.facts.placement import ZERO, asked_by

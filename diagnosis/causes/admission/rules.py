@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diagnosis.causes.admission.admission_causes import LIMIT_RANGE, UNREACHABLE
-from diagnosis.causes.admission.texts import Refusal, RefusalSource
+from diagnosis.causes.admission.refusals import (
+    ACCOUNT,
+    LIMIT_RANGE,
+    LIMITED,
+    PRIORITY_CLASS,
+    SCOPE,
+    SECURITY,
+    UNREACHABLE,
+    Refusal,
+)
 from diagnosis.causes.admission.wanting import IncompleteWorkload
-from diagnosis.causes.handler_causes import CLASS_MISSING
+from diagnosis.causes.runtime_handlers import CLASS_MISSING
 from diagnosis.model import FoundCause, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
@@ -81,13 +89,13 @@ def find_unreachable(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal
 
 def mend(incomplete: IncompleteWorkload, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
     """Return the object to change and the steps; no steps if the cause's own remedy describes them."""
-    if refusal.why is RefusalSource.SECURITY:
+    if refusal.cause is SECURITY:
         return _secure(incomplete, refusal)
-    if refusal.why in (RefusalSource.QUOTA_SCOPE, RefusalSource.QUOTA_LIMITED):
+    if refusal.cause in (SCOPE, LIMITED):
         return f"namespace/{incomplete.namespace}", ()
-    if refusal.why is RefusalSource.PRIORITY_CLASS:
+    if refusal.cause is PRIORITY_CLASS:
         return f"priorityclass/{refusal.name}", ()
-    if refusal.why is RefusalSource.ACCOUNT:
+    if refusal.cause is ACCOUNT:
         account = refusal.name.rpartition("/")[2]
         create = command("kubectl", "-n", incomplete.namespace, "create", "serviceaccount", account)
         return subject("ServiceAccount", incomplete.namespace, account), (f"Create it, or correct the name: {create}",)
@@ -115,11 +123,7 @@ def _ready(snapshot: Snapshot, hook: Webhook) -> int | None:
     """
     if not hook.service or not snapshot.sees("EndpointSlice"):
         return None
-    return sum(
-        endpoint.ready
-        for endpoint in snapshot.endpoints
-        if f"{endpoint.meta.namespace}/{endpoint.service}" == hook.service
-    )
+    return sum(each.ready for each in snapshot.endpoints if f"{each.meta.namespace}/{each.service}" == hook.service)
 
 
 def _bring_back(hook: Webhook, kind: str, ready: int | None) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from diagnosis.causes.admission.texts import Refusal, parse
+from diagnosis.causes.admission.refusals import Refusal, parse
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_requests import gpu_claims, meant_as_gpu
 from diagnosis.facts.placement import asked_by
@@ -102,10 +102,8 @@ def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
 
 
 def _lacks(snapshot: Snapshot, workload: Workload) -> bool:
-    young = workload.meta.created is not None and snapshot.now - workload.meta.created < _PATIENCE
-    ended = any(
-        condition.type in ("Complete", "Failed") and condition.status == "True" for condition in workload.conditions
-    )
+    young = snapshot.is_new(workload.meta, _PATIENCE)
+    ended = any(each.type in ("Complete", "Failed") and each.status == "True" for each in workload.conditions)
     if workload.meta.deleted is not None or workload.suspended or ended:
         return False
     heard = any(True for _ in _messages(snapshot, workload))

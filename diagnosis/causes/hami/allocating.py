@@ -12,7 +12,7 @@ from diagnosis.facts.components import Role
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, PodGrant, grant
 from diagnosis.hami.installation import installation_of, installations, is_there
-from diagnosis.model import Certainty, FoundCause, Search, command
+from diagnosis.model import Certainty, FoundCause, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
@@ -54,12 +54,8 @@ def find_uncontrolled(snapshot: Snapshot) -> Iterator[FoundCause]:
     for pod, given in shared:
         for container in pod.spec.containers:
             texts = [uuid for uuid in {share.card for share in given.shares} if len(users[uuid]) > 1]
-            if texts and _is_uncontrolled(container):
+            if texts and container.env.get(CONTROL, "").lower() in ("true", "1"):
                 yield _uncontrolled(snapshot, pod, container, texts[0], users[texts[0]])
-
-
-def _is_uncontrolled(container: Container) -> bool:
-    return container.env.get(CONTROL, "").lower() in ("true", "1")
 
 
 def _uncontrolled(snapshot: Snapshot, pod: Pod, container: Container, uuid: str, users: list[Pod]) -> FoundCause:
@@ -82,8 +78,7 @@ def _hanging(snapshot: Snapshot, pod: Pod, given: PodGrant) -> FoundCause:
     plugins = (one for one in snapshot.pods_on.get(pod.spec.node, ()) if _is_plugin(one))
     evidence += [f"{plugin.subject} is {plugin.phase} there" for plugin in plugins]
     evidence += seen_on_host(snapshot.by_node.get(pod.spec.node), _SOCKET_REASON)
-    above = (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE, *NODES)
-    because = tuple((cause, node) for cause in above)
+    because = origins((NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE, *NODES), node)
     return FoundCause(
         ALLOCATION_HANGS, node, tuple(evidence), _look(pod), (pod.subject,), Certainty.LIKELY, because_of=because
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from diagnosis.causes.hami.hami_causes import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
 from diagnosis.causes.unready_components import NOT_READY
@@ -19,7 +19,7 @@ from diagnosis.hami.installation import (
     newest_asking,
     schedulers,
 )
-from diagnosis.model import Cause, FoundCause, Search, command
+from diagnosis.model import FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.policy_objects import Webhook
 from diagnosis.snapshot.workloads import Workload
@@ -36,7 +36,7 @@ def find_webhook(snapshot: Snapshot) -> Iterator[FoundCause]:
         for hook in installation.webhooks:
             if hook.ca:
                 yield from _expired(snapshot, hook)
-            elif not (_has_answered(snapshot, installation, every) or _is_young(snapshot, hook.configuration.created)):
+            elif not (_has_answered(snapshot, installation, every) or snapshot.is_new(hook.configuration, _SETTLES)):
                 yield _without_ca(installation, hook)
 
 
@@ -61,7 +61,7 @@ def find_leaderless(snapshot: Snapshot) -> Iterator[FoundCause]:
         ready = (
             [pod for pod in installation.scheduler.pods if is_ready(pod)] if installation.scheduler is not None else []
         )
-        lasting = [pod for pod in ready if not _is_young(snapshot, pod.meta.created)]
+        lasting = [pod for pod in ready if not snapshot.is_new(pod.meta, _SETTLES)]
         if known and not any(each.ready for each in known) and lasting:
             leaders = [pod.subject for pod in ready if pod.meta.labels.get(_LEADER[0]) == _LEADER[1]]
             message = f"the leader's label {'='.join(_LEADER)}: " + (", ".join(leaders) or "on none of them")
@@ -87,21 +87,21 @@ def _has_answered(snapshot: Snapshot, installation: Installation, every: tuple[I
     return any(is_scheduled(pod, names) and installation_of(pod, every) is installation for pod in snapshot.pods)
 
 
-def unreachable(installation: Installation) -> tuple[tuple[Cause, str], ...]:
+def unreachable(installation: Installation) -> tuple[Origin, ...]:
     """Return causes that may explain why the webhook did not answer, if they are found too."""
     hooks = (
-        (cause, hook.configuration.subject) for hook in installation.webhooks for cause in (NO_CA, CERTIFICATE_EXPIRED)
+        origin
+        for hook in installation.webhooks
+        for origin in origins((NO_CA, CERTIFICATE_EXPIRED), hook.configuration.subject)
     )
-    return (*_scheduler(installation), (NO_LEADER, f"service/{installation.service}"), *hooks)
+    return (*_scheduler(installation), (NO_LEADER.name, f"service/{installation.service}"), *hooks)
 
 
-def _scheduler(installation: Installation) -> tuple[tuple[Cause, str], ...]:
+def _scheduler(installation: Installation) -> tuple[Origin, ...]:
     if installation.scheduler is None:
         return ()
     nodes = {f"node/{pod.spec.node}" for pod in installation.scheduler.pods if pod.spec.node}
-    return tuple(
-        (NOT_READY[Role.HAMI_SCHEDULER], subject) for subject in (installation.scheduler.subject, *sorted(nodes))
-    )
+    return origins((NOT_READY[Role.HAMI_SCHEDULER],), installation.scheduler.subject, *sorted(nodes))
 
 
 def _without_ca(installation: Installation, hook: Webhook) -> FoundCause:
@@ -114,7 +114,7 @@ def _without_ca(installation: Installation, hook: Webhook) -> FoundCause:
         "With cert-manager: check whether its CA injector runs, and whether the Certificate is ready.",
         f"Check the API server's current value: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
     )
-    because = tuple((PATCH_FAILED, f"job/{installation.namespace}/{installation.name}{suffix}") for suffix in _JOBS)
+    because = origins((PATCH_FAILED,), *(f"job/{installation.namespace}/{installation.name}{name}" for name in _JOBS))
     return FoundCause(NO_CA, hook.configuration.subject, evidence, remedy, because_of=because)
 
 
@@ -128,9 +128,7 @@ def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[FoundCause]:
 
 
 def _failed(snapshot: Snapshot, job: Workload) -> Iterator[FoundCause]:
-    ended = next(
-        (condition for condition in job.conditions if condition.type == "Failed" and condition.status == "True"), None
-    )
+    ended = next((each for each in job.conditions if each.type == "Failed" and each.status == "True"), None)
     done = any(condition.type == "Complete" and condition.status == "True" for condition in job.conditions)
     stages = [(pod, stage(pod, snapshot.now)) for pod in snapshot.pods_under.get(job.subject, ())]
     failing = [(pod, at) for pod, at in stages if at.kind is StageKind.FAILS]
@@ -150,10 +148,6 @@ def _look_at_leader(installation: Installation) -> tuple[str, ...]:
         f"Check which pod holds the scheduler's Lease: {leases}",
         f"Check which pod has the leader's label; the Lease holder sets it, with permission to patch pods: {pods}",
     )
-
-
-def _is_young(snapshot: Snapshot, made: datetime | None) -> bool:
-    return made is not None and snapshot.now - made < _SETTLES
 
 
 _HOOKS = "MutatingWebhookConfiguration"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.causes.admission.texts import Refusal
+from diagnosis.causes.admission.refusals import Refusal
 from diagnosis.causes.admission.wanting import IncompleteWorkload
 from diagnosis.causes.hami.hami_causes import NODE_NAMED, PRIVILEGED, QUOTA
 from diagnosis.hami.installation import asks_for, installations

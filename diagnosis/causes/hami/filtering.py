@@ -50,28 +50,8 @@ from diagnosis.model import Cause, Certainty, FoundCause, Search, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 
-_CAUSES: Mapping[str, Cause] = {
-    Code.NO_SUCH_NUMBER.value: TOO_FEW_CARDS,
-    Code.UNHEALTHY.value: UNHEALTHY,
-    "CardUnhealthy": UNHEALTHY,
-    Code.CORDONED.value: CORDONED,
-    Code.TYPE.value: CONSTRAINED,
-    Code.UUID.value: CONSTRAINED,
-    "ModeNotFit": CONSTRAINED,
-    "CardQosPolicyMismatch": CONSTRAINED,
-    "CardAppClassMismatch": CONSTRAINED,
-    Code.NUMA.value: NUMA,
-    Code.SLOTS.value: SLOTS,
-    Code.QUOTA.value: QUOTA,
-    Code.MEMORY.value: MEMORY,
-    Code.CORES.value: CORES,
-    Code.COMPUTE.value: CORES,
-    Code.EXCLUSIVE.value: EXCLUSIVE,
-    Code.CUSTOM.value: MIG,
-    Code.MIG.value: MIG,
-    Code.TOO_FEW.value: TOO_FEW_CARDS,
-}
-"""Causes by HAMi's code, including codes for other vendors' cards."""
+_REFUSALS = (TOO_FEW_CARDS, UNHEALTHY, CORDONED, CONSTRAINED, NUMA, SLOTS, QUOTA, MEMORY, CORES, EXCLUSIVE, MIG)
+_CAUSES = {code: cause for cause in _REFUSALS for text in cause.texts for code in text.pattern.split("|")}
 WORD = re.compile(rf"\b({'|'.join(_CAUSES)})\b", re.ASCII)
 _UNKNOWN = re.compile(r"node unregistered|node usage unavailable", re.ASCII)
 _NOT_ITS_KIND = (Code.TYPE, Code.UUID)
@@ -429,5 +409,5 @@ def _louder(installation: Installation) -> tuple[str, ...]:
     )
 
 
-CAUSES = tuple(dict.fromkeys((NODES_UNREGISTERED, *_CAUSES.values(), UNFIT)))
+CAUSES = (NODES_UNREGISTERED, *_REFUSALS, UNFIT)
 SEARCHES = (Search(CAUSES, ("Pod",), find_refused, is_there),)

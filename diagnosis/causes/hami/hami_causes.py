@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from diagnosis.model import Cause, CauseSeverity, Link
+from diagnosis.model import Cause, CauseSeverity, Link, Signature, TextSource, failing, rejecting
 
 _HIGH, _MEDIUM, _LOW = CauseSeverity.HIGH, CauseSeverity.MEDIUM, CauseSeverity.LOW
 
 
-def _admitted(name: str, means: str, remedy: str, source: str) -> Cause:
-    return Cause(name, _HIGH, Link.ADMITTED, means, remedy, source)
+def _admitted(name: str, means: str, remedy: str, source: str, *texts: Signature) -> Cause:
+    return Cause(name, _HIGH, Link.ADMITTED, means, remedy, source, texts)
 
 
 def _scheduled(name: str, means: str, remedy: str, source: str = "", severity: CauseSeverity = _HIGH) -> Cause:
     return Cause(name, severity, Link.SCHEDULED, means, remedy, source)
 
 
-def _accepted(name: str, means: str, remedy: str, source: str) -> Cause:
-    return Cause(name, _HIGH, Link.ACCEPTED, means, remedy, source)
+def _codes(*codes: str) -> Signature:
+    """Return the codes by which HAMi's filter names the cause, including those for other vendors' cards."""
+    return Signature("|".join(codes), "HAMi's scheduler", frozenset((TextSource.EVENT,)))
+
+
+def _refused(name: str, means: str, remedy: str, source: str, codes: Signature) -> Cause:
+    return Cause(name, _HIGH, Link.SCHEDULED, means, remedy, source, (codes,))
+
+
+def _accepted(name: str, means: str, remedy: str, source: str, *texts: Signature) -> Cause:
+    return Cause(name, _HIGH, Link.ACCEPTED, means, remedy, source, texts)
 
 
 def _of_node(name: str, means: str, remedy: str, source: str, severity: CauseSeverity = _HIGH) -> Cause:
     return Cause(name, severity, None, means, remedy, source)
 
 
+NO_DEVICES = ("NodeWithheld", "DevicePluginNotReady", "DevicePluginMissing", "GpusNotOffered", "UnhealthyGpus")
+"""Causes that leave a kubelet without devices."""
 _WEBHOOK = "HAMi, pkg/scheduler/webhook.go"
 _CHART = "HAMi's chart, templates/scheduler"
 _PLUGIN = "HAMi, pkg/device-plugin/nvidiadevice/nvinternal/plugin"
@@ -135,12 +146,14 @@ NODE_NAMED = _admitted(
     "A GPU workload sets nodeName, which bypasses HAMi's scheduler: HAMi's webhook or device plugin refuses the pods.",
     "Remove nodeName from the pod template, and select the node by a nodeSelector.",
     f"{_WEBHOOK}: `pod has node assigned`, since 2.6; `do not use nodeName in task spec` before",
+    rejecting(r"do not use nodeName in task spec", _PLUGIN),
 )
 QUOTA = _admitted(
     "HamiQuotaExceeded",
     "The namespace has used up its ResourceQuota of card memory or cores, as HAMi counts it.",
     "Delete pods of the namespace, request less, or raise the quota.",
     "HAMi counts limits.nvidia.com/gpumem and limits.nvidia.com/gpucores of a ResourceQuota itself",
+    _codes("ResourceQuotaNotFit"),
 )
 
 # The scheduler.
@@ -190,66 +203,77 @@ NODES_UNREGISTERED = _scheduled(
     "Run HAMi's device plugin on the nodes, and check that it writes their registration.",
     "`node unregistered`, `node usage unavailable` in FailedScheduling",
 )
-MEMORY = _scheduled(
+MEMORY = _refused(
     "HamiCardMemoryShort",
     "No card has as much free memory as the pod requests of each card.",
     "Request less nvidia.com/gpumem, free a card, or use nodes with larger cards.",
     "CardInsufficientMemory",
+    _codes("CardInsufficientMemory"),
 )
-CORES = _scheduled(
+CORES = _refused(
     "HamiCardCoresShort",
     "No card has as many free cores (in percent) as the pod requests of each card.",
     "Request fewer nvidia.com/gpucores, or free a card.",
     "CardInsufficientCore, CardComputeUnitsExhausted",
+    _codes("CardInsufficientCore", "CardComputeUnitsExhausted"),
 )
-SLOTS = _scheduled(
+SLOTS = _refused(
     "HamiCardSlotsTaken",
     "The cards are already shared by the maximum number of pods.",
     "Delete pods on the cards, or raise deviceSplitCount.",
     "CardTimeSlicingExhausted",
+    _codes("CardTimeSlicingExhausted"),
 )
-EXCLUSIVE = _scheduled(
+EXCLUSIVE = _refused(
     "HamiExclusiveConflict",
     "The pod needs unshared cards, and all are in use, or another pod uses a card exclusively.",
     "Wait for a whole card; or request nvidia.com/gpumem: without it a pod gets 100 gpucores, an unshared card.",
     "ExclusiveDeviceAllocateConflict; since 2.7 the webhook writes gpucores=100 if no memory is requested",
+    _codes("ExclusiveDeviceAllocateConflict"),
 )
-TOO_FEW_CARDS = _scheduled(
+TOO_FEW_CARDS = _refused(
     "HamiTooFewCards",
     "The pod requests more cards than one node has, or has with enough free: nvidia.com/gpu counts cards of one node.",
     "Request fewer cards in each container.",
     "NodeInsufficientDevice, AllocatedCardsInsufficientRequest",
+    _codes("NodeInsufficientDevice", "AllocatedCardsInsufficientRequest"),
 )
-CONSTRAINED = _scheduled(
+CONSTRAINED = _refused(
     "HamiConstraintMatchesNoCard",
     "The pod's annotations require a card type, UUID or mode that no card has.",
     "Correct the annotation: the types and UUIDs are those of hami.io/node-nvidia-register.",
     "CardTypeMismatch, CardUuidMismatch, ModeNotFit",
+    _codes("CardTypeMismatch", "CardUuidMismatch", "ModeNotFit", "CardQosPolicyMismatch", "CardAppClassMismatch"),
 )
-UNHEALTHY = _scheduled(
+UNHEALTHY = _refused(
     "HamiCardUnhealthy",
     "Suitable cards are registered as unhealthy.",
     "Check the GPUs of the node: their plugin observed an Xid, or NVML does not respond.",
     "CardNotHealth, CardUnhealthy",
+    _codes("CardNotHealth", "CardUnhealthy"),
 )
-CORDONED = _scheduled(
+CORDONED = Cause(
     "HamiCardCordoned",
+    _MEDIUM,
+    Link.SCHEDULED,
     "Suitable cards are cordoned: they are listed in hami.io/device-cordon.",
     "Remove them from the annotation when they are healthy.",
     "CardCordoned, since 2.10",
-    _MEDIUM,
+    (_codes("CardCordoned"),),
 )
-NUMA = _scheduled(
+NUMA = _refused(
     "HamiNumaNotFit",
     "The pod requires all its cards on one NUMA node, and no NUMA node has enough free cards.",
     "Remove nvidia.com/numa-bind, or request fewer cards.",
     "NumaNotFit",
+    _codes("NumaNotFit"),
 )
-MIG = _scheduled(
+MIG = _refused(
     "HamiMigNotFit",
     "No MIG profile of the cards is large enough for the pod's request.",
     "Request the size of a profile, or free a whole card.",
     "CardMigTopologyInfeasible, CardNotFoundCustomFilterRule",
+    _codes("CardNotFoundCustomFilterRule", "CardMigTopologyInfeasible"),
 )
 UNFIT = _scheduled(
     "HamiNodeUnfit",
@@ -264,18 +288,25 @@ NOT_SEEN = _accepted(
     "HAMi's device plugin got a card request for a pod that HAMi's scheduler has not bound.",
     "Find out why the pod did not reach HAMi's webhook, then create the pod again.",
     "HAMi, GetPendingPod: `no binding pod found on node`",
+    rejecting(r"no binding pod found on node|no node lock naming a pending pod", _PLUGIN),
 )
 NUMBER = _accepted(
     "HamiDeviceNumberMismatch",
     "The kubelet requests another number of cards from HAMi's device plugin than the scheduler noted on the pod.",
     "Delete the pod, so that it is scheduled again; set nvidia.com/gpu as a limit only, and as a whole number.",
     f"{_PLUGIN}: `device number not matched`",
+    rejecting(r"device number not matched", _PLUGIN),
 )
-CARD_GONE = _accepted(
+CARD_GONE = Cause(
     "HamiAllocatedCardGone",
+    _HIGH,
+    Link.ACCEPTED,
     "HAMi's device plugin no longer finds the card that HAMi's scheduler chose.",
     "Check the node's cards, restart the device plugin pod there, then delete the Failed pod.",
     f"{_PLUGIN}: `resolve allocated NVIDIA devices`",
+    (rejecting(r"resolve allocated NVIDIA devices", _PLUGIN),),
+    of_node=True,
+    follows=NO_DEVICES,
 )
 ALLOCATION_HANGS = _accepted(
     "HamiAllocationHangs",
@@ -301,13 +332,16 @@ LIBRARY = Cause(
     "HamiLibraryMissing",
     _HIGH,
     Link.RUNNING,
-    (
-        "HAMi's library is missing at the path from which the container loads it: limits have no effect, or every "
-        "program ends."
-    ),
-    (
-        "Restart HAMi's device plugin on the node: at its start it copies the library to the host. Then create "
-        "the pod again."
-    ),
+    "HAMi's library is missing at the path from which the container loads it: limits have no effect, or every "
+    "program ends.",
+    "Restart HAMi's device plugin on the node: at its start it copies the library to the host. Then create "
+    "the pod again.",
     "`libvgpu.so … cannot be preloaded`, written by ld.so",
+    (
+        failing(
+            r"libvgpu\.so[^\n]{0,120}(?:cannot be preloaded|cannot open shared object)"
+            r"|while loading shared libraries: libvgpu\.so",
+            "ld.so, of HAMi's library",
+        ),
+    ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from diagnosis.causes.component_words import last_line
+from diagnosis.causes.device_plugins import UNHEALTHY
 from diagnosis.causes.hami.hami_causes import (
     CLOCK_APART,
     LOCK_STALE,
@@ -19,9 +19,8 @@ from diagnosis.causes.hami.hami_causes import (
     REGISTER_UNREADABLE,
 )
 from diagnosis.causes.hami.hami_causes import UNHEALTHY as CARD_UNHEALTHY
-from diagnosis.causes.offer_causes import UNHEALTHY
 from diagnosis.causes.starting_causes import NODES
-from diagnosis.causes.unready_components import NOT_READY
+from diagnosis.causes.unready_components import NOT_READY, last_line
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
@@ -30,19 +29,11 @@ from diagnosis.facts.quantity import counted
 from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, grant
 from diagnosis.hami.handshake import Handshake, HandshakeState, handshake
-from diagnosis.hami.installation import (
-    Installation,
-    elsewhere,
-    installations,
-    is_there,
-    offered,
-    plugin_pods,
-    serving,
-)
+from diagnosis.hami.installation import Installation, elsewhere, installations, is_there, offered, plugin_pods, serving
 from diagnosis.hami.node_lock import LOCK, NodeLock, node_lock
 from diagnosis.hami.registration import Registration, RegistrationFormat, registration
 from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
-from diagnosis.model import Cause, Certainty, FoundCause, Search, command
+from diagnosis.model import Certainty, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -67,9 +58,7 @@ def find_unmeant(snapshot: Snapshot) -> Iterator[FoundCause]:
         for plugin in installation.plugins
         if plugin.meta.kind == "DaemonSet"
     ]
-    others = [
-        component for component in components(snapshot) if component.role in (Role.DEVICE_PLUGIN, Role.DRA_DRIVER)
-    ]
+    others = [each for each in components(snapshot) if each.role in (Role.DEVICE_PLUGIN, Role.DRA_DRIVER)]
     claimed, there = sliced_nodes(snapshot), plugin_pods(installations(snapshot))
     for node in snapshot.nodes:
         aside = is_for_machines(node) or is_changed(node) or node.name in claimed or node.name in there
@@ -87,7 +76,7 @@ def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
         registered, pods = registration(node), there.get(node.name, ())
         if not is_judged(node, snapshot.now) or is_changed(node):
             continue
-        starting = any(pod.meta.created is not None and snapshot.now - pod.meta.created < YOUNG for pod in pods)
+        starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
         offer = offered(node, every)
         if registered is not None and registered.cards and offer.is_none and not starting:
             yield _stale(snapshot, node, registered, pods)
@@ -106,7 +95,7 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[FoundCause]:
             evidence = (
                 f"{node.subject}: {len(sick)} of {len(registered.cards)} cards registered as unhealthy: {named}{more}",
             )
-            because = tuple((cause, node.subject) for cause in (REGISTER_STALE, UNHEALTHY, WITHHELD))
+            because = origins((REGISTER_STALE, UNHEALTHY, WITHHELD), node.subject)
             remedy = (f"Check the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
             yield FoundCause(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
@@ -131,11 +120,7 @@ def find_handshake(snapshot: Snapshot) -> Iterator[FoundCause]:
     Only versions of the scheduler that still use the handshake are checked.
     """
     every = installations(snapshot)
-    asking = [
-        installation
-        for installation in every
-        if installation.version is not None and installation.version <= ANSWERED_UNTIL
-    ]
+    asking = [each for each in every if each.version is not None and each.version <= ANSWERED_UNTIL]
     for node_name, pods in plugin_pods(asking).items():
         node = snapshot.by_node.get(node_name)
         said = handshake(node) if node is not None else None
@@ -194,7 +179,7 @@ def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Ite
         look = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
         remedy = [f"Find out why the plugin does not run there: {look}"]
     above = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, UNHEALTHY, WITHHELD, *NODES)
-    because = tuple((cause, node.subject) for cause in above)
+    because = origins(above, node.subject)
     return FoundCause(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
 
 
@@ -305,7 +290,7 @@ def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> FoundCa
         f"Remove the lock: {command('kubectl', 'annotate', 'node', node.name, f'{LOCK}-')}",
     )
     affected = tuple(pod.subject for pod in waiting) or (node.subject,)
-    because = tuple((cause, node.subject) for cause in (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE))
+    because = origins((NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE), node.subject)
     return FoundCause(LOCK_STALE, node.subject, evidence, remedy, affected, because_of=because)
 
 
@@ -320,15 +305,15 @@ def _is_settled(snapshot: Snapshot, pod: Pod) -> bool:
     return since is None or snapshot.now - since > _REGISTERS
 
 
-def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[tuple[Cause, str], ...]:
+def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[Origin, ...]:
     """Return causes that may explain HAMi's `node unregistered` for these nodes, if they are found too."""
     every = installations(snapshot)
     workloads = [plugin.subject for each in every for plugin in each.plugins]
     own = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, REGISTER_STALE, NOT_REGISTERED, CLOCK_APART, PLUGIN_SILENT)
     return (
-        *((REGISTER_UNREADABLE, installation.subject) for installation in every),
-        *((NOT_READY[Role.HAMI_PLUGIN], workload) for workload in workloads),
-        *((cause, node.subject) for node in nodes for cause in (*own, UNHEALTHY, WITHHELD)),
+        *origins((REGISTER_UNREADABLE,), *(installation.subject for installation in every)),
+        *origins((NOT_READY[Role.HAMI_PLUGIN],), *workloads),
+        *(origin for node in nodes for origin in origins((*own, UNHEALTHY, WITHHELD), node.subject)),
     )
 
 

@@ -23,15 +23,8 @@ from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, un
 from diagnosis.facts.components import Role
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.pod_stage import StageKind, stage
-from diagnosis.hami.installation import (
-    Installation,
-    installation_of,
-    installations,
-    is_scheduled,
-    is_there,
-    schedulers,
-)
-from diagnosis.model import Cause, Certainty, FoundCause, Search, command
+from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, is_there, schedulers
+from diagnosis.model import Cause, Certainty, FoundCause, Search, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject
@@ -106,11 +99,10 @@ def _unanswered(snapshot: Snapshot, installation: Installation, waiting: Waiting
         )
     if "x509" in called[2]:
         remedy.insert(
-            0,
-            f"Its certificate is not valid for 127.0.0.1: check the Secret {installation.name}-scheduler-tls.",
+            0, f"Its certificate is not valid for 127.0.0.1: check the Secret {installation.name}-scheduler-tls."
         )
-    above = NOT_READY[Role.HAMI_SCHEDULER]
-    because = ((above, installation.subject), *((above, f"node/{pod.spec.node}") for pod in _pods(installation)))
+    nodes = (f"node/{pod.spec.node}" for pod in _pods(installation))
+    because = origins((NOT_READY[Role.HAMI_SCHEDULER],), installation.subject, *nodes)
     return FoundCause(cause, installation.subject, tuple(evidence), tuple(remedy), waiting.names, because_of=because)
 
 
@@ -152,10 +144,8 @@ def _unwritten(installation: Installation, waiting: Waiting, text: str, *, faile
         yield FoundCause(WRITE_FAILS, installation.subject, evidence, remedy, waiting.names, Certainty.LIKELY)
     elif failed or "bind" in text.lower():
         remedy = (f"Read its errors: {_logs(installation)}",)
-        because = ((LOCK_STALE, f"node/{name}") for name in _nodes_in(text))
-        yield FoundCause(
-            BIND_FAILS, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY, tuple(because)
-        )
+        because = origins((LOCK_STALE,), *(f"node/{name}" for name in _nodes_in(text)))
+        yield FoundCause(BIND_FAILS, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY, because)
 
 
 def _forbidden(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from diagnosis.causes.hami.control_plane import unreachable
@@ -10,6 +9,7 @@ from diagnosis.causes.hami.hami_causes import (
     IGNORED,
     MISSED,
     NODE_NAMED,
+    NOT_SEEN,
     OTHER_SCHEDULER,
     PRIVILEGED,
     WEBHOOK_MISSING,
@@ -26,14 +26,12 @@ from diagnosis.hami.installation import (
     is_there,
     schedulers,
 )
-from diagnosis.model import Cause, Certainty, FoundCause, Search, command
+from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search, command, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import Pod, PodSpec
+from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.policy_objects import Webhook
 from healthcheck.text.moments import timestamp
 
-UNSEEN = re.compile(r"no binding pod found on node|no node lock naming a pending pod", re.ASCII)
-"""Messages of HAMi's device plugin for a pod that HAMi's scheduler has not bound."""
 _LEAVES_OTHERS = (2, 7)
 """First version that does not replace another scheduler's name."""
 _HOOKS = "MutatingWebhookConfiguration"
@@ -50,21 +48,21 @@ def find_bypassed(snapshot: Snapshot) -> Iterator[FoundCause]:
             yield _bypassed(snapshot, asked or every, pod)
 
 
-def above(snapshot: Snapshot, pod: Pod) -> tuple[tuple[Cause, str], ...]:
+def above(snapshot: Snapshot, pod: Pod) -> tuple[Origin, ...]:
     """Return causes that may explain why HAMi did not process the pod, if they are found too."""
     written, namespace = snapshot.line(pod.meta)[-1], f"namespace/{pod.meta.namespace}"
     every = installations(snapshot)
     hooks = [hook.configuration.subject for installation in every for hook in installation.webhooks]
     return (
-        *((cause, written) for cause in (IGNORED, OTHER_SCHEDULER, PRIVILEGED, NODE_NAMED, MISSED)),
-        *((IGNORED, where) for where in (namespace, *hooks)),
-        *((WEBHOOK_MISSING, installation.subject) for installation in every),
+        *origins((IGNORED, OTHER_SCHEDULER, PRIVILEGED, NODE_NAMED, MISSED), written),
+        *origins((IGNORED,), namespace, *hooks),
+        *origins((WEBHOOK_MISSING,), *(installation.subject for installation in every)),
     )
 
 
 def _suffers(snapshot: Snapshot, pod: Pod) -> bool:
     if pod.phase == "Failed":
-        return UNSEEN.search(pod.message) is not None and not replaced(snapshot, pod)
+        return NOT_SEEN.texts[0].search(pod.message) is not None and not replaced(snapshot, pod)
     condition = pod.condition("PodScheduled")
     waits = not pod.spec.node and not pod.over and pod.meta.deleted is None
     return (
@@ -72,12 +70,8 @@ def _suffers(snapshot: Snapshot, pod: Pod) -> bool:
         and condition is not None
         and condition.status == "False"
         and not pod.spec.gates
-        and _wants_shares(pod.spec)
+        and any(SHARES & {*container.limits, *container.requests} for container in pod.spec.containers)
     )
-
-
-def _wants_shares(spec: PodSpec) -> bool:
-    return any(SHARES & {*container.limits, *container.requests} for container in spec.containers)
 
 
 def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> FoundCause:

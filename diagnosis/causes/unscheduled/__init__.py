@@ -148,9 +148,7 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[NodeUse
     """Narrow the nodes step by step: with the resource, selected, large enough, with room, open."""
     lacking = unknown_resources.absent(waiting, everywhere)
     if lacking:
-        by_claim = {
-            device_class.resource: device_class for device_class in snapshot.device_classes if device_class.resource
-        }
+        by_claim = {each.resource: each for each in snapshot.device_classes if each.resource}
         rest = [name for name in lacking if name not in by_claim]
         yield from unknown_resources.find_absent(snapshot, waiting, rest, everywhere)
         for name in sorted(set(lacking) & set(by_claim)):

@@ -19,7 +19,7 @@ from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from diagnosis.facts.placement import asked_by
 from diagnosis.facts.quantity import amount
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
 from diagnosis.snapshot.meta import Meta, subject
@@ -159,7 +159,7 @@ def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
 
 def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     pod = waiting.pods[0]
-    if pod.meta.created is not None and snapshot.now - pod.meta.created < _PATIENCE:
+    if snapshot.is_new(pod.meta, _PATIENCE):
         return
     mine = [claim.meta for claim in snapshot.claims if claim.meta.namespace == pod.meta.namespace]
     for name, source in pod.spec.claims.items():
@@ -198,9 +198,7 @@ def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request:
     asks = f"{claim.meta.subject} requests {'all' if request.all else request.count} of class {request.device_class}"
     if known is None:
         if snapshot.sees("DeviceClass") and request.device_class:
-            classes = (
-                ", ".join(sorted(device_class.meta.name for device_class in snapshot.device_classes)[:_MOST]) or "none"
-            )
+            classes = ", ".join(sorted(each.meta.name for each in snapshot.device_classes)[:_MOST]) or "none"
             evidence = (asks, f"existing DeviceClasses: {classes}")
             yield FoundCause(NO_CLASS, f"deviceclass/{request.device_class}", evidence, (), waiting.names)
         return
@@ -284,14 +282,13 @@ def _is_enough(request: Request, some: Sequence[PublishedDevice], matching: Sequ
     return max(there.values(), default=0) >= request.count
 
 
-def _why_no_slices(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
+def _why_no_slices(snapshot: Snapshot) -> Iterator[Origin]:
     """Yield all possible reasons why the DRA driver publishes nothing."""
     for component in components(snapshot):
         if component.role in (Role.DRA_DRIVER, Role.DRIVER):
-            yield NOT_READY[component.role], component.subject
+            yield NOT_READY[component.role].name, component.subject
     for node in snapshot.nodes:
-        for cause in (NOT_READY[Role.DRA_DRIVER], NOT_READY[Role.DRIVER], NO_SLICES):
-            yield cause, node.subject
+        yield from origins((NOT_READY[Role.DRA_DRIVER], NOT_READY[Role.DRIVER], NO_SLICES), node.subject)
 
 
 def _driver(known: DeviceClass) -> str:

@@ -93,7 +93,7 @@ def find_queued(snapshot: Snapshot) -> Iterator[FoundCause]:
     for workload in snapshot.queued:
         done = any(map(workload.is_true, ("Finished", "Admitted", "QuotaReserved")))
         patience = _IN_LINE if _is_in_line(workload) else _PATIENCE
-        young = workload.meta.created is not None and snapshot.now - workload.meta.created < patience
+        young = snapshot.is_new(workload.meta, patience)
         if not done and not young and workload.active and any(map(asks_for_gpus, workload.specs)):
             yield _queued(snapshot, workload)
 
@@ -250,11 +250,11 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
         if running:
             evidence.append(f"schedulers of this cluster: {', '.join(running)}")
         remedy = tuple(_mend_scheduler(snapshot, name, running))
-        because = tuple((NOT_READY[component.role], component.subject) for component in _of_hami(snapshot, name))
+        because = tuple((NOT_READY[component.role].name, component.subject) for component in _of_hami(snapshot, name))
         for workload in sorted({snapshot.line(pod.meta)[-1] for pod in pods}):
             names = tuple(pod.subject for pod in pods if snapshot.line(pod.meta)[-1] == workload)
             where = f"scheduler/{name}" if name == _DEFAULT else workload
-            sure = _sure(snapshot, name)
+            sure = Certainty.PROVEN if name != _DEFAULT and snapshot.sees("Lease") else Certainty.LIKELY
             yield FoundCause(NO_SCHEDULER, where, tuple(evidence), remedy, names, sure, because)
 
 
@@ -268,7 +268,7 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
     pods = [
         pod
         for pod in snapshot.pods
-        if pod.spec.scheduler == name and not pod.over and pod.spec.node and _made_lately(snapshot, pod)
+        if pod.spec.scheduler == name and not pod.over and pod.spec.node and snapshot.is_new(pod.meta, _PATIENCE)
     ]
     if pods:
         return None
@@ -298,11 +298,7 @@ def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
 
 
 def _of_hami(snapshot: Snapshot, name: str) -> list[Component]:
-    return [
-        installation.scheduler
-        for installation in installations(snapshot)
-        if installation.scheduler_name == name and installation.scheduler
-    ]
+    return [each.scheduler for each in installations(snapshot) if each.scheduler_name == name and each.scheduler]
 
 
 def _called(name: str) -> tuple[str, ...]:
@@ -337,21 +333,11 @@ def _group_says(snapshot: Snapshot, pod: Pod) -> FoundCause | None:
     name = group_of(pod)
     group = subject("PodGroup", pod.meta.namespace, name)
     noted = [event for event in snapshot.events_about.get(group, ()) if event.warning] if name else []
-    if not noted or any(
-        pod_group.meta.subject == group and pod_group.phase == "Pending" for pod_group in snapshot.pod_groups
-    ):
+    if not noted or any(each.meta.subject == group and each.phase == "Pending" for each in snapshot.pod_groups):
         return None
     look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
     remedy = (f"Check its queue's free quota, and the number of pods that the group needs: {look}",)
     return FoundCause(GANG, snapshot.line(pod.meta)[-1], (f"{group}: {noted[-1].message}",), remedy, (pod.subject,))
-
-
-def _made_lately(snapshot: Snapshot, pod: Pod) -> bool:
-    return pod.meta.created is not None and snapshot.now - pod.meta.created < _PATIENCE
-
-
-def _sure(snapshot: Snapshot, name: str) -> Certainty:
-    return Certainty.PROVEN if name != _DEFAULT and snapshot.sees("Lease") else Certainty.LIKELY
 
 
 def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from enum import Enum
 
+from diagnosis.causes.device_plugins import MIG_PENDING, OFFERS_NONE
 from diagnosis.causes.node_labels import UPGRADE_FAILED
-from diagnosis.causes.offer_causes import MIG_PENDING, OFFERS_NONE
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, release_of
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_nodes import changes
 from diagnosis.facts.placement import UNSCHEDULABLE, tolerates, untolerated
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
 from diagnosis.snapshot.pods import PodSpec
@@ -123,7 +123,7 @@ def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
 
 def is_joining(snapshot: Snapshot, spec: PodSpec, node: Node) -> bool:
     """Whether the node is new, and only its start-up keeps such a pod off."""
-    young = node.meta.created is not None and snapshot.now - node.meta.created < _SETTLES
+    young = snapshot.is_new(node.meta, _SETTLES)
     starts = (TaintOwner.NOT_READY, TaintOwner.STARTING)
     return young and all(class_of(taint.key) in starts for taint in closed_by(spec, node))
 
@@ -154,7 +154,7 @@ def find_changed(node: Node, resource: str, affected: tuple[str, ...]) -> FoundC
     """Return the result for a node that offers nothing while the operator is changing it."""
     evidence = f"{node.subject} offers no {resource} during a change: {', '.join(changes(node))}"
     remedy = f"Wait for the operator; if these labels no longer change, check its pods there: {_pods_on(node)}"
-    above = tuple((cause, node.subject) for cause in (UPGRADE_FAILED, MIG_PENDING, *OFFERS_NONE))
+    above = origins((UPGRADE_FAILED, MIG_PENDING, *OFFERS_NONE), node.subject)
     return FoundCause(LEAVING, node.subject, (evidence,), (remedy,), affected, because_of=above)
 
 
@@ -180,7 +180,7 @@ def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
 
 def _is_new(snapshot: Snapshot, node: Node, kind: TaintOwner) -> bool:
     starts = kind in (TaintOwner.NOT_READY, TaintOwner.STARTING)
-    return starts and node.meta.created is not None and snapshot.now - node.meta.created < _YOUNG
+    return starts and snapshot.is_new(node.meta, _YOUNG)
 
 
 def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ...]) -> FoundCause:
@@ -191,13 +191,13 @@ def _of_node(node: Node, taint: Taint, kind: TaintOwner, affected: tuple[str, ..
             return FoundCause(cause, node.subject, (), (), affected)
         case TaintOwner.CORDON if upgrade not in _UPGRADED:
             message = f"cordoned while its GPU driver is upgraded: {_UPGRADE}={upgrade}"
-            failed = ((UPGRADE_FAILED, node.subject),)
+            failed = origins((UPGRADE_FAILED,), node.subject)
             return FoundCause(LEAVING, node.subject, (message,), _upgrade(node), affected, because_of=failed)
         case TaintOwner.CORDON:
             return FoundCause(CORDONED, node.subject, tuple(_cordon(node)), _uncordon(node), affected)
         case TaintOwner.NOT_READY:
             # The family of nodes reports the condition and the fix; only pressure is reported here.
-            pressure = tuple(_pressure(node))
+            pressure = tuple(condition for condition in _conditions(node) if "Pressure" in condition)
             return FoundCause(
                 NOT_READY, node.subject, (evidence, *pressure), _describe(node) if pressure else (), affected
             )
@@ -250,10 +250,6 @@ def _uncordon(node: Node) -> tuple[str, ...]:
 def _upgrade(node: Node) -> tuple[str, ...]:
     look = command("kubectl", "describe", "node", node.name)
     return (f"Wait for the upgrade; if its state no longer changes, check the driver's pod there: {look}",)
-
-
-def _pressure(node: Node) -> Iterator[str]:
-    return (condition for condition in _conditions(node) if "Pressure" in condition)
 
 
 def _conditions(node: Node) -> Iterator[str]:

@@ -7,14 +7,14 @@ from decimal import Decimal
 
 from msgspec.structs import replace
 
-from diagnosis.causes.offer_causes import OFFERS_NONE, UNHEALTHY, stack, why_none_left
+from diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended, is_stuck, without
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.gpu_requests import SHARES, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import ZERO, Obstacle, ObstacleKind, asked_by, has, offers, shortages
 from diagnosis.facts.quantity import counted, shown
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 
@@ -104,7 +104,7 @@ def find_shortages(
         *_lacks_other_resources(waiting, rooms),
     ]
     subjects = (*(room.node.subject for room in silent), *(stack(snapshot) if silent and not faults else ()))
-    above = tuple((cause, subject) for subject in subjects for cause in OFFERS_NONE) if not faults else ()
+    above = tuple((cause.name, subject) for subject in subjects for cause in OFFERS_NONE) if not faults else ()
     yield from faults or (replace(result, because_of=above) for result in _all_in_use(snapshot, waiting, rooms))
 
 
@@ -121,7 +121,7 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
         if 0 < (reason.nodes or 0) <= sum(not has(node, reason.what) for node in snapshot.nodes):
             continue  # so many nodes never have any, so this is no finding
         evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
-        above = tuple((TERMINATING, text) for text in _kept_by(snapshot, reason.what))
+        above = origins((TERMINATING,), *_kept_by(snapshot, reason.what))
         what = f"resource/{reason.what}"
         yield FoundCause(SHORT, what, evidence, (), waiting.names, Certainty.LIKELY, above)
 
@@ -155,7 +155,7 @@ def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -
     since = int((snapshot.now - pod.meta.deleted).total_seconds() // 60) if pod.meta.deleted else 0
     evidence = [f"{pod.subject} on node/{pod.spec.node} owns {held}; its grace period ended {since} minutes ago"]
     why, remedy = _why_kept(snapshot, pod)
-    because = ((refused.NOT_READY, f"node/{pod.spec.node}"),)
+    because = origins((refused.NOT_READY,), f"node/{pod.spec.node}")
     return FoundCause(TERMINATING, pod.subject, (*evidence, *why), remedy, affected, because_of=because)
 
 
@@ -180,18 +180,14 @@ def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[NodeUse]) -
         sick = {name: has(room.node, name) - offers(room.node, name) for name in devices}
         if not any(sick.values()):
             continue
-        lacking = [
-            obstacle
-            for obstacle in _short(waiting, room)
-            if sick.get(obstacle.resource, ZERO) + obstacle.free < obstacle.asked
-        ]
+        lacking = [each for each in _short(waiting, room) if sick.get(each.resource, ZERO) + each.free < each.asked]
         if not lacking:
             workloads = stack(snapshot) if workloads is None else workloads
             above = why_none_left(room.node.subject, workloads)
             yield from (_sick(room, name, waiting.names, above) for name, value in sick.items() if value)
 
 
-def _sick(room: NodeUse, name: str, affected: tuple[str, ...], above: tuple[tuple[Cause, str], ...]) -> FoundCause:
+def _sick(room: NodeUse, name: str, affected: tuple[str, ...], above: tuple[Origin, ...]) -> FoundCause:
     """Return the result for unhealthy GPUs of a node.
 
     If some are still offered, the plugin works and the GPUs themselves are faulty. If none are, the plugin may be at
@@ -288,8 +284,7 @@ def _fewer(name: str, most: str) -> tuple[str, ...]:
 
 def _move(rooms: Iterable[NodeUse], name: str) -> str:
     small = min(
-        ((value, pod.subject) for room in rooms for value, pod in room.holders(name) if room.free(name)),
-        default=None,
+        ((value, pod.subject) for room in rooms for value, pod in room.holders(name) if room.free(name)), default=None
     )
     first = f"Move the smallest pods together, {small[1]} first" if small else "Move small pods together"
     return f"{first}, so that one node has enough free; or request fewer {name} per pod."

@@ -16,7 +16,7 @@ from diagnosis.facts.components import Role, components
 from diagnosis.facts.fit_error import ReasonSubject
 from diagnosis.facts.placement import expression_takes
 from diagnosis.facts.quantity import counted
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, command
+from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Origin, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Expression, PodSpec
 
@@ -49,9 +49,7 @@ def find_unmatched(
     `others` are the remaining nodes.
     """
     wanted = list(_requirements(waiting.spec))
-    failing = [
-        expression for expression in wanted if not any(expression_takes(expression, room.node) for room in rooms)
-    ]
+    failing = [each for each in wanted if not any(expression_takes(each, room.node) for room in rooms)]
     names = " and ".join(sorted(waiting.devices)) or "room"
     evidence = [f"{counted(len(rooms), 'node')} with {names}; the selector matches none of them"]
     remedy: list[str] = []
@@ -74,14 +72,13 @@ def find_by_text(waiting: Waiting) -> Iterator[FoundCause]:
         yield FoundCause(UNMATCHED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
 
 
-def _why_unlabelled(snapshot: Snapshot, rooms: Iterable[NodeUse]) -> Iterator[tuple[Cause, str]]:
+def _why_unlabelled(snapshot: Snapshot, rooms: Iterable[NodeUse]) -> Iterator[Origin]:
     """Yield all possible reasons why feature discovery has written no labels."""
     for component in components(snapshot):
         if component.role in _DISCOVERERS:
-            yield NOT_READY[component.role], component.subject
+            yield NOT_READY[component.role].name, component.subject
     for room in rooms:
-        yield UNLABELLED, room.node.subject
-        yield from ((NOT_READY[role], room.node.subject) for role in _DISCOVERERS)
+        yield from origins((UNLABELLED, *(NOT_READY[role] for role in _DISCOVERERS)), room.node.subject)
 
 
 def _requirements(spec: PodSpec) -> Iterator[Expression]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
-from diagnosis.causes.offer_causes import why_not_cut, why_not_offered
+from diagnosis.causes.device_plugins import why_not_cut, why_not_offered
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import NodeUse, Waiting, autoscaler_says, is_extended
 from diagnosis.facts.components import Role, components
@@ -189,11 +189,7 @@ def _look(snapshot: Snapshot, name: str, rooms: Sequence[NodeUse]) -> tuple[str,
     if role is Role.DEVICE_PLUGIN and all(map(switched_off, with_gpus)):
         return (_switch_on(with_gpus[0]), _offers(name))
     plugin = next(
-        (
-            component
-            for component in components(snapshot)
-            if component.role is role and component.meta.kind == "DaemonSet"
-        ),
+        (each for each in components(snapshot) if each.role is role and each.meta.kind == "DaemonSet"),
         None,
     )
     if plugin is None:

@@ -11,7 +11,7 @@ from diagnosis.causes.unscheduled.waiting import group_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, is_gpu
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount, shown
-from diagnosis.model import Cause, CauseSeverity, FoundCause, Link, command
+from diagnosis.model import Cause, CauseSeverity, FoundCause, Link, command, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.volcano import GroupQueue, PodGroup
@@ -32,19 +32,13 @@ _PREFIXES = ("requests.", "limits.")
 
 def find_groups(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield each group that waits, with its queue as the subject if the queue must be changed."""
-    waiting = [
-        pod_group
-        for pod_group in snapshot.pod_groups
-        if pod_group.phase == "Pending" and pod_group.meta.deleted is None
-    ]
+    waiting = [each for each in snapshot.pod_groups if each.phase == "Pending" and each.meta.deleted is None]
     pods = snapshot.pods if waiting else ()
     of_gpus = {(pod.meta.namespace, group_of(pod)) for pod in pods if asks_for_gpus(pod.spec)}
     for group in waiting:
         if not _names_gpus(group) and (group.meta.namespace, group.meta.name) not in of_gpus:
             continue
-        queue = next(
-            (group_queue for group_queue in snapshot.group_queues if group_queue.meta.name == group.queue), None
-        )
+        queue = next((each for each in snapshot.group_queues if each.meta.name == group.queue), None)
         lasting = list(_lasting(snapshot, group, queue))
         young = timedelta() if group.meta.created is None else snapshot.now - group.meta.created
         if young > (_PATIENCE if lasting else _IN_LINE):
@@ -61,7 +55,7 @@ def _held(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None, lasting
     see = command("kubectl", "describe", "queues.scheduling.volcano.sh", group.queue)
     remedy = (f"Check its queue's quota and use: {see}", f"Check the group's total request: {look}")
     evidence = (f"{group.meta.subject}: phase Pending, queue {group.queue}", *lasting, *_given(group, queue))
-    because = ((NO_SCHEDULER, made_by), (NO_SCHEDULER, group.meta.subject))
+    because = origins((NO_SCHEDULER,), made_by, group.meta.subject)
     return FoundCause(HELD, where, (*evidence, *_said(snapshot, group)), remedy, (made_by,), because_of=because)
 
 
@@ -99,9 +93,7 @@ def _said(snapshot: Snapshot, group: PodGroup) -> Iterator[str]:
     """Yield Volcano's newest message about the group: an event of any type, or a condition."""
     noted = [event for event in snapshot.events_about.get(group.meta.subject, ()) if event.reason == "Unschedulable"]
     conditions = [
-        condition
-        for condition in group.conditions
-        if condition.type == "Unschedulable" and condition.status == "True" and condition.message
+        each for each in group.conditions if each.type == "Unschedulable" and each.status == "True" and each.message
     ]
     words = [event.message for event in (noted or conditions)[-1:]]
     yield from (f"Volcano: {word}" for word in words)

@@ -174,9 +174,7 @@ def _missing(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Itera
 
 def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason) -> Iterator[FoundCause]:
     open_ones = [
-        volume_claim
-        for volume_claim in _claims(snapshot, waiting)
-        if not volume_claim.volume and volume_claim.meta.name in waiting.spec.volume_claims
+        each for each in _claims(snapshot, waiting) if not each.volume and each.meta.name in waiting.spec.volume_claims
     ]
     for claim in open_ones:
         messages = [event.message for event in snapshot.events_about.get(claim.meta.subject, ()) if event.warning]

@@ -103,13 +103,9 @@ def without(room: NodeUse, pods: Iterable[Pod]) -> NodeUse:
 
 def rooms(snapshot: Snapshot) -> tuple[NodeUse, ...]:
     """Return the rooms of all nodes, sorted by name."""
-    on: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in snapshot.pods:
-        if pod.spec.node and not pod.over:
-            on[pod.spec.node].append(pod)
-    held = held_on(snapshot.pods)
+    held, on = held_on(snapshot.pods), snapshot.pods_on
     return tuple(
-        NodeUse(node, held.get(node.name, {}), tuple(on.get(node.name, ())))
+        NodeUse(node, held.get(node.name, {}), tuple(pod for pod in on.get(node.name, ()) if not pod.over))
         for node in sorted(snapshot.nodes, key=lambda one: one.name)
     )
 

@@ -67,8 +67,8 @@ def test_a_configuration_is_read_whole() -> None:
         2,
         1024,
     )
-    assert (settings.slots, settings.memory_scaling, settings.core_scaling) == (20, 1.5, 2.0)
-    assert (settings.core_policy, settings.runtime_class, settings.overwrites_env) == ("force", "nvidia", True)
+    assert (settings.slots, settings.memory_scaling) == (20, 1.5)
+    assert (settings.core_policy, settings.runtime_class) == ("force", "nvidia")
     assert (settings.odd, settings.unreadable) == ((), "")
 
 
@@ -97,9 +97,7 @@ def test_a_nodes_own_configuration_is_read_in_any_mix_of_cases() -> None:
         "split": 3,
     }
     node_config = read_node_config(config("config.json", json.dumps({"nodeconfig": [entry], "nodes": []})))
-    assert node_config.nodes == (
-        HamiNodeSettings("a", "mig", 4, 1.8, None, "none", ("GPU-1",), (0, 3), (InvalidKey("nodeconfig[a].split"),)),
-    )
+    assert node_config.nodes == (HamiNodeSettings("a", "mig", 4, 1.8, (InvalidKey("nodeconfig[a].split"),)),)
     assert [key.path for key in node_config.odd] == ["nodes"]
 
 
