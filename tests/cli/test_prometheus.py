@@ -70,9 +70,9 @@ def test_diagnose_asks_for_the_use_of_cards_and_for_idle_ones_and_tells_what_hid
     ("words", "raw"),
     [
         (("status", "--allocation", "--prometheus", "host:9090"), b"has to begin with http"),
-        (("status", "--prometheus", "http://host:9090"), b"goes with --allocation"),
+        (("status", "--prometheus", "http://host:9090"), b"--prometheus needs --allocation"),
         (("diagnose", "--prometheus", "file:///etc/passwd"), b"has to begin with http"),
-        (("diagnose", "--prometheus", "http://host", "--from", "state.json"), b"--prometheus reads present values"),
+        (("diagnose", "--prometheus", "http://host", "--from", "state.json"), b"--prometheus reads current values"),
     ],
 )
 def test_wrong_use(kubeconfig: Path, words: tuple[str, ...], raw: bytes) -> None:
