@@ -1,21 +1,29 @@
-"""The cluster of a command, chosen with kubectl's options and rules."""
+"""The cluster of a command, chosen with kubectl's options and rules. Its client is imported when a cluster is used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect, refuse_to_read
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.listings import Listings
+
+if TYPE_CHECKING:
+    from healthcheck.cluster.client import Cluster
+    from healthcheck.cluster.listings import Listings
 
 
-def cluster_of(access: Access, pass_over: Callable[[str], None] = refuse_to_read) -> Cluster:
+def cluster_of(access: Access, pass_over: Callable[[str], None] | None = None) -> Cluster:
     """Return the cluster. `pass_over` is called for each unreadable object of a listing. Raises ClusterError."""
-    return Cluster(partial(connect, access), pass_over, access.request_seconds)
+    from healthcheck.cluster.client import Cluster  # noqa: PLC0415
+    from healthcheck.cluster.connection import connect, refuse_to_read  # noqa: PLC0415
+
+    return Cluster(partial(connect, access), pass_over or refuse_to_read, access.request_seconds)
 
 
 def listings_of(access: Access) -> Listings:
     """Raises ClusterError."""
+    from healthcheck.cluster.connection import connect  # noqa: PLC0415
+    from healthcheck.cluster.listings import Listings  # noqa: PLC0415
+
     return Listings(partial(connect, access), request_seconds=access.request_seconds)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections import UserDict
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,42 +17,40 @@ from healthcheck.host.opening import shortage_behind
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.host.streams import end_with_whoever_reads, say, take_any_text, write_document
 
-_IN_FILES = (
-    "check",
-    "replay",
-    "status",
-    "diagnose",
-    "quarantine",
-    "release",
-    "verify",
-    "uninstall",
-    "explain",
-    "completion",
-    "version",
-)
-"""Each command is the function of that name in the file of that name."""
+COMMANDS = {
+    "check": "Check this node once and print the verdict.",
+    "replay": "Judge saved logs or evidence.",
+    "status": "Show every GPU node, worst first.",
+    "diagnose": "Show why GPU pods and nodes are stuck. "
+    "Exit code: 0 no cause found, 1 causes found, 2 could not check.",
+    "quarantine": "Cordon, drain and test nodes with a deep diagnostic, and recommend an action for each. "
+    "Takes an hour or more.",
+    "release": "Release nodes: their present event findings are acknowledged and no longer count.",
+    "verify": "Check the installation: policies are in force, GPU nodes have labels, and agents check them.",
+    "uninstall": "Remove our labels, taints, annotations and conditions from all nodes, "
+    "and our device taints from GPUs.",
+    "explain": "Explain a code or reason: its meaning, NVIDIA's advice, and the settings of this cluster.",
+    "completion": "Print the completion script of a shell.",
+    "version": "Print the version.",
+}
+"""Each command is the function of that name in the file of that name, and this is its docstring's first line."""
 AS_PLUGIN = "kubectl-gpu_healthcheck"
 
 
-class _Loading(UserDict[str, Any]):
-    """Commands by name. The module of a command is imported when the command or its help is called."""
-
-    def __init__(self, loaded: Mapping[str, Any]) -> None:
-        super().__init__(dict.fromkeys(_IN_FILES))
-        self.update(loaded)
-
-    def __getitem__(self, name: str) -> Any:
-        if self.data[name] is None:
-            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-            alone.command(name, cls=Command)(getattr(import_module(f"cli.{name}"), name))
-            self.data[name] = typer.main.get_command(alone)
-        return self.data[name]
-
-
 class _Commands(Group):
+    """Group of the commands. A command's file is imported when the command or its help is called, not to list it."""
+
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Loading(self.commands)
+        self.commands = {**{name: Command(name, help=line) for name, line in COMMANDS.items()}, **self.commands}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command(name, cls=Command)(getattr(import_module(f"cli.{name}"), name))
+            command = typer.main.get_command(alone)
+        return name, command, rest
 
 
 app = typer.Typer(

@@ -1,14 +1,28 @@
-"""`gpu-healthcheck check`: check this node once, without a cluster."""
+"""`gpu-healthcheck check`: probe this machine once, judge it and print the result, without a cluster."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec import Struct
+from msgspec.structs import replace
 
-from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, path, refuse_two_forms
+from cli.judged_cycle import judged
+from cli.level_2_run import Level2Run, who_uses
+from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, form_of, path
+from cli.output.cycle_table import show
+from cli.this_machine import check_once, find_root, instance_type_of, probing, usable_settings
+from cli.words import EXIT_CODES, end
+from healthcheck.captures import evidence_file
+from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
+from healthcheck.checks import dcgm_diag
+from healthcheck.host.program import COULD_NOT, INTERRUPTED
+from healthcheck.host.streams import complain, say
+from healthcheck.model import Host
+from healthcheck.text.printable import printable
 
 Names = Annotated[
     list[str] | None,
@@ -33,19 +47,6 @@ SaveEvidence = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Run level 2 although pods or processes use the GPUs.")]
 
 
-class CheckOptions(Struct, frozen=True):
-    """Options of the command line."""
-
-    names: tuple[str, ...]
-    form: OutputFormat | None
-    """None: readable text."""
-    root: Path | None
-    instance_type: str
-    verbose: bool
-    save_evidence: Path | None
-    force: bool
-
-
 def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
     names: Names = None,
     output: JsonOrYaml = None,
@@ -60,9 +61,42 @@ def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
     Exit code: 0 pass or warn, 1 fail, 2 unknown, 3 usage, 130 Ctrl-C.
     """
-    from cli.checking import look_and_tell  # noqa: PLC0415 - its help needs none of it
+    form = form_of(output, OutputFormat.JSON, as_json=as_json)
+    settings, checks = usable_settings(names or [], root)
+    if save_evidence and (reason := evidence_file.why_not(save_evidence)):
+        end("check", f"--save-evidence: {reason}")
+    host_root, here = find_root(root), root is None
+    instance_type = instance_type or (instance_type_of(host_root) if here else "")
+    level_2 = Level2Run(settings.values, host_root) if dcgm_diag.LEVEL_2 in checks else None
+    with probing(host_root, here=here) as host:
+        if level_2 is not None:
+            _must_be_idle(host, force=force)
+        asked = replace(host, ask_dcgm=level_2.run if level_2 else None)
+        cycle = check_once(asked, checks, instance_type, settings, here=here)
+    result = judged(cycle)
+    show(result, form, verbose=verbose)
+    if here and os.geteuid() and result.verdict.unobserved:
+        say("not running as root: checks that could not run may need root")
+    if save_evidence:
+        _save(save_evidence, cycle)
+    was_stopped = level_2 is not None and level_2.was_stopped
+    raise typer.Exit(INTERRUPTED if was_stopped else EXIT_CODES[result.verdict.status])
 
-    refuse_two_forms(output, as_json=as_json)
-    form = OutputFormat.JSON if as_json else output
-    options = CheckOptions(tuple(names or ()), form, root, instance_type, verbose, save_evidence, force)
-    raise typer.Exit(look_and_tell(options))
+
+def _must_be_idle(host: Host, *, force: bool) -> None:
+    """Exit if a process uses the GPUs: level 2 loads them, and would fail or slow that process down."""
+    if force or not (used := who_uses(host)):
+        return
+    complain("check", f"{dcgm_diag.LEVEL_2.group}: {printable(used)}")
+    if not sys.stdin.isatty():
+        say("nothing was tested; --force tests anyway")
+        raise typer.Exit(COULD_NOT)
+    if not typer.confirm("Test anyway?", err=True):
+        raise typer.Exit(COULD_NOT)
+
+
+def _save(file: Path, cycle: EvidenceCycle) -> None:
+    try:
+        evidence_file.write(file, cycle)
+    except EvidenceError as error:
+        end("check", f"--save-evidence: {error}")

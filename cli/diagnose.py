@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from msgspec import Struct, field
+from rich.text import Text
 
-from cli.completing import namespaces, nodes, subjects
-from cli.node_names import node_names
-from cli.options import AsJson, Context, Kubeconfig, Prometheus, RequestTimeout, one_of, path, refuse_two_forms
+from cli import completing
+from cli.access import cluster_of, listings_of
+from cli.acyclic import acyclic
+from cli.options import AsJson, Context, Kubeconfig, Prometheus, RequestTimeout, form_of, node_names, one_of, path
+from cli.output.json_documents import write_as
+from cli.words import end
+from diagnosis.answers.live import read_cluster
+from diagnosis.answers.pod_fit import would_fit_each
+from diagnosis.answers.suspects import ALL_SUSPECTS, answers, chosen_nodes
+from diagnosis.answers.target import Target, TargetError, is_there, parse_target
+from diagnosis.causes.diagnose import SAVED_STATE, Diagnosis
+from diagnosis.facts.wanted_pods import LONGEST, NoPodError, pods_in
+from diagnosis.report import markdown, terminal, would_fit
+from diagnosis.report.content import Report, report_of
+from diagnosis.report.document import document
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.gpu_use import USE
+from diagnosis.sources.bundle import Bundle
+from diagnosis.sources.kinds import KINDS
+from diagnosis.sources.saved import NoSavedStateError, SavedStateError, read_saved
+from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.names import NAMESPACE
+from healthcheck.host.console import Screen
+from healthcheck.host.program import COULD_NOT, INTERRUPTED
+from healthcheck.host.streams import complain, say, write_document
+from healthcheck.text.printable import printable
 
-ALL_SUSPECTS = "all-suspects"
+CAUSES = 1
 _WORKERS, _MOST_WORKERS = 8, 64
+_NEEDED = frozenset(("Node", "Pod", USE, SAVED_STATE))
+"""Inputs without which "no cause found" is not certain; `USE` only if it was requested."""
 
 
 class DiagnoseFormat(StrEnum):
@@ -31,28 +56,7 @@ class DiagnoseFormat(StrEnum):
     HTML = "html"
 
 
-class ProbeOptions(Struct, frozen=True):
-    """Nodes to probe with a pod on each. `nodes` is empty if the command line names none."""
-
-    nodes: tuple[str, ...] = ()
-    image: str = ""
-    namespace: str = NAMESPACE
-    max_workers: int = _WORKERS
-
-
-class DiagnoseOptions(Struct, frozen=True):
-    """Options of the command line. The state comes from `saved` files, or from a cluster; then `save` keeps a copy."""
-
-    words: tuple[str, ...]
-    access: Access
-    output: DiagnoseFormat
-    namespace: str = ""
-    saved: tuple[Path, ...] = ()
-    save: Path | None = None
-    since: Path | None = None
-    wanted: Path | None = None
-    prometheus: str = ""
-    probes: ProbeOptions = field(default_factory=ProbeOptions)
+_WOULD_FIT_FORMS = (DiagnoseFormat.TERMINAL, DiagnoseFormat.JSON, DiagnoseFormat.YAML)
 
 
 def _workers(text: str | int) -> int:
@@ -66,7 +70,7 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KIND NAME]",
-        autocompletion=subjects,
+        autocompletion=completing.subjects,
         help="pod NS/NAME, node NAME, job NS/NAME or another kind; default: the whole cluster.",
     ),
 ]
@@ -76,7 +80,7 @@ Namespace = Annotated[
         "--namespace",
         "-n",
         metavar="NAME",
-        autocompletion=namespaces,
+        autocompletion=completing.namespaces,
         help="Only causes in this namespace or of its pods; default: all namespaces.",
     ),
 ]
@@ -133,7 +137,7 @@ ProbeNodes = Annotated[
         "--probe-nodes",
         metavar="NODE,…",
         callback=_names,
-        autocompletion=nodes,
+        autocompletion=completing.nodes,
         help=f"Run `check` on these nodes, or on {ALL_SUSPECTS}, in a pod on each that is removed afterwards.",
     ),
 ]
@@ -145,7 +149,7 @@ ProbeNamespace = Annotated[
     typer.Option(
         "--probe-namespace",
         metavar="NAME",
-        autocompletion=namespaces,
+        autocompletion=completing.namespaces,
         help="Namespace of that pod; it must allow privileged pods.",
     ),
 ]
@@ -161,20 +165,7 @@ MaxWorkers = Annotated[
 ]
 
 
-def _apart(words: list[str], with_saved: bool) -> tuple[list[str], list[Path]]:
-    """Split the arguments into saved files and KIND NAME.
-
-    The shell expands `--from *.json` to one value and further arguments.
-    """
-    files = list(takewhile(_is_a_file, words)) if with_saved else []
-    return words[len(files) :], [Path(file) for file in files]
-
-
-def _is_a_file(word: str) -> bool:
-    """No kind has a dot or a slash in its name."""
-    return not {".", "/"}.isdisjoint(word) and Path(word).exists()
-
-
+@acyclic()
 def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     words: Words = None,
     namespace: Namespace = "",
@@ -195,20 +186,178 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Show why GPU pods and nodes are stuck. Exit code: 0 no cause found, 1 causes found, 2 could not check."""
-    refuse_two_forms(output, as_json=as_json)
-    from cli.diagnosing import answer  # noqa: PLC0415 - its help needs none of it
-
+    form = form_of(output, DiagnoseFormat.JSON, as_json=as_json) or DiagnoseFormat.TERMINAL
+    namespace = "" if all_namespaces else namespace
     words, more = _apart(words or [], bool(saved))
-    options = DiagnoseOptions(
-        words=tuple(words),
-        access=Access(kubeconfig, context, request_timeout),
-        output=DiagnoseFormat.JSON if as_json else output or DiagnoseFormat.TERMINAL,
-        namespace="" if all_namespaces else namespace,
-        saved=(*(saved or ()), *more),
-        save=save,
-        since=since,
-        wanted=wanted,
-        prometheus=prometheus,
-        probes=ProbeOptions(tuple(probe_nodes or ()), probe_image, probe_namespace, max_workers),
-    )
-    raise typer.Exit(answer(options))
+    saved = [*(saved or ()), *more]
+    if prometheus and saved:
+        end("diagnose", "--prometheus reads current values and --from reads a saved state: use one of them")
+    if probe_nodes and saved:
+        end("diagnose", "--probe-nodes checks nodes now and --from reads a saved state: use one of them")
+    if wanted and (words or since or prometheus or probe_nodes or form not in _WOULD_FIT_FORMS):
+        end(
+            "diagnose",
+            "--would-fit allows no KIND NAME, --since, --prometheus or --probe-nodes, and prints text, JSON or YAML",
+        )
+    pods = _read_wanted(wanted, namespace) if wanted else ()
+    access = Access(kubeconfig, context, request_timeout)
+    try:
+        target = parse_target(words, namespace)
+        old = _read_old(since) if since else None
+        is_near = target is not None and target.kind == "Pod" and not (save or since or probe_nodes)
+        snapshot = read_saved(saved) if saved else _read_live(access, target, namespace, save, is_near=is_near)
+        if probe_nodes:
+            snapshot = _with_probes(snapshot, access, probe_nodes, probe_image, probe_namespace, max_workers)
+    except (TargetError, NoSavedStateError) as error:
+        end("diagnose", str(error))
+    except (SavedStateError, ClusterError) as error:
+        end("diagnose", str(error), COULD_NOT)
+    except OSError as error:
+        end("diagnose", f"{save}: {error.strerror}")
+    if pods:
+        raise typer.Exit(_would_fit(snapshot, pods, None if saved else access, form))
+    if prometheus:
+        from diagnosis.sources.measured_use import with_idle  # noqa: PLC0415 - where a Prometheus is to be asked
+
+        snapshot = with_idle(snapshot, prometheus)
+    _must_exist(snapshot, target)
+    report = report_of(snapshot, target, namespace, old, overview=form is not DiagnoseFormat.TERMINAL)
+    _print(report, form)
+    raise typer.Exit(_exit_code(report.diagnosis))
+
+
+def _apart(words: list[str], with_saved: bool) -> tuple[list[str], list[Path]]:
+    """Split the arguments into saved files and KIND NAME.
+
+    The shell expands `--from *.json` to one value and further arguments.
+    """
+    files = list(takewhile(_is_a_file, words)) if with_saved else []
+    return words[len(files) :], [Path(file) for file in files]
+
+
+def _is_a_file(word: str) -> bool:
+    """No kind has a dot or a slash in its name."""
+    return not {".", "/"}.isdisjoint(word) and Path(word).exists()
+
+
+def _read_old(path: Path) -> Snapshot:
+    """Read a saved state. Raises SavedStateError for an incomplete one, because its missing part would count as new."""
+    old = read_saved([path])
+    if old.unread:
+        raise SavedStateError(old.unread[0])
+    return old
+
+
+def _read_live(access: Access, target: Target | None, namespace: str, save: Path | None, *, is_near: bool) -> Snapshot:
+    """Read the state, and save it. `is_near`: the dependencies of one pod are enough.
+
+    Raises ClusterError, and OSError if it can't be saved.
+    """
+    from cli.output.progress import progress_bar  # noqa: PLC0415 - where there is something to wait for
+
+    bundle = Bundle() if save else None
+    namespace = namespace or (target.namespace if target else "")
+    with progress_bar("Listing", None if is_near else len(KINDS)) as advance:  # near a pod, their number is unknown
+        keep = bundle.keep if bundle else None
+        snapshot = read_cluster(listings_of(access), namespace, target if is_near else None, keep, advance)
+    if bundle and save:
+        listed = [kind.kind for kind in KINDS if snapshot.sees(kind.kind)]
+        bundle.write(save, snapshot.now, snapshot.missing, listed)
+    return snapshot
+
+
+def _with_probes(
+    snapshot: Snapshot, access: Access, names: Sequence[str], image: str, namespace: str, max_workers: int
+) -> Snapshot:
+    """Return the snapshot with the records of probed nodes; failures are reported. Raises TargetError."""
+    from cli.output.progress import progress_bar  # noqa: PLC0415 - few ask for it
+    from diagnosis.sources.node_probes import NodeProbeError, NodeProbes, with_records  # noqa: PLC0415
+
+    chosen = chosen_nodes(snapshot, names)
+    if not chosen:
+        say("no suspect node lacks an agent's record")
+    for node in chosen:
+        if not answers(node):
+            say(f"node {node.name} was not checked: its kubelet does not answer")
+    nodes = [(node.name, node.meta.uid) for node in chosen if answers(node)]
+    if not nodes:
+        return snapshot
+    try:
+        probes = NodeProbes(cluster_of(access), image, namespace, say)
+        with progress_bar("Probing", len(nodes)) as advance:
+            fields = probes.run(nodes, max_workers, advance)
+    except (NodeProbeError, ClusterError) as error:
+        complain("diagnose", f"--probe-nodes: {error}")
+        return snapshot
+    for answer in fields.values():
+        if answer.left:
+            say(f"left: `kubectl -n {namespace} delete pod {answer.left}` removes it; it also ends on its own")
+    if probes.interrupted:
+        end("diagnose", "interrupted", INTERRUPTED)
+    for name, answer in fields.items():
+        if answer.why_not:
+            say(f"node {name} was not checked: {answer.why_not}")
+    return with_records(snapshot, fields)
+
+
+def _read_wanted(file: Path, namespace: str) -> tuple[dict[str, Any], ...]:
+    try:
+        with file.open("rb") as opened:
+            return pods_in(opened.read(4 * LONGEST + 1).decode(), namespace)
+    except (OSError, ValueError) as error:  # a UnicodeDecodeError or NoPodError
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = str(error.strerror) if isinstance(error, OSError) else reason
+        end("diagnose", f"{printable(str(file), 200)}: {reason}")
+
+
+def _would_fit(
+    snapshot: Snapshot, pods: Sequence[Mapping[str, Any]], access: Access | None, form: DiagnoseFormat
+) -> int:
+    """Print the answer; returns 0 if each pod fits on a node, CAUSES if one does not, COULD_NOT if that is unknown."""
+    try:
+        found = list(would_fit_each(snapshot, pods, listings_of(access).try_pod if access else None))
+    except NoPodError as error:
+        end("diagnose", str(error))
+    except ClusterError as error:
+        end("diagnose", str(error), COULD_NOT)
+    if form is DiagnoseFormat.TERMINAL:
+        screen = Screen.of_rows()
+        for part in would_fit.page(found):
+            screen.print(part, soft_wrap=True)
+    else:
+        write_as(form, would_fit.document(found))
+    if snapshot.unread:
+        end("diagnose", f"{snapshot.unread[0]}: free resources are unknown", COULD_NOT)
+    if not snapshot.sees("Node", "Pod"):
+        end("diagnose", "nodes or pods can't be listed: free resources are unknown", COULD_NOT)
+    return 0 if all(answer.fits for answer in found) else CAUSES
+
+
+def _must_exist(snapshot: Snapshot, target: Target | None) -> None:
+    if target is None or is_there(snapshot, target):
+        return
+    if snapshot.sees(target.kind):
+        end("diagnose", f"there is no {target.subject}")
+    end("diagnose", f"{target.subject} can't be read: {snapshot.missing[target.kind]}", COULD_NOT)
+
+
+def _print(report: Report, form: DiagnoseFormat) -> None:
+    match form:
+        case DiagnoseFormat.JSON | DiagnoseFormat.YAML:
+            write_as(form, document(report))
+        case DiagnoseFormat.MARKDOWN:
+            write_document(markdown.text(report))
+        case DiagnoseFormat.HTML:
+            from diagnosis.report import html  # noqa: PLC0415 - no other form needs its templates
+
+            write_document(html.text(report))
+        case DiagnoseFormat.TERMINAL:
+            screen = Screen.of_rows()
+            for part in terminal.page(report, screen.width):
+                screen.print(part, soft_wrap=isinstance(part, Text))
+
+
+def _exit_code(diagnosis: Diagnosis) -> int:
+    if diagnosis.problems:
+        return CAUSES
+    return COULD_NOT if any(unchecked.kind in _NEEDED for unchecked in diagnosis.unseen) else 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cli.command_retries import CommandRetries, TookTooLong
-from cli.progress import NodeProgress
+from cli.output.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.command_retries import CommandRetries, TookTooLong
 from healthcheck.cluster.errors import Conflict, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.operations.drain import EvictedPod, budgets_on, what_holds
 

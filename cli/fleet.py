@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from cli import index
 from cli.node_step import node_step
-from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Forbidden, NotFound
-from healthcheck.cluster.leases import Heartbeat
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.memory.rows import FindingRow, ReleaseRow
@@ -34,8 +32,12 @@ from healthcheck.verdict import budget
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import StandingRecord
 
+if TYPE_CHECKING:
+    from healthcheck.cluster.client import Cluster
+    from healthcheck.cluster.leases import Heartbeat
+
 T = TypeVar("T")
-Beats = Mapping[str, Heartbeat]
+Beats: TypeAlias = "Mapping[str, Heartbeat]"
 """Heartbeats by node name."""
 _MOST = 10**9
 """Upper limit of the settings that are read here."""

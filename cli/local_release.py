@@ -1,4 +1,4 @@
-"""Work of `gpu-healthcheck release --local`: release this machine's events in a file that `check` reads."""
+"""`gpu-healthcheck release --local`: release this machine's events in a file that `check` reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from msgspec.structs import replace
 from rich.text import Text
 
-from cli.checking import light_look, state_dir
-from cli.lines import print_line
-from cli.one_cycle import CheckResult, judged
+from cli.judged_cycle import CheckResult, judged
+from cli.output.lines import print_line
+from cli.this_machine import light_cycle, state_dir
 from cli.words import SEVERITY_STYLES
 from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.host.console import Screen
@@ -29,7 +29,7 @@ from healthcheck.text.printable import printable
 
 def release_here(by: str, reason: str, *, dry_run: bool) -> int:
     """Returns the exit code."""
-    root, look = light_look()
+    root, look = light_cycle()
     if blind := look.evidence.unread(RING):
         complain("release", f"the kernel log can't be read: {printable(blind.detail)}")
         return COULD_NOT

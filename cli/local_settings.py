@@ -6,15 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import typer
 from msgspec import Struct
 
 from cli import index
+from cli.words import end
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import Profiles, read_packaged
 from healthcheck.host.opening import is_folder
-from healthcheck.host.program import USAGE
-from healthcheck.host.streams import complain
 from healthcheck.model import ProbeError
 
 _NO_SETTINGS = (
@@ -49,8 +47,7 @@ def read_here(program: str) -> LocalSettings:
 
     settings = read_settings(directory)
     if settings.bad:
-        complain(program, "\n".join(str(value) for value in settings.bad))
-        raise typer.Exit(USAGE)
+        end(program, "\n".join(str(value) for value in settings.bad))
     values = {key: written(entry) for key, entry in by_key(settings.values).items()}
     return LocalSettings(directory, settings.values.policy, settings.profiles, values)
 

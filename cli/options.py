@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from cli.completing import contexts
+from cli.completing import contexts, nodes
 from healthcheck.text.durations import timeout
 from healthcheck.text.printable import printable
+
+F = TypeVar("F", bound=StrEnum)
+_LONGEST_NAME = 253
+_NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII)
+"""Object names of Kubernetes (RFC 1123 subdomain)."""
 
 
 class OutputFormat(StrEnum):
@@ -43,10 +49,11 @@ def one_of(words: type[StrEnum]) -> dict[str, Any]:
     return {"parser": parse, "autocompletion": complete}
 
 
-def refuse_two_forms(output: StrEnum | None, *, as_json: bool) -> None:
-    """Combine --json and -o. `output` None: not given. Raises typer.BadParameter."""
-    if as_json and output not in {None, OutputFormat.JSON}:
+def form_of(output: F | None, json: F, *, as_json: bool) -> F | None:
+    """Return the output format by -o and --json; None if neither is given. Raises typer.BadParameter."""
+    if as_json and output not in {None, json}:
         raise typer.BadParameter(f"--json means -o json, but -o {output} was given too: use one of them")
+    return json if as_json else output
 
 
 def path(text: str | Path) -> Path:
@@ -82,6 +89,20 @@ def _url(value: str) -> str:
         raise typer.BadParameter(str(error)) from None
 
 
+def node_names(names: list[str] | None) -> list[str]:
+    """Return the names without repeats: each becomes part of a URL of the API server.
+
+    Raises typer.BadParameter for an invalid one, such as an empty variable.
+    """
+    for name in names or ():
+        if len(name) > _LONGEST_NAME or not _NODE_NAME.fullmatch(name):
+            raise typer.BadParameter(f"{name[:_LONGEST_NAME]!r} is not a valid node name")
+    return list(dict.fromkeys(names or ()))
+
+
+Nodes = Annotated[
+    list[str], typer.Argument(metavar="NODE...", help="Their names.", callback=node_names, autocompletion=nodes)
+]
 Context = Annotated[
     str,
     typer.Option(

@@ -1,14 +1,55 @@
-"""`gpu-healthcheck quarantine`: find the fault of nodes, and recommend an action."""
+"""`gpu-healthcheck quarantine`: find the fault of nodes, each in a thread, and recommend an action."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Annotated
 
 import typer
+from msgspec.structs import asdict
+from rich.table import Table
+from rich.text import Text
 
-from cli.node_names import Nodes
-from cli.options import Context, Kubeconfig, RequestTimeout, TableFormat, TableJsonOrYaml, positive_seconds
+from cli.access import cluster_of
+from cli.eviction import CouldNot
+from cli.options import Context, Kubeconfig, Nodes, RequestTimeout, TableFormat, TableJsonOrYaml, positive_seconds
+from cli.output.json_documents import write_as
+from cli.output.lines import COMMAND, print_line
+from cli.output.progress import ProgressDisplay
+from cli.quarantine_node import (
+    LOOK_SECONDS,
+    PASSED,
+    NodeQuarantine,
+    QuarantineOptions,
+    QuarantineOutcome,
+    QuarantinePlan,
+    must_have_rights,
+)
+from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained
+from healthcheck.cluster.command_retries import CommandRetries, Interrupted
+from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
+from healthcheck.host.console import Screen
+from healthcheck.host.program import COULD_NOT, INTERRUPTED
+from healthcheck.host.streams import complain
+from healthcheck.operations.cordon import cordoned_by
+from healthcheck.operations.drain import DrainPermissions
+from healthcheck.operations.next_step import NextStep
+from healthcheck.operations.quarantine_job import job_name
+from healthcheck.text.json_rows import as_json
+from healthcheck.text.printable import printable
+from healthcheck.verdict.record import RunRecord
+
+NOT_PASSED = 1
+_RESUME = "gpu-healthcheck quarantine {} continues the run"
+_STYLES = {word.value: style for word, style in STATUS_STYLES.items()}
+_STYLES |= {word.name: style for word, style in SEVERITY_STYLES.items()}
+_LONGEST_ROW = 1000
+"""Table width for a pipe, so that no cell is wrapped."""
+_RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
+
 
 Drain = Annotated[
     bool,
@@ -56,10 +97,195 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     Exit code: 0 return to service; 1 another recommendation; 2 a node could not be tested; 130 Ctrl-C. Of several
     nodes, the worst.
     """
-    from cli.quarantine_node import QuarantineOptions  # noqa: PLC0415 - its help needs none of it
-    from cli.quarantining import quarantine_nodes  # noqa: PLC0415
-    from healthcheck.operations.drain import DrainPermissions  # noqa: PLC0415
-
     options = QuarantineOptions(drain, DrainPermissions(force, delete_emptydir_data), timeout, release_on_pass)
     access = Access(kubeconfig, context, request_timeout)
-    raise typer.Exit(quarantine_nodes(nodes, options, access, output, dry_run=dry_run))
+    console = Screen(stderr=output is not TableFormat.TABLE)
+    interrupted = False
+    try:
+        must_have_rights(cluster_of(access))
+    except (CouldNot, ClusterError) as error:
+        complain("quarantine", "\n  ".join(map(printable, _reason_lines(error))))
+        results = [QuarantineOutcome(name, why_not=_in_one_line(error)) for name in nodes]
+    else:
+        with ProgressDisplay(console, nodes) as progress:
+            threads = QuarantineThreads(nodes, options, progress, access)
+            results = threads.plan() if dry_run else threads.run()
+        interrupted = threads.interrupted
+    if output is TableFormat.TABLE:
+        for result in results:
+            show(result, console)
+    else:
+        write_as(output, [asdict(result) | {"record": as_json(result.record)} for result in results])
+    raise typer.Exit(INTERRUPTED if interrupted else max(map(_exit_code, results)))
+
+
+class QuarantineThreads:
+    """The nodes of one command, each in a thread of its own."""
+
+    def __init__(
+        self, names: Sequence[str], options: QuarantineOptions, progress: ProgressDisplay, access: Access
+    ) -> None:
+        self._names = names
+        self._options = options
+        self._progress = progress
+        self._access = access
+        self._stopping = threading.Event()
+        self._leaving = threading.Event()
+
+    @property
+    def interrupted(self) -> bool:
+        return self._stopping.is_set()
+
+    def plan(self) -> list[QuarantineOutcome]:
+        """Return the planned actions."""
+        return [self._planned(name) for name in self._names]
+
+    def run(self) -> list[QuarantineOutcome]:
+        """Wait until all nodes are done. Ctrl-C ends the wait, and changes nothing in the cluster.
+
+        A second Ctrl-C also ends the final read of the state, for instance without an API server.
+        """
+        with ThreadPoolExecutor(len(self._names)) as threads:
+            ways = [threads.submit(self._quarantined, name) for name in self._names]
+            for ending in (self._stopping, self._leaving):
+                try:
+                    wait(ways)
+                    break
+                except KeyboardInterrupt:
+                    ending.set()  # each thread ends at its next wait, and reports its state
+        return [way.result() for way in ways]
+
+    def _quarantined(self, name: str) -> QuarantineOutcome:
+        started = False
+        try:
+            node = self._node(name, self._stopping)
+            plan = node.plan()
+            started = True
+            return node.run(plan)
+        except Interrupted:
+            why: Exception = CouldNot("interrupted")
+        except (CouldNot, ClusterError) as error:
+            why = error
+        result = self._failed(name, why)
+        if started:
+            self._tell_what_stands(name)
+        return result
+
+    def _planned(self, name: str) -> QuarantineOutcome:
+        try:
+            plan = self._node(name, self._stopping).plan()
+        except (CouldNot, ClusterError) as error:
+            return self._failed(name, error)
+        words = tuple(_plan_words(plan, self._options))
+        for line in words:
+            self._progress.say(name, line)
+        return QuarantineOutcome(name, cordoned=plan.node.cordoned, plan=words)
+
+    def _failed(self, name: str, error: Exception) -> QuarantineOutcome:
+        self._progress.stage(name, "")
+        first, *details = _reason_lines(error)
+        self._progress.say(name, first, "bold red")
+        for detail in details:
+            self._progress.say(name, f"  {detail}", "red")
+        return QuarantineOutcome(name, why_not=_in_one_line(error))
+
+    def _tell_what_stands(self, name: str) -> None:
+        """Print the state of the node in the cluster, read again with a request that the first Ctrl-C does not end."""
+        try:
+            for line in self._node(name, self._leaving).standing():
+                self._progress.say(name, line)
+        except Interrupted:
+            self._progress.say(name, f"its state in the cluster was not read: {_RESUME.format(name)}", "bold red")
+        except (CouldNot, ClusterError) as error:
+            self._progress.say(name, f"its state in the cluster is unknown: {explained(error)}", "bold red")
+
+    def _node(self, name: str, stopping: threading.Event) -> NodeQuarantine:
+        voice = self._progress.voice(name)
+        patience = CommandRetries(stopping, voice.say, LOOK_SECONDS)
+        return NodeQuarantine(cluster_of(self._access), name, self._options, patience, voice)
+
+
+def _plan_words(plan: QuarantinePlan, options: QuarantineOptions) -> Iterable[str]:
+    if not plan.node.cordoned:
+        yield "would be cordoned"
+    else:
+        by = cordoned_by(plan.node)
+        yield f"is cordoned already, {f'by {by}' if by else 'by another owner: it stays cordoned'}"
+    if plan.following:
+        how = "show the result of" if plan.following.outcome else "follow"
+        which = "which ended unobserved" if plan.following.outcome else "which is already running on it"
+        yield f"would {how} Job {plan.following.namespace}/{plan.following.name}, {which}"
+        return
+    yield from (f"would evict {pod.title}{f' ({pod.warning})' if pod.warning else ''}" for pod in plan.drain.leaving)
+    yield from (f"would leave {title}: {why}" for title, why in plan.drain.left)
+    if not options.drain:
+        yield "would evict no pods (--no-drain): the test does not start while a pod holds a GPU"
+    yield f"would create Job {job_name(plan.node.name)} and follow it"
+
+
+# --- the result
+
+
+def show(result: QuarantineOutcome, console: Screen) -> None:
+    if not result.recommendation:
+        return
+    record = result.record
+    at = printable(record.timestamp or "")
+    console.print(Text.assemble("\n", (result.node, "bold"), f": quarantine run of {at}"))
+    if not console.is_terminal:
+        console.width = _LONGEST_ROW
+    console.print(_checks_table(record))
+    for finding in record.findings or ():
+        words = printable(f"{finding.reason} on {finding.subject}: {finding.detail}")
+        severity = finding.severity.name if finding.severity else ""
+        print_line(console, Text(f"{severity:8}", _STYLES.get(severity, "")), Text(words))
+    if record.bug_report:
+        console.print(Text(f"NVIDIA's bug report is on the node: {printable(record.bug_report)}"), soft_wrap=True)
+    style = _RECOMMENDATION_STYLES.get(result.recommendation, "bold red")
+    console.print(Text.assemble("recommendation: ", (printable(result.recommendation), style)))
+    for reason in record.reasons or ():
+        print_line(console, Text(" "), Text(printable(reason)))
+    _show_step(result, console)
+
+
+def _checks_table(record: RunRecord) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("test", "status", "severity"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("seen", overflow="fold")
+    causes: dict[str, list[str]] = {}
+    for cause_row in record.unobserved or ():
+        causes.setdefault(cause_row.check or "", []).append(printable(f"{cause_row.cause}: {cause_row.detail}"))
+    for row in record.checks or ():
+        check, status, severity = (printable(word or "") for word in (row.check, row.status, row.severity))
+        seen = "; ".join(filter(None, [printable(row.seen or ""), *causes.get(check, ())]))
+        table.add_row(
+            check, Text(status, _STYLES.get(status, "")), Text(severity, _STYLES.get(severity, "")), Text(seen)
+        )
+    return table
+
+
+def _show_step(result: QuarantineOutcome, console: Screen) -> None:
+    if result.step.note:
+        console.print(Text(printable(result.step.note)), soft_wrap=not console.is_terminal)
+    for command in result.step.commands:
+        console.print(Text(f"  {COMMAND}{printable(command)}"), soft_wrap=True)
+    if result.recommendation == PASSED and result.step == NextStep():
+        console.print("it is not cordoned: it accepts work again")
+
+
+def _exit_code(result: QuarantineOutcome) -> int:
+    if result.why_not:
+        return COULD_NOT
+    return 0 if result.recommendation in (PASSED, "") else NOT_PASSED
+
+
+def _reason_lines(error: Exception) -> list[str]:
+    """Return the error as a line, and a line for each of its details."""
+    details = error.details if isinstance(error, CouldNot) else ()
+    return [f"{explained(error)}{':' if details else ''}", *details]
+
+
+def _in_one_line(error: Exception) -> str:
+    first, *details = _reason_lines(error)
+    return f"{first} {'; '.join(details)}" if details else first

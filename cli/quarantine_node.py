@@ -13,12 +13,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from cli.command_retries import CommandRetries, TookTooLong
 from cli.eviction import CouldNot, Eviction
-from cli.lines import COMMAND
 from cli.log_format import LogLines
-from cli.progress import NodeProgress
+from cli.output.lines import COMMAND
+from cli.output.progress import NodeProgress
 from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.command_retries import CommandRetries, TookTooLong
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.pods import JOB_LABEL
@@ -95,9 +95,10 @@ class QuarantineOutcome(Struct, frozen=True):
     """Planned actions of a dry run, as text."""
 
 
-def missing_rights(cluster: Cluster) -> list[str]:
-    """Return the permissions that every node needs and the user lacks."""
-    return [str(right) for right in _RIGHTS if not cluster.is_allowed(right)]
+def must_have_rights(cluster: Cluster) -> None:
+    """Raise CouldNot with the permissions that every node needs and the user lacks. Raises ClusterError."""
+    if missing := [str(right) for right in _RIGHTS if not cluster.is_allowed(right)]:
+        raise CouldNot("you lack permissions that it needs, and nothing was changed", *missing)
 
 
 class NodeQuarantine:

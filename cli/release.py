@@ -1,16 +1,62 @@
-"""`gpu-healthcheck release`: acknowledge the event findings of a node."""
+"""`gpu-healthcheck release`: write a person's release of event findings, and wait for the agent's answer."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated
+import getpass
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec import Struct
+from msgspec.structs import replace
+from rich.text import Text
 
-from cli.node_names import MaybeNodes
-from cli.options import Context, Kubeconfig, RequestTimeout, Selector, positive_seconds
-from healthcheck.cluster.kubeconfig import Access
+from cli import completing
+from cli.access import cluster_of
+from cli.options import Context, Kubeconfig, RequestTimeout, Selector, node_names, positive_seconds
+from cli.output.lines import print_line
+from cli.words import SEVERITY_STYLES, explained
+from healthcheck.cluster.errors import ClusterError, NotFound, Refused
+from healthcheck.cluster.kubeconfig import Access, user_name
+from healthcheck.host.console import Screen
+from healthcheck.host.program import COULD_NOT, USAGE
+from healthcheck.host.streams import complain
+from healthcheck.memory.findings import Release
+from healthcheck.model import Severity, Status, counted
+from healthcheck.node.state import RELEASE, RESULTS, NodeState, annotated
+from healthcheck.operations.cordon import cordoned_by, lift, why_kept
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import Fault, dump_release, faults_on, release_of
+from healthcheck.verdict.record import AgentRecord
+
+if TYPE_CHECKING:
+    from healthcheck.cluster.client import Cluster
+
+STILL_STANDS = 1
+Findings = frozenset[tuple[str, str, datetime]]
+"""Reason, subject, and last observation."""
+
+
+class CouldNotRelease(Exception):
+    """A node can't be released, with the reason."""
+
+
+class ReleaseOptions(Struct, frozen=True):
+    """A release of several nodes, as the user requested it."""
+
+    by: str
+    """Name of the person; '' for the local user."""
+    reason: str
+    keep_cordoned: bool
+    dry_run: bool
+    wait_seconds: float
+    shown: frozenset[tuple[str, str, datetime]] | None = None
+    """Findings that the user saw and confirmed; None: all active ones."""
 
 
 def _reason(text: str) -> str:
@@ -28,7 +74,10 @@ Reason = Annotated[
         help="Reason, shown in the record and in an Event. Required.",
     ),
 ]
-
+MaybeNodes = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NODE...]", help="Their names.", callback=node_names, autocompletion=completing.nodes),
+]
 By = Annotated[
     str, typer.Option("--by", metavar="NAME", help="Your name; default: the kubeconfig's user, else the local user.")
 ]
@@ -50,19 +99,6 @@ Local = Annotated[
     bool, typer.Option("--local", help="Release this machine without a cluster: for `check` in a prolog.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the findings that would be released; write nothing.")]
-
-
-class ReleaseOptions(Struct, frozen=True):
-    """Options of the command line."""
-
-    by: str
-    """Name of the person; '' for the local user."""
-    reason: str
-    keep_cordoned: bool
-    dry_run: bool
-    wait_seconds: float
-    shown: frozenset[tuple[str, str, datetime]] | None = None
-    """Findings that the user saw and confirmed; None: all active ones."""
 
 
 def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
@@ -100,10 +136,198 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
         raise typer.Exit(release_here(by, reason, dry_run=dry_run))
     if bool(nodes) == bool(selector):
         raise typer.BadParameter("give node names or -l SELECTOR; --local is for this machine")
-    from cli.releasing import release_nodes, release_selected  # noqa: PLC0415 - its help needs none of it
-
     options = ReleaseOptions(by, reason, keep_cordoned, dry_run, timeout if wait else 0.0)
     access = Access(kubeconfig, context, request_timeout)
     raise typer.Exit(
         release_nodes(nodes, options, access) if nodes else release_selected(selector, options, access, yes=yes)
     )
+
+
+def release_nodes(nodes: Sequence[str], options: ReleaseOptions, access: Access) -> int:
+    """Returns the exit code, of several nodes the worst."""
+    try:
+        return _release_each(cluster_of(access), nodes, _signed(options, access))
+    except ClusterError as error:
+        complain("release", explained(error))
+        return COULD_NOT
+
+
+def release_selected(selector: str, options: ReleaseOptions, access: Access, *, yes: bool) -> int:
+    """Release the nodes with these labels that have something to release, after confirmation. Returns the exit code."""
+    try:
+        cluster = cluster_of(access)
+        nodes = list(cluster.list_nodes(selector))
+    except Refused as error:
+        complain("release", f"-l {selector!r}: {error}")
+        return USAGE
+    except ClusterError as error:
+        complain("release", explained(error))
+        return COULD_NOT
+    if not nodes:
+        complain("release", f"-l {selector!r}: no node has these labels")
+        return COULD_NOT
+    shown = {node.name: _meant(release_of(node, "", "", datetime.now(UTC))) for node in nodes if _has_something(node)}
+    return _release_shown(cluster, shown, len(nodes), _signed(options, access), yes=yes)
+
+
+def _signed(options: ReleaseOptions, access: Access) -> ReleaseOptions:
+    return options if options.by else replace(options, by=user_name(access) or getpass.getuser())
+
+
+def _release_each(cluster: Cluster, nodes: Iterable[str], options: ReleaseOptions) -> int:
+    console = Screen(soft_wrap=True)
+    codes = []
+    for name in nodes:
+        try:
+            codes.append(_release(cluster, name, options, console))
+        except (ClusterError, CouldNotRelease) as error:
+            complain("release", f"{name}: {explained(error)}")
+            codes.append(COULD_NOT)
+    return max(codes)
+
+
+def _release_shown(
+    cluster: Cluster, shown: Mapping[str, Findings], among: int, options: ReleaseOptions, *, yes: bool
+) -> int:
+    console = Screen(soft_wrap=True)
+    if not shown:
+        console.print(f"{counted(among, 'node')}, none has anything to release")
+        return 0
+    code = _release_each(cluster, shown, replace(options, dry_run=True))
+    if options.dry_run or code:
+        return code
+    if not (yes or typer.confirm(f"Release {len(shown)} of {counted(among, 'node')}?")):
+        console.print("nothing was changed")
+        return STILL_STANDS
+    return max(_release_each(cluster, (name,), replace(options, shown=meant)) for name, meant in shown.items())
+
+
+def _has_something(node: NodeState) -> bool:
+    return bool(release_of(node, "", "", datetime.now(UTC)).findings or cordoned_by(node) or node.tainted())
+
+
+def _meant(word: Release) -> Findings:
+    return frozenset((finding.reason, finding.subject, finding.last_seen) for finding in word.findings)
+
+
+def _release(cluster: Cluster, name: str, options: ReleaseOptions, console: Screen) -> int:
+    node = _read(cluster, name)
+    word = release_of(node, options.by, options.reason, datetime.now(UTC))
+    if word.findings:
+        console.print(f"{name}: {'would release' if options.dry_run else 'releasing'}")
+        _show([fault for fault in faults_on(node) if fault.is_covered(word.findings)], console)
+    elif node.tainted():
+        console.print(f"{name}: no event finding is active; its agent lifts the taint unless a level finding keeps it")
+    else:
+        console.print(f"{name}: nothing to release: no event finding is active, and the node has no taint of ours")
+    if not options.dry_run:
+        node, word = _write(cluster, name, options)
+    _show_cordon(node, options, console)
+    if options.dry_run or not (word.findings or node.tainted()):
+        _show_rest(node, word, console)
+        stands = any(fault.severity >= Severity.RESET for fault in faults_on(node))
+        return STILL_STANDS if stands and not options.dry_run else 0
+    if not options.wait_seconds:
+        console.print(f"{name}: written; the node's agent will apply it")
+        return 0
+    after = _wait(cluster, name, dump_release(word), options.wait_seconds)
+    console.print(f"{name}: released by {printable(options.by)}: {printable(options.reason)}")
+    code = _show_rest(after, word, console)
+    if after.tainted():
+        console.print(f"{name}: its taint stays")
+    return code
+
+
+def _read(cluster: Cluster, name: str) -> NodeState:
+    try:
+        node = cluster.read_node(name)
+    except NotFound:
+        raise CouldNotRelease("the node does not exist") from None
+    return _with_record(node)
+
+
+def _with_record(node: NodeState) -> NodeState:
+    if RESULTS not in node.annotations and not cordoned_by(node):
+        raise CouldNotRelease("no agent has written a record of this node, so there is nothing to release")
+    return node
+
+
+def _write(cluster: Cluster, name: str, options: ReleaseOptions) -> tuple[NodeState, Release]:
+    """Write the release of the events that the Node's records list at this moment; later ones are not covered.
+
+    Returns the Node of that moment. The same patch lifts our cordon.
+    """
+    meant: list[tuple[NodeState, Release]] = []
+
+    def releasing(latest: NodeState) -> dict[str, Any] | None:
+        word = release_of(_with_record(latest), options.by, options.reason, datetime.now(UTC))
+        if options.shown is not None and not _meant(word) <= options.shown:
+            raise CouldNotRelease("it has new findings that were not shown; nothing was written, run the command again")
+        meant.append((latest, word))
+        return _patch(latest, word, options)
+
+    try:
+        cluster.update_node(name, releasing)
+    except NotFound:
+        raise CouldNotRelease("the node does not exist") from None
+    return meant[-1]
+
+
+def _patch(node: NodeState, word: Release, options: ReleaseOptions) -> dict[str, Any] | None:
+    """Return the patch; None if there is nothing to write."""
+    patch = None if options.keep_cordoned else lift(node, word.at)
+    is_needed = word.findings or node.tainted()
+    return annotated(node, {RELEASE: dump_release(word)}, patch) if is_needed else patch
+
+
+def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
+    """Wait until the agent's record has the release, and return the Node."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        for node in cluster.watch_node(name, math.ceil(left)):
+            if node is None:
+                raise CouldNotRelease("the node is gone")
+            if node.annotations.get(RELEASE) != text:
+                return node
+            if time.monotonic() >= deadline:
+                break
+    raise CouldNotRelease(
+        f"no agent of this node answered within {seconds:g} s; the release stays on the node (is its agent running?)"
+    )
+
+
+def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
+    """Print the findings that the release does not cover; a level fault ends only when a check cycle finds it gone."""
+    rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
+    status = _status(node)
+    if rest:
+        console.print(f"{node.name}: still active")
+        _show(rest, console)
+    console.print(f"{node.name}: its agent reports {status}")
+    is_released = status != Status.FAIL and not node.tainted() and all(one.severity < Severity.RESET for one in rest)
+    return 0 if is_released else STILL_STANDS
+
+
+def _show_cordon(node: NodeState, options: ReleaseOptions, console: Screen) -> None:
+    """Print the effect on the cordon of a cordoned node."""
+    if not node.cordoned:
+        return
+    why = "as requested" if options.keep_cordoned else why_kept(node, datetime.now(UTC))
+    by = printable(cordoned_by(node))
+    if why:
+        words = f"stays cordoned: {printable(why)}" + ("" if by else f" (kubectl uncordon {node.name})")
+    else:
+        words = f"{'would be uncordoned' if options.dry_run else 'uncordoned'}: it was cordoned by {by}"
+    console.print(f"{node.name}: {words}")
+
+
+def _status(node: NodeState) -> str:
+    return records.on_node(AgentRecord, node, RESULTS).status or Status.UNKNOWN.value
+
+
+def _show(faults: Sequence[Fault], console: Screen) -> None:
+    for fault in faults:
+        severity = Text(f"  {fault.severity.name:8}", SEVERITY_STYLES[fault.severity])
+        seen = f", last seen {timestamp(fault.seen)}" if fault.seen else ""
+        what = printable(f"{fault.reason} on {fault.subject} ({fault.nature.value}{seen})")
+        print_line(console, severity, Text(what))

@@ -1,14 +1,31 @@
-"""`gpu-healthcheck replay`: judge a saved log, with the rule of each line, or a saved check cycle."""
+"""`gpu-healthcheck replay`: judge a saved log, each line by its rule, or a saved check cycle."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
-from msgspec import Struct
+from msgspec.structs import replace
+from rich.text import Text
 
-from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, one_of, refuse_two_forms
+from cli.local_settings import LocalSettings, read_here
+from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, form_of, one_of
+from cli.output.json_documents import write_as
+from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES, end
+from healthcheck.captures.blocks import CaptureError
+from healthcheck.captures.capture_files import Captures
 from healthcheck.captures.kind import InputKind
+from healthcheck.captures.replay import KERNEL_CHECKS, Replay
+from healthcheck.catalog.profiles import find_profile
+from healthcheck.checks.expectation import Expectation
+from healthcheck.host.console import Screen
+from healthcheck.host.streams import say
+from healthcheck.memory.findings import ActiveFinding
+from healthcheck.text import json_rows
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import Identity
+from healthcheck.verdict.verdict import Verdict, decide
 
 Files = Annotated[
     list[str],
@@ -24,18 +41,7 @@ As = Annotated[
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show lines that are no fault.")]
-
-
-class ReplayOptions(Struct, frozen=True):
-    """Options of the command line."""
-
-    files: tuple[str, ...]
-    kind: InputKind | None
-    """None: detected by content."""
-    instance_type: str
-    form: OutputFormat | None
-    """None: readable text."""
-    verbose: bool
+_LONGEST_SHOWN = 160
 
 
 def replay(
@@ -50,8 +56,110 @@ def replay(
 
     Exit code: 0 pass or warn, 1 fail, 2 unknown, 3 usage or unreadable input.
     """
-    from cli.replaying import judge_files  # noqa: PLC0415 - its help needs none of it
+    form = form_of(output, OutputFormat.JSON, as_json=as_json)
+    captures, here = Captures(list(files), kind), read_here("replay")
+    expected = Expectation(find_profile(here.profiles, instance_type), instance_type, policy=here.policy)
+    try:
+        replayed = _replayed(captures, expected, here)
+        if captures.evidence is not None:
+            code = _judge_cycle(files[0], captures.evidence, expected, form, verbose=verbose)
+        elif captures.dcgm is not None:
+            from cli.replay_dcgm import judge_document  # noqa: PLC0415 - a log needs none of its checks
 
-    refuse_two_forms(output, as_json=as_json)
-    form = OutputFormat.JSON if as_json else output
-    raise typer.Exit(judge_files(ReplayOptions(tuple(files), kind, instance_type, form, verbose)))
+            code = judge_document(files[0], captures.dcgm, captures.saved_at, expected, form)
+        else:
+            code = _judge_log(", ".join(files), captures, replayed, instance_type, form)
+            if verbose:
+                _show_passed_over(captures, replayed)
+    except CaptureError as error:
+        end("replay", str(error))
+    raise typer.Exit(code)
+
+
+def _replayed(captures: Captures, expected: Expectation, here: LocalSettings) -> Replay:
+    replayed = Replay(KERNEL_CHECKS, expected, here.number("MONITOR_TTL"), here.number("ESCALATE_AFTER"))
+    for batch in captures.batches():
+        replayed.take(batch)
+    return replayed
+
+
+def _judge_cycle(name: str, raw: bytes, expected: Expectation, form: OutputFormat | None, *, verbose: bool) -> int:
+    """Judge and show a saved check cycle, with an instance type by that type's profile on this machine.
+
+    Raises CaptureError if it is none, or has invalid values.
+    """
+    from cli.judged_cycle import judged  # noqa: PLC0415 - a log needs few checks, a check cycle all of them
+    from cli.output.cycle_table import show  # noqa: PLC0415
+    from healthcheck.captures import evidence_file  # noqa: PLC0415
+
+    try:
+        cycle = evidence_file.read(raw)
+        if kind := expected.instance_type:
+            cycle = replace(cycle, expected=replace(cycle.expected, instance_type=kind, profile=expected.profile))
+        result = judged(cycle)
+    except evidence_file.EvidenceError as error:
+        raise CaptureError(f"{name}: {error}") from error
+    except (ArithmeticError, ValueError) as error:  # such as 1e300 seconds: valid JSON, but never a probe's value
+        raise CaptureError(f"{name}: its values are invalid: {error}") from error
+    standing = tuple(_sourced(finding, name) for finding in result.memory.standing)
+    result = replace(result, memory=replace(result.memory, standing=standing))
+    show(result, form, verbose=verbose)
+    return EXIT_CODES[result.verdict.status]
+
+
+def _sourced(standing: ActiveFinding, name: str) -> ActiveFinding:
+    """Return the row of a level finding: its evidence is the whole file, and its rule that of its check."""
+    finding = standing.finding
+    return replace(standing, finding=replace(finding, source=name, rule=finding.rule or standing.check))
+
+
+def _judge_log(name: str, captures: Captures, replayed: Replay, instance_type: str, form: OutputFormat | None) -> int:
+    memory = replayed.ended(captures.boot_id, captures.undated_by)
+    verdict = decide(memory, replayed.outcomes(captures.unobserved()))
+    if form:
+        assert replayed.now is not None
+        identity = Identity(captures.host, instance_type)
+        record = records.render(verdict, memory, identity, replayed.now.wall + captures.undated_by)
+        write_as(form, json_rows.as_json(record), indent=None)
+    else:
+        _show(name, verdict, replayed)
+    return EXIT_CODES[verdict.status]
+
+
+def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
+    """Print three lines per finding: the finding, its rule with the place of the log line, and that line."""
+    console = Screen(soft_wrap=True)
+    for standing in verdict.standing:
+        console.print(_finding(standing))
+        rule, source = standing.finding.rule or "none", printable(standing.finding.source, _LONGEST_SHOWN)
+        line = printable(replayed.line_of(standing), _LONGEST_SHOWN)
+        console.print(Text(f"  rule {rule}, {source}\n" + (f"  {line}\n" if line else ""), "dim"))
+    for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
+        console.print(Text(f"could not check: {cause.cause.name}: {printable(cause.detail)}", "magenta"))
+    status = (verdict.status.value, STATUS_STYLES[verdict.status])
+    console.print(Text.assemble(f"{printable(name, _LONGEST_SHOWN)}: ", status, f", severity {verdict.severity.name}"))
+
+
+def _finding(standing: ActiveFinding) -> Text:
+    finding = standing.finding
+    times = f" ({standing.count} times)" if standing.count > 1 else ""
+    severity = (f"{finding.severity.name} {finding.reason}", SEVERITY_STYLES[finding.severity])
+    return Text.assemble(severity, f" on {finding.subject}{times}: {printable(finding.detail, _LONGEST_SHOWN)}")
+
+
+def _show_passed_over(captures: Captures, replayed: Replay) -> None:
+    """Print the lines without a fault to standard error: with `--json`, standard output is the record."""
+    passed = captures.passed_over
+    messages = [
+        f"no fault: {reason} on {subject}: {count}" for (reason, subject), count in replayed.ignored.most_common()
+    ]
+    for count, what in (
+        (passed.refused, "lines refused, their facility is not the kernel's"),
+        (passed.quoted, "lines quoted, with other text before the message"),
+        (passed.repeated, "events repeated in another section"),
+    ):
+        if count:
+            messages.append(f"{what}: {count}")
+    messages += [f"not read to its end: {what}" for what in passed.cut]
+    for text in messages:
+        say(printable(text, _LONGEST_SHOWN))

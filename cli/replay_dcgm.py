@@ -7,19 +7,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from msgspec import Struct
 from msgspec.structs import replace
 from rich.text import Text
 
 from cli import index
-from cli.json_documents import write_as
-from cli.local_settings import LocalSettings
-from cli.replay import ReplayOptions
+from cli.options import OutputFormat
+from cli.output.json_documents import write_as
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.captures.blocks import CaptureError
 from healthcheck.catalog.dcgm import return_of_text
 from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.dcgm_diag import (
     ALSO,
     FAMILY,
@@ -54,34 +51,27 @@ _TEXT = re.compile(rb'"((?:[^"\\]|\\.)*+)"')
 _LEVELS = {2: LEVEL_2, 4: LEVEL_4}
 
 
-class Document(Struct, frozen=True):
-    """A file with the diagnostic's answer, and its time in UTC."""
+def judge_document(name: str, raw: bytes, saved_at: datetime, expected: Expectation, form: OutputFormat | None) -> int:
+    """Judge and show it; returns the exit code. Raises CaptureError if it is no output of the diagnostic.
 
-    name: str
-    raw: bytes
-    saved_at: datetime
-
-
-def judge_document(document: Document, options: ReplayOptions, here: LocalSettings) -> int:
-    """Judge and show it; returns the exit code. Raises CaptureError if it is no output of the diagnostic."""
-    answer = read_answer(document.raw)
+    `saved_at` is the time of the file, in UTC.
+    """
+    answer = read_answer(raw)
     if not answer.documents and not answer.cut_off and not any(map(return_of_text, answer.said)):
-        raise CaptureError(f"{document.name}: not the output of dcgmi diag -j; expected is its JSON, of DCGM 2 to 4")
-    instance_type, policy = options.instance_type, here.policy
-    expected = Expectation(find_profile(here.profiles, instance_type), instance_type, policy=policy)
+        raise CaptureError(f"{name}: not the output of dcgmi diag -j; expected is its JSON, of DCGM 2 to 4")
     check = _LEVELS[level_of(answer)]
     outcomes = judge((check,), Evidence({check.needs[0]: DcgmReading(answer)}), expected)
     texts = {in_words(error): error.text for row in rows_of(answer) for error in row.errors if error.text}
-    lines = _lines(document.raw)
-    outcomes = tuple(_sourced(outcome, texts, lines, document.name) for outcome in outcomes)
-    now = Now(document.saved_at, 0.0)
+    lines = _lines(raw)
+    outcomes = tuple(_sourced(outcome, texts, lines, name) for outcome in outcomes)
+    now = Now(saved_at, 0.0)
     memory = after_deep_test(Memory(), deep_result(outcomes, now.wall, now.wall), now)
     verdict = decide(memory, outcomes)
-    if options.form:
-        record = records.render(verdict, memory, Identity("", instance_type), now.wall)
-        write_as(options.form, json_rows.as_json(record), indent=None)
+    if form:
+        record = records.render(verdict, memory, Identity("", expected.instance_type), now.wall)
+        write_as(form, json_rows.as_json(record), indent=None)
     else:
-        _show(document.name, verdict, answer, policy)
+        _show(name, verdict, answer, expected.policy)
     return EXIT_CODES[verdict.status]
 
 

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 import typer
-from msgspec import Struct
+from msgspec import to_builtins
+from rich.live import Live
+from rich.text import Text
 
+from cli.access import cluster_of, listings_of
+from cli.acyclic import acyclic
+from cli.fleet import Fleet, read_fleet
 from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selector, one_of
+from cli.output.fleet_table import page, print_fleet
+from cli.output.json_documents import write_as
+from cli.words import end
+from healthcheck.cluster.errors import ClusterError, Refused
 from healthcheck.cluster.kubeconfig import Access
+from healthcheck.host.console import Screen
+from healthcheck.host.program import COULD_NOT, USAGE
+from healthcheck.host.streams import say, write_document, write_json
+
+_REFRESH_SECONDS = 5.0
 
 
 class StatusFormat(StrEnum):
@@ -21,18 +40,6 @@ class StatusFormat(StrEnum):
     YAML = "yaml"
     NAME = "name"
     HTML = "html"
-
-
-class StatusOptions(Struct, frozen=True):
-    """Options of the command line."""
-
-    access: Access
-    output: StatusFormat
-    selector: str
-    watch: bool
-    headers: bool
-    by_node: bool
-    prometheus: str
 
 
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")]
@@ -76,8 +83,87 @@ def status(  # noqa: PLR0913, PLR0917 - each is an option of the command
         raise typer.BadParameter("-o name lists the current nodes, without --watch and --allocation")
     if by_node and (watch or selector or no_headers):
         raise typer.BadParameter("--allocation shows the whole cluster once, without --watch, -l and --no-headers")
-    from cli.fleet_table import tell  # noqa: PLC0415 - its help needs none of it
-
     access = Access(kubeconfig, context, request_timeout)
-    options = StatusOptions(access, output, selector, watch, not no_headers, by_node, prometheus)
-    raise typer.Exit(tell(options))
+    try:
+        if by_node:
+            _show_allocation(access, prometheus, output)
+            return
+        unread: list[str] = []
+        read = partial(read_fleet, cluster_of(access, unread.append), unread, selector)
+        if watch:
+            _watch(read, output, headers=not no_headers)
+        else:
+            _show(read(), output, headers=not no_headers)
+    except Refused as error:
+        end("status", f"-l {selector!r}: {error}" if selector else str(error), USAGE if selector else COULD_NOT)
+    except ClusterError as error:
+        end("status", str(error), COULD_NOT)
+
+
+def _show(fleet: Fleet, output: StatusFormat, *, headers: bool) -> None:
+    match output:
+        case StatusFormat.JSON:
+            write_json(fleet, indent=2)
+        case StatusFormat.YAML:
+            write_as(output, to_builtins(fleet))
+        case StatusFormat.HTML:
+            from cli.output import fleet_page  # noqa: PLC0415 - no other form needs its templates
+
+            write_document(fleet_page.text(fleet, datetime.now(UTC)))
+        case StatusFormat.NAME:
+            write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
+        case StatusFormat.TABLE | StatusFormat.WIDE:
+            print_fleet(fleet, wide=output is StatusFormat.WIDE, headers=headers)
+
+
+def _show_allocation(access: Access, prometheus: str, output: StatusFormat) -> None:
+    """Print the pods that hold GPUs. Raises ClusterError if nothing can be listed, or the utilization is unknown."""
+    from cli.output import allocation_table  # noqa: PLC0415 - the fleet needs none of it
+    from diagnosis.answers.live import read_allocation  # noqa: PLC0415
+    from diagnosis.report.document import cluster_document  # noqa: PLC0415
+
+    with acyclic():
+        allocation = read_allocation(listings_of(access), prometheus)
+    if output in (StatusFormat.JSON, StatusFormat.YAML):
+        write_as(output, cluster_document(allocation))
+    else:
+        screen = Screen.of_rows()
+        for part in allocation_table.page(allocation, screen):
+            screen.print(part, soft_wrap=isinstance(part, Text))
+    if allocation.use_missing:
+        raise ClusterError(allocation.use_missing)
+
+
+def _watch(read: Callable[[], Fleet], output: StatusFormat, *, headers: bool) -> None:
+    """Print the fleet until Ctrl-C: one updated table on a terminal, otherwise one output after the other."""
+    screen = Screen()
+    if output in (StatusFormat.TABLE, StatusFormat.WIDE) and screen.is_terminal:
+        table = partial(page, wide=output is StatusFormat.WIDE, headers=headers)
+        with Live(table(read(), screen.height), console=screen, auto_refresh=False) as live:
+            _again_and_again(read, lambda fleet: live.update(table(fleet, screen.height), refresh=True))
+    else:
+        _show_next(read(), output, headers=headers)
+        _again_and_again(read, partial(_show_next, output=output, headers=headers))
+
+
+def _again_and_again(read: Callable[[], Fleet], show: Callable[[Fleet], None]) -> None:
+    try:
+        while True:
+            time.sleep(_REFRESH_SECONDS)
+            try:
+                show(read())
+            except ClusterError as error:
+                say(f"{datetime.now(UTC):%H:%M:%S} {error}")
+    except KeyboardInterrupt:
+        return
+
+
+def _show_next(fleet: Fleet, output: StatusFormat, *, headers: bool) -> None:
+    """Print one of several documents: a JSON line, or a YAML document with a separator."""
+    if output is StatusFormat.JSON:
+        write_json(fleet)
+    else:
+        if output is StatusFormat.YAML:
+            write_document("---\n")
+        _show(fleet, output, headers=headers)
+    sys.stdout.flush()

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.access import cluster_of
 from cli.options import Context, Kubeconfig, RequestTimeout
+from cli.words import end, explained
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.kubeconfig import Access
+from healthcheck.host.console import Screen
+from healthcheck.host.program import COULD_NOT
+from healthcheck.host.streams import complain, say
+from healthcheck.model import PREFIX, Severity
+from healthcheck.node.device_rules import DeviceRule
+from healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
+from healthcheck.operations.uninstall import (
+    DELETE_FILES,
+    DELETE_REST,
+    SELECTOR,
+    SHOW_RULES,
+    STOP,
+    Removal,
+    patch,
+    removal,
+)
+from healthcheck.text.naming import named
+from healthcheck.text.printable import printable
+
+if TYPE_CHECKING:
+    from healthcheck.cluster.client import Cluster
+    from healthcheck.cluster.device_taint_rules import DeviceTaints
+    from healthcheck.cluster.jobs import PodOwner
+
+LEFT = 1
+_MOST_NAMED = 5
+_BAD = tuple(severity.name for severity in Severity if severity >= Severity.RESET)
 
 
 def uninstall(
@@ -25,7 +56,145 @@ def uninstall(
 
     Exit code: 0 no node has anything of ours; 1 a node has, or our programs still run; 2 could not.
     """
-    from cli.uninstalling import uninstall_from  # noqa: PLC0415 - its help needs none of it
+    try:
+        cluster = cluster_of(Access(kubeconfig, context, request_timeout))
+        code = _uninstall(cluster, Screen(soft_wrap=True), dry_run=dry_run, yes=yes)
+    except ClusterError as error:
+        end("uninstall", explained(error), COULD_NOT)
+    raise typer.Exit(code)
 
-    access = Access(kubeconfig, context, request_timeout)
-    raise typer.Exit(uninstall_from(access, dry_run=dry_run, yes=yes))
+
+def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
+    from healthcheck.cluster.device_taint_rules import DeviceTaints  # noqa: PLC0415 - the help needs no client
+
+    running = list(cluster.list_workloads(SELECTOR))
+    taints = cluster.alike(DeviceTaints)
+    gone = _look(cluster)
+    rules = _rules(taints, gone, console)
+    _show_all(gone, rules, console)
+    if running:
+        _say_what_runs(running)
+    if dry_run:
+        return 0
+    if running:
+        return LEFT
+    if (gone or rules) and not (yes or typer.confirm("Remove all this?")):
+        console.print("nothing was changed")
+        return LEFT
+    failed = [removal.node for removal in gone if not take_off(cluster, removal.node, console)]
+    for rule in rules:
+        taints.delete_rule(rule)
+    remain = taints.list_all_rules() if rules else ()
+    if left := [*(removal.node for removal in _look(cluster)), *(device_rule.name for device_rule in remain)]:
+        why = "" if failed else ": a program of this project wrote it again; find out which one still runs"
+        complain("uninstall", f"still there on {named(left, _MOST_NAMED)}{why}")
+        return COULD_NOT if failed else LEFT
+    _say_what_remains(gone, console)
+    return 0
+
+
+def _rules(taints: DeviceTaints, gone: Sequence[Removal], console: Screen) -> tuple[DeviceRule, ...]:
+    """Return our DeviceTaintRules. Raises ClusterError.
+
+    Without permission to list them, return none if no node's record has one.
+    """
+    try:
+        return taints.list_all_rules()
+    except Forbidden as error:
+        if any(removal.has_rules for removal in gone):
+            raise
+        console.print(f"DeviceTaintRules can't be listed, and no node's record has one of ours: {error}")
+        console.print(f"A user with permission to list them can check for leftovers:\n  {SHOW_RULES}")
+        return ()
+
+
+def _show_all(gone: Sequence[Removal], rules: Sequence[DeviceRule], console: Screen) -> None:
+    for planned in gone:
+        _show(planned, console)
+    for rule in rules:
+        console.print(
+            f"DeviceTaintRule {printable(rule.name)}: a GPU accepts work again, although its verdict is {rule.tier}"
+        )
+    console.print(
+        f"{_counted(gone)} labels, taints or other data of gpu-healthcheck"
+        if gone
+        else "no node carries anything of gpu-healthcheck"
+    )
+
+
+def _look(cluster: Cluster) -> list[Removal]:
+    """Return the planned removals by node. Only a Node that is read individually shows the owner of its cordon."""
+    nodes = (
+        cluster.read_node(node.name) if node.cordoned and CORDONED_BY in node.annotations else node
+        for node in cluster.list_nodes()
+    )
+    return [one for one in map(removal, nodes) if one]
+
+
+def take_off(cluster: Cluster, name: str, console: Screen) -> bool:
+    """Whether nothing of ours is left on the Node. Raises Forbidden: the other Nodes would be refused as well."""
+    try:
+        node = cluster.update_node(name, patch) or cluster.read_node(name)
+        if conditions := removal(node).conditions:
+            cluster.remove_conditions(name, conditions)
+    except NotFound:
+        console.print(f"{name}: the node is gone")
+        return True
+    except Forbidden:
+        raise
+    except ClusterError as error:
+        complain("uninstall", f"{name}: {error}")
+        return False
+    console.print(f"{name}: done")
+    return True
+
+
+def _show(removal: Removal, console: Screen) -> None:
+    parts = [
+        _listed("label", removal.labels),
+        _listed("annotation", removal.annotations),
+        _listed("taint", removal.taints),
+        _listed("condition", removal.conditions),
+    ]
+    console.print(f"{removal.node}: {'; '.join(filter(None, parts))}")
+    if removal.field_managers:
+        console.print(f"  clears {removal.field_managers} field managers, more than a Node usually has")
+    if removal.uncordoned:
+        console.print(f"  is uncordoned: {printable(removal.uncordoned)} had cordoned it")
+    if removal.verdict in _BAD:
+        console.print(f"  accepts work again, although its verdict is {removal.verdict}")
+    for what in removal.kept:
+        console.print(f"  keeps {printable(what)}: set by another owner")
+
+
+def _counted(gone: Sequence[Removal]) -> str:
+    return f"{len(gone)} nodes carry" if len(gone) > 1 else "1 node carries"
+
+
+def _listed(noun: str, keys: Sequence[str]) -> str:
+    """Return the names without our common prefix."""
+    names = ", ".join(printable(key.removeprefix(f"{PREFIX}/")) for key in keys)
+    return f"{noun}{'s' if len(keys) > 1 else ''} {names}" if keys else ""
+
+
+def _say_what_runs(running: Sequence[PodOwner]) -> None:
+    complain(
+        "uninstall",
+        "programs of gpu-healthcheck still run, and would write again: "
+        + named([str(owner) for owner in running], _MOST_NAMED),
+    )
+    say(f"End them, wait until their pods are gone, and run this again:\n  {STOP}")
+
+
+def _say_what_remains(gone: Sequence[Removal], console: Screen) -> None:
+    console.print(f"No node has anything of gpu-healthcheck any more. This deletes the rest:\n  {DELETE_REST}")
+    console.print(
+        f"The nodes' disks keep the agents' memory and NVIDIA's reports. Delete them on each node:\n  {DELETE_FILES}"
+    )
+    if any(taint.startswith(STARTUP) for removal in gone for taint in removal.taints):
+        console.print(f"Remove {STARTUP} from the configuration that creates nodes: new nodes would keep it.")
+    if any(what.startswith(f"label {ENABLED}=") for removal in gone for what in removal.kept):
+        console.print(
+            "The label that a person set is kept for the next installation. To remove it:\n"
+            f"  kubectl label nodes -l {ENABLED} {ENABLED}-"
+        )

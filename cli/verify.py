@@ -1,13 +1,34 @@
-"""`gpu-healthcheck verify`: check that the installation works."""
+"""`gpu-healthcheck verify`: check that each part of an installation works."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
+from rich.table import Table
+from rich.text import Text
 
+from cli.access import cluster_of
+from cli.fleet import gpu_nodes
 from cli.options import Context, Kubeconfig, RequestTimeout, seconds_of
+from cli.words import end, explained
+from healthcheck.catalog import dcgm_causes
+from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
+from healthcheck.cluster.names import POLICIES
+from healthcheck.host.console import Screen
+from healthcheck.host.program import COULD_NOT
+from healthcheck.node.state import MOST_FIELD_MANAGERS, RESULTS, NodeState
+from healthcheck.text.naming import named
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import AgentRecord
+
+if TYPE_CHECKING:
+    from healthcheck.cluster.client import Cluster
 
 Timeout = Annotated[
     float,
@@ -19,6 +40,17 @@ Timeout = Annotated[
         help="Repeat failed checks for this time, as 90s or 2m; default: once.",
     ),
 ]
+LACKING = 1
+_LOOK_AGAIN_SECONDS = 2.0
+_MOST_NAMED = 5
+
+
+class Verification(Struct, frozen=True):
+    """Result of the check of one required part."""
+
+    about: str
+    holds: bool
+    said: str
 
 
 def verify(
@@ -28,6 +60,84 @@ def verify(
 
     Exit code: 0 it works; 1 a part is missing; 2 could not check.
     """
-    from cli.verifying import tell  # noqa: PLC0415 - its help needs none of it
+    try:
+        answers = _answers(cluster_of(Access(kubeconfig, context, request_timeout)), time.monotonic() + timeout)
+    except ClusterError as error:
+        end("verify", explained(error), COULD_NOT)
+    Screen.of_rows().print(_table(answers))
+    raise typer.Exit(0 if _all_hold(answers) else LACKING)
 
-    raise typer.Exit(tell(Access(kubeconfig, context, request_timeout), timeout))
+
+def _answers(cluster: Cluster, deadline: float) -> list[Verification]:
+    """Return the last results: when all pass, or when the time is over."""
+    while not _all_hold(answers := list(answers_of(cluster))) and time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN_SECONDS)
+    return answers
+
+
+def _all_hold(answers: list[Verification]) -> bool:
+    return all(answer.holds for answer in answers)
+
+
+def answers_of(cluster: Cluster) -> Iterator[Verification]:
+    """Yield the results; each part depends on the ones before. Raises ClusterError."""
+    missing = sorted(set(POLICIES) - cluster.list_policies_in_force())
+    yield Verification(
+        "policies",
+        not missing,
+        f"not in force: {named(missing, _MOST_NAMED)}" if missing else f"{len(POLICIES)} in force",
+    )
+    listed = list(gpu_nodes(cluster))
+    nodes = {node.name for node in listed}
+    yield Verification("GPU nodes", bool(nodes), f"{len(nodes)} selected by labels" if nodes else _NO_NODE)
+    now = datetime.now(UTC)
+    beats = cluster.list_heartbeats(now)
+    awake = {name for name, beat in beats.items() if now - beat.renewed <= timedelta(seconds=beat.seconds)}
+    silent = sorted(nodes - awake)
+    others = f"; not on {named(silent, _MOST_NAMED)}" if silent else ""
+    yield Verification(
+        "agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} were checked in time{others}"
+    )
+    yield from crowd_answers(listed)
+    yield from engine_answers(listed)
+
+
+def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
+    """Yield the nodes with so many field managers that each of their writes is slow."""
+    crowded = sorted(node.name for node in nodes if node.field_managers > MOST_FIELD_MANAGERS)
+    if crowded:
+        message = f"more than {MOST_FIELD_MANAGERS} on {named(crowded, _MOST_NAMED)}: {_CROWDED}"
+        yield Verification("field managers", holds=False, said=message)
+
+
+def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
+    """Yield the reasons why nodes get no deep diagnostics, by cause, with the fix."""
+    by_cause: dict[str, list[str]] = {}
+    for node in nodes:
+        inventory = records.on_node(AgentRecord, node, RESULTS).inventory
+        if inventory is not None and inventory.dcgm is not None and inventory.dcgm.cause:
+            by_cause.setdefault(inventory.dcgm.cause, []).append(node.name)
+    for name, names in sorted(by_cause.items()):
+        remedy = next((cause.action for cause in dcgm_causes.CAUSES if cause.name == name), "")
+        message = f"left out on {named(sorted(names), _MOST_NAMED)}: {name}. {remedy}"
+        yield Verification("deep tests", holds=False, said=message)
+
+
+_CROWDED = (
+    "they remain from server-side apply, possibly with a stolen token. List them with `kubectl get node NODE -o yaml"
+    " --show-managed-fields`, clear them with `kubectl patch node NODE --type=merge -p"
+    ' \'{"metadata":{"managedFields":[{}]}}\'`'
+)
+_NO_NODE = "no node has a label that the agent's DaemonSet selects (docs/install.md)"
+
+
+def _table(answers: list[Verification]) -> Table:
+    table = Table()
+    for title in ("what", "", "found"):
+        table.add_column(title)
+    for answer in answers:
+        table.add_row(answer.about, Text(*_MARKS[answer.holds]), answer.said)
+    return table
+
+
+_MARKS = {True: ("ok", "green"), False: ("lacking", "bold red")}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import healthcheck
 from cli.options import JsonOrYaml
+from cli.output.json_documents import write_as
 from healthcheck.host.streams import write_document
 
 
 def version(output: JsonOrYaml = None) -> None:
     """Print the version."""
     if output:
-        from cli.json_documents import write_as  # noqa: PLC0415 - its help needs none of it
-
         write_as(output, {"version": healthcheck.__version__})
     else:
         write_document(f"{healthcheck.__version__}\n")

@@ -1,8 +1,14 @@
-"""Terminal style of a verdict, and exit codes of the programs."""
+"""Terminal style of a verdict, exit codes, and the end of a command with an error."""
 
 from __future__ import annotations
 
+from typing import NoReturn
+
+import typer
+
 from healthcheck.cluster.errors import Forbidden
+from healthcheck.host.program import USAGE
+from healthcheck.host.streams import complain
 from healthcheck.model import Severity, Status
 
 EXIT_CODES = {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 2}
@@ -35,3 +41,9 @@ def explained(error: Exception) -> str:
     if isinstance(error, Forbidden):
         return f"you need permission to {error.verb} {error.resource}: {error}"
     return str(error)
+
+
+def end(command: str, message: str, code: int = USAGE) -> NoReturn:
+    """Print the error, and end the command."""
+    complain(command, message)
+    raise typer.Exit(code)

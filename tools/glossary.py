@@ -10,22 +10,23 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from agent.telemetry import Telemetry
 from cli.index import SETTING, Declared, IndexEntry
-from cli.setting_words import settings_in_words
 from cli.words import SEVERITY_MEANS
 from diagnosis.causes import CAUSES as DIAGNOSES
 from diagnosis.hami.hami_glossary import hami_words
 from diagnosis.hami.settings import KEYS, NODE_KEYS
 from healthcheck import checks
 from healthcheck.captures import capture_files as captures
+from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
 from healthcheck.deep import causes as deep
 from healthcheck.memory.kernel_events import REPEATS, REPEATS_FROM
 from healthcheck.model import UnobservedCause
 from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
-from healthcheck.settings.declared import by_key, written
+from healthcheck.settings.declared import by_key, settings_of, written
 from healthcheck.settings.values import NodeSettings
 from healthcheck.verdict.acknowledgement import UNTOLD
 
+_PROFILES = "Expected devices of an instance type, one type per line: type|gpus|efa|nvlink|provider[|roce]."
 _RUNBOOK, _CAUSES = "docs/runbook.md", "docs/causes.md"
 
 
@@ -136,7 +137,7 @@ def all_words() -> Iterator[IndexEntry]:
     yield from _of("a group of checks", _groups(), "docs/checks.md")
     yield from _of("a group of checks", _short_names(), "docs/commands.md#checks-by-name")
     yield from _checks()
-    yield from _of(SETTING, dict(settings_in_words()), "kubernetes/manifests/03-config.yaml")
+    yield from _of(SETTING, dict(_settings()), "kubernetes/manifests/03-config.yaml")
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
     yield from (IndexEntry(word.name, word.kind, word.meaning, word.source) for word in hami_words())
     yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")
@@ -199,3 +200,13 @@ def all_reasons() -> Iterator[Declared]:
 
 def defaults() -> dict[str, str]:
     return {key: written(value) for key, value in by_key(NodeSettings()).items()}
+
+
+def _settings() -> Iterator[tuple[str, str]]:
+    """Yield key and meaning of each key of the ConfigMap; the meaning ends with bounds and default."""
+    for key, setting in settings_of(NodeSettings).items():
+        details = [setting.allowed] if setting.bounds else []
+        if setting.default != "":
+            details.append(f"default {setting.written_default}")
+        yield key, f"{setting.meaning} ({', '.join(details)})" if details else setting.meaning
+    yield PROFILES_FILE, _PROFILES

@@ -49,7 +49,7 @@ def page() -> str:
 
 
 def _command(group: Any, parent: Any, name: str) -> Iterator[str]:
-    command = group.get_command(parent, name)
+    _, command, _ = group.resolve_command(parent, [name])
     if command.hidden:
         return
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)

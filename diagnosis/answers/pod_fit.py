@@ -1,8 +1,8 @@
-"""Compute where a pod that is not created yet would fit, by node, and by card for HAMi. Pure."""
+"""Compute where a pod that is not created yet would fit, by node, and by card for HAMi."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from diagnosis.facts.gpu_nodes import gpu_nodes
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.placement import Obstacle, ObstacleKind, asked_by, held_on, refusals, shortages
+from diagnosis.facts.wanted_pods import NoPodError
 from diagnosis.hami.card_requests import admitted, asked_of
 from diagnosis.hami.card_usage import CardUsage
 from diagnosis.hami.fit import NodeVerdict
@@ -22,11 +23,15 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.json_fields import Fields
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused
 
 _DEFAULT = ("", "default-scheduler")
 _QUOTA_SINCE, _PRIVILEGED_SINCE = (2, 9), (2, 10)
 _OTHERS_SINCE = (2, 7)
 """First version whose webhook keeps another scheduler's name; earlier ones replaced it."""
+_NO_RIGHT = 'cannot create resource "pods"'
+"""The API server's message for a user without permission; any other 403 is an admission decision about the pod."""
+DryRun = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 
 class Admission(Struct, frozen=True):
@@ -74,6 +79,34 @@ class WouldFit(Struct, frozen=True):
     @property
     def fits(self) -> bool:
         return not self.admission.refused and not self.unread and any(node.fits for node in self.nodes)
+
+
+def would_fit_each(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], dry_run: DryRun | None) -> Iterator[WouldFit]:
+    """Yield the answer for each pod. With `dry_run` None, changes by admission are unknown. Raises NoPodError."""
+    for raw in pods:
+        try:
+            pod = pod_of(raw)
+        except ValueError as error:
+            raise NoPodError(str(error)) from error
+        admission = (
+            by_rules(snapshot, pod, "this is a saved state") if dry_run is None else _ask(snapshot, pod, raw, dry_run)
+        )
+        yield would_fit(snapshot, pod, admission)
+
+
+def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) -> Admission:
+    """Dry run of the API server: all admission runs, and nothing is stored."""
+    metadata = {key: entry for key, entry in raw["metadata"].items() if key != "name"}
+    metadata["generateName"] = f"{pod.meta.name}-"
+    try:
+        made = pod_of(dry_run(pod.meta.namespace, {**raw, "metadata": metadata}))
+    except (Refused, Forbidden, NotFound) as error:
+        if _NO_RIGHT in str(error):
+            return by_rules(snapshot, pod, str(error))
+        return Admission(pod, asked=True, refused=str(error))
+    except (ClusterError, ValueError) as error:
+        return by_rules(snapshot, pod, str(error))
+    return Admission(made, asked=True)
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod:

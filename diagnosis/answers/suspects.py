@@ -1,16 +1,32 @@
-"""Find GPU nodes with a problem and without an agent's record. Pure.
+"""Choose nodes to probe, such as GPU nodes with a problem and without an agent's record. Pure.
 
 A probe on the node itself may find the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from diagnosis.causes.diagnose import Diagnosis, Problem
+from diagnosis.answers.target import TargetError
+from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
+
+ALL_SUSPECTS = "all-suspects"
+
+
+def chosen_nodes(snapshot: Snapshot, names: Sequence[str]) -> tuple[Node, ...]:
+    """Return the nodes of these names; ALL_SUSPECTS adds the suspects. Raises TargetError."""
+    if not snapshot.sees("Node"):
+        raise TargetError(f"--probe-nodes: nodes can't be read: {snapshot.missing['Node']}")
+    named = [name for name in names if name != ALL_SUSPECTS]
+    if unknown := [name for name in named if name not in snapshot.by_node]:
+        raise TargetError(f"--probe-nodes: there is no node/{unknown[0]}")
+    chosen = {name: snapshot.by_node[name] for name in named}
+    if ALL_SUSPECTS in names:
+        chosen |= {suspect.name: suspect for suspect in suspects(snapshot, diagnose(snapshot))}
+    return tuple(chosen.values())
 
 
 def suspects(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[Node, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli import access
 from cli.app import run
+from healthcheck.cluster import client
 from tests.sweeper.dying import Dying
 
 
@@ -19,5 +19,5 @@ class DyingAtWrites(Dying):
 
 
 if __name__ == "__main__":
-    vars(access)["Cluster"] = DyingAtWrites
+    vars(client)["Cluster"] = DyingAtWrites
     run()

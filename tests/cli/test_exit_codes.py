@@ -178,7 +178,7 @@ def test_without_a_command_it_lists_them() -> None:
 def test_a_fault_of_ours_is_no_fault_of_the_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cli.checking.judged", lambda _: 1 / 0)
+    monkeypatch.setattr("cli.check.judged", lambda _: 1 / 0)
 
     assert _end_of(("check",), monkeypatch) == 2
     assert "ZeroDivisionError" in capsys.readouterr().err

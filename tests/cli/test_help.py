@@ -11,24 +11,11 @@ from typer.testing import CliRunner
 from agent.process import agent_program
 from cli import __main__ as started
 from cli import app as commands
-from cli.app import app
+from cli.app import COMMANDS, app
 from quarantine import __main__ as quarantine_program
 from sweeper import __main__ as sweeper_program
 from tests.console import typed
 
-COMMANDS = (
-    "check",
-    "replay",
-    "status",
-    "diagnose",
-    "quarantine",
-    "release",
-    "verify",
-    "uninstall",
-    "explain",
-    "completion",
-    "version",
-)
 PROGRAMS = {"agent": agent_program, "sweep": sweeper_program, "quarantine-run": quarantine_program}
 
 

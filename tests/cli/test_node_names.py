@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli.node_names import node_names
+from cli.options import node_names
 from tests.cli.cluster import run_here
 
 

@@ -70,7 +70,7 @@ def test_diagnose_asks_for_the_use_of_cards_and_for_idle_ones_and_tells_what_hid
     ("words", "raw"),
     [
         (("status", "--allocation", "--prometheus", "host:9090"), b"must start with http"),
-        (("status", "--prometheus", "http://host:9090"), b"needs --allocation"),
+        (("status", "--prometheus", "http://host:9090"), b"--prometheus needs --allocation"),
         (("diagnose", "--prometheus", "file:///etc/passwd"), b"must start with http"),
         (("diagnose", "--prometheus", "http://host", "--from", "state.json"), b"--prometheus reads current values"),
     ],

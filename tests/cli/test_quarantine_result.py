@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from io import StringIO
 
+from cli.quarantine import show
 from cli.quarantine_node import QuarantineOutcome
-from cli.quarantining import show
 from healthcheck.host.console import Screen
 from healthcheck.verdict.record import RunRecord
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.release import ReleaseOptions
-from cli.releasing import release_nodes
+from cli.release import ReleaseOptions, release_nodes
 from healthcheck.cluster.kubeconfig import Access
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import Json, P, cordon, mark, run_here

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.uninstalling import take_off
+from cli.uninstall import take_off
 from healthcheck.cluster.client import Cluster
 from healthcheck.host.console import Screen
 from healthcheck.node.state import NodeState

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.verifying import Verification, engine_answers
+from cli.verify import Verification, engine_answers
 from healthcheck.node.state import RESULTS, NodeState
 
 

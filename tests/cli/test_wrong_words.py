@@ -63,7 +63,7 @@ def options() -> Iterator[tuple[str, Any]]:
     """Yield the options with values of every command that is no separate program."""
     commands: Any = typer.main.get_command(app)
     for name in commands.list_commands(None):
-        command = commands.commands[name]
+        _, command, _ = commands.resolve_command(None, [name])
         if not command.hidden:
             yield from (
                 (name, param) for param in command.params if param.param_type_name == "option" and not param.is_flag

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.verifying import crowd_answers
+from cli.verify import crowd_answers
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.device_taint_rules import DeviceTaints
 from healthcheck.deep.claim import Claim, RunKind, take

@@ -8,7 +8,7 @@ from io import StringIO
 from rich.table import Table
 from rich.text import Text
 
-from cli.allocation_table import page
+from cli.output.allocation_table import page
 from diagnosis.answers.allocation import allocation
 from diagnosis.answers.node_inventory import inventory
 from diagnosis.causes.diagnose import diagnose

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cli.would_fit import page
 from diagnosis.answers.allocation import allocation
 from diagnosis.answers.hami_chain import hami_chains
 from diagnosis.answers.node_inventory import inventory
@@ -16,6 +15,7 @@ from diagnosis.answers.pod_fit import by_rules, would_fit
 from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.installation import installation_of, installations, serving
 from diagnosis.hami.scheduler_state import books_of, unregistered
+from diagnosis.report.would_fit import page
 from diagnosis.sources.redaction import redacted
 from tests.diagnosis.hami.clusters import device_config, judged
 from tests.diagnosis.hami.hami_states import asking, card, hami, hami_node, text_card, vgpu_pod

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from cli.utilization_table import with_shares
 from diagnosis.answers.allocation import allocation
 from diagnosis.answers.chain import Chain
 from diagnosis.answers.hami_chain import hami_chains
@@ -16,6 +15,7 @@ from diagnosis.hami.usage import MeasuredUse, used
 from diagnosis.report.document import cluster_document
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
+from diagnosis.sources.measured_use import with_shares
 from tests.diagnosis.hami.hami_states import hami, hami_node, vgpu_pod
 from tests.diagnosis.states import node, snapshot
 from tests.hostile import ANY_TEXT

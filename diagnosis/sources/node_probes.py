@@ -20,9 +20,10 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cli.command_retries import CommandRetries, Interrupted, TookTooLong
+from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.agent_record import NodeRecord, read_record
 from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.command_retries import CommandRetries, Interrupted, TookTooLong
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.cluster.retry_limits import RetryLimits as Asking
 from healthcheck.cluster.rights import Right
@@ -52,8 +53,11 @@ class NodeProbeError(Exception):
     """No node can be probed. The message says why, in lines."""
 
 
-def template_for(cluster: Cluster, image: str) -> dict[str, Any]:
-    """Return the pod template from the agent in the cluster, or of this version. Raises ProbeError, ClusterError."""
+def _template(cluster: Cluster, image: str) -> dict[str, Any]:
+    """Return the pod template of the agent in the cluster, or of this version.
+
+    Raises NodeProbeError, ClusterError.
+    """
     try:
         template = cluster.read_agent_template()
     except (NotFound, Forbidden) as error:
@@ -67,8 +71,8 @@ def template_for(cluster: Cluster, image: str) -> dict[str, Any]:
         raise NodeProbeError(str(error)) from error
 
 
-def must_have_rights(cluster: Cluster, namespace: str) -> None:
-    """Check the permissions. Raises ProbeError with the missing ones, and ClusterError."""
+def _must_have_rights(cluster: Cluster, namespace: str) -> None:
+    """Check the permissions. Raises NodeProbeError with the missing ones, and ClusterError."""
     wanted = [Right(verb, "pods", namespace=namespace) for verb in _VERBS]
     wanted.append(Right("get", "pods/log", namespace=namespace))
     if missing := [str(right) for right in wanted if not cluster.is_allowed(right)]:
@@ -76,13 +80,11 @@ def must_have_rights(cluster: Cluster, namespace: str) -> None:
 
 
 class NodeProbes:
-    """Probes of several nodes. `said` is called when the API server stops answering."""
+    """Probes of several nodes. `report` is called when the API server stops answering."""
 
-    def __init__(
-        self, cluster: Cluster, template: Mapping[str, Any], namespace: str, report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, cluster: Cluster, image: str, namespace: str, report: Callable[[str], None]) -> None:
         self._cluster = cluster
-        self._template = template
+        self._image = image
         self._namespace = namespace
         self._said = report
         self._stopping = threading.Event()
@@ -96,15 +98,18 @@ class NodeProbes:
     def run(
         self, nodes: Iterable[tuple[str, str]], max_workers: int, probed: Callable[[], None] = lambda: None
     ) -> dict[str, NodeProbeAnswer]:
-        """Return the answers of these nodes by name.
+        """Return the answers of these nodes by name. Raises NodeProbeError, ClusterError.
 
         A first signal ends the probes, a second one the removal of pods.
         """
+        _must_have_rights(self._cluster, self._namespace)
+        template = _template(self._cluster, self._image)
+        self._remove_leftovers()
         with ThreadPoolExecutor(max_workers, "probe") as threads, self._hearing_signals():
-            ways = {node[0]: threads.submit(self._probed, node, probed) for node in nodes}
+            ways = {node[0]: threads.submit(self._probed, template, node, probed) for node in nodes}
             return {name: way.result() for name, way in ways.items()}
 
-    def remove_leftovers(self) -> None:
+    def _remove_leftovers(self) -> None:
         """Remove ended pods of killed commands."""
         now = datetime.now(UTC)
         for pod in self._cluster.list_ended_pods(self._namespace, SELECTOR):
@@ -124,11 +129,13 @@ class NodeProbes:
             for number, action in former.items():
                 signal.signal(number, action)
 
-    def _probed(self, node: tuple[str, str], probed: Callable[[], None]) -> NodeProbeAnswer:
+    def _probed(
+        self, template: Mapping[str, Any], node: tuple[str, str], probed: Callable[[], None]
+    ) -> NodeProbeAnswer:
         if self.interrupted:
             return NodeProbeAnswer(why_not="interrupted")
         try:
-            pod = probe_pod(self._template, node, self._namespace, self._unique)
+            pod = probe_pod(template, node, self._namespace, self._unique)
         except TemplateError as error:
             return NodeProbeAnswer(why_not=str(error))
         name = pod["metadata"]["name"]
@@ -188,6 +195,13 @@ class NodeProbes:
         except NotFound:
             return True
         return False
+
+
+def with_records(snapshot: Snapshot, answers: Mapping[str, NodeProbeAnswer]) -> Snapshot:
+    """Return the snapshot with the records of the probed nodes."""
+    records = {name: answer.record for name, answer in answers.items() if answer.record is not None}
+    nodes = (replace(node, record=records.get(node.name, node.record)) for node in snapshot.nodes)
+    return replace(snapshot, nodes=tuple(nodes))
 
 
 def _record_in(message: str) -> str:

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.text import Text
 
-from cli.allocation_table import page
+from cli.output.allocation_table import page
 from diagnosis.answers.allocation import allocation
 from healthcheck.host.console import Screen
 from healthcheck.node.state import UNHEALTHY

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.text import Text
 
-from cli.lines import print_line
+from cli.output.lines import print_line
 from healthcheck.host.console import Screen
 
 LONG = "default/training-67b8b54f6f-nmbgs: of DaemonSet gpu-healthcheck-agent"

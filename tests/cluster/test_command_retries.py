@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cli.command_retries import CommandRetries, Interrupted
+from healthcheck.cluster.command_retries import CommandRetries, Interrupted
 from healthcheck.cluster.errors import Unavailable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.columns import folded, text
+from cli.output.columns import folded, text
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def text(fleet: Fleet, at: datetime) -> str:
     squares = [_square(place, row) for place, row in enumerate(fleet.nodes)]
     reasons = _spread(fleet.nodes)
     return rendered(
-        "cli",
+        "cli.output",
         "fleet.html.j2",
         at=timestamp(at),
         squares=squares,

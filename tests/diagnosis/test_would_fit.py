@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
-from cli.would_fit import answers, document
-from diagnosis.answers.pod_fit import WouldFit
+from diagnosis.answers.pod_fit import WouldFit, would_fit_each
 from diagnosis.facts.wanted_pods import NoPodError, pods_in
+from diagnosis.report.would_fit import document
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.node.state import UNHEALTHY
 from tests.diagnosis.hami.clusters import CORES, MEMORY, card, given, quota, scheduler, shared
@@ -40,7 +40,7 @@ def wanted(amounts: Mapping[str, str], **spec: Any) -> Object:
 
 def would_fit_answer(*objects: Object, ask: Any = None, **manifest: Any) -> WouldFit:
     raw = manifest.pop("raw", None) or wanted(manifest.pop("amounts"), **manifest)
-    (answer,) = answers(snapshot(*objects), [raw], ask)
+    (answer,) = would_fit_each(snapshot(*objects), [raw], ask)
     return answer
 
 

@@ -1,75 +1,32 @@
-"""One check cycle on its own, judged and shown, for `check` and the replay of its evidence."""
+"""The verdict of one check cycle: a line per check, its findings below, and the evidence on request."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from msgspec import Struct
 from rich.table import Column, Table
 from rich.text import Text
 
-from cli.json_documents import write_as
+from cli.judged_cycle import CheckResult
 from cli.options import OutputFormat
+from cli.output.json_documents import write_as
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
-from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.checks import DEEP_CHECKS
-from healthcheck.checks.examine import judge
 from healthcheck.host.console import Screen
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
-from healthcheck.memory.deep_tests import after_deep_test, deep_result
-from healthcheck.memory.exits import expired
 from healthcheck.memory.findings import ActiveFinding, Memory
-from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.model import Check, Evidence, Nature, Observation, Outcome, Severity, Status, Unobserved, counted
-from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.inventory_seen import seen_in
 from healthcheck.verdict.record import AgentRecord, Identity
-from healthcheck.verdict.verdict import Verdict, decide, status_of, worst
+from healthcheck.verdict.verdict import status_of, worst
 
 _MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
 """Limits of a list, a text and a line of the printed evidence: a kernel log has thousands of lines."""
 
 Row = tuple[str, Text, Text]
-
-
-class CheckResult(Struct, frozen=True):
-    """Outcomes of the checks of one cycle, and the memory after it."""
-
-    look: EvidenceCycle
-    outcomes: tuple[Outcome, ...]
-    memory: Memory
-
-    @property
-    def verdict(self) -> Verdict:
-        return decide(self.memory, self.outcomes)
-
-
-def judged(look: EvidenceCycle) -> CheckResult:
-    """Judge one cycle as the agent does: the log first, then the readings that end earlier findings.
-
-    There is only this cycle, so a finding that can flicker is shown as observed.
-    """
-    outcomes = judge(look.checks, look.evidence, look.expected)
-    pairs = list(zip(outcomes, look.checks, strict=True))
-    levels = [outcome for outcome, check in pairs if check.nature is Nature.LEVEL]
-    tests = [outcome for outcome, check in pairs if check in DEEP_CHECKS]
-    before, rules = Memory(look.machine, look.boot_id, acknowledged=look.acknowledged), MemoryRules(looks_to_confirm=1)
-    memory = after_kernel_log(before, outcomes, look.now)
-    memory = after_look(memory, JudgedCycle(levels, _gpus(look.evidence), look.now.monotonic), look.now, rules)
-    memory = after_deep_test(memory, deep_result(tests, look.now.wall, look.now.wall), look.now)
-    return CheckResult(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
-
-
-def _gpus(evidence: Evidence) -> Sequence[Gpu]:
-    """Return the GPUs that NVML listed; none if it was not read or did not answer."""
-    if NVML not in evidence.probes or evidence.unread(NVML):
-        return ()
-    answer = evidence[NVML].answer
-    return answer.gpus if isinstance(answer, Gpus) else ()
 
 
 def show(judged: CheckResult, form: OutputFormat | None, *, verbose: bool) -> None:

@@ -1,9 +1,10 @@
-"""Progress on several nodes at once: a line per step, and on a terminal the current stage of each node."""
+"""Progress: a bar, or a line per step on several nodes and on a terminal the current stage of each."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -12,13 +13,24 @@ from typing import Self
 from msgspec import Struct
 from rich.console import ConsoleRenderable, Group
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from cli.lines import COMMAND, print_line
+from cli.output.lines import COMMAND, print_line
 from healthcheck.host.console import Screen
 from healthcheck.text.printable import printable
 
 _REFRESHES_PER_SECOND = 2
+
+
+@contextmanager
+def progress_bar(title: str, total: int | None) -> Iterator[Callable[..., None]]:
+    """Yield a function that advances a bar on standard error by one step; without a terminal, no bar."""
+    screen = Screen(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn()
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda *_: bar.advance(task)
 
 
 class NodeProgress(Struct, frozen=True):

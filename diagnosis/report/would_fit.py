@@ -1,66 +1,19 @@
-"""`gpu-healthcheck diagnose --would-fit FILE`: find nodes for the pods of a file before they are created."""
+"""Answer of `diagnose --would-fit FILE`: nodes with room for the pods of a file before they are created."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from diagnosis.answers.pod_fit import Admission, NodeAnswer, WouldFit, by_rules, pod_of, would_fit
-from diagnosis.facts.wanted_pods import LONGEST, NoPodError, pods_in
+from diagnosis.answers.pod_fit import NodeAnswer, WouldFit
 from diagnosis.hami.card_usage import CardUsage
 from diagnosis.hami.fit import CardVerdict
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import Pod
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused
 from healthcheck.text.naming import named
-from healthcheck.text.printable import printable
 
 _MOST_NODES, _MOST_NAMED = 40, 5
-_NO_RIGHT = 'cannot create resource "pods"'
-"""The API server's message for a user without permission; any other 403 is an admission decision about the pod."""
-DryRun = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
-
-
-def read_pods(path: Path, namespace: str) -> tuple[dict[str, Any], ...]:
-    """Read the pods of the file. Raises NoPodError, and OSError if it can't be read."""
-    with path.open("rb") as file:
-        raw = file.read(4 * LONGEST + 1)
-    try:
-        return pods_in(raw.decode(), namespace)
-    except UnicodeDecodeError as error:
-        raise NoPodError("it is not UTF-8 text") from error
-
-
-def answers(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], dry_run: DryRun | None) -> Iterator[WouldFit]:
-    """Yield the answer for each pod. With `dry_run` None, changes by admission are unknown. Raises NoPodError."""
-    for raw in pods:
-        try:
-            pod = pod_of(raw)
-        except ValueError as error:
-            raise NoPodError(str(error)) from error
-        admission = (
-            by_rules(snapshot, pod, "this is a saved state") if dry_run is None else _ask(snapshot, pod, raw, dry_run)
-        )
-        yield would_fit(snapshot, pod, admission)
-
-
-def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) -> Admission:
-    """Dry run of the API server: all admission runs, and nothing is stored."""
-    metadata = {key: entry for key, entry in raw["metadata"].items() if key != "name"}
-    metadata["generateName"] = f"{pod.meta.name}-"
-    try:
-        made = pod_of(dry_run(pod.meta.namespace, {**raw, "metadata": metadata}))
-    except (Refused, Forbidden, NotFound) as error:
-        if _NO_RIGHT in str(error):
-            return by_rules(snapshot, pod, str(error))
-        return Admission(pod, asked=True, refused=str(error))
-    except (ClusterError, ValueError) as error:
-        return by_rules(snapshot, pod, str(error))
-    return Admission(made, asked=True)
 
 
 def page(answers: Iterable[WouldFit]) -> Iterator[Text]:
@@ -162,9 +115,3 @@ def _node_document(node: NodeAnswer) -> dict[str, Any]:
             if card.card.uuid in codes
         ],
     }
-
-
-def shown_error(path: Path, error: Exception) -> str:
-    """Return the error of the file on one line."""
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return f"{printable(str(path), 200)}: {reason}"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cli import fleet_page
 from cli.fleet import Fleet, FleetBudget, FleetRow, row_of_node
+from cli.output import fleet_page
 from healthcheck.cluster.leases import Heartbeat
 from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from healthcheck.text.moments import timestamp

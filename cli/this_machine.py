@@ -1,25 +1,18 @@
-"""Work of `gpu-healthcheck check`: probe this machine, judge it and print the result, without a cluster."""
+"""One check cycle of this machine, without a cluster, for `check` and `release --local`."""
 
 from __future__ import annotations
 
 import math
 import os
 import platform
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
-import typer
 from msgspec.structs import replace
 
-from cli.check import CheckOptions
-from cli.level_2_run import Level2Run, who_uses
-from cli.one_cycle import judged, show
-from cli.words import EXIT_CODES
-from healthcheck.captures import evidence_file
-from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
+from cli.words import end
+from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, groups_in
 from healthcheck.checks.examine import judge, look
@@ -27,8 +20,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.host.clock import now
 from healthcheck.host.opening import want_folder
-from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
-from healthcheck.host.streams import complain, say
+from healthcheck.host.streams import complain
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Acknowledgement, Memory
 from healthcheck.memory.kernel_events import after_kernel_log
@@ -42,7 +34,6 @@ from healthcheck.settings.declared import IMDS
 from healthcheck.settings.files import unknown_keys
 from healthcheck.settings.reading import read_settings
 from healthcheck.settings.values import Settings
-from healthcheck.text.printable import printable
 
 _ELSEWHERE = (
     "{} needs the whole node for hours: `gpu-healthcheck quarantine NODE` drains the node and runs it in a Job "
@@ -50,37 +41,13 @@ _ELSEWHERE = (
 )
 
 
-def look_and_tell(options: CheckOptions) -> int:
-    """Returns the exit code."""
-    root = options.root
-    settings, checks = _usable(list(options.names), root)
-    if options.save_evidence and (reason := evidence_file.why_not(options.save_evidence)):
-        _end(f"--save-evidence: {reason}")
-    host_root = _host_root(root)
-    instance_type = options.instance_type or ("" if root else _instance_type(host_root))
-    level_2 = Level2Run(settings.values, host_root) if dcgm_diag.LEVEL_2 in checks else None
-    with _asking(host_root, here=root is None) as host:
-        if level_2 is not None:
-            _may_test(host, force=options.force)
-        asked = replace(host, ask_dcgm=level_2.run if level_2 else None)
-        seen = _look(asked, checks, instance_type, settings, here=root is None)
-    result = judged(seen)
-    show(result, options.form, verbose=options.verbose)
-    if root is None and os.geteuid() and result.verdict.unobserved:
-        say("not running as root: checks that could not run may need root")
-    if options.save_evidence:
-        _save(options.save_evidence, seen)
-    was_stopped = level_2 is not None and level_2.was_stopped
-    return INTERRUPTED if was_stopped else EXIT_CODES[result.verdict.status]
-
-
-def light_look() -> tuple[Path, EvidenceCycle]:
+def light_cycle() -> tuple[Path, EvidenceCycle]:
     """Return the root of this machine's files, and one check cycle of the light checks and the kernel-log checks."""
-    settings, configured = _usable([], None)
+    settings, configured = usable_settings([], None)
     checks = tuple(check for check in CHECKS if check.nature is Nature.EVENT or check in configured)
-    root = _host_root(None)
-    with _asking(root, here=True) as host:
-        return root, _look(host, checks, _instance_type(root), settings, here=True)
+    root = find_root(None)
+    with probing(root, here=True) as host:
+        return root, check_once(host, checks, instance_type_of(root), settings, here=True)
 
 
 def state_dir(root: Path) -> Path:
@@ -97,15 +64,8 @@ def _acknowledged(folder: Path, machine: str) -> tuple[Acknowledgement, ...]:
         return ()
 
 
-def _save(file: Path, seen: EvidenceCycle) -> None:
-    try:
-        evidence_file.write(file, seen)
-    except EvidenceError as error:
-        _end(f"--save-evidence: {error}")
-
-
 @contextmanager
-def _asking(root: Path, *, here: bool) -> Iterator[Host]:
+def probing(root: Path, *, here: bool) -> Iterator[Host]:
     """Return the host with its probes in child processes. `here`: the node is this machine."""
     nvml, libfabric, runtime = Driver(root, use_loader=here), Libfabric(root), RuntimeStatus(root)
     try:
@@ -119,29 +79,29 @@ def _asking(root: Path, *, here: bool) -> Iterator[Host]:
         runtime.end()
 
 
-def _usable(names: list[str], root: Path | None) -> tuple[Settings, tuple[Check, ...]]:
+def usable_settings(names: list[str], root: Path | None) -> tuple[Settings, tuple[Check, ...]]:
     directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
     settings = read_settings(directory)
     if settings.bad:
-        _end("\n".join(str(value) for value in settings.bad))
+        end("check", "\n".join(str(value) for value in settings.bad))
     try:
         checks = _named(names) if names else settings.values.checks
     except ValueError as error:
-        _end(str(error))
+        end("check", str(error))
     if unknown := unknown_keys(directory):
         complain("check", str(unknown))
     if root is not None and dcgm_diag.LEVEL_2 in checks:
-        _end(f"--root {root}: {dcgm_diag.LEVEL_2.group} can only test the GPUs of this machine")
+        end("check", f"--root {root}: {dcgm_diag.LEVEL_2.group} can only test the GPUs of this machine")
     return settings, checks
 
 
-def _host_root(root: Path | None) -> Path:
+def find_root(root: Path | None) -> Path:
     message = "HOST_ROOT" if root is None else "--root"
     root = root or Path(os.environ.get("HOST_ROOT", "/"))
     try:
         want_folder(root)
     except ProbeError as error:
-        _end(f"{message} {error}")
+        end("check", f"{message} {error}")
     return root
 
 
@@ -157,24 +117,7 @@ def _named(words: list[str]) -> tuple[Check, ...]:
     return tuple(check for check in here if check.name in wanted)
 
 
-def _may_test(host: Host, *, force: bool) -> None:
-    """Exit if a process uses the GPUs: level 2 loads them, and would fail or slow that process down."""
-    if force or not (used := who_uses(host)):
-        return
-    complain("check", f"{dcgm_diag.LEVEL_2.group}: {printable(used)}")
-    if not sys.stdin.isatty():
-        say("nothing was tested; --force tests anyway")
-        raise typer.Exit(COULD_NOT)
-    if not typer.confirm("Test anyway?", err=True):
-        raise typer.Exit(COULD_NOT)
-
-
-def _end(message: str) -> NoReturn:
-    complain("check", message)
-    raise typer.Exit(USAGE)
-
-
-def _instance_type(root: Path) -> str:
+def instance_type_of(root: Path) -> str:
     endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", IMDS)
     try:
         return machine.instance_type(root, endpoint)
@@ -195,7 +138,7 @@ def _type_on_the_node() -> str:
         return ""
 
 
-def _look(
+def check_once(
     host: Host, checks: tuple[Check, ...], instance_type: str, settings: Settings, *, here: bool
 ) -> EvidenceCycle:
     """`here`: the node is this machine, and so its kernel log has this machine's clock."""

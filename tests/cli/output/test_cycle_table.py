@@ -8,8 +8,9 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from cli import one_cycle
-from cli.one_cycle import judged, show
+from cli.judged_cycle import judged
+from cli.output import cycle_table as one_cycle
+from cli.output.cycle_table import show
 from healthcheck.captures.evidence_file import EvidenceCycle
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks import driver_messages

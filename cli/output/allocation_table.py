@@ -8,32 +8,17 @@ from itertools import islice
 from rich.table import Table
 from rich.text import Text
 
-from cli.access import listings_of
-from cli.acyclic import acyclic
-from cli.utilization_table import with_use
-from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, allocation, totals
+from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, totals
 from diagnosis.facts.quantity import shown
 from diagnosis.hami.card_row import COLUMNS, card_row
-from diagnosis.sources.collect import Collector
-from diagnosis.sources.kinds import KINDS
-from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
 from healthcheck.text.naming import named
 
-_KINDS = frozenset(("Node", "Pod", "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"))
 _MOST_HOLDERS = 4
 _WIDEST = 1 << 13
 """Columns."""
 _POOL_COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "Memory left")
 _USED = "Used"
-
-
-@acyclic()
-def read_allocation(access: Access, prometheus: str = "") -> Allocation:
-    """Return the allocation. Raises ClusterError if nothing can be listed."""
-    kinds = (kind for kind in KINDS if kind.kind in _KINDS)
-    snapshot = Collector(listings_of(access).objects, kinds=kinds).collect()
-    return allocation(with_use(snapshot, prometheus) if prometheus else snapshot)
 
 
 def page(allocation: Allocation, screen: Screen) -> Iterator[Text | Table]:

@@ -1,0 +1,55 @@
+"""One check cycle judged on its own, for `check` and the replay of its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from healthcheck.captures.evidence_file import EvidenceCycle
+from healthcheck.checks import DEEP_CHECKS
+from healthcheck.checks.examine import judge
+from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_look
+from healthcheck.memory.deep_tests import after_deep_test, deep_result
+from healthcheck.memory.exits import expired
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_events import after_kernel_log
+from healthcheck.model import Evidence, Nature, Outcome
+from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
+from healthcheck.verdict.verdict import Verdict, decide
+
+
+class CheckResult(Struct, frozen=True):
+    """Outcomes of the checks of one cycle, and the memory after it."""
+
+    look: EvidenceCycle
+    outcomes: tuple[Outcome, ...]
+    memory: Memory
+
+    @property
+    def verdict(self) -> Verdict:
+        return decide(self.memory, self.outcomes)
+
+
+def judged(look: EvidenceCycle) -> CheckResult:
+    """Judge one cycle as the agent does: the log first, then the readings that end earlier findings.
+
+    There is only this cycle, so a finding that can flicker is shown as observed.
+    """
+    outcomes = judge(look.checks, look.evidence, look.expected)
+    pairs = list(zip(outcomes, look.checks, strict=True))
+    levels = [outcome for outcome, check in pairs if check.nature is Nature.LEVEL]
+    tests = [outcome for outcome, check in pairs if check in DEEP_CHECKS]
+    before, rules = Memory(look.machine, look.boot_id, acknowledged=look.acknowledged), MemoryRules(looks_to_confirm=1)
+    memory = after_kernel_log(before, outcomes, look.now)
+    memory = after_look(memory, JudgedCycle(levels, _gpus(look.evidence), look.now.monotonic), look.now, rules)
+    memory = after_deep_test(memory, deep_result(tests, look.now.wall, look.now.wall), look.now)
+    return CheckResult(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
+
+
+def _gpus(evidence: Evidence) -> Sequence[Gpu]:
+    """Return the GPUs that NVML listed; none if it was not read or did not answer."""
+    if NVML not in evidence.probes or evidence.unread(NVML):
+        return ()
+    answer = evidence[NVML].answer
+    return answer.gpus if isinstance(answer, Gpus) else ()
