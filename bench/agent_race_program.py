@@ -59,7 +59,7 @@ class _Read(AgentState):
 
     @property
     def node(self) -> NodeState:
-        return self._cluster.read_node(self.node_name)
+        return self._cluster.nodes.read(self.node_name)
 
 
 class _NoLooks:

@@ -115,7 +115,7 @@ def measure(stage: Stage) -> Outcome:
     names = [f"fleet-{number}" for number in range(size)]
     with _processes(plane, names) as (all_at_once, queue):
         _together(all_at_once)
-        beats = Cluster(lambda: plane.api(plane.kubeconfig)).count_heartbeats()
+        beats = Cluster(lambda: plane.api(plane.kubeconfig)).leases.count_heartbeats()
         places = budget.allowed(beats, PERCENT)
         since = datetime.now(UTC)
         _together(all_at_once)

@@ -46,7 +46,7 @@ class GpuNodes:
         for name in names:
             self.plane.create_node(name, labels={STATUS: "pass"}, instance_type=INSTANCE_TYPE, devices={_GPU: "1"})
             condition = {"type": CONDITION, "status": "True", "reason": "x", "message": "x"}
-            cluster.beat(cluster.patch_conditions(name, [condition]), datetime.now(UTC), 7200)
+            cluster.leases.renew_heartbeat(cluster.nodes.patch_conditions(name, [condition]), datetime.now(UTC), 7200)
 
     def want(self, node: str, tolerations: Iterable[Mapping[str, str]] = ()) -> None:
         """Create another workload's pod for the GPU of this node."""

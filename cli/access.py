@@ -23,7 +23,7 @@ def cluster_of(access: Access, pass_over: Callable[[str], None] | None = None) -
 
 def listings_of(access: Access) -> Listings:
     """Raises ClusterError."""
-    from healthcheck.cluster.connection import connect  # noqa: PLC0415
+    from healthcheck.cluster.connection import Connection, connect  # noqa: PLC0415
     from healthcheck.cluster.listings import Listings  # noqa: PLC0415
 
-    return Listings(partial(connect, access), request_seconds=access.request_seconds)
+    return Listings(Connection(partial(connect, access), request_seconds=access.request_seconds))

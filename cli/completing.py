@@ -30,12 +30,12 @@ def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     from healthcheck.node.state import STATUS  # noqa: PLC0415 - where a cluster is asked
 
     there = ctx.params.get("nodes") or ()
-    named = _asked(ctx, lambda cluster: cluster.names_of_nodes(STATUS))
+    named = _asked(ctx, lambda cluster: cluster.nodes.names(STATUS))
     return _offered((text for text in named if text not in there), incomplete)
 
 
 def namespaces(ctx: typer.Context, incomplete: str) -> list[str]:
-    return _offered(_asked(ctx, lambda cluster: cluster.names_of_namespaces()), incomplete)
+    return _offered(_asked(ctx, lambda cluster: cluster.nodes.names_of_namespaces()), incomplete)
 
 
 def subjects(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -48,14 +48,14 @@ class Eviction:
         for pod in self._left.values():
             if pod.uid not in self._sent and not self._patience.is_over:
                 self._evict(pod)
-        there = {str(pod["metadata"]["uid"]) for pod in self._cluster.list_pods_on(self._node)}
+        there = {str(pod["metadata"]["uid"]) for pod in self._cluster.pods.list_on(self._node)}
         for uid in self._left.keys() - there:
             self._voice.say(f"gone: {self._left.pop(uid).title}")
         return None if self._left else True
 
     def _evict(self, pod: EvictedPod) -> None:
         try:
-            self._cluster.evict(pod.namespace, pod.name, pod.uid)
+            self._cluster.pods.evict(pod.namespace, pod.name, pod.uid)
         except (NotFound, Conflict):
             pass  # it has gone by itself; another may have its name by now
         except (Unavailable, Forbidden, Refused) as error:
@@ -72,14 +72,14 @@ class Eviction:
     def _budgets(self, pod: EvictedPod) -> str:
         """Name the pod's budgets. The API server names none, and evicts the pod only when a single one is left."""
         try:
-            names = budgets_on(pod, self._cluster.list_budgets(pod.namespace))
+            names = budgets_on(pod, self._cluster.pods.list_budgets(pod.namespace))
         except (Forbidden, Unavailable):
             return ""
         return f" They are {', '.join(names)}." if names else ""
 
     def _stuck(self) -> list[str]:
         """Return each remaining pod with the reason why it is still there."""
-        pods = {str(pod["metadata"]["uid"]): pod for pod in self._cluster.list_pods_on(self._node)}
+        pods = {str(pod["metadata"]["uid"]): pod for pod in self._cluster.pods.list_on(self._node)}
         return [
             f"{pod.title}: {what_holds(pods[uid]) if uid in self._sent else self._refusals.get(uid, 'not evicted')}"
             for uid, pod in self._left.items()

@@ -121,7 +121,7 @@ def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
     `unread` collects the objects that could not be read.
     """
     unread.clear()
-    config = _allowed(cluster.read_config)
+    config = _allowed(cluster.settings.read_config)
     interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL") or 0)
     beats = _heartbeats(cluster)
     is_late = partial(_is_overdue, interval=interval, now=datetime.now(UTC))
@@ -154,13 +154,13 @@ def gpu_nodes(cluster: Cluster, chosen: str = "") -> Iterator[NodeState]:
     among = [chosen] if chosen else []
     left_out = [f"!{STATUS}", *among]
     for label in _WANTED:
-        yield from cluster.list_nodes(",".join((label, *left_out)))
+        yield from cluster.nodes.select(",".join((label, *left_out)))
         left_out.append(label.replace("=", "!="))
-    yield from cluster.list_nodes(",".join((STATUS, *among)))
+    yield from cluster.nodes.select(",".join((STATUS, *among)))
 
 
 def _heartbeats(cluster: Cluster) -> Beats | None:
-    return _allowed(partial(cluster.list_heartbeats, datetime.now(UTC)))
+    return _allowed(partial(cluster.leases.heartbeats, datetime.now(UTC)))
 
 
 def _with_devices(
@@ -174,7 +174,7 @@ def _with_devices(
     given_out: AllocatedDevices | None = None
     for node in nodes:
         if given_out is None and not node.gpus and is_late(node):
-            given_out = _allowed(partial(cluster.read_given_out, namespace)) or AllocatedDevices()
+            given_out = _allowed(partial(cluster.dra.read_given_out, namespace)) or AllocatedDevices()
         yield node if given_out is None else with_devices(node, given_out)
 
 
@@ -189,7 +189,7 @@ def _worst_first(row: FleetRow) -> tuple[int, int, bool, str]:
 
 
 def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | None) -> FleetBudget:
-    holders = _allowed(lambda: {slot.holder for slot in cluster.list_slots()})
+    holders = _allowed(lambda: {slot.holder for slot in cluster.leases.slots()})
     percent = _number(config, "MAX_UNHEALTHY_PERCENT")
     places = None if fleet is None or percent is None else budget.allowed(fleet, percent)
     return FleetBudget(None if holders is None else len(holders), places, fleet)

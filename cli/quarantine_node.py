@@ -97,7 +97,7 @@ class QuarantineOutcome(Struct, frozen=True):
 
 def must_have_rights(cluster: Cluster) -> None:
     """Raise CouldNot with the permissions that every node needs and the user lacks. Raises ClusterError."""
-    if missing := [str(right) for right in _RIGHTS if not cluster.is_allowed(right)]:
+    if missing := [str(right) for right in _RIGHTS if not cluster.rights.is_allowed(right)]:
         raise CouldNot("you lack permissions that it needs, and nothing was changed", *missing)
 
 
@@ -170,19 +170,19 @@ class NodeQuarantine:
 
     def _node(self) -> NodeState:
         try:
-            return self._patience.ask(partial(self._cluster.read_node, self._name))
+            return self._patience.ask(partial(self._cluster.nodes.read, self._name))
         except NotFound:
             raise CouldNot("the node does not exist (any more)") from None
 
     def _job(self) -> JobState | None:
         try:
-            return self._patience.ask(partial(self._cluster.read_job, NAMESPACE, self._job_name))
+            return self._patience.ask(partial(self._cluster.jobs.read, NAMESPACE, self._job_name))
         except NotFound:
             return None
 
     def _template(self) -> Mapping[str, Any]:
         try:
-            template = self._patience.ask(partial(self._cluster.read_job_template, CRON_JOB))
+            template = self._patience.ask(partial(self._cluster.jobs.read_template, CRON_JOB))
             pod_of(template)
         except NotFound:
             raise CouldNot(f"there is no CronJob {NAMESPACE}/{CRON_JOB}: apply kubernetes/manifests/ first") from None
@@ -191,7 +191,7 @@ class NodeQuarantine:
         return template
 
     def _drain_plan(self) -> DrainPlan:
-        pods = self._patience.ask(partial(self._cluster.list_pods_on, self._name))
+        pods = self._patience.ask(partial(self._cluster.pods.list_on, self._name))
         # The Job's own pods end with the Job.
         others = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) != self._job_name]
         return plan_drain(others, self._options.allowed)
@@ -203,14 +203,16 @@ class NodeQuarantine:
         rights = (
             Right("create", "pods/eviction", "", name) for name in sorted({p.namespace for p in plan.drain.leaving})
         )
-        missing = [str(right) for right in rights if not self._patience.ask(partial(self._cluster.is_allowed, right))]
+        missing = [
+            str(right) for right in rights if not self._patience.ask(partial(self._cluster.rights.is_allowed, right))
+        ]
         if missing:
             raise CouldNot("you have no permission to evict its pods", *missing)
 
     def _must_be_free_then(self, drain: DrainPlan) -> None:
         """Raise if GPU pods would stay on the node: the test would refuse to begin after the evictions."""
         going = {pod.title for pod in drain.leaving}
-        held = self._patience.ask(lambda: list(self._cluster.list_gpu_pods(self._name)))
+        held = self._patience.ask(lambda: list(self._cluster.pods.list_with_gpus(self._name)))
         staying = [str(pod) for pod in held if f"{pod.namespace}/{pod.name}" not in going]
         if staying:
             raise CouldNot("pods that stay on it use its GPUs, so the test would not start", *staying)
@@ -254,7 +256,7 @@ class NodeQuarantine:
             _must_be_ours(known, plan.template)
         try:
             if known is None:
-                job = self._cluster.create_job(quarantine_job(plan.template, plan.node, NAMESPACE))
+                job = self._cluster.jobs.create(quarantine_job(plan.template, plan.node, NAMESPACE))
                 self._voice.say(f"Job {job.namespace}/{job.name} created")
                 return job
             if not known.outcome and not known.leaving:
@@ -267,7 +269,7 @@ class NodeQuarantine:
                 )
                 return known
             if not known.leaving:
-                self._cluster.delete_job(known)
+                self._cluster.jobs.delete(known)
                 self._voice.say(f"Job {known.namespace}/{known.name} of an earlier run deleted ({known.outcome})")
         except (Conflict, NotFound):
             pass  # created or deleted by another client in between
@@ -290,7 +292,7 @@ class NodeQuarantine:
         if recommendation == PASSED and self._options.release_on_pass:
             node = self._uncordoned()
         with suppress(ClusterError):  # the request is repeated
-            self._cluster.note_job_shown(ended, datetime.now(UTC))
+            self._cluster.jobs.note_shown(ended, datetime.now(UTC))
         step = next_step(recommendation, node, record.findings or ())
         return QuarantineOutcome(self._name, recommendation, record, node.cordoned, step)
 
@@ -313,7 +315,7 @@ class NodeQuarantine:
     def _patched(self, change: PatchFor) -> NodeState | None:
         """Patch the Node and return it; None if there was nothing to patch."""
         try:
-            return self._patience.ask(lambda: self._cluster.update_node(self._name, change))
+            return self._patience.ask(lambda: self._cluster.nodes.update(self._name, change))
         except NotFound:
             raise CouldNot("the node is gone") from None
 
@@ -338,13 +340,13 @@ class _Following:
     def look(self) -> JobState | None:
         """Wait for the end of the Job, and return it."""
         try:
-            job = self._cluster.read_job(self._job.namespace, self._job.name)
+            job = self._cluster.jobs.read(self._job.namespace, self._job.name)
         except NotFound:
             job = None
         if job is None or job.uid != self._job.uid:
             raise CouldNot("its Job was deleted, possibly with the node")
         # Read after its end was seen, the log is whole.
-        pods = self._cluster.list_pods_of(job)
+        pods = self._cluster.pods.list_of(job)
         if pods:
             self._look_at(pods[-1])
         elif not job.outcome:
@@ -366,7 +368,7 @@ class _Following:
             return
         lines = self._lines.setdefault(pod.uid, LogLines())
         try:
-            for line in lines.take(self._cluster.read_pod_log(pod, lines.since)):
+            for line in lines.take(self._cluster.pods.read_log_of(pod, lines.since)):
                 self._voice.stage(line)
                 self._voice.say(line)
                 self._last_line, self._last_notice = line, ""
@@ -378,7 +380,7 @@ class _Following:
     def _warning(self, uid: str) -> str:
         """Return the newest warning Event about it; '' without one, or without permission to read Events."""
         try:
-            return "".join(self._cluster.list_warnings(self._job.namespace, uid)[-1:])[:_LONGEST_WARNING]
+            return "".join(self._cluster.events.list_warnings(self._job.namespace, uid)[-1:])[:_LONGEST_WARNING]
         except Forbidden:
             return ""
 

@@ -156,7 +156,7 @@ def release_selected(selector: str, options: ReleaseOptions, access: Access, *, 
     """Release the nodes with these labels that have something to release, after confirmation. Returns the exit code."""
     try:
         cluster = cluster_of(access)
-        nodes = list(cluster.list_nodes(selector))
+        nodes = list(cluster.nodes.select(selector))
     except Refused as error:
         complain("release", f"-l {selector!r}: {error}")
         return USAGE
@@ -240,7 +240,7 @@ def _release(cluster: Cluster, name: str, options: ReleaseOptions, console: Scre
 
 def _read(cluster: Cluster, name: str) -> NodeState:
     try:
-        node = cluster.read_node(name)
+        node = cluster.nodes.read(name)
     except NotFound:
         raise CouldNotRelease("the node does not exist") from None
     return _with_record(node)
@@ -267,7 +267,7 @@ def _write(cluster: Cluster, name: str, options: ReleaseOptions) -> tuple[NodeSt
         return _patch(latest, word, options)
 
     try:
-        cluster.update_node(name, releasing)
+        cluster.nodes.update(name, releasing)
     except NotFound:
         raise CouldNotRelease("the node does not exist") from None
     return meant[-1]
@@ -284,7 +284,7 @@ def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
     """Wait until the agent's record has the release, and return the Node."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
-        for node in cluster.watch_node(name, math.ceil(left)):
+        for node in cluster.nodes.watch(name, math.ceil(left)):
             if node is None:
                 raise CouldNotRelease("the node is gone")
             if node.annotations.get(RELEASE) != text:

@@ -133,7 +133,7 @@ def _type_on_the_node() -> str:
     from healthcheck.cluster.client import Cluster  # noqa: PLC0415 - elsewhere a check needs no cluster
 
     try:
-        return Cluster().read_node(node_name).labels.get(INSTANCE_TYPE, "")
+        return Cluster().nodes.read(node_name).labels.get(INSTANCE_TYPE, "")
     except ClusterError:
         return ""
 

@@ -67,8 +67,8 @@ def uninstall(
 def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
     from healthcheck.cluster.device_taint_rules import DeviceTaints  # noqa: PLC0415 - the help needs no client
 
-    running = list(cluster.list_workloads(SELECTOR))
-    taints = cluster.alike(DeviceTaints)
+    running = list(cluster.jobs.list_workloads(SELECTOR))
+    taints = DeviceTaints(cluster.connection)
     gone = _look(cluster)
     rules = _rules(taints, gone, console)
     _show_all(gone, rules, console)
@@ -125,8 +125,8 @@ def _show_all(gone: Sequence[Removal], rules: Sequence[DeviceRule], console: Scr
 def _look(cluster: Cluster) -> list[Removal]:
     """Return the planned removals by node. Only a Node that is read individually shows the owner of its cordon."""
     nodes = (
-        cluster.read_node(node.name) if node.cordoned and CORDONED_BY in node.annotations else node
-        for node in cluster.list_nodes()
+        cluster.nodes.read(node.name) if node.cordoned and CORDONED_BY in node.annotations else node
+        for node in cluster.nodes.select()
     )
     return [one for one in map(removal, nodes) if one]
 
@@ -134,9 +134,9 @@ def _look(cluster: Cluster) -> list[Removal]:
 def take_off(cluster: Cluster, name: str, console: Screen) -> bool:
     """Whether nothing of ours is left on the Node. Raises Forbidden: the other Nodes would be refused as well."""
     try:
-        node = cluster.update_node(name, patch) or cluster.read_node(name)
+        node = cluster.nodes.update(name, patch) or cluster.nodes.read(name)
         if conditions := removal(node).conditions:
-            cluster.remove_conditions(name, conditions)
+            cluster.nodes.remove_conditions(name, conditions)
     except NotFound:
         console.print(f"{name}: the node is gone")
         return True

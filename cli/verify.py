@@ -81,7 +81,7 @@ def _all_hold(answers: list[Verification]) -> bool:
 
 def answers_of(cluster: Cluster) -> Iterator[Verification]:
     """Yield the results; each part depends on the ones before. Raises ClusterError."""
-    missing = sorted(set(POLICIES) - cluster.list_policies_in_force())
+    missing = sorted(set(POLICIES) - cluster.policies.list_in_force())
     yield Verification(
         "policies",
         not missing,
@@ -91,7 +91,7 @@ def answers_of(cluster: Cluster) -> Iterator[Verification]:
     nodes = {node.name for node in listed}
     yield Verification("GPU nodes", bool(nodes), f"{len(nodes)} selected by labels" if nodes else _NO_NODE)
     now = datetime.now(UTC)
-    beats = cluster.list_heartbeats(now)
+    beats = cluster.leases.heartbeats(now)
     awake = {name for name, beat in beats.items() if now - beat.renewed <= timedelta(seconds=beat.seconds)}
     silent = sorted(nodes - awake)
     others = f"; not on {named(silent, _MOST_NAMED)}" if silent else ""

@@ -87,7 +87,7 @@ class QuarantineMarks:
             return "HyperPod tests the node"
         if changed := being_changed(node.labels):
             return f"the node's driver is being replaced: {changed}"
-        if pods := [] if force else list(self._cluster.list_gpu_pods(self._node)):
+        if pods := [] if force else list(self._cluster.pods.list_with_gpus(self._node)):
             return f"GPU pods are still on the node: {named(pods, _MOST_NAMED)}; quarantine-run --force tests anyway"
         return ""
 
@@ -96,7 +96,7 @@ class QuarantineMarks:
         return _AT_THE_START.ask(lambda: self._take(force=force))
 
     def _take(self, *, force: bool) -> NodeState:
-        if why := self.why_not(self._cluster.read_node(self._node), force=force):
+        if why := self.why_not(self._cluster.nodes.read(self._node), force=force):
             self._refuse(why)
         taken = self._claimant.hold(_now() + HELD)
         if taken is None:
@@ -136,7 +136,7 @@ class QuarantineMarks:
 
     def _is_taken(self) -> bool:
         try:
-            node = self._cluster.read_node(self._node)
+            node = self._cluster.nodes.read(self._node)
         except ClusterError:
             return False
         return RESULTS not in node.annotations or has_taken(node, KIND, timestamp(self._at))
@@ -166,7 +166,7 @@ class QuarantineMarks:
     def _write(self, change: PatchFor) -> NodeState | None:
         """Patch the Node, one thread at a time. None: nothing to write. Raises ClusterError."""
         with self._writing:
-            return self._cluster.update_node(self._node, change)
+            return self._cluster.nodes.update(self._node, change)
 
 
 def _gives_way(claim: Claim) -> bool:

@@ -99,7 +99,7 @@ class NodeTest:
 
     def run(self) -> RunRecord:
         """Test the node, write the record and return it. Raises ClusterError if it could not be written."""
-        node = self._patiently(partial(self.cluster.read_node, self.settings.node_name))
+        node = self._patiently(partial(self.cluster.nodes.read, self.settings.node_name))
         record = self._look(node)
         self._has_verdict = is_verdict(record)
         log.info("tested", node=node.name, record=as_json(record))
@@ -141,7 +141,7 @@ class NodeTest:
                 return None
             return annotated(node, {SWEEP_RESULT: records.dump(keeping_verdict(record, node))})
 
-        self.cluster.update_node(self.settings.node_name, result)
+        self.cluster.nodes.update(self.settings.node_name, result)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Return the answer of a request with retries: an outage must not lose the result of a test of many minutes."""

@@ -144,7 +144,7 @@ class Sweep:
     @cached_property
     def _template(self) -> dict[str, Any]:
         try:
-            return self._cluster.read_job_template(CRON_JOB)
+            return self._cluster.jobs.read_template(CRON_JOB)
         except NotFound as error:
             raise TemplateError(f"there is no CronJob {NAMESPACE}/{CRON_JOB}: {error}") from error
 
@@ -155,31 +155,31 @@ class Sweep:
         tolerated = tolerations(self._template)
         slots = self._slots()
         self._given_out = self._by_claims()
-        beats = self._cluster.list_heartbeats(_now())
+        beats = self._cluster.leases.heartbeats(_now())
         self._heard = {name: beat.renewed + timedelta(seconds=beat.seconds) for name, beat in beats.items()}
         candidates, marked, holders, now = [], [], {}, _now()
         places = {slot.holder for slot in slots}
-        for node in map(self._with_devices, self._cluster.list_nodes()):
+        for node in map(self._with_devices, self._cluster.nodes.select()):
             holders[node.name] = self._holder(node, places)
             if is_marked(node):
                 marked.append(node)
             one = candidate(node, self._heard.get(node.name), tolerated, self._limits.interval, now)
             if one is not None:
                 candidates.append(one)
-        busy = busy_nodes(self._cluster.list_gpu_pods(), self._claimed(), self._given_out.devices)
-        jobs, _ = self._cluster.list_jobs(self._namespace, SELECTOR)
+        busy = busy_nodes(self._cluster.pods.list_with_gpus(), self._claimed(), self._given_out.devices)
+        jobs, _ = self._cluster.jobs.select(self._namespace, SELECTOR)
         return ClusterView(tuple(candidates), busy, tuple(marked), tuple(jobs), slots, holders, self._refused(jobs))
 
     def _refused(self, jobs: Iterable[JobState]) -> dict[str, str]:
         if all(job.outcome in ("", "Complete") for job in jobs):
             return {}
-        found = self._cluster.list_refused(self._namespace, SELECTOR)
+        found = self._cluster.pods.list_refused(self._namespace, SELECTOR)
         return {name: f"{_REFUSED}: {message}" for name, message in found.items()}
 
     def _slots(self) -> tuple[Slot, ...]:
         """List the slots before the Nodes, so that the Nodes already show the taint of each slot."""
         try:
-            return tuple(self._cluster.list_slots())
+            return tuple(self._cluster.leases.slots())
         except Forbidden as error:
             # The role may be older than this program; the tests still run.
             log.warning("the slots of the fleet budget can't be read", error=str(error))
@@ -188,7 +188,7 @@ class Sweep:
     def _by_claims(self) -> AllocatedDevices:
         """Return the devices that DRA allocates; empty without the permission, as on a cluster without DRA."""
         try:
-            return self._cluster.read_given_out(self._namespace)
+            return self._cluster.dra.read_given_out(self._namespace)
         except Forbidden:
             return AllocatedDevices()
 
@@ -198,7 +198,7 @@ class Sweep:
     def _claimed(self) -> Mapping[str, str] | None:
         """Return the owners of DRA devices by node name; None if not visible. Call it after the pods are listed."""
         try:
-            return self._given_out.claimed_by(self._cluster.list_gpu_claims()) if self._given_out.devices else None
+            return self._given_out.claimed_by(self._cluster.dra.list_gpu_claims()) if self._given_out.devices else None
         except Forbidden:
             return None
 
@@ -210,7 +210,7 @@ class Sweep:
 
     def _clear(self, name: str) -> None:
         """Remove marks without an owner. The Node is read again, because it may have changed since the list."""
-        update = partial(self._cluster.update_node, name, lambda node: clear(node, _now(), self._is_over))
+        update = partial(self._cluster.nodes.update, name, lambda node: clear(node, _now(), self._is_over))
         with suppress(NotFound):
             if patiently(update) is not None:
                 log.warning("removed the marks of an ended run from a node", node=name)
@@ -220,7 +220,7 @@ class Sweep:
         if claim.kind is not RunKind.SWEEP:
             return False
         try:
-            return not is_working(self._cluster.read_job(self._namespace, claim.holder))
+            return not is_working(self._cluster.jobs.read(self._namespace, claim.holder))
         except NotFound:
             return True
 
@@ -237,7 +237,7 @@ class Sweep:
 
     def _deleted(self, job: JobState) -> bool:
         try:
-            self._cluster.delete_job(job)
+            self._cluster.jobs.delete(job)
         except (NotFound, Conflict):
             return False
         return True
@@ -248,7 +248,7 @@ class Sweep:
         name = holder if _NODE_NAME.match(holder) else ""
 
         def gone() -> list[FreedSlot]:
-            slots = [slot for slot in self._cluster.list_slots(name) if slot.holder == holder]
+            slots = [slot for slot in self._cluster.leases.slots(name) if slot.holder == holder]
             node = self._node(name) if name else None
             nodes = {holder: self._holder(node, {holder})} if node is not None else {}
             still = unowned(slots, nodes, _now())[:_MOST_RECLAIMED]
@@ -266,7 +266,7 @@ class Sweep:
 
     def _freed(self, slot: Slot) -> bool:
         try:
-            self._cluster.delete_slot(slot)
+            self._cluster.leases.delete_slot(slot)
         except (NotFound, Conflict):
             return False  # deleted, or owned by another node now
         return True
@@ -289,7 +289,7 @@ class Sweep:
         log.info("a sweep Job is started", node=node.name, job=made.name, until=until.isoformat())
 
     def _claimant(self, node_name: str, job_name: str) -> Claimant:
-        return Claimant(RunKind.SWEEP, job_name, partial(self._cluster.update_node, node_name), _now)
+        return Claimant(RunKind.SWEEP, job_name, partial(self._cluster.nodes.update, node_name), _now)
 
     def _take(self, name: str, claimant: Claimant, until: datetime) -> bool:
         """Claim the node, and return whether that succeeded.
@@ -309,10 +309,10 @@ class Sweep:
 
     def _made(self, job: Mapping[str, Any]) -> JobState:
         try:
-            return self._cluster.create_job(job)
+            return self._cluster.jobs.create(job)
         except Conflict:
             # Each name is used once: an earlier try succeeded, and its answer was lost.
-            return self._cluster.read_job(job["metadata"]["namespace"], job["metadata"]["name"])
+            return self._cluster.jobs.read(job["metadata"]["namespace"], job["metadata"]["name"])
 
     # --- following
 
@@ -331,14 +331,14 @@ class Sweep:
 
     def _watch(self, waiting: dict[str, JobState]) -> bool:
         """Watch the Jobs once, and return whether all have ended. The list before it has earlier changes."""
-        jobs, version = self._cluster.list_jobs(self._namespace, SELECTOR)
+        jobs, version = self._cluster.jobs.select(self._namespace, SELECTOR)
         listed = {job.name: job for job in jobs}
         for name, job in list(waiting.items()):
             self._see(listed.get(name, job), waiting, there=name in listed)
         self._stop_unplaced(waiting)
         self._step_aside(waiting)
         if waiting:
-            for job, there in self._cluster.watch_jobs(self._namespace, SELECTOR, version, self._seconds(waiting)):
+            for job, there in self._cluster.jobs.watch(self._namespace, SELECTOR, version, self._seconds(waiting)):
                 self._see(job, waiting, there=there)
                 if not waiting:
                     break
@@ -359,7 +359,7 @@ class Sweep:
         old = {name for name, job in waiting.items() if _age_seconds(job) >= _PLACE_SECONDS} - self._placed
         if not old:
             return
-        for name in old & self._cluster.list_unplaced(self._namespace, SELECTOR):
+        for name in old & self._cluster.pods.list_unplaced(self._namespace, SELECTOR):
             log.info("its node is in use after all", node=waiting[name].node, job=name)
             self._deleted(waiting[name])
         self._placed |= old
@@ -371,7 +371,7 @@ class Sweep:
         """
         if not any(job.claims for job in waiting.values()):
             return
-        for job in in_the_way(waiting.values(), self._cluster.list_unplaced_since()):
+        for job in in_the_way(waiting.values(), self._cluster.pods.list_unplaced_since()):
             if job.name not in self._stepped_aside:
                 log.info("waiting work may need its devices", node=job.node, job=job.name)
                 self._deleted(job)
@@ -391,7 +391,7 @@ class Sweep:
 
     def _node(self, name: str) -> NodeState | None:
         try:
-            return self._cluster.read_node(name)
+            return self._cluster.nodes.read(name)
         except NotFound:
             return None
 

@@ -33,7 +33,7 @@ class RuntimeClasses:
         if self._state.now().monotonic < self._due_at:
             return
         try:
-            self._state.set_runtime_classes(self._api.cluster.list_runtime_classes())
+            self._state.set_runtime_classes(self._api.cluster.settings.list_runtime_classes())
         except Forbidden as error:
             self._api.permissions.forbid(error.verb, error.resource, error)
         except ClusterError as error:

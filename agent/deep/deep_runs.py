@@ -334,7 +334,7 @@ class DeepTests:
 
 def _own_node(cluster: Cluster, state: AgentState, level_2: Level2) -> OwnNode:
     name = state.node_name
-    read, update = partial(cluster.read_node, name), partial(cluster.update_node, name)
+    read, update = partial(cluster.nodes.read, name), partial(cluster.nodes.update, name)
     return OwnNode(read, update, lambda: state.node, level_2.are_claimed)
 
 

@@ -66,7 +66,7 @@ class DeviceRules:
         self, api: ApiServer, state: AgentState, reporter: Reporter, telemetry: Telemetry, *, stand: bool
     ) -> None:
         self._api = api
-        self._cluster = api.cluster.alike(DeviceTaints)
+        self._cluster = DeviceTaints(api.cluster.connection)
         self._news = state.news
         self._reporter = reporter
         self._telemetry = telemetry

@@ -76,7 +76,7 @@ class NodeUpdate:
 
     def read(self) -> NodeState:
         """Read the Node. Raises ClusterError."""
-        node = self._bad.without(self._api.cluster.read_node(self._state.node_name))
+        node = self._bad.without(self._api.cluster.nodes.read(self._state.node_name))
         self._state.set_node(node)
         self._state.note_unreadable("")
         self._api.permissions.allow("get", "nodes")
@@ -133,7 +133,7 @@ class NodeUpdate:
             return False
         if not conditions:
             return True
-        request = partial(self._api.cluster.patch_conditions, node.name, conditions)
+        request = partial(self._api.cluster.nodes.patch_conditions, node.name, conditions)
         stands = self._api.permissions.write("nodes/status", partial(self._keep, request))
         if stands:
             self._conditions.went(conditions, time.monotonic())
@@ -149,9 +149,9 @@ class NodeUpdate:
     def _write_node(self, node: NodeState, patch: Mapping[str, Any]) -> None:
         """Write everything; if the Node has no room for the record, labels and taint without it."""
         try:
-            self._keep(partial(self._api.cluster.patch_node, node.name, patch))
+            self._keep(partial(self._api.cluster.nodes.patch, node.name, patch))
         except Refused as error:
-            self._keep(partial(self._api.cluster.patch_node, node.name, without_record(patch, node)))
+            self._keep(partial(self._api.cluster.nodes.patch, node.name, without_record(patch, node)))
             if self._record.left_out_of(patch):
                 log.warning(
                     "the Node has no room for the record; its labels and taint are set without it", answer=str(error)
@@ -167,7 +167,7 @@ class NodeUpdate:
             return
         self._record.tried()
         try:
-            self._keep(partial(self._api.cluster.patch_node, node.name, patch))
+            self._keep(partial(self._api.cluster.nodes.patch, node.name, patch))
         except (Refused, Forbidden):
             return
         log.info("the Node accepts the record again")

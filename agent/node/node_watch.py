@@ -51,7 +51,7 @@ class NodeWatch(threading.Thread):
             again(self._watch)
 
     def _watch(self) -> None:
-        for node in self._cluster.watch_node(self._state.node_name):
+        for node in self._cluster.nodes.watch(self._state.node_name):
             if self._stopping.is_set():
                 return
             self._show(node)

@@ -54,7 +54,7 @@ class OwnSlot:
             return HELD
         if self._take_at_once(node, percent):
             return HELD
-        held = self._cluster.count_slots()
+        held = self._cluster.leases.count_slots()
         self._count()
         if 2 * held >= allowed(self._fleet, percent):
             self._fleet_size()
@@ -64,7 +64,7 @@ class OwnSlot:
         self._unsure = False
         if held < places and self._take_one_of(draw(places, self._draw), node):
             return HELD
-        if not closely and (held >= places or (held := self._cluster.count_slots()) >= places):
+        if not closely and (held >= places or (held := self._cluster.leases.count_slots()) >= places):
             return SlotGrant(held=False, why=f"{held} of the fleet's {places} slots for tainted nodes are in use")
         return self._take_free(places, node)
 
@@ -76,7 +76,7 @@ class OwnSlot:
         self._find(node)
         self._count()
         if self._clock() - self._seen_at >= RECONCILE_SECONDS:
-            self._taken, self._seen_at = self._cluster.count_slots(), self._clock()
+            self._taken, self._seen_at = self._cluster.leases.count_slots(), self._clock()
 
     def _take_at_once(self, node: NodeState, percent: int) -> bool:
         """Acquire with one request if the last count showed free slots."""
@@ -100,7 +100,7 @@ class OwnSlot:
 
     def _take_free(self, places: int, node: NodeState) -> SlotGrant:
         """List all slots if none was free at random. A node with several slots counts once."""
-        taken = occupancy(self._cluster.list_slots())
+        taken = occupancy(self._cluster.leases.slots())
         if len(taken.since) >= places:
             return SlotGrant(
                 held=False, why=f"{len(taken.since)} of the fleet's {places} slots for tainted nodes are in use"
@@ -112,7 +112,7 @@ class OwnSlot:
 
     def _made_sure_of(self, places: int, node: NodeState) -> SlotGrant:
         """Check the order of all slots: a name beyond the allowed number could be acquired, too."""
-        if occupancy(self._cluster.list_slots()).before(node.name) >= places:
+        if occupancy(self._cluster.leases.slots()).before(node.name) >= places:
             self.give_back(node)
             return SlotGrant(
                 held=False, why=f"another node just acquired the last of the fleet's {places} slots for tainted nodes"
@@ -135,7 +135,7 @@ class OwnSlot:
         if self._find(node) or self._slot is None:
             return self._slot is not None
         try:
-            there = self._cluster.read_slot(self._slot.name)
+            there = self._cluster.leases.read_slot(self._slot.name)
         except NotFound:
             there = None
         if there is None or there.uid != self._slot.uid:
@@ -148,7 +148,7 @@ class OwnSlot:
         """Find the slot of an earlier process of this node. Returns True if it was looked up just now."""
         if self._known_for == node.uid:
             return False
-        ours = oldest_first(self._cluster.list_slots(node.name))
+        ours = oldest_first(self._cluster.leases.slots(node.name))
         # A slot of an earlier Node of the same name is deleted: its owner no longer exists.
         kept = [slot for slot in ours if slot.node_uid == node.uid][:1]
         for slot in ours:
@@ -161,7 +161,7 @@ class OwnSlot:
     def _fleet_size(self) -> None:
         """Count the nodes by their heartbeats; without an answer, the last known number stays."""
         try:
-            self._fleet = self._cluster.count_heartbeats()
+            self._fleet = self._cluster.leases.count_heartbeats()
             self._counted_at = self._clock()
             self._size_known = True
         except ClusterError as error:
@@ -171,7 +171,7 @@ class OwnSlot:
 
     def _create(self, name: str, node: NodeState) -> Slot:
         try:
-            return self._cluster.create_slot(name, node)
+            return self._cluster.leases.create_slot(name, node)
         except Conflict:
             raise
         except ClusterError:
@@ -180,6 +180,6 @@ class OwnSlot:
 
     def _delete(self, slot: Slot) -> None:
         try:
-            self._cluster.delete_slot(slot)
+            self._cluster.leases.delete_slot(slot)
         except (NotFound, Conflict):
             return  # deleted, or owned by another node now

@@ -149,20 +149,22 @@ class Reporter(threading.Thread):
     def _write_heartbeat(self) -> None:
         wanted, node, now = self._beats_wanted, self._node(), self._state.now
         seconds = _BEATS_MISSED * self._state.settings.values.check_interval_seconds
-        self._api.permissions.write("leases", lambda: self._api.cluster.beat(node, now().wall, seconds))
+        self._api.permissions.write(
+            "leases", lambda: self._api.cluster.leases.renew_heartbeat(node, now().wall, seconds)
+        )
         self._beats_written = wanted
         self._events.extend(self._forbidden)
         self._forbidden.clear()
 
     def _write_event(self) -> None:
         self._tried = waiting = self._events[0]
-        create = partial(self._api.cluster.create_event, self._node(), waiting.event, self._state.now().wall)
+        create = partial(self._api.cluster.events.create, self._node(), waiting.event, self._state.now().wall)
         if not self._api.permissions.write("events", create):
             self._forbidden.append(waiting)
         self._take_off(waiting)
 
     def _node(self) -> NodeState:
-        return self._state.node or self._api.cluster.read_node(self._state.node_name)
+        return self._state.node or self._api.cluster.nodes.read(self._state.node_name)
 
     def _take_off(self, waiting: _Waiting) -> None:
         with suppress(ValueError):  # newer Events may have displaced it meanwhile

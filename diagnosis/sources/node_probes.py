@@ -59,7 +59,7 @@ def _template(cluster: Cluster, image: str) -> dict[str, Any]:
     Raises NodeProbeError, ClusterError.
     """
     try:
-        template = cluster.read_agent_template()
+        template = cluster.pods.read_agent_template()
     except (NotFound, Forbidden) as error:
         if not image:
             raise NodeProbeError(f"the agent's image can't be read ({error}): set --probe-image") from error
@@ -75,7 +75,7 @@ def _must_have_rights(cluster: Cluster, namespace: str) -> None:
     """Check the permissions. Raises NodeProbeError with the missing ones, and ClusterError."""
     wanted = [Right(verb, "pods", namespace=namespace) for verb in _VERBS]
     wanted.append(Right("get", "pods/log", namespace=namespace))
-    if missing := [str(right) for right in wanted if not cluster.is_allowed(right)]:
+    if missing := [str(right) for right in wanted if not cluster.rights.is_allowed(right)]:
         raise NodeProbeError("\n  ".join(["you lack permissions that it needs, and no pod was created", *missing]))
 
 
@@ -112,10 +112,10 @@ class NodeProbes:
     def _remove_leftovers(self) -> None:
         """Remove ended pods of killed commands."""
         now = datetime.now(UTC)
-        for pod in self._cluster.list_ended_pods(self._namespace, SELECTOR):
+        for pod in self._cluster.pods.list_ended(self._namespace, SELECTOR):
             if is_left_over(pod, now):
                 with suppress(NotFound):
-                    self._cluster.delete_pod(self._namespace, pod["metadata"]["name"])
+                    self._cluster.pods.delete(self._namespace, pod["metadata"]["name"])
 
     @contextmanager
     def _hearing_signals(self) -> Iterator[None]:
@@ -140,7 +140,7 @@ class NodeProbes:
             return NodeProbeAnswer(why_not=str(error))
         name = pod["metadata"]["name"]
         try:
-            self._cluster.create_pod(pod)
+            self._cluster.pods.create(pod)
         except (Forbidden, Refused, NotFound) as error:
             return NodeProbeAnswer(why_not=str(error))
         except ClusterError as error:
@@ -158,7 +158,7 @@ class NodeProbes:
         seen: list[PodState] = []
 
         def ended() -> PodState | None:
-            raw = self._cluster.read_pod(self._namespace, name)
+            raw = self._cluster.pods.read(self._namespace, name)
             seen[:] = [pod_state(raw)]
             is_over = (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
             return seen[0] if is_over or seen[0].waits_for.startswith(_NO_IMAGE) else None
@@ -167,7 +167,7 @@ class NodeProbes:
             pod = patience.until(ended, LONGEST_SECONDS + _MARGIN_SECONDS)
             if pod.waits_for:
                 return NodeProbeAnswer(why_not=pod.waits_for)
-            message = patience.ask(lambda: self._cluster.read_pod_log(pod, None))
+            message = patience.ask(lambda: self._cluster.pods.read_log_of(pod, None))
         except Interrupted:
             return NodeProbeAnswer(why_not="interrupted")
         except TookTooLong:
@@ -182,16 +182,16 @@ class NodeProbes:
         asking = Asking(_GONE_SECONDS, errors=(Unavailable,), sleep=self._leaving.wait, is_over=self._leaving.is_set)
         try:
             with suppress(NotFound):
-                asking.ask(lambda: self._cluster.delete_pod(self._namespace, name))
+                asking.ask(lambda: self._cluster.pods.delete(self._namespace, name))
                 if not asking.until(lambda: self._is_gone(name), _LOOK_SECONDS):
-                    self._cluster.delete_pod(self._namespace, name, grace_seconds=0)
+                    self._cluster.pods.delete(self._namespace, name, grace_seconds=0)
         except ClusterError:
             return replace(answer, left=name)
         return answer
 
     def _is_gone(self, name: str) -> bool:
         try:
-            self._cluster.read_pod(self._namespace, name)
+            self._cluster.pods.read(self._namespace, name)
         except NotFound:
             return True
         return False

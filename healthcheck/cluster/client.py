@@ -1,11 +1,16 @@
-"""Client for all requests to the cluster: one class and module per kind, over one `connection`.
+"""Client for all requests to the cluster: one part per kind, over one connection.
 
-To read another kind, add a class over `Connection`, and list it here if the programs need it.
+To read another kind, add a class over `Requests`, and list it here if the programs need it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from kubernetes.client import ApiClient
+
 from healthcheck.cluster.cluster_settings import ClusterSettings
+from healthcheck.cluster.connection import Connection, connect, refuse_to_read
 from healthcheck.cluster.dra_objects import DraObjects
 from healthcheck.cluster.events import Events
 from healthcheck.cluster.jobs import Jobs
@@ -16,5 +21,22 @@ from healthcheck.cluster.policies import Policies
 from healthcheck.cluster.rights import Rights
 
 
-class Cluster(Nodes, Leases, Pods, Jobs, DraObjects, Events, ClusterSettings, Rights, Policies):
-    """One connection for all kinds. Raises ClusterError, and is safe to use from several threads."""
+class Cluster:
+    """All kinds over one connection. Raises ClusterError, and is safe to use from several threads."""
+
+    def __init__(
+        self,
+        connector: Callable[[], ApiClient] = connect,
+        pass_over: Callable[[str], None] = refuse_to_read,
+        request_seconds: float | None = None,
+    ) -> None:
+        self.connection = connection = Connection(connector, pass_over, request_seconds)
+        self.nodes = Nodes(connection)
+        self.leases = Leases(connection)
+        self.pods = Pods(connection)
+        self.jobs = Jobs(connection)
+        self.dra = DraObjects(connection)
+        self.events = Events(connection)
+        self.settings = ClusterSettings(connection)
+        self.rights = Rights(connection)
+        self.policies = Policies(connection)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import chain, islice
 from typing import Any
 
-from healthcheck.cluster.connection import Connection
+from healthcheck.cluster.connection import Requests
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.node.state import SelectiveClass
 
@@ -14,7 +14,7 @@ CONFIG_MAP = "gpu-healthcheck-config"
 _MOST_CLASSES = 1000
 
 
-class ClusterSettings(Connection):
+class ClusterSettings(Requests):
     """Reads the ConfigMap of this project and the RuntimeClasses of the cluster."""
 
     def read_config(self) -> dict[str, str]:

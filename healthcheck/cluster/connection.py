@@ -26,7 +26,6 @@ from healthcheck.node.state import FIELD_MANAGER
 from healthcheck.text.moments import moment
 
 T = TypeVar("T")
-C = TypeVar("C", bound="Connection")
 Parse = Callable[[bytes], Any]
 
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 10.0
@@ -102,23 +101,11 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Connection:
-    """Sends requests to the API server, each with a deadline. Safe to use from several threads.
-
-    Failed requests raise ClusterError. The public methods of each kind raise Unreadable for an answer whose shape they
-    cannot read.
+    """Sends requests to the API server, each with a deadline. Safe to use from several threads. Raises ClusterError.
 
     `pass_over` is called with a description of each unreadable object of a listing; by default such an object is an
     error. `request_seconds` is a person's limit for each request except a watch; 0 means no limit.
     """
-
-    def __init_subclass__(cls, unguarded: Collection[str] = ()) -> None:
-        """Convert errors on the shape of an answer into Unreadable, for each public method.
-
-        `unguarded` names methods that call functions of their caller, whose errors pass unchanged.
-        """
-        for name, method in list(vars(cls).items()):
-            if inspect.isfunction(method) and not name.startswith("_") and name not in unguarded:
-                setattr(cls, name, _guarded(method))
 
     def __init__(
         self,
@@ -127,27 +114,11 @@ class Connection:
         request_seconds: float | None = None,
     ) -> None:
         self._connector = connector
-        self._pass_over = pass_over
+        self.pass_over = pass_over
         self._request_seconds = request_seconds
         self._client = connector()
 
-    def alike(self, kind: type[C]) -> C:
-        """Return a second connection with the same access, for a rarely used kind."""
-        return kind(self._connector, self._pass_over, self._request_seconds)
-
-    def _json(
-        self,
-        verb: str,
-        path: str,
-        resource: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        merge: str = "",
-        query: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        return _read(self._request(verb, path, resource, body, merge=merge, query=query), f"{verb} {resource}")
-
-    def _request(
+    def request(
         self,
         verb: str,
         path: str,
@@ -193,6 +164,67 @@ class Connection:
         connect_seconds, read_seconds = (_CONNECT_SECONDS, _READ_SECONDS) if seconds is None else (seconds or None,) * 2
         return connect_seconds, _SILENCE_SECONDS if verb == "watch" else read_seconds
 
+    def _connect_anew(self) -> None:
+        """Replace the client.
+
+        If this fails, as without a file descriptor or a kubeconfig, keep the present one.
+        """
+        with suppress(ClusterError, *_NO_CONFIGURATION):
+            self._client = self._connector()
+
+    def _raise(self, response: urllib3.BaseHTTPResponse, verb: str, resource: str) -> None:
+        message = f"{verb} {resource}: {response.status}: {_message(response)}"
+        match response.status:
+            case 401:
+                self._connect_anew()
+                raise Unavailable(message)
+            case 403:
+                raise Forbidden(message, verb, resource)
+            case 404:
+                raise NotFound(message)
+            case 409:
+                raise Conflict(message)
+            case 429:
+                raise Unavailable(message, _retry_after(response))
+            case 500 if any(word in message for word in _TOO_LARGE):
+                raise Refused(message)
+            case status if status >= 500 or status == 410:
+                raise Unavailable(message, _retry_after(response))
+        raise Refused(message)
+
+
+class Requests:
+    """Requests for one kind of object, over a connection. Base of one class per kind.
+
+    Failed requests raise ClusterError. The public methods raise Unreadable for an answer whose shape they cannot read.
+    """
+
+    def __init_subclass__(cls, unguarded: Collection[str] = ()) -> None:
+        """Convert errors on the shape of an answer into Unreadable, for each public method.
+
+        `unguarded` names methods that call functions of their caller, whose errors pass unchanged.
+        """
+        for name, method in list(vars(cls).items()):
+            if inspect.isfunction(method) and not name.startswith("_") and name not in unguarded:
+                setattr(cls, name, _guarded(method))
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def _json(
+        self,
+        verb: str,
+        path: str,
+        resource: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        merge: str = "",
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        return _read(
+            self._connection.request(verb, path, resource, body, merge=merge, query=query), f"{verb} {resource}"
+        )
+
     def _pages(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse = decode
     ) -> Iterator[dict[str, Any]]:
@@ -225,7 +257,7 @@ class Connection:
     ) -> tuple[dict[str, Any], str]:
         """Return one page and the token of the next, which is empty for the last page."""
         asked = {**query, "limit": str(_PAGE)}
-        page = _read(self._request("list", path, resource, query=asked), f"list {resource}", parse)
+        page = _read(self._connection.request("list", path, resource, query=asked), f"list {resource}", parse)
         metadata = page.get("metadata") or {}
         if not (isinstance(metadata, dict) and isinstance(page.get("items", 0), list | None)):
             raise Unavailable(f"list {resource}: an answer that is no list")
@@ -237,7 +269,9 @@ class Connection:
     def _names(self, path: str, resource: str, query: Mapping[str, str]) -> list[str]:
         """Return the names on the first page, without requesting the rest of the objects."""
         asked = {**query, "limit": str(_PAGE)}
-        page = _read(self._request("list", path, resource, query=asked, accept=_METADATA), f"list {resource}")
+        page = _read(
+            self._connection.request("list", path, resource, query=asked, accept=_METADATA), f"list {resource}"
+        )
         return [str(entry["metadata"]["name"]) for entry in page.get("items") or ()]
 
     def _each(self, resource: str, objects: Iterable[Mapping[str, Any]], read: Callable[[Any], T]) -> Iterator[T]:
@@ -246,12 +280,12 @@ class Connection:
             try:
                 state = read(entry)
             except ODD as error:
-                self._pass_over(unreadable(resource, entry, error))
+                self._connection.pass_over(unreadable(resource, entry, error))
             else:
                 yield state
 
     def _watch(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        response = self._request("watch", path, resource, query=query)
+        response = self._connection.request("watch", path, resource, query=query)
         try:
             for line in _lines(response):
                 event = decode(line)
@@ -265,34 +299,6 @@ class Connection:
             raise Unavailable(f"watch {resource}: an answer that is no watch event: {error!r}") from error
         finally:
             response.close()
-
-    def _connect_anew(self) -> None:
-        """Replace the client.
-
-        If this fails, as without a file descriptor or a kubeconfig, keep the present one.
-        """
-        with suppress(ClusterError, *_NO_CONFIGURATION):
-            self._client = self._connector()
-
-    def _raise(self, response: urllib3.BaseHTTPResponse, verb: str, resource: str) -> None:
-        message = f"{verb} {resource}: {response.status}: {_message(response)}"
-        match response.status:
-            case 401:
-                self._connect_anew()
-                raise Unavailable(message)
-            case 403:
-                raise Forbidden(message, verb, resource)
-            case 404:
-                raise NotFound(message)
-            case 409:
-                raise Conflict(message)
-            case 429:
-                raise Unavailable(message, _retry_after(response))
-            case 500 if any(word in message for word in _TOO_LARGE):
-                raise Refused(message)
-            case status if status >= 500 or status == 410:
-                raise Unavailable(message, _retry_after(response))
-        raise Refused(message)
 
 
 def unreadable(resource: str, entry: Any, error: Exception) -> str:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from healthcheck.cluster.connection import ODD, Connection, unreadable
+from healthcheck.cluster.connection import ODD, Requests, unreadable
 from healthcheck.cluster.errors import Conflict, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.model import PREFIX
@@ -31,7 +31,7 @@ class NotServed(NotFound):
     """The API server has no DeviceTaintRules."""
 
 
-class DeviceTaints(Connection):
+class DeviceTaints(Requests):
     """Reads slices and writes rules. Raises ClusterError, and is safe to use from several threads."""
 
     _version = ""

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from healthcheck.cluster.connection import Connection
+from healthcheck.cluster.connection import Requests
 from healthcheck.cluster.errors import NotFound
 from healthcheck.node.device_pools import given_out, read_slice
 from healthcheck.node.devices import CLAIM_TEMPLATE, DRA_VERSIONS, AllocatedDevices, GpuClaim, gpu_claim
@@ -17,7 +17,7 @@ _GROUP = "/apis/resource.k8s.io"
 _SLICES = "resourceslices"
 
 
-class DraObjects(Connection):
+class DraObjects(Requests):
     """Reads the objects of dynamic resource allocation; a kind that the API does not serve has no objects."""
 
     def read_given_out(self, namespace: str) -> AllocatedDevices:

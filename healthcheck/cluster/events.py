@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from healthcheck.cluster.connection import Connection
+from healthcheck.cluster.connection import Requests
 from healthcheck.cluster.errors import Conflict
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.node.state import NodeState
@@ -15,10 +15,10 @@ from healthcheck.text.printable import printable
 from healthcheck.verdict.node_events import NodeEvent
 
 
-class Events(Connection):
+class Events(Requests):
     """Writes Events."""
 
-    def create_event(self, node: NodeState, event: NodeEvent, now: datetime) -> None:
+    def create(self, node: NodeState, event: NodeEvent, now: datetime) -> None:
         """Create an Event for the Node. Creating the same Event twice has no further effect."""
         at = timestamp(now)
         body = {

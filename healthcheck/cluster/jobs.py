@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from healthcheck.cluster.connection import Connection, created
+from healthcheck.cluster.connection import Requests, created
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.job import COMPONENT_LABEL, SHOWN, TESTED_NODE, JobState, account_of, claims_devices
 from healthcheck.text.moments import timestamp
@@ -29,16 +29,16 @@ class PodOwner(Struct, frozen=True):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-class Jobs(Connection):
+class Jobs(Requests):
     """Reads and writes Jobs, their template, and the owners of pods."""
 
-    def read_job_template(self, cron_job: str) -> dict[str, Any]:
+    def read_template(self, cron_job: str) -> dict[str, Any]:
         """Return the template from which one of this project's CronJobs makes its Jobs."""
         path = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/{quote(cron_job)}"
         template = (self._json("get", path, "cronjobs").get("spec") or {}).get("jobTemplate")
         return template if isinstance(template, dict) else {}
 
-    def list_jobs(self, namespace: str, selector: str) -> tuple[list[JobState], str]:
+    def select(self, namespace: str, selector: str) -> tuple[list[JobState], str]:
         """Return the Jobs with these labels, and the resource version for a watch without gaps."""
         jobs: list[JobState] = []
         version = ""
@@ -47,7 +47,7 @@ class Jobs(Connection):
             version = str(page.get("metadata", {}).get("resourceVersion", ""))
         return jobs, version
 
-    def watch_jobs(self, namespace: str, selector: str, since: str, seconds: int) -> Iterator[tuple[JobState, bool]]:
+    def watch(self, namespace: str, selector: str, since: str, seconds: int) -> Iterator[tuple[JobState, bool]]:
         """Yield each change of these Jobs after the listing `since`, and whether the Job still exists.
 
         The watch ends after `seconds` at the latest.
@@ -62,19 +62,19 @@ class Jobs(Connection):
         for kind, job in self._watch(_JOBS.format(namespace), "jobs", query):
             yield _job(job), kind != "DELETED"
 
-    def read_job(self, namespace: str, name: str) -> JobState:
+    def read(self, namespace: str, name: str) -> JobState:
         return _job(self._json("get", f"{_JOBS.format(namespace)}/{quote(name)}", "jobs"))
 
-    def create_job(self, job: Mapping[str, Any]) -> JobState:
+    def create(self, job: Mapping[str, Any]) -> JobState:
         """Create the Job. Raises Conflict if the name exists."""
         return _job(self._json("create", _JOBS.format(job["metadata"]["namespace"]), "jobs", job))
 
-    def note_job_shown(self, job: JobState, now: datetime) -> None:
+    def note_shown(self, job: JobState, now: datetime) -> None:
         """Record on the Job that its result was shown. Raises Conflict if another Job now has its name."""
         patch = {"metadata": {"uid": job.uid, "annotations": {SHOWN: timestamp(now)}}}
         self._json("patch", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", patch, merge="merge")
 
-    def delete_job(self, job: JobState) -> None:
+    def delete(self, job: JobState) -> None:
         """Delete a Job, which remains visible until its pods have ended.
 
         Raises Conflict if another Job now has its name.

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from healthcheck.cluster.connection import Connection, created
+from healthcheck.cluster.connection import Requests, created
 from healthcheck.cluster.errors import NotFound, Refused
 from healthcheck.cluster.names import BUDGET_NAMESPACE, NAMESPACE
 from healthcheck.model import PREFIX
@@ -30,10 +30,10 @@ class Heartbeat(Struct, frozen=True):
     seconds: float
 
 
-class Leases(Connection):
+class Leases(Requests):
     """Reads and writes Leases: heartbeats and slots of the fleet budget."""
 
-    def beat(self, node: NodeState, now: datetime, duration_seconds: float) -> None:
+    def renew_heartbeat(self, node: NodeState, now: datetime, duration_seconds: float) -> None:
         """Renew the node's heartbeat Lease, or create it. The current Node owns it."""
         path = _LEASES.format(NAMESPACE)
         times = {"leaseDurationSeconds": max(int(duration_seconds), 1), "renewTime": exact(now)}
@@ -43,7 +43,7 @@ class Leases(Connection):
         except NotFound:
             self._create_lease(path, body)
 
-    def list_heartbeats(self, now: datetime) -> dict[str, Heartbeat]:
+    def heartbeats(self, now: datetime) -> dict[str, Heartbeat]:
         """Return the heartbeat of each node's agent by node name, except heartbeats with a time in the future."""
         leases = self._pages(_LEASES.format(NAMESPACE), "leases", {})
         beats = self._each("leases", leases, lambda lease: _heartbeat(lease, now))
@@ -57,7 +57,7 @@ class Leases(Connection):
         """Return the number of occupied slots in the fleet budget."""
         return self._count(BUDGET_NAMESPACE)
 
-    def list_slots(self, node_name: str = "") -> Iterator[Slot]:
+    def slots(self, node_name: str = "") -> Iterator[Slot]:
         """Yield the occupied slots, all of them or those of one node; read in pages."""
         marks = f"{holder_label(node_name)},{former_holder_label(node_name)}"
         selector = f"{_HOLDER} in ({marks})" if node_name else ""

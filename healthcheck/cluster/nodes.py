@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import tenacity
 
-from healthcheck.cluster.connection import ODD, Connection, created, unreadable
+from healthcheck.cluster.connection import ODD, Requests, created, unreadable
 from healthcheck.cluster.errors import Conflict, Unreadable
 from healthcheck.cluster.pages import check_node, node_page
 from healthcheck.node.gpu_resources import has_device_plugin, offered, whole_quantity
@@ -32,28 +32,28 @@ _WATCH_SECONDS = (3300, 3900)
 _NODES = "/api/v1/nodes"
 
 
-class Nodes(Connection, unguarded=["update_node"]):
+class Nodes(Requests, unguarded=["update"]):
     """Reads, watches and writes Nodes."""
 
-    def read_node(self, name: str) -> NodeState:
+    def read(self, name: str) -> NodeState:
         return _read_node(self._json("get", f"{_NODES}/{quote(name)}", "nodes"))
 
-    def patch_node(self, name: str, patch: Mapping[str, Any]) -> NodeState:
+    def patch(self, name: str, patch: Mapping[str, Any]) -> NodeState:
         """Apply a merge patch to a Node.
 
         If the patch has `metadata.resourceVersion`, a concurrent change raises Conflict.
         """
         return _read_node(self._json("patch", f"{_NODES}/{quote(name)}", "nodes", patch, merge="merge"))
 
-    def update_node(self, name: str, change: PatchFor) -> NodeState | None:
+    def update(self, name: str, change: PatchFor) -> NodeState | None:
         """Compute the patch from the current Node and write it; retry after a concurrent change.
 
         Returns None if no patch was needed. Raises Conflict if other writers were faster each time.
         """
 
         def once() -> NodeState | None:
-            patch = change(self.read_node(name))
-            return None if patch is None else self.patch_node(name, patch)
+            patch = change(self.read(name))
+            return None if patch is None else self.patch(name, patch)
 
         again = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Conflict),
@@ -73,7 +73,7 @@ class Nodes(Connection, unguarded=["update_node"]):
         """Remove only these conditions, whatever their content. A missing condition changes nothing."""
         return self.patch_conditions(name, [removed_condition(kind) for kind in kinds])
 
-    def watch_node(self, name: str, seconds: int = 0) -> Iterator[NodeState | None]:
+    def watch(self, name: str, seconds: int = 0) -> Iterator[NodeState | None]:
         """Yield the Node now and at each change; None when it is deleted. Ends with the watch, or after a deletion."""
         query = {
             "watch": "true",
@@ -84,12 +84,12 @@ class Nodes(Connection, unguarded=["update_node"]):
         for kind, node in self._watch(_NODES, "nodes", query):
             yield _read_node(node) if kind != "DELETED" else None
 
-    def list_nodes(self, label_selector: str = "") -> Iterator[NodeState]:
+    def select(self, label_selector: str = "") -> Iterator[NodeState]:
         """Yield the nodes that match the selector, read in pages, without the managers of their labels."""
         nodes = self._pages(_NODES, "nodes", {"labelSelector": label_selector}, node_page().decode)
         yield from self._each("nodes", nodes, node_state)
 
-    def names_of_nodes(self, label_selector: str) -> list[str]:
+    def names(self, label_selector: str) -> list[str]:
         """Some hundreds at most."""
         return self._names(_NODES, "nodes", {"labelSelector": label_selector})
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import urllib3
 
-from healthcheck.cluster.connection import Connection, say
+from healthcheck.cluster.connection import Requests, say
 from healthcheck.cluster.errors import Unavailable
 from healthcheck.cluster.names import AGENT, NAMESPACE
 from healthcheck.cluster.pages import pod_page
@@ -27,10 +27,10 @@ _AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of pods that are scheduled and not finished, so they hold their requests."""
 
 
-class Pods(Connection):
+class Pods(Requests):
     """Reads pods, their logs and their evictions."""
 
-    def list_gpu_pods(self, node_name: str = "") -> Iterator[GpuPod]:
+    def list_with_gpus(self, node_name: str = "") -> Iterator[GpuPod]:
         """Yield the pods of all namespaces that hold GPUs on any node, or on this one; read in pages."""
         at_work = f"{_AT_WORK},spec.nodeName={node_name}" if node_name else _AT_WORK
         pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": at_work}, pod_page().decode)
@@ -62,11 +62,11 @@ class Pods(Connection):
                 refused[job] = printable(str(status.get("message", "")), _LONGEST_REFUSAL)
         return refused
 
-    def list_pods_on(self, node_name: str) -> list[dict[str, Any]]:
+    def list_on(self, node_name: str) -> list[dict[str, Any]]:
         """Return all pods bound to the node, including finished ones, as plain API objects."""
         return list(self._pages("/api/v1/pods", "pods", {"fieldSelector": f"spec.nodeName={node_name}"}))
 
-    def list_pods_of(self, job: JobState) -> list[PodState]:
+    def list_of(self, job: JobState) -> list[PodState]:
         """Return the Job's pods, newest last."""
         # Not by name: a pod of an earlier Job of this name may still exist.
         query = {"labelSelector": f"{_JOB_UID_LABEL}={job.uid}"}
@@ -99,20 +99,20 @@ class Pods(Connection):
         template = (self._json("get", path, "daemonsets").get("spec") or {}).get("template")
         return template if isinstance(template, dict) else {}
 
-    def create_pod(self, pod: Mapping[str, Any]) -> None:
+    def create(self, pod: Mapping[str, Any]) -> None:
         """Create the pod. Raises Forbidden without permission, or if pod security or another admission rejects it."""
         self._json("create", _PODS.format(quote(pod["metadata"]["namespace"])), "pods", pod)
 
-    def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
+    def read(self, namespace: str, name: str) -> dict[str, Any]:
         """Return a pod as a plain API object."""
         return self._json("get", f"{_PODS.format(quote(namespace))}/{quote(name)}", "pods")
 
-    def list_ended_pods(self, namespace: str, selector: str) -> list[dict[str, Any]]:
+    def list_ended(self, namespace: str, selector: str) -> list[dict[str, Any]]:
         """Return the ended pods with these labels as plain API objects."""
         query = {"labelSelector": selector, "fieldSelector": "status.phase!=Pending,status.phase!=Running"}
         return list(self._pages(_PODS.format(quote(namespace)), "pods", query))
 
-    def delete_pod(self, namespace: str, name: str, grace_seconds: int | None = None) -> None:
+    def delete(self, namespace: str, name: str, grace_seconds: int | None = None) -> None:
         """Delete a pod with its own grace period or with this one. Raises NotFound if it is gone.
 
         With 0 seconds the deletion does not wait for the kubelet.
@@ -122,7 +122,7 @@ class Pods(Connection):
             options["gracePeriodSeconds"] = grace_seconds
         self._json("delete", f"{_PODS.format(quote(namespace))}/{quote(name)}", "pods", options)
 
-    def read_pod_log(self, pod: PodState, since: datetime | None) -> str:
+    def read_log_of(self, pod: PodState, since: datetime | None) -> str:
         """Return the log of the pod's first container since a time, with a timestamp on each line.
 
         It is at most 1 MiB long.
@@ -136,7 +136,9 @@ class Pods(Connection):
 
     def _log(self, namespace: str, pod: str, query: Mapping[str, str]) -> str:
         path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/log"
-        response = self._request("get", path, "pods/log", query={**query, "limitBytes": str(_MOST_LOG_BYTES)})
+        response = self._connection.request(
+            "get", path, "pods/log", query={**query, "limitBytes": str(_MOST_LOG_BYTES)}
+        )
         try:
             return response.data.decode("utf-8", "replace")
         except urllib3.exceptions.HTTPError as error:

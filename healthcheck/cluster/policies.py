@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from healthcheck.cluster.connection import Connection
+from healthcheck.cluster.connection import Requests
 from healthcheck.cluster.names import COMPONENT
 
 _GROUP = "/apis/admissionregistration.k8s.io/v1"
 _OURS = {"labelSelector": f"app.kubernetes.io/name={COMPONENT}"}
 
 
-class Policies(Connection):
+class Policies(Requests):
     """Reads the admission policies of this project."""
 
-    def list_policies_in_force(self) -> set[str]:
+    def list_in_force(self) -> set[str]:
         """Return this project's policies that exist and are enforced.
 
         A policy is enforced by a binding for all requests with the action Deny.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from healthcheck.cluster.connection import Connection
+from healthcheck.cluster.connection import Requests
 
 
 class Right(Struct, frozen=True):
@@ -23,7 +23,7 @@ class Right(Struct, frozen=True):
         return f"{self.verb} {self.resource}{group} in {self.namespace or 'the whole cluster'}"
 
 
-class Rights(Connection):
+class Rights(Requests):
     """Checks permissions of the current user."""
 
     def is_allowed(self, right: Right) -> bool:

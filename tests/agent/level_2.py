@@ -22,7 +22,7 @@ from healthcheck.cluster.errors import ClusterError
 from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import Gpu
 from tests.agent.deep.test_deep import QUICK, client, saw
-from tests.sweeper.dying import Dying
+from tests.sweeper.dying import die_at_writes
 
 WAITS = replace(QUICK, taken=2.0)
 
@@ -40,7 +40,7 @@ class _Watched(AgentState):
     @property
     def node(self) -> NodeState | None:
         with suppress(ClusterError):
-            self.set_node(self._cluster.read_node(self.node_name))
+            self.set_node(self._cluster.nodes.read(self.node_name))
         return super().node
 
 
@@ -50,7 +50,9 @@ class _NoLooks:
 
 
 def main(root: Path, kubeconfig: Path, name: str, folder: Path) -> None:
-    cluster = (Dying if os.environ.get("KILL_AT") else Cluster)(partial(client, kubeconfig))
+    if os.environ.get("KILL_AT"):
+        die_at_writes()
+    cluster = Cluster(partial(client, kubeconfig))
     state = _Watched(cluster, name)
     state.see_look(saw(Gpu(0, processes=0)))
     DeepTests(state, cluster, Level2(root, state), _NoLooks(), Telemetry(), folder, WAITS).attempt()

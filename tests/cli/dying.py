@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from cli.app import run
-from healthcheck.cluster import client
-from tests.sweeper.dying import Dying
+from tests.sweeper.dying import Dying, die_at_writes
 
 
 class DyingAtWrites(Dying):
     """Asking for one's rights creates an object too, and changes nothing."""
 
-    def _request(self, verb: str, path: str, resource: str, *rest: Any, **more: Any) -> Any:
+    def request(self, verb: str, path: str, resource: str, *rest: Any, **more: Any) -> Any:
         if resource == "selfsubjectaccessreviews":
-            return super(Dying, self)._request(verb, path, resource, *rest, **more)
-        return super()._request(verb, path, resource, *rest, **more)
+            return super(Dying, self).request(verb, path, resource, *rest, **more)
+        return super().request(verb, path, resource, *rest, **more)
 
 
 if __name__ == "__main__":
-    vars(client)["Cluster"] = DyingAtWrites
+    die_at_writes(DyingAtWrites)
     run()

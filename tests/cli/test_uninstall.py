@@ -12,6 +12,7 @@ import pytest
 
 from cli.uninstall import take_off
 from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.nodes import Nodes
 from healthcheck.host.console import Screen
 from healthcheck.node.state import NodeState
 from healthcheck.operations.uninstall import DELETE_FILES, DELETE_REST, SHOW_RULES, STOP
@@ -192,16 +193,18 @@ def test_a_persons_label_stays_and_new_nodes_are_thought_of(api: ApiStandIn, kub
 def test_a_lost_race_is_computed_again_on_what_stands_then(api: ApiStandIn, kubeconfig: Path) -> None:
     new = {"key": "example.com/new", "effect": "NoSchedule"}
 
-    class Raced(Cluster):
+    class Raced(Nodes):
         """The Node is tainted by another client after it was first read."""
 
-        def read_node(self, name: str) -> NodeState:
-            node = super().read_node(name)
+        def read(self, name: str) -> NodeState:
+            node = super().read(name)
             if new not in api.node(name)["spec"]["taints"]:
                 api.edit_node(name, {"spec": {"taints": [SPOT, UNHEALTHY, new]}})
             return node
 
-    assert take_off(Raced(partial(client, kubeconfig)), "failed", Screen(quiet=True))
+    cluster = Cluster(partial(client, kubeconfig))
+    cluster.nodes = Raced(cluster.connection)
+    assert take_off(cluster, "failed", Screen(quiet=True))
 
     assert (ours_on(api.node("failed")), api.node("failed")["spec"]["taints"]) == ([], [SPOT, new])
     assert [write.status for write in api.writes] == [409, 200, 200]

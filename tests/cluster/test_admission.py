@@ -559,7 +559,7 @@ def test_an_agent_sets_all_its_conditions_at_once_and_takes_those_for_repairers_
     answer = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT, *repairs]}})
     changed = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [READY | {"status": "True"}]}})
     agent = cluster.agent()
-    left = agent.remove_conditions(OWN, REPAIR_CONDITIONS)
+    left = agent.nodes.remove_conditions(OWN, REPAIR_CONDITIONS)
 
     assert [answer.status, changed.status] == [200, 200], (answer.message, changed.message)
     assert {entry["type"] for entry in answer.body["status"]["conditions"]} == {
@@ -623,18 +623,18 @@ def test_the_policy_can_afford_a_node_that_others_have_filled(cluster: Cluster) 
 
 def test_an_agent_makes_and_renews_its_own_heartbeat(cluster: Cluster) -> None:
     agent, node = cluster.agent(), node_state(cluster.node())
-    agent.beat(node, datetime.now(UTC), 900)
-    first = agent.list_heartbeats(datetime.now(UTC))[OWN]
+    agent.leases.renew_heartbeat(node, datetime.now(UTC), 900)
+    first = agent.leases.heartbeats(datetime.now(UTC))[OWN]
     # A mark by another client, which the agent must not change.
     note = {"metadata": {"annotations": {"example.com/note": "x"}, "labels": {"example.com/team": "vision"}}}
     assert cluster.plane.request("PATCH", f"{HEARTBEATS}/{OWN}", note).status == 200
-    agent.beat(node, datetime.now(UTC) + timedelta(seconds=1), 259_200)
+    agent.leases.renew_heartbeat(node, datetime.now(UTC) + timedelta(seconds=1), 259_200)
 
-    assert agent.list_heartbeats(datetime.now(UTC))[OWN].renewed > first.renewed
+    assert agent.leases.heartbeats(datetime.now(UTC))[OWN].renewed > first.renewed
 
 
 def test_an_agent_may_not_change_what_others_wrote_on_its_heartbeat(cluster: Cluster) -> None:
-    cluster.agent().beat(node_state(cluster.node()), datetime.now(UTC), 900)
+    cluster.agent().leases.renew_heartbeat(node_state(cluster.node()), datetime.now(UTC), 900)
     note = {"metadata": {"annotations": {"example.com/note": "x"}, "labels": {"example.com/team": "vision"}}}
     assert cluster.plane.request("PATCH", f"{HEARTBEATS}/{OWN}", note).status == 200
 
@@ -656,20 +656,20 @@ def test_an_agent_reads_the_size_of_the_fleet_from_one_lease(cluster: Cluster) -
 
 def test_an_agent_takes_a_slot_for_its_node_and_gives_it_back(cluster: Cluster) -> None:
     agent, node = cluster.agent(), node_state(cluster.node())
-    taken = agent.create_slot("slot-0", node)
+    taken = agent.leases.create_slot("slot-0", node)
     with pytest.raises(Conflict):
-        agent.create_slot("slot-0", node)
-    assert agent.read_slot("slot-0") == taken
+        agent.leases.create_slot("slot-0", node)
+    assert agent.leases.read_slot("slot-0") == taken
     with pytest.raises(Conflict):
-        agent.delete_slot(replace(taken, uid=OWNER["uid"]))
-    agent.delete_slot(taken)
+        agent.leases.delete_slot(replace(taken, uid=OWNER["uid"]))
+    agent.leases.delete_slot(taken)
 
-    assert list(agent.list_slots()) == []
+    assert list(agent.leases.slots()) == []
 
 
 @pytest.mark.parametrize("name", ["slot-9", "slot-10", "slot-99999", OWN])
 def test_a_slot_is_called_by_a_number_or_by_its_node(cluster: Cluster, name: str) -> None:
-    cluster.agent().create_slot(name, node_state(cluster.node()))
+    cluster.agent().leases.create_slot(name, node_state(cluster.node()))
 
 
 @pytest.mark.parametrize("length", [63, 64, 240])
@@ -677,10 +677,10 @@ def test_a_node_of_a_long_name_takes_a_slot_and_finds_it(installed: ControlPlane
     name = "n" * length
     installed.request("POST", "/api/v1/nodes", metadata(name=name))
     agent = client(installed, installed.agent_token(name))
-    slot = agent.create_slot("slot-7", agent.read_node(name))
+    slot = agent.leases.create_slot("slot-7", agent.nodes.read(name))
 
-    assert list(agent.list_slots(name)) == [slot]
-    agent.delete_slot(slot)
+    assert list(agent.leases.slots(name)) == [slot]
+    agent.leases.delete_slot(slot)
     installed.request("DELETE", f"/api/v1/nodes/{name}")
 
 
@@ -693,9 +693,9 @@ def test_an_agent_counts_the_slots_and_finds_its_own(cluster: Cluster) -> None:
     cluster.plane.request("POST", SLOTS, lease("slot-3", OWN, labels=before))
     agent = cluster.agent()
 
-    assert agent.count_slots() == 4
-    assert [slot.name for slot in agent.list_slots(OWN)] == ["slot-0", "slot-3"]
-    assert [slot.holder for slot in agent.list_slots()] == [OWN, OTHER, OTHER, OWN]
+    assert agent.leases.count_slots() == 4
+    assert [slot.name for slot in agent.leases.slots(OWN)] == ["slot-0", "slot-3"]
+    assert [slot.holder for slot in agent.leases.slots()] == [OWN, OTHER, OTHER, OWN]
 
 
 def test_an_agent_of_the_version_before_takes_a_place_while_it_is_replaced(cluster: Cluster) -> None:
@@ -708,7 +708,7 @@ def test_a_place_that_another_labels_as_an_agents_own_is_not_its_own(cluster: Cl
     mark = {f"{P}/holder": former_holder_label(OWN)}
     cluster.plane.request("POST", SLOTS, lease("slot-5", OTHER, labels=mark))
 
-    assert list(cluster.agent().list_slots(OWN)) == []
+    assert list(cluster.agent().leases.slots(OWN)) == []
 
 
 @pytest.mark.parametrize("events", [EVENTS])

@@ -33,8 +33,8 @@ class Member:
         plane.create_node(name)
         kubeconfig = plane.agent_kubeconfig(name)
         self.cluster = Cluster(lambda: plane.api(kubeconfig))
-        self.node: NodeState = self.cluster.read_node(name)
-        self.cluster.beat(self.node, datetime.now(UTC), 900)
+        self.node: NodeState = self.cluster.nodes.read(name)
+        self.cluster.leases.renew_heartbeat(self.node, datetime.now(UTC), 900)
         self.slot = OwnSlot(self.cluster)
 
     def take(self) -> bool:
@@ -55,9 +55,9 @@ def members(installed: ControlPlane) -> Iterator[dict[str, Member]]:
 
 def test_one_holder_of_every_place_leaves_each_other_node_its_share(members: dict[str, Member]) -> None:
     greedy = members[GREEDY]
-    places = allowed(greedy.cluster.count_heartbeats(), PERCENT)
+    places = allowed(greedy.cluster.leases.count_heartbeats(), PERCENT)
     for number in range(3 * places):
-        greedy.cluster.create_slot(f"slot-{number}", greedy.node)
+        greedy.cluster.leases.create_slot(f"slot-{number}", greedy.node)
 
     with ThreadPoolExecutor(len(HONEST)) as threads:
         held = dict(zip(HONEST, threads.map(lambda name: members[name].take(), HONEST), strict=True))
@@ -68,32 +68,32 @@ def test_one_holder_of_every_place_leaves_each_other_node_its_share(members: dic
         return sum(held.values()) == places - 1
 
     eventually(again)
-    holders = {slot.holder for slot in greedy.cluster.list_slots()}
+    holders = {slot.holder for slot in greedy.cluster.leases.slots()}
     assert holders == {GREEDY, *(name for name, has in held.items() if has)}
     assert len(holders) == places
     assert not any(members[name].take() for name, has in held.items() if not has)
     # A sweep leaves one slot per owner: no owner loses its slot, and no new one gets in.
-    taken = sorted(greedy.cluster.list_slots(GREEDY), key=lambda slot: slot.made)
+    taken = sorted(greedy.cluster.leases.slots(GREEDY), key=lambda slot: slot.made)
     for slot in taken[1:]:
-        greedy.cluster.delete_slot(slot)
+        greedy.cluster.leases.delete_slot(slot)
     assert [members[name].take() for name in HONEST] == [held[name] for name in HONEST]
 
 
 def test_no_more_than_allowed_hold_a_place_while_one_takes_and_frees_them(members: dict[str, Member]) -> None:
     greedy = members[GREEDY]
-    places = allowed(greedy.cluster.count_heartbeats(), PERCENT)
+    places = allowed(greedy.cluster.leases.count_heartbeats(), PERCENT)
     for number in range(places + 2 * len(HONEST)):
-        greedy.cluster.create_slot(f"slot-{number}", greedy.node)
+        greedy.cluster.leases.create_slot(f"slot-{number}", greedy.node)
     turns = count()
 
     def stir(name: str) -> None:
         if next(turns) % 2:
-            for slot in list(greedy.cluster.list_slots(GREEDY))[1:3]:
+            for slot in list(greedy.cluster.leases.slots(GREEDY))[1:3]:
                 with suppress(NotFound, Conflict):  # another step was first, or the slot was acquired meanwhile
-                    greedy.cluster.delete_slot(slot)
+                    greedy.cluster.leases.delete_slot(slot)
         members[name].take()
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(stir, HONEST * 2))
 
-    assert len({slot.holder for slot in greedy.cluster.list_slots()}) <= places
+    assert len({slot.holder for slot in greedy.cluster.leases.slots()}) <= places

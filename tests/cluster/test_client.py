@@ -44,25 +44,25 @@ def test_each_answer_is_of_one_kind_and_the_next_question_is_answered(
 ) -> None:
     api.fail_with(status)
     with pytest.raises(ClusterError, match=rf": {status}: ") as exception_info:
-        cluster.patch_node(NODE, {"metadata": {"labels": {"a": "b"}}})
+        cluster.nodes.patch(NODE, {"metadata": {"labels": {"a": "b"}}})
     assert type(exception_info.value) is getattr(errors, kind)
 
     api.recover()
-    assert cluster.read_node(NODE).name == NODE
+    assert cluster.nodes.read(NODE).name == NODE
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_the_retry_delay_of_the_server_is_reported(api: ApiStandIn, cluster: Cluster, status: int) -> None:
     api.fail_with(status, 7)
     with pytest.raises(Unavailable) as exception_info:
-        cluster.read_node(NODE)
+        cluster.nodes.read(NODE)
     assert exception_info.value.retry_after_seconds == 7
 
 
 def test_a_server_that_takes_no_connection_is_away(api: ApiStandIn, cluster: Cluster) -> None:
     api.refuse()
     with pytest.raises(Unavailable):
-        cluster.read_node(NODE)
+        cluster.nodes.read(NODE)
 
     api.accept()
-    assert cluster.read_node(NODE).name == NODE
+    assert cluster.nodes.read(NODE).name == NODE

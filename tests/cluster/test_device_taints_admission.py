@@ -164,8 +164,8 @@ def test_what_an_older_agent_made_may_be_changed_and_taken_away(plane: ControlPl
 def test_the_products_own_requests_pass(plane: ControlPlane) -> None:
     kubeconfig = plane.agent_kubeconfig(OWN)
     client = Cluster(lambda: plane.api(kubeconfig))
-    taints = client.alike(DeviceTaints)
-    node = client.read_node(OWN)
+    taints = DeviceTaints(client.connection)
+    node = client.nodes.read(OWN)
     publish(plane, OWN, ["0000:53:00.0"])
     publish(plane, OTHER, ["0000:53:00.0"])
 

@@ -68,8 +68,8 @@ def test_they_are_read_in_the_version_that_is_served(
     version: str, device: Mapping[str, Any], has_template: bool
 ) -> None:
     with serving(dra(version, device, has_template=has_template)) as cluster:
-        given_out = cluster.read_given_out("sweeps")
-        holders = given_out.claimed_by(cluster.list_gpu_claims())
+        given_out = cluster.dra.read_given_out("sweeps")
+        holders = given_out.claimed_by(cluster.dra.list_gpu_claims())
 
     assert given_out.has_template is has_template
     assert given_out.of("n") == NodeDevices(
@@ -80,10 +80,10 @@ def test_they_are_read_in_the_version_that_is_served(
 
 def test_where_no_version_is_served_there_are_none() -> None:
     with serving({}) as cluster:
-        assert cluster.read_given_out("sweeps") == AllocatedDevices()
-        assert list(cluster.list_gpu_claims()) == []
+        assert cluster.dra.read_given_out("sweeps") == AllocatedDevices()
+        assert list(cluster.dra.list_gpu_claims()) == []
 
 
 def test_without_the_right_to_see_them_nobody_knows() -> None:
     with serving({}, 403) as cluster, pytest.raises(Forbidden):
-        cluster.read_given_out("sweeps")
+        cluster.dra.read_given_out("sweeps")

@@ -180,13 +180,13 @@ def test_a_heartbeat_goes_on_whatever_an_administrator_noted_on_its_lease(plane:
     """A field that is not ours stays as it is; no agent may add or change one."""
     token, uid = token_of(plane, ""), plane.request("GET", NODE).body["metadata"]["uid"]
     agent, node = client(plane, token), NodeState(OWN, uid)
-    agent.beat(node, NOW, 900)
+    agent.leases.renew_heartbeat(node, NOW, 900)
     foreign = {"acquireTime": "2026-11-20T00:00:00.000000Z", "leaseTransitions": 3}
     marks = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["example.com/hold"]}
     edited = plane.request("PATCH", f"{BEATS}/{OWN}", {"metadata": marks, "spec": foreign | {"holderIdentity": "me"}})
     assert edited.status == 200, edited.message
 
-    agent.beat(node, NOW + timedelta(minutes=5), 900)
+    agent.leases.renew_heartbeat(node, NOW + timedelta(minutes=5), 900)
 
     beat = plane.request("GET", f"{BEATS}/{OWN}").body
     plane.request("PATCH", f"{BEATS}/{OWN}", {"metadata": {"finalizers": None}})

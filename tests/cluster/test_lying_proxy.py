@@ -188,7 +188,7 @@ def test_a_status_with_readable_causes_names_the_disruption_budgets(
     proxy.status = status
     proxy.body = json.dumps({"message": "no", "details": {"causes": [cause, {"reason": "Other"}]}}).encode()
     with pytest.raises(kind, match=r": no the budget x needs 1$"):
-        Cluster(lambda: connect(Access(str(kubeconfig)))).read_node("n")
+        Cluster(lambda: connect(Access(str(kubeconfig)))).nodes.read("n")
 
 
 COMMANDS = {

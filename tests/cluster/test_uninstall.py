@@ -138,7 +138,7 @@ def test_a_crowd_of_field_managers_is_cleared_and_the_usual_ones_stay(plane: Con
             assert plane.request("PATCH", path, body, content_type="application/apply-patch+yaml").status == 200
     before = {name: len(node(plane, name)["metadata"]["managedFields"]) for name in (FAILED, SCRIPTS)}
     assert before[FAILED] > MOST_FIELD_MANAGERS > before[SCRIPTS] > 20
-    crowded = Cluster(lambda: client(plane.kubeconfig)).list_nodes()
+    crowded = Cluster(lambda: client(plane.kubeconfig)).nodes.select()
     (verification,) = crowd_answers(crowded)
     assert (verification.holds, FAILED in verification.said, SCRIPTS in verification.said) == (False, True, False)
 
@@ -149,18 +149,18 @@ def test_a_crowd_of_field_managers_is_cleared_and_the_usual_ones_stay(plane: Con
     assert "managedFields" not in node(plane, FAILED)["metadata"]
     assert len(node(plane, SCRIPTS)["metadata"]["managedFields"]) == before[SCRIPTS]
     assert node(plane, FAILED)["metadata"]["labels"]["example.com/team"] == "vision"
-    assert not list(crowd_answers(Cluster(lambda: client(plane.kubeconfig)).list_nodes()))
+    assert not list(crowd_answers(Cluster(lambda: client(plane.kubeconfig)).nodes.select()))
 
 
 def test_our_device_taints_go_and_what_a_person_made_of_one_stays(plane: ControlPlane) -> None:
     if not plane.device_taint_rules:
         pytest.skip("NOT TESTED: DeviceTaintRules are tried on our own builds of Kubernetes 1.35 and 1.36")
     cluster = Cluster(lambda: client(plane.kubeconfig))
-    taints = cluster.alike(DeviceTaints)
+    taints = DeviceTaints(cluster.connection)
     taints.list_all_rules()
     ours, his = (f"gpu-healthcheck.{FAILED}.{device}" for device in ("gpu-0", "gpu-1"))
     for name, device in ((ours, "gpu-0"), (his, "gpu-1")):
-        taints.create_rule(MissingRule(name, device, "REBOOT"), cluster.read_node(FAILED))
+        taints.create_rule(MissingRule(name, device, "REBOOT"), cluster.nodes.read(FAILED))
     plane.kubectl("patch", "devicetaintrule", his, "--type=merge", "-p", '{"spec":{"taint":{"effect":"None"}}}')
 
     done = uninstall(plane, "--yes")
@@ -219,14 +219,14 @@ def test_our_writes_leave_the_owners_of_what_they_leave_as_it_is(plane: ControlP
     now = datetime.now(UTC)
     test = Claim(RunKind.QUARANTINE, "gpu-quarantine-x", now + timedelta(hours=1))
 
-    taken = take(cluster.read_node(FAILED), test, now)
+    taken = take(cluster.nodes.read(FAILED), test, now)
     assert taken is not None
-    cluster.patch_node(FAILED, taken)
+    cluster.nodes.patch(FAILED, taken)
     verdict, memory = decide(Memory(), [Outcome("xid", "0-nvidia-smi")]), Memory()
-    view, seen = AgentView(verdict, memory, Identity(FAILED), Rules(), now), cluster.read_node(FAILED)
+    view, seen = AgentView(verdict, memory, Identity(FAILED), Rules(), now), cluster.nodes.read(FAILED)
     change_of_ours = plan(view, decide_taint(view, seen), seen)
     assert change_of_ours.patch is not None
-    cluster.patch_node(FAILED, change_of_ours.patch)
+    cluster.nodes.patch(FAILED, change_of_ours.patch)
     after = node(plane, FAILED)
 
     assert owners(after, "f:metadata", "f:annotations", f"f:{P}/results") == ["gpu-healthcheck"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.cluster.connection import connect
+from healthcheck.cluster.connection import Connection, connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.listings import Listings
 from healthcheck.node.state import RESULTS
@@ -195,7 +195,7 @@ def test_a_listing_of_several_pages_is_whole_and_in_order(plane: ControlPlane) -
     where = "/apis/coordination.k8s.io/v1/namespaces/kube-public/leases"
     for name in names:
         plane.request("POST", where, {"metadata": {"name": name}})
-    listings = Listings(partial(connect, Access(str(plane.kubeconfig))))
+    listings = Listings(Connection(partial(connect, Access(str(plane.kubeconfig)))))
     assert [entry["metadata"]["name"] for entry in listings.objects(where, "leases", {})] == names
     plane.request("DELETE", where)
 

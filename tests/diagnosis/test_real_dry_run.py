@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diagnosis.answers.pod_fit import WouldFit, would_fit_each
-from healthcheck.cluster.connection import connect
+from healthcheck.cluster.connection import Connection, connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.listings import Listings
 from sim.control_plane import ControlPlane
@@ -48,7 +48,7 @@ def tried(plane: ControlPlane, kubeconfig: Path | None = None, /, namespace: str
         "metadata": {"name": "new", "namespace": namespace},
         "spec": {"containers": [container]},
     }
-    (answer,) = would_fit_each(snapshot(node("a", 8)), [raw], Listings(partial(connect, access)).try_pod)
+    (answer,) = would_fit_each(snapshot(node("a", 8)), [raw], Listings(Connection(partial(connect, access))).try_pod)
     return answer
 
 

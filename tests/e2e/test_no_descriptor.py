@@ -162,5 +162,5 @@ def test_the_cluster_is_away_and_comes_back(tmp_path: Path) -> None:
         environment.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "kubeconfig")))
         cluster = Cluster()
 
-        assert all(isinstance(came, Unavailable) for came in everywhere(lambda: Cluster.read_node(cluster, "node")))
-        assert cluster.read_node("node").name == "node"
+        assert all(isinstance(came, Unavailable) for came in everywhere(lambda: cluster.nodes.read("node")))
+        assert cluster.nodes.read("node").name == "node"

@@ -14,26 +14,32 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from healthcheck.cluster.client import Cluster
+from healthcheck.cluster import client
+from healthcheck.cluster.connection import Connection
 from sweeper import __main__ as program
 
 _WRITES = ("create", "patch", "delete")
 
 
-class Dying(Cluster):
+class Dying(Connection):
     """Every write comes by here; reads change nothing, and dying between two of them is dying before the next write."""
 
     _numbers = count(1)
 
-    def _request(self, verb: str, path: str, resource: str, *rest: Any, **more: Any) -> Any:
+    def request(self, verb: str, path: str, resource: str, *rest: Any, **more: Any) -> Any:
         if verb not in _WRITES:
-            return super()._request(verb, path, resource, *rest, **more)
+            return super().request(verb, path, resource, *rest, **more)
         number = next(self._numbers)
         print("WRITE", verb, resource, flush=True)
         die(f"{number} before")
-        answer = super()._request(verb, path, resource, *rest, **more)
+        answer = super().request(verb, path, resource, *rest, **more)
         die(f"{number} after")
         return answer
+
+
+def die_at_writes(kind: type[Connection] = Dying) -> None:
+    """Let every cluster that this process connects to from now on use such a connection."""
+    vars(client)["Connection"] = kind
 
 
 def die(moment: str) -> None:
@@ -48,5 +54,5 @@ def die(moment: str) -> None:
 
 
 if __name__ == "__main__":
-    vars(program)["Cluster"] = Dying
+    die_at_writes()
     sys.exit(program.main())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from sweeper import node_test as program
-from tests.sweeper.dying import Dying
+from tests.sweeper.dying import die_at_writes
 
 if __name__ == "__main__":
-    vars(program)["Cluster"] = Dying
+    die_at_writes()
     sys.exit(program.main([]))

@@ -127,8 +127,8 @@ class Fleet:
         status, state = ("pass", "True") if healthy else ("fail", "False")
         self.mark(name, {"metadata": {"labels": {f"{P}/status": status}}})
         condition = {"type": "GpuHealthy", "status": state, "reason": "x", "message": "x"}
-        self.cluster.patch_conditions(name, [condition])
-        self.cluster.beat(self.node(name), datetime.now(UTC), 3600)
+        self.cluster.nodes.patch_conditions(name, [condition])
+        self.cluster.leases.renew_heartbeat(self.node(name), datetime.now(UTC), 3600)
         return name
 
     def mark(self, name: str, patch: Mapping[str, Any]) -> None:
@@ -222,7 +222,7 @@ class Fleet:
     # --- looking
 
     def node(self, name: str) -> NodeState:
-        return self.cluster.read_node(name)
+        return self.cluster.nodes.read(name)
 
     def jobs(self) -> list[dict[str, Any]]:
         items = self.plane.request("GET", f"{JOBS}?labelSelector=app.kubernetes.io/component=sweep").body["items"]

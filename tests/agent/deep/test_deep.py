@@ -640,7 +640,7 @@ def test_no_run_starts_while_an_unkillable_run_exists(rig: Rig) -> None:
     tests = rig.start()
     assert tests.attempt() == 600
 
-    assert tests._hindrance(rig.cluster.read_node(rig.name)) == "process 4711 of an earlier test can't be killed"
+    assert tests._hindrance(rig.cluster.nodes.read(rig.name)) == "process 4711 of an earlier test can't be killed"
 
 
 class TestAResultThatNobodyCouldTake:

@@ -315,11 +315,11 @@ class TestAKubeconfigThatGoesAway:
         api.fail_with(401)
         for _ in range(2):
             with pytest.raises(Unavailable):
-                cluster.read_node("node")
+                cluster.nodes.read("node")
         path.write_bytes(whole)
         api.recover()
 
-        assert cluster.read_node("node").name == "node"
+        assert cluster.nodes.read("node").name == "node"
 
     def test_ends_no_agent_and_is_said_once(self, watched: World) -> None:
         aside = watched.kubeconfig.with_suffix(".aside")

@@ -20,7 +20,7 @@ def test_looks_that_follow_each_other_ask_once_in_a_while_how_many_places_are_ta
     now = [1000.0]
     with ApiStandIn("a") as api:
         cluster = Cluster(partial(connect, Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
-        slot, node = OwnSlot(cluster, lambda: now[0]), cluster.read_node("a")
+        slot, node = OwnSlot(cluster, lambda: now[0]), cluster.nodes.read("a")
         asked = []
         for _ in range(9):
             before = len(api.requests)

@@ -18,6 +18,7 @@ from healthcheck.cluster import kubeconfig
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import Unavailable
+from healthcheck.cluster.nodes import Nodes
 from healthcheck.node.state import NodeState
 from healthcheck.verdict.node_events import NodeEvent
 from sim.api_objects import EVENTS
@@ -51,13 +52,14 @@ def test_what_came_before_it_meanwhile_is_not_dropped_in_its_place(tmp_path: Pat
     api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
     released: list[threading.Event] = []
 
-    class Releasing(Cluster):
-        def read_node(self, name: str) -> NodeState:
+    class Releasing(Nodes):
+        def read(self, name: str) -> NodeState:
             if not released:
                 released.append(reporter.queue(GOOD, first=True))
-            return super().read_node(name)
+            return super().read(name)
 
-    cluster = Releasing(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+    cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+    cluster.nodes = Releasing(cluster.connection)
     reporter = Reporter(api_server(cluster, telemetry), AgentState("gpu-node-1"))
     broken = replace(GOOD)
     force_setattr(broken, "message", object())
@@ -79,7 +81,7 @@ def test_an_answer_that_asks_for_no_number_of_seconds_asks_for_none(tmp_path: Pa
     api.fail_with(429, retry_after=math.nan)  # type: ignore[arg-type]
 
     with pytest.raises(Unavailable) as refused:
-        cluster.read_node("gpu-node-1")
+        cluster.nodes.read("gpu-node-1")
 
     assert refused.value.retry_after_seconds is None
     api.close()
