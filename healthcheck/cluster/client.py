@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kubernetes.client import ApiClient
-
 from healthcheck.cluster.cluster_settings import ClusterSettings
-from healthcheck.cluster.connection import Connection, connect, refuse_to_read
+from healthcheck.cluster.connection import Connection, Connector, connect, refuse_to_read
 from healthcheck.cluster.dra_objects import DraObjects
 from healthcheck.cluster.events import Events
 from healthcheck.cluster.jobs import Jobs
@@ -26,7 +24,7 @@ class Cluster:
 
     def __init__(
         self,
-        connector: Callable[[], ApiClient] = connect,
+        connector: Connector = connect,
         pass_over: Callable[[str], None] = refuse_to_read,
         request_seconds: float | None = None,
     ) -> None:

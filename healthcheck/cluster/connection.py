@@ -27,6 +27,7 @@ from healthcheck.text.moments import moment
 
 T = TypeVar("T")
 Parse = Callable[[bytes], Any]
+Connector = Callable[[], ApiClient]
 
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 10.0
 _SILENCE_SECONDS = 150.0
@@ -109,7 +110,7 @@ class Connection:
 
     def __init__(
         self,
-        connector: Callable[[], ApiClient] = connect,
+        connector: Connector = connect,
         pass_over: Callable[[str], None] = refuse_to_read,
         request_seconds: float | None = None,
     ) -> None:
