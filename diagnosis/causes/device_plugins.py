@@ -173,7 +173,7 @@ def _missing(node: Node, plugins: Iterable[Component], above: tuple[Origin, ...]
     if meant is not None:
         yield _not_made(node, meant, above)
         return
-    nearest = min(own, key=lambda component: (len(_unmet(component, node)), component.subject))
+    nearest = min(own, key=lambda component: (len(missing_labels(component, node)), component.subject))
     yield from _kept_off(node, nearest, above)
 
 
@@ -187,7 +187,7 @@ def _not_made(node: Node, plugin: Component, above: tuple[Origin, ...]) -> Found
 
 
 def _kept_off(node: Node, plugin: Component, above: tuple[Origin, ...]) -> Iterator[FoundCause]:
-    unmet, taints = _unmet(plugin, node), refused(plugin.spec, node)
+    unmet, taints = missing_labels(plugin, node), refused(plugin.spec, node)
     evidence = f"{node.subject} offers no GPU, and {plugin.subject} does not run there: "
     if not unmet and taints:
         names = ", ".join(map(str, taints))
@@ -203,7 +203,8 @@ def _kept_off(node: Node, plugin: Component, above: tuple[Origin, ...]) -> Itera
     yield FoundCause(MISSING, node.subject, messages, tuple(steps), (node.subject,), because_of=above)
 
 
-def _unmet(plugin: Component, node: Node) -> list[str]:
+def missing_labels(plugin: Component, node: Node) -> list[str]:
+    """Return the labels that the plugin's DaemonSet selects and the node lacks."""
     labels = node.meta.labels
     return [f"{key}={value}" for key, value in plugin.spec.node_selector.items() if labels.get(key) != value]
 

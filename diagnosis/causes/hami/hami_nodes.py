@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from diagnosis.causes.device_plugins import UNHEALTHY
+from diagnosis.causes.device_plugins import UNHEALTHY, missing_labels
 from diagnosis.causes.hami.hami_causes import (
     CLOCK_APART,
     LOCK_STALE,
@@ -65,7 +65,7 @@ def find_unmeant(snapshot: Snapshot) -> Iterator[FoundCause]:
         if not plugins or not has_nvidia(node) or not is_judged(node, snapshot.now) or aside or offers_gpus(node):
             continue
         if not any(is_for(component.spec, node) for component in (*plugins, *others)):
-            yield _unmeant(node, min(plugins, key=lambda component: (len(_unmet(component, node)), component.subject)))
+            yield _unmeant(node, min(plugins, key=lambda each: (len(missing_labels(each, node)), each.subject)))
 
 
 def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -144,7 +144,7 @@ def find_locks(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _unmeant(node: Node, plugin: Component) -> FoundCause:
-    unmet, taints = _unmet(plugin, node), refused(plugin.spec, node)
+    unmet, taints = missing_labels(plugin, node), refused(plugin.spec, node)
     lacks = f"it requires {', '.join(unmet)}" if unmet else f"it does not tolerate {', '.join(map(str, taints))}"
     if not unmet and not taints:
         lacks = "its node affinity does not match the node"
@@ -154,11 +154,6 @@ def _unmeant(node: Node, plugin: Component) -> FoundCause:
         f"Label the node: {label}" if unmet else f"Let {plugin.subject} run there (Helm: devicePlugin.tolerations)."
     )
     return FoundCause(PLUGIN_NOT_MEANT, node.subject, evidence, (remedy,), (node.subject,))
-
-
-def _unmet(plugin: Component, node: Node) -> list[str]:
-    labels = node.meta.labels
-    return [f"{key}={value}" for key, value in plugin.spec.node_selector.items() if labels.get(key) != value]
 
 
 def _stale(snapshot: Snapshot, node: Node, registration: Registration, pods: Iterable[Pod]) -> FoundCause:
