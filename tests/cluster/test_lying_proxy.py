@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import Connection, connect
+from healthcheck.cluster.connection import Connection, Requests, connect
 from healthcheck.cluster.device_taint_rules import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, Refused, Unavailable
 from healthcheck.cluster.kubeconfig import Access
@@ -34,53 +34,53 @@ from tests.cli.cluster import run_here
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 NODE, JOB = NodeState("n"), JobState("j", "ns", "u", "n", NOW)
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "beat": lambda c: c.beat(NODE, NOW, 900),
-    "count_heartbeats": lambda c: c.count_heartbeats(),
-    "count_slots": lambda c: c.count_slots(),
-    "create_event": lambda c: c.create_event(NODE, NodeEvent("e", "Warning", "Xid79", "x"), NOW),
-    "create_job": lambda c: c.create_job({"metadata": {"namespace": "ns"}}),
-    "create_pod": lambda c: c.create_pod({"metadata": {"namespace": "ns"}}),
-    "create_slot": lambda c: c.create_slot("slot-0", NODE),
-    "delete_job": lambda c: c.delete_job(JOB),
-    "delete_pod": lambda c: c.delete_pod("ns", "p"),
-    "delete_slot": lambda c: c.delete_slot(Slot("slot-0", "n")),
-    "evict": lambda c: c.evict("ns", "p", "u"),
-    "is_allowed": lambda c: c.is_allowed(Right("get", "nodes")),
-    "list_budgets": lambda c: c.list_budgets("ns"),
-    "list_ended_pods": lambda c: c.list_ended_pods("ns", "a=b"),
-    "list_gpu_claims": lambda c: c.list_gpu_claims(),
-    "list_gpu_pods": lambda c: c.list_gpu_pods(),
-    "list_heartbeats": lambda c: c.list_heartbeats(NOW),
-    "list_jobs": lambda c: c.list_jobs("ns", "a=b"),
-    "list_nodes": lambda c: c.list_nodes(),
-    "list_pods_of": lambda c: c.list_pods_of(JOB),
-    "list_pods_on": lambda c: c.list_pods_on("n"),
-    "list_policies_in_force": lambda c: c.list_policies_in_force(),
-    "list_refused": lambda c: c.list_refused("ns", "a=b"),
-    "list_runtime_classes": lambda c: c.list_runtime_classes(),
-    "list_slots": lambda c: c.list_slots(),
-    "list_unplaced": lambda c: c.list_unplaced("ns", "a=b"),
-    "list_unplaced_since": lambda c: c.list_unplaced_since(),
-    "list_warnings": lambda c: c.list_warnings("ns", "u"),
-    "list_workloads": lambda c: c.list_workloads("a=b"),
-    "names_of_namespaces": lambda c: c.names_of_namespaces(),
-    "names_of_nodes": lambda c: c.names_of_nodes("a=b"),
-    "note_job_shown": lambda c: c.note_job_shown(JOB, NOW),
-    "patch_conditions": lambda c: c.patch_conditions("n", []),
-    "patch_node": lambda c: c.patch_node("n", {}),
-    "read_agent_template": lambda c: c.read_agent_template(),
-    "read_config": lambda c: c.read_config(),
-    "read_given_out": lambda c: c.read_given_out("ns"),
-    "read_job": lambda c: c.read_job("ns", "j"),
-    "read_job_template": lambda c: c.read_job_template("j"),
-    "read_node": lambda c: c.read_node("n"),
-    "read_pod": lambda c: c.read_pod("ns", "p"),
-    "read_pod_log": lambda c: c.read_pod_log(PodState("ns", "p", "u"), None),
-    "read_slot": lambda c: c.read_slot("slot-0"),
-    "remove_conditions": lambda c: c.remove_conditions("n", ["GpuHealthy"]),
-    "update_node": lambda c: c.update_node("n", lambda _: {}),
-    "watch_jobs": lambda c: c.watch_jobs("ns", "a=b", "1", 1),
-    "watch_node": lambda c: c.watch_node("n", 1),
+    "leases.renew_heartbeat": lambda c: c.leases.renew_heartbeat(NODE, NOW, 900),
+    "leases.count_heartbeats": lambda c: c.leases.count_heartbeats(),
+    "leases.count_slots": lambda c: c.leases.count_slots(),
+    "events.create": lambda c: c.events.create(NODE, NodeEvent("e", "Warning", "Xid79", "x"), NOW),
+    "jobs.create": lambda c: c.jobs.create({"metadata": {"namespace": "ns"}}),
+    "pods.create": lambda c: c.pods.create({"metadata": {"namespace": "ns"}}),
+    "leases.create_slot": lambda c: c.leases.create_slot("slot-0", NODE),
+    "jobs.delete": lambda c: c.jobs.delete(JOB),
+    "pods.delete": lambda c: c.pods.delete("ns", "p"),
+    "leases.delete_slot": lambda c: c.leases.delete_slot(Slot("slot-0", "n")),
+    "pods.evict": lambda c: c.pods.evict("ns", "p", "u"),
+    "rights.is_allowed": lambda c: c.rights.is_allowed(Right("get", "nodes")),
+    "pods.list_budgets": lambda c: c.pods.list_budgets("ns"),
+    "pods.list_ended": lambda c: c.pods.list_ended("ns", "a=b"),
+    "dra.list_gpu_claims": lambda c: c.dra.list_gpu_claims(),
+    "pods.list_with_gpus": lambda c: c.pods.list_with_gpus(),
+    "leases.heartbeats": lambda c: c.leases.heartbeats(NOW),
+    "jobs.select": lambda c: c.jobs.select("ns", "a=b"),
+    "nodes.select": lambda c: c.nodes.select(),
+    "pods.list_of": lambda c: c.pods.list_of(JOB),
+    "pods.list_on": lambda c: c.pods.list_on("n"),
+    "policies.list_in_force": lambda c: c.policies.list_in_force(),
+    "pods.list_refused": lambda c: c.pods.list_refused("ns", "a=b"),
+    "settings.list_runtime_classes": lambda c: c.settings.list_runtime_classes(),
+    "leases.slots": lambda c: c.leases.slots(),
+    "pods.list_unplaced": lambda c: c.pods.list_unplaced("ns", "a=b"),
+    "pods.list_unplaced_since": lambda c: c.pods.list_unplaced_since(),
+    "events.list_warnings": lambda c: c.events.list_warnings("ns", "u"),
+    "jobs.list_workloads": lambda c: c.jobs.list_workloads("a=b"),
+    "nodes.names_of_namespaces": lambda c: c.nodes.names_of_namespaces(),
+    "nodes.names": lambda c: c.nodes.names("a=b"),
+    "jobs.note_shown": lambda c: c.jobs.note_shown(JOB, NOW),
+    "nodes.patch_conditions": lambda c: c.nodes.patch_conditions("n", []),
+    "nodes.patch": lambda c: c.nodes.patch("n", {}),
+    "pods.read_agent_template": lambda c: c.pods.read_agent_template(),
+    "settings.read_config": lambda c: c.settings.read_config(),
+    "dra.read_given_out": lambda c: c.dra.read_given_out("ns"),
+    "jobs.read": lambda c: c.jobs.read("ns", "j"),
+    "jobs.read_template": lambda c: c.jobs.read_template("j"),
+    "nodes.read": lambda c: c.nodes.read("n"),
+    "pods.read": lambda c: c.pods.read("ns", "p"),
+    "pods.read_log_of": lambda c: c.pods.read_log_of(PodState("ns", "p", "u"), None),
+    "leases.read_slot": lambda c: c.leases.read_slot("slot-0"),
+    "nodes.remove_conditions": lambda c: c.nodes.remove_conditions("n", ["GpuHealthy"]),
+    "nodes.update": lambda c: c.nodes.update("n", lambda _: {}),
+    "jobs.watch": lambda c: c.jobs.watch("ns", "a=b", "1", 1),
+    "nodes.watch": lambda c: c.nodes.watch("n", 1),
 }
 DEVICE_CALLS: dict[str, Callable[[Any], Any]] = {
     "ask_again": lambda c: c.ask_again(DeviceRule("r", "u", "1"), NOW),
@@ -155,13 +155,17 @@ def kubeconfig(proxy: LyingProxy, tmp_path: Path) -> Path:
     return proxy.kubeconfig(tmp_path / "kubeconfig")
 
 
+def _devices(*access: Any) -> DeviceTaints:
+    return DeviceTaints(Connection(*access))
+
+
 @pytest.mark.parametrize(
     ("kind", "call"),
-    [*((Cluster, report) for report in CALLS.values()), *((DeviceTaints, report) for report in DEVICE_CALLS.values())],
+    [*((Cluster, report) for report in CALLS.values()), *((_devices, report) for report in DEVICE_CALLS.values())],
     ids=[*CALLS, *DEVICE_CALLS],
 )
 def test_any_shape_is_a_cluster_error_or_an_answer(
-    proxy: LyingProxy, kubeconfig: Path, kind: type[Connection], call: Callable[[Any], Any]
+    proxy: LyingProxy, kubeconfig: Path, kind: Callable[..., Any], call: Callable[[Any], Any]
 ) -> None:
     cluster = kind(lambda: connect(Access(str(kubeconfig))), lambda _: None)
     for status, shape in ANSWERS:
@@ -172,12 +176,15 @@ def test_any_shape_is_a_cluster_error_or_an_answer(
                 list(answer)
 
 
-def test_every_request_that_we_make_is_tried() -> None:
+def test_every_request_that_we_make_is_tried(kubeconfig: Path) -> None:
+    cluster = Cluster(lambda: connect(Access(str(kubeconfig))))
+
     def public(kind: type) -> set[str]:
         return {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
 
-    assert public(Cluster) - {"alike"} == set(CALLS)
-    assert public(DeviceTaints) - {"alike"} == set(DEVICE_CALLS)
+    parts = {name: type(part) for name, part in vars(cluster).items() if isinstance(part, Requests)}
+    assert {f"{name}.{method}" for name, part in parts.items() for method in public(part)} == set(CALLS)
+    assert public(DeviceTaints) == set(DEVICE_CALLS)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(403, Forbidden), (422, Refused), (429, Unavailable)])
