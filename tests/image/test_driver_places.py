@@ -167,11 +167,11 @@ def cut_off(path: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a library for another architecture": (
         for_another_machine,
-        f"{{path}}: built for {ELSEWHERE}, and this is {HERE}",
+        f"{{path}}: built for {ELSEWHERE}, but this machine is {HERE}",
     ),
     "a library for an architecture without a name": (
         for_a_machine_without_a_name,
-        f"{{path}}: built for ELF machine 243, and this is {HERE}",
+        f"{{path}}: built for ELF machine 243, but this machine is {HERE}",
     ),
     "a library for 32 bits": (for_32_bits, "{path}: wrong ELF class: ELFCLASS32"),
     "a library built for musl": (
