@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from agent.node.api_server import ApiServer
 from agent.node.bad_annotations import BadAnnotations
 from agent.node.conditions import WrittenConditions
+from agent.node.node_watch import marks_of
 from agent.node.record_left_out import RecordLeftOut, without_record
 from agent.node.reporter import Reporter
 from agent.node.wanted_taint import WantedTaint
@@ -134,9 +135,13 @@ class NodeUpdate:
         if not conditions:
             return True
         request = partial(self._api.cluster.nodes.patch_conditions, node.name, conditions)
+        before = self._state.node
         stands = self._api.permissions.write("nodes/status", partial(self._keep, request))
         if stands:
             self._conditions.went(conditions, time.monotonic())
+        after = self._state.node
+        if before is not None and after is not None and marks_of(before) != marks_of(after):
+            self._state.news.set()  # the answer contains a change of another client, which the watch then skips
         return stands
 
     def _tell(self, events: Sequence[NodeEvent]) -> None:

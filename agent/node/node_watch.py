@@ -92,9 +92,14 @@ def _differs(before: NodeState, after: NodeState) -> bool:
 
 
 def _ours(node: NodeState) -> tuple[object, ...]:
+    return (*marks_of(node), node.condition(), _repair_conditions(node))
+
+
+def marks_of(node: NodeState) -> tuple[object, ...]:
+    """Return the fields of a Node, apart from conditions, whose change by another client needs an answer."""
     labels = {key: value for key, value in node.labels.items() if key.startswith(PREFIX) or key in WATCHED_LABELS}
     annotations = {key: value for key, value in node.annotations.items() if key.startswith(PREFIX)}
-    return (node.uid, labels, annotations, node.tainted(), node.condition(), _repair_conditions(node))
+    return (node.uid, labels, annotations, node.tainted())
 
 
 def _repair_conditions(node: NodeState) -> list[tuple[object, ...]]:

@@ -61,7 +61,6 @@ class NodeWriter(threading.Thread):
         self._bad = bad
         self._telemetry = telemetry
         self._stopping = threading.Event()
-        self._look_ended = False
         self._not_before = 0.0
         self._put_off_for = Severity.PASS
         """The verdict whose write the server delayed, and the time."""
@@ -82,7 +81,6 @@ class NodeWriter(threading.Thread):
     def look_ended(self) -> None:
         """Renew the heartbeat, and write the results of the cycle."""
         self._update.look_ended()
-        self._look_ended = True
         self._reporter.renew_heartbeat()
         self._state.news.set()
 
@@ -111,21 +109,20 @@ class NodeWriter(threading.Thread):
         released = node is not None and self._take_in(node)
         if self._stopping.is_set():
             return
+        self._measure(self._state.judgement.verdict)  # also while the API server is away
         if not self._is_due(self._state.judgement, released=released):
-            self._measure(self._state.judgement.verdict)
             return
         self._telemetry.pending.set(1)
         if node is None or self._state.node is not node:
             node = self._state.node or self._update.read()
             self._take_in(node)
+            self._measure(self._state.judgement.verdict)
         known = self._state.known
         judgement = known.judgement
-        self._measure(judgement.verdict)
         stands = not (judgement.is_complete or _is_news_to(judgement.verdict, node)) or self._update.apply(known, node)
         self._telemetry.pending.set(not stands)
         if judgement.is_complete and not judgement.verdict.settling and not self._update.slot.is_owed:
             self.verdict_stands.set()
-            self._reconcile_slots()
         self._api.outage.back("nodes")
 
     @staticmethod
@@ -152,13 +149,6 @@ class NodeWriter(threading.Thread):
         while not (event.wait(_POLL_SECONDS) or self._is_urgent() or self._stopping.is_set()):
             if time.monotonic() >= deadline:
                 break
-
-    def _reconcile_slots(self) -> None:
-        """Run once after each cycle."""
-        node = self._state.node
-        if self._look_ended and node is not None:
-            self._look_ended = False
-            self._update.slot.reconcile(node)
 
     def _write_despite_annotations(self) -> None:
         """Write. If that fails by a defect of this program, find the annotation that causes it."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, NotFound
@@ -24,6 +28,25 @@ RECONCILE_SECONDS = 1700.0
 """Smallest age before a new count, so that cycles of a fleet do not each send one more request."""
 
 
+class _Known(enum.Enum):
+    """Whether the Node's own slot is known.
+
+    NO -> YES by a lookup; YES -> NO if its Lease is gone, or if the answer to its creation is lost.
+    UNVERIFIED instead of NO: it counts only after a check of the order of all slots.
+    """
+
+    NO = enum.auto()
+    UNVERIFIED = enum.auto()
+    YES = enum.auto()
+
+
+class _Count(Struct, frozen=True):
+    number: int = 0
+    at: float = float("-inf")
+    error: str = ""
+    """Reason why a later count failed."""
+
+
 class OwnSlot:
     """Owns at most one slot. A slot of a dead agent is looked up once for each UID of the Node."""
 
@@ -31,18 +54,11 @@ class OwnSlot:
         self._cluster = cluster
         self._clock = clock
         self._slot: Slot | None = None
-        self._unsure = False
-        """Whether the slot may exceed the allowed number."""
-        self._known_for = ""
-        """UID of the Node whose slots were looked up."""
-        self._fleet: int | None = None
-        self._size_known = True
+        self._known = _Known.NO
+        self._node_uid = ""
+        self._nodes = self._in_use = _Count()
         self.places = 0
         """Number of slots of the fleet at the last request."""
-        self._counted_at = float("-inf")
-        self._taken = 0
-        self._seen_at = float("-inf")
-        """Time of the last count of slots in use."""
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the slots, no secret
 
     def take(self, node: NodeState, percent: int, *, closely: bool = True) -> SlotGrant:
@@ -50,22 +66,19 @@ class OwnSlot:
 
         Only with `closely` a slot is found that is free because another node owns several; that lists all slots.
         """
-        if self._holds_one(node) and not self._unsure:
+        if self._holds_one(node) and self._known is _Known.YES:
             return HELD
-        if self._take_at_once(node, percent):
+        if self._slot is None and self._take_at_once(node, percent):
             return HELD
-        held = self._cluster.leases.count_slots()
-        self._count()
-        if 2 * held >= allowed(self._fleet, percent):
-            self._fleet_size()
-        self.places = places = allowed(self._fleet, percent)
+        used = self._cluster.leases.count_slots()
+        self._count_nodes(0.0 if 2 * used >= allowed(self._nodes.number, percent) else COUNTED_SECONDS)
+        self.places = places = allowed(self._nodes.number, percent)
         if self._slot is not None:
-            return self._made_sure_of(places, node)
-        self._unsure = False
-        if held < places and self._take_one_of(draw(places, self._draw), node):
+            return self._verified(places, node)
+        if used < places and self._take_one_of(draw(places, self._draw), node):
             return HELD
-        if not closely and (held >= places or (held := self._cluster.leases.count_slots()) >= places):
-            return SlotGrant(held=False, why=f"{held} of the fleet's {places} slots for tainted nodes are in use")
+        if not closely and (used >= places or (used := self._cluster.leases.count_slots()) >= places):
+            return _full(used, places)
         return self._take_free(places, node)
 
     def reconcile(self, node: NodeState) -> None:
@@ -74,112 +87,103 @@ class OwnSlot:
         Raises ClusterError.
         """
         self._find(node)
-        self._count()
-        if self._clock() - self._seen_at >= RECONCILE_SECONDS:
-            self._taken, self._seen_at = self._cluster.leases.count_slots(), self._clock()
-
-    def _take_at_once(self, node: NodeState, percent: int) -> bool:
-        """Acquire with one request if the last count showed free slots."""
-        places = allowed(self._fleet, percent)
-        if self._slot is not None or self._unsure or self._clock() - self._seen_at >= _SEEN_SECONDS:
-            return False
-        self._seen_at = float("-inf")  # once: after a lost race the slots are listed
-        return 2 * self._taken < places and self._take_one_of(draw(places, self._draw)[:1], node)
-
-    def _count(self) -> None:
-        if self._clock() - self._counted_at >= COUNTED_SECONDS:
-            self._fleet_size()
+        self._count_nodes(COUNTED_SECONDS)
+        if self._clock() - self._in_use.at >= RECONCILE_SECONDS:
+            self._in_use = _Count(self._cluster.leases.count_slots(), self._clock())
 
     def give_back(self, node: NodeState) -> None:
         """Release the slot. Raises ClusterError if the cluster does not answer."""
         self._find(node)
-        if self._slot is not None:
-            self._delete(self._slot)
-            log.info("released the slot of the fleet budget", slot=self._slot.name)
-            self._slot = None
+        self._release()
+
+    def _take_at_once(self, node: NodeState, percent: int) -> bool:
+        """Acquire with one request if the last count showed free slots."""
+        in_use, self._in_use = self._in_use, _Count()  # once: after a lost race the slots are listed
+        places = allowed(self._nodes.number, percent)
+        is_free = self._clock() - in_use.at < _SEEN_SECONDS and 2 * in_use.number < places
+        return is_free and self._take_one_of(draw(places, self._draw)[:1], node)
 
     def _take_free(self, places: int, node: NodeState) -> SlotGrant:
         """List all slots if none was free at random. A node with several slots counts once."""
         taken = occupancy(self._cluster.leases.slots())
         if len(taken.since) >= places:
-            return SlotGrant(
-                held=False, why=f"{len(taken.since)} of the fleet's {places} slots for tainted nodes are in use"
-            )
-        self._unsure = taken.surplus > 0
+            return _full(len(taken.since), places)
+        if taken.surplus:
+            self._known = _Known.UNVERIFIED
         if not self._take_one_of(draw_free(taken, places, node.name, self._draw), node):
             return SlotGrant(held=False, why=f"no free slot was found among the fleet's {places} for tainted nodes")
-        return self._made_sure_of(places, node) if self._unsure else HELD
+        return self._verified(places, node) if taken.surplus else HELD
 
-    def _made_sure_of(self, places: int, node: NodeState) -> SlotGrant:
+    def _verified(self, places: int, node: NodeState) -> SlotGrant:
         """Check the order of all slots: a name beyond the allowed number could be acquired, too."""
+        grant = HELD
         if occupancy(self._cluster.leases.slots()).before(node.name) >= places:
-            self.give_back(node)
-            return SlotGrant(
-                held=False, why=f"another node just acquired the last of the fleet's {places} slots for tainted nodes"
-            )
-        self._unsure = False
-        return HELD
+            self._release()
+            why = f"another node just acquired the last of the fleet's {places} slots for tainted nodes"
+            grant = SlotGrant(held=False, why=why)
+        self._known = _Known.YES
+        return grant
 
     def _take_one_of(self, names: Sequence[str], node: NodeState) -> bool:
         for name in names:
             try:
-                self._slot = self._create(name, node)
+                self._slot = self._cluster.leases.create_slot(name, node)
             except Conflict:
                 continue
+            except ClusterError:
+                if self._known is _Known.YES:
+                    self._known = _Known.NO  # the slot may exist although the answer was lost
+                raise
             log.info("acquired a slot of the fleet budget", slot=name)
             return True
         return False
 
     def _holds_one(self, node: NodeState) -> bool:
         """Whether the slot still exists: a person may have deleted its Lease."""
-        if self._find(node) or self._slot is None:
-            return self._slot is not None
-        try:
-            there = self._cluster.leases.read_slot(self._slot.name)
-        except NotFound:
+        if not self._find(node) and self._slot is not None:
             there = None
-        if there is None or there.uid != self._slot.uid:
-            # Another slot of this node may exist.
-            self._known_for = ""
-            self._find(node)
+            with suppress(NotFound):
+                there = self._cluster.leases.read_slot(self._slot.name)
+            if there is None or there.uid != self._slot.uid:
+                self._known = _Known.NO  # another slot of this node may exist
+                self._find(node)
         return self._slot is not None
 
     def _find(self, node: NodeState) -> bool:
         """Find the slot of an earlier process of this node. Returns True if it was looked up just now."""
-        if self._known_for == node.uid:
+        if self._known is _Known.YES and self._node_uid == node.uid:
             return False
         ours = oldest_first(self._cluster.leases.slots(node.name))
-        # A slot of an earlier Node of the same name is deleted: its owner no longer exists.
-        kept = [slot for slot in ours if slot.node_uid == node.uid][:1]
+        self._slot = next((slot for slot in ours if slot.node_uid == node.uid), None)
         for slot in ours:
-            if slot not in kept:
+            if slot is not self._slot:  # or of an earlier Node of the same name
                 self._delete(slot)
-        self._slot = kept[0] if kept else None
-        self._known_for = node.uid
+        self._node_uid = node.uid
+        if self._slot is None or self._known is _Known.NO:
+            self._known = _Known.YES
         return True
 
-    def _fleet_size(self) -> None:
+    def _count_nodes(self, longest_seconds: float) -> None:
         """Count the nodes by their heartbeats; without an answer, the last known number stays."""
+        if self._clock() - self._nodes.at < longest_seconds:
+            return
         try:
-            self._fleet = self._cluster.leases.count_heartbeats()
-            self._counted_at = self._clock()
-            self._size_known = True
+            self._nodes = _Count(self._cluster.leases.count_heartbeats(), self._clock())
         except ClusterError as error:
-            if self._size_known:
-                log.warning("the number of nodes can't be read", error=str(error), last_known=self._fleet)
-            self._size_known = False
+            if not self._nodes.error:
+                log.warning("the number of nodes can't be read", error=str(error), last_known=self._nodes.number)
+            self._nodes = replace(self._nodes, error=str(error))
 
-    def _create(self, name: str, node: NodeState) -> Slot:
-        try:
-            return self._cluster.leases.create_slot(name, node)
-        except Conflict:
-            raise
-        except ClusterError:
-            self._known_for = ""  # the slot may exist although the answer was lost
-            raise
+    def _release(self) -> None:
+        if self._slot is not None:
+            self._delete(self._slot)
+            log.info("released the slot of the fleet budget", slot=self._slot.name)
+            self._slot = None
 
     def _delete(self, slot: Slot) -> None:
-        try:
+        with suppress(NotFound, Conflict):  # deleted, or owned by another node now
             self._cluster.leases.delete_slot(slot)
-        except (NotFound, Conflict):
-            return  # deleted, or owned by another node now
+
+
+def _full(used: int, places: int) -> SlotGrant:
+    return SlotGrant(held=False, why=f"{used} of the fleet's {places} slots for tainted nodes are in use")

@@ -7,7 +7,7 @@ import math
 import random
 import threading
 import time
-from functools import partial
+from contextlib import suppress
 
 import structlog
 
@@ -29,13 +29,27 @@ returned."""
 _SPREAD_SECONDS_PER_PLACE = 0.25
 """Delay after a refused slot before all slots are listed for nodes with several. If a whole fleet fails, its nodes
 must not list all slots at the same moment."""
+_UNANSWERED = "it is unknown whether the budget has a free slot: "
 _FORBIDDEN = SlotGrant(held=False, why="the cluster forbids acquiring a slot of the fleet budget")
 
 
-class _Turn(enum.Enum):
-    REQUEST = enum.auto()
-    RECONCILE = enum.auto()
-    END = enum.auto()
+class SlotState(enum.Enum):
+    """State of the node's slot, with all transitions.
+
+    hold():  NONE, RELEASING -> REQUESTED
+             HELD, REFUSED -> REQUESTED  after the next check cycle; HELD at each write of a tainted Node
+    free():  all -> RELEASING            after a release, the slots are counted for the next request, now and then
+    answer:  REQUESTED -> HELD, REFUSED
+             REFUSED -> HELD, REFUSED    from one closer request, after a random delay
+             RELEASING -> NONE
+    A new Node of the same name begins as in NONE.
+    """
+
+    NONE = enum.auto()
+    REQUESTED = enum.auto()
+    HELD = enum.auto()
+    REFUSED = enum.auto()
+    RELEASING = enum.auto()
 
 
 class SlotRequests(threading.Thread):
@@ -47,78 +61,56 @@ class SlotRequests(threading.Thread):
         self._api = api
         self._news = state.news
         self._condition = threading.Condition()
+        self._state = SlotState.NONE
+        self._why = ""
+        """Reason why no slot is held."""
+        self._is_old = False
+        """A check cycle has ended since the last answer."""
         self._node: NodeState | None = None
-        self._percent: int | None = None
-        """None: no slot is needed."""
-        self._is_due = False
-        self._answer: SlotGrant | None = None
-        """Answer, valid until the next cycle, so that a repeated write does not wait; None: unknown."""
-        self._under_way = False
-        """A request is open; further requests do not speed it up."""
-        self._was_missed = False
-        """The caller continued without the answer, or without a slot because the cluster forbids it."""
-        self._is_owed = False
-        self._to_reconcile: NodeState | None = None
-        """Node whose slots are counted in advance; None: not requested."""
-        self._was_refused = False
-        """The last request was refused: the next one lists all slots."""
-        self._trouble = "the API server has not answered yet"
+        self._percent = 0
+        self._due_at = math.inf
+        """Time of the next request (monotonic)."""
         self._failures = 0
+        self._lacked: SlotState | None = None
+        """State in which the verdict was written without its taint; None: the taint lacks no slot."""
         self._stopping = False
 
     @property
     def is_owed(self) -> bool:
         """Whether the current verdict was written without an answer."""
-        return self._is_owed
+        return self._lacked is SlotState.REQUESTED
 
     @property
     def is_held(self) -> bool:
         """Whether the budget has a slot for a taint that the Node may not have yet."""
-        return self._answer is not None and self._answer.held
+        return self._state is SlotState.HELD
 
     def hold(self, node: NodeState, percent: int, *, tainted: bool) -> SlotGrant:
         """Return the slot once it is held. A refused one is requested again after the next cycle.
 
-        `tainted`: our taint is on the Node already, or on a GPU of it.
+        `tainted`: our taint is on the Node already, or on a GPU of it. It stays without a slot.
         """
+        answers = () if self._is_old else (SlotState.REFUSED, *(() if tainted else (SlotState.HELD,)))
         with self._condition:
-            if self._percent is None or not self._is_still(node):
-                self._answer, self._under_way = None, False
-            self._node, self._percent = node, percent
-            self._is_owed = False
+            self._percent, self._lacked = percent, None
+            self._begin(SlotState.REQUESTED, node, *answers)
             if tainted:
-                # Only its existence matters: a deleted Lease does not remove the taint.
-                if self._answer is None or self._answer.held:
-                    self._begin_request()
                 return HELD
-            if self._answer is None:
-                self._begin_request()
-                self._condition.wait_for(lambda: self._answer is not None or self._stopping, _MOMENT_SECONDS)
-            answer = self._answer
-            self._is_owed = answer is None
-            if answer is None:
-                self._was_missed = True
-                return SlotGrant(held=False, why=f"it is unknown whether the budget has a free slot: {self._trouble}")
-            return answer
+            self._condition.wait_for(lambda: self._state is not SlotState.REQUESTED or self._stopping, _MOMENT_SECONDS)
+            if self.is_held:
+                return HELD
+            self._lacked = self._state
+            return SlotGrant(held=False, why=self._why)
 
     def free(self, node: NodeState) -> None:
         """Release the slot."""
         with self._condition:
-            if self._percent is not None or self._node is None or not self._is_still(node):
-                self._under_way = False
-            self._node, self._percent, self._answer, self._is_owed = node, None, None, False
-            self._begin_request()
+            self._lacked = None
+            self._begin(SlotState.RELEASING, node)
 
     def look_ended(self) -> None:
-        """Discard the answer, so that the next call requests again."""
-        with self._condition:
-            self._answer = None
-
-    def reconcile(self, node: NodeState) -> None:
-        """Check in advance whether a taint would get a slot, so that no verdict has to wait for it."""
-        with self._condition:
-            self._to_reconcile = node
-            self._condition.notify_all()
+        """Let the next call of `hold` request again."""
+        self._is_old = True
 
     def end(self) -> None:
         with self._condition:
@@ -126,103 +118,81 @@ class SlotRequests(threading.Thread):
             self._condition.notify_all()
 
     def run(self) -> None:
-        again_at = math.inf
-        while (turn := self._wait(again_at)) is not _Turn.END:
-            if turn is _Turn.RECONCILE:
-                self._reconcile_slots()
-            else:
-                again_at = time.monotonic() + self._request()
+        while (request := self._next()) is not None:
+            try:
+                self._request(*request)
+            except Exception as error:  # noqa: BLE001 - content of a foreign Lease must not end the agent
+                log.error("a slot can't be requested", failure=failure(error))  # noqa: TRY400 - a line, no traceback
 
-    def _wait(self, again_at: float) -> _Turn:
-        """Wait for the next action. A request of a verdict comes first."""
-        with self._condition:
-            seconds = None if math.isinf(again_at) else max(again_at - time.monotonic(), 0.0)
-            self._condition.wait_for(lambda: self._is_due or self._to_reconcile is not None or self._stopping, seconds)
-            if self._stopping:
-                return _Turn.END
-            if self._is_due or time.monotonic() >= again_at:
-                self._was_refused = self._was_refused and not self._is_due
-                self._is_due = False
-                return _Turn.REQUEST
-            return _Turn.RECONCILE
-
-    def _reconcile_slots(self) -> None:
-        with self._condition:
-            node, self._to_reconcile = self._to_reconcile, None
-        if node is None:
-            return
-        try:
-            self._api.permissions.permitted("slots", partial(self._slot.reconcile, node))
-        except ClusterError as error:
-            log.debug("the slots could not be counted in advance", error=str(error))
-        except Exception as error:  # noqa: BLE001 - content of a foreign Lease must not end the agent
-            log.error("the slots can't be read", failure=failure(error))  # noqa: TRY400 - a line, no traceback
-
-    def _begin_request(self) -> None:
-        if not self._under_way:
-            self._is_due = self._under_way = True
-            self._failures = 0
+    def _begin(self, state: SlotState, node: NodeState, *answers: SlotState) -> None:
+        """Begin a request for the Node, unless it is open, or one of `answers` is its answer."""
+        if not self._is_for(node) or self._state not in (state, *answers):
+            self._state, self._why = state, f"{_UNANSWERED}the API server has not answered yet"
+            self._due_at, self._failures = 0.0, 0
             self._condition.notify_all()
+        self._node = node
 
-    def _request(self) -> float:
-        """Return the seconds until the retry; infinity: no retry."""
-        with self._condition:
-            node, percent = self._node, self._percent
-        if node is None:
-            return math.inf
-        try:
-            grant = self._give_back(node) if percent is None else self._take(node, percent)
-        except ClusterError as error:
-            return self._put_off(error)
-        except Exception as error:  # noqa: BLE001 - content of a foreign Lease must not end the agent
-            log.error("a slot can't be requested", failure=failure(error))  # noqa: TRY400 - a line, no traceback
-            return self._put_off(ClusterError(failure(error)))
-        self._api.outage.back("slots")
-        if self._take_answer(node, percent, grant):
-            self._news.set()
-        if grant is _FORBIDDEN:
-            return _CAP_SECONDS
-        return random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slot.places) if self._was_refused else math.inf  # noqa: S311
-
-    def _take_answer(self, node: NodeState, percent: int | None, grant: SlotGrant) -> bool:
-        """Store the answer, and return whether it is new.
-
-        It is new if the caller went on without it, or if a slot was acquired later.
-        """
-        with self._condition:
-            self._under_way = self._is_due
-            gained = False
-            if percent is not None and self._percent is not None and self._is_still(node):
-                gained = self._was_refused and grant.held
-                self._answer = grant
-            missed, self._was_missed = self._was_missed, grant is _FORBIDDEN
-            self._was_refused = not (self._was_refused or grant.held or grant is _FORBIDDEN)
-            self._condition.notify_all()
-            return missed or gained
-
-    def _is_still(self, node: NodeState) -> bool:
+    def _is_for(self, node: NodeState) -> bool:
         return self._node is not None and self._node.uid == node.uid
 
-    def _take(self, node: NodeState, percent: int) -> SlotGrant:
-        grants: list[SlotGrant] = []
-        closely = self._was_refused
+    def _next(self) -> tuple[SlotState, NodeState] | None:
+        """Wait until a request is due. None: the end."""
+        with self._condition:
+            while not self._stopping:
+                left = self._due_at - time.monotonic()
+                if left <= 0 and self._node is not None:
+                    self._due_at = time.monotonic() + _CAP_SECONDS  # if it fails by a defect of this program
+                    return self._state, self._node
+                self._condition.wait(min(left, threading.TIMEOUT_MAX))
+        return None
 
-        def take() -> None:
-            grants.append(self._slot.take(node, percent, closely=closely))
+    def _request(self, asked: SlotState, node: NodeState) -> None:
+        grants = [_FORBIDDEN]
+        try:
+            self._api.permissions.permitted("slots", lambda: grants.append(self._ask(asked, node)))
+        except ClusterError as error:
+            self._put_off(asked, node, error)
+        else:
+            self._api.outage.back("slots")
+            self._take_answer(asked, node, grants[-1])
 
-        return grants[0] if self._api.permissions.permitted("slots", take) else _FORBIDDEN
-
-    def _give_back(self, node: NodeState) -> SlotGrant:
-        self._api.permissions.permitted("slots", partial(self._slot.give_back, node))
+    def _ask(self, asked: SlotState, node: NodeState) -> SlotGrant:
+        if asked is not SlotState.RELEASING:
+            return self._slot.take(node, self._percent, closely=asked is SlotState.REFUSED)
+        self._slot.give_back(node)
+        with suppress(Unavailable):  # the next write counts again
+            self._slot.reconcile(node)
         return HELD
 
-    def _put_off(self, error: ClusterError) -> float:
-        asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+    def _take_answer(self, asked: SlotState, node: NodeState, grant: SlotGrant) -> None:
+        with self._condition:
+            if not self._is_open(asked, node):
+                return
+            answer = SlotState.HELD if grant.held else SlotState.REFUSED
+            self._state = SlotState.NONE if asked is SlotState.RELEASING else answer
+            self._why, self._is_old, self._due_at = grant.why, False, math.inf
+            if (asked, answer) == (SlotState.REQUESTED, SlotState.REFUSED):
+                spread = random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slot.places)  # noqa: S311
+                self._due_at = time.monotonic() + (_CAP_SECONDS if grant is _FORBIDDEN else spread)
+            if self._lacked not in (None, self._state):
+                self._news.set()
+            self._condition.notify_all()
+
+    def _put_off(self, asked: SlotState, node: NodeState, error: ClusterError) -> None:
+        """Repeat the request after a delay, within the cap as long as the server requested."""
+        pause = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
         if isinstance(error, Unavailable):
             self._api.outage.away("slots", error)
         with self._condition:
-            self._trouble = str(error)
-            longest = _CAP_SECONDS if self._percent is None else _TAKE_CAP_SECONDS
+            if not self._is_open(asked, node):
+                return
+            longest = _CAP_SECONDS if asked is SlotState.RELEASING else _TAKE_CAP_SECONDS
             seconds = random.uniform(0, min(_FIRST_SECONDS * 2.0**self._failures, longest))  # noqa: S311
             self._failures = min(self._failures + 1, 16)
-        return min(asked, longest) + seconds
+            self._due_at = time.monotonic() + min(pause, longest) + seconds
+            if self._state is SlotState.REQUESTED:
+                self._why = f"{_UNANSWERED}{error}"
+
+    def _is_open(self, asked: SlotState, node: NodeState) -> bool:
+        """Whether this request is still the right one; if not, another is due already."""
+        return self._is_for(node) and (self._state is SlotState.RELEASING) == (asked is SlotState.RELEASING)

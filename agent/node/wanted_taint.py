@@ -28,8 +28,8 @@ class WantedTaint:
         self.slot = SlotRequests(api, state)
         self._devices: DeviceRules | None = None
         self._is_first = True
-        self._is_wanted = self._is_nodes = False
-        """Whether a taint is required, and on the Node."""
+        self._carrier = ""
+        """Bearer of the required taint: the Node, its GPUs, or nothing."""
 
     def look_ended(self) -> None:
         self.slot.look_ended()
@@ -44,20 +44,19 @@ class WantedTaint:
         devices = self._devices
         by_devices = devices is not None and devices.stand
         decision = decide_taint(view, node, by_devices=by_devices)
-        self._is_wanted = decision.wants_taint
-        if not self._is_wanted:
+        self._carrier = ""
+        if not decision.wants_taint:
             return decision, HELD
-        percent = view.rules.max_unhealthy_percent
-        grant = self.slot.hold(node, percent, tainted=by_devices or node.tainted())
+        grant = self.slot.hold(node, view.rules.max_unhealthy_percent, tainted=by_devices or node.tainted())
         covered = devices.hold(view, decision, node) if devices is not None and grant.held else None
-        self._is_nodes = covered is None
+        self._carrier = "node" if covered is None else "gpus"
         return decision, BY_DEVICES if covered else grant
 
     def settle(self, node: NodeState) -> None:
         """Release unneeded slots and rules after the Node was written."""
-        if self._devices is not None and (not self._is_wanted or (self._is_nodes and node.tainted())):
+        if self._devices is not None and (not self._carrier or (self._carrier == "node" and node.tainted())):
             self._devices.free(node)
-        if not self._is_wanted:
+        if not self._carrier:
             self.give_back_place(node)
 
     def give_back_place(self, node: NodeState) -> None:

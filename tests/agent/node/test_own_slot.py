@@ -1,32 +1,76 @@
-"""Requests of an agent about the fleet's slots before it needs one."""
+"""Requests of an agent about the fleet's slots before it needs one, and for its first."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
+from agent.node.api_server import ApiServer
+from agent.node.outage import Outage
 from agent.node.own_slot import OwnSlot
+from agent.node.permissions import Permissions
+from agent.node.slot_requests import SlotRequests
+from agent.state.agent_state import AgentState
+from agent.telemetry import Telemetry
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.names import BUDGET_NAMESPACE
 from sim.api_stand_in import ApiStandIn
+from tests.waiting import eventually
 
 LOOK_SECONDS = 300
 
 
-def test_looks_that_follow_each_other_ask_once_in_a_while_how_many_places_are_taken(tmp_path: Path) -> None:
-    now = [1000.0]
+@pytest.fixture
+def api() -> Iterator[ApiStandIn]:
     with ApiStandIn("a") as api:
-        cluster = Cluster(partial(connect, Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
-        slot, node = OwnSlot(cluster, lambda: now[0]), cluster.nodes.read("a")
-        asked = []
-        for _ in range(9):
-            before = len(api.requests)
-            slot.reconcile(node)
-            paths = [urlsplit(request.path) for request in api.requests[before:]]
-            asked.append(any(BUDGET_NAMESPACE in path.path and path.query == "limit=1" for path in paths))
-            now[0] += LOOK_SECONDS
+        yield api
+
+
+@pytest.fixture
+def cluster(api: ApiStandIn, tmp_path: Path) -> Cluster:
+    return Cluster(partial(connect, Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+
+
+def asked_since(api: ApiStandIn, before: int) -> list[str]:
+    """Return the methods of the requests for slots; a count is COUNT."""
+    urls = [(request.method, urlsplit(request.path)) for request in api.requests[before:]]
+    return ["COUNT" if url.query == "limit=1" else method for method, url in urls if BUDGET_NAMESPACE in url.path]
+
+
+def test_looks_that_follow_each_other_ask_once_in_a_while_how_many_places_are_taken(
+    api: ApiStandIn, cluster: Cluster
+) -> None:
+    now = [1000.0]
+    slot, node = OwnSlot(cluster, lambda: now[0]), cluster.nodes.read("a")
+    asked = []
+    for _ in range(9):
+        before = len(api.requests)
+        slot.reconcile(node)
+        asked.append("COUNT" in asked_since(api, before))
+        now[0] += LOOK_SECONDS
 
     assert asked == [True, False, False, False, False, False, True, False, False]
+
+
+def test_a_healthy_node_counts_in_advance_so_that_its_first_taint_costs_one_request(
+    api: ApiStandIn, cluster: Cluster
+) -> None:
+    node = cluster.nodes.read("a")
+    requests = SlotRequests(ApiServer(cluster, Permissions(Telemetry()), Outage()), AgentState("a"))
+    requests.start()
+    requests.free(node)
+    eventually(lambda: asked_since(api, 0) == ["GET", "COUNT"])
+
+    assert requests.hold(node, 20, tainted=False).held
+    assert asked_since(api, 0) == ["GET", "COUNT", "POST"]
+    requests.look_ended()
+    assert requests.hold(node, 20, tainted=False).held
+    requests.free(node)
+    eventually(lambda: asked_since(api, 0)[3:5] == ["GET", "DELETE"])
+    requests.end()
