@@ -314,7 +314,7 @@ class TestTheCommand:
 
         assert done.returncode == 1
         assert "still active\n  REBOOT   GpuLost on gpu/" in done.stdout
-        assert done.stdout.endswith("its agent says fail\ngpu-node-1: its taint stays\n")
+        assert done.stdout.endswith("its agent reports fail\ngpu-node-1: its taint stays\n")
         node = failed.node()
         assert (node.status, node.tainted, set(node.findings)) == ("fail", True, {"GpuLost"})
 
