@@ -112,7 +112,8 @@ def test_where_nobody_acts_on_rules_any_more_the_node_is_tainted_again(own_plane
         world.restart()
         wait_for(world, "set", tainted=True)
         eventually(lambda: rules_of(own_plane, world.cluster.name) == {})
-        eventually(lambda: any("accepts DeviceTaintRules without effect" in event["message"] for event in world.cluster.events()))
+        unheeded = "accepts DeviceTaintRules without effect"
+        eventually(lambda: any(unheeded in event["message"] for event in world.cluster.events()))
 
 
 def test_where_no_rules_are_served_the_node_is_tainted(make_world: MakeWorld) -> None:
