@@ -22,9 +22,9 @@ CLASSES: Mapping[str, tuple[Severity, str]] = {
     "non-fatal": (Severity.MONITOR, "not fatal"),
     "": (Severity.MONITOR, "as given in its line"),
 }
-"""What a number alone means, for a line without a word: what may be either is only watched."""
+"""Severity by number, for a line without `Fatal` or `Non-fatal`. If both are possible, it is MONITOR."""
 _WORDS: Mapping[str, Severity] = {
-    # After a fatal error of a switch every GPU behind it has to be reset with it.
+    # After a fatal error of a switch, all GPUs connected to it must be reset together with it.
     "fatal": Severity.RESET,
     "non-fatal": Severity.MONITOR,
     "correctable": Severity.MONITOR,
@@ -71,7 +71,7 @@ def rule_sxid(code: int, word: str, policy: Policy) -> Ruling:
 
 
 def rule_by_table(code: int, word: str) -> Ruling:
-    """The ruling of NVIDIA's table, before the cluster's overrides."""
+    """Return the ruling of NVIDIA's table, without the cluster's overrides."""
     row = sxid_table().get(code)
     rule = row.rule if row else "sxid.csv: no such code"
     by_number = CLASSES[row.kind][0] if row else Severity.MONITOR

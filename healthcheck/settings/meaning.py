@@ -111,4 +111,4 @@ _MEANT: Mapping[str, Callable[[Any], Any]] = {
     "EFA_MIN_BW": _megabytes,
     OVERRIDES: _overrides,
 }
-"""Of what is allowed beyond its type and its bounds: the value to hold. Raises ValueError."""
+"""Validators beyond type and bounds. Each returns the value to use, or raises ValueError."""
