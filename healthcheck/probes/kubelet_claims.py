@@ -34,7 +34,7 @@ def read_gpu_holders(host: Host) -> list[tuple[str, str, int]]:
 
 
 def read_claims(root: Path) -> list[tuple[str, str, int]]:
-    """Namespace and name of each claim of GPUs, and how many it has; those too that a driver still prepares.
+    """Return namespace, name and number of GPUs of each claim, also of claims that a driver still prepares.
 
     Raises ProbeError.
     """
@@ -53,7 +53,7 @@ def _claims(root: Path, file: str) -> Iterator[tuple[str, str, int]]:
     try:
         raw, _ = host_files.read(root, file)
     except (FileNotFoundError, NotADirectoryError):
-        return  # a kubelet that knows no claims
+        return  # a kubelet without claims
     except OSError as error:
         raise ProbeError(f"{file}: {error.strerror}") from error
     try:

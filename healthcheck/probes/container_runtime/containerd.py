@@ -484,7 +484,7 @@ def _refuse_newer(merged: _Config, sources: Sequence[_Source], newest: int) -> N
 def _refuse_short_names(sources: Sequence[_Source], keys: Sequence[str], dots: int) -> None:
     """Refuse plugin names that are not full names, which schema 2 and later require.
 
-    1.x refuses any short name. 2.x refuses short names only in the lists of enabled and disabled plugins.
+    1.x refuses any short name. 2.x refuses short names only in disabled_plugins and required_plugins.
     """
     for source in sources:
         for key in keys:

@@ -313,7 +313,7 @@ def _words(command: bytes) -> tuple[str, ...]:
 def _unit(cgroup: bytes) -> str:
     """Return the innermost systemd service of a cgroup path.
 
-    The path is `0::/system.slice/containerd.service`, or starts with `/../`, relative to our own cgroup. k3s and RKE2
+    The path is `0::/system.slice/containerd.service`, or starts with `/../`, relative to this process's cgroup. k3s and RKE2
     start their containerd themselves. It then belongs to their unit, and a restart of that unit restarts it.
     """
     found: list[bytes] = _UNIT.findall(cgroup)
