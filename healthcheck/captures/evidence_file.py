@@ -1,7 +1,7 @@
 """Evidence files: one check cycle, written by `check --save-evidence` and judged again by `replay`.
 
 The file can be replayed on any machine. The format is JSON that people can read. It holds the node's identity, the
-input of the verdict, and for each probe its facts or the reason why it has none.
+input of the verdict, and for each probe its facts or the reason why there are none.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _File(Struct, frozen=True):
 def why_not(path: Path) -> str:
     """Return the reason why no evidence file can be written at this path, or an empty string.
 
-    Call it before a check cycle that takes long, so that a wrong path fails early.
+    Call this function before a long check cycle, so that a wrong path fails early.
     """
     if str(path) == "-":
         return "evidence can't be written to standard output: name a file"
@@ -213,7 +213,7 @@ def _read_by(probe: Probe[Any], evidence: Evidence) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert facts, or another part of a `Look`, to values that JSON can hold. A cause becomes its name."""
+    """Convert facts, or another part of an `EvidenceCycle`, to values that JSON can hold. A cause becomes its name."""
     return to_builtins(value, str_keys=True, enc_hook=_name)
 
 

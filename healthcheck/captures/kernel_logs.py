@@ -131,7 +131,7 @@ class Clock:
     def goes_back(self, stamp: Stamp) -> bool:
         """Whether the boot's clock restarted.
 
-        It did if the time drops by more than reordered lines explain, and the new time is near 0 or far earlier.
+        The time then drops by more than reordered lines explain, and the new time is near 0 or far earlier.
         """
         if stamp.monotonic is None or self._stamped is None:
             return False

@@ -221,7 +221,7 @@ def _read_dmesg(text: str) -> LogLine | None:
         return None
     message = _unescaped(found["text"] or "")
     refused = _is_from_user_space(found["priority"], found["facility"])
-    # `journalctl -o short-monotonic` puts host and tag behind the same stamp.
+    # `journalctl -o short-monotonic` prints host and tag after the same time.
     tagged = _TAGGED.match(message) if stamp.monotonic is not None else None
     if tagged is not None and tagged["tag"] == "kernel":
         return LogLine(tagged["text"], stamp, not refused, refused, host=tagged["host"] or "")

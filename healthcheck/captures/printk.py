@@ -64,7 +64,7 @@ class KernelRecord(Struct, frozen=True):
 class Joiner:
     """Joins the lines of one kernel record.
 
-    It keeps a record until the next line shows that the record is complete.
+    The joiner keeps a record until the next line shows that the record is complete.
     """
 
     def __init__(self) -> None:

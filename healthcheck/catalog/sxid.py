@@ -1,6 +1,6 @@
 """SXid errors of NVSwitch.
 
-The word in the line decides, because the numbers changed between driver versions.
+The severity word in the line (such as `Fatal`) decides, because the numbers changed between driver versions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORDS: Mapping[str, Severity] = {
 
 
 class SxidRow(Struct, frozen=True):
-    """One number of the driver's list of SXids.
+    """One SXid of the driver's list.
 
     `why` is the reason for the severity if the log line has neither `Fatal` nor `Non-fatal`.
     """

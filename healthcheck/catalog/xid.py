@@ -15,7 +15,7 @@ from healthcheck.catalog.ruling import Ruling
 from healthcheck.model import Severity
 
 _PSHC = range(163, 166)
-"""Codes for power smoothing that is disabled or worn. Code 162 means that it works again."""
+"""Codes for power smoothing that is disabled or worn. Code 162 means that power smoothing works again."""
 RECOVERY_CODE = 154
 _THE_APPLICATIONS = ("RESTART_APP", "IGNORE")
 

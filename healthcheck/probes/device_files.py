@@ -1,7 +1,7 @@
 """Device files of NVIDIA's driver, in the host's /dev and below the driver container's root.
 
 The kernel creates none of them automatically: udev, nvidia-modprobe or the first user of the driver does
-(nvidia-modprobe(1)). The GPU operator's driver container has them in its own /dev. Containers get them from there
+(nvidia-modprobe(1)). The GPU operator's driver container has them in its /dev. Containers get them from there
 (NVIDIA/k8s-dra-driver-gpu, isDevRoot: a driver's root with its own /dev).
 """
 

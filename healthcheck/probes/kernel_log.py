@@ -176,7 +176,7 @@ class KernelLog:
         return RecordBatch(tuple(records), taken, lost, unreadable, refused, last == b"", bool(last), self._after)
 
     def unfinished(self) -> Record | None:
-        """Return the last record of a saved log whose newline was cut off. A live log completes its own."""
+        """Return the last record of a saved log whose newline was cut off. A live log completes such a record later."""
         record = parse_record(self._rest)
         return record if record is not None and record.facility in self._facilities else None
 

@@ -125,7 +125,7 @@ class AllReduce:
 def read_all_reduce(ended: ProgramEnd, gpus: int) -> Reduced | Failed | Unobserved:
     """Parse the program's output.
 
-    An error that need not be a hardware fault means that it could not check.
+    The result is Unobserved for an error that is not certainly a hardware fault.
     """
     text = ended.out.decode("utf-8", "replace")
     if failure := _FAILURE.search(text) or _FAILURE.search(ended.err.decode("utf-8", "replace")):

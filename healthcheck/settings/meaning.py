@@ -1,6 +1,6 @@
 """Validation of settings: texts that name checks, conditions and severities, and the profile table.
 
-An invalid value is reported with its file, its key, the value and the allowed values. Nothing is guessed.
+An invalid value is reported with its file, its key, the value and the allowed values. No value is guessed.
 """
 
 from __future__ import annotations

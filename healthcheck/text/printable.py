@@ -41,7 +41,7 @@ def printable(text: str, longest: int = LONGEST) -> str:
 def are_printable(texts: Iterable[str]) -> bool:
     """Whether `printable` would change none of the texts.
 
-    The result may be False for texts that are long together.
+    The result may be False if the total length of the texts is large.
     """
     together = "".join(texts)
     return len(together) <= LONGEST and together.isascii() and together.isprintable()

@@ -69,7 +69,7 @@ _BOOT_ID = "proc/sys/kernel/random/boot_id"
 _SOCKET = "containerd.sock"
 """Name of containerd's socket in any folder."""
 _SAVING_SECONDS = 600.0
-"""Longest duration of a capture. If a file's time is later than this before its end, it is the time of the copy."""
+"""Longest time to copy a captured tree. Newer file times are those of the copy."""
 _MOST_PROGRAMS = 256
 _HOST_PROGRAMS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet", "/usr/bin/containerd", "/usr/sbin/containerd")
 """Programs that show the host's architecture if no process does."""
@@ -122,7 +122,7 @@ def _of_node(host: Host) -> ContainerRuntime:
 def _processes(host: Host) -> Sequence[Process]:
     try:
         found = host.once(processes.find)
-    except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack it
+    except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc
         return ()
     except OSError as error:
         raise ProbeError(f"{error.filename or host.root / 'proc'}: {error.strerror}") from error
@@ -156,7 +156,7 @@ def _held(root: Path, kubelet: Process, settings: KubeletSettings, found: Sequen
 
 
 def _read_by(root: Path, process: Process, how: tuple[str, ...]) -> _Used:
-    """Return the configuration that the runtime's process reads, below the root that it sees."""
+    """Return the configuration that the runtime's process reads, below the root of the process."""
     own = processes.root_of(root, process)
     configuration = _configuration_of(own, process)
     message = process.flag("config", "c", "config-file")

@@ -518,7 +518,7 @@ def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
 
 
 def _with_handler(place: Misplaced, handlers: Sequence[Handler], release: Release) -> Misplaced:
-    """Return the table with the reason why it is not read although it has the section of its schema."""
+    """Return the table with the reason why it is not read, although its section fits its schema."""
     if place.section != _section_of(place.schema):
         return place
     text = next((handler.file for handler in handlers), "")
@@ -548,7 +548,7 @@ def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> Configur
 def _last_to_say(
     wanted: object, path: tuple[str, ...], sources: Sequence[_Source]
 ) -> tuple[_Source, tuple[str, ...]] | None:
-    """Return the last file with this value, and the path to it there, under any plugin with handlers."""
+    """Return the last file with this value, and the path of the value, under any plugin with handlers."""
     for source in reversed(sources):
         for section in (_SHORT, _OLD, _NEW):
             value: Any = source.table

@@ -61,7 +61,7 @@ class ConfigurationProblem(_Fact, frozen=True):
     line: int = 0
     column: int = 0
     only_ours: bool = False
-    """Only this program can't read it, due to its limits; the runtime may be able to."""
+    """Whether only the limits of this program prevent reading. The runtime may be able to read the file."""
 
 
 class Handler(_Fact, frozen=True):
@@ -139,7 +139,7 @@ class RuntimeConfiguration(_Fact, frozen=True):
 
     @property
     def is_containerd_2(self) -> bool:
-        """Whether it is containerd 2 or later, by its version; by the schema if the version is unknown."""
+        """Whether the runtime is containerd 2 or later, by its version, or by the schema if the version is unknown."""
         if self.kind != CONTAINERD:
             return False
         major = self.version.partition(".")[0]
@@ -171,7 +171,7 @@ class CdiSpec(_Fact, frozen=True):
 
 
 class Toolkit(_Fact, frozen=True):
-    """The configuration of NVIDIA's own runtime program, which it reads at each container's start."""
+    """The configuration that NVIDIA's runtime program reads at each container's start."""
 
     path: str
     mode: str = ""
@@ -226,7 +226,7 @@ class ContainerRuntime(_Fact, frozen=True):
     how: tuple[str, ...] = ()
     """Evidence for this, step by step, for people: process, flag or file, socket, owner of the socket."""
     assumed: bool = False
-    """Whether it is assumed from the distribution's known layout, without a process as evidence."""
+    """Whether the runtime is assumed from the distribution's known layout, without a process as evidence."""
     started: float | None = None
     """Start time of the runtime, in seconds of UTC."""
     since_boot: float | None = None

@@ -65,7 +65,7 @@ class KubeletSettings(Struct, frozen=True):
     - `said_by` is the source of the endpoint, `how` the evidence for it, step by step, for people.
     - `config` is the kubelet's file; '' without a file.
     - `systemd_cgroup`: whether the kubelet's cgroup driver is systemd; None if it is not set.
-    - `asks_runtime`: whether it uses the runtime's cgroup driver instead; None if this is not set.
+    - `asks_runtime`: whether the kubelet uses the runtime's cgroup driver instead; None if this is not set.
     - `is_default`: whether the endpoint is the default.
     """
 

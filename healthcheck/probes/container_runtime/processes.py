@@ -33,7 +33,7 @@ _LONGEST_COMM = 15
 """Most bytes of a process name in the kernel (TASK_COMM_LEN)."""
 _BY_COMM = {name[:_LONGEST_COMM].encode(): name for name in _NAMES}
 MOST = 256
-"""Most processes of one name that are read: far more than any node runs as its own."""
+"""Most processes of one name that are read: far more than any node runs outside of pods."""
 _UPTIME = re.compile(rb"(\d{1,12}\.\d\d) ")
 _BOOTED = re.compile(rb"^btime (\d{1,12})$", re.MULTILINE)
 _TICKS_PER_SECOND = 100
@@ -77,9 +77,9 @@ class Process(Struct, frozen=True):
 
 
 class KnownProcesses(Struct, frozen=True):
-    """Processes of the programs that this project knows, by pid, which may be the node's own.
+    """Processes of the programs that this project knows, by pid, which may belong to the node.
 
-    - `others` counts, by name, those in containers without privilege: users of a pod can name their processes so.
+    - `others` counts, by name, processes in unprivileged containers: users can give their processes these names.
     - `crowded` are the names with more processes than the limit that is read.
     - `plugins` are device plugins and HAMi's monitors, which run in containers and administer the host.
     - `engines` are the processes with a DCGM engine, of any origin.
@@ -193,7 +193,7 @@ def socket_path(root: Path, endpoint: str) -> str:
 
 
 def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process]) -> Process | None:
-    """Return the process that has that socket open and listens on it, as far as the kernel shows this.
+    """Return the process that listens on the socket, as far as the kernel shows it.
 
     systemd keeps open the sockets on which it listens for others, so other owners give no evidence.
     """
@@ -313,8 +313,8 @@ def _words(command: bytes) -> tuple[str, ...]:
 def _unit(cgroup: bytes) -> str:
     """Return the innermost systemd service of a cgroup path.
 
-    The path is `0::/system.slice/containerd.service`, or starts with `/../`, relative to this process's cgroup. k3s and RKE2
-    start their containerd themselves. It then belongs to their unit, and a restart of that unit restarts it.
+    The path is `0::/system.slice/containerd.service`, or starts with `/../`, relative to this process's cgroup. k3s and
+    RKE2 start their containerd themselves. It then belongs to their unit, and a restart of that unit restarts it.
     """
     found: list[bytes] = _UNIT.findall(cgroup)
     return found[-1].decode() if found else ""

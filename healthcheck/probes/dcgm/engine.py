@@ -138,7 +138,7 @@ def is_operators(pod: KubeletPod | None, origin: Origin) -> bool:
 
 
 def _is_trusted(root: Path, process: Process, pod: KubeletPod | None) -> bool:
-    """Whether the process is the host's or the operator's. Hidden rights are no proof here."""
+    """Whether the process is the host's or the operator's. Hidden rights are not proof here."""
     if process.name != HOSTENGINE or process.origin is Origin.HOST:
         return process.name == HOSTENGINE
     shows_rights = host_files.exists(root, f"/proc/{process.pid}/status")

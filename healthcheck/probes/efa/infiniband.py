@@ -105,7 +105,7 @@ def _device(directory: str, name: str, patience_ends: float) -> RdmaDevice:
 
 
 def _is_efa(path: str) -> bool:
-    """Whether the device is an EFA device, by its vendor. Name and port state are no evidence.
+    """Whether the device is an EFA device, by its vendor. Name and port state are not evidence.
 
     False for devices that are not PCI functions or that vanished during the read. Raises ProbeError.
     """

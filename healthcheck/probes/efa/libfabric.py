@@ -66,7 +66,7 @@ class Listing(Struct, frozen=True, tag=True):
 
 
 class LibfabricReading(Struct, frozen=True):
-    """Answer of libfabric; None if it has not answered yet.
+    """Answer of libfabric; None before the first answer.
 
     `absent` is the reason why there is no program to run, or no device.
     """
@@ -138,7 +138,7 @@ def _is_outdated(asked: TimedAnswer[_Question, Listing | Unobserved], question: 
 
 
 def read_listing(devices: tuple[str, ...], code: int, out: bytes, err: bytes) -> Listing | Unobserved:
-    """Parse the output of fi_info. An error that concerns no device means that it could not check."""
+    """Parse the output of fi_info. The result is Unobserved for an error that does not concern a device."""
     message = _last_line(err)
     if code not in (0, _NO_DATA):
         return Unobserved(FAILED, f"fi_info {how_it_ended(code)}" + (f": {message}" if message else ""))

@@ -50,7 +50,7 @@ class DriverAnswer(Struct, frozen=True):
 def read_answer(line: bytes) -> DriverAnswer:
     """Parse the child's line.
 
-    A malformed line means that it could not check, because the rest is untrusted.
+    The result of a malformed line is Unobserved, because the rest of the line is untrusted.
     """
     try:
         answer = json.loads(line)

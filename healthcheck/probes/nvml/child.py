@@ -128,7 +128,7 @@ def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:
 def _leave_out_ctypes_util() -> None:
     """Replace ctypes.util with an empty module. pynvml imports it and never calls it.
 
-    With subprocess, tempfile and their imports it would use 2 MiB.
+    The real module imports subprocess and tempfile, and uses 2 MiB.
     """
     empty = ModuleType("ctypes.util")
     vars(empty)["find_library"] = lambda _: None  # as the real function does for a missing library

@@ -156,8 +156,8 @@ class Gpu(Struct, frozen=True):
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors by name of the reading: an nvmlReturn_t or NONSENSE. An unsupported reading is not an error.
 
-    The names are the fields of this class, "nvlink_counters" (the states in `nvlinks` are still known), and "p2p" for
-    the pairs with this GPU.
+    The names are the fields of this class, "nvlink_counters" (the states in `nvlinks` are then still known), and "p2p"
+    for the pairs with this GPU.
     """
     minor: int | None = None
     """Minor number of its device file."""

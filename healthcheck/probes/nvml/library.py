@@ -102,7 +102,7 @@ def _refuse_foreign(path: str) -> None:
     """Raise OSError for a library of another architecture, or for a truncated library.
 
     The loader would report the first as a missing file, and die by SIGBUS on the second. For a file that is not ELF,
-    its own message is correct.
+    the loader's message is correct.
     """
     if not os.path.isfile(path):
         return

@@ -94,7 +94,7 @@ class GpuHandle:
             return self.known(error.value, None)
 
     def known(self, code: int, value: Any) -> Any:
-        """Return the value; None if the code means that it is not supported. Raises NVMLError."""
+        """Return the value; None if the code means "not supported". Raises NVMLError for other errors."""
         if code == 0:
             return value
         if code in ABSENT:
