@@ -1,4 +1,4 @@
-"""A saved file as blocks of whole lines of bytes, whatever it was packed or encoded with, in bounded memory."""
+"""Reader of a saved file, packed or plain, in any supported encoding: blocks of whole lines, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthcheck.model import ProbeError
 
 LONGEST_LINE = 65536
 MOST_UNPACKED = 1 << 30
-"""Bytes that a packed capture may unfold into: a bug report has tens of MB, a bomb has no end."""
+"""Most bytes of an unpacked capture. A bug report has tens of MB, a decompression bomb is endless."""
 _BLOCK = 1 << 20
 _STEP = 1 << 10
 _GZIP = b"\x1f\x8b"
@@ -39,11 +39,11 @@ class InputFile:
         self.cut = ""
 
     def blocks(self) -> Iterator[bytes]:
-        """Blocks of whole lines; a line longer than LONGEST_LINE loses its end. Raises CaptureError."""
+        """Yield blocks of whole lines. The end of a line longer than LONGEST_LINE is dropped. Raises CaptureError."""
         rest, skipping = b"", False
         for block in as_utf8(self.unpacked()):
             if skipping:
-                _, newline, block = block.partition(b"\n")  # noqa: PLW2901 - the rest of an endless line is gone
+                _, newline, block = block.partition(b"\n")  # noqa: PLW2901 - drops the rest of an endless line
                 if not newline:
                     continue
                 skipping = False
@@ -165,7 +165,7 @@ def _up_to_damage(unpacker: zlib._Decompress, packed: bytes) -> bytes:
 
 
 def _encoding(first: bytes) -> str:
-    """The name of the UTF-16 that a Windows tool saved it in; '' for everything that keeps ASCII as it is."""
+    """Return the name of the UTF-16 variant, as Windows tools save it; '' for encodings compatible with ASCII."""
     for mark, name in _UTF16_MARKS.items():
         if first.startswith(mark):
             return name

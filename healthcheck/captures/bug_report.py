@@ -51,7 +51,7 @@ _DATE = re.compile(
 )
 _MOST_SHOWN = 200_000
 _SAME_EVENT_SECONDS = 120.0
-"""Two sections may print different clocks for one record: syslog's own, or dmesg's, which drifts."""
+"""Largest difference between the times of one record in two sections: the clock of dmesg drifts from syslog's."""
 _SAME_BOOT_SECONDS = 180.0
 _MOST_PAIRS = 50
 _BUCKET_SECONDS = 2.0
@@ -74,7 +74,7 @@ class _Section(Struct):
 
 
 class _Event(Struct, frozen=True):
-    """One record on the report's common clock; `when` is in seconds since the epoch."""
+    """One record on the report's common clock. `when` is in seconds since the epoch."""
 
     when: float
     section: int
@@ -82,13 +82,13 @@ class _Event(Struct, frozen=True):
 
 
 class BugReportReader:
-    """Reads one report; its batches come at its end, oldest boot first."""
+    """Reader of one report. It yields all batches at the end of the report, oldest boot first."""
 
     def __init__(self, saved: datetime, boot: int, passed_over: PassedOver) -> None:
         self.boot = boot
         self.host = ""
         self.recognised = False
-        """At least one line of it is the kernel's."""
+        """Whether the report has at least one line of the kernel."""
         self._searched = 0
         self._passed_over = passed_over
         self._saved = saved
@@ -107,7 +107,7 @@ class BugReportReader:
 
     def _wanted(self, block: bytes) -> Iterable[int]:
         if not self.recognised and self._searched < MOST_SEARCHED:
-            # Until a line was known as the kernel's, every line may be the first that is.
+            # Before the first line of the kernel is recognised, each line may be that line.
             starts = lines_of(block)
             self._searched += len(starts)
             return starts
@@ -143,7 +143,7 @@ class BugReportReader:
         elif date and not self._dated:
             self._date(date)
         elif not self._sections[-1].joiner.goes_on(text, number):
-            self._passed_over.quoted += marked  # a report also holds other programs' output
+            self._passed_over.quoted += marked  # a report also contains output of other programs
 
     def _date(self, found: re.Match[str]) -> None:
         words = f"{found['month']} {found['day']} {found['year']} {found['time']}"
@@ -240,8 +240,8 @@ class BugReportReader:
 class _RecordedTimes:
     """The times at which one text was recorded, each with the sections that record it.
 
-    The events of a report come in the order of their times, so a time that is too old for one section is too old for
-    all that follow: no time is compared twice, however many sections there are.
+    The events of a report are ordered by time. A time that is too old for one event is too old for all later events,
+    so no time is compared twice, regardless of the number of sections.
     """
 
     def __init__(self) -> None:
@@ -250,7 +250,7 @@ class _RecordedTimes:
         self._next: dict[int, int] = {}
 
     def has(self, event: _Event) -> bool:
-        """Whether another section records this event. From now on the event counts as recorded by its own."""
+        """Whether another section recorded this event. The call also adds the event's own section to its time."""
         while self._first_recent < len(self._recorded) and self._is_too_old(self._first_recent, event):
             self._first_recent += 1
         index = max(self._next.get(event.section, 0), self._first_recent)

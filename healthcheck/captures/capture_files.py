@@ -94,7 +94,7 @@ class Captures:
             yield Unobserved(LINES_NOT_READ, f"{lines}, the first at {passed.first_unread}")
 
     def batches(self) -> Iterator[BootRecords]:
-        """Everything that was read, as it was read. Raises CaptureError, naming the file."""
+        """Yield the records in batches, in the order of reading. Raises CaptureError, which names the file."""
         for name in self._names:
             try:
                 yield from self._read(name)
@@ -132,8 +132,8 @@ class Captures:
     def _reader_for(self, kind: InputKind) -> KernelLogReader | BugReportReader:
         """Return the reader for the next file.
 
-        A kernel log continues where the previous kernel log ended. A bug report has a reader of its own and comes after
-        all files before it.
+        A kernel log continues where the previous kernel log ended. Each bug report has a separate
+        reader and is newer than all files before it.
         """
         reader = self._reader
         if kind is InputKind.BUG_REPORT:

@@ -1,7 +1,7 @@
 """Evidence files: one check cycle, written by `check --save-evidence` and judged again by `replay`.
 
 The file can be replayed on any machine. The format is JSON that people can read. It holds the node's identity, the
-input of the verdict, and for each probe its facts or the reason why it has none.
+input of the verdict, and for each probe its facts or the reason why there are none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from healthcheck.text.json_cost import JsonCostError, refuse_costly
 from healthcheck.text.moments import EARLIEST, LATEST, held
 
 SCHEMA = 1
-"""Goes up when an older program would misread the file; a key more, or one with a default less, it can live with."""
+"""Version of the format. It is raised if older programs would misread the file.
+
+It stays if a key is added, or if a key with a default is removed.
+"""
 
 
 class EvidenceError(ValueError):
@@ -43,7 +46,7 @@ class EvidenceError(ValueError):
 
 
 _MOST_VALUES = 4_000_000
-"""Of JSON: 64 MiB of records of a kernel's log have 3 million."""
+"""Most JSON values in a file. 64 MiB of kernel log records have 3 million."""
 
 
 class EvidenceCycle(Struct, frozen=True):
@@ -73,7 +76,7 @@ class _Read(Struct, frozen=True):
 
 
 class _ProbeTimes(Struct, frozen=True):
-    """`at` is in seconds of CLOCK_MONOTONIC."""
+    """Time of a probe. `at` is in seconds of CLOCK_MONOTONIC."""
 
     at: float
     probes: dict[str, Any]
@@ -91,7 +94,7 @@ class _File(Struct, frozen=True):
     monitor_ttl_seconds: float
     checks: tuple[str, ...]
     expected: dict[str, Any]
-    """JSON has no infinity: what was one, or nothing, is null, and the default."""
+    """Expected values. null means the default: JSON has no infinity, so infinity is written as null."""
     look: _ProbeTimes
     before: _ProbeTimes | None = None
     acknowledged: tuple[Acknowledgement, ...] = ()
@@ -100,13 +103,13 @@ class _File(Struct, frozen=True):
 def why_not(path: Path) -> str:
     """Return the reason why no evidence file can be written at this path, or an empty string.
 
-    Call it before a check cycle that takes long, so that a wrong path fails early.
+    Call this function before a long check cycle, so that a wrong path fails early.
     """
     if str(path) == "-":
         return "evidence can't be written to standard output: name a file"
     try:
         want_folder(path.parent)
-        if not stat.S_ISREG(path.stat().st_mode):  # since Python 3.14 `exists` keeps every error to itself
+        if not stat.S_ISREG(path.stat().st_mode):  # since Python 3.14, `exists` hides all errors
             return f"{path}: it exists, but is not a file"
     except FileNotFoundError:
         pass
@@ -210,7 +213,7 @@ def _read_by(probe: Probe[Any], evidence: Evidence) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert facts, or another part of a `Look`, to values that JSON can hold. A cause becomes its name."""
+    """Convert facts, or another part of an `EvidenceCycle`, to values that JSON can hold. A cause becomes its name."""
     return to_builtins(value, str_keys=True, enc_hook=_name)
 
 
@@ -245,7 +248,7 @@ _KINDS = {
     "corrupt": "Broken",
     "says": "Failed",
 }
-"""What an answer is, by the first of these keys that it has: files from before 0.3 do not say so."""
+"""Type of an answer by the first of these keys that it has. Files from before 0.3 do not record the type."""
 
 
 def _with_kinds(facts: Any) -> Any:

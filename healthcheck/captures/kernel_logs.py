@@ -29,30 +29,30 @@ from healthcheck.model import Now
 from healthcheck.probes.kernel_log import Record
 
 MARKS = (b"NVRM", b"SXid", b"nvidia-nvswitch")
-"""Every line that a check reads holds one of these."""
+"""Each line that a check reads contains one of these."""
 
 _MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,", b"[78, 86, 82, 77,")
-"""NVRM, where the journal writes a message as the list of its bytes: a process's name may be no UTF-8."""
+"""`NVRM` as a list of bytes. The journal writes a message so if it is not UTF-8, for example due to a process name."""
 _BOOT_MARKS = (b"Linux version ", b"-- Boot ", b"-- Reboot ")
 _JOURNAL_BOOT = re.compile(r"-- (?:Boot (?P<id>[0-9a-f]{32})|Reboot) --\Z")
 _BANNER = re.compile(r"Linux version \d{1,3}\.\d")
-"""Longer than the name of a process, with which some records of the kernel begin: `Linux version 5[1234]: segfault`."""
+"""The pattern is longer than a process name, with which some records begin: `Linux version 5[1234]: segfault`."""
 _TAG = b" kernel"
 SAMPLE_BYTES = 8192
 MOST_SEARCHED = 10_000
-"""Lines read one by one until one is the kernel's; in a longer file its tag and the samples have to show it."""
+"""Most lines parsed to find the first line of the kernel. After these, only tagged lines and samples are parsed."""
 _LAST_LINES = 8
 MOST_IN_A_BATCH = 2000
 _EARLY_SECONDS = 60.0
 _REORDERED_SECONDS = 5.0
-"""Lines of different processors can swap places by this much."""
+"""Largest difference between the times of reordered lines: lines of different processors can be out of order."""
 _BACK_SECONDS = 60.0
 _BACK_FOR_SURE = 3
 _HALF_A_YEAR = timedelta(days=180)
 _ENOUGH_FOR_A_MARGIN = 65536
 _BLANKS_AT_FIRST = re.compile(rb"\A((?:[ \t\r]*\n)*)[ \t]+(?=\S)")
 _MOST_MONTHS = 48
-"""Words for months in one log: of two languages or three."""
+"""Most different words for months in one log. Two or three languages have fewer."""
 LONGEST_STEP_SECONDS = 10 * 365 * 86400.0
 
 
@@ -71,31 +71,31 @@ class BootRecords(Struct, frozen=True):
     boot_id: str
     lines: tuple[Line, ...]
     began: datetime
-    """When the boot did, as far as its first line tells."""
+    """Start of the boot, as far as its first line shows it."""
     now: Now
-    """The moment at which the last of them was read."""
+    """Time of the last record."""
 
 
 class PassedOver(Struct):
     """Counts of input that was read but not judged."""
 
     quoted: int = 0
-    """Lines about a GPU that are not the kernel's: somebody quotes."""
+    """Number of lines about a GPU that the kernel did not write, such as quotations."""
     unread: int = 0
-    """Lines of the driver behind a prefix that is none we know."""
+    """Number of driver lines after an unknown prefix."""
     first_unread: str = ""
-    """Where the first of them stands."""
+    """File and number of the first unread line."""
     refused: int = 0
-    """Lines of another facility than the kernel's: somebody wrote them from user space."""
+    """Number of lines of another facility than the kernel's: user space wrote them."""
     repeated: int = 0
-    """Events that another section of the same report has told."""
+    """Number of events that another section of the same report also records."""
     cut: list[str] = field(default_factory=list)
-    """What could not be read, in words."""
+    """Descriptions of the parts that could not be read."""
     unrecognised: list[str] = field(default_factory=list)
-    """Files in which no line is the kernel's."""
+    """Files without a line of the kernel."""
 
     def count_unread(self, text: str, source: str) -> None:
-        """A line with a mark that is not judged: a quote, or one of a form that we don't know."""
+        """Count a marked line that is not judged: a quotation, or a line in an unknown form."""
         if is_of_an_unknown_form(text):
             self.unread += 1
             self.first_unread = self.first_unread or source
@@ -114,11 +114,11 @@ class Clock:
         self._stamped: float | None = None
         self.wall = saved
         self.at = 0.0
-        """Seconds of the boot's monotonic clock."""
+        """Time on the boot's monotonic clock, in seconds."""
 
     @property
     def dated(self) -> bool:
-        """Whether any line named a time of day, in a month that can be right."""
+        """Whether any line has a date and time, in a plausible month."""
         return self._stamped_wall is not None and not (self._months and self.wall > self._saved)
 
     @property
@@ -131,7 +131,7 @@ class Clock:
     def goes_back(self, stamp: Stamp) -> bool:
         """Whether the boot's clock restarted.
 
-        It did if the time drops by more than reordered lines explain, and the new time is near 0 or far earlier.
+        The time then drops by more than reordered lines explain, and the new time is near 0 or far earlier.
         """
         if stamp.monotonic is None or self._stamped is None:
             return False
@@ -139,7 +139,7 @@ class Clock:
         return back > (_REORDERED_SECONDS if stamp.monotonic < _EARLY_SECONDS else _BACK_SECONDS)
 
     def read(self, stamp: Stamp) -> Now:
-        """Take a line's time; returns the moment at which it was written."""
+        """Advance the clock to a line's time. Return the time at which the line was written."""
         elapsed = 0.0
         if stamp.wall is not None:
             wall = _in_month(stamp.wall, self._month_of(stamp)) if stamp.month else stamp.wall
@@ -176,7 +176,7 @@ class Clock:
         return (saved.month - 2) % 12 + 1 if is_over else saved.month
 
     def with_year(self, wall: datetime) -> datetime:
-        """The time with the year that its form leaves out: the newest that is not after the capture was saved."""
+        """Add the missing year to a time: the newest year for which the time is not after the time of saving."""
         if self._year is None:
             self._year = self._saved.year
             if _in_year(wall, self._year) > self._saved + timedelta(days=1):
@@ -230,7 +230,7 @@ def _later(wall: datetime, seconds: float) -> datetime:
 def _in_month(wall: datetime, month: int) -> datetime:
     try:
         return wall.replace(month=month)
-    except ValueError:  # a day that this month does not have: the word was guessed wrong
+    except ValueError:  # the month has no such day: the guess was wrong
         return wall.replace(month=month, day=28)
 
 
@@ -251,18 +251,18 @@ class KernelLogReader:
         self.clock = Clock(saved)
         self.boot = boot
         self.boot_id = ""
-        """As the journal names it."""
+        """Boot ID from the journal."""
         self.host = ""
         self._passed_over = passed_over
         self.recognised = False
-        """At least one line of the file being read is the kernel's."""
+        """Whether the current file has at least one line of the kernel."""
         self._owns_a_banner = False
         self._marked = False
-        """The journal itself says where this boot begins: its banner still follows."""
+        """Whether the journal marked the start of this boot. The kernel's banner then follows."""
         self._prefixed = False
         self._began: datetime | None = None
         self._of_a_syslog = False
-        """The last line with a prefix has a date and a host: behind these, nothing of a message begins a line."""
+        """Whether the last prefix has a date and a host. No line then begins with text of a message."""
         self._searched = 0
         self._direction = Direction()
         self._joiner = Joiner()
@@ -272,7 +272,7 @@ class KernelLogReader:
         self._name = ""
 
     def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[BootRecords]:
-        """The records of one more file. Raises CaptureError when it cannot be judged from its beginning to its end."""
+        """Yield the records of the next file. Raises CaptureError if the file cannot be judged completely."""
         self._name, self._prefixed, self.recognised, self._searched = name, False, False, 0
         self._of_a_syslog = False
         self._direction = Direction()
@@ -292,7 +292,7 @@ class KernelLogReader:
         """Yield the offsets of the lines that must be parsed, in order."""
         start = 0
         while not self.recognised and self._searched < MOST_SEARCHED and start < len(block):
-            # Until a line was known as the kernel's, every line may be the first that is.
+            # Before the first line of the kernel is recognised, each line may be that line.
             self._searched += 1
             yield start
             start = block.index(b"\n", start) + 1
@@ -410,7 +410,7 @@ def _margin(text: bytes) -> bytes:
 
 
 def numbered(block: bytes, starts: Iterable[int], number: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin there, one after the other, with their numbers; `number` is that of the block's first."""
+    """Yield the lines at these offsets, each with its number. `number` is the number of the block's first line."""
     before = 0
     for start in starts:
         number += block.count(b"\n", before, start)
@@ -442,5 +442,5 @@ def wanted_lines(block: bytes, marks: Iterable[bytes]) -> list[int]:
 
 
 def utc(seconds: float) -> datetime:
-    """Seconds since the epoch as a moment."""
+    """Convert seconds since the epoch to a time in UTC."""
     return datetime.fromtimestamp(seconds, UTC)

@@ -28,32 +28,32 @@ from msgspec.structs import replace
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, parse_record, unescaped
 
 SOME_LEAP_YEAR = 2000
-"""Stands in for the year that a form does not print, so that a 29th of February can be read."""
+"""Replaces the year if a form omits it. It is a leap year, so that February 29 can be parsed."""
 
 YEARS = range(1970, 2200)
-"""A date outside of them is none; it leaves room to reckon with."""
+"""Accepted years. Sums with dates of these years stay inside the range of datetime."""
 _LATEST = datetime(YEARS.stop, 1, 1, tzinfo=UTC).timestamp()
 _LONGEST_BOOT_SECONDS = 1e9
-"""30 years: a stamp beyond it is no time."""
+"""30 years: a larger number is not a time since boot."""
 _MONTHS = {
     word: number
     for number, word in enumerate(
         ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), 1
     )
 }
-"""Other words for a month have their number in them, as `11月`, or are left to whoever reads the whole log."""
+"""Other words for a month contain its number, as `11月`, or are interpreted by the reader of the whole log."""
 _REST_OF_A_WORD = r"[^\x00-&(-,/-@\[-`{-\x7f\s]{0,15}"
 _WORD = rf"[^\W\d_]{_REST_OF_A_WORD}"
-"""Of whatever language: a letter, then no sign of ASCII's but an apostrophe, a hyphen or a dot."""
+"""A word of any language: a letter, then no ASCII punctuation except apostrophe, hyphen and dot."""
 _NUMBERED = r"\d{1,2}[^\x00-\x7f\s]{1,4}"
 _MONTH = rf"(?:{_NUMBERED}|{_WORD}(?: ?\d{{1,2}}(?= ))?)"
 _PADDING = r"(?: (?=\d[^\x00-\x7f]))?"
-"""Before a Japanese month of one digit. Text that is further in goes on from the line above it."""
+"""Blank before a one-digit Japanese month. Text with more indentation continues the line above."""
 _WEEKDAY = rf"{_WORD}\d?"
 _WEEKDAY_ALONE = rf"(?:[A-Z][a-z]{{1,2}}|[a-z]{{1,4}}(?=\.)|(?=\S{{0,15}}[^\x00-\x7f]){_WORD})\.?"
-"""Before a date of numbers any word could be a program's or a level's: no plain one of ASCII's, but as in `Fri`."""
+"""Weekday before a numeric date. Of ASCII words, only forms like `Fri` count: others can be a program or a level."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
-"""What `dmesg --color=always` adds."""
+"""Escape sequences of `dmesg --color=always`."""
 
 _CALLER = r"(?: ?\[ {0,12}[TC]\d{1,10}\])?"
 _CALLER_FIRST = re.compile(r"\A\[ {0,12}[TC]\d{1,10}\] ")
@@ -105,19 +105,19 @@ _TALOS = re.compile(
     re.DOTALL,
 )
 DRIVERS_OWN = re.compile(r"NVRM: |nvidia-nvswitch\d{0,4}: SXid ")
-"""How each line of the driver's begins that a check reads."""
+"""Beginning of each driver line that a check reads."""
 _ADDRESS = r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
 NAMES_A_GPU = rf"NVRM: (?:Xid \(|GPU (?:at )?|The NVIDIA GPU ){_ADDRESS}"
-"""Longer than the name of any process, which is what a user can put where a message begins or into its middle."""
+"""Longer than any process name. A user can insert a process name at the start or in the middle of a message."""
 NAMES_A_DEVICE = re.compile(rf"{NAMES_A_GPU}|nvidia-nvswitch\d{{0,4}}: SXid \({_ADDRESS}")
 _ALONE = re.compile(
     r"(?:<(?P<priority>\d{1,4})>)?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?(?:kernel: )?"
     r"(?=NVRM: |nvidia-nvswitch\d{0,4}: SXid |Linux version \d)"
 )
-"""`dmesg -t`, perhaps with `-r` or `-x`, and a journal of which only the tag is left."""
+"""Line of `dmesg -t`, optionally with `-r` or `-x`, or of a journal reduced to its tag."""
 _LONGEST_TAG = 200
 _REPEATED = re.compile(r"message repeated \d{1,9} times: \[ ?(?P<text>.*)\]\s*\Z", re.DOTALL)
-"""What rsyslog writes in the place of lines that are the same as the last (RepeatedMsgReduction)."""
+"""Text that replaces repeated lines in rsyslog (RepeatedMsgReduction)."""
 _OWN_STAMP = re.compile(r"\[ {0,12}(\d{1,10})\.(\d{6})\]" + _CALLER + r" ?")
 
 
@@ -126,11 +126,11 @@ class Stamp(Struct, frozen=True):
 
     monotonic: float | None = None
     wall: datetime | None = None
-    """A form that names no zone is taken as UTC: within one capture only differences matter."""
+    """Wall-clock time. Without a zone, UTC is assumed: only differences within one capture matter."""
     yearless: bool = False
-    """`wall` stands in SOME_LEAP_YEAR."""
+    """Whether the line omits the year. The year of `wall` is then SOME_LEAP_YEAR."""
     month: str = ""
-    """A word for the month that tells no number by itself; `wall` stands in January then."""
+    """Word of the month if its number is unknown. The month of `wall` is then January."""
 
 
 class LogLine(Struct, frozen=True):
@@ -139,14 +139,14 @@ class LogLine(Struct, frozen=True):
     text: str
     stamp: Stamp = Stamp()
     kernel: bool = True
-    """False: another program's line, good for the time only."""
+    """False for a line of another program, from which only the time is used."""
     refused: bool = False
-    """It looks like the kernel's, but its facility says that user space wrote it."""
+    """Whether a line with the form of a kernel line was written from user space, by its facility."""
     raw: bool = False
-    """A record of `/dev/kmsg`: its continuation lines are a dictionary, no message."""
+    """Whether this is a record of `/dev/kmsg`. Its continuation lines are a dictionary, not part of the message."""
     host: str = ""
     boot_id: str = ""
-    """Of the boot that it was written in, where the line itself says so."""
+    """ID of the line's boot, if the line contains it."""
 
 
 def read_line(line: bytes) -> LogLine | None:
@@ -207,7 +207,7 @@ def read_alone(text: str) -> LogLine | None:
 
 
 def decoded(line: bytes) -> str:
-    """The text of a line: without colours, without the NUL bytes that a crash leaves in a log."""
+    """Return the text of a line without colours, and without the NUL bytes that a crash leaves in a log."""
     text = line.decode("utf-8", "backslashreplace").replace("\0", "").rstrip("\r\n")
     return _ESCAPES.sub("", text) if "\x1b" in text else text
 
@@ -221,7 +221,7 @@ def _read_dmesg(text: str) -> LogLine | None:
         return None
     message = _unescaped(found["text"] or "")
     refused = _is_from_user_space(found["priority"], found["facility"])
-    # `journalctl -o short-monotonic` puts host and tag behind the same stamp.
+    # `journalctl -o short-monotonic` prints host and tag after the same time.
     tagged = _TAGGED.match(message) if stamp.monotonic is not None else None
     if tagged is not None and tagged["tag"] == "kernel":
         return LogLine(tagged["text"], stamp, not refused, refused, host=tagged["host"] or "")
@@ -235,7 +235,7 @@ def _read_iso(text: str) -> LogLine | None:
         return None
     refused = _is_from_user_space(found["priority"], found["facility"])
     if found["mark"] == ",":
-        # Python's logging writes a comma, too.
+        # Python's logging also writes a comma.
         line = LogLine(_unescaped(_CALLER_FIRST.sub("", found["rest"])), stamp, not refused, refused)
         return line if _is_of_dmesg(found) else None
     form = _STRUCTURED if found["rfc5424"] else _TAGGED
@@ -260,7 +260,7 @@ def _read_unix(text: str) -> LogLine | None:
 
 
 def _is_of_dmesg(found: re.Match[str]) -> bool:
-    """Microseconds behind a comma, and a zone of numbers; no tag follows."""
+    """Whether the time is in dmesg's form: microseconds after a comma, a numeric zone, and no tag."""
     return found["between"] == "T" and len(found["fraction"]) == 6 and (found["zone"] or "")[:1] in ("+", "-")
 
 
@@ -291,7 +291,10 @@ def _read_journal(text: str) -> LogLine | None:
 
 
 def _journals_stamp(entry: Mapping[str, Any]) -> Stamp:
-    """Its times are microseconds, written as text: since boot as the kernel stamped it, since 1970 as it came."""
+    """Return the times of an entry, which are microseconds as text.
+
+    The kernel's time counts from the boot, the time of reception from 1970.
+    """
     since_boot, since_1970 = (
         int(message) / 1e6 if re.fullmatch(r"[0-9]{1,18}", message) else None
         for message in (_text(entry.get(key)) for key in ("_SOURCE_MONOTONIC_TIMESTAMP", "__REALTIME_TIMESTAMP"))
@@ -303,7 +306,7 @@ def _journals_stamp(entry: Mapping[str, Any]) -> Stamp:
 
 
 def _text(value: Any) -> str:
-    """A text; where it is none that UTF-8 has, the journal writes a list of its bytes."""
+    """Return a text. The journal writes a text that is not UTF-8 as a list of its bytes."""
     if isinstance(value, list) and all(isinstance(entry, int) and 0 <= entry < 256 for entry in value):
         return bytes(value).decode("utf-8", "backslashreplace")
     return value if isinstance(value, str) else ""
@@ -321,7 +324,7 @@ def _tagged(found: re.Match[str] | None, stamp: Stamp, *, refused: bool) -> LogL
         # The prefix of a driver message is not the tag of a program: the tag is missing from this saved line.
         return None if DRIVERS_OWN.match(f"{found['tag']}: {found['text']}") else LogLine("", stamp, kernel=False)
     refused = refused or _is_from_user_space(None, found.groupdict().get("facility"))
-    text = (found["text"] or "").replace("#012", "\n")  # how rsyslog writes a newline
+    text = (found["text"] or "").replace("#012", "\n")  # rsyslog's form of a newline
     repeated = _REPEATED.match(text)
     text = repeated["text"] if repeated else text
     own = _OWN_STAMP.match(text)

@@ -1,4 +1,4 @@
-"""Records out of lines: one printk call may be several lines in a saved log, and is one record of the kernel's."""
+"""Joins lines to kernel records: one printk call is one record, but can be several lines in a saved log."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LONGEST_TEXT, _LONGEST_JOINED = 4096, 8192
 _MOST_LINES = 8
 _SYSLOG_SECONDS = 1.0
 _SENTENCE = re.compile(r"NVRM: (?:The NVIDIA GPU |API mismatch: )")
-"""What the driver prints over several lines. dmesg and syslog repeat their prefix on each."""
+"""Beginnings of messages of several lines. dmesg and syslog repeat their prefix on each line."""
 _GOES_ON = re.compile(r"NVRM: [(a-z]")
 
 _BEGINS_ANOTHER = rf"(?:{NAMES_A_GPU}|NVRM: (?:GPU Board Serial Number|A GPU crash dump))"
 _WHOLE, _NEXT = re.compile(NAMES_A_GPU), re.compile(rf"\n(?={_BEGINS_ANOTHER})")
 _NEWLINE = re.compile(r"(?:\\{1,2}r)?(?:\\{1,2}n|\\x0a|\\012|#012|\^J)")
-"""As those spell it who keep a record on one line."""
+"""Forms of a newline in the output of collectors that write each record on one line."""
 _STAMP = r"\[[^\]]{1,40}\] ?"
 _SYSLOG_TAG = r"(?:\S{1,16} {1,2}\d{1,2} \d\d:|\d{4}-\d\d-\d\d[T ]\d\d:)\S{5,24} (?:\S{1,255} )?kernel: ?"
 _JOINT = re.compile(
@@ -30,9 +30,9 @@ _JOINT = re.compile(
 
 
 def messages(text: str) -> tuple[str, ...]:
-    """The driver's messages in one record: some collectors write all that came at once on one line.
+    """Return the driver's messages in one record: some collectors write simultaneous messages on one line.
 
-    The lines of one message stay together, a newline between them. Only a message that names its GPU is taken apart.
+    The lines of one message stay together, separated by newlines. Only messages that name their GPU are separated.
     """
     if not _WHOLE.match(text):
         return (text,)
@@ -64,14 +64,14 @@ class KernelRecord(Struct, frozen=True):
 class Joiner:
     """Joins the lines of one kernel record.
 
-    It keeps a record until the next line shows that the record is complete.
+    The joiner keeps a record until the next line shows that the record is complete.
     """
 
     def __init__(self) -> None:
         self._held: KernelRecord | None = None
 
     def add(self, line: LogLine, moment: Now, number: int, shown: str) -> KernelRecord | None:
-        """A line with a prefix of its own. Returns the record that is whole now."""
+        """Add a line with a prefix. Return the record that this line completes, if any."""
         held = self._held
         if held is not None and held.unfinished and _at_once(held.stamp, line.stamp) and _GOES_ON.match(line.text):
             self._held = held.with_line(line.text, number)
@@ -81,7 +81,10 @@ class Joiner:
         return held
 
     def goes_on(self, text: str, number: int) -> bool:
-        """Take a line without a prefix if it is the held record's next: indented, or the rest of a sentence."""
+        """Add a line without a prefix if it continues the current record. Return whether it does.
+
+        Such a line is indented, or is the rest of a sentence.
+        """
         held = self._held
         if held is None or held.raw or number != held.last_number + 1 or held.lines >= _MOST_LINES:
             return False
@@ -96,7 +99,10 @@ class Joiner:
 
 
 def _at_once(stamp: Stamp, other: Stamp) -> bool:
-    """Whether two lines can be of one printk call: the kernel stamps it once, a syslog each line as it comes."""
+    """Whether two lines can belong to one printk call.
+
+    The kernel records one time per call, syslog the time of reception of each line.
+    """
     if stamp.monotonic is not None and other.monotonic is not None:
         return stamp.monotonic == other.monotonic
     if stamp.wall is not None and other.wall is not None:

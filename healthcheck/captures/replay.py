@@ -1,4 +1,4 @@
-"""A capture judged from its beginning to its end, as an agent that had been there would have judged it."""
+"""Judges a capture from beginning to end, as an agent on the node would have judged it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from healthcheck.model import Check, Evidence, KernelEvent, Now, Outcome, Severi
 from healthcheck.probes import kernel_log
 
 KERNEL_CHECKS = (xid.CHECK, sxid.CHECK, driver_messages.CHECK)
-"""All that read the kernel's log."""
+"""All checks that read the kernel log."""
 LINES_NOT_READ = UnobservedCause(
     "LinesNotRead",
     "Lines of the driver in a saved log have an unknown prefix, or describe an Xid or a GPU off the bus in an unknown"
@@ -31,7 +31,7 @@ _MOST_COUNTED = 512
 
 
 class _FirstLine(Struct, frozen=True):
-    """The line that a finding rests on: the first that gave it with the severity that it has."""
+    """Source line of a finding: the first line that gives the finding its current severity."""
 
     severity: Severity
     source: str
@@ -51,16 +51,16 @@ class Replay(Struct):
     memory: Memory = field(default_factory=Memory)
     now: Now | None = None
     ignored: Counter[Key] = field(default_factory=Counter)
-    """By reason and subject: what the catalogue calls no fault."""
+    """Number of events that are not faults by the catalogue, by reason and subject."""
     unread: int = 0
-    """Records that speak of a fault in a form that no check can read."""
+    """Number of records about a fault in a form that no check can read."""
     first_unread: str = ""
-    """Where the first of them stands."""
+    """File and number of the first unread record."""
     _boot: int = -1
     _first: dict[Key, _FirstLine] = field(default_factory=dict)
 
     def take(self, batch: BootRecords) -> None:
-        """Judge some more records."""
+        """Judge the records of a batch."""
         if batch.boot != self._boot:
             self.memory = begin(self.memory, "", f"boot {batch.boot}", replace(batch.now, wall=batch.began))
             self._boot = batch.boot
@@ -85,15 +85,15 @@ class Replay(Struct):
         return tuple(Outcome(check.name, check.group, unobserved=blind) for check in self.checks)
 
     def ended(self, boot_id: str, shift: timedelta) -> Memory:
-        """The memory at the capture's end, each finding with the line that it rests on.
+        """Return the memory at the end of the capture, each finding with its source line.
 
-        `shift` moves the times of a capture that named no time of day to where they belong.
+        `shift` is added to the times, to correct those of a capture without dates.
         """
         standing = tuple(self._rested(finding, shift) for finding in self.memory.standing)
         return replace(self.memory, boot_id=boot_id, standing=standing)
 
     def line_of(self, standing: ActiveFinding) -> str:
-        """The line that a finding rests on, as the capture has it."""
+        """Return the source line of a finding, unchanged."""
         first = self._first.get(standing.key)
         return first.shown if first else ""
 

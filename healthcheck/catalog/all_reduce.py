@@ -11,7 +11,11 @@ from healthcheck.catalog.csv_rows import read_rows
 
 
 class AllReduceRow(Struct, frozen=True):
-    """`bus_bandwidth` in GB/s, as nccl-tests counts it, over so many GPUs with messages of 1 GiB or more."""
+    """Published result of one instance type.
+
+    `bus_bandwidth` is in GB/s, by the definition of nccl-tests, over this number of GPUs with messages of at least
+    1 GiB.
+    """
 
     instance_type: str
     gpus: int

@@ -1,4 +1,4 @@
-"""The data files of the catalogue as rows of text, each with its line and its source."""
+"""Reader of the catalogue's data files: rows of text, each with its line and source."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from healthcheck.catalog.ruling import Ruling
 from healthcheck.model import Severity, UnobservedCause
 
 WORDS = ("NONE", "MONITOR", "ISOLATE", "UNKNOWN", "TRIAGE", "CONFIG", "RESET")
-"""dcgmErrorSeverity_t by number, as `error_severity` in the JSON has it (dcgm_errors.h)."""
+"""Names of dcgmErrorSeverity_t by number, the value of `error_severity` in the JSON (dcgm_errors.h)."""
 LADDER: Mapping[str, Severity] = {
     "NONE": Severity.MONITOR,
     "MONITOR": Severity.MONITOR,
@@ -25,7 +25,7 @@ LADDER: Mapping[str, Severity] = {
     "CONFIG": Severity.MONITOR,
     "RESET": Severity.RESET,
 }
-"""docs/rules.md 19. An error of severity NONE or of one that nobody knows is still an error."""
+"""docs/rules.md 19. An error with severity NONE or an unknown severity is still an error."""
 
 
 class DcgmError(Struct, frozen=True):
@@ -79,10 +79,10 @@ class DcgmTest(Struct, frozen=True):
 
     name: str
     level: int
-    """The first of our two levels, 2 and 4, that runs it."""
+    """Lowest diagnostic level that runs the test, of the two that this project uses: 2 and 4."""
     over_reports: bool
     failed_alone: Severity
-    """Of a failure that names no error by its number."""
+    """Severity of a failure without an error ID."""
     meaning: str
     action: str
     source: str
@@ -116,7 +116,7 @@ class DcgmReturn(Struct, frozen=True):
     cause: UnobservedCause
     meaning: str
     words: re.Pattern[str] | None
-    """How a text tells the same without the number."""
+    """Pattern of error texts with this meaning but without the number."""
 
 
 @cache

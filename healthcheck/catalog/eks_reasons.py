@@ -1,6 +1,6 @@
-"""Our reasons in the words of the EKS node monitoring agent (its pkg/reasons/reasons.yaml).
+"""Mapping of reasons to those of the EKS node monitoring agent (its pkg/reasons/reasons.yaml).
 
-Overrides of a managed node group's repair name a condition and one of these reasons.
+The repair overrides of a managed node group use a condition and one of these reasons.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FAMILIES = {"SXid": "NvidiaNVLinkError", "Dcgm": "DCGMDiagnosticFailure"}
 
 
 def eks_reason(reason: str) -> str:
-    """Their word; our own where they have none."""
+    """Return the agent's reason; this project's reason if the agent has none."""
     if xid := _XID.match(reason):
         return f"NvidiaXID{xid[1]}Error"
     family = next((theirs for ours, theirs in _FAMILIES.items() if reason.startswith(ours)), reason)

@@ -21,13 +21,13 @@ class FabricRow(Struct, frozen=True):
     instance_type: str
     links_per_gpu: int
     nvlink_version: int
-    """nvmlNvlinkVersion_t: NVLink 2 is 2, 3 is 4, 4 is 6, 5 is 7; 0 without links."""
+    """nvmlNvlinkVersion_t: 2 is NVLink 2, 4 is NVLink 3, 6 is NVLink 4, 7 is NVLink 5; 0 without links."""
     nvswitches: int | None
-    """NVSwitches that PCI shows; None: what it shows is not known."""
+    """Number of NVSwitches on PCI; None if it is unknown."""
     fabric_manager: bool
-    """Whether the node itself has to run the fabric manager."""
+    """Whether the node has to run the fabric manager."""
     imex: bool
-    """Whether the node has to run nvidia-imex, as where a fabric spans several nodes."""
+    """Whether the node has to run nvidia-imex, as for a fabric across several nodes."""
     source: str
 
 
@@ -55,6 +55,9 @@ def fabrics() -> Mapping[str, FabricRow]:
 
 
 def fabric_of(instance_type: str) -> FabricRow | None:
-    """The row of a type, else that of its family; HyperPod's `ml.` in front is dropped. None: no expectation."""
+    """Return the row of a type, else of its family; None if there is no expectation.
+
+    HyperPod's prefix `ml.` is dropped.
+    """
     name = instance_type.removeprefix("ml.")
     return fabrics().get(name) or fabrics().get(name.partition(".")[0])

@@ -1,4 +1,7 @@
-"""The words behind an NVLink Xid, by NVIDIA's own sheets: seven registers of Xid 74, intrInfo and status of 144-150."""
+"""Decoder of the numbers in an NVLink Xid, by NVIDIA's sheets.
+
+Xid 74 has seven registers, Xids 144-150 have the words intrInfo and status.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from healthcheck.catalog.ruling import Ruling, worst
 from healthcheck.model import Severity
 
 LAYOUTS = ("before R575", "from R575")
-"""Of intrInfo. A line does not say which driver wrote it: the layouts never claim the same word for two things."""
+"""Layouts of intrInfo. A line does not contain its driver version, but no word has different meanings in the two."""
 
 _WORDS = r"\(\s*(?P<words>0x[0-9a-fA-F]{1,8}(?:[\s,]+0x[0-9a-fA-F]{1,8}){0,31})\s*\)"
 _NVLINK4 = re.compile(rf"NVLink: fatal error detected on link -?\d{{1,3}}\s*{_WORDS}", re.IGNORECASE)
@@ -55,7 +58,7 @@ class Nvlink5Row(Struct, frozen=True):
     units: tuple[str, str]
     masks: tuple[tuple[int, int], tuple[int, int]]
     status_is: str
-    """`any`, `bit` (one of the status word's), or `value` (the whole word)."""
+    """Comparison of the status word: `any`, `bit` (one of its bits) or `value` (the whole word)."""
     statuses: tuple[int, ...]
     action: str
     grade: str
@@ -70,7 +73,7 @@ class Nvlink5Row(Struct, frozen=True):
         return f"nvlink5_decode.csv:{self.line}"
 
     def layouts_of(self, intr_info: int) -> tuple[int, ...]:
-        """The layouts in which this row claims the word."""
+        """Return the layouts in which this row matches the word."""
         return tuple(number for number, (mask, value) in enumerate(self.masks) if intr_info & mask == value)
 
     def has_status(self, status: int | None) -> bool:
@@ -132,7 +135,7 @@ def rule_nvlink4(text: str, default: Severity) -> Ruling:
 
 
 def rule_registers(registers: Sequence[int], default: Severity) -> Ruling:
-    """The worst of all the bits that are set."""
+    """Return the worst ruling of all set bits."""
     otherwise = Ruling(default, "NVLINK_DEFAULT")
     rulings = [
         _rule_bit(number, bit, otherwise)
@@ -154,7 +157,7 @@ def _rule_bit(register: int, bit: int, otherwise: Ruling) -> Ruling:
 
 
 def rule_nvlink5(code: int, text: str, default: Severity) -> Ruling:
-    """Xid 144-150 by unit, intrInfo and status; `default` where no row matches."""
+    """Return the ruling for Xids 144-150 by unit, intrInfo and status, or `default` if no row matches."""
     found = _NVLINK5.search(text)
     words = read_words(found["words"]) if found else ()
     return rule_words(code, found["unit"] if found else "", words, default)
@@ -181,7 +184,7 @@ def rule_words(code: int, unit: str, words: Sequence[int], default: Severity) ->
 # A flapping link logs the same words thousands of times.
 @lru_cache(maxsize=1024)
 def matching_rows(code: int, unit: str, intr_info: int, status: int | None) -> tuple[Nvlink5Row, ...]:
-    """The rows that claim these words, in either layout."""
+    """Return the rows that match these words, in either layout."""
     rows = [
         (row, layout)
         for row in nvlink5_table()

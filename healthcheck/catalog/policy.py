@@ -1,4 +1,4 @@
-"""A cluster's changes to the severities of the catalogue, from its settings."""
+"""Changes to the severities of the catalogue, from the settings of a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CODE = re.compile(r"(xid|sxid|dcgm)\s+(\d{1,5})\Z", re.IGNORECASE)
 _PREFIXES = {"xid": "Xid", "sxid": "SXid", "dcgm": "Dcgm"}
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{1,62}\Z")
 OVERRIDDEN = "severity-overrides"
-"""The rule of a severity that the cluster has set."""
+"""Rule of a severity from the cluster's settings."""
 _ALLOWED = " or ".join((", ".join(s.name for s in Severity if s < Severity.ISOLATE), Severity.ISOLATE.name))
 
 
@@ -33,7 +33,7 @@ class Policy(Struct, frozen=True):
 
 
 def parse_overrides(text: str) -> dict[str, Severity]:
-    """Read `Reason = SEVERITY` or `xid 13 = RESET`, one a line. Raises ValueError that names the line."""
+    """Parse lines of the form `Reason = SEVERITY` or `xid 13 = RESET`. Raises ValueError, which names the line."""
     overrides: dict[str, Severity] = {}
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.partition("#")[0].strip()

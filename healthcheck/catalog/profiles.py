@@ -14,7 +14,7 @@ PROFILES_FILE = "instance-profiles.conf"
 _TYPE = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
 _FORM = "type|gpus|efa|nvlink|provider[|roce]"
 _MOST = 4096
-"""More GPUs or EFA devices than this on one node is a slip of the pen."""
+"""Most GPUs or EFA devices of a node. A higher number is a typing error."""
 _LONGEST = 1 << 20
 
 
@@ -26,7 +26,10 @@ class ProfileError(ValueError):
 
 
 class InstanceProfile(Struct, frozen=True):
-    """`efa` is the most interfaces that a launch template can attach; `provider` is libfabric's name or ''."""
+    """Expected hardware of one instance type.
+
+    `efa` is the highest number of interfaces that a launch template can attach. `provider` is libfabric's name or ''.
+    """
 
     instance_type: str
     gpus: int
@@ -39,15 +42,15 @@ Profiles = Mapping[str, InstanceProfile]
 
 
 def read_packaged() -> Profiles:
-    """The table that comes with us."""
-    from importlib.resources import files  # noqa: PLC0415 - not for whoever only knows what a profile is
+    """Return the table included in the package."""
+    from importlib.resources import files  # noqa: PLC0415 - many callers use only InstanceProfile
 
     text = files("healthcheck").joinpath(PROFILES_FILE).read_text(encoding="utf-8")
     return parse_profiles(text, PROFILES_FILE)
 
 
 def parse_profiles(text: str, name: str = PROFILES_FILE) -> dict[str, InstanceProfile]:
-    """Read `type|gpus|efa|nvlink|provider[|roce]` lines; `#` begins a comment.
+    """Parse lines of the form `type|gpus|efa|nvlink|provider[|roce]`. `#` begins a comment.
 
     Raises ProfileError at the first invalid line.
     """
@@ -65,7 +68,7 @@ def parse_profiles(text: str, name: str = PROFILES_FILE) -> dict[str, InstancePr
 
 
 def find_profile(profiles: Profiles, instance_type: str) -> InstanceProfile | None:
-    """The profile of a type; HyperPod's `ml.` in front is dropped. None means: no expectation."""
+    """Return the profile of a type; None if there is no expectation. HyperPod's prefix `ml.` is dropped."""
     return profiles.get(instance_type.removeprefix("ml."))
 
 
@@ -79,7 +82,7 @@ def _parse_line(line: str, where: str) -> InstanceProfile:
     if nvlink not in ("true", "false"):
         raise ProfileError(f"{where}: nvlink {nvlink[:40]!r}; write true or false")
     for number in roce:
-        _count(number, "roce", where)  # a later version judges it, and its table is read by this one
+        _count(number, "roce", where)  # unused here, but tables for later versions have it
     return InstanceProfile(
         instance_type.removeprefix("ml."),
         _count(gpus, "gpus", where),

@@ -20,7 +20,7 @@ _TEXT = re.compile(
     r"GPU\s+recovery\s+action\s+changed\s+from\s+0x[0-9a-f]+\s+\([^)]*\)\s+to\s+0x([0-9a-f]{1,8})\s+\(([^)]{0,64})",
     re.IGNORECASE,
 )
-"""The number counts, because its words differ from driver to driver. A saved log may have the line wrapped."""
+"""The number decides, because the words differ between drivers. In a saved log, the line can be wrapped."""
 _NEWEST = 1 << 16
 _BRANCH = re.compile(r"(\d{1,4})\.")
 
@@ -38,19 +38,19 @@ class RecoveryAction(Struct, frozen=True):
 
     @property
     def is_of_imex(self) -> bool:
-        """Whether it concerns the IMEX domain of the node, and no single GPU."""
+        """Whether the action concerns the IMEX domain of the node, not a single GPU."""
         return self.name == _IMEX
 
     @property
     def drivers(self) -> str:
-        """The drivers that mean this, in words; '' for all."""
+        """Return the driver branches with this meaning as text; '' for all."""
         first = f"from R{self.first} on" if self.first else ""
         return first or (f"up to R{self.last}" if self.last < _NEWEST else "")
 
 
 @cache
 def recovery_actions() -> tuple[RecoveryAction, ...]:
-    """The whole table. A number has a row for each of its meanings."""
+    """Return the whole table. A number has one row per meaning."""
     return tuple(
         RecoveryAction(
             int(row["number"]),
@@ -66,7 +66,10 @@ def recovery_actions() -> tuple[RecoveryAction, ...]:
 
 
 def recovery_action(number: int, driver_version: str) -> RecoveryAction | None:
-    """The meaning of the number for that driver; None where the driver defines none, or its version is unknown."""
+    """Return the number's meaning in that driver; None if it has no meaning there.
+
+    Also None if the number has several meanings and the driver's version is unknown.
+    """
     branch = _BRANCH.match(driver_version)
     meanings = [action for action in recovery_actions() if action.number == number]
     if branch is None:
@@ -75,16 +78,16 @@ def recovery_action(number: int, driver_version: str) -> RecoveryAction | None:
 
 
 def recovery_in(text: str) -> int | None:
-    """The number of the action that the text of an Xid 154 changed to; None when it can't be read."""
+    """Return the number of the new action in the text of an Xid 154; None if it can't be parsed."""
     found = _TEXT.search(text)
     return int(found[1], 16) if found else None
 
 
 def recovery_action_in(text: str) -> RecoveryAction | None:
-    """The action that the text of an Xid 154 changed to; None when it is unknown.
+    """Return the new action in the text of an Xid 154; None if it is unknown.
 
-    The driver's version is not in the line. Of a number with several meanings the words decide: a driver prints
-    "Unknown" for a number that its own kernel module does not name.
+    The line does not contain the driver's version. If a number has several meanings, the words decide: a driver prints
+    "Unknown" for a number that its kernel module does not name.
     """
     found = _TEXT.search(text)
     if found is None:

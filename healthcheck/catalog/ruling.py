@@ -8,15 +8,15 @@ from healthcheck.model import Severity
 
 
 class Ruling(Struct, frozen=True):
-    """A severity, and the row or setting that gave it. PASS: no fault."""
+    """A severity, and the row or setting that gives it. PASS means that there is no fault."""
 
     severity: Severity
     rule: str
-    """`xid.csv:79`, `severity-overrides`, `NVLINK_DEFAULT`."""
+    """Source of the severity: `xid.csv:79`, `severity-overrides`, `NVLINK_DEFAULT`."""
     reading: str = ""
-    """What a decoded line says beyond its code, for people."""
+    """Meaning of a decoded line in addition to its code, as text for people."""
 
 
 def worst(rulings: list[Ruling]) -> Ruling:
-    """The first of the worst."""
+    """Return the ruling with the worst severity; the first if there are several."""
     return max(rulings, key=lambda ruling: ruling.severity)

@@ -11,7 +11,7 @@ from healthcheck.catalog.xid import fixed_ruling
 from healthcheck.model import Finding, Severity
 
 ESCALATED = "ESCALATE_AFTER"
-"""The rule of a finding that recurred too often."""
+"""Rule of a finding that recurred too often."""
 _XID = re.compile(r"Xid(\d{1,5})\Z", re.ASCII)
 _BY_THE_TABLE = ("xid.csv:", "xid_overrides.csv:", "STRICT_PSHC")
 

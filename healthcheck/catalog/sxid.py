@@ -1,6 +1,6 @@
 """SXid errors of NVSwitch.
 
-The word in the line decides, because the numbers changed between driver versions.
+The severity word in the line (such as `Fatal`) decides, because the numbers changed between driver versions.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CLASSES: Mapping[str, tuple[Severity, str]] = {
     "non-fatal": (Severity.MONITOR, "not fatal"),
     "": (Severity.MONITOR, "as given in its line"),
 }
-"""What a number alone means, for a line without a word: what may be either is only watched."""
+"""Severity by number, for a line without `Fatal` or `Non-fatal`. If both are possible, it is MONITOR."""
 _WORDS: Mapping[str, Severity] = {
-    # After a fatal error of a switch every GPU behind it has to be reset with it.
+    # After a fatal error of a switch, all GPUs connected to it must be reset together with it.
     "fatal": Severity.RESET,
     "non-fatal": Severity.MONITOR,
     "correctable": Severity.MONITOR,
@@ -32,7 +32,7 @@ _WORDS: Mapping[str, Severity] = {
 
 
 class SxidRow(Struct, frozen=True):
-    """One number of the driver's list of SXids.
+    """One SXid of the driver's list.
 
     `why` is the reason for the severity if the log line has neither `Fatal` nor `Non-fatal`.
     """
@@ -71,7 +71,7 @@ def rule_sxid(code: int, word: str, policy: Policy) -> Ruling:
 
 
 def rule_by_table(code: int, word: str) -> Ruling:
-    """The ruling of NVIDIA's table, before the cluster's overrides."""
+    """Return the ruling of NVIDIA's table, without the cluster's overrides."""
     row = sxid_table().get(code)
     rule = row.rule if row else "sxid.csv: no such code"
     by_number = CLASSES[row.kind][0] if row else Severity.MONITOR

@@ -16,6 +16,6 @@ TABLES = (
 
 
 def read_all() -> None:
-    """Raises ValueError for a row that a build should never have let through."""
+    """Read all tables. Raises ValueError for an invalid row, which the build should reject."""
     for table in TABLES:
         table()

@@ -15,7 +15,7 @@ from healthcheck.catalog.ruling import Ruling
 from healthcheck.model import Severity
 
 _PSHC = range(163, 166)
-"""Power smoothing that is off or wears out. 162 says that it works again."""
+"""Codes for power smoothing that is disabled or worn. Code 162 means that power smoothing works again."""
 RECOVERY_CODE = 154
 _THE_APPLICATIONS = ("RESTART_APP", "IGNORE")
 
@@ -51,7 +51,7 @@ class XidRow(Struct, frozen=True):
 
     @property
     def is_decoded(self) -> bool:
-        """The text of the line decides, or the code's partner (Xid 154)."""
+        """Whether the severity depends on the text of the line or on an accompanying Xid 154."""
         return self.immediate_action in ("WORKFLOW_NVLINK_ERR", "XID_154")
 
     @property
@@ -65,7 +65,7 @@ class XidRow(Struct, frozen=True):
 
 @cache
 def actions() -> Mapping[str, Action]:
-    """NVIDIA's buckets on our ladder (docs/rules.md 15)."""
+    """Return NVIDIA's buckets with the severities of this project (docs/rules.md 15)."""
     return {
         row["action"]: Action(row["action"], Severity[row["severity"]] if row["severity"] else None, row["says"])
         for _, row in read_rows("xid_actions.csv")
@@ -74,7 +74,7 @@ def actions() -> Mapping[str, Action]:
 
 @cache
 def xid_table() -> Mapping[int, XidRow]:
-    """The whole catalogue by code. Raises ValueError for a row that a build should never have let through."""
+    """Return the rows by code. Raises ValueError for an invalid row, which the build should reject."""
     overrides = {int(row["code"]): row for _, row in read_rows("xid_overrides.csv")}
     table: dict[int, XidRow] = {}
     for line, row in read_rows("xid.csv"):
@@ -110,7 +110,7 @@ def severity_of(code: int, text: str, policy: Policy) -> Severity:
 def rule_xid(code: int, text: str, policy: Policy) -> Ruling:
     """Return the ruling for an Xid on this cluster: its severity and the row or setting that gives it."""
     if recovery_of(code, text) == NONE:
-        # No severity of a cluster's own makes good news a fault.
+        # An override never turns a report of success into a fault.
         return Ruling(Severity.PASS, f"xid.csv:{code}")
     reason = f"Xid{code}"
     if reason in policy.overrides:
@@ -119,7 +119,7 @@ def rule_xid(code: int, text: str, policy: Policy) -> Ruling:
 
 
 def recovery_of(code: int, text: str) -> int | None:
-    """The recovery action that the line announces (Xid 154); None: it announces none."""
+    """Return the number of the recovery action that the line announces (Xid 154); None if it announces none."""
     return recovery_in(text) if code == RECOVERY_CODE else None
 
 

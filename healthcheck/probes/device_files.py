@@ -1,7 +1,7 @@
 """Device files of NVIDIA's driver, in the host's /dev and below the driver container's root.
 
 The kernel creates none of them automatically: udev, nvidia-modprobe or the first user of the driver does
-(nvidia-modprobe(1)). The GPU operator's driver container has them in its own /dev. Containers get them from there
+(nvidia-modprobe(1)). The GPU operator's driver container has them in its /dev. Containers get them from there
 (NVIDIA/k8s-dra-driver-gpu, isDevRoot: a driver's root with its own /dev).
 """
 
@@ -21,10 +21,10 @@ from healthcheck.host.opening import entries_of
 from healthcheck.model import Host, Probe, ProbeError
 
 UVM, CAPABILITIES = "nvidia-uvm", "nvidia-caps"
-"""What /proc/devices calls the drivers whose major number is another one at each load; each is a name in /dev too."""
+"""Drivers with a different major number at each load: their names in /proc/devices and in /dev."""
 FOLDERS = ("/dev", "/run/nvidia/driver/dev")
 _NULL = os.makedev(1, 3)
-"""Documentation/admin-guide/devices.txt of the kernel."""
+"""Device number of /dev/null (the kernel's Documentation/admin-guide/devices.txt)."""
 _MOST_ENTRIES, _MOST_FILES = 8192, 1024
 _LONGEST_LIST = 1 << 16
 
@@ -47,12 +47,12 @@ class DeviceFile(Struct, frozen=True):
 
 
 class DeviceFiles(Struct, frozen=True):
-    """`folders`: those that hold devices at all; `majors`: by its name, each of NVIDIA's drivers in /proc/devices."""
+    """NVIDIA's device files. `folders` are the folders that contain devices."""
 
     folders: tuple[str, ...]
     files: tuple[DeviceFile, ...] = ()
     majors: Mapping[str, int] | None = None
-    """None: nobody could read them."""
+    """Major numbers of NVIDIA's drivers in /proc/devices, by name; None if they can't be read."""
 
 
 def read_device_files(host: Host) -> DeviceFiles:
@@ -66,7 +66,7 @@ def read_device_files(host: Host) -> DeviceFiles:
 
 
 def _holds_devices(root: Path, folder: str) -> bool:
-    """A copy of a host's tree holds no devices: then its /dev/null is none either."""
+    """Whether the folder contains device files. A copied tree has none, so its /dev/null is not a device file."""
     null = _stat(below(root, f"{folder}/null"))
     return null is not None and stat.S_ISCHR(null.st_mode) and null.st_rdev == _NULL
 

@@ -1,4 +1,4 @@
-"""Running processes of DCGM's tests that are ours or the node's own: a kernel message names their pid.
+"""Running processes of DCGM's tests that belong to the agent or the node, by the pid in kernel messages.
 
 A process name proves nothing, because users of a pod can choose it. The control group shows the pod of a process, and
 the kubelet's folder of logs shows the pod's namespace.
@@ -14,16 +14,16 @@ from healthcheck.probes.dcgm.engine import is_operators
 from healthcheck.probes.kubelet_pods import KubeletPod, known_pods, uid_of
 
 NAMES = frozenset({"nvvs", "dcgmi", "nv-hostengine", "nvbandwidth"})
-"""DCGM's: who runs the tests, who starts it with and without a hostengine of its own, and a test that is a program.
+"""DCGM's programs: the runner of tests, its two starters (dcgmi and the hostengine), and a test that is a program.
 
-Others that a test may start, such as NCCL's all_reduce_perf, have names that a person's own work has too.
+Other programs that a test may start, such as NCCL's all_reduce_perf, are excluded: users also run them.
 """
 
 
 def find(root: Path, namespace: str) -> frozenset[int]:
-    """Return those of the host, of pods in that namespace, and of the GPU operator's engine. Raises OSError."""
+    """Return the pids on the host, in pods of the namespace, and of the GPU operator's engine. Raises OSError."""
     if not processes.are_the_hosts(root):
-        return frozenset()  # other numbers than the kernel's
+        return frozenset()  # pids here differ from those in kernel messages
     called = processes.called(root, NAMES)
     pods = known_pods(root) if any(origin is not Origin.HOST for _, origin, _ in called) else {}
 

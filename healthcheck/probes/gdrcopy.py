@@ -1,4 +1,4 @@
-"""GDRCopy on the host: who set it up, and whether its kernel module and its device exist."""
+"""GDRCopy on the host: the file that sets it up, and whether its kernel module and its device exist."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from healthcheck.probes.services import enabled_of
 
 MODULE = "gdrdrv"
 _UNITS = ("gdrcopy.service", "gdrdrv.service")
-"""Of NVIDIA's packages, for Red Hat and for Debian, which load the module when the host boots."""
+"""Services of NVIDIA's packages for Red Hat and for Debian, which load the module at boot."""
 _LIST = "etc/modules"
 _FOLDERS = ("etc/modules-load.d", "usr/lib/modules-load.d", "run/modules-load.d")
 _INSTALLED = "opt/gdrcopy"
-"""Where AWS' images have it."""
+"""Folder of GDRCopy in AWS' images."""
 _DEVICES = (f"dev/{MODULE}", f"run/nvidia/driver/dev/{MODULE}")
-"""On the host, and in the GPU operator's driver container."""
+"""Device file on the host, and in the GPU operator's driver container."""
 _MOST_LISTS, _LONGEST_LIST = 64, 1 << 16
 _UNREADABLE_TO_ALL = (errno.EISDIR, errno.ELOOP)
-"""systemd passes such a list over too."""
+"""Errors of files that systemd also ignores."""
 
 
 class GdrCopy(Struct, frozen=True):
@@ -33,7 +33,7 @@ class GdrCopy(Struct, frozen=True):
     set_up_by: str
     loaded: bool
     device: bool
-    """A program can open it."""
+    """Whether programs can open the device."""
 
 
 def read_gdrcopy(host: Host) -> GdrCopy:

@@ -1,6 +1,6 @@
 """HAMi on this host: the library for containers, the plugin's socket, and leftovers of pods.
 
-The facts come from its sources, 2.4 to 2.10. The plugin's start (postStart, vgpu-init.sh) copies the image's
+The facts come from HAMi's sources, 2.4 to 2.10. At its start, the plugin (postStart, vgpu-init.sh) copies the image's
 libvgpu.so* and ld.so.preload to HOOK_PATH/vgpu. Each Allocate mounts both from there and creates
 containers/PODUID_CONTAINER (plugin/server.go). vGPUmonitor removes the folders of deleted pods
 (pkg/monitor/nvidia/cudevshr.go). It pauses while the plugin's lock for a change of MIG exists (plugin/lock.go).
@@ -29,13 +29,13 @@ from healthcheck.text.durations import duration
 
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
 USUAL_FOLDER = "/usr/local/vgpu"
-"""The chart's `global.gpuHookPath` and `/vgpu`."""
+"""Default folder: the chart's `global.gpuHookPath` followed by `/vgpu`."""
 USUAL_RESYNC = 300.0
-"""Seconds: HAMI_RESYNC_INTERVAL where nothing is said, and the fixed delay of older releases."""
+"""Default of HAMI_RESYNC_INTERVAL in seconds, and the fixed delay of older releases."""
 MIG_LOCK = "/tmp/hami/hami-mig-apply.lock"  # noqa: S108 - HAMi's
 _IMAGE_LIBRARIES = "/k8s-vgpu/lib/nvidia"
 _PLUGIN_SOCKETS = "/var/lib/kubelet/device-plugins"
-"""In the plugin's container, wherever the kubelet has it on the host."""
+"""Folder of sockets in the plugin's container. Its path on the host depends on the kubelet."""
 _KUBELETS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet")
 _UID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _OF_CONTAINER = re.compile(rf"({_UID})_.{{1,253}}", re.ASCII)
@@ -56,21 +56,21 @@ class File(Struct, frozen=True):
 
 
 class Plugin(Struct, frozen=True):
-    """HAMi's device plugin, as it runs. `folder` is where containers get its files from, on the host."""
+    """HAMi's running device plugin. `folder` is the host folder from which containers mount its files."""
 
     folder: str
     brings: tuple[str, ...] = ()
-    """Names of the libraries in its image; none where nobody may look there."""
+    """Names of the libraries in its image; empty if the image can't be read."""
     libraries: tuple[File, ...] = ()
     preload: File | None = None
     preloads: tuple[str, ...] = ()
-    """What ld.so.preload names."""
+    """Paths in ld.so.preload."""
     sockets: tuple[str, ...] | None = None
-    """Names in the kubelet's folder of sockets, as the plugin sees it; None: it can't be told."""
+    """Names in the kubelet's folder of sockets, as mounted in the plugin's container; None if unknown."""
 
 
 class StaleFolders(Struct, frozen=True):
-    """Folders of containers that ran, in pods that the kubelet has no more, older than HAMi's own delay."""
+    """Folders of former containers whose pods the kubelet has removed, older than HAMi's cleanup delay."""
 
     folder: str
     names: tuple[str, ...]
@@ -115,7 +115,7 @@ def read_hami(host: Host) -> Hami:
         if hami_processes:
             return _read(root, hami_processes, found.processes)
         hidden = not found.plugins and host_files.exists(root, USUAL_FOLDER) and not processes.are_the_hosts(root)
-    except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc; or the process has just ended
+    except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc, or a process has ended
         return Hami()
     except OSError as error:
         raise ProbeError(f"{error.filename or root / 'proc'}: {error.strerror}") from error
@@ -188,7 +188,7 @@ def _plugin(root: Path, process: Process, folder: str) -> Plugin:
     words = ""
     if preload is not None and preload.plain:
         words = host_files.read_whole(root, f"{folder}/{PRELOAD}", 1 << 12).decode("utf-8", "replace")
-    # Its script copies plain files alone.
+    # The plugin's script copies only plain files.
     brought = (
         []
         if own == root
@@ -221,7 +221,7 @@ def _file(root: Path, path: str) -> File:
     try:
         about = host_files.below(root, path).lstat()
     except OSError as error:
-        if is_gone(error):  # a link that leads nowhere
+        if is_gone(error):  # a dangling link
             return File(name, plain=False)
         raise
     return File(name, stat.S_ISREG(about.st_mode), about.st_size)
@@ -247,7 +247,7 @@ def _listening(root: Path, process: Process) -> tuple[str, ...] | None:
 def _leftovers(
     root: Path, among: Sequence[Process], process: Process, folder: str, delay: float
 ) -> StaleFolders | None:
-    """The kubelet's folder of pods is known by HAMi's own pod, which has a folder there."""
+    """Return the stale folders. The kubelet's folder of pods is identified by the folder of HAMi's pod in it."""
     own = _pod_of(root, process)
     pods = next((pod for pod in _folders_of_pods(among) if own and host_files.exists(root, f"{pod}/{own}")), "")
     if not pods:
@@ -267,7 +267,7 @@ def _folders_of_pods(among: Sequence[Process]) -> Iterator[str]:
 
 
 def _pod_of(root: Path, process: Process) -> str:
-    """Its UID, from its control group: with the systemd driver its dashes are underscores."""
+    """Return the UID of the process's pod from its control group. The systemd driver writes dashes as underscores."""
     try:
         words = host_files.read_whole(root, f"/proc/{process.pid}/cgroup", 1 << 14).decode("ascii", "replace")
     except OSError:
@@ -297,7 +297,7 @@ def _is_left(folder: Path, before: float) -> bool:
 
 
 def _age(root: Path, path: str) -> float | None:
-    """Seconds since it was written; None where it is not there."""
+    """Return the seconds since the last write; None if the file does not exist."""
     try:
         written = host_files.below(root, path).lstat().st_mtime
     except OSError as error:

@@ -22,22 +22,22 @@ UNREADABLE = UnobservedCause(
     "Make sure that the pod is privileged.",
 )
 KERNEL_FACILITY = frozenset({0})
-"""What user space writes to the device gets facility 1 or more from the kernel.
+"""Facility of the kernel's records. Records that user space writes to the device get facility 1 or more.
 
-The kernel's own records hold words of user space, too. Several begin with the name of a process, 15 bytes of whatever
-its user likes, and go on in the kernel's words (`NAME[PID]: segfault at`, `NAME: page allocation failure`); others
-quote it, or the name of a file. So a line is the driver's by its whole form, from its first character on. A rule of
-the packet filter logs a prefix of up to 127 bytes (`is_packet_filters`): who makes one needs NET_ADMIN on the host's
+The kernel's records also contain text from user space. Several begin with a process name, 15 bytes that the user
+chooses, and continue with text of the kernel (`NAME[PID]: segfault at`, `NAME: page allocation failure`). Others quote
+it, or a file name. A line is therefore recognised as the driver's only by its whole form, from the first character. A
+packet filter rule logs a prefix of up to 127 bytes (`is_packet_filters`). Its author needs NET_ADMIN on the host's
 network.
 """
 
 _READ_BYTES = 16384
-"""One record of the device is at most 8 KiB; a shorter buffer is answered with EINVAL."""
+"""Size of the read buffer. A record of the device has at most 8 KiB, and a shorter buffer gets EINVAL."""
 _LONGEST_LINE = 65536
 _MOST_RECORDS, _MOST_BYTES = 2000, 4 << 20
-"""Taken in one go, so that judging keeps up with reading in a flood."""
+"""Limits of one batch, so that in a flood of records, judging keeps up with reading."""
 _MOST_READS = 1000
-"""Of a whole ring: two million records. A file of a saved tree may have no end, and no line."""
+"""Most reads for a whole ring: two million records. A file of a saved tree may be endless, or have no line."""
 _HEAD = re.compile(rb"(\d{1,9}),(\d{1,19}),(\d{1,19}),[^;]{0,256};")
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
@@ -46,13 +46,14 @@ _PACKET = re.compile(
     r"(?:SRC=[0-9a-f.:]{7,39} DST=[0-9a-f.:]{7,39} |MAC(?:SRC)?=(?:[0-9a-f]{2}:){5}|ARP HTYPE=\d+ PTYPE=0x)",
     re.DOTALL,
 )
-"""What the packet filter writes behind the prefix of a rule (net/netfilter/nf_log_syslog.c).
+"""Text of the packet filter after the prefix of a rule (net/netfilter/nf_log_syslog.c).
 
-With addresses it is longer than a process's name, of which one such as `IN= OUT=` must not make an Xid look like it.
+The pattern includes addresses, so that it is longer than a process name: a process `IN= OUT=` must not hide an Xid.
 """
 
-# read(2) without giving up the interpreter, which os.read does for each record: a thread that is busy then takes it
-# for 5 ms, in which a flood of 100,000/s brings 500 more. The log is open without waiting, so it answers at once.
+# read(2) without releasing the interpreter lock. os.read releases it for each record: a busy thread then keeps it for
+# 5 ms, in which a flood of 100,000/s brings 500 more records. The log is open in non-blocking mode, so reads return
+# immediately.
 _read = ctypes.PyDLL(None, use_errno=True).read
 _read.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
 _read.restype = ctypes.c_ssize_t
@@ -74,21 +75,21 @@ class RecordBatch(Struct, frozen=True):
     """
 
     records: tuple[Record, ...]
-    """Those that begin as the reader asked for."""
+    """Records with one of the requested beginnings."""
     taken: int = 0
-    """All that the kernel wrote, whatever they begin with."""
+    """Number of the kernel's records, with any beginning."""
     lost: int = 0
     unreadable: int = 0
     refused: int = 0
-    """Records of another facility than the kernel's: somebody wrote them from user space."""
+    """Number of records of another facility than the kernel's: user space wrote them."""
     ended: bool = False
     more: bool = False
     cursor: int | None = None
-    """The sequence number of the last record read, of whatever facility; None: none was."""
+    """Sequence number of the last record read, of any facility; None if no record was read."""
 
 
 def parse_record(line: bytes) -> Record | None:
-    """Read `prio,seq,usec,flags[,...];text`. None when it is no record."""
+    """Parse a record of the form `prio,seq,usec,flags[,...];text`. Return None for other lines."""
     head = _HEAD.match(line)
     return None if head is None else _record(head, line)
 
@@ -98,7 +99,7 @@ def _record(head: re.Match[bytes], line: bytes) -> Record:
 
 
 def unescaped(text: bytes) -> str:
-    r"""The message as it was logged: /dev/kmsg writes each byte that is not plain ASCII as `\xNN`."""
+    r"""Return the original message. /dev/kmsg writes each byte that is not printable ASCII as `\xNN`."""
     return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), text).decode("utf-8", "backslashreplace")
 
 
@@ -175,7 +176,7 @@ class KernelLog:
         return RecordBatch(tuple(records), taken, lost, unreadable, refused, last == b"", bool(last), self._after)
 
     def unfinished(self) -> Record | None:
-        """Return the last record of a saved log whose newline was cut off. A live log completes its own."""
+        """Return the last record of a saved log whose newline was cut off. A live log completes such a record later."""
         record = parse_record(self._rest)
         return record if record is not None and record.facility in self._facilities else None
 
@@ -210,7 +211,7 @@ class KernelLog:
 
 
 def read_ring(host: Host) -> tuple[Record, ...]:
-    """Everything the log holds now, oldest first."""
+    """Return all records that the log contains now, oldest first."""
     records: list[Record] = []
     with KernelLog(kmsg_path(host.root)) as log:
         for _ in range(_MOST_READS):

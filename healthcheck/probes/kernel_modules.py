@@ -1,4 +1,4 @@
-"""The kernel modules that drive NVIDIA GPUs, as /sys/module lists them."""
+"""Kernel modules for NVIDIA GPUs, in the list of /sys/module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class KernelModules(Struct, frozen=True):
     """Loaded kernel modules."""
 
     nvidia: str
-    """The version of NVIDIA's own driver; '' where it is not loaded."""
+    """Version of NVIDIA's driver; '' if it is not loaded."""
     nouveau: bool
 
 

@@ -1,7 +1,7 @@
 """GPU allocations that the kubelet knows, from its socket and, for claims (DRA), from its checkpoint.
 
 The socket reports claims since Kubernetes 1.34, and never reports claims that only an init container uses. A pod with a
-GPU from such a claim, and without a process on it yet, would otherwise not be visible.
+GPU from such a claim, and without a process on this GPU yet, would otherwise not be visible.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_gpu_holders(host: Host) -> list[tuple[str, str, int]]:
 
 
 def read_claims(root: Path) -> list[tuple[str, str, int]]:
-    """Namespace and name of each claim of GPUs, and how many it has; those too that a driver still prepares.
+    """Return namespace, name and number of GPUs of each claim, also of claims that a driver still prepares.
 
     Raises ProbeError.
     """
@@ -44,7 +44,7 @@ def read_claims(root: Path) -> list[tuple[str, str, int]]:
 def are_claimed(root: Path) -> bool:
     """Whether NVIDIA's DRA driver manages this machine's GPUs.
 
-    It then has a folder next to the kubelet's own. Raises ProbeError if that is unknown.
+    The driver then has a folder next to the kubelet's folder. Raises ProbeError if that is unknown.
     """
     return any(host_files.is_there(root, f"{Path(file).parent}/plugins/{DRA_DRIVER}") for file in FILES)
 
@@ -53,7 +53,7 @@ def _claims(root: Path, file: str) -> Iterator[tuple[str, str, int]]:
     try:
         raw, _ = host_files.read(root, file)
     except (FileNotFoundError, NotADirectoryError):
-        return  # a kubelet that knows no claims
+        return  # a kubelet without claims
     except OSError as error:
         raise ProbeError(f"{file}: {error.strerror}") from error
     try:

@@ -1,4 +1,4 @@
-"""The pods that the kubelet runs on this node, and which of them a control group belongs to."""
+"""Pods that the kubelet runs on this node, and the pod of a control group."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from healthcheck.host import host_files
 from healthcheck.host.opening import names_in
 
 _LOGS = "/var/log/pods"
-"""The kubelet makes a folder here for each pod: NAMESPACE_NAME_UID."""
+"""Folder in which the kubelet creates a folder for each pod: NAMESPACE_NAME_UID."""
 _POD = re.compile(rb"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?(?=/|$)", re.MULTILINE)
 
 
 class KubeletPod(Struct, frozen=True):
-    """A pod by the names that the API server gave it."""
+    """A pod with its names in the API server."""
 
     namespace: str
     name: str
@@ -26,13 +26,13 @@ class KubeletPod(Struct, frozen=True):
 
 
 def uid_of(cgroup: bytes) -> str:
-    """Return the pod's UID by its outermost group: a pod names the groups within it. '' for none, or for several."""
+    """Return the pod's UID from the outermost group; '' for none or several. The pod can name inner groups freely."""
     first = {found[1] for line in cgroup.splitlines() if (found := _POD.search(line))}
     return first.pop().decode().replace("_", "-") if len(first) == 1 else ""
 
 
 def known_pods(root: Path) -> dict[str, KubeletPod]:
-    """Return the pods by UID. A UID that two folders claim is left out. Raises OSError."""
+    """Return the pods by UID. A UID with two folders is left out. Raises OSError."""
     words = [name.split("_") for name in names_in(host_files.below(root, _LOGS))]
     pods: dict[str, set[KubeletPod]] = {}
     for word in words:

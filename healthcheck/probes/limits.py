@@ -14,12 +14,12 @@ from healthcheck.host.kernel_files import read
 from healthcheck.model import Host, Probe, ProbeError
 
 _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|[0-9]{1,20}) ", re.MULTILINE)
-"""The soft limit: the first of the two, and the one that holds (proc_pid_limits(5))."""
+"""Line with the soft limit, which applies, before the hard limit (proc_pid_limits(5))."""
 _LONGEST = 1 << 16
 
 
 class ProcessLimits(Struct, frozen=True):
-    """`locked_memory` in bytes; None: without limit."""
+    """Limits of a process. `locked_memory` is in bytes; None means unlimited."""
 
     locked_memory: int | None
 
@@ -27,10 +27,10 @@ class ProcessLimits(Struct, frozen=True):
 def read_limits(host: Host) -> ProcessLimits | None:
     """Return this process's limits; None if they do not represent those of pods.
 
-    That is so outside of a container, and in a captured tree.
+    They do not outside of a container, or in a captured tree.
     """
     if host.root == Path("/"):
-        return None  # a person's shell, which has the limits of a login
+        return None  # a shell outside of containers has the limits of a login
     file = host.root / "proc/self/limits"
     try:
         text = read(file, _LONGEST).decode("ascii", "replace")

@@ -15,7 +15,7 @@ _LONGEST = 128
 
 
 def machine_id(root: Path) -> str:
-    """The system UUID in lower case, as the kubelet reports it; else the OS's own id; '' where neither is."""
+    """Return the system UUID in lower case, as the kubelet reports it; else the OS's machine id; '' without both."""
     return _first_line(root / "sys/class/dmi/id/product_uuid").lower() or _first_line(root / "etc/machine-id")
 
 
@@ -54,9 +54,9 @@ def instance_type(root: Path, endpoint: str) -> str:
 
 
 def _ask(url: str, method: str, headers: dict[str, str]) -> str:
-    import urllib3  # noqa: PLC0415 - a check that is told the instance type asks nobody
+    import urllib3  # noqa: PLC0415 - unused if the instance type is known
 
-    # Without the environment's proxies: behind one another machine would answer for this one.
+    # Ignore the environment's proxies: through a proxy, another machine's metadata would be returned.
     try:
         with urllib3.PoolManager(retries=False) as pool:
             answer = pool.request(method, url, headers=headers, timeout=_SECONDS, preload_content=False)

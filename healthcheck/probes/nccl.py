@@ -22,15 +22,17 @@ NOT_RUN = UnobservedCause(
     "Read its error in the message.",
 )
 _INSTALLED_IN = "/opt/nccl-tests/build"
-"""Where AWS' container image of nccl-tests has it."""
+"""Folder of the program in AWS' container image of nccl-tests."""
 _PATIENCE_SECONDS = 5.0
 _ENVIRONMENT = {"LC_ALL": "C", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket"}
-"""None of ours, such as NCCL_ALGO, which changes how the bus bandwidth is counted. GPUs of one node meet over the
-loopback interface, and EFA, which has a test of its own, takes no part."""
+"""Environment without NCCL variables of this process, such as NCCL_ALGO, which changes the bus bandwidth's definition.
+
+The GPUs of the node connect over the loopback interface. EFA has a separate test and is not used.
+"""
 _PASSED_ON = ("LD_LIBRARY_PATH",)
-"""Where a container has NCCL, CUDA and the driver's library."""
+"""Variable with the folders of NCCL, CUDA and the driver's library in a container."""
 _SIZES = ("-b", "1G", "-e", "4G", "-f", "2")
-"""From 1 GiB on the bus bandwidth no longer depends on the size of a message."""
+"""Message sizes. From 1 GiB, the bus bandwidth does not depend on the size."""
 _SMALLEST_JUDGED = 1 << 30
 _NVIDIA_DRIVER = "nvidia"
 _OUT_OF_BOUNDS = re.compile(r"^# Out of bounds values : (\d{1,18})\b", re.MULTILINE)
@@ -46,10 +48,12 @@ _HARDWARE_ERRORS = (
     "invalid program counter",
     "unspecified launch failure",
 )
-"""Of cudaGetErrorString: what a program that is right does not meet on a GPU that is. Of all others (no device, no
-memory, a fabric that is not up, a library of another version) nobody can tell whose fault they are."""
+"""Texts of cudaGetErrorString that a correct program does not get on a healthy GPU.
+
+Other errors (no device, no memory, a fabric that is not up, a library of another version) have other possible causes.
+"""
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?(?:e[+-]?\d{1,2})?\Z")
-"""As %g and %.2f write it; a column that was not measured is N/A."""
+"""Number in the formats %g and %.2f. A column that was not measured is N/A."""
 _LONGEST_TEXT, _LONGEST_LINE = 200, 4096
 _MOST_LINES = 4096
 
@@ -63,7 +67,7 @@ class Reduced(Struct, frozen=True, tag=True):
     gpus: int
     bandwidth: float
     wrong: int
-    """Values that were not what they should have been."""
+    """Number of wrong values."""
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -73,7 +77,7 @@ class Failed(Struct, frozen=True, tag=True):
 
 
 class AllReduceReading(Struct, frozen=True):
-    """`absent`: why nothing was run."""
+    """Result of the all-reduce. `absent` is the reason if it did not run."""
 
     answer: Reduced | Failed | Unobserved | None = None
     absent: str = ""
@@ -81,11 +85,11 @@ class AllReduceReading(Struct, frozen=True):
 
 @dataclass
 class AllReduce:
-    """Runs it once, and waits."""
+    """Runs the all-reduce once and waits for its end."""
 
     root: Path
     deadline_seconds: float
-    """Eight H100 need half a minute, four T4 without NVLink about three."""
+    """Deadline. Eight H100 need half a minute, four T4 without NVLink about three minutes."""
     path: str = field(default_factory=lambda: f"{os.environ.get('PATH', os.defpath)}:{_INSTALLED_IN}")
     _program: Program = field(init=False)
 
@@ -121,7 +125,7 @@ class AllReduce:
 def read_all_reduce(ended: ProgramEnd, gpus: int) -> Reduced | Failed | Unobserved:
     """Parse the program's output.
 
-    An error that need not be a hardware fault means that it could not check.
+    The result is Unobserved for an error that is not certainly a hardware fault.
     """
     text = ended.out.decode("utf-8", "replace")
     if failure := _FAILURE.search(text) or _FAILURE.search(ended.err.decode("utf-8", "replace")):

@@ -1,4 +1,4 @@
-"""PCI functions as the kernel lists them under /sys/bus/pci/devices."""
+"""PCI functions in the kernel's list, /sys/bus/pci/devices."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from healthcheck.model import Host, Probe, ProbeError
 NVIDIA = 0x10DE
 AMAZON = 0x1D0F
 _GPU_CLASSES = (0x0300, 0x0302)
-"""VGA and 3D controllers: what an NVIDIA GPU calls itself on PCI (classes 0x0300 and 0x0302)."""
+"""PCI classes of NVIDIA GPUs: VGA controller (0x0300) and 3D controller (0x0302)."""
 _STUBS = ("pci-stub", "pciback", "xen-pciback")
-"""Kernel drivers that hold a function for a virtual machine, beside vfio-pci and its variants."""
+"""Kernel drivers that reserve a function for a virtual machine, in addition to vfio-pci and its variants."""
 _NVSWITCH_CLASS = 0x0680
-"""A bridge of no other kind: how an NVSwitch of NVLink 2 to 4 shows itself (aws-parallelcluster-cookbook counts so)."""
+"""PCI class "other bridge" of NVSwitches of NVLink 2 to 4 (aws-parallelcluster-cookbook counts them so)."""
 _EFA_DEVICES = (0xEFA0, 0xEFA1, 0xEFA2, 0xEFA3)
-"""amzn-drivers, kernel/linux/efa/src/efa_main.c."""
+"""PCI device IDs of EFA (amzn-drivers, kernel/linux/efa/src/efa_main.c)."""
 _ADDRESS = re.compile(r"(?:PCI:)?([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-9a-f])?\Z", re.IGNORECASE)
 _FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
-"""A function as the kernel names its directory."""
+"""Name of a function's directory in the kernel's list."""
 _MOST = 4096
 NO_NODE = -1
-"""What the kernel writes for a function that belongs to no NUMA node (Documentation/ABI/testing/sysfs-bus-pci)."""
+"""The kernel's value for a function without a NUMA node (Documentation/ABI/testing/sysfs-bus-pci)."""
 
 
 class PciFunction(Struct, frozen=True):
-    """`address` as `0000:18:00.0`; `driver` is empty where none is bound; `virtual`: an SR-IOV function.
+    """A PCI function. `address` has the form `0000:18:00.0`, `driver` is '' if none is bound.
 
-    Where it sits is read of a GPU alone: `switch` is the address of the PCI bridge above it, '' where it hangs from the
-    root.
+    `virtual` marks an SR-IOV function. The position is read only for GPUs: `switch` is the address of the PCI bridge
+    above the GPU; '' if the GPU is directly below the root.
     """
 
     address: str
@@ -57,7 +57,7 @@ class PciFunction(Struct, frozen=True):
 
     @property
     def is_handed_away(self) -> bool:
-        """A GPU that was given to virtual machines, on purpose: this host can't use it."""
+        """Whether the GPU was assigned to virtual machines on purpose. The host can't use it."""
         return self.is_gpu and ("vfio" in self.driver or self.driver in _STUBS)
 
     @property
@@ -78,7 +78,7 @@ class PciFunction(Struct, frozen=True):
 
 
 def normalise_address(address: str) -> str | None:
-    """`00000000:3B:00.0`, `PCI:0000:3b:00` and the like as `0000:3b:00.0`; None when it is no PCI address."""
+    """Return an address such as `00000000:3B:00.0` or `PCI:0000:3b:00` as `0000:3b:00.0`; None for other texts."""
     found = _ADDRESS.match(address)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Devices that the kubelet gave to pods, read from its monitoring socket (PodResourcesLister)."""
+"""Devices that the kubelet allocated to pods, read from its monitoring socket (PodResourcesLister)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from healthcheck.host.grpc_socket import NodeSocket
 from healthcheck.model import Host, Probe
 
 SOCKETS = ("/var/lib/kubelet/pod-resources/kubelet.sock", "/var/lib/k0s/kubelet/pod-resources/kubelet.sock")
-"""In the kubelet's folder, which k0s alone keeps elsewhere (on MicroK8s the first is a link)."""
+"""Sockets in the kubelet's folder. k0s has a different folder; on MicroK8s, the first path is a link."""
 _NVIDIA = "nvidia.com"
 DRA_DRIVER = "gpu.nvidia.com"
 
 
 class ResourceDevices(Struct, frozen=True):
-    """Devices of one resource of a device plugin: `nvidia.com/gpu`, with the plugin's ids for them."""
+    """Devices of one resource of a device plugin, such as `nvidia.com/gpu`, by the plugin's ids."""
 
     resource: str
     ids: tuple[str, ...]
@@ -51,7 +51,7 @@ class ContainerDevices(Struct, frozen=True):
 
 
 class PodDevices(Struct, frozen=True):
-    """A pod that was given devices. Before Kubernetes 1.34 a kubelet also lists pods that have ended."""
+    """A pod with devices. Before Kubernetes 1.34, a kubelet also lists pods that have ended."""
 
     namespace: str
     name: str
@@ -80,16 +80,16 @@ def is_kubelet_here(root: Path) -> bool:
 
 
 def read_answer(answer: Mapping[str, Any]) -> tuple[PodDevices, ...]:
-    """A ListPodResourcesResponse as facts."""
+    """Return the pods in a ListPodResourcesResponse."""
     pods = answer.get("pod_resources", ())
     read = (PodDevices(entry.get("namespace", ""), entry.get("name", ""), tuple(_containers(entry))) for entry in pods)
     return tuple(pod for pod in read if pod.containers)
 
 
 def holds_gpus(pods: Iterable[PodDevices]) -> list[tuple[str, str, int]]:
-    """`namespace/pod`, resource and number of devices, for each pod and resource that is a GPU or part of one.
+    """Return `namespace/pod`, resource and number of devices, for each pod and resource of GPUs or parts of GPUs.
 
-    A device counts once, also where an init container had it before the others.
+    A device counts once, even if an init container used it before the other containers.
     """
     held = []
     for pod in pods:
@@ -139,7 +139,7 @@ def _gpus(container: ContainerDevices) -> Iterator[tuple[str, str]]:
 
 
 def _is_gpu(resource: str) -> bool:
-    """NVIDIA's and HAMi's names for GPUs, shares and MIG instances, and other vendors' and renamed ones."""
+    """Whether the resource is a GPU, a share or a MIG instance: of NVIDIA, HAMi or another vendor, or renamed."""
     domain, _, name = resource.partition("/")
     if domain == _NVIDIA:
         return "gpu" in name.lower() or name.startswith("mig-")

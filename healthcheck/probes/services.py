@@ -1,4 +1,4 @@
-"""Host services that connect its GPUs: their processes, and the related files of the host."""
+"""Host services that connect the GPUs: their processes, and their files on the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from healthcheck.probes.container_runtime.processes import KnownProcesses, Proce
 
 FABRIC_MANAGER, IMEX = processes.FABRIC_MANAGER, processes.IMEX
 _LOGS = ("var/log/fabricmanager.log", "run/nvidia/driver/var/log/fabricmanager.log")
-"""Where the fabric manager writes, on the host and in the GPU operator's driver container."""
+"""Logs of the fabric manager, on the host and in the GPU operator's driver container."""
 _TAIL = 1 << 16
 _VERSION = rb"(\d{1,6}(?:\.\d{1,6}){1,4})"
 _STARTED = re.compile(
@@ -28,12 +28,12 @@ _STARTED = re.compile(
 )
 _IMEX_UNIT = "nvidia-imex.service"
 _OWN = (Origin.HOST, Origin.DRIVER)
-"""Whose processes are the node's services. A user's pod may have some of the same name."""
+"""Origins of the node's services. Processes in users' pods may have the same names."""
 _TARGETS = "etc/systemd/system"
 
 
 class Service(Struct, frozen=True):
-    """A process. `age_seconds` is None where its start can't be read."""
+    """Process of a service. `age_seconds` is None if its start can't be read."""
 
     name: str
     pid: int
@@ -41,7 +41,7 @@ class Service(Struct, frozen=True):
 
 
 class Uncounted(Struct, frozen=True):
-    """Processes of a service's name that are not known to be it. `unsure`: one of them may be it all the same."""
+    """Processes with a service's name that are not proven to be the service. `unsure`: one of them may still be it."""
 
     name: str
     number: int
@@ -54,7 +54,7 @@ class FabricManagerStart(Struct, frozen=True):
 
     version: str
     refused_driver: str = ""
-    """The driver's version with which it did not want to run; '' where it did."""
+    """Driver version with which the fabric manager refused to run; '' if it did not refuse."""
 
 
 class Services(Struct, frozen=True):
@@ -66,9 +66,9 @@ class Services(Struct, frozen=True):
     of_host: bool
     running: tuple[Service, ...] = ()
     fabric_manager_start: FabricManagerStart | None = None
-    """None: its log says nothing of it, or there is none that we know of."""
+    """Last start of the fabric manager; None if its log does not contain it, or if no log is known."""
     imex_enabled: bool = False
-    """systemd starts nvidia-imex on the host. Where the DRA driver runs it for a job, it is disabled there."""
+    """Whether systemd starts nvidia-imex on the host. If the DRA driver runs it for a job, it is disabled there."""
     uncounted: tuple[Uncounted, ...] = ()
 
     def find(self, name: str) -> Service | None:
@@ -83,7 +83,7 @@ class Services(Struct, frozen=True):
         )
 
     def is_unsure(self, name: str) -> bool:
-        """Whether it may run though it was not found."""
+        """Whether the service may run although it was not found."""
         return self.find(name) is None and any(
             uncounted.unsure for uncounted in self.uncounted if uncounted.name == name
         )
@@ -156,7 +156,7 @@ def _tails(root: Path) -> Iterator[tuple[float, bytes]]:
 def enabled_of(root: Path, units: Sequence[str]) -> str:
     """Return the first of these units that is enabled for a systemd target; '' if there is none.
 
-    Its link leads to the host's root, not ours, so it is not followed. Raises ProbeError if that is unknown.
+    Its link is relative to the host's root, so it is not followed here. Raises ProbeError if that is unknown.
     """
     targets = [name for name in names_there(root / _TARGETS) if name.endswith(".wants")]
     return next((unit for unit in units for name in targets if (root / _TARGETS / name / unit).is_symlink()), "")

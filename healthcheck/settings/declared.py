@@ -16,7 +16,7 @@ from msgspec.structs import fields
 from healthcheck.model import Severity
 
 IMDS = "http://169.254.169.254"
-"""EC2's instance metadata service, where nothing else is set."""
+"""Default address of EC2's instance metadata service."""
 _MILDEST = "mildest"
 _ALLOWED = "allowed"
 _DIGIT = "digit"
@@ -60,7 +60,7 @@ class Setting(Struct, frozen=True):
     limits: Meta
     """Bounds of a number, pattern and length of a text."""
     meaning: str
-    """Sentences for people: `explain`, the ConfigMap's comments and the chart's schema show them."""
+    """Description for people, shown by `explain`, the ConfigMap's comments and the chart's schema."""
     extra: Mapping[str, Any]
 
     @property
@@ -122,7 +122,7 @@ def settings_of(declared: type[Struct]) -> Mapping[str, Setting]:
 
 
 def by_key(values: Struct) -> dict[str, Any]:
-    """The values, under their keys."""
+    """Return the values by key."""
     return {setting.key: getattr(values, setting.name) for setting in settings_of(type(values)).values()}
 
 

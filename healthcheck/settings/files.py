@@ -29,9 +29,9 @@ class UnknownKeys(Struct, frozen=True):
 
 
 def seen_in(directory: Path | None) -> Seen:
-    """Differs once the kubelet has swapped the `..data` link, and once a file has been written, made or taken away.
+    """Return the state of the folder, for comparison with a later state.
 
-    Raises Shortage.
+    It changes if the kubelet swaps the `..data` link, and if a file is written, created or removed. Raises Shortage.
     """
     try:
         return tuple(sorted(_seen(directory))) if directory else ()
@@ -50,7 +50,7 @@ def not_allowed(key: str, value: object, allowed: str, directory: Path | None) -
 def unknown_keys(directory: Path | None) -> UnknownKeys | None:
     """Return the files that no setting is read from, such as a misspelled key; None if there are none."""
     known = [*settings_of(NodeSettings), PROFILES_FILE]
-    # Names that begin with two dots belong to the kubelet. Keys of a ConfigMap never begin so.
+    # Names that begin with two dots belong to the kubelet. Keys of a ConfigMap never begin with two dots.
     found = sorted(_files(directory) - set(known))
     keys = [name for name in found if not name.startswith("..")]
     near = {name.lower(): name for name in known}
@@ -70,8 +70,8 @@ def _seen(directory: Path) -> Iterator[tuple[str | int, ...]]:
 
 
 def _nearest(key: str, known: Mapping[str, str]) -> str:
-    """Upper and lower case are no difference; a long name is no mistyped one."""
-    import difflib  # noqa: PLC0415 - the agent need not hold it for the day when somebody mistypes
+    """Return the most similar known key, ignoring case; '' for a long name, which is not a misspelled key."""
+    import difflib  # noqa: PLC0415 - needed only for a misspelled key
 
     close = difflib.get_close_matches(key.lower(), known, 1) if len(key) <= _LONGEST_KEY else []
     return known[close[0]] if close else ""

@@ -1,6 +1,6 @@
 """Validation of settings: texts that name checks, conditions and severities, and the profile table.
 
-An invalid value is reported with its file, its key, the value and the allowed values. Nothing is guessed.
+An invalid value is reported with its file, its key, the value and the allowed values. No value is guessed.
 """
 
 from __future__ import annotations
@@ -111,4 +111,4 @@ _MEANT: Mapping[str, Callable[[Any], Any]] = {
     "EFA_MIN_BW": _megabytes,
     OVERRIDES: _overrides,
 }
-"""Of what is allowed beyond its type and its bounds: the value to hold. Raises ValueError."""
+"""Validators beyond type and bounds. Each returns the value to use, or raises ValueError."""

@@ -1,4 +1,4 @@
-"""Reading the settings in one's own process, as every program but the agent does."""
+"""Reads the settings in the current process, as all programs except the agent do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthcheck.settings.values import NodeSettings, Settings, Written
 
 
 def read_settings(directory: Path | None) -> Settings:
-    """Read the ConfigMap's directory and the environment anew.
+    """Read the ConfigMap's directory and the environment.
 
     Raises Shortage if a file could not be checked. `bad` names every invalid value; their defaults are used.
     """
@@ -22,6 +22,6 @@ def read_settings(directory: Path | None) -> Settings:
 def _written(directory: Path | None) -> Written:
     if not seen_in(directory) and os.environ.keys().isdisjoint(settings_of(NodeSettings)):
         return Written()
-    from healthcheck.settings.sources import read_files  # noqa: PLC0415 - longer to load than all of a look
+    from healthcheck.settings.sources import read_files  # noqa: PLC0415 - slower than a whole check cycle
 
     return read_files(directory)

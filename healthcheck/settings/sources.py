@@ -43,7 +43,7 @@ T = TypeVar("T", bound=Struct)
 
 _LONGEST_ERROR = 80
 _SETTLED_NS = 100_000_000
-"""What was written so long ago has another time once it is written again: a file's times go by ticks of up to 10 ms."""
+"""Age from which another write changes a file's time: file times advance in steps of up to 10 ms."""
 
 
 def read_variables(declared: type[T]) -> T:
@@ -76,7 +76,7 @@ def read_files(directory: Path | None) -> Written:
         except ValidationError as error:
             found = _bad_values(error, NodeSettings)
             bad = (*bad, *(not_allowed(value.key, value.value, value.allowed, directory) for value in found))
-        except SourceError as error:  # a file that was swapped while it was read
+        except SourceError as error:  # a file was replaced while it was read
             if isinstance(error.__cause__, OSError):
                 refuse_shortage(error.__cause__)
             return Written(bad=(*bad, _not_readable(str(error), directory)))
@@ -123,7 +123,7 @@ class _Sources(BaseSettings):
 
 
 class _ConfigMap(SecretsSettingsSource):
-    """Source of the mounted files, except for the keys in `told`.
+    """Source of the mounted files, except for the keys in `messages`.
 
     A value of several lines keeps its leading empty lines.
     """
@@ -186,7 +186,7 @@ def _values(declared: type[T], read: Any) -> T:
 
 
 def _unreadable(directory: Path | None) -> Iterator[BadValue]:
-    """The files that are no text, as a ConfigMap's `binaryData` can make them."""
+    """Yield the files that are not text, as a ConfigMap's `binaryData` can create them, or can't be read."""
     for key in settings_of(NodeSettings):
         path = directory / key if directory else None
         try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OVERRIDES = "severity-overrides"
 ENVIRONMENT = "environment"
 NO_KEY = "?"
-"""Of what is wrong with all that is there."""
+"""Key of an error that concerns all settings."""
 
 
 class BadValue(Struct, frozen=True):
@@ -30,7 +30,7 @@ class BadValue(Struct, frozen=True):
     allowed: str
     where: str
     passing: bool = False
-    """The same files may be read otherwise the next time."""
+    """Whether the error may be temporary, so that the same files can be valid at the next read."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.words}"
@@ -302,7 +302,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def rules(self) -> Rules:
         from healthcheck.verdict.repair import RepairPolicy  # noqa: PLC0415
-        from healthcheck.verdict.taint_decision import Rules  # noqa: PLC0415 - the child that reads settings applies none
+        from healthcheck.verdict.taint_decision import Rules  # noqa: PLC0415 - unused in the child that reads settings
 
         return Rules(
             taint_severity=self.taint_severity,
@@ -315,7 +315,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
 
 
 Seen = tuple[tuple[str | int, ...], ...]
-"""What tells one state of the ConfigMap's folder from another."""
+"""State of the ConfigMap's folder, for comparison with another state."""
 
 
 class Written(Struct, frozen=True):
@@ -327,7 +327,7 @@ class Written(Struct, frozen=True):
     values: NodeSettings = NodeSettings()
     bad: tuple[BadValue, ...] = ()
     seen: Seen | None = None
-    """The folder before it was read; None: it may change without looking otherwise."""
+    """State of the folder before it was read; None if a later change may be undetectable."""
 
 
 class Settings(Struct, frozen=True):
@@ -336,7 +336,7 @@ class Settings(Struct, frozen=True):
     values: NodeSettings = NodeSettings()
     profiles: Profiles = {}
     bad: tuple[BadValue, ...] = ()
-    """In whose places the defaults stand."""
+    """Invalid values, replaced by the defaults."""
 
 
 def listed(value: str) -> tuple[str, ...]:

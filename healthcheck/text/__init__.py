@@ -1,1 +1,1 @@
-"""Text from outside: printable, bounded, and typed where it means a time or JSON."""
+"""Parsing and sanitising of external text: printable, limited in length, times and JSON."""

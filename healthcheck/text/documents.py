@@ -18,7 +18,7 @@ class MalformedError(Exception):
         super().__init__(message)
         self.message, self.line, self.column = message, line, column
         self.only_ours = only_ours
-        """It is we who can't read it, within our bounds."""
+        """Whether the document only exceeds the limits of this program, and other programs may read it."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -52,7 +52,7 @@ def yaml_object(raw: bytes) -> Table:
     if raw.lstrip().startswith(b"{"):
         with contextlib.suppress(MalformedError):
             return json_object(raw)
-    from healthcheck.text import yaml_reading  # noqa: PLC0415 - on most nodes, and in most commands, there is none
+    from healthcheck.text import yaml_reading  # noqa: PLC0415 - most nodes and commands have no YAML
 
     result = yaml_reading.read(raw)
     if result is None:
@@ -72,7 +72,7 @@ def _sayable(fields: Table) -> Table:
 
 
 def decoded(raw: bytes, encoding: str = "utf-8") -> str:
-    """Raises MalformedError."""
+    """Decode the text. Raises MalformedError."""
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:

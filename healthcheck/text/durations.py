@@ -21,7 +21,10 @@ def duration(text: str) -> timedelta | None:
 
 
 def timeout(text: str) -> float:
-    """Seconds, as kubectl reads `--request-timeout`: `90`, `90s`, `2m`; 0 is none. Raises ValueError."""
+    """Parse a timeout in seconds as kubectl parses `--request-timeout`: `90`, `90s`, `2m`. Raises ValueError.
+
+    0 means no timeout.
+    """
     if _WHOLE.match(text):
         return float(text)
     if length := duration(text):

@@ -1,4 +1,4 @@
-"""Cost of a JSON document in memory, known before it is parsed."""
+"""Memory cost of a JSON document, computed before it is parsed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class JsonCostError(ValueError):
 
 
 def refuse_costly(raw: bytes | bytearray, most: int) -> int:
-    """Return the number of `{`, `[`, `,` and `:` outside of strings. Raises JsonCostError where it is over `most`.
+    """Return the number of `{`, `[`, `,` and `:` outside of strings. Raises JsonCostError if it exceeds `most`.
 
-    Each value of a document needs one of them, and Python takes up to 100 bytes for it: 150 KiB of gzip can hold 50
-    million. Takes linear time, whether or not the text is JSON.
+    Each value of a document needs one of them, and uses up to 100 bytes in Python: 150 KiB of gzip can contain 50
+    million values. The function takes linear time, whether or not the text is JSON.
     """
     count, inside, rest = 0, False, b""
     for start in range(0, len(raw), _CHUNK):
         chunk = (rest + raw[start : start + _CHUNK]).replace(b"\\\\", b"")
-        rest = chunk[-1:] if chunk.endswith(b"\\") else b""  # the character that it escapes is in the next chunk
+        rest = chunk[-1:] if chunk.endswith(b"\\") else b""  # the escaped character is in the next chunk
         parts = chunk.replace(b'\\"', b"").translate(None, _DROPPED).split(b'"')
         count += sum(map(len, parts[inside::2]))
         inside ^= len(parts) % 2 == 0

@@ -1,4 +1,4 @@
-"""JSON objects as frozen values. A field's name is its key: each is spelled once, to be read and to be written."""
+"""JSON objects as frozen values. A field's name is its key, for reading and for writing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ R = TypeVar("R", bound="JsonObject")
 T = TypeVar("T")
 _PLAIN = frozenset({str, int, float, bool})
 _MOST_WHOLE = 10**19
-"""As many digits as the kernel's log gives its records."""
+"""Upper limit of whole numbers: as many digits as in the record numbers of the kernel log."""
 _MOST_SECONDS = 1e13
-"""More than the kernel's log can say, and few enough that a float keeps the milliseconds."""
+"""Upper limit of seconds: more than the kernel log can have, and a float still represents milliseconds."""
 
 
 NULL = object()
-"""Behind a key's reader: None is written, not left out."""
+"""Placed after a key's reader: the value None is written as null instead of being omitted."""
 
 
 class JsonObject(Struct, frozen=True, kw_only=True):
@@ -32,9 +32,9 @@ class JsonObject(Struct, frozen=True, kw_only=True):
     """
 
     readers: ClassVar[tuple[tuple[str, Callable[[Any], Any], bool], ...]] = ()
-    """Name, reader, and whether None is written."""
+    """Name, reader, and whether None is written, of each field."""
     odd: frozenset[str] = frozenset()
-    """Keys that somebody gave a value of another kind."""
+    """Keys with a value of the wrong kind."""
 
     def __init_subclass__(cls) -> None:
         entries = ((name, kind.__metadata__) for name, kind in cls.__annotations__.items())
@@ -49,7 +49,7 @@ class JsonObject(Struct, frozen=True, kw_only=True):
 
 
 def row_in(kind: type[R], raw: Mapping[str, Any]) -> R:
-    """The object as this kind of row. Keys that the kind does not have are passed over."""
+    """Return the object as this kind of row. Unknown keys are ignored."""
     fields: dict[str, Any] = {}
     odd = []
     for name, read, null in kind.readers:
@@ -61,7 +61,7 @@ def row_in(kind: type[R], raw: Mapping[str, Any]) -> R:
 
 
 def as_json(row: JsonObject, time: Callable[[datetime], str] = timestamp) -> dict[str, Any]:
-    """Plain JSON types, in the order of the fields."""
+    """Return the row as plain JSON types, in the order of the fields."""
     fields: dict[str, Any] = {}
     for name, _, null in row.readers:
         value = getattr(row, name)
@@ -94,7 +94,7 @@ def text(value: object) -> str | None:
 
 
 def word(value: object) -> str | None:
-    """A text, or a number as one."""
+    """Return a text, or a number as text."""
     return str(value) if isinstance(value, str | int | float) else None
 
 
@@ -143,7 +143,7 @@ def rows(kind: type[R]) -> Callable[[object], tuple[R, ...] | None]:
 
 
 def only_rows(kind: type[R]) -> Callable[[object], tuple[R, ...] | None]:
-    """A list of nothing else."""
+    """Return a reader of a list that contains only such objects."""
     read = rows(kind)
     return lambda value: (
         read(value) if isinstance(value, list) and all(isinstance(entry, dict) for entry in value) else None

@@ -1,4 +1,4 @@
-"""Times as text, in both directions: whatever is written here is read back here, and nothing else is a time."""
+"""Formatting and parsing of times. Each format that this module writes can be parsed by it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = datetime(9998, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
-"""A year short of what a datetime holds, so that no zone and no sum of ours goes over its end."""
+"""Latest supported time: a year before the limit of datetime, so that zones and sums do not exceed the limit."""
 CLOCKS_APART = timedelta(minutes=5)
-"""The clocks of two machines may be this far from each other: what is dated later than this is of the future."""
+"""Accepted difference between the clocks of two machines. A time beyond it is in the future."""
 _LONGEST = 40
 
 

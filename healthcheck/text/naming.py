@@ -1,4 +1,4 @@
-"""Some of many by name, as a sentence has them."""
+"""Shortened lists of names for sentences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def named(many: Iterable[object], most: int) -> str:
-    """The first of them, with commas between, and how many more there are; '' for none."""
+    """Return the first names, separated by commas, and the number of the others; '' if there are none."""
     words = [str(one) for one in many]
     more = len(words) - most
     return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")

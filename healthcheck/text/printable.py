@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 LONGEST = 4096
-"""Characters: more than any record of the kernel's log that we read a fault from, and than a person reads."""
+"""Default limit in characters. No kernel log record with a fault is longer, and no person reads more."""
 _INVISIBLE = frozenset(
     map(
         chr,
@@ -16,10 +16,12 @@ _INVISIBLE = frozenset(
         ),
     )
 )
-"""Letters and marks that show nothing, so that two names look like one: what Unicode lets a font ignore
-(Default_Ignorable_Code_Point) beside the format characters, and the empty Braille pattern."""
+"""Invisible letters and marks, which make two names appear equal.
+
+They are Unicode's Default_Ignorable_Code_Point without the format characters, and the empty Braille pattern.
+"""
 _BLANKS = frozenset(map(chr, (0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)))
-"""Unicode's space separators but the common one: they are in ordinary text of many languages."""
+"""Unicode's space separators except the common blank. They occur in ordinary text of many languages."""
 _TORN = re.compile(r"\\(?:x[0-9a-f]?|u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?\Z")
 
 
@@ -39,7 +41,7 @@ def printable(text: str, longest: int = LONGEST) -> str:
 def are_printable(texts: Iterable[str]) -> bool:
     """Whether `printable` would change none of the texts.
 
-    The result may be False for texts that are long together.
+    The result may be False if the total length of the texts is large.
     """
     together = "".join(texts)
     return len(together) <= LONGEST and together.isascii() and together.isprintable()

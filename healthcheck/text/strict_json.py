@@ -15,7 +15,7 @@ import msgspec
 from healthcheck.text.printable import printable
 
 DEEPEST = 64
-"""Lists and objects within each other: no record has ten, and more than Python can walk ends a program."""
+"""Most nested lists and objects. No record has ten levels. Recursion beyond Python's limit would end a program."""
 _SHOWN = 40
 
 
@@ -42,7 +42,7 @@ def _written_once(text: str) -> Any:
         if msgspec.json.encode(document) == text.encode():
             return document
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-        pass  # the strict reader gives the reason
+        pass  # the strict decoder reports the reason
     try:
         return _DECODER.decode(text)
     except RecursionError:
@@ -50,7 +50,7 @@ def _written_once(text: str) -> Any:
 
 
 def refuse_deep(document: Any) -> None:
-    """Raises ValueError."""
+    """Raise ValueError if lists and objects are nested too deeply."""
     if _depth(document) > DEEPEST:
         raise ValueError(f"nested deeper than {DEEPEST}")
 
@@ -100,4 +100,4 @@ def _depth(document: Any) -> int:
 
 
 _DECODER = json.JSONDecoder(parse_float=_number, parse_constant=_number, object_pairs_hook=_object)
-"""Made once: a fleet has a record on each node."""
+"""Created once, because each node of a fleet has a record to decode."""

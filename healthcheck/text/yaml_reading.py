@@ -1,4 +1,4 @@
-"""A document of YAML as PyYAML reads it, within our bounds."""
+"""Parser of YAML documents with PyYAML, with limits."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import yaml
 from healthcheck.text.documents import MalformedError
 
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The safe one in C where PyYAML was built with it."""
+"""Safe loader; the C version if PyYAML was built with it."""
 _MOST_NESTED = 128
-"""Lists and mappings within each other."""
+"""Most nested lists and mappings."""
 _MOST_NODES = 200_000
-"""With all that aliases and merge keys repeat: some hundred bytes can stand for billions."""
+"""Most nodes, after aliases and merge keys are expanded: some hundred bytes can expand to billions."""
 _LONGEST_NUMBER = 64
-"""Characters. PyYAML takes quadratic time for 1:1:1:…, and of a longer one Python makes no text."""
+"""Most characters of a number. PyYAML needs quadratic time for 1:1:1:…, and Python can't print longer numbers."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def read(raw: bytes) -> Any:
-    """Raises MalformedError."""
+    """Parse the document. Raises MalformedError."""
     try:
         _refuse_deep(raw)
         loader = _YAML(raw)
@@ -42,7 +42,11 @@ def read(raw: bytes) -> Any:
 
 
 def _refuse_deep(raw: bytes) -> None:
-    """Its events are read without recursion, its tables are not: in C, without end, and the process would be lost."""
+    """Raise MalformedError if a document is nested too deeply.
+
+    Its events are parsed without recursion. Its tables are built by unlimited recursion in C, which would end the
+    process.
+    """
     depth = 0
     for event in yaml.parse(raw, Loader=_YAML):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -57,9 +61,9 @@ class _Sizes:
         self._known: dict[int, int] = {}
 
     def of(self, node: yaml.Node) -> int:
-        """Raises MalformedError where they are too many, or a number is too long."""
+        """Return the number of nodes. Raises MalformedError if there are too many, or if a number is too long."""
         if id(node) not in self._known:
-            self._known[id(node)] = 1  # met again within itself
+            self._known[id(node)] = 1  # value for a node that contains itself
             self._known[id(node)] = size = 1 + sum(map(self.of, _within(node)))
             if size > _MOST_NODES:
                 raise MalformedError("its aliases expand to more than is read here", only_ours=True)

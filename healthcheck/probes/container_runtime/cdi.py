@@ -25,7 +25,7 @@ _MOST_SPECS = 64
 _MOST_DEVICES = 256
 _MOST_MISSING = 16
 _OPERATORS_OWN = "management.nvidia.com"
-"""The GPU operator's own pods ask for these devices, and no other."""
+"""Vendor of devices that only the GPU operator's pods request."""
 
 
 class _Content(Struct, frozen=True):
@@ -34,7 +34,7 @@ class _Content(Struct, frozen=True):
     kind: str
     devices: tuple[str, ...]
     needed: tuple[str, ...]
-    """Paths of the host without which a container with one of its devices does not start."""
+    """Host paths that must exist for a container with one of the file's devices to start."""
 
 
 def read_specs(root: Path, folders: Sequence[str]) -> tuple[CdiSpec, ...]:
@@ -93,7 +93,7 @@ def _content(spec: Mapping[str, Any]) -> _Content | MalformedError:
     if not all(isinstance(device, dict) and isinstance(device.get("name"), str | int) for device in devices):
         return MalformedError("a device has no name")
     edits = [spec.get("containerEdits"), *(device.get("containerEdits") for device in devices)]
-    # By identity: in YAML a thousand devices can be the same list by its name.
+    # By identity: in YAML, a thousand devices can refer to the same list by an alias.
     lists = {
         id(value): (needed, value)
         for edit in edits
@@ -118,12 +118,12 @@ def _mount(mount: dict[str, Any]) -> list[str]:
 
 
 def _hook(hook: dict[str, Any]) -> list[str]:
-    """The program of startContainer is the container's own."""
+    """Return the host path of a hook's program; none for startContainer, whose program is in the container."""
     return _text(hook, "path") if hook.get("hookName") != "startContainer" else []
 
 
 def _text(table: dict[str, Any], *keys: str) -> list[str]:
-    """The first of these that is there."""
+    """Return the text of the first key that has a non-empty text."""
     return [value for key in keys if isinstance(value := table.get(key), str) and value][:1]
 
 

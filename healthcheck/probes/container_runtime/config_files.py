@@ -1,4 +1,4 @@
-"""A runtime's configuration files: their bytes, the words of those that hold flags, and where one is malformed."""
+"""A runtime's configuration files: their bytes, the words in files of flags, and positions of errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from healthcheck.text.documents import MalformedError
 from healthcheck.text.printable import printable
 
 _LONGEST_LINE = 1 << 14
-"""Of flags."""
+"""Most characters of a line of flags."""
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -36,7 +36,7 @@ def problem(error: MalformedError, path: str) -> ConfigurationProblem:
 
 @functools.lru_cache(maxsize=32)
 def arguments(raw: bytes) -> tuple[str, ...]:
-    """The words of files that hold flags: one flag a line, or `NAME="--flag=value …"` as systemd reads it."""
+    """Return the words of a file of flags: one flag per line, or systemd's form `NAME="--flag=value …"`."""
     words: list[str] = []
     for line in raw.decode("utf-8", "replace").splitlines():
         for word in _words(line):
@@ -49,5 +49,5 @@ def _words(line: str) -> list[str]:
         return []
     try:
         return shlex.split(line, comments=True)
-    except ValueError:  # a quotation mark that nothing closes
+    except ValueError:  # an unclosed quotation mark
         return line.split()

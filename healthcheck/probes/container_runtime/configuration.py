@@ -69,10 +69,10 @@ _BOOT_ID = "proc/sys/kernel/random/boot_id"
 _SOCKET = "containerd.sock"
 """Name of containerd's socket in any folder."""
 _SAVING_SECONDS = 600.0
-"""A file of a captured tree that was written so shortly before the capture, or after it, has the time of its copy."""
+"""Longest time to copy a captured tree. Newer file times are those of the copy."""
 _MOST_PROGRAMS = 256
 _HOST_PROGRAMS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet", "/usr/bin/containerd", "/usr/sbin/containerd")
-"""Of the host's own architecture, where no process names one."""
+"""Programs that show the host's architecture if no process does."""
 
 
 class _Used(Struct, frozen=True):
@@ -89,7 +89,7 @@ class _Used(Struct, frozen=True):
 
 
 def read_container_runtime(host: Host) -> ContainerRuntime:
-    """Raises ProbeError where there is a /proc that can't be read, or a /sys."""
+    """Return the container runtime. Raises ProbeError if /proc or /sys exists but can't be read."""
     return replace(_of_node(host), for_gpus=_has_gpus(host))
 
 
@@ -122,7 +122,7 @@ def _of_node(host: Host) -> ContainerRuntime:
 def _processes(host: Host) -> Sequence[Process]:
     try:
         found = host.once(processes.find)
-    except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack it
+    except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc
         return ()
     except OSError as error:
         raise ProbeError(f"{error.filename or host.root / 'proc'}: {error.strerror}") from error
@@ -156,7 +156,7 @@ def _held(root: Path, kubelet: Process, settings: KubeletSettings, found: Sequen
 
 
 def _read_by(root: Path, process: Process, how: tuple[str, ...]) -> _Used:
-    """Return the configuration that the runtime's process reads, below the root that it sees."""
+    """Return the configuration that the runtime's process reads, below the root of the process."""
     own = processes.root_of(root, process)
     configuration = _configuration_of(own, process)
     message = process.flag("config", "c", "config-file")
@@ -181,7 +181,10 @@ def _drop_ins_of(process: Process) -> str:
 
 
 def _with_flags(configuration: RuntimeConfiguration, process: Process) -> RuntimeConfiguration:
-    """Flags outrank CRI-O's files; dockerd does not start with both."""
+    """Return the configuration with the process's flags.
+
+    Flags outrank CRI-O's files. dockerd does not start if a file and a flag set the same option.
+    """
     default = process.flag("default-runtime")
     return replace(configuration, default=default, default_in="") if default else configuration
 
@@ -234,7 +237,7 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
     if settings is None:
         settings = KubeletSettings(layout.socket, assumed, ("no kubelet is visible",))
     elif layout.distribution and settings.endpoint != layout.socket:
-        # Left over from another kubelet.
+        # These settings belong to a former kubelet.
         settings = KubeletSettings(layout.socket, assumed, settings.how)
     else:
         settings = replace(settings, said_by=f"assumed, since no kubelet is visible: {settings.said_by}")
@@ -428,7 +431,7 @@ def _unseen(
 
 
 def _architecture(root: Path, running: Sequence[Process]) -> str:
-    """Ours, where the root is of the machine that we run on; else that of its own programs."""
+    """Return the architecture of the host: of this machine if the root is its own, else of the tree's programs."""
     if _is_our_machine(root):
         return platform.machine()
     paths = [(processes.root_of(root, process), process.program) for process in running if process.program]

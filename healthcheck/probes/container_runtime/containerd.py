@@ -36,44 +36,46 @@ from healthcheck.text.documents import MalformedError
 
 STANDARD_FILE = "/etc/containerd/config.toml"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
-"""containerd's default for cdi_spec_dirs."""
+"""Default of containerd's cdi_spec_dirs."""
 _GREATEST_NUMBER = (1 << 63) - 1
 _NEWEST_OF_1, _NEWEST_OF_2_2, _NEWEST_OF_2_3 = 2, 3, 4
-"""Schemas: none newer is read."""
+"""Newest schema that each release reads."""
 _SCHEMA_OF_FULL_NAMES = 2
 _DOTS_OF_A_FULL_NAME = 3
-"""That 1.x wants: `io.containerd.grpc.v1.cri`, and a plugin's own name may have some."""
+"""Fewest dots of a full name in 1.x: `io.containerd.grpc.v1.cri`. The last part can contain more."""
 _SHORT, _OLD, _NEW = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
-"""The plugin whose table holds the handlers: in schema 1, in 2, and from 3 on."""
+"""Plugin whose table contains the handlers, in schema 1, in schema 2, and since schema 3."""
 _SCHEMAS = {_SHORT: 1, _OLD: 2, _NEW: 3}
 _IMAGES = "io.containerd.cri.v1.images"
 _SERVER = "io.containerd.server.v1.grpc"
 _LINUX_V1, _SHIMS_PLUGIN = "io.containerd.runtime.v1.linux", "linux"
-"""The shim of containerd before 1.2; 1.x still starts it, with options of its own. Its plugin has the short name in
-schema 1, and a `runtime` for handlers that name no program."""
+"""The shim of containerd before 1.2, which 1.x still starts, with separate options.
+
+Its plugin has the short name in schema 1. The plugin's `runtime` is the program of handlers that name none.
+"""
 _RUNC_SHIMS = "io.containerd.runc."
 _DROP_IN_FOLDERS = ("conf.d", "config.d")
 _MOST_FILES = 64
 _MOST_HANDLERS = 256
-"""In one file."""
+"""Most handlers in one file."""
 _MOST_BYTES = 1 << 20
-"""Of all files together."""
+"""Most bytes of all files together."""
 
 Release = tuple[int, int]
-"""Major and minor version: what changed within one is not told apart."""
+"""Major and minor version. Patch releases are not distinguished."""
 _1_7: Release = (1, 7)
 _2_0: Release = (2, 0)
 _2_2: Release = (2, 2)
 _TAKES_OVER_EACH_FILE: Release = (2, 3)
 _CDI_ALWAYS: Release = (2, 4)
-"""From this one on enable_cdi is not read."""
+"""First release in which CDI is always on and enable_cdi is ignored."""
 
 Table = Mapping[str, Any]
 T = TypeVar("T")
 
 
 class _RefusedError(Exception):
-    """containerd does not start with this, or only we can't read it."""
+    """Error for files with which containerd does not start, or which only this program can't read."""
 
     def __init__(self, problem: ConfigurationProblem) -> None:
         super().__init__(problem.message)
@@ -121,24 +123,24 @@ class _Config(Struct):
     version: int
     plugins: dict[str, Any] = field(default_factory=dict)
     disabled: dict[str, str] = field(default_factory=dict)
-    """Plugins that are switched off, and by which file."""
+    """Disabled plugins, each with the file that disables it."""
     address: str = ""
     lost: list[Table] = field(default_factory=list)
-    """Handlers that were not taken over."""
+    """Tables of handlers that the migration dropped."""
     replaced: list[Table] = field(default_factory=list)
-    """Handlers in tables that a later file replaced."""
+    """Tables of handlers that a later file replaced."""
     last_with: dict[str, str] = field(default_factory=dict)
-    """By plugin, the file whose table was kept."""
+    """The file whose table was kept, by plugin."""
 
 
 class _Reader(Struct):
-    """Reads containerd's files in its order."""
+    """Reads the files in containerd's order."""
 
     root: Path
     sources: list[_Source] = field(default_factory=list)
     size: int = 0
     listed: dict[str, list[str]] = field(default_factory=dict)
-    """By pattern: no folder is listed twice."""
+    """Matches by pattern, so that no folder is listed twice."""
 
     def read_all(self, path: str) -> None:
         pending, loaded = [path], set[str]()
@@ -154,7 +156,7 @@ class _Reader(Struct):
         return self.listed[pattern]
 
     def _imports(self, file: str) -> Iterator[str]:
-        """The paths in their order: relative to the file, a pattern's matches by name."""
+        """Yield the imports in order. Paths are relative to the file, and matches of a pattern are sorted by name."""
         source = self._load(file)
         if source is None:
             return
@@ -260,7 +262,7 @@ def _first_schema(sources: Sequence[_Source]) -> int:
 
 
 def _unread(reader: _Reader, path: str) -> Iterator[ReadFile]:
-    """Files in drop-in folders that no import leads to."""
+    """Yield the files in drop-in folders that no import includes."""
     folders = [f"{posixpath.dirname(path)}/{name}" for name in _DROP_IN_FOLDERS]
     there = dict.fromkeys(file for folder in folders for file in reader.matches(f"{folder}/*.toml"))
     read = {source.path for source in reader.sources}
@@ -401,7 +403,7 @@ def _merged_by_1(sources: Sequence[_Source], release: Release, *, is_running: bo
         merged.plugins |= own.plugins
         merged.disabled |= own.disabled
         merged.address = own.address or merged.address
-    if release >= _1_7:  # 1.6 took a file of any newer schema for one of 2 until its last releases
+    if release >= _1_7:  # until its last releases, 1.6 read any newer schema as schema 2
         _refuse_newer(merged, sources, _NEWEST_OF_1)
     if is_running and merged.version > 1:
         _refuse_short_names(sources, ("plugins", "disabled_plugins", "required_plugins"), _DOTS_OF_A_FULL_NAME)
@@ -415,7 +417,7 @@ def _merged_by_2(sources: Sequence[_Source], release: Release, *, is_running: bo
     for source in sources:
         own = _own(source)
         if own.version < _SCHEMA_OF_FULL_NAMES:
-            _refuse_newer(merged, sources, newest)  # it would be brought to a schema that is not known
+            _refuse_newer(merged, sources, newest)  # migration to an unknown schema
             _give_full_names(own)
             own.version = _SCHEMA_OF_FULL_NAMES if each_alone else merged.version
         if each_alone and own.version < newest:
@@ -457,12 +459,12 @@ def _take_over(config: _Config, release: Release) -> None:
         if "runtimes" in own:
             config.lost.append(_runtimes_in(config.plugins, _OLD))
     elif "containerd" in old:
-        taken["containerd"] = old["containerd"]  # of another kind: it is refused
+        taken["containerd"] = old["containerd"]  # of another type: it is refused later
     config.plugins = {key: value for key, value in config.plugins.items() if key != _OLD} | {_NEW: taken}
 
 
 def _deep(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged, everything else is the upper one's: also a list, and a false."""
+    """Return the merged tables. For all other values, also lists and false, the value of `above` replaces the other."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -471,7 +473,7 @@ def _deep(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_newer(merged: _Config, sources: Sequence[_Source], newest: int) -> None:
-    """The last file's version counts."""
+    """Raise an error if the last file with a `version` has a newer schema than `newest`."""
     if merged.version > newest:
         source = next(one for one in reversed(sources) if _version(one) == merged.version)
         message = f"version is {merged.version}, but this containerd reads no version above {newest}"
@@ -482,7 +484,7 @@ def _refuse_newer(merged: _Config, sources: Sequence[_Source], newest: int) -> N
 def _refuse_short_names(sources: Sequence[_Source], keys: Sequence[str], dots: int) -> None:
     """Refuse plugin names that are not full names, which schema 2 and later require.
 
-    1.x refuses any short name. 2.x refuses one only where a plugin is enabled or disabled.
+    1.x refuses any short name. 2.x refuses short names only in disabled_plugins and required_plugins.
     """
     for source in sources:
         for key in keys:
@@ -500,7 +502,7 @@ def _disabled_in(merged: _Config, release: Release, section: str) -> str:
 
 
 def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
-    """Handlers under a plugin that is not read there, by the file and the plugin that they were written under."""
+    """Yield the handlers under a plugin that is not read, by file and plugin."""
     by_place: dict[tuple[str, int, str], list[Handler]] = {}
     for runtimes in tables:
         for name, table in runtimes.items():
@@ -516,7 +518,7 @@ def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
 
 
 def _with_handler(place: Misplaced, handlers: Sequence[Handler], release: Release) -> Misplaced:
-    """Return the table with the reason why it is not read although it has the section of its schema."""
+    """Return the table with the reason why it is not read, although its section fits its schema."""
     if place.section != _section_of(place.schema):
         return place
     text = next((handler.file for handler in handlers), "")
@@ -546,7 +548,7 @@ def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> Configur
 def _last_to_say(
     wanted: object, path: tuple[str, ...], sources: Sequence[_Source]
 ) -> tuple[_Source, tuple[str, ...]] | None:
-    """Return the last file with this value, and the path to it there, under any plugin with handlers."""
+    """Return the last file with this value, and the path of the value, under any plugin with handlers."""
     for source in reversed(sources):
         for section in (_SHORT, _OLD, _NEW):
             value: Any = source.table
@@ -561,7 +563,7 @@ def _last_to_say(
 # The CRI plugin's own table.
 
 _LEGACY = {"default_runtime": "default", "untrusted_workload_runtime": "untrusted"}
-"""Tables of 1.x beside `runtimes`, and the handlers that they define."""
+"""Tables of 1.x outside `runtimes` that define a handler, and the name of the handler."""
 
 
 def _from_cri(cri: Table, release: Release, shims_program: str) -> RuntimeConfiguration:
@@ -587,7 +589,10 @@ def _from_cri(cri: Table, release: Release, shims_program: str) -> RuntimeConfig
 
 
 def _refuse_what_1_refuses(cri: Table, default: Handler | None, has_legacy_untrusted: bool) -> None:
-    """Its CRI plugin does not load with these (ValidatePluginConfig), and pods are started no more."""
+    """Raise an error for values with which the CRI plugin of 1.x does not load (ValidatePluginConfig).
+
+    containerd then starts no pods.
+    """
     if _at(cri, bool, "systemd_cgroup") and (default is None or default.runtime_type != _LINUX_V1):
         raise _WrongValueError(("systemd_cgroup",), True, f"systemd_cgroup works with {_LINUX_V1} only")
     untrusted = _at(cri, dict[str, Any], "containerd", "runtimes", "untrusted")
@@ -638,18 +643,18 @@ def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = 
 
 
 def _systemd_cgroup(cri: Table, kind: str, options: Table | None, path: tuple[str, ...]) -> bool | None:
-    """False also where the options of a runc shim lack it; None without options, and of other shims."""
+    """Return SystemdCgroup; False if a runc shim's options lack it; None without options, and for other shims."""
     is_running = _at(cri, bool, *path)
     is_runcs = kind in ("", _LINUX_V1) or kind.startswith(_RUNC_SHIMS)
     return False if is_running is None and options is not None and is_runcs else is_running
 
 
 def _spelt(option: str, options: Table, *, is_1: bool) -> str:
-    """The key that is taken for the option: 1.x (go-toml 1) tries four spellings, 2.x (go-toml 2) ignores the case."""
+    """Return the key that sets the option. 1.x (go-toml 1) tries four spellings, 2.x (go-toml 2) ignores the case."""
     if is_1:
         spellings = (option, option.lower(), option.upper(), option[0].lower() + option[1:])
         return next((spelling for spelling in spellings if spelling in options), option)
-    # They are written out by name before they are read: of two the last one counts.
+    # containerd sorts the keys by name before it reads them, so the last of several keys decides.
     return max((key for key in options if key.lower() == option.lower()), default=option)
 
 

@@ -30,9 +30,9 @@ _MOST_NAMES = 256
 
 @dataclass
 class RuntimeStatus:
-    """Asks the runtime at first, when another process holds the socket or its files changed, and hourly.
+    """Status of the runtime, requested at the start, after a change of its process or its files, and hourly.
 
-    While something is wrong with the answer it is asked again soon; else the last answer is repeated.
+    After a failure, the next request follows soon. Between requests, the last answer is returned.
     """
 
     root: Path
@@ -53,7 +53,7 @@ class RuntimeStatus:
         return self._look(facts, wait=False)
 
     def ask(self, facts: ContainerRuntime) -> Live | str | None:
-        """The answer of now, waited for."""
+        """Request the status now and wait for the answer."""
         return self._look(facts, wait=True)
 
     def end(self) -> int | None:
@@ -137,7 +137,7 @@ def _config(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cdi(config: Mapping[str, Any]) -> bool | None:
-    """`enableCDI` of containerd 1.7 to 2.3. In 2.3 no value is on, and 2.4 has no such switch any more."""
+    """Return `enableCDI` of containerd 1.7 to 2.3. In 2.3, no value means on. 2.4 has no such option."""
     result = config.get("enableCDI")
     if isinstance(result, bool):
         return result

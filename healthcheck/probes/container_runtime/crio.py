@@ -26,17 +26,17 @@ from healthcheck.text.documents import MalformedError
 STANDARD_FILE = "/etc/crio/crio.conf"
 STANDARD_FOLDER = "/etc/crio/crio.conf.d"
 _NEVER_READ = "/etc/crio/conf.d"
-"""Where `nvidia-ctk` of 1.18 to 1.19.0 writes by default (NVIDIA/nvidia-container-toolkit pull request 1829)."""
+"""Default folder of `nvidia-ctk` 1.18 to 1.19.0 (NVIDIA/nvidia-container-toolkit pull request 1829)."""
 STANDARD_SOCKET = "/run/crio/crio.sock"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
-"""The default of cdi_spec_dirs. CDI itself can't be switched off."""
+"""Default of cdi_spec_dirs. CDI can't be disabled."""
 _OCI = "oci"
-"""A runtime type that starts a program as runc is started; the others, `vm` and `pod`, start something else."""
+"""Type of runtimes that start a program as runc is started. The types `vm` and `pod` do not."""
 _CRUN_SINCE = (1, 31)
-"""From this version on crun is the default runtime, before it was runc. CRI-O has a handler for it by itself."""
+"""First version whose default runtime is crun instead of runc. CRI-O has a built-in handler for the default."""
 _NONE: Table = {}
 _MOST_BYTES = 1 << 20
-"""Of all files together."""
+"""Most bytes of all files together."""
 
 
 class _Merged(Struct):
@@ -44,7 +44,7 @@ class _Merged(Struct):
 
     options: dict[str, Any] = field(default_factory=dict)
     runtimes: dict[str, tuple[Table, str, int]] = field(default_factory=dict)
-    """By name: the table, the file and the line that define it."""
+    """Table, file and line of each runtime's definition, by name."""
     default_in: str = ""
     address: str = ""
     files: list[ReadFile] = field(default_factory=list)

@@ -20,10 +20,10 @@ K3S, RKE2, MICROK8S, K0S, K8S_SNAP = "k3s", "RKE2", "MicroK8s", "k0s", "Canonica
 GKE, AKS, BOTTLEROCKET, TALOS, OPENSHIFT = "GKE", "AKS", "Bottlerocket", "Talos", "OpenShift"
 EKS_AL2023, EKS_AL2, EKS_UBUNTU, KUBEADM = "EKS AL2023", "EKS AL2", "EKS Ubuntu", "kubeadm"
 STANDARD_SOCKET = "/run/containerd/containerd.sock"
-"""The kubelet's default for --container-runtime-endpoint on Linux."""
+"""Default of the kubelet's --container-runtime-endpoint on Linux."""
 CRI_DOCKERD_SOCKET = "/run/cri-dockerd.sock"
 _TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")
-"""Beside the file that k3s and RKE2 generate; the first one wins. Of schema 3 and of schema 2."""
+"""Templates for schema 3 and schema 2, next to the file that k3s and RKE2 generate. The first existing one is used."""
 _UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
 
@@ -82,7 +82,7 @@ LAYOUTS = (
     RuntimePaths(
         K0S, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock", ("k0sworker.service", "k0scontroller.service")
     ),
-    # The folder that its option containerd-base-dir names, with and without one of its own below (1.35, 1.36).
+    # Folder of the option containerd-base-dir, with and without a subfolder (1.35, 1.36).
     _k8s_snap("/var/lib/k8s-containerd/k8s-containerd"),
     _k8s_snap("/var/lib/k8s-containerd"),
     RuntimePaths(TALOS, "/etc/cri/containerd.toml", STANDARD_SOCKET, units=()),
@@ -90,7 +90,10 @@ LAYOUTS = (
     RuntimePaths("", crio.STANDARD_FILE, crio.STANDARD_SOCKET, ("crio.service",), CRIO),
     RuntimePaths("", docker.STANDARD_FILE, CRI_DOCKERD_SOCKET, ("docker.service",), DOCKER),
 )
-"""Those that somebody brings for Kubernetes alone first: on their nodes a standard one is some other program's."""
+"""Layouts in order of precedence. Distributions with their own runtime come first.
+
+On their nodes, a runtime at the standard paths belongs to another program.
+"""
 _PROGRAMS = {K3S_PROGRAM: K3S, RKE2_PROGRAM: RKE2, KUBELITE: MICROK8S, K0S_PROGRAM: K0S}
 _FOLDERS = (
     ("/var/lib/rancher/rke2/", RKE2),
@@ -101,7 +104,7 @@ _FOLDERS = (
     ("/var/lib/k0s/", K0S),
     ("/home/kubernetes/bin/", GKE),
 )
-"""Below which folder a distribution's kubelet lies."""
+"""Folder that contains a distribution's kubelet."""
 _UNITS = (
     ("snap.microk8s.", MICROK8S),
     ("snap.k8s.", K8S_SNAP),
@@ -109,7 +112,7 @@ _UNITS = (
     ("rke2-", RKE2),
     ("k0s", K0S),
 )
-"""How the service of a distribution's kubelet begins."""
+"""Beginning of the service name of a distribution's kubelet."""
 _MARKS = (
     ("/home/kubernetes/bin", GKE),
     ("/etc/kubernetes/azure.json", AKS),
@@ -124,7 +127,7 @@ _MARKS = (
     ("/var/snap/k8s/common/args", K8S_SNAP),
     ("/var/lib/kubelet/kubeadm-flags.env", KUBEADM),
 )
-"""What the nodes of a distribution have that uses a runtime in its standard place, and nobody else's have."""
+"""Path that only nodes of this distribution have, for distributions whose runtime uses the standard paths."""
 
 
 def by_kubelet(kubelet: Process) -> str:
@@ -167,6 +170,6 @@ def template_of(root: Path, distribution: str, config: str, schema: int) -> str:
 
 
 def unit_of(root: Path, units: Sequence[str]) -> str:
-    """The first of these services that the host has a file of."""
+    """Return the first of these services that has a unit file on the host."""
     there = (unit for unit in units if any(host_files.exists(root, f"{folder}/{unit}") for folder in _UNIT_FOLDERS))
     return next(there, "")

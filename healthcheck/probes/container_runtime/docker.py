@@ -16,7 +16,7 @@ from healthcheck.text.documents import MalformedError, Table
 STANDARD_FILE = "/etc/docker/daemon.json"
 STANDARD_SOCKET = "/run/docker.sock"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
-"""The default of cdi-spec-dirs."""
+"""Default of cdi-spec-dirs."""
 _CGROUP_DRIVER = "native.cgroupdriver="
 
 
@@ -46,7 +46,7 @@ def _effective(path: str, files: tuple[ReadFile, ...], fields: Table) -> Runtime
         files=files,
         handlers=(*([] if RUNC in runtimes else [Handler(RUNC, "", "", None, "")]), *handlers),
         default=_text(fields, "default-runtime") or RUNC,
-        # Newer versions have it on without a word; that cri-dockerd passes devices on is documented nowhere.
+        # Newer versions enable it by default, but no documentation states that cri-dockerd passes CDI devices on.
         cdi=_table(fields, "features").get("cdi") is True,
         cdi_folders=_list(fields, "cdi-spec-dirs") or CDI_FOLDERS,
         systemd_cgroup=_is_systemd(_list(fields, "exec-opts")),

@@ -12,7 +12,7 @@ from healthcheck.model import UnobservedCause
 CONTAINERD, CRIO, DOCKER = "containerd", "CRI-O", "Docker"
 """Supported container runtimes. The kubelet uses Docker through cri-dockerd."""
 RUNC = "runc"
-"""The handler that is built into every runtime."""
+"""Name of the handler that is built into every runtime."""
 SCHEMA_OF_2 = 3
 """From this schema on, only containerd 2 reads a file."""
 
@@ -47,7 +47,7 @@ class _Fact(Struct, frozen=True, repr_omit_defaults=True):
 
 
 class ReadFile(_Fact, frozen=True):
-    """`written` is when it was last changed, in seconds of UTC."""
+    """A file that was read. `written` is the time of its last change, in seconds of UTC."""
 
     path: str
     written: float
@@ -61,7 +61,7 @@ class ConfigurationProblem(_Fact, frozen=True):
     line: int = 0
     column: int = 0
     only_ours: bool = False
-    """Only this program can't read it, due to its limits; the runtime may be able to."""
+    """Whether only the limits of this program prevent reading. The runtime may be able to read the file."""
 
 
 class Handler(_Fact, frozen=True):
@@ -71,11 +71,11 @@ class Handler(_Fact, frozen=True):
     runtime_type: str
     binary: str
     systemd_cgroup: bool | None
-    """None: nothing is configured, as of containerd a handler without a table of options."""
+    """Whether the cgroup driver is systemd; None if it is not set, as for a containerd handler without options."""
     file: str
     line: int = 0
     privileged_without_host_devices: bool = False
-    """A privileged container gets only the devices assigned to it (containerd, CRI-O)."""
+    """Whether a privileged container gets only the devices assigned to it (containerd, CRI-O)."""
     ignored_binary: str = ""
     """The program in BinaryName if containerd's oldest shim reads another option instead."""
 
@@ -89,11 +89,11 @@ class Misplaced(_Fact, frozen=True):
     right_section: str
     handlers: tuple[Handler, ...]
     right_schema: int
-    """The schema of `right_section`. Where it is not the file's own, the files together are why it counts."""
+    """Schema of `right_section`. If it differs from the file's schema, all files together determine it."""
     handler_file: str = field(default="", name="beside")
     """File whose handlers are in `right_section`; '' if there is none. Saved evidence calls it `beside`."""
     read_from: str = ""
-    """The release from which on they are read there too, as `2.3`; '' where none does."""
+    """First release that also reads `section`, as `2.3`; '' if none does."""
 
 
 class RuntimeConfiguration(_Fact, frozen=True):
@@ -105,9 +105,9 @@ class RuntimeConfiguration(_Fact, frozen=True):
     path: str
     kind: str = CONTAINERD
     version: str = ""
-    """Of the program that reads it, as `2.1.4`, as it says itself; '' where it was not asked, or did not answer."""
+    """Version reported by the running runtime, as `2.1.4`; '' without an answer."""
     schema: int = 1
-    """containerd's `version`; 0 for the others."""
+    """containerd's `version`; 0 for other runtimes."""
     files: tuple[ReadFile, ...] = ()
     handlers: tuple[Handler, ...] = ()
     default: str = "runc"
@@ -116,30 +116,30 @@ class RuntimeConfiguration(_Fact, frozen=True):
     misplaced: tuple[Misplaced, ...] = ()
     problem: ConfigurationProblem | None = None
     address: str = ""
-    """The socket, as the file has it; '' where it says nothing."""
+    """Socket in the file; '' if it is not set."""
     systemd_cgroup: bool | None = None
-    """The cgroup driver where the runtime has one for all handlers (CRI-O, Docker); None where each has its own."""
+    """Whether the cgroup driver of all handlers is systemd (CRI-O, Docker); None if each handler has its own driver."""
     disabled_in: str = ""
-    """The file that switches the CRI plugin off (containerd's disabled_plugins)."""
+    """File that disables the CRI plugin (containerd's disabled_plugins)."""
     unread: tuple[ReadFile, ...] = ()
-    """Files in drop-in folders beside it that it does not read."""
+    """Files that the runtime does not read, in drop-in folders next to its file."""
     generation: str = ""
-    """containerd's release by whose rules the files were put together, as `1.7`; assumed where `version` is ''."""
+    """containerd release by whose rules the files were merged, as `1.7`; assumed if `version` is ''."""
     built_in: tuple[str, ...] = ()
-    """Handlers that it has beside those of its files: `runc`, unless containerd 1 found a table of handlers."""
+    """Handlers in addition to those of the files: `runc`, unless containerd 1 read a table of handlers."""
     template: str = ""
-    """The distribution makes `path` from this one when it starts: editing `path` is lost."""
+    """Template from which the distribution generates `path` at its start. Edits of `path` are lost."""
     unread_handlers: tuple[Handler, ...] = ()
-    """What the files of `unread` define, each with its file."""
+    """Handlers in the files of `unread`."""
     default_in: str = ""
-    """The file that names `default`; '' where none does."""
+    """File that sets `default`; '' if none does."""
     replaced: tuple[Handler, ...] = ()
-    """What the other files define and `replaced_by` does not: containerd 1 keeps the last file's table alone."""
+    """Handlers of other files that `replaced_by` does not define: containerd 1 keeps only the last file's table."""
     replaced_by: str = ""
 
     @property
     def is_containerd_2(self) -> bool:
-        """Whether it is containerd 2 or later, by its version; by the schema if the version is unknown."""
+        """Whether the runtime is containerd 2 or later, by its version, or by the schema if the version is unknown."""
         if self.kind != CONTAINERD:
             return False
         major = self.version.partition(".")[0]
@@ -153,7 +153,7 @@ class RuntimeBinary(_Fact, frozen=True):
     path: str = ""
     executable: bool = False
     architecture: str = ""
-    """Of an ELF file, as uname says it: `x86_64`, `aarch64`; '' for a script and where it can't be read."""
+    """Architecture of an ELF file as in uname: `x86_64`, `aarch64`; '' for a script or an unreadable file."""
 
 
 class CdiSpec(_Fact, frozen=True):
@@ -166,21 +166,21 @@ class CdiSpec(_Fact, frozen=True):
     kind: str = ""
     devices: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """Device nodes, hooks' programs and files to be mounted of the host that it names and that do not exist."""
+    """Missing host paths of its device nodes, hook programs and mounts."""
     problem: ConfigurationProblem | None = None
 
 
 class Toolkit(_Fact, frozen=True):
-    """The configuration of NVIDIA's own runtime program, which it reads at each container's start."""
+    """The configuration that NVIDIA's runtime program reads at each container's start."""
 
     path: str
     mode: str = ""
-    """'' where the file says nothing: `auto`."""
+    """Mode in the file; '' if it is not set, which means `auto`."""
     driver_root: str = ""
     ldconfig: str = ""
-    """As the file has it, `@/sbin/ldconfig`: with the @ the path is the host's."""
+    """Path of ldconfig in the file, as `@/sbin/ldconfig`. With @, it is a path of the host."""
     missing: tuple[str, ...] = ()
-    """Paths of the host that it names and that do not exist."""
+    """Host paths in the configuration that do not exist."""
     envvar_when_unprivileged: bool = True
     volume_mounts: bool = False
     problem: ConfigurationProblem | None = None
@@ -202,21 +202,21 @@ class Live(_Fact, frozen=True):
     """Report of the running runtime over its socket (CRI Status): the configuration that it loaded."""
 
     name: str = ""
-    """RuntimeName: `containerd`, `cri-o`, `docker`."""
+    """The RuntimeName: `containerd`, `cri-o`, `docker`."""
     version: str = ""
     handlers: tuple[str, ...] | None = None
-    """None: this version does not report them."""
+    """Names of the handlers; None if this version does not report them."""
     binaries: tuple[tuple[str, str], ...] = ()
-    """Handler and BinaryName, as far as reported."""
+    """Name and BinaryName of the handlers, as far as reported."""
     default: str = ""
     cdi: bool | None = None
     cdi_folders: tuple[str, ...] = ()
     not_ready: str = ""
-    """Reason and message of the condition RuntimeReady where it is false."""
+    """Reason and message of the condition RuntimeReady if it is false."""
 
 
 class ContainerRuntime(_Fact, frozen=True):
-    """`used` is the configuration of the kubelet's own runtime; None with `why_none`."""
+    """Container runtimes of a node. `used` is the configuration of the kubelet's runtime; None with `why_none`."""
 
     used: RuntimeConfiguration | None
     why_none: str = ""
@@ -224,30 +224,30 @@ class ContainerRuntime(_Fact, frozen=True):
     known_from: str = ""
     """Source of the information that the kubelet uses this runtime."""
     how: tuple[str, ...] = ()
-    """The steps by which we know it, for a person: process, flag or file, socket, its holder."""
+    """Evidence for this, step by step, for people: process, flag or file, socket, owner of the socket."""
     assumed: bool = False
-    """Whether it is assumed from the distribution's known layout, without a process as evidence."""
+    """Whether the runtime is assumed from the distribution's known layout, without a process as evidence."""
     started: float | None = None
-    """When that runtime was started, in seconds of UTC."""
+    """Start time of the runtime, in seconds of UTC."""
     since_boot: float | None = None
-    """The same in seconds after the boot, which no clock that is set changes: it tells one process from the next."""
+    """Start time in seconds after the boot. Changes of the clock do not affect it, so it identifies the process."""
     unit: str = ""
-    """Its systemd unit, from its cgroup: `snap.k8s.containerd.service`."""
+    """The runtime's systemd unit, from its cgroup: `snap.k8s.containerd.service`."""
     distribution: str = ""
-    """Empty if unknown."""
+    """Kubernetes distribution; '' if unknown."""
     kubelet: Kubelet | None = None
     others: tuple[RuntimeConfiguration, ...] = ()
-    """What other container runtimes on the node read, or would."""
+    """Configurations of other container runtimes on the node, running or not."""
     programs: tuple[RuntimeBinary, ...] = ()
-    """Those that the used one's handlers name, each once; not one of which a captured tree can't tell."""
+    """Programs of the handlers in `used`, each once, without those that a captured tree may merely lack."""
     cdi_specs: tuple[CdiSpec, ...] = ()
-    """Of NVIDIA's devices for pods, in the used one's folders; those of the operator's own pods are none."""
+    """Specifications of NVIDIA's devices for pods, in the folders of `used`, without those for the operator's pods."""
     toolkit: Toolkit | None = None
     live: Live | None = None
-    """None: it was not asked, or did not answer (`why_not_live`)."""
+    """Report of the running runtime; None without an answer (`why_not_live`)."""
     why_not_live: str = ""
     architecture: str = ""
-    """The host's, as uname says it, taken from its own programs in a captured tree; '' where nobody knows."""
+    """Architecture of the host as in uname; in a captured tree, from its programs; '' if unknown."""
     for_gpus: bool | None = None
     """Whether the node has GPUs for containers; None in a captured tree without /sys."""
     not_found: bool = False

@@ -1,7 +1,7 @@
-"""The kubelet: which process it is, on which socket it expects its runtime, and its cgroup driver.
+"""The kubelet: its process, the socket of its runtime, and its cgroup driver.
 
-A flag outranks the file of --config and its drop-ins (--config-dir: every `*.conf` below it in the order of the names,
-each merged over those before). Kubernetes: kubelet-config-file, and mergeKubeletConfigurations of cmd/kubelet.
+A flag outranks the file of --config and its drop-ins. Drop-ins are all files `*.conf` below --config-dir, merged in the
+order of their names. Kubernetes: kubelet-config-file, and mergeKubeletConfigurations of cmd/kubelet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from healthcheck.text.documents import MalformedError, Table
 from healthcheck.text.printable import printable
 
 _PROGRAMS = (KUBELET, KUBELITE, K3S, RKE2, K0S)
-"""Programs that are the kubelet or hold it, the likeliest first: RKE2 and k0s start one as a process beside them."""
+"""Programs that are or contain the kubelet, the likeliest first. RKE2 and k0s start it as a separate process."""
 _ROLES = ("server", "agent", "worker", "controller")
 """Roles of k3s, RKE2 and k0s. Without a role, the process is a short-lived command of a person."""
 _ENDPOINT, _CGROUP_DRIVER, _GATES = "containerRuntimeEndpoint", "cgroupDriver", "featureGates"
@@ -42,7 +42,7 @@ _CONFIGS = (
     "/home/kubernetes/kubelet-config.yaml",
     "/var/lib/k0s/kubelet-config.yaml",
 )
-"""Where it usually lies: kubeadm, EKS, Bottlerocket, Talos, OpenShift, GKE, k0s. kubeadm's own kubelet.conf is none."""
+"""Usual paths: kubeadm, EKS, Bottlerocket, Talos, OpenShift, GKE, k0s. kubeadm's kubelet.conf is not such a file."""
 _CONFIG_FOLDERS = ("/etc/kubernetes/kubelet/config.json.d", "/etc/kubernetes/kubelet.conf.d")
 _ARGUMENTS = (
     "/var/lib/kubelet/kubeadm-flags.env",
@@ -51,22 +51,22 @@ _ARGUMENTS = (
     "/etc/sysconfig/kubelet",
     "/var/snap/kubelet-eks/current/args",
 )
-"""Files of flags that its service is started with, the last one outranking those before (kubeadm's 10-kubeadm.conf)."""
+"""Files with flags of the kubelet's service. Later files outrank earlier ones (kubeadm's 10-kubeadm.conf)."""
 _UNITS = tuple(f"{folder}/systemd/system/kubelet.service" for folder in ("/lib", "/usr/lib", "/etc"))
 _START = re.compile(rb"^[ \t]*(ExecStart|Environment)=(.*)$", re.MULTILINE)
 _OPTIONS_OF_K3S = ("/etc/rancher/k3s/config.yaml", "/etc/rancher/rke2/config.yaml")
 _DOCKER_IN_K3S = "/run/k3s/cri-dockerd/cri-dockerd.sock"
-"""With `docker: true` k3s itself stands between the kubelet and Docker."""
+"""Socket of k3s with `docker: true`, in which k3s connects the kubelet to Docker."""
 
 
 class KubeletSettings(Struct, frozen=True):
-    """Settings of a kubelet. `endpoint` is a socket, as the host names it.
+    """Settings of a kubelet. `endpoint` is the path of a socket on the host.
 
-    - `said_by` is the source of the endpoint, `how` the steps that led to it, for a person.
-    - `config` is its file; '' without one.
-    - `systemd_cgroup`: its own cgroup driver is systemd; None if it is not set.
-    - `asks_runtime`: it uses the runtime's driver instead; None if this is not set.
-    - `is_default`: no endpoint is named.
+    - `said_by` is the source of the endpoint, `how` the evidence for it, step by step, for people.
+    - `config` is the kubelet's file; '' without a file.
+    - `systemd_cgroup`: whether the kubelet's cgroup driver is systemd; None if it is not set.
+    - `asks_runtime`: whether the kubelet uses the runtime's cgroup driver instead; None if this is not set.
+    - `is_default`: whether the endpoint is the default.
     """
 
     endpoint: str
@@ -79,7 +79,7 @@ class KubeletSettings(Struct, frozen=True):
 
 
 def choose(root: Path, found: Sequence[Process]) -> Process | None:
-    """The host's own: others may run in containers, as in kind."""
+    """Return the host's kubelet. Other kubelets may run in containers, as in kind."""
     known = [process for process in found if _program(process) in _PROGRAMS and _stays(process)]
     ranks = {
         process.pid: (_is_contained(root, process), _PROGRAMS.index(_program(process)), process.pid)
@@ -129,7 +129,10 @@ def settings_on_disk(root: Path, layout: RuntimePaths) -> KubeletSettings | None
 def _settings(
     root: Path, arguments: Sequence[str], files: tuple[str, str], default: tuple[str, str], steps: Sequence[str]
 ) -> KubeletSettings:
-    """`files` are its file and its folder of drop-ins, `default` is its name and the socket that it takes by itself."""
+    """Return the settings by flags and files.
+
+    `files` are the kubelet's file and its folder of drop-ins. `default` is the kubelet's name and its default socket.
+    """
     options, sources, messages = _options(root, *files)
     how = [*steps, *messages]
     name, socket = default
@@ -210,12 +213,12 @@ def _flags_in(root: Path, file: str, layout: RuntimePaths | None) -> tuple[str, 
 
 
 def runtime_flags(root: Path, layout: RuntimePaths) -> tuple[str, ...]:
-    """The flags that a snap starts its containerd with."""
+    """Return the flags with which a snap starts its containerd."""
     return _flags_in(root, layout.runtime_arguments, layout) if layout.runtime_arguments else ()
 
 
 def _started_with(root: Path) -> list[str]:
-    """The words with which its service is started, drop-ins last; an empty ExecStart= forgets those before it."""
+    """Return the command line of the kubelet's service, with drop-ins last. An empty ExecStart= clears it."""
     words: list[str] = []
     for unit in _UNITS:
         for file in (unit, *host_files.walk(root, f"{unit}.d")):
@@ -227,7 +230,7 @@ def _started_with(root: Path) -> list[str]:
                 if key == b"ExecStart" and not line.strip():
                     words.clear()
                 messages = config_files.arguments(line)
-                # Environment="NAME=--flag=value …" is one word, and itself an assignment.
+                # Environment="NAME=--flag=value …" is one word that contains an assignment.
                 words += [
                     word
                     for name in messages

@@ -33,7 +33,7 @@ def _is_missing(root: Path, path: str, folders: dict[str, str], shown: dict[str,
     folder, _, name = path.rpartition("/")
     if folder not in folders:
         folders[folder] = host_files.resolved(root, folder)
-    # Of hundreds of files in one folder the folder's links are followed once.
+    # Links of a folder are followed once, even for hundreds of files in it.
     try:
         mode = os.lstat(f"{root}{folders[folder]}/{name}").st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -46,14 +46,14 @@ def _is_missing(root: Path, path: str, folders: dict[str, str], shown: dict[str,
 def _leads_nowhere(root: Path, path: str) -> bool:
     try:
         return not is_there(host_files.below(root, path))
-    except OSError:  # in a circle
+    except OSError:  # links in a circle
         return True
     except ProbeError:
         return False
 
 
 def has_entries(root: Path, folder: str) -> bool:
-    """Whether anything is in it."""
+    """Whether the folder exists and is not empty."""
     try:
         return next(entries_of(host_files.below(root, folder)), None) is not None
     except OSError:

@@ -16,18 +16,18 @@ from healthcheck.host.kernel_files import is_gone
 from healthcheck.host.opening import open_file
 
 _DRIVER_ROOT = b"/run/nvidia/driver"
-"""Where the GPU operator's driver container shows its root to the host (`mount --rbind / /run/nvidia/driver`)."""
+"""Host path at which the GPU operator's driver container mounts its root (`mount --rbind / /run/nvidia/driver`)."""
 _CONTAINER = re.compile(
     # Groups of the kubelet, by both cgroup drivers, below any cgroup root; also as observed from inside
     # (`/../../podUID`).
     rb"(?:^|[/-])kubepods(?:[-./ ]|$)|[/-]pod[0-9a-f]{8}[0-9a-f_-]{24,28}(?:\.slice)?(?:[/ ]|$)"
-    # containerd's, CRI-O's, Docker's and Podman's, which name theirs by 64 digits; then LXC's, systemd's and VMs.
+    # Groups of containerd, CRI-O, Docker and Podman have names of 64 digits. Then those of LXC, systemd and VMs.
     rb"|(?:^|[/-])[0-9a-f]{64}(?:\.scope)?(?:[/ ]|$)|/(?:lxc(?:\.payload\.[^/]*)?|machine\.slice)(?:/|$)",
     re.MULTILINE,
 )
 _LONGEST = 1 << 22
 _SYS_ADMIN = 1 << 21
-"""CAP_SYS_ADMIN (capability.h): mounts, and no pod has it over the host that was not given it by who owns the node."""
+"""CAP_SYS_ADMIN (capability.h), which permits mounts. Over the host, a pod has it only by grant of the node's owner."""
 _CAPABILITIES = re.compile(rb"^CapEff:\s*([0-9a-f]{1,16})$", re.MULTILINE)
 
 
@@ -36,9 +36,9 @@ class Origin(StrEnum):
 
     HOST = "host"
     DRIVER = "driver container"
-    """Privileged, and its root is the one that the GPU operator's driver container shows to the host."""
+    """Privileged, and its root is the root that the GPU operator's driver container mounts on the host."""
     PRIVILEGED = "privileged container"
-    """Whoever may run these owns the node; or nobody can tell that it is none."""
+    """Privileged, or not known to be unprivileged. Users who may run such containers own the node."""
     CONTAINER = "container"
 
 
@@ -86,7 +86,7 @@ class Origins:
 
     @cached_property
     def _own(self) -> tuple[bytes, ...]:
-        """The control groups of the container that the node is, by line."""
+        """Return the control groups of the node if the node is a container, by line."""
         lines = ((line, list(_CONTAINER.finditer(line))) for line in self._read("1/cgroup").splitlines())
         return tuple(line[: found[-1].end()].rstrip(b"/") for line, found in lines if found)
 
@@ -123,7 +123,7 @@ class Origins:
             if is_gone(error) or isinstance(error, PermissionError):
                 return b""
             raise
-        with os.fdopen(file, "rb") as whole:  # the kernel gives its lists in parts
+        with os.fdopen(file, "rb") as whole:  # the kernel returns its lists in parts
             return whole.read(_LONGEST)
 
     def _link(self, path: str) -> str:

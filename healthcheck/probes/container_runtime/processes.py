@@ -30,10 +30,10 @@ _NAMES = (
     *(KUBELET, KUBELITE, K3S, "k3s-server", "k3s-agent", RKE2, K0S),
 )
 _LONGEST_COMM = 15
-"""The kernel keeps no more of a process's name (TASK_COMM_LEN)."""
+"""Most bytes of a process name in the kernel (TASK_COMM_LEN)."""
 _BY_COMM = {name[:_LONGEST_COMM].encode(): name for name in _NAMES}
 MOST = 256
-"""Of one name, and each may be the node's own: far more than any node runs."""
+"""Most processes of one name that are read: far more than any node runs outside of pods."""
 _UPTIME = re.compile(rb"(\d{1,12}\.\d\d) ")
 _BOOTED = re.compile(rb"^btime (\d{1,12})$", re.MULTILINE)
 _TICKS_PER_SECOND = 100
@@ -44,7 +44,7 @@ _LONGEST_CGROUP = 1 << 14
 _LONGEST_LIST = 1 << 22
 _MOST_OPEN = 1 << 16
 _LISTENING = b"00010000"
-"""__SO_ACCEPTCON, as /proc/net/unix shows it."""
+"""Value of __SO_ACCEPTCON in /proc/net/unix."""
 _UNIT = re.compile(rb"/([A-Za-z0-9:_.\\@-]{1,255}\.service)(?=/|$)", re.MULTILINE)
 _NAMESPACE = re.compile(r"mnt:\[(\d{1,20})\]")
 _DELETED = " (deleted)"
@@ -54,8 +54,8 @@ class Process(Struct, frozen=True):
     """A process. `since_boot` is its start, in seconds after the boot; None if that is unknown.
 
     `program` is its executable file and `unit` its systemd service; '' if it has none, or if reading it is not
-    permitted. `namespace` identifies the mounts that it uses, as `mnt:[4026531841]`. `origin` tells host processes from
-    those in containers.
+    permitted. `namespace` identifies the mounts that it uses, as `mnt:[4026531841]`. `origin` distinguishes host
+    processes from those in containers.
     """
 
     pid: int
@@ -68,7 +68,7 @@ class Process(Struct, frozen=True):
     origin: Origin = Origin.HOST
 
     def flag(self, *names: str) -> str:
-        """The last value of a flag, '' without one: `flag_of` of its arguments."""
+        """Return the last value of a flag in the arguments; '' if there is none."""
         return flag_of(self.arguments, *names)
 
     def __str__(self) -> str:
@@ -77,9 +77,9 @@ class Process(Struct, frozen=True):
 
 
 class KnownProcesses(Struct, frozen=True):
-    """Processes of the programs that this project knows, by pid, which may be the node's own.
+    """Processes of the programs that this project knows, by pid, which may belong to the node.
 
-    - `others` counts, by name, those in containers without privilege: users of a pod can name their processes so.
+    - `others` counts, by name, processes in unprivileged containers: users can give their processes these names.
     - `crowded` are the names with more processes than the limit that is read.
     - `plugins` are device plugins and HAMi's monitors, which run in containers and administer the host.
     - `engines` are the processes with a DCGM engine, of any origin.
@@ -93,7 +93,10 @@ class KnownProcesses(Struct, frozen=True):
 
 
 def flag_of(arguments: Sequence[str], *names: str) -> str:
-    """The last value of a flag of one of these names, written `--name=value` or `--name value`, also with one dash."""
+    """Return the last value of a flag with one of these names; '' if there is none.
+
+    Its form is `--name=value` or `--name value`, also with a single dash.
+    """
     value = ""
     for place, word in enumerate(arguments):
         flag, given, message = word.partition("=")
@@ -133,7 +136,7 @@ def called(root: Path, names: Collection[str]) -> list[tuple[int, Origin, bytes]
 
 
 def uptime(root: Path) -> float:
-    """Seconds since the boot, suspended time included. Raises OSError, and ProbeError where there is no number."""
+    """Return the seconds since the boot, including suspended time. Raises OSError, and ProbeError without a number."""
     raw = read(root / "proc/uptime", 64)
     found = _UPTIME.match(raw)
     if found is None:
@@ -161,7 +164,7 @@ def are_the_hosts(root: Path) -> bool:
 
 
 def is_elsewhere(root: Path, process: Process) -> bool:
-    """Whether it sees other mounts than the host's first process, as in a container or a confined snap."""
+    """Whether the process has other mounts than the host's first process, as in a container or a confined snap."""
     first = _link(root / "proc/1/ns/mnt")
     return bool(first and process.namespace and first != process.namespace)
 
@@ -181,7 +184,7 @@ def root_of(root: Path, process: Process) -> Path:
 
 
 def socket_path(root: Path, endpoint: str) -> str:
-    """`unix:///var/run/x.sock` as `/run/x.sock`: one name for one socket."""
+    """Return the normalised path of an endpoint: `/run/x.sock` for `unix:///var/run/x.sock`."""
     path = endpoint.removeprefix("unix:")
     path = f"/{path.lstrip('/')}" if path.startswith("//") else path
     with contextlib.suppress(OSError):
@@ -190,7 +193,7 @@ def socket_path(root: Path, endpoint: str) -> str:
 
 
 def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process]) -> Process | None:
-    """Return the process that has that socket open and listens on it, as far as the kernel shows this.
+    """Return the process that listens on the socket, as far as the kernel shows it.
 
     systemd keeps open the sockets on which it listens for others, so other owners give no evidence.
     """
@@ -232,7 +235,7 @@ def _found(folder: int) -> KnownProcesses:
 
 
 def _known(folder: int, by_comm: Mapping[bytes, str] = _BY_COMM) -> Iterator[tuple[str, str]]:
-    """Number and name of each process that is called as one of those programs."""
+    """Yield pid and name of each process with the name of a known program."""
     for entry in entries_of(folder):
         pid = entry.name
         if pid.isascii() and pid.isdigit() and not entry.is_symlink():
@@ -263,7 +266,7 @@ def _name(folder: int, pid: str, by_comm: Mapping[bytes, str] = _BY_COMM) -> str
 
 
 def _read(folder: int, path: str, most: int) -> bytes:
-    """The beginning of a small file; nothing where the process has gone, or is hidden from us."""
+    """Return the beginning of a small file; empty bytes if the process has ended or is hidden."""
     try:
         return read(path, most, folder)
     except OSError as error:
@@ -285,9 +288,9 @@ def _link(path: str | Path, folder: int | None = None) -> str:
 
 
 def _state(text: bytes) -> tuple[bytes, float | None]:
-    """State, and seconds after the boot at which it was started (proc(5): fields 3 and 22).
+    """Return the state and the start time in seconds after the boot (proc(5): fields 3 and 22).
 
-    They are counted like /proc/uptime, suspended time included, so that their difference needs no clock of ours.
+    The time includes suspended time, like /proc/uptime, so the age is the difference of the two, without another clock.
     """
     # The name (field 2) is in parentheses and may contain any character.
     fields = text.rpartition(b")")[2].split()
@@ -310,15 +313,15 @@ def _words(command: bytes) -> tuple[str, ...]:
 def _unit(cgroup: bytes) -> str:
     """Return the innermost systemd service of a cgroup path.
 
-    The path is `0::/system.slice/containerd.service`, or starts with `/../`, relative to our own cgroup. k3s and RKE2
-    start their containerd themselves. It then belongs to their unit, and a restart of that unit restarts it.
+    The path is `0::/system.slice/containerd.service`, or starts with `/../`, relative to this process's cgroup. k3s and
+    RKE2 start their containerd themselves. It then belongs to their unit, and a restart of that unit restarts it.
     """
     found: list[bytes] = _UNIT.findall(cgroup)
     return found[-1].decode() if found else ""
 
 
 def _is_kernels(link: Path, text: str) -> bool:
-    """Whether it is a link of the kernel's /proc: it leads to a file whose inode number is in its text."""
+    """Whether this is a link of the kernel's /proc: its text contains the inode number of the file at its target."""
     named = _NAMESPACE.fullmatch(text)
     try:
         return named is not None and link.stat().st_ino == int(named[1])
@@ -327,7 +330,7 @@ def _is_kernels(link: Path, text: str) -> bool:
 
 
 def _listening(root: Path, pid: int, socket: str) -> Iterator[str]:
-    """Inodes of the sockets of that name, in the network of that process."""
+    """Yield the inodes of the listening sockets of that name, in the process's network namespace."""
     name = os.fsencode(socket.rpartition("/")[2])
     try:
         lines = host_files.read_whole(root, f"/proc/{pid}/net/unix", _LONGEST_LIST).splitlines()[1:]

@@ -25,7 +25,7 @@ SEARCHED = (
     "/snap/bin/",
     "/snap/microk8s/current/usr/bin/",
 )
-"""Where a service looks for a program that is named without its folder (systemd's default PATH), and the snaps'."""
+"""Search path for programs named without a folder: systemd's default PATH, and the folder of snaps."""
 _MACHINES = {
     3: "i686",
     21: "ppc64le",
@@ -36,14 +36,14 @@ _MACHINES = {
     243: "riscv64",
     258: "loongarch64",
 }
-"""By e_machine, as uname says it; of POWER those that GPUs are in, which are little-endian."""
+"""Architecture as in uname, by e_machine. For POWER, the little-endian one, which machines with GPUs use."""
 _ELF = b"\x7fELF"
 _ELF_DATA, _BIG_ENDIAN = 5, 2
 _HEAD_BYTES = 64
 
 
 def find(root: Path, named: str) -> RuntimeBinary:
-    """The program as a service finds it: by its path, or in the folders of its PATH the first that can be run."""
+    """Return the program as a service finds it: by its path, or the first executable file in its PATH."""
     paths = [named] if "/" in named else [f"{folder}{named}" for folder in SEARCHED]
     there = [path for path in paths if _is_file(root, path)]
     path = next((text for text in there if host_files.is_executable(root, text)), there[0] if there else "")
@@ -53,9 +53,9 @@ def find(root: Path, named: str) -> RuntimeBinary:
 
 
 def can_be_missing(root: Path, named: str) -> bool:
-    """Whether a program that is not found is missing. A captured tree has of the programs' folders none, or few.
+    """Whether a program that was not found is missing on the host. A captured tree may lack the programs' folders.
 
-    One with /sys is taken for whole, but for folders just below the root that are empty or not there.
+    A tree with /sys counts as complete, except for top-level folders that are empty or missing.
     """
     folders = [named.rpartition("/")[0]] if "/" in named else SEARCHED
     if any(named_paths.has_entries(root, folder) for folder in folders):

@@ -13,9 +13,9 @@ from healthcheck.text.documents import MalformedError
 
 _LONGEST_LINE = 4096
 _MOST_EFFORT = 1 << 20
-"""The squares of all lines' dots together: a parser's time grows with the square of a key's parts.
+"""Largest sum of the squares of the dots in each line: the time of a parser is quadratic in the parts of a key.
 
-Of 2,000 lines with 15 dots each it is half; no configuration comes near.
+2,000 lines with 15 dots each reach half of it. Configurations have far fewer.
 """
 _PLACE = re.compile(r" \(at line (\d+), column (\d+)\)\Z")
 
@@ -38,7 +38,7 @@ def parse(raw: bytes) -> Table:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _malformed(text, str(error)) from error
-    except (RecursionError, ValueError) as error:  # nested too deeply; a number of too many digits
+    except (RecursionError, ValueError) as error:  # too deep nesting; a number with too many digits
         raise MalformedError(f"can't be read: {type(error).__name__}", only_ours=True) from error
 
 
@@ -51,12 +51,12 @@ def _malformed(text: str, message: str) -> MalformedError:
 
 
 def table_line(raw: bytes, path: tuple[str, ...]) -> int:
-    """The line of the header of the table, or of its first sub-table's; 0 where it is written inline."""
+    """Return the line of the header of the table or of its first sub-table; 0 for an inline table."""
     return _headers(raw).get(path, 0)
 
 
 def key_line(raw: bytes, path: tuple[str, ...]) -> int:
-    """The line of the key, or of the table of that name; 0 where it is neither a header's nor on a line of its own."""
+    """Return the line of the key, or of the table of that name; 0 if neither has its own line."""
     above = _headers(raw).get(path[:-1], 0)
     if line := _headers(raw).get(path):
         return line
@@ -92,7 +92,7 @@ def _begins_a_table(line: str) -> bool:
 
 
 def _alone(line: str) -> tuple[str, ...]:
-    """The keys, from the outermost, that the line names by itself; () where it is no header and no key's line."""
+    """Return the keys in a header or at the start of a key's line, outermost first; () for other lines."""
     try:
         value: Any = tomllib.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""DCGM's diagnostic, run to its end: `dcgmi diag -r 2 -j`.
+"""Complete run of DCGM's diagnostic: `dcgmi diag -r 2 -j`.
 
 It loads the GPUs and runs for minutes or hours. Without a hostengine's address, dcgmi starts its own engine. If another
 engine runs on the node, `engine` names it or gives the reason why no diagnostic runs. Two engines on one node can
@@ -27,19 +27,19 @@ from healthcheck.probes.dcgm.diag_answer import LONGEST_ANSWER, DiagAnswer, read
 from healthcheck.probes.dcgm.engine import PORT, Engine, choose_engine
 
 PATIENCE_SECONDS = 60.0
-"""After SIGTERM dcgmi stops the diagnostic's own processes, which takes it up to 40 s, and 20 s more in the EUD.
+"""Delay between SIGTERM and SIGKILL. dcgmi needs up to 40 s to stop its processes, and 20 s more for the EUD.
 
-What is killed before that leaves them running in a hostengine that is not its own, and the next run is refused.
+With an earlier SIGKILL, these processes continue in a hostengine of the node, which refuses the next run.
 """
 HURRY_SECONDS = 2.0
-"""The same if other work waits for the GPUs and the engine is dcgmi's own: a kill then leaves no process running.
+"""The same delay if other work waits for the GPUs and dcgmi started the engine: SIGKILL then leaves no process.
 
-Level 2 runs no EUD, and changes nothing of a GPU that would have to be put back.
+Level 2 does not run the EUD, and changes no GPU setting that would have to be restored.
 """
 _ENGINE, _CONNECT_SECONDS = ("127.0.0.1", PORT), 1.0
 """Default address of a hostengine, which dcgmi tries before it starts its own."""
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "NVVS_BIN_PATH", "DCGM_HOME_DIR")
-"""Where DCGM finds its parts. CUDA_VISIBLE_DEVICES and the like would hide GPUs from it, or fail its own test."""
+"""Variables with which DCGM finds its parts. Others, as CUDA_VISIBLE_DEVICES, would hide GPUs or fail a test."""
 _HOST_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?:{_HOST_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\])(?::(?P<port>\d{{1,5}}))?")
 _TEST = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -70,7 +70,7 @@ def _is_engine_here() -> bool:
 
 
 def checked_host(value: str) -> str:
-    """A hostengine's `host[:port]`, '' for an engine of dcgmi's own. Raises ValueError for anything else."""
+    """Validate a hostengine's `host[:port]`; '' means that dcgmi starts an engine. Raises ValueError."""
     message = value.strip()
     found = _HOST.fullmatch(message)
     if message and (found is None or not 0 < int(found["port"] or 1) < 1 << 16):
@@ -84,22 +84,22 @@ def checked_host(value: str) -> str:
 class Dcgm:
     """The diagnostic of this machine, one run at a time.
 
-    `host` has been validated; '' means an engine of its own. `path` is the search path for dcgmi; None uses the
+    `host` has been validated; '' means that dcgmi starts an engine. `path` is the search path for dcgmi; None uses the
     environment's.
     """
 
     host: str = ""
     deadline_seconds: float = 900.0
-    """For a level and what is run again after it, together."""
+    """Deadline for a level together with the tests that are repeated after it."""
     path: str | None = None
     patience_seconds: float = PATIENCE_SECONDS
     engine: Engine | None = None
-    """The node's engine of that host, or why no diagnostic may run; None: it was not looked for."""
+    """Engine at `host`, or the reason why no diagnostic may run; None if no engine was searched for."""
     root: Path | None = None
-    """Root of the tree in which the engine was found, to prove it once more after a run."""
+    """Root of the tree in which the engine was found, to prove it again after a run."""
     _program: Program = field(init=False)
     _ends_at: float = field(default=math.inf, init=False)
-    """When the deadline of the last level is (monotonic)."""
+    """Deadline of the last level, on the monotonic clock."""
 
     def __post_init__(self) -> None:
         known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -114,14 +114,14 @@ class Dcgm:
     def run_tests(self, tests: Sequence[str]) -> DcgmReading:
         """Run only these tests, by DCGM 4's names, which are also the names of DCGM 3's plugins.
 
-        After a level, they have the rest of its time, so that both share one deadline.
+        After a level, the tests get the rest of its time, so that both share one deadline.
         """
         named = [test for test in tests if _TEST.fullmatch(test)]
         return self._run(",".join(named), None) if named else DcgmReading(absent="no valid test name")
 
     @property
     def stuck_pid(self) -> int | None:
-        """The process that did not die when it was killed, while it is still there."""
+        """Return the pid of a process that still exists after SIGKILL; None if there is none."""
         return self._program.stuck_pid
 
     def stop(self) -> None:
@@ -145,7 +145,7 @@ class Dcgm:
         where = ("--host", self.host) if self.host else ()
         seconds = max(0.0, min(self.deadline_seconds, self._ends_at - time.monotonic()))
         try:
-            # It writes logs and results where it works; where it may not, its own test of that fails (error 96).
+            # dcgmi writes logs and results to its working directory. Without permission, one of its tests fails (96).
             with tempfile.TemporaryDirectory(prefix="dcgm-", ignore_cleanup_errors=True) as directory:
                 argv = (dcgmi, "diag", *where, "-r", what, "-j")
                 ended = self._program.run(argv, round(seconds, 1), Path(directory))
@@ -158,7 +158,7 @@ class Dcgm:
         return DcgmReading(read_answer(ended.out, ended.err, ended.code, level))
 
     def _why_not_proven(self) -> str:
-        """Return why the answer may be another program's than the proven engine's, '' where it is the engine's."""
+        """Return why the answer may come from another program than the proven engine; '' if it does not."""
         if self.root is None or self.engine is None or not self.engine.pid:
             return ""
         is_there = choose_engine(self.root, "", second_engine=False) == self.engine

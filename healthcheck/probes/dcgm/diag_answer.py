@@ -17,20 +17,20 @@ from msgspec.structs import replace
 from healthcheck.text.printable import printable
 
 LONGEST_ANSWER = 4 << 20
-"""Bytes that are read. Level 4 of 16 GPUs with every list full has some 300 KiB."""
+"""Most bytes that are read. Level 4 with 16 GPUs and full lists has about 300 KiB."""
 DOCUMENT_MARK = re.compile(rb'"DCGM (?:GPU )?Diagnostic"\s*:')
-"""The key that every document begins with: DCGM 4's, and with GPU in it the one before."""
+"""First key of each document: that of DCGM 4, or with `GPU` that of older versions."""
 SOFTWARE = "software"
 _TOPS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 _ITERATIONS = "iterations"
 _MOST_FALSE_STARTS = 32
-"""Braces that begin no JSON: of a banner, of a shell, or of a document that was cut off."""
+"""Most braces that do not begin a document: in a banner, in shell output, or in a truncated document."""
 _MOST_DOCUMENTS, _MOST_RESULTS, _MOST_ERRORS, _MOST_SERIALS = 256, 4096, 64, 256
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_SAID = 600, 64, 8
 _MOST_GPUS = 1024
 _DEPLOYMENT = "deployment"
 _TEXT_KEYS = ("warning", "warnings")
-"""Of an error's text: DCGM 3.3.3 to 3.3.9 write the second one for the tests of the software (sic)."""
+"""Keys of an error's text. DCGM 3.3.3 to 3.3.9 write the second key for the software tests."""
 _ENTITY_KEYS = (("gpu_id", "gpu"), ("gpu_ids", "gpu"), ("cpu_id", "cpu"))
 _KINDS = {"": "gpu", "switch": "nvswitch"}
 _NAMES_A_GPU = re.compile(r"\bGPU (\d{1,4})\b")
@@ -62,7 +62,7 @@ _SOFTWARE_TESTS = frozenset(
         SOFTWARE,
     )
 )
-"""What DCGM 4 calls `software` were tests of their own before."""
+"""Separate tests of older versions that DCGM 4 combines as `software`."""
 _STATUSES = {
     "pass": "pass",
     "fail": "fail",
@@ -92,11 +92,11 @@ class DiagResult(Struct, frozen=True):
 
     test: str
     status: str
-    """`pass`, `fail`, `skip`, `not-run`, or `unknown` for a word that no version has."""
+    """Status: `pass`, `fail`, `skip`, `not-run`, or `unknown` for an unknown word."""
     kind: str = ""
-    """`gpu`, `cpu`, `nvswitch`; '' where it speaks of the whole node."""
+    """Kind of device: `gpu`, `cpu` or `nvswitch`; '' for the whole node."""
     index: int | None = None
-    """DCGM's number of the device; None where it speaks of the whole node."""
+    """DCGM's number of the device; None for the whole node."""
     errors: tuple[DiagError, ...] = ()
 
 
@@ -112,15 +112,15 @@ class DiagAnswer(Struct, frozen=True, tag=True):
     documents: int = 0
     results: tuple[DiagResult, ...] = ()
     runtime_errors: tuple[str, ...] = ()
-    """Why a run as a whole came to nothing, in its own words."""
+    """Error messages of a run that failed as a whole."""
     version: str = ""
     driver: str = ""
     serials: Mapping[int, str] = field(default_factory=dict)
-    """By DCGM's number of the GPU; those that the driver tells."""
+    """Serial numbers by DCGM's number of the GPU, as far as the driver reports them."""
     said: tuple[str, ...] = ()
-    """The first lines beside the JSON, of standard output and then of standard error."""
+    """First lines outside the JSON, of standard output, then of standard error."""
     cut_off: bool = False
-    """A document began and did not come to its end."""
+    """Whether a document was truncated."""
     too_long: bool = False
 
 
@@ -223,7 +223,7 @@ def _results(test: Mapping[str, Any], category: str) -> Iterator[DiagResult]:
 
 
 def _rows(raw: Mapping[str, Any], name: str, own_name: str) -> Iterator[DiagResult]:
-    """Yield a result for each device that it covers."""
+    """Yield a result for each device that the raw result covers."""
     status = _status(raw.get("status"))
     errors = _errors(raw) or (_said_of_a_failure(raw) if status == "fail" else ())
     kind, indices = _entities(raw)
@@ -317,7 +317,7 @@ def _entities(raw: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
 
 
 def _canonical(name: str, category: str) -> str:
-    """DCGM 4's name of a test, by whatever name; '' of one without any."""
+    """Return DCGM 4's name of a test with any version's name; '' for a test without a name."""
     words = "_".join(_WORDS.findall(name.lower()))
     if words in _SOFTWARE_TESTS or (category == _DEPLOYMENT and words != "context_create"):
         return SOFTWARE
@@ -341,7 +341,7 @@ def _serials(places: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
 
 def _serial(key: Any, value: Any) -> Iterator[tuple[int, str]]:
     index, serial = _number(key), _text(value)
-    # DCGM writes `<<<NOT_SUPPORTED>>>`, N/A or 0 where there is none.
+    # Without a serial number, DCGM writes `<<<NOT_SUPPORTED>>>`, N/A or 0.
     if index is not None and serial.strip("0") and not _NO_PART_OF_A_SERIAL.search(serial):
         yield index, serial[:_LONGEST_NAME]
 

@@ -26,17 +26,17 @@ from healthcheck.probes.kubelet_pods import KubeletPod, known_pods, uid_of
 from healthcheck.probes.services import PROCESSES_HIDDEN
 
 PORT = 5555
-"""Port of a hostengine by default (dcgm_structs.h: DCGM_HE_PORT_NUMBER). dcgmi without a host asks there first."""
+"""Default port of a hostengine (dcgm_structs.h: DCGM_HE_PORT_NUMBER). dcgmi without a host tries it first."""
 _OPERATORS = re.compile(r"nvidia-dcgm-(?!exporter)[a-z0-9-]{1,64}")
 """Pods of the GPU operator's DaemonSet nvidia-dcgm, which are privileged (assets/state-dcgm/0400_dcgm.yml)."""
 _LISTENING = "0A"
-"""TCP_LISTEN, as /proc/net/tcp shows it."""
+"""Value of TCP_LISTEN in /proc/net/tcp."""
 _LONGEST_TABLE, _LONGEST_ENVIRONMENT, _LONGEST_GROUPS = 1 << 22, 1 << 17, 1 << 14
 _MOST_OPEN = 1 << 16
 _SOCKET = re.compile(r"socket:\[(\d{1,20})\]")
 _REMOTE = b"DCGM_REMOTE_HOSTENGINE_INFO="
 _ADDRESS_6 = re.compile(r"([0-9a-f]{32}) [0-9a-f]{2,8} [0-9a-f]{2} 00 ")
-"""Address, interface, length of prefix, and scope 00: global."""
+"""Line with address, interface, prefix length, and scope 00 (global)."""
 _ADDRESS, _LOCAL = re.compile(rb"\|-- (\d{1,3}(?:\.\d{1,3}){3})\s*$"), b"/32 host LOCAL"
 _ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
@@ -45,8 +45,8 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 class Engine(Struct, frozen=True):
     """Engine that a diagnostic uses. `host` is its host:port; '' for an engine that the diagnostic starts.
 
-    `pid` is 0 if no process proves the engine. `blocked` is the reason why no diagnostic may run. `may_run_beside`
-    allows a diagnostic that starts its own engine instead of using another.
+    `pid` is 0 if no process proves the engine. `blocked` is the reason why no diagnostic may run. `may_run_second`
+    permits a diagnostic that starts a second engine.
     """
 
     host: str = ""
@@ -56,7 +56,7 @@ class Engine(Struct, frozen=True):
 
 
 NO_ENGINE = Engine()
-"""The node has none."""
+"""Value for a node without an engine."""
 
 
 class _Listener(Struct, frozen=True):
@@ -72,7 +72,7 @@ class _Listener(Struct, frozen=True):
 
 
 def choose_engine(root: Path, host: str, *, second_engine: bool) -> Engine:
-    """Return the engine for a diagnostic. `host` is DCGM_HOST, `beside` DCGM_BESIDE_EXPORTER."""
+    """Return the engine for a diagnostic. `host` is DCGM_HOST, `second_engine` DCGM_BESIDE_EXPORTER."""
     if host:
         return Engine(host)
     try:
@@ -84,12 +84,12 @@ def choose_engine(root: Path, host: str, *, second_engine: bool) -> Engine:
 
 
 def accept_second_engine(engine: Engine, *, second_engine: bool) -> Engine:
-    """Return the engine, or no engine if `beside` accepts a second one on the node."""
+    """Return the engine, or no engine if `second_engine` permits a second engine on the node."""
     return Engine() if second_engine and engine.may_run_second else engine
 
 
 def read_engine(host: Host) -> Engine:
-    """Return the node's engine. Raises ProbeError where /proc cannot be read."""
+    """Return the node's engine. Raises ProbeError if /proc cannot be read."""
     try:
         return find_engine(host.root, host.once(processes.find))
     except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc
@@ -138,7 +138,7 @@ def is_operators(pod: KubeletPod | None, origin: Origin) -> bool:
 
 
 def _is_trusted(root: Path, process: Process, pod: KubeletPod | None) -> bool:
-    """Whether the process is the host's or the operator's. Hidden rights are no proof here."""
+    """Whether the process is the host's or the operator's. Hidden rights are not proof here."""
     if process.name != HOSTENGINE or process.origin is Origin.HOST:
         return process.name == HOSTENGINE
     shows_rights = host_files.exists(root, f"/proc/{process.pid}/status")
@@ -154,7 +154,10 @@ def _pod_of(root: Path, pods: dict[str, KubeletPod], process: Process) -> Kubele
 
 
 def _host_of(root: Path, process: Process) -> str:
-    """Return where the process can be asked from here, '' where it cannot, or another process may answer there."""
+    """Return the address of the process for requests from this program.
+
+    '' if there is none, or if another process may answer there.
+    """
     own = {found[1] for link in _open_files(root, process.pid) if (found := _SOCKET.fullmatch(link))}
     listeners = list(_listeners(root, process.pid))
     ports = {listener.port for listener in listeners if listener.inode in own}
@@ -174,7 +177,7 @@ def _is_own(other: _Listener, listener: _Listener, own: set[str]) -> bool:
 
 
 def _reachable_address(root: Path, process: Process, address: str) -> str:
-    """Return the address by which a socket bound so is reached from this program's network, '' where it is not."""
+    """Return the address that reaches a socket bound to `address` from this program's network; '' if there is none."""
     if _network(root, str(process.pid)) in ("", _own_network(root)):
         return "127.0.0.1" if address in _ANYWHERE else address
     if address in _LOOPBACK:
@@ -188,7 +191,7 @@ def _is_hosts_network(root: Path) -> bool:
 
 
 def _own_network(root: Path) -> str:
-    """Return this program's network; that of the host where the tree does not name it."""
+    """Return this program's network namespace; that of the host if the tree does not name it."""
     return _network(root, "self") or _network(root, "1")
 
 
@@ -199,7 +202,7 @@ def _network(root: Path, pid: str) -> str:
 
 
 def _addresses(root: Path, pid: int) -> Iterator[str]:
-    """Yield the addresses of the process's network, but not loopback's: IPv4, then global IPv6 (proc_net(5))."""
+    """Yield the addresses of the process's network without loopback: IPv4, then global IPv6 (proc_net(5))."""
     with suppress(OSError):
         last = ""
         for line in host_files.read_whole(root, f"/proc/{pid}/net/fib_trie", _LONGEST_TABLE).splitlines():
@@ -215,7 +218,7 @@ def _addresses(root: Path, pid: int) -> Iterator[str]:
 
 
 def _listeners(root: Path, pid: int) -> Iterator[_Listener]:
-    """Yield the TCP sockets of that process's network that accept connections (proc_net_tcp)."""
+    """Yield the TCP sockets that accept connections in the process's network (proc_net_tcp)."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             text = host_files.read_whole(root, f"/proc/{pid}/net/{table}", _LONGEST_TABLE).decode("ascii", "replace")
@@ -247,13 +250,13 @@ def _open_files(root: Path, pid: int) -> Iterator[str]:
 
 
 def _may_use_gpus(root: Path, process: Process) -> bool:
-    """Whether it has a GPU open, as every engine has. Hidden files are no proof against it."""
+    """Whether the process may have a GPU open, as every engine has. True if its files are hidden."""
     links = list(_open_files(root, process.pid))
     return not links or any(link.startswith("/dev/nvidia") for link in links)
 
 
 def _is_remote(root: Path, process: Process) -> bool:
-    """Whether an exporter asks an engine elsewhere, and has none of its own."""
+    """Whether the process is an exporter that uses a remote engine and has no embedded engine."""
     if process.name != DCGM_EXPORTER:
         return False
     if process.flag("r", "remote-hostengine-info"):

@@ -1,4 +1,4 @@
-"""Parser of both sides' output of libfabric's fi_pingpong: formats of util/pingpong.c, 1.4 to 2.x."""
+"""Parser of the output of libfabric's fi_pingpong, server and client: formats of util/pingpong.c, 1.4 to 2.x."""
 
 from __future__ import annotations
 
@@ -18,35 +18,38 @@ NOT_RUN = UnobservedCause(
     "Read fi_pingpong's error in the message.",
 )
 REFUSED = errno.ECONNREFUSED
-"""The client's exit code where nobody listens yet: the program ends with the number of the error."""
+"""Exit code of a client whose server does not listen yet: the program ends with the error number."""
 _READ_BYTES = 65536
-"""Of each output, its end: a whole table has some hundred bytes, a provider's warnings may come before it."""
+"""Bytes read from the end of each output. A table has some hundred bytes, and warnings can precede it."""
 _ROW = re.compile(
     rb"^(?:\S.{0,63}?\s)??(?P<size>\d+(?:\.\d)?[kmg]?)\s+(?P<sent>\d+[kmb]?)\s+(?P<sign>[=+-])(?P<difference>\d+[kmb]?)"
     rb"\s+\d+(?:\.\d)?[kmg]?\s+\d+\.\d\ds\s*(?P<bandwidth>\d+\.\d\d)\s+\S+\s+\S+\s*$",
     re.MULTILINE,
 )
-"""A line of the table: bytes, #sent, #ack, total, time, MB/sec, usec/xfer, Mxfers/sec; before it perhaps a name.
+"""A line of the table: optional name, bytes, #sent, #ack, total, time, MB/sec, usec/xfer, Mxfers/sec.
 
-#ack is `=` and the number where all were acknowledged, else `+` or `-` and by how many more or fewer were sent.
+#ack is `=` and the number if all messages were acknowledged, else `+` or `-` and the difference to the number sent.
 """
 _UNITS = {b"k": 1 << 10, b"m": 1 << 20, b"g": 1 << 30}
 _CORRUPT = re.compile(rb"^Error at iteration=\d+ size=(\d+) byte=\d+\s*$", re.MULTILINE)
-"""What `-c` found; it is on standard output, and the exit code is 255."""
+"""Message of `-c` about changed data, on standard output. The exit code is then 255."""
 _CALL = re.compile(r"(?P<call>[\w/()-]{1,64})\(\): \S+:\d+ *, ret=-?(?P<number>\d{1,9}) \((?P<text>.*)\)$")
 _ERROR = re.compile(r"\[error\] \S+:\d+ *: (?P<text>.*)$")
 _MOVING_DATA = ("transmit", "inject", "receive", "pp_get_cq_comp", "fi_cq_readerr", "cq_readerr")
-"""What moves messages or waits for them. All else comes before."""
+"""Calls that move messages or wait for them. All other calls precede them."""
 _DEVICE_ERRORS = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ETIME, errno.ETIMEDOUT, errno.EREMOTEIO)
-"""What opening a device ends with that does not answer its driver: the first command times out with ETIME, those after
-it get ENODEV (efa_com.c); a device that is gone is ENXIO or EIO (uverbs_main.c)."""
+"""Errors when opening a device that does not answer its driver.
+
+The first command times out with ETIME, later commands get ENODEV (efa_com.c). A removed device gives ENXIO or EIO
+(uverbs_main.c).
+"""
 _NOT_THE_DEVICE = (
     *(errno.EPERM, errno.EACCES, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
     *(errno.EINVAL, errno.EMSGSIZE, errno.ENOSYS, errno.EOPNOTSUPP),
 )
-"""A right, a limit (locked memory is ENOMEM) or a library that lacks something, whatever call meets it."""
+"""Errors of any call due to permissions, limits (ENOMEM for locked memory) or an incomplete library."""
 _LEFT_ALONE = (errno.ECONNABORTED, errno.ECONNRESET, errno.EPIPE)
-"""The other side went away: it knows why."""
+"""Errors after the other side ended. The other side has the reason."""
 _ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 _LONGEST_TEXT = 200
 
@@ -62,7 +65,7 @@ class Measured(Struct, frozen=True, tag=True):
 
 
 class Broken(Struct, frozen=True, tag=True):
-    """Data was lost or changed on its way, or the device refused to move it; `says` is fi_pingpong's word for it."""
+    """Result if data was lost or changed, or the device refused to move it. `says` is fi_pingpong's message."""
 
     says: str
     corrupt: bool = False
@@ -101,7 +104,7 @@ def read_side(ended: ProgramEnd) -> PingResult | None:
     call, number, message = _first_error(ended)
     text = f"fi_pingpong {how_it_ended(ended.code)}" + (f": {message}" if message else "")
     if call in _MOVING_DATA and number not in _NOT_THE_DEVICE:
-        return Broken(text)  # the exit code may be 0: of errors above 255 the rest is cut off
+        return Broken(text)  # the exit code may be 0, as it holds only the last 8 bits of an error
     if ended.code == 0:
         return _measured(out)
     if number in _LEFT_ALONE or ended.code in _ENDED_BY_US:

@@ -1,4 +1,4 @@
-"""RDMA devices as the kernel lists them under /sys/class/infiniband."""
+"""RDMA devices in the kernel's list, /sys/class/infiniband."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ ERROR_COUNTERS = (
     *("retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events"),
     *("retrans_pkts", "retrans_bytes"),
 )
-"""Of an EFA device's only port. The last five came with driver 2.17 (amzn-drivers, release notes)."""
+"""Error counters of an EFA device's only port. The last five exist since driver 2.17 (amzn-drivers, release notes)."""
 KEEP_ALIVES = "keep_alive_rcvd"
-"""Of the device itself: how often it told the driver that it lives."""
+"""Counter of the device: keep-alive messages that the driver received from it."""
 _MOST = 4096
 _HIGHEST = 2**64 - 1
-"""The kernel's counters have 64 bits."""
+"""Highest value of the kernel's 64-bit counters."""
 _PATIENCE_SECONDS = 20.0
-"""To read a port's counter the driver asks the device, and waits up to 30 s for one that is dead (amzn-drivers,
-efa_com.c, ADMIN_CMD_TIMEOUT_US). After such a wait the other devices go unread, and the look stays below a minute."""
+"""Time limit for the counters of all devices. After it, the remaining devices are skipped.
+
+To read a port's counter, the driver asks the device and waits up to 30 s (amzn-drivers, efa_com.c,
+ADMIN_CMD_TIMEOUT_US). With the limit, a dead device delays the check cycle by less than a minute.
+"""
 
 
 class RdmaDevice(Struct, frozen=True):
@@ -40,16 +43,18 @@ class RdmaDevice(Struct, frozen=True):
     name: str
     is_efa: bool
     address: str = ""
-    """Its PCI function's, as `0000:4f:00.0`; '' where the kernel does not say."""
+    """Address of its PCI function, as `0000:4f:00.0`; '' if unknown."""
     uverbs: str = ""
-    """The device by which programs reach it (`uverbs3`); '' where ib_uverbs has made none."""
+    """Device file that programs open (`uverbs3`); '' if ib_uverbs created none."""
     p2p: str | None = None
-    """Whose memory the EFA driver can reach directly: `NVIDIA`, `NVIDIA peermem`, `NEURON`, '' for nobody's; None where
-    the driver does not say, as the kernel's own does not."""
+    """Provider of memory that the EFA driver can access directly: `NVIDIA`, `NVIDIA peermem`, `NEURON`; '' for none.
+
+    None if the driver does not report it, as the kernel's own driver.
+    """
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Since the driver was loaded. One that this driver does not have is missing."""
+    """Counters since the driver was loaded, without those that the driver lacks."""
     error: str = ""
-    """Why the counters end where they end: which one could not be read, and what the kernel said."""
+    """First counter that could not be read, with the kernel's error; '' if there is none."""
 
 
 class Rdma(Struct, frozen=True):
@@ -58,7 +63,7 @@ class Rdma(Struct, frozen=True):
     devices: tuple[RdmaDevice, ...]
     efa_driver_loaded: bool
     efa_driver_version: str = ""
-    """'' where it has none to tell, as the kernel's own driver has not."""
+    """Version of the EFA driver; '' if it has none, as the kernel's own driver."""
 
     @property
     def efa(self) -> tuple[RdmaDevice, ...]:
@@ -100,7 +105,7 @@ def _device(directory: str, name: str, patience_ends: float) -> RdmaDevice:
 
 
 def _is_efa(path: str) -> bool:
-    """Whether the device is an EFA device, by its vendor. Name and port state are no evidence.
+    """Whether the device is an EFA device, by its vendor. Name and port state are not evidence.
 
     False for devices that are not PCI functions or that vanished during the read. Raises ProbeError.
     """
@@ -121,7 +126,7 @@ def _address(path: str) -> str:
 
 
 def _uverbs(path: str) -> str:
-    """Raises ProbeError."""
+    """Return the name of the device file; '' if there is none. Raises ProbeError."""
     return next(iter(names_there(f"{path}/device/infiniband_verbs")), "")
 
 
@@ -152,7 +157,7 @@ def _counter_files(path: str) -> Iterable[tuple[str, str]]:
 
 
 def _word(file: str) -> str | None:
-    """The text of a short file; None where there is none to read."""
+    """Return the text of a short file; None if it can't be read."""
     try:
         return printable(_read(file).decode("ascii", "replace"))
     except OSError:

@@ -28,23 +28,23 @@ FAILED = UnobservedCause(
     "Run it in the agent's pod; the message contains its last line.",
 )
 LONGEST_SECONDS = 10.0
-"""It opens all EFA devices, 32 at most, within about a second."""
+"""Deadline of fi_info. It opens all EFA devices, at most 32, in about a second."""
 ASKED_AGAIN_SECONDS = 3600.0
-"""An answer in which nothing is missing is good for so long, while the devices are the same."""
+"""Validity of a complete answer while the devices are the same."""
 _INSTALLED_IN = "/opt/amazon/efa/bin"
 _PATIENCE_SECONDS = 1.0
 _ENVIRONMENT = {"LC_ALL": "C", "FI_HMEM": "system"}
-"""Nothing of ours, such as FI_LOG_LEVEL or FI_PROVIDER.
+"""Environment of fi_info, without variables of this process such as FI_LOG_LEVEL or FI_PROVIDER.
 
-FI_HMEM (libfabric, src/hmem.c): the host's memory only; otherwise it would start CUDA on the GPUs where it can.
+FI_HMEM (libfabric, src/hmem.c) restricts it to host memory. Otherwise it would start CUDA on the GPUs if it can.
 """
 _NO_DATA = 61
-"""ENODATA: the provider has no device (util/info.c of libfabric: the exit code is the negative of fi_getinfo's)."""
+"""ENODATA: the provider has no device. The exit code is the negated result of fi_getinfo (libfabric, util/info.c)."""
 _DOMAIN = re.compile(rb"^\s+domain: ([\w.-]{1,64})-rdm\s*$", re.MULTILINE)
-"""Of reliable datagrams. `efa-direct` and `efa` each list it."""
+"""Domain for reliable datagrams, listed by both `efa-direct` and `efa`."""
 _VERSION = re.compile(rb"^\s+version: ([\d.]{1,16})\s*$", re.MULTILINE)
 _LOG_LINE = re.compile(r"^libfabric:[\d:]+")
-"""Begins with the number of the process and the time: the same fault would read otherwise at each look."""
+"""Prefix with pid and time. It is removed, because the text of a fault would differ in each check cycle."""
 _LONGEST_TEXT = 200
 
 
@@ -54,11 +54,11 @@ class Listing(Struct, frozen=True, tag=True):
     devices: tuple[str, ...]
     exit_code: int
     listed: tuple[str, ...] = ()
-    """The devices that have a domain; each once."""
+    """Devices with a domain, each once."""
     version: str = ""
-    """The provider's, as `201.0`."""
+    """Version of the provider, as `201.0`."""
     says: str = ""
-    """The last line of its standard error."""
+    """Last line of standard error."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class Listing(Struct, frozen=True, tag=True):
 
 
 class LibfabricReading(Struct, frozen=True):
-    """Answer of libfabric; None if it has not answered yet.
+    """Answer of libfabric; None before the first answer.
 
     `absent` is the reason why there is no program to run, or no device.
     """
@@ -82,9 +82,9 @@ class _Question(Struct, frozen=True):
 
 @dataclass
 class Libfabric:
-    """Asks fi_info at first, when the EFA devices are others than before, while its answer is not whole, and hourly.
+    """Runs fi_info at the start, after a change of the EFA devices, after an incomplete answer, and hourly.
 
-    Between, its last answer is repeated.
+    Between runs, the last answer is returned.
     """
 
     root: Path
@@ -103,7 +103,7 @@ class Libfabric:
         return self._look(wait=False)
 
     def ask(self) -> LibfabricReading:
-        """The answer of now, waited for."""
+        """Run fi_info now and wait for the answer."""
         return self._look(wait=True)
 
     def end(self) -> int | None:
@@ -138,7 +138,7 @@ def _is_outdated(asked: TimedAnswer[_Question, Listing | Unobserved], question: 
 
 
 def read_listing(devices: tuple[str, ...], code: int, out: bytes, err: bytes) -> Listing | Unobserved:
-    """Parse the output of fi_info. An error that concerns no device means that it could not check."""
+    """Parse the output of fi_info. The result is Unobserved for an error that does not concern a device."""
     message = _last_line(err)
     if code not in (0, _NO_DATA):
         return Unobserved(FAILED, f"fi_info {how_it_ended(code)}" + (f": {message}" if message else ""))

@@ -19,7 +19,7 @@ class Loopback(Struct, frozen=True):
 
 
 class LoopbackReading(Struct, frozen=True):
-    """`absent`: why nothing was run."""
+    """Results of all devices. `absent` is the reason if no test ran."""
 
     loopbacks: tuple[Loopback, ...] = ()
     absent: str = ""

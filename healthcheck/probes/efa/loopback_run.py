@@ -29,14 +29,17 @@ from healthcheck.probes.efa.loopback import Loopback, LoopbackReading
 _INSTALLED_IN = "/opt/amazon/efa/bin"
 PATIENCE_SECONDS = 5.0
 _ENVIRONMENT = {"LC_ALL": "C", "FI_HMEM": "system", "FI_EFA_ENABLE_SHM_TRANSFER": "0"}
-"""Of libfabric's settings none of ours. FI_HMEM: the host's memory only, so that no GPU is touched."""
+"""Environment without libfabric variables of this process. FI_HMEM restricts it to host memory, without GPUs."""
 _ADDRESS = "127.0.0.1"
-"""Where the two sides agree on the test; the data does not go there."""
+"""Address for the control connection of the two sides. The data does not use it."""
 _ROUNDS = ("-I", "100")
-"""Of each size from 64 bytes to 1 MiB; each version has its own default. Both sides wait by polling, so that a pod with
-less than two CPUs takes up to 10 ms for a round: a thousand of each size did not end in 30 s there (tried)."""
+"""Rounds of each message size from 64 bytes to 1 MiB. The default differs between versions.
+
+Both sides wait by polling, so a pod with less than two CPUs takes up to 10 ms for a round. In a test there, 1000 rounds
+of each size did not complete in 30 s.
+"""
 _COMPARED = "-c"
-"""In a run of its own: filling and comparing the messages takes most of its time (tried: an eighth of the speed)."""
+"""Option that compares the data, used in a separate run: it reduced the speed to an eighth in a test."""
 _LISTENS_WITHIN_SECONDS = 30.0
 _ASKED_AGAIN_SECONDS = 0.2
 _STOPPED = "stopped before its end"
@@ -44,17 +47,17 @@ _STOPPED = "stopped before its end"
 
 @dataclass
 class EfaLoopback:
-    """Tests one device after the other. `tell` gets each result as it comes, in the thread that asked."""
+    """Tests the devices one after the other. `tell` is called with each result, in the thread of the caller."""
 
     root: Path
     deadline_seconds: float
-    """For each side of each run; a device gets two runs, and no second one after a first that failed."""
+    """Deadline of each side of each run. A device gets two runs, or only one if the first fails."""
     tell: Callable[[Loopback], None] = lambda _: None
     path: str = field(default_factory=lambda: f"{os.environ.get('PATH', os.defpath)}:{_INSTALLED_IN}")
     patience_seconds: float = PATIENCE_SECONDS
-    """How long a side may go on once the other has ended; and then between SIGTERM and SIGKILL."""
+    """Time for a side to end after the other, and then the delay between SIGTERM and SIGKILL."""
     _sides: tuple[Program, ...] = field(default=(), init=False)
-    """Server and client of the run that goes on, or of the last one."""
+    """Server and client of the current or last run."""
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
     def run(self) -> LoopbackReading:
@@ -94,7 +97,7 @@ class EfaLoopback:
             return Unobserved(NOT_RUN, f"process {stuck} of an earlier run can't be killed")
         environment = {**_ENVIRONMENT, "PATH": self.path}
         server, client = self._sides = tuple(Program(environment, self.patience_seconds) for _ in range(2))
-        if self._stopping.is_set():  # asked only now: `stop` either meets these two, or was before this
+        if self._stopping.is_set():  # checked after `_sides` is set, so that a concurrent `stop` is never missed
             return Unobserved(NOT_RUN, _STOPPED)
         port = str(_free_port())
         test = (program, "-p", "efa", "-e", "rdm", "-d", f"{device}-rdm", *options)

@@ -35,7 +35,7 @@ from healthcheck.probes.nvml.gpus import (
 from healthcheck.probes.pci import normalise_address
 
 _MOST_NVLINKS = 36
-"""NVML_NVLINK_MAX_LINKS of the newest nvml.h."""
+"""Value of NVML_NVLINK_MAX_LINKS in the newest nvml.h."""
 
 
 class DriverAnswer(Struct, frozen=True):
@@ -43,14 +43,14 @@ class DriverAnswer(Struct, frozen=True):
 
     gpus: Gpus | Unobserved
     answered_by_driver: bool = False
-    """The call came back: whatever it said, the driver does not hang."""
+    """Whether the driver's call returned, with any result: the driver does not hang then."""
     replaced: bool = False
 
 
 def read_answer(line: bytes) -> DriverAnswer:
     """Parse the child's line.
 
-    A malformed line means that it could not check, because the rest is untrusted.
+    The result of a malformed line is Unobserved, because the rest of the line is untrusted.
     """
     try:
         answer = json.loads(line)
@@ -138,7 +138,7 @@ def _numbers(raw: Any) -> tuple[int, ...]:
 
 
 def _made(what: Callable[..., Any], *parts: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Reads a list as the arguments of a class."""
+    """Return a reader that passes the elements of a list to a class."""
 
     def read(raw: Any) -> Any:
         return what(*(part(value) for part, value in zip(parts, _listed(raw), strict=True)))
@@ -174,7 +174,7 @@ def _address(raw: Any) -> str:
 
 
 def _cluster(raw: Any) -> str:
-    """A UUID as people write it; '' for the zeros of a GPU that is in no cluster of several nodes."""
+    """Return a UUID in its usual form; '' for zeros, which mean that the GPU is not in a cluster of several nodes."""
     return str(UUID(raw)) if _text(raw).strip("0") else ""
 
 
@@ -203,9 +203,9 @@ _READINGS: Mapping[str, Callable[[Any], Any]] = {
     "nvlink_counters": _nvlink_counters,
     "fabric": _made(Fabric, _unsigned, _signed, _unsigned, _cluster, *[_perhaps(_unsigned)] * 2),
 }
-"""How each reading of the child is taken in. Those of the links are put together.
+"""Parser of each reading of the child. The readings of the links are combined later.
 
-NVML's own types bound the numbers; what lies outside makes no sense.
+Numbers outside the range of NVML's types are invalid.
 """
 
 

@@ -16,23 +16,23 @@ from healthcheck.probes.nvml.library import Library
 from healthcheck.probes.nvml.readings import ABSENT, NAMES, READINGS, GpuHandle, Inforoms, text
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing itself would be 0.6 MiB
+if TYPE_CHECKING:  # importing typing uses 0.6 MiB
     from typing import Any, BinaryIO
 
 _MOST_GPUS = 256
 _NOT_OF_THE_GPU = frozenset({3, 4, 13, 25})
-"""nvml.h: absent features and permissions, no fault of a GPU that does not tell its name."""
+"""Codes of nvml.h for missing features and permissions. A GPU without a name due to them is not faulty."""
 _BROKEN = frozenset({8, 11, 15, 16})
-"""nvml.h: power, interrupts, lost, reset required. Whatever was asked, the answer is about the GPU."""
+"""Codes of nvml.h for power, interrupts, lost, reset required. From any call, they mean a faulty GPU."""
 _GONE = frozenset({15, 16})
-"""Asked on, it would say the same again, and slowly."""
+"""Codes after which no further calls are made: each would return the same code, slowly."""
 _P2P_CAPS = (0, 2)
-"""nvmlGpuP2PCapsIndex_t: READ (which is no number in pynvml, by a stray comma) and NVLINK."""
+"""READ and NVLINK of nvmlGpuP2PCapsIndex_t. Due to a stray comma, READ is not a number in pynvml."""
 
 
 def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
     """Read the driver once: initialise, query, shut down."""
-    import pynvml  # noqa: PLC0415 - only after the right library is in the process
+    import pynvml  # noqa: PLC0415 - only after the right library is loaded
 
     try:
         pynvml.nvmlInit()
@@ -67,13 +67,13 @@ def _gpu(nvml: Any, index: int, inforoms: Inforoms) -> tuple[dict[str, Any], Any
             _note(fields, name, error.value)
             if error.value in _GONE:
                 break
-        except ValueError:  # a text that is none, too
+        except ValueError:  # also for invalid text
             fields["nonsense"].append(name)
     return fields, handle
 
 
 def _note(fields: dict[str, Any], name: str, code: int) -> None:
-    """A reading failed."""
+    """Record the failure of a reading."""
     if name in NAMES:
         fields["error"] = fields["error"] or (0 if code in _NOT_OF_THE_GPU else code)
     elif code not in ABSENT:
@@ -116,30 +116,30 @@ def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:
             answer = {"changed": library.path} if library.replaced() else look(library, inforoms)
         except OSError as error:
             answer = {"library": None, "error": None, "cause": str(error)[:1000]}
-        except Exception as error:  # noqa: BLE001 - the boundary of the probe: nonsense from a driver is an answer too
+        except Exception as error:  # noqa: BLE001 - boundary of the probe: report invalid data of a driver
             answer = {"library": library and library.path, "error": None, "cause": f"{type(error).__name__}: {error}"}
         try:
             out.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
             out.flush()
         except BrokenPipeError:
-            os._exit(0)  # the parent is gone; a normal exit would try to write once more
+            os._exit(0)  # the parent has ended; a normal exit would try to write again
 
 
 def _leave_out_ctypes_util() -> None:
     """Replace ctypes.util with an empty module. pynvml imports it and never calls it.
 
-    With subprocess, tempfile and their imports it would use 2 MiB.
+    The real module imports subprocess and tempfile, and uses 2 MiB.
     """
     empty = ModuleType("ctypes.util")
-    vars(empty)["find_library"] = lambda _: None  # as the real one does for a library that it can't find
+    vars(empty)["find_library"] = lambda _: None  # as the real function does for a missing library
     sys.modules["ctypes.util"] = empty
 
 
 def main() -> None:
-    """`nvml_child ROOT loader|root-only`: answer until standard input ends."""
+    """Answer requests until standard input ends. Usage: `nvml_child ROOT loader|root-only`."""
     root, mode = sys.argv[1:]
     _leave_out_ctypes_util()
-    # A library that prints must neither write into our answers nor flood the agent's log, where our own words still go.
+    # Output of a library must neither mix with the answers nor flood the agent's log, which this program still uses.
     out = os.fdopen(os.dup(1), "wb")
     sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -21,10 +21,10 @@ from healthcheck.probes.nvml.library import PLACES, SONAME, resolve_inside
 from healthcheck.text.printable import printable
 
 DEADLINE_SECONDS = 60.0
-"""Of one look at NVML. No setting shortens it, because a slow answer is not a hung driver.
+"""Deadline of one read of NVML. No setting shortens it, because a slow answer is not a hung driver.
 
-With persistence mode off each GPU takes seconds to initialise (NVIDIA's driver persistence guide), and more than 25 s
-were seen for eight of them (Azure/AgentBaker#2829).
+With persistence mode off, each GPU takes seconds to initialise (NVIDIA's driver persistence guide), and eight GPUs
+took more than 25 s (Azure/AgentBaker#2829).
 """
 
 
@@ -49,11 +49,11 @@ class Driver:
         self._child = Child((*program, str(self.root), "loader" if self.use_loader else "root-only"))
 
     def look(self) -> DriverReading:
-        """Read once. Never raises for errors of the driver. A changed driver is read anew the next time."""
+        """Read once. Never raises for errors of the driver. A changed driver is read again the next time."""
         before, self._version = self._version, driver_version(self.root)
         if before is not None and self._version != before:
             self._child.end()
-            self._missed.clear()  # no process can be stuck in a module that was changed
+            self._missed.clear()  # no process can be stuck in a replaced module
             if before:
                 change = f"driver {before} became {self._version or 'unloaded'}"
                 return self._as_look(Unobserved(error_causes.DRIVER_BEING_CHANGED, change))
@@ -76,7 +76,7 @@ class Driver:
         self._mismatch_since = None
 
     def end(self) -> int | None:
-        """End the child; its pid when it can't be ended."""
+        """Stop the child process. Return its pid if it can't be stopped."""
         return self._child.end()
 
     @property
@@ -105,7 +105,7 @@ class Driver:
 
 
 def look_once(root: Path, deadline_seconds: float) -> DriverReading:
-    """Ask once, and let go of the driver. `stuck_pid` of the answer is of a child that could not be ended."""
+    """Read once and release the driver. `stuck_pid` of the result is the pid of a child that could not be stopped."""
     driver = Driver(root, deadline_seconds)
     try:
         look = driver.look()
@@ -115,7 +115,7 @@ def look_once(root: Path, deadline_seconds: float) -> DriverReading:
 
 
 def driver_version(root: Path) -> str:
-    """The version of the loaded kernel module; '' when none is loaded."""
+    """Return the version of the loaded kernel module; '' if none is loaded."""
     try:
         return printable(read(root / "sys/module/nvidia/version", 64).decode("ascii", "replace").strip())
     except OSError:
@@ -124,11 +124,11 @@ def driver_version(root: Path) -> str:
 
 _VERSION = re.compile(r"libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
 _EVERY_PROCESS = "pid:[4026531836]"
-"""The first PID namespace of a kernel: PROC_PID_INIT_INO of include/linux/proc_ns.h."""
+"""Initial PID namespace of a kernel: PROC_PID_INIT_INO of include/linux/proc_ns.h."""
 
 
 def library_versions(root: Path) -> tuple[str, ...]:
-    """The versions of the driver's libraries under this root, as their files are named."""
+    """Return the versions of the driver's libraries under this root, from their file names."""
     found = set()
     for place in PLACES:
         try:
@@ -150,7 +150,7 @@ def _may_be(file: str) -> bool:
 
 
 def sees_every_process(root: Path) -> bool:
-    """Whether we are in the node's own PID namespace; a tree without a living /proc is taken for it."""
+    """Whether this process is in the node's PID namespace. True for a tree without a live /proc."""
     try:
         return (root / "proc/self/ns/pid").readlink().name == _EVERY_PROCESS
     except OSError:

@@ -1,4 +1,4 @@
-"""Causes why NVML could not be read, or its answer not judged."""
+"""Causes if NVML could not be read, or its answer could not be judged."""
 
 from __future__ import annotations
 

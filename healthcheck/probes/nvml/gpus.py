@@ -13,11 +13,11 @@ from healthcheck.probes.nvml.error_causes import CAUSES, DRIVER_NOT_LOADED, LIBR
 
 SUCCESS = 0
 INSUFFICIENT_POWER, IRQ_ISSUE, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 8, 11, 14, 15, 16
-"""nvmlReturn_t (nvml.h): the codes that speak of the hardware."""
+"""Codes of nvmlReturn_t (nvml.h) that concern the hardware."""
 UNKNOWN = 999
-"""nvmlReturn_t: the driver gives no reason. In place of a handle it means that the GPU could not be started."""
+"""Code of nvmlReturn_t without a reason. Instead of a handle, it means that the GPU could not be initialised."""
 NONSENSE = -1
-"""In the place of an nvmlReturn_t, which none has: NVML answered, and the answer makes no sense."""
+"""Value instead of an nvmlReturn_t if NVML returned invalid data. No nvmlReturn_t has this value."""
 
 
 class Mode(Struct, frozen=True):
@@ -28,7 +28,7 @@ class Mode(Struct, frozen=True):
 
 
 class EccCounts(Struct, frozen=True):
-    """ECC errors of all memories together. `volatile`: since the driver was loaded; `aggregate`: in the GPU's life."""
+    """ECC errors in all memories. `volatile` counts since the driver was loaded, `aggregate` in the GPU's lifetime."""
 
     corrected_volatile: int
     uncorrected_volatile: int
@@ -42,7 +42,7 @@ class RowRemap(Struct, frozen=True):
     corrected: int
     uncorrected: int
     pending: bool
-    """A reset of the GPU brings them into use."""
+    """Whether replacements take effect only after a reset of the GPU."""
     failed: bool
 
 
@@ -55,7 +55,7 @@ class RetiredPages(Struct, frozen=True):
 
 
 class PendingRepair(Struct, frozen=True):
-    """Repairs that a reset of the GPU brings into use (newest drivers)."""
+    """Repairs that take effect after a reset of the GPU (newest drivers)."""
 
     channel_pending: bool
     tpc_pending: bool
@@ -71,11 +71,11 @@ class Temperature(Struct, frozen=True):
     slowdown_celsius: int | None = None
     margin_celsius: int | None = None
     slowdown_margin_celsius: int | None = None
-    """The margin at which it slows down: 0 or below."""
+    """Margin at which the GPU slows down, 0 or below."""
 
 
 class MemoryUse(Struct, frozen=True):
-    """Memory in bytes. `reserved` is the driver's own and not part of `used`."""
+    """Memory in bytes. `reserved` is used by the driver and not part of `used`."""
 
     total: int
     reserved: int
@@ -83,7 +83,7 @@ class MemoryUse(Struct, frozen=True):
 
 
 class PcieLink(Struct, frozen=True):
-    """Lanes and generation; the maxima are the most that GPU and slot can do together. None: not reported."""
+    """Lanes and generation. The maxima are those that GPU and slot support together. None means not reported."""
 
     width: int
     max_width: int
@@ -92,7 +92,7 @@ class PcieLink(Struct, frozen=True):
 
     @property
     def at_highest_generation(self) -> bool:
-        """Whether the link runs at its full speed. False where either generation is unknown."""
+        """Whether the link runs at its full speed. False if either generation is unknown."""
         return bool(self.generation and self.max_generation) and self.generation == self.max_generation
 
 
@@ -109,12 +109,15 @@ class NvLink(Struct, frozen=True):
 
 
 class Fabric(Struct, frozen=True):
-    """The GPU's registration with its NVLink fabric (nvmlGpuFabricInfo_t and _v2, _v3). None: an older structure."""
+    """The GPU's registration with its NVLink fabric (nvmlGpuFabricInfo_t and _v2, _v3).
+
+    A value is None if an older structure lacks it.
+    """
 
     state: int
-    """nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed."""
+    """State by nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed."""
     status: int
-    """nvmlReturn_t of the registration."""
+    """Result of the registration (nvmlReturn_t)."""
     clique: int = 0
     cluster_uuid: str = ""
     health_mask: int | None = None
@@ -145,19 +148,19 @@ class Gpu(Struct, frozen=True):
     serial: str = ""
     name: str = ""
     recovery_action: int | None = None
-    """nvmlDeviceGpuRecoveryAction_t, field 230; None: this driver has none, or it could not be read."""
+    """nvmlDeviceGpuRecoveryAction_t, field 230; None if this driver has none, or if it could not be read."""
     recovery_error: int = SUCCESS
-    """The nvmlReturn_t, or NONSENSE, that kept the recovery action from us; 0 where the driver has none."""
+    """Error of the recovery action: an nvmlReturn_t or NONSENSE; 0 if there is none, or if the driver has no action."""
     instances: tuple[int, ...] | None = None
-    """Ids of the MIG GPU instances that have a compute instance, `()` without MIG mode; None: nobody could say."""
+    """Ids of the MIG GPU instances with a compute instance; `()` without MIG mode; None if unknown."""
     errors: Mapping[str, int] = field(default_factory=dict)
-    """By the name of a reading: the nvmlReturn_t, or NONSENSE, that kept it from us. What is not supported is no error.
+    """Errors by name of the reading: an nvmlReturn_t or NONSENSE. An unsupported reading is not an error.
 
-    Beside the fields of this class: "nvlink_counters", of `nvlinks` (their states are known nevertheless), and "p2p",
-    of the pairs that this GPU belongs to.
+    The names are the fields of this class, "nvlink_counters" (the states in `nvlinks` are then still known), and "p2p"
+    for the pairs with this GPU.
     """
     minor: int | None = None
-    """Of its device file."""
+    """Minor number of its device file."""
     persistence: bool | None = None
     ecc_mode: Mode | None = None
     mig_mode: Mode | None = None
@@ -165,20 +168,20 @@ class Gpu(Struct, frozen=True):
     sram_threshold_exceeded: bool | None = None
     row_remap: RowRemap | None = None
     exhausted_banks: int | None = None
-    """Banks of memory that have no spare row left."""
+    """Number of memory banks without a spare row."""
     retired_pages: RetiredPages | None = None
     repair: PendingRepair | None = None
     clock_reasons: int | None = None
-    """nvmlClocksEventReasons, as bits."""
+    """Bits of nvmlClocksEventReasons."""
     temperature: Temperature | None = None
     inforom_valid: bool | None = None
-    """A valid one stays so for an hour before it is tested again."""
+    """Whether the InfoROM is valid. A valid InfoROM is tested again after an hour."""
     memory: MemoryUse | None = None
     processes: int | None = None
-    """Processes with a context on the GPU, of whatever kind."""
+    """Number of processes with a context of any kind on the GPU."""
     pcie: PcieLink | None = None
     pcie_replays: int | None = None
-    """Cumulative."""
+    """Cumulative number of PCIe replays."""
     nvlinks: tuple[NvLink, ...] | None = None
     fabric: Fabric | None = None
 
@@ -199,11 +202,11 @@ class Gpus(Struct, frozen=True, tag=True):
     library: str
     gpus: tuple[Gpu, ...]
     p2p: tuple[P2p, ...] = ()
-    """Each pair once, but those with a GPU that failed or is in MIG mode, and those that NVML would not tell."""
+    """Each pair once, without failed GPUs, GPUs in MIG mode, and pairs that NVML does not report."""
 
 
 NO_GPUS = Gpus("", "", ())
-"""No driver is loaded, and none is needed."""
+"""Value if no driver is loaded and none is needed."""
 
 
 class DriverReading(Struct, frozen=True):
@@ -220,9 +223,9 @@ class DriverReading(Struct, frozen=True):
     module_version: str = ""
     library_versions: tuple[str, ...] = ()
     mismatch_seconds: float | None = None
-    """For how long NVML has answered error 18 without another answer in between; None: it does not now."""
+    """Seconds for which NVML has returned only error 18; None if the last answer is another."""
     sees_every_process: bool = True
-    """False in a PID namespace of our own: NVML then shows us no process but ours."""
+    """Whether NVML shows the processes of the node; False in a container's PID namespace."""
 
 
 def read_driver(host: Host) -> DriverReading:
@@ -235,7 +238,7 @@ def read_driver(host: Host) -> DriverReading:
 
 
 def _are_handed_away(host: Host) -> bool:
-    """Whether all GPUs on PCI belong to virtual machines: this host needs no driver then."""
+    """Whether all GPUs on PCI belong to virtual machines. The host then needs no driver."""
     try:
         gpus = [function for function in pci.read_functions(host) if function.is_gpu]
     except ProbeError:

@@ -27,11 +27,11 @@ PLACES = (
     "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
     "usr/local/glibc/usr/lib",
 )
-"""Where the driver's library lies under a host's root."""
+"""Folders of the driver's library under a host's root."""
 
 
 class Library:
-    """The driver's library as this process has loaded it: once, for ever."""
+    """The driver's library, loaded once in the lifetime of this process."""
 
     def __init__(self, root: str, use_loader: bool) -> None:
         self.path = _load(root, use_loader)
@@ -46,7 +46,7 @@ class Library:
 
 
 def resolve_inside(root: str, path: str) -> str:
-    """Follow symbolic links as the host would, so that `/usr/lib/x` of a link means the host's, not ours."""
+    """Follow symbolic links below the host's root: a target `/usr/lib/x` is the host's, not this container's."""
     seen = 0
     parts = path.strip("/").split("/")
     real = ""
@@ -82,14 +82,14 @@ def _load(root: str, use_loader: bool) -> str:
     for place in PLACES:
         link = path = f"{base}/{place}/{SONAME}"
         try:
-            # Every link on the way is the host's: an absolute one would lead us into our own tree.
+            # All links on the path are the host's. The kernel would resolve an absolute link in this container.
             if not os.path.lexists(f"{resolve_inside(base, place)}/{SONAME}"):
                 continue
             path = resolve_inside(base, f"{place}/{SONAME}")
-            if path in refused:  # the same file again: on most hosts /lib64 is a link to /usr/lib64
+            if path in refused:  # already tried: on most hosts, /lib64 is a link to /usr/lib64
                 continue
             _refuse_foreign(path)
-            # Its SONAME is then in the process, and pynvml's own load by name finds it.
+            # The process then has a library with this SONAME, which pynvml finds by name.
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             refused[path] = _why(link, path, str(error))
@@ -102,7 +102,7 @@ def _refuse_foreign(path: str) -> None:
     """Raise OSError for a library of another architecture, or for a truncated library.
 
     The loader would report the first as a missing file, and die by SIGBUS on the second. For a file that is not ELF,
-    its own message is correct.
+    the loader's message is correct.
     """
     if not os.path.isfile(path):
         return
@@ -134,7 +134,7 @@ def _number(raw: bytes) -> int:
 def _why(link: str, path: str, message: str) -> str:
     """Return the loader's message with the paths it omits.
 
-    It names a missing library, but not the library that requires it, nor the link that led there.
+    The loader names a missing library, but not the library that requires it, nor the link to the loaded file.
     """
     if path not in message:
         message = f"{path}: {message}"

@@ -11,7 +11,7 @@ import struct
 import time
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing itself would be 0.6 MiB
+if TYPE_CHECKING:  # importing typing uses 0.6 MiB
     from collections.abc import Callable, Iterable
     from typing import Any
 
@@ -21,24 +21,26 @@ _MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest nvml.h
 _NOT_FOUND = 6  # nvml.h
 _FUNCTION_NOT_FOUND = 13
 ABSENT = frozenset({2, 3, 13, 25})
-"""nvml.h: not supported, no such function, no such structure; an older library calls what it has never heard of an
-invalid argument."""
+"""Codes of nvml.h: not supported, invalid argument, no such function, no such structure.
+
+Older libraries return "invalid argument" for unknown features.
+"""
 _FIELD = struct.Struct("=IIqqii8s")
-"""nvmlFieldValue_t: id, scope, time, latency, type, return code, value."""
+"""Layout of nvmlFieldValue_t: id, scope, time, latency, type, return code, value."""
 _VALUES = [struct.Struct(f"={kind}") for kind in "dIQQqiH"]
-"""By nvmlValueType_t."""
+"""Layout of a value, by nvmlValueType_t."""
 _RECOVERY_ACTION, _SLOWDOWN_MARGIN = 230, 194
 _RETIRED_PAGES = (29, 30, 31)
-"""Retired for single-bit errors, for double-bit ones, and whether some wait for a reset."""
+"""Fields: pages retired for single-bit errors, for double-bit errors, and whether a reset is pending."""
 _SINGLE_FIELDS = (_RECOVERY_ACTION, _SLOWDOWN_MARGIN, *_RETIRED_PAGES)
 _LINK_FIELDS = {161: "replays", 162: "recoveries", 163: "crc_errors"}
 _LINK_FIELDS_OF_NVLINK_5 = {214: "recovery_failures", 215: "recoveries", 221: "symbol_errors"}
 _LINK_COUNTERS = ("replays", "recoveries", "crc_errors", "crc_data_errors")
-"""nvmlNvLinkErrorCounter_t, for drivers that do not know the fields."""
+"""Counters of nvmlNvLinkErrorCounter_t, for drivers without the fields."""
 _NVLINK_5 = 7
-"""nvmlNvlinkVersion_t."""
+"""NVLink 5 in nvmlNvlinkVersion_t."""
 _SLOWDOWN = 1
-"""nvmlTemperatureThresholds_t."""
+"""Slowdown threshold in nvmlTemperatureThresholds_t."""
 _INFOROM_INTERVAL_SECONDS = 3600.0
 
 
@@ -56,7 +58,7 @@ class Inforoms:
         self._valid: dict[str, float] = {}
 
     def is_due(self, uuid: str) -> bool:
-        """Whether to test it now. A GPU without a UUID is tested each time."""
+        """Whether to test the InfoROM now. That of a GPU without a UUID is tested each time."""
         valid = self._valid.get(uuid)
         return valid is None or self._clock() - valid >= _INFOROM_INTERVAL_SECONDS
 
@@ -92,7 +94,7 @@ class GpuHandle:
             return self.known(error.value, None)
 
     def known(self, code: int, value: Any) -> Any:
-        """The value that came with that code."""
+        """Return the value; None if the code means "not supported". Raises NVMLError for other errors."""
         if code == 0:
             return value
         if code in ABSENT:
@@ -120,7 +122,7 @@ class GpuHandle:
         return [(returned, kind, value) for _, _, _, _, kind, returned, value in _FIELD.iter_unpack(values.raw)]
 
     def value_known(self, code: int, kind: int, value: bytes) -> Any:
-        """The value of a field, by its type."""
+        """Return the value of a field, by its type."""
         if self.known(code, value) is None:
             return None
         if not 0 <= kind < len(_VALUES):
@@ -144,7 +146,7 @@ class GpuHandle:
         return None
 
     def call(self, function: str, *arguments: Any) -> int:
-        """A call that pynvml would make too costly, or unbounded."""
+        """Call a library function directly and return its code. pynvml's call would be too costly or unbounded."""
         try:
             return int(getattr(self.nvml.nvmlLib, function)(self.handle, *arguments))
         except AttributeError:
@@ -166,9 +168,9 @@ def _mig_mode(gpu: GpuHandle) -> list[int]:
 
 
 def _instances(gpu: GpuHandle) -> list[int] | None:
-    """The MIG GPU instances of the MIG devices that exist; None where there are more than a GPU can have.
+    """Return the GPU instances of the existing MIG devices; None if there are more than a GPU can have.
 
-    There is no cheaper way: listing GPU instances themselves takes a call for each profile that a GPU knows.
+    The alternative is more expensive: listing GPU instances takes a call for each profile of the GPU.
     """
     mode = gpu.mig_mode or _mig_mode(gpu)
     if mode[0] != gpu.nvml.NVML_DEVICE_MIG_ENABLE:
@@ -209,7 +211,7 @@ def _retired_pages(gpu: GpuHandle) -> list[int] | None:
 
 
 def _clock_reasons(gpu: GpuHandle) -> Any:
-    """Libraries before R535 have it by its old name only."""
+    """Return the clock reasons. Libraries before R535 have only the function's old name."""
     reasons = gpu.ask_known("nvmlDeviceGetCurrentClocksEventReasons")
     return gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
 
@@ -270,7 +272,7 @@ def _pcie(gpu: GpuHandle) -> list[int | None]:
 
 
 def _nvlinks(gpu: GpuHandle) -> list[list[int | None]] | None:
-    """State and version of each link."""
+    """Return state and version of each link."""
     for link in range(_MOST_LINKS):
         active = gpu.ask_known("nvmlDeviceGetNvLinkState", link)
         if active is None:
@@ -302,7 +304,7 @@ def _error_counters(gpu: GpuHandle, links: list[int]) -> dict[int, dict[str, int
             gpu.ask_known("nvmlDeviceGetNvLinkErrorCounter", link, index) for index in range(len(_LINK_COUNTERS))
         ]
         counters[link] = {name: count for name, count in zip(_LINK_COUNTERS, entries, strict=True) if count is not None}
-        if not counters[link]:  # nor will the others have any
+        if not counters[link]:  # the other links have none either
             return {}
     return counters
 
@@ -328,7 +330,7 @@ NAMES: dict[str, Callable[[GpuHandle], Any]] = {
     "serial": lambda gpu: text(gpu.ask("nvmlDeviceGetSerial")),
     "name": lambda gpu: text(gpu.ask("nvmlDeviceGetName")),
 }
-"""Calls that must work: a GPU that fails one has that error itself."""
+"""Required calls. If one fails, its error becomes the error of the GPU."""
 READINGS: dict[str, Callable[[GpuHandle], Any]] = {
     **NAMES,
     "minor": _value_of("nvmlDeviceGetMinorNumber"),
@@ -354,9 +356,9 @@ READINGS: dict[str, Callable[[GpuHandle], Any]] = {
     "nvlink_counters": _nvlink_counters,
     "fabric": _fabric,
 }
-"""By the fields of `probes.nvml.Gpu`, asked in this order: some use what an earlier one told.
+"""Functions by field of `probes.nvml.Gpu`, called in this order, because some use earlier results.
 
-A reading that failed because the GPU or the driver has none is left out.
+A reading that the GPU or the driver does not support is omitted.
 """
 
 
