@@ -22,13 +22,13 @@ class DeepFinding(Struct, frozen=True):
 
     finding: Finding
     check: str
-    """By whose exits it leaves."""
+    """Check that defines its exits."""
     seen: datetime | None
-    """None: nobody can tell, and no release speaks of it by its time."""
+    """None: the time is unknown, so no release can identify the fault by its time."""
     named: Key
-    """As people read it, and a release may name it."""
+    """Reason and subject as shown to people; a release may use them."""
     boot_id: str = ""
-    """'': of the boot of now."""
+    """'' means the current boot."""
     seq: int = -1
 
 
@@ -40,7 +40,7 @@ class DeepResult(Struct, frozen=True):
     found: tuple[DeepFinding, ...] = ()
     passed: tuple[Passed, ...] = ()
     all_passed: bool = False
-    """Every test ran on every GPU, and passed."""
+    """Whether every test ran on every GPU and passed."""
 
 
 def deep_result(outcomes: Iterable[Outcome], began: datetime, at: datetime) -> DeepResult:
@@ -74,7 +74,7 @@ def after_deep_test(memory: Memory, result: DeepResult, now: Now, escalate_after
 
 
 def _passed(memory: Memory, result: DeepResult) -> Iterator[Passed]:
-    """The tests that passed, by the addresses of their GPUs."""
+    """Yield the tests that passed, with GPU addresses as subjects."""
     for passed_result in result.passed:
         yield replace(passed_result, subject=located(memory.gpus, passed_result.subject))
     if result.all_passed:

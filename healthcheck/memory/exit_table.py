@@ -1,6 +1,6 @@
 """Table of the exits of findings: which findings each exit applies to, and its text in the record.
 
-A row states which findings an exit can end. `exits` queries the table and supplies the evidence that the exit occurred.
+A row defines which findings an exit can end. `exits` queries the table and has the evidence that the exit occurred.
 The record's `exit` therefore names exactly the exits that can end a finding. Pure functions, no I/O.
 """
 

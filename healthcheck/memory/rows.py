@@ -81,14 +81,14 @@ class FindingRow(JsonObject, frozen=True):
 
 
 class ReleaseRow(JsonObject, frozen=True):
-    """Author, reason and time of a release, for people. The findings it covers have rows of their own."""
+    """Author, reason and time of a release, for people. The findings that it covers have separate rows."""
 
     by: Annotated[str | None, word] = None
     reason: Annotated[str | None, word] = None
     at: Annotated[datetime | None, moment_or_none] = None
 
     def release(self) -> Release:
-        """Raises ValueError where it is no whole release."""
+        """Return the release. Raises ValueError if the row is not complete."""
         self.must_have("by", "reason", "at")
         assert self.at is not None
         return Release(self.by or "", self.reason or "", self.at, ())
@@ -104,7 +104,7 @@ class AcknowledgementRow(JsonObject, frozen=True):
     last_seen: Annotated[datetime | None, moment_or_none] = None
 
     def acknowledgement(self) -> Acknowledgement:
-        """Raises ValueError where it is no whole one."""
+        """Return the acknowledgement. Raises ValueError if the row is not complete."""
         self.must_have("reason", "subject", "boot_id", "last_seen")
         assert self.last_seen is not None
         return Acknowledgement(self.reason or "", self.subject or "", self.boot_id or "", self.cursor, self.last_seen)

@@ -15,21 +15,21 @@ from datetime import datetime
 from msgspec import Struct
 
 TRIES = 5
-"""At most so many places are tried in one go; the next cycle tries again."""
+"""Most slots that one check cycle tries to acquire; the next cycle tries again."""
 MOST_NUMBERS = 100_000
-"""Of five digits, as the admission policy allows them."""
+"""Most slot numbers: the admission policy allows five digits."""
 _LONGEST_LABEL = 63
 
 
 class Slot(Struct, frozen=True):
-    """A slot that a node holds. `node_uid` is that of the Node that owns it; `uid` is the Lease's own."""
+    """A slot that a node holds. `node_uid` is the UID of the Node that owns the Lease; `uid` is the Lease's UID."""
 
     name: str
     holder: str
     node_uid: str = ""
     uid: str = ""
     made: int = 0
-    """Where its making stands in the order of all: a place is never changed, so its version is that of its making."""
+    """Resource version of the Lease, which orders slots by creation: a slot's Lease is never changed."""
     created: datetime | None = None
 
 
@@ -39,7 +39,7 @@ class SlotGrant(Struct, frozen=True):
     held: bool
     why: str = ""
     by_devices: bool = False
-    """It is for device taints, which stand: they keep work off each bad GPU, and the Node needs no taint."""
+    """Device taints already keep work off each faulty GPU, so the Node needs no taint."""
 
 
 HELD = SlotGrant(held=True)
@@ -51,7 +51,7 @@ class Occupancy(Struct, frozen=True):
 
     names: frozenset[str]
     since: Mapping[str, int]
-    """By holder, when it took its first."""
+    """Holder to the creation order of its first slot."""
 
     @property
     def surplus(self) -> int:
@@ -59,7 +59,7 @@ class Occupancy(Struct, frozen=True):
         return len(self.names) - len(self.since)
 
     def before(self, holder: str) -> int:
-        """Return the number of other holders with a slot when this one acquired its own."""
+        """Return the number of other holders that had a slot when this holder acquired its first."""
         mine = self.since.get(holder)
         return sum(1 for other, made in self.since.items() if other != holder and (mine is None or made < mine))
 
@@ -107,7 +107,7 @@ def slot_name(number: int) -> str:
 
 
 def holder_label(node_name: str) -> str:
-    """Return the label value by which a node finds its own slots; the admission policy computes it too.
+    """Return the label value by which a node finds its slots; the admission policy computes it too.
 
     A node name can be too long for a label. Two nodes whose names begin alike then also list each other's slots.
     """

@@ -41,7 +41,7 @@ class DeviceTaintCover(Struct, frozen=True):
 
 
 class MissingRule(Struct, frozen=True):
-    """A rule that has to be made."""
+    """A rule to create."""
 
     name: str
     device: str
@@ -53,10 +53,10 @@ class RuleChange(Struct, frozen=True):
 
     made: tuple[MissingRule, ...] = ()
     changed: tuple[tuple[DeviceRule, str], ...] = ()
-    """And the tier that it is to have."""
+    """Rules to change, each with its new tier."""
     gone: tuple[DeviceRule, ...] = ()
     standing: tuple[DeviceRule, ...] = ()
-    """They say already what they have to."""
+    """Rules that are already correct."""
     why: str = ""
 
     @property

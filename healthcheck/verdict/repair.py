@@ -118,7 +118,7 @@ def _differs(wanted: Mapping[str, str], before: Mapping[str, Any], *, is_news: b
 
 
 def _timed(wanted: dict[str, str], before: Mapping[str, Any], now: datetime) -> dict[str, str]:
-    """Repairers time their repair by it: it moves with the status and with nothing else."""
+    """Return the condition with its times. They change only with the status: repair systems use them as timers."""
     same = before.get("status") == wanted["status"] and bool(before.get("lastTransitionTime"))
     at = str(before["lastTransitionTime"]) if same else timestamp(now)
     return wanted | {"lastTransitionTime": at, "lastHeartbeatTime": at}

@@ -24,7 +24,7 @@ from healthcheck.verdict.repair import RepairPolicy
 from healthcheck.verdict.verdict import Verdict, merge, worst
 
 SET, WITHHELD, DEVICES = "set", "withheld", "devices"
-"""Words of the record's `taint`; with `devices`, GPUs carry the taint instead of the Node."""
+"""Values of the record's `taint`; with `devices`, GPUs carry the taint instead of the Node."""
 _UNKNOWN = FindingRow(reason="UnknownFinding", severity=Severity.ISOLATE, subject="node")
 """Stands for the finding behind a taint whose record is lost or unreadable: any check may have set it."""
 _LONGEST_NAME = 80
@@ -37,12 +37,12 @@ class Rules(Struct, frozen=True):
     enable_taint: bool = True
     enable_label: bool = True
     max_unhealthy_percent: int = 20
-    """Of the fleet's nodes, how many may carry our taint at the same time."""
+    """Largest share of the fleet's nodes that may carry our taint at the same time."""
     device_taints: bool = False
-    """A bad GPU that DRA gives out is tainted instead of the Node."""
+    """Taint a faulty GPU that DRA allocates instead of its Node."""
     repair: RepairPolicy = field(default_factory=RepairPolicy)
     rewrite_after_seconds: float = 3600.0
-    """The Node is written at least this often, so that `last-check` says that somebody still looks."""
+    """Longest interval between two writes of the Node: a recent `last-check` shows that the agent runs."""
 
 
 class AgentView(Struct, frozen=True):
@@ -56,7 +56,7 @@ class AgentView(Struct, frozen=True):
 
 
 class TaintDecision(Struct, frozen=True):
-    """Decision about our taint on one Node: its status and severity by all records, and what becomes of the taint.
+    """Decision about our taint on one Node, with the Node's status and severity by all records.
 
     `word` is the record's `taint`: `set`, `withheld`, `off`, `devices`, or '' for none.
     """
