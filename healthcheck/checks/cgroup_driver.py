@@ -45,7 +45,7 @@ def find_faults(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterat
 
 
 def _wanted(runtime: ContainerRuntime, used: RuntimeConfiguration) -> bool | None:
-    """Return whether the kubelet's cgroup driver is systemd, or None if it is unknown.
+    """Return whether the kubelet's cgroup driver is systemd; None if unknown.
 
     A kubelet that queries containerd 2 gets the driver of the default handler.
     """

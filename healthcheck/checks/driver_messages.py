@@ -52,7 +52,8 @@ _NAMED = re.compile(
     rf"NVRM: GPU at {_ADDRESS}: (?P<uuid>GPU-[0-9a-fA-F]{{8}}(?:-[0-9a-fA-F]{{4}}){{3}}-[0-9a-fA-F]{{12}})\s*\Z"
 )
 _SPEAKS = re.compile(rf"NVRM: (?s:.{{0,1024}}?)(?:\bXid\b.{{0,16}}?{_ADDRESS}|(?<=.{{16}})\bXid\b|off the bus)")
-"""More characters than a process name has, because some kernel records begin with one: `NVRM: Xid 79[12]: segfault`."""
+"""Line about an Xid or a GPU off the bus. `Xid` without an address counts only after more characters than a process
+name has, because some kernel records begin with a process name: `NVRM: Xid 79[12]: segfault`."""
 _NO_GPU_OF_ITS_OWN = "driver"
 _LONGEST_DETAIL = 200
 

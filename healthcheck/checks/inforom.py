@@ -40,7 +40,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no GPU here supports a test of its InfoROM")
     elif checked:
         yield Observation(f"valid on {sum(checked)} of {counted(len(checked), 'GPU')}", "all")
-    # A GPU may refuse its handle for this fault, and its address is then unknown to NVML.
+    # For this fault NVML may return no handle for the GPU, and then the address is unknown.
     for gpu in placed(answer, functions):
         if _is_corrupted(gpu):
             yield found(CORRUPTED, gpu, "the InfoROM is corrupted")

@@ -23,7 +23,7 @@ from healthcheck.probes.container_runtime import cri
 from healthcheck.probes.container_runtime.facts import RUNC, ContainerRuntime, Live, RuntimeConfiguration
 
 _SETTLED_SECONDS = 10.0
-"""A file that is written within this time after the start of its reader counts as read."""
+"""A file written within this time after the start of the runtime counts as read."""
 _MOST_NAMED = 8
 
 NOT_LOADED = Reason(

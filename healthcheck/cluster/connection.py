@@ -1,4 +1,4 @@
-"""Connection to Kubernetes: requests with a deadline, pages, watches, and the errors of each."""
+"""Connection to Kubernetes: requests with a deadline, paged listings, watches, and their errors."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Connector = Callable[[], ApiClient]
 
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 10.0
 _SILENCE_SECONDS = 150.0
-"""Read timeout of a watch. It receives a bookmark about once a minute; after this time the server is gone."""
+"""Read timeout of a watch, which receives a bookmark about once a minute. After it, the server counts as gone."""
 _LONGEST_LINE = 8 << 20
 _LONGEST_MESSAGE = 500
 _PAGE = 500
 _LONGEST_RETRY_AFTER = 60.0
-"""Longest Retry-After that is respected, in seconds: with a longer pause, a heartbeat would expire."""
+"""Longest Retry-After that is respected, in seconds: after a longer pause, the agent's heartbeat would expire."""
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
 """Messages of the API server (with status 500) for an object that is too large for the store."""
@@ -44,9 +44,9 @@ ODD = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """Exceptions from reading an object with an unexpected shape or value."""
 _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 _NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
-"""Exceptions of the client for a kubeconfig, token or certificate that is missing, invalid, or being written."""
+"""Client exceptions for a kubeconfig, token or certificate that is missing, invalid, or being written."""
 _NO_TOKEN = (config.ConfigException, ValueError)
-"""The same for a token that is read again before a request: it is empty or invalid in a header."""
+"""Client exceptions for a token that is read again before a request, and is empty or invalid in a header."""
 
 
 def connect(access: Access | None = None) -> ApiClient:
@@ -85,7 +85,7 @@ def _readable(request: str) -> Iterator[None]:
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Raise Unreadable where the method fails on the shape of an answer."""
+    """Wrap a method: it raises Unreadable if it fails on the shape of an answer."""
     request = method.__name__.replace("_", " ")
 
     @functools.wraps(method)
@@ -160,7 +160,7 @@ class Connection:
         return response
 
     def _patience(self, verb: str) -> tuple[float | None, float | None]:
-        """Return the timeouts to connect, and to wait for more data; None means no limit."""
+        """Return the timeouts to connect and to wait for more data, in seconds; None means no limit."""
         seconds = self._request_seconds
         connect_seconds, read_seconds = (_CONNECT_SECONDS, _READ_SECONDS) if seconds is None else (seconds or None,) * 2
         return connect_seconds, _SILENCE_SECONDS if verb == "watch" else read_seconds
@@ -168,7 +168,7 @@ class Connection:
     def _connect_anew(self) -> None:
         """Replace the client.
 
-        If this fails, as without a file descriptor or a kubeconfig, keep the present one.
+        If this fails, for instance without a file descriptor or a kubeconfig, keep the present one.
         """
         with suppress(ClusterError, *_NO_CONFIGURATION):
             self._client = self._connector()

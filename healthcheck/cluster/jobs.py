@@ -33,7 +33,7 @@ class Jobs(Requests):
     """Reads and writes Jobs, their template, and the owners of pods."""
 
     def read_template(self, cron_job: str) -> dict[str, Any]:
-        """Return the template from which one of this project's CronJobs makes its Jobs."""
+        """Return the Job template of one of this project's CronJobs."""
         path = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/{quote(cron_job)}"
         template = (self._json("get", path, "cronjobs").get("spec") or {}).get("jobTemplate")
         return template if isinstance(template, dict) else {}

@@ -18,7 +18,7 @@ from healthcheck.text.moments import exact, is_future, moment
 from healthcheck.verdict.budget import Slot, former_holder_label, holder_label
 
 LONGEST_BEAT_SECONDS = 3 * 86400
-"""Three of the longest check intervals that can be set."""
+"""Longest valid heartbeat, in seconds: three of the longest check intervals that can be set."""
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 _HOLDER = f"{PREFIX}/holder"
 

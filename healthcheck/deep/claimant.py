@@ -1,4 +1,4 @@
-"""Claims on a node for all kinds of runs: acquire, renew, release, and remove stale ones.
+"""Claims on a node for all kinds of runs: acquire, renew, release, and remove stale claims.
 
 Each write is computed from the current Node, and computed again after a concurrent change.
 """
@@ -25,7 +25,7 @@ from healthcheck.deep.claim import (
 from healthcheck.node.state import NodeState, PatchFor, annotated
 
 Annotations = Callable[[NodeState], Mapping[str, str]]
-"""Further annotations for the same patch."""
+"""Returns further annotations for the same patch."""
 
 
 def nothing(_: NodeState) -> Mapping[str, str]:

@@ -58,7 +58,7 @@ def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
 
 
 def _ended(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    message = _words(status)  # of the pod as a whole: Evicted, DeadlineExceeded
+    message = _words(status)  # pod level: Evicted, DeadlineExceeded
     terminated = state.get("terminated") or {}
     code = terminated.get("exitCode")
     if code:

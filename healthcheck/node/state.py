@@ -1,4 +1,4 @@
-"""State of a Node as the API server shows it, and the names of this project's fields on it.
+"""State of a Node from the API server, and the names of this project's fields on it.
 
 Data types, no I/O.
 """
@@ -48,7 +48,7 @@ MOST_FIELD_MANAGERS = 64
 FIELD_MANAGER = "gpu-healthcheck"
 """Field manager of our writes in a Node's `managedFields`."""
 OUR_WORD = f"{FIELD_MANAGER}: "
-"""Prefix of the message in our repair conditions: other programs may write one of the same type."""
+"""Prefix of the message in our repair conditions: other programs may write conditions of the same type."""
 
 
 class FieldManager(Struct, frozen=True):
@@ -72,13 +72,13 @@ class NodeState(Struct, frozen=True):
     status_managers: tuple[FieldManager, ...] = ()
     """Owners of the label `status`."""
     efa_allocatable: int | None = None
-    """Number of EFA devices that pods can request; None: not on the Node."""
+    """Number of EFA devices that pods can request; None: the Node lists no such resource."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Number of GPUs or MIG instances that pods can request, by resource name."""
     devices: NodeDevices | None = None
     """Devices that pods can claim by DRA; None: none, or not read."""
     has_device_plugin: bool = False
-    """A device plugin allocates GPUs here; it ignores taints of DRA devices."""
+    """Whether a device plugin allocates GPUs here; it ignores taints of DRA devices."""
     cordoned: bool = False
     cordon_managers: tuple[FieldManager, ...] = ()
     """Owners of `spec.unschedulable`."""
