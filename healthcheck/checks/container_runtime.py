@@ -90,7 +90,7 @@ def _misplaced(runtime: ContainerRuntime, used: RuntimeConfiguration) -> Iterato
 
 
 def _why_unread(used: RuntimeConfiguration, spot: Misplaced) -> str:
-    """Return why the merged files do not use a table that is valid for the version of its own file."""
+    """Return why the merge ignores a table that is valid for the version of its file."""
     if spot.right_schema == spot.schema:
         return ""
     text = f'with plugins."{spot.right_section}" of {spot.handler_file}' if spot.handler_file else "with these files"

@@ -222,7 +222,7 @@ def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy)
 
 
 def rows_of(answer: DiagAnswer) -> tuple[DiagResult, ...]:
-    """Return one row for each test and device, with the worst status of its results and all errors."""
+    """Return one row for each test and device, with the worst status of the results and all errors."""
     rows: dict[tuple[str, str, int | None], DiagResult] = {}
     errors: dict[tuple[str, str, int | None], dict[DiagError, None]] = {}
     order = ("not-run", "skip", "pass", "unknown", "fail")
@@ -459,7 +459,7 @@ def _ran(row: DiagResult) -> bool:
 def _gpus(seen: Evidence) -> tuple[nvml.Gpu, ...]:
     """Return the GPUs that NVML lists, if the same check cycle read NVML.
 
-    It does so for NVML's own checks, such as `driver`.
+    A cycle reads NVML for checks such as `driver`.
     """
     if seen.unread(nvml.NVML) or isinstance(answer := seen[nvml.NVML].answer, Unobserved):
         return ()
@@ -484,7 +484,7 @@ def _device(row: DiagResult, answer: DiagAnswer, gpus: Iterable[nvml.Gpu]) -> _D
 
 
 def _summary(rows: Iterable[DiagResult]) -> str:
-    """Return a summary for people, such as `memory passed on 8, pcie failed on 1, passed on 7`."""
+    """Return a summary as text, such as `memory passed on 8, pcie failed on 1, passed on 7`."""
     tests: dict[str, Counter[str]] = {}
     for row in rows:
         tests.setdefault(row.test, Counter())[row.status] += 1

@@ -59,7 +59,7 @@ _LONGEST_DETAIL = 200
 
 
 def _to_the_end(words: str) -> str:
-    """Return a pattern for the rest of a line, or for the beginning of it that a pager kept."""
+    """Return a pattern for the rest of a line, or for a beginning of the rest if a pager cut the line."""
     rest = ""
     for letter in reversed(words):
         rest = f"(?:{re.escape(letter)}{rest})?"
@@ -72,7 +72,7 @@ class _Message(Struct, frozen=True):
     reason: Reason
     form: re.Pattern[str]
     severity: Severity | None = None
-    """None: the severity of the reason."""
+    """Severity of the finding; None: the severity of the reason."""
     rule: str = ""
     """Empty: the name of the reason."""
 
@@ -105,7 +105,7 @@ _MESSAGES = (
         ),
     ),
     # nvidia_init_module, nv.c: the driver found more GPUs than it could initialise. A function of another driver was
-    # never probed, and has its own line (`The NVIDIA probe routine was not called for 1 device(s).`).
+    # never probed, and has another line (`The NVIDIA probe routine was not called for 1 device(s).`).
     _Message(
         INIT_FAILED,
         re.compile(r"NVRM: The NVIDIA probe routine failed for \d{1,4} dev" + _to_the_end("ice(s).")),
@@ -144,8 +144,7 @@ _MESSAGES = (
             r"\[?NV_ERR_RESET_REQUIRED\]? \(0x00000062\)"
         ),
     ),
-    # Any program can cause this line, because it may use its own library. NVML's error 18 shows a mismatch on the node
-    # itself.
+    # Any program with another library version can cause this line. NVML's error 18 shows a mismatch on the node itself.
     _Message(LIBRARY_MISMATCH, re.compile(r"NVRM: API mismatch: the client "), Severity.MONITOR),
 )
 

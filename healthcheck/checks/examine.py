@@ -131,7 +131,7 @@ def failure(error: Exception) -> str:
 
 
 def _for_a_person(word: Observation | NotConfigured) -> Observation:
-    """Return the observation to show to a person.
+    """Return the observation to show to a user.
 
     For a check that does not apply to the node, return the reason.
     """

@@ -15,7 +15,7 @@ class Expectation(Struct, frozen=True):
     profile: InstanceProfile | None = None
     instance_type: str = ""
     driver_age_seconds: float = float("inf")
-    """Time since the kernel module was loaded, or since boot if the log no longer contains the load."""
+    """Seconds since the kernel module was loaded, or since boot if the log does not contain the load any more."""
     policy: Policy = field(default_factory=Policy)
     first: EarlierHardware = field(default_factory=EarlierHardware)
     efa_allocatable: int | None = None

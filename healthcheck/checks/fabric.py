@@ -149,7 +149,7 @@ def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
         message = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
         return Unobserved(COMING_UP, message, gpu.subject)
     if state == IN_PROGRESS and gpu.persistence is False:
-        # The agent's own probe may have initialised the GPU a moment ago, so a registration that hangs cannot be
+        # The agent's probe may have initialised the GPU a moment ago, so a registration that hangs cannot be
         # detected.
         return TooEarly(f"{detail}, and with persistence mode off each first use registers again", gpu.subject)
     return found(NOT_READY, gpu, detail)

@@ -1,8 +1,8 @@
 """Check of HAMi: containers get its library, the kubelet has its plugin socket, and it cleans up.
 
-HAMi is judged only while its processes run, because its files stay on the host after its removal. Its lock
-/tmp/vgpulock/lock (HAMi-core) is not judged: older releases remove a lock that is never released, and later releases
-keep the file permanently (HAMi-core, src/utils.c).
+HAMi is judged only while its processes run, because its files stay on the host after its removal. The lock file
+/tmp/vgpulock/lock is not judged: older releases remove a lock that is never released, and later releases keep the file
+permanently (HAMi-core, src/utils.c).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _is_corrupted(gpu: nvml.Gpu) -> bool:
-    """Whether the InfoROM is corrupted: by the driver's own test, or by the error code of another call.
+    """Whether the InfoROM is corrupted, by the driver's test or by the error code of another call.
 
     Errors of a call about two GPUs do not count, because they do not name the GPU at fault.
     """

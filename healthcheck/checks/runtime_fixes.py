@@ -1,4 +1,4 @@
-"""Fixes for a container runtime on each distribution, as commands that a person can paste.
+"""Fixes for a container runtime on each distribution, as commands that a user can paste.
 
 The sources are the vendors' own pages:
 
@@ -117,7 +117,7 @@ def _escaped(value: str) -> str:
 def _with_either(runtime: ContainerRuntime, operators: str, hosts: str) -> str:
     """Return the operator's advice if its toolkit is on the node, otherwise both.
 
-    The operator's toolkit has a folder of its own. A toolkit on the host does not exclude the operator.
+    The operator's toolkit has a separate folder. A toolkit on the host does not prove that the operator is absent.
     """
     others = [handler.binary for configuration in runtime.others for handler in configuration.handlers]
     named = [program.path for program in runtime.programs] + ([runtime.toolkit.path] if runtime.toolkit else [])

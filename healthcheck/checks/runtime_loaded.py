@@ -78,7 +78,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 def _against_itself(runtime: ContainerRuntime, used: RuntimeConfiguration, live: Live) -> Iterator[Finding]:
     """Yield the differences between the running configuration and the files.
 
-    They take precedence over the times of the files: a file that is rewritten with the same text changes nothing.
+    They take precedence over the times of the files, because a file may be rewritten with the same text.
     """
     lacks = list(_lacks(used, live))
     if lacks:

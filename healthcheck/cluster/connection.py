@@ -50,7 +50,7 @@ _NO_TOKEN = (config.ConfigException, ValueError)
 
 
 def connect(access: Access | None = None) -> ApiClient:
-    """Return a client for the chosen cluster. `access` holds a person's options. Raises ClusterError."""
+    """Return a client for the chosen cluster. `access` has the user's options. Raises ClusterError."""
     configuration = Configuration()
     try:
         chosen = choose(access)
@@ -71,7 +71,7 @@ def connect(access: Access | None = None) -> ApiClient:
 def refuse_to_read(what: str) -> None:
     """Raise ClusterError for an unreadable object.
 
-    It is the default for callers that cannot use a listing with a gap.
+    This is the default, for callers that require complete listings.
     """
     raise ClusterError(f"an unreadable object: {what}")
 
@@ -105,7 +105,7 @@ class Connection:
     """Sends requests to the API server, each with a deadline. Safe to use from several threads. Raises ClusterError.
 
     `pass_over` is called with a description of each unreadable object of a listing; by default such an object is an
-    error. `request_seconds` is a person's limit for each request except a watch; 0 means no limit.
+    error. `request_seconds` is the user's limit for each request except a watch; 0 means no limit.
     """
 
     def __init__(
@@ -197,13 +197,13 @@ class Connection:
 class Requests:
     """Requests for one kind of object, over a connection. Base of one class per kind.
 
-    Failed requests raise ClusterError. The public methods raise Unreadable for an answer whose shape they cannot read.
+    Failed requests raise ClusterError. The public methods raise Unreadable for an answer of an unexpected shape.
     """
 
     def __init_subclass__(cls, unguarded: Collection[str] = ()) -> None:
         """Convert errors on the shape of an answer into Unreadable, for each public method.
 
-        `unguarded` names methods that call functions of their caller, whose errors pass unchanged.
+        `unguarded` names methods that call functions of the caller: errors of these functions pass unchanged.
         """
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method) and not name.startswith("_") and name not in unguarded:
@@ -361,7 +361,7 @@ def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
 
 
 def say(error: BaseException) -> str:
-    """Return an error of a library as text."""
+    """Return the text of a library's error."""
     return f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
 
 

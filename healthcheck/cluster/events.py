@@ -50,9 +50,9 @@ class Events(Requests):
 
 
 def _last_seen(event: Mapping[str, Any]) -> str:
-    """Return the time of the last occurrence of an Event, whichever API wrote it.
+    """Return the time of the last occurrence of an Event, written through either Event API.
 
-    Each of these APIs sets at least one of the fields.
+    Each API sets at least one of the fields.
     """
     series = event.get("series") or {}
     result = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))

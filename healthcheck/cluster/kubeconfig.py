@@ -32,7 +32,7 @@ class KubeconfigError(Exception):
 
 
 class Access(Struct, frozen=True):
-    """A person's options for the connection; an empty string means not set."""
+    """The user's options for the connection; an empty string means not set."""
 
     kubeconfig: str = ""
     context: str = ""

@@ -113,7 +113,7 @@ class Pods(Requests):
         return list(self._pages(_PODS.format(quote(namespace)), "pods", query))
 
     def delete(self, namespace: str, name: str, grace_seconds: int | None = None) -> None:
-        """Delete a pod with its own grace period or with this one. Raises NotFound if it is gone.
+        """Delete a pod with its default grace period, or with `grace_seconds`. Raises NotFound if it is gone.
 
         With 0 seconds the deletion does not wait for the kubelet.
         """

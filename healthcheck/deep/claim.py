@@ -125,7 +125,7 @@ def is_written(node: NodeState, claim: Claim) -> bool:
 
 
 def clear(node: NodeState, now: datetime, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
-    """Return the patch that removes the marks of runs that are no longer alive; None if there are none.
+    """Return the patch that removes the marks of runs that have ended; None if there are none.
 
     These are expired and unreadable claims, claims that give way, and labels or taints without a claim. A taint
     `maintenance=sweep` is removed in any case. The scripts that this system replaces left it behind when they were

@@ -89,11 +89,11 @@ class Claimant(Struct, frozen=True):
         return self.write(giving_back)
 
     def is_to_clear(self, node: NodeState) -> bool:
-        """Whether the Node has marks of a run that is no longer alive."""
+        """Whether the Node has marks of a run that has ended."""
         return clear(node, self.now(), self.gives_way) is not None
 
     def clear(self) -> NodeState | None:
-        """Remove the marks of runs that are no longer alive."""
+        """Remove the marks of runs that have ended."""
         return self.write(lambda node: clear(node, self.now(), self.gives_way))
 
     def is_own(self, claim: Claim) -> bool:

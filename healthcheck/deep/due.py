@@ -54,7 +54,7 @@ def last_deep_test(node: NodeState, now: datetime) -> DeepTest | None:
 
 
 class Attempt(Struct, frozen=True):
-    """A deep diagnostic without a verdict, and the reason for people."""
+    """A deep diagnostic without a verdict, and the reason as text."""
 
     at: datetime
     why: str = ""

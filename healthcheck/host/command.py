@@ -176,7 +176,7 @@ class Child:
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             try:
-                process.wait(timeout=0.05)  # it may be ending on its own
+                process.wait(timeout=0.05)  # the process may end without a kill
             except subprocess.TimeoutExpired:
                 _signal_group(process.pid, signal.SIGKILL)
         for pipe in (process.stdin, process.stdout):
@@ -381,8 +381,8 @@ def _put_first_for_the_oom_killer(pid: int) -> None:
     """Raise the OOM score of a child, so that it and its children are killed before this process.
 
     Raising a score needs no privilege. The program has already begun, but has not used much memory yet. The
-    alternatives are worse. A shell that raises its own score would hide a missing program, and code between fork and
-    exec is unsafe with threads.
+    alternatives are worse. A shell that raises its score would hide a missing program, and code between fork and exec
+    is unsafe with threads.
     """
     with suppress(OSError):  # it has ended already, or there is no /proc and the kernel chooses the order
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")

@@ -1,4 +1,4 @@
-"""Files by the host's own paths: links are resolved inside the host's root, never in this container's."""
+"""Files by their paths on the host. Links are resolved inside the host's root, never in this container's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEEPEST = 8
 def resolve(root: Path, path: str) -> str:
     """Return the path on the host with all links resolved. Raises OSError on a loop of links.
 
-    A part that does not exist keeps its name.
+    Parts of the path that do not exist stay unchanged.
     """
     if not _can_be(path):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), ascii(path))

@@ -59,7 +59,7 @@ Pages = Mapping[str, Callable[[str], Page]]
 
 
 class HttpServer:
-    """Serves `pages` in a thread of its own. Raises OSError if the port is in use."""
+    """Serves `pages` in a separate thread. Raises OSError if the port is in use."""
 
     def __init__(self, pages: Pages, port: int) -> None:
         self._paces = {path: _Pace(make) for path, make in pages.items()}
@@ -141,7 +141,7 @@ class _Peer(NamedTuple):
 
 
 class _Pace:
-    """One page, generated for one request after another, with pauses between them. Addresses take turns."""
+    """A page that is generated for one request at a time, with pauses between. Client addresses alternate."""
 
     def __init__(self, make: Callable[[str], Page]) -> None:
         self._make = make

@@ -1,7 +1,7 @@
 """Descendants of a program: they are collected from /proc with a reference to each, and killed together.
 
-A process group does not include processes that create a session or a group of their own. For instance, mpirun does this
-for the processes that it starts. After the death of its parent such a process can no longer be traced to the program.
+A process group does not include processes that create a new session or group. For instance, mpirun does this for the
+processes that it starts. After the death of its parent such a process can't be traced to the program any more.
 Therefore descendants are collected while their parents live.
 """
 

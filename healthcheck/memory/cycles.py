@@ -65,9 +65,9 @@ class JudgedCycle(Struct, frozen=True):
 def after_look(memory: Memory, look: JudgedCycle, now: Now, rules: MemoryRules = _RULES) -> Memory:
     """Return the memory after a check cycle.
 
-    Findings that a check could not check, or not yet confirm, stay. The GPUs are processed first: a GPU that replaced a
-    faulty one, or that was reset, is judged on its own. Findings of GPUs that answered before and do not answer now are
-    not ended.
+    Findings that could not be checked, or not yet confirmed, stay. The GPUs are processed first, so that a GPU that
+    replaced a faulty GPU, or was reset, does not inherit findings. Findings of GPUs that answered before and do not
+    answer now are not ended.
     """
     if look.gpus:
         memory = gpus_answered(memory, look.gpus, look.began, now)

@@ -84,7 +84,7 @@ def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
         cursor=None,
         driver_loaded_at=None,
         suspects={},
-        # Acknowledgements of positions in the old boot's log no longer apply to any event.
+        # Acknowledgements by a position in the old boot's log apply to no event of the new boot.
         acknowledged=tuple(
             acknowledgement for acknowledgement in memory.acknowledged if acknowledgement.cursor is None
         ),
@@ -117,7 +117,7 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
     def is_past(finding: ActiveFinding) -> bool:
         if _is_after(finding, at, memory):
             return False
-        if finding.finding.subject == "node":  # every GPU of the node has its own recovery action
+        if finding.finding.subject == "node":  # each GPU of the node has a separate recovery action
             return RECOVERED.is_open_to(finding) and not memory.recovery.keys() - {address}
         if gpu_address(finding.finding.subject) != address:
             return False
@@ -139,7 +139,7 @@ def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -
         memory, lambda finding: LIBRARY_FITS.is_open_to(finding) and not _is_after(finding, began, memory)
     )
     if _is_other_hardware(memory, answering.values()):
-        # A machine without a readable name of its own was replaced: its GPUs identify it.
+        # The machine has no readable ID, but its GPUs show that it was replaced.
         kept = tuple(finding for finding in memory.standing if finding.boot_id == memory.boot_id)
         memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={}, first=EarlierHardware())
     # If fewer GPUs answer than before, a GPU that answers nowhere may be present but silent.
@@ -204,7 +204,7 @@ def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memor
 
 
 def release(memory: Memory, word: Release, now: Now) -> Memory:
-    """Return the memory after a person's release: the findings it names end, and reset counts are cleared.
+    """Return the memory after a person's release: the named findings end, and reset counts are cleared.
 
     Applying the same release again changes nothing. A release covers events observed here before the release itself was
     observed, whatever its date. A deep test's record may name a GPU by something other than its address.
@@ -345,7 +345,7 @@ def _by_now(other: Memory, now: Now) -> Memory:
 
 
 def _newest(acknowledged: tuple[Acknowledgement, ...]) -> tuple[Acknowledgement, ...]:
-    """Return as many of the newest acknowledgements as fit, whatever their texts contain.
+    """Return as many of the newest acknowledgements as fit, whatever texts they contain.
 
     Dropping an acknowledgement hides no fault.
     """
@@ -360,7 +360,7 @@ def _newest(acknowledged: tuple[Acknowledgement, ...]) -> tuple[Acknowledgement,
 
 
 def _name_of(word: Release) -> str:
-    """Return a name for one release that is the same at each read."""
+    """Return an identifier of a release that is the same at each read."""
     return hashlib.blake2s(repr(word).encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
@@ -390,7 +390,7 @@ def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -
 def _why_memory_is_beyond_repair(memory: Memory, finding: Finding, ends: int) -> str:
     """Return why a repeated Xid 64 requires a replacement GPU: resets did not repair its memory.
 
-    Return '' if the first reset is due.
+    Return '' if a reset must be tried first.
     """
     if any(active.key == (REMAP_FAILED, f"gpu/{gpu_address(finding.subject)}") for active in memory.standing):
         return f"together with {REMAP_FAILED}"
@@ -495,8 +495,9 @@ def _all_reset(memory: Memory, answering: Mapping[str, Gpu], began: float, now: 
 def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
     """Apply evidence of a reset to logged row remapping events: rows were pending, and none are now.
 
-    Without an earlier read that showed pending rows, this proves nothing. An Xid 64 that could not even be recorded
-    leaves neither a pending nor a failed row. Only events before the last read that showed pending rows are ended.
+    Without an earlier read that showed pending rows, this is not evidence. If the driver could not even record the row
+    of an Xid 64, NVML shows neither a pending nor a failed row. Only events before the last read that showed pending
+    rows are ended.
     """
     remap = gpu.row_remap
     if remap is None or remap.pending or remap.failed:

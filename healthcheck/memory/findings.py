@@ -1,4 +1,4 @@
-"""Data types of the memory, and the age of its entries."""
+"""Data types of the memory, and the age of its findings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Acknowledgement(Printable, frozen=True):
         return (self.reason, self.subject)
 
     def covers(self, boot_id: str, seq: int, seen: datetime) -> bool:
-        """Whether it covers an event of its key at this log position (-1: none), observed at that time."""
+        """Whether it covers an event with its key at this log position (-1: none), observed at that time."""
         if self.cursor is not None and seq >= 0:
             return boot_id == self.boot_id and seq <= self.cursor
         return seen <= self.last_seen
@@ -126,9 +126,9 @@ class Memory(Struct, frozen=True):
     acknowledged: tuple[Acknowledgement, ...] = ()
     """Events that people released: an event that one of these covers does not count when it is read again."""
     gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By address: index, uuid and serial of the GPU that last answered there."""
+    """Index, uuid and serial of the GPU that last answered at each address, by address."""
     gpus_boot_id: str = ""
-    """Boot in which NVML last answered for `gpus`: in a later one, another GPU may be at an address."""
+    """Boot in which NVML last answered for `gpus`: in a later boot, another GPU may be at an address."""
     recovery: Mapping[str, int] = field(default_factory=dict)
     """Pending recovery action by address, from NVML's last answer or a later Xid 154."""
     last_xid: Mapping[str, float] = field(default_factory=dict)
@@ -160,7 +160,7 @@ def gpu_identity(about: Mapping[str, str]) -> str:
 
 
 def differs(known: Mapping[str, str], seen: Mapping[str, str]) -> bool:
-    """Whether the names belong to different GPUs. A name that is missing on one side proves nothing."""
+    """Whether the names belong to different GPUs. A name that is missing on one side is no evidence."""
     return any(known.get(key) and seen.get(key) and known[key] != seen[key] for key in ("serial", "uuid"))
 
 

@@ -83,7 +83,7 @@ class _Reading:
             self._read(sighting, check, address)
 
     def _recover(self, address: str, at: float) -> None:
-        # The next check cycle observes the same reset. It is not a second reset and proves nothing about later events.
+        # The next check cycle observes the same reset again. It must not count as a second reset, or end later events.
         wanting = {other: action for other, action in self.memory.recovery.items() if other != address}
         self._change(lambda whole: recovered(replace(whole, recovery=wanting), address, at, self._now))
 
@@ -188,7 +188,7 @@ def _is_milder_alone(finding: ActiveFinding, at: float, tier: Severity, memory: 
     """Whether the action announced at `at` applies to this event.
 
     An action lowers the tier only if it is announced within the window of the event's first line. Events that began
-    earlier keep their own tier.
+    earlier keep their tier.
     """
     if finding.nature is not Nature.EVENT or finding.boot_id != memory.boot_id or at - finding.last_at > WINDOW_SECONDS:
         return False
@@ -199,7 +199,7 @@ def _is_milder_alone(finding: ActiveFinding, at: float, tier: Severity, memory: 
 def _named(memory: Memory, address: str, uuid: str) -> Memory:
     """Record the GPU's UUID, which the driver logs before its first Xid.
 
-    If NVML has already described the same GPU, keep those more complete names.
+    If NVML has already described the same GPU, keep its more complete names.
     """
     known = memory.gpus.get(address, {})
     if known.get("uuid", uuid) == uuid and known:

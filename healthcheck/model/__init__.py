@@ -386,9 +386,9 @@ class Check(Struct, frozen=True):
     reasons: tuple[Reason, ...]
     nature: Nature = Nature.LEVEL
     begins: tuple[str, ...] = ()
-    """Beginnings of the kernel log lines that an event check reads, in plain ASCII; it gets no other lines."""
+    """Prefixes, in plain ASCII, of the kernel log lines that an event check reads; it gets no other lines."""
     causes: tuple[UnobservedCause, ...] = ()
-    """Causes for which its judge could not check, in addition to the causes of its probes."""
+    """Causes for which the judge could not check, in addition to the causes of the check's probes."""
 
 
 class Outcome(Struct, frozen=True):

@@ -23,7 +23,7 @@ class GpuPosition(Struct, frozen=True):
 class EarlierHardware(Struct, frozen=True):
     """Hardware that this machine had earlier.
 
-    A part that is missing now is a fault, whatever the instance type could have.
+    A missing part is a fault, whatever parts the instance type could have.
     """
 
     efa: int | None = None
@@ -31,7 +31,7 @@ class EarlierHardware(Struct, frozen=True):
     places: Mapping[str, GpuPosition] = field(default_factory=dict)
     """Position of each GPU when it was first observed, by address."""
     gpus: int | None = None
-    """The highest number of GPUs on PCI so far, with any driver; None: not counted yet; 0: a person accepted a loss."""
+    """Highest number of GPUs on PCI so far, with any driver. None: not counted yet. 0: a release accepted a loss."""
 
 
 ONCE_HAD = "what this machine once had"
@@ -58,7 +58,7 @@ class DeepDiagnostic(Struct, frozen=True):
     until: float | None = None
     """End of the run; None: it still runs."""
     processes: Mapping[int, float] = field(default_factory=dict)
-    """Processes of this program's or the node's own tests: time of the last observation by PID, in the same seconds."""
+    """Processes of this program's or the node's tests: time of the last observation by PID, in the same seconds."""
 
     def covers(self, at: float) -> bool:
         """Whether the load of this run may have caused an observation of that time."""

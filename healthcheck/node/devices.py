@@ -70,7 +70,7 @@ class GpuClaim(Struct, frozen=True):
 class AllocatedDevices(Struct, frozen=True):
     """DRA devices of the whole cluster, by node name. `has_template`: CLAIM_TEMPLATE exists.
 
-    `unread` lists the nodes whose devices are unknown now, because the driver is publishing them again.
+    `unread` lists the nodes with devices that are unknown now, because the driver is publishing them again.
     """
 
     devices: Mapping[str, Sequence[Device]] = field(default_factory=dict)

@@ -32,7 +32,7 @@ class PodState(Struct, frozen=True):
 
 
 def pod_state(pod: Mapping[str, Any]) -> PodState:
-    """Return the parts of a pod's state that a person following it needs."""
+    """Return the parts of a pod's state that a user who follows the pod needs."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     spec = pod.get("spec") or {}
     containers = spec.get("containers") or [{}]

@@ -120,8 +120,8 @@ def annotated(
 def with_devices(node: NodeState, given_out: AllocatedDevices) -> NodeState:
     """Return the Node with its DRA devices.
 
-    If a device plugin serves the Node too and there is no template for sweeps, the Node is returned unchanged. A sweep
-    does not need the template there.
+    If a device plugin also serves the Node and there is no template for sweeps, return the Node unchanged: a sweep does
+    not need the template there.
     """
     devices = given_out.of(node.name)
     if devices is None or (node.gpus and not given_out.has_template):
@@ -172,7 +172,7 @@ def removed_condition(kind: str) -> dict[str, Any]:
 def is_our_condition(condition: Mapping[str, Any]) -> bool:
     """Whether this project wrote the condition, judged by its message.
 
-    The field manager is no evidence: a client that writes the whole list back becomes the manager of every entry.
+    The field manager is not evidence: a client that writes the whole list back becomes the manager of every entry.
     """
     kind = condition.get("type")
     return kind == CONDITION or (kind in REPAIR_CONDITIONS and str(condition.get("message")).startswith(OUR_WORD))

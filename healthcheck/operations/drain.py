@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 _MIRROR = "kubernetes.io/config.mirror"
-"""Annotation of the kubelet on a static pod's API object, whose deletion has no effect."""
+"""Annotation of the kubelet on a static pod's API object. Deleting such an object has no effect."""
 _FINISHED = ("Succeeded", "Failed")
 FORCE, EMPTY_DIR = "--force", "--delete-emptydir-data"
 
@@ -132,7 +132,7 @@ def _stays(pod: Mapping[str, Any]) -> str:
 def _losses(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Yield each loss that the eviction causes, with the flag that allows it.
 
-    A finished pod loses nothing.
+    Evicting a finished pod causes no loss.
     """
     if _is_finished(pod) or "deletionTimestamp" in (pod.get("metadata") or {}):
         return

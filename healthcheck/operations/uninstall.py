@@ -41,7 +41,7 @@ class Removal(Struct, frozen=True):
     uncordoned: str
     """Quarantine run that set the cordon, which is removed too; '' if none did."""
     verdict: str
-    """Severity of the node if the removal lets it accept work again; '' if no mark of ours kept work away."""
+    """Severity of the node if the removal makes it accept work again; '' if none of our marks kept work away."""
     kept: tuple[str, ...]
     """Kept fields under our prefix, as text."""
     has_rules: bool

@@ -1,4 +1,4 @@
-"""Releases by a person, read from the Node, and the findings of its records that remain.
+"""Releases by a person, read from the Node, and the remaining findings of the Node's records.
 
 Pure functions, no I/O.
 """
@@ -146,7 +146,7 @@ def other_severities(
 ) -> tuple[list[Severity], tuple[str, ...]]:
     """Return the severities of deep records without released findings, and errors of unreadable records.
 
-    A record that the agent has adopted no longer counts on its own. `taken` lists the adopted records; None means that
+    A record that the agent has adopted does not count separately. `taken` lists the adopted records; None means that
     the agent's record on the Node lists them.
     """
     severities, complaints = [], []
@@ -280,7 +280,7 @@ def _fault(row: FindingRow, record: Record, nature: Nature | None, cursor: int |
         return None
     seq = -1 if row.seq is None else row.seq
     boot_id = record.boot_id or "" if row.boot_id is None else row.boot_id
-    # The cursor is a position in the log of the record's own boot. The log of an earlier boot has ended.
+    # The cursor is a position in the log of the record's boot. The log of an earlier boot has ended.
     place = cursor if boot_id == (record.boot_id or "") else seq
     seen = None if "last_seen" in row.odd else row.last_seen or records.time_of(record)
     return Fault(row.reason, row.subject, row.severity, nature, boot_id, place if seq >= 0 else None, seq, seen, row)

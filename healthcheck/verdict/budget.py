@@ -1,8 +1,8 @@
 """Fleet budget: the number of nodes that may be tainted, and the names of slots.
 
-Pure functions (docs/rules.md 9). A slot is a Lease called slot-<i>. A node acquires it by creating it, which only one
-node can do, so no counter has to be correct. The number of holders is limited. Extra slots of one holder do not reduce
-those of other nodes.
+Pure functions (docs/rules.md 9). A slot is a Lease with the name slot-<i>. A node acquires a slot by creating the
+Lease, which only one node can do, so no counter has to be correct. The number of holders is limited. Extra slots of
+one holder do not reduce the slots of other nodes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Slot(Struct, frozen=True):
 
 
 class SlotGrant(Struct, frozen=True):
-    """Whether this node has a slot of the budget; if not, the reason."""
+    """Whether this node has a slot of the budget, and the reason if not."""
 
     held: bool
     why: str = ""
@@ -51,11 +51,11 @@ class Occupancy(Struct, frozen=True):
 
     names: frozenset[str]
     since: Mapping[str, int]
-    """Holder to the creation order of its first slot."""
+    """Creation order of each holder's first slot, by holder."""
 
     @property
     def surplus(self) -> int:
-        """Return the number of slots whose holder has another slot."""
+        """Return the number of extra slots: all slots beyond the first of each holder."""
         return len(self.names) - len(self.since)
 
     def before(self, holder: str) -> int:
@@ -97,7 +97,7 @@ def draw_free(taken: Occupancy, places: int, node_name: str, source: random.Rand
 def oldest_first(slots: Iterable[Slot]) -> list[Slot]:
     """Return the slots, oldest first.
 
-    A holder keeps the first of several slots, whichever client removes the others.
+    A holder with several slots keeps the first, regardless of which client removes the others.
     """
     return sorted(slots, key=lambda slot: (slot.made, slot.name))
 
@@ -109,7 +109,7 @@ def slot_name(number: int) -> str:
 def holder_label(node_name: str) -> str:
     """Return the label value by which a node finds its slots; the admission policy computes it too.
 
-    A node name can be too long for a label. Two nodes whose names begin alike then also list each other's slots.
+    A node name that is too long for a label is cut. Nodes whose names begin alike then also list each other's slots.
     """
     return node_name if len(node_name) <= _LONGEST_LABEL else f"{node_name[: _LONGEST_LABEL - 1]}0"
 

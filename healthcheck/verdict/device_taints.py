@@ -34,7 +34,7 @@ class BadGpu(Struct, frozen=True):
 
 
 class DeviceTaintCover(Struct, frozen=True):
-    """Whether rules keep work off each faulty GPU, so that the Node needs no taint; if not, the reason."""
+    """Whether rules keep work off each faulty GPU, so that the Node needs no taint, and the reason if not."""
 
     stands: bool
     why: str = ""
@@ -72,10 +72,10 @@ def gpus_to_taint(view: AgentView, decision: TaintDecision, node: NodeState) -> 
     An empty result means that the GPUs could not be checked, and existing taints stay.
     """
     rules = view.rules
-    # A taint that stays for an ended finding is not exchanged for another.
+    # A Node taint that stays for an ended finding is not replaced by device taints.
     if not rules.device_taints or (node.tainted() and decision.kept):
         return None
-    # The record of another writer names no GPU. A device plugin does not know the taints of devices.
+    # A deep diagnostic's record names no GPU. A device plugin ignores taints of devices.
     if node.has_device_plugin or decision.deep_severity >= rules.taint_severity:
         return None
     bad = [finding.finding for finding in view.verdict.standing if finding.finding.severity >= rules.taint_severity]

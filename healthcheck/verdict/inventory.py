@@ -1,8 +1,8 @@
 """Inventory of a node's GPUs and its container runtime, for a diagnosis elsewhere.
 
-Pure functions, no I/O. It is stored in the record with the findings, is at most 1 KiB long and decides nothing. The
-runtime's name and version are left out, because the kubelet reports them. A runtime that answers only in the second
-cycle must not cause a second write of the Node.
+Pure functions, no I/O. The inventory is stored in the record with the findings, is at most 1 KiB long, and affects no
+decision. The runtime's name and version are omitted, because the kubelet reports them. A runtime that answers only in
+the second cycle must not cause a second write of the Node.
 """
 
 import json
@@ -37,7 +37,7 @@ _names, _paths = _several(_LONGEST_NAME, _MOST_HANDLERS), _several(_LONGEST_PATH
 
 
 class RuntimeRow(JsonObject, frozen=True):
-    """The kubelet's own container runtime. None means that the value is unknown."""
+    """The kubelet's container runtime. None means that the value is unknown."""
 
     config: Annotated[str | None, _path] = None
     """Its configuration file."""

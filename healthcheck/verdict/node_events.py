@@ -72,7 +72,7 @@ def cut(message: str) -> str:
 def _reason(reason: str) -> str:
     """Return the reason if its format is valid, else a placeholder.
 
-    It can come from a record that any client may write. The admission policy accepts no other format.
+    The reason can come from a record that any client may write. The admission policy accepts only valid reasons.
     """
     return reason if _REASON.match(reason) else UNTOLD
 

@@ -139,7 +139,7 @@ def _passed(value: object) -> dict[str, tuple[str, ...]] | None:
 
 
 class AgentRecord(JsonObject, frozen=True):
-    """The agent's state of its node."""
+    """The agent's record: its view of the node."""
 
     schema: Annotated[int | None, whole] = None
     timestamp: Annotated[str | None, text] = None
@@ -164,13 +164,13 @@ class AgentRecord(JsonObject, frozen=True):
     cut: Annotated[CutRow | None, row(CutRow)] = None
     taint: Annotated[str | None, word] = None
     kept: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
-    """Ended findings for which the taint stays: their own check, or their GPU, could not be observed since."""
+    """Ended findings for which the taint stays, because their check could not run, or could not observe their GPU."""
 
 
 class StandingRecord(JsonObject, frozen=True):
     """Part of the agent's record with the active findings.
 
-    Reading the rest of 50,000 records would need seconds.
+    Parsing the rest of 50,000 records would take seconds.
     """
 
     findings: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None

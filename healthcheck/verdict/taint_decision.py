@@ -26,7 +26,7 @@ from healthcheck.verdict.verdict import Verdict, merge, worst
 SET, WITHHELD, DEVICES = "set", "withheld", "devices"
 """Values of the record's `taint`; with `devices`, GPUs carry the taint instead of the Node."""
 _UNKNOWN = FindingRow(reason="UnknownFinding", severity=Severity.ISOLATE, subject="node")
-"""Stands for the finding behind a taint whose record is lost or unreadable: any check may have set it."""
+"""Placeholder for the finding behind a taint with a lost or unreadable record: any check may have set the taint."""
 _LONGEST_NAME = 80
 
 
@@ -46,7 +46,7 @@ class Rules(Struct, frozen=True):
 
 
 class AgentView(Struct, frozen=True):
-    """Everything that a write is computed from, apart from the Node."""
+    """All inputs of a write except the Node."""
 
     verdict: Verdict
     memory: Memory
@@ -112,8 +112,8 @@ def _word(severity: Severity, node: NodeState, rules: Rules, *, kept: bool, tain
 def kept_findings(verdict: Verdict, node: NodeState, rules: Rules) -> tuple[FindingRow, ...]:
     """Return the ended findings for which a taint stays: those whose check or GPU cannot be observed now.
 
-    They are read from the agent's record on the same Node, as findings or as findings kept earlier. A person's release
-    keeps none of them, even if they cannot be observed.
+    They are read from the agent's record on the same Node, as findings or as findings kept earlier. After a person's
+    release none is kept, even if it cannot be observed.
     """
     if read_release(node, gestures=rules.enable_label)[0] is not None:
         return ()
