@@ -51,7 +51,7 @@ _RULES = MemoryRules()
 
 
 class JudgedCycle(Struct, frozen=True):
-    """One run of the level checks, with their outcomes."""
+    """One check cycle, with the outcomes of the checks for levels."""
 
     outcomes: Sequence[Outcome]
     gpus: Sequence[Gpu] = ()
@@ -111,7 +111,7 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
 
 
 def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
-    """Return the memory without the levels of checks that are no longer selected."""
+    """Return the memory without the levels of checks that are not selected any more."""
     names = set(selected)
     kept = tuple(finding for finding in memory.standing if finding.nature is Nature.EVENT or finding.check in names)
     suspects = {key: suspect for key, suspect in memory.suspects.items() if key[0] in names}
@@ -155,9 +155,9 @@ def _shows_every_gpu(look: JudgedCycle) -> bool:
 
 
 def _is_resized(memory: Memory, look: JudgedCycle) -> bool:
-    """Whether the machine is now another instance type, which has other devices.
+    """Whether the machine now has another instance type, which has other devices.
 
-    HyperPod prefixes its types.
+    The prefix of HyperPod's type names is ignored.
     """
     before, now = memory.instance_type.removeprefix("ml."), look.instance_type.removeprefix("ml.")
     return bool(before and now) and before != now
@@ -192,7 +192,7 @@ def _is_of(silent: Container[str], finding: ActiveFinding, memory: Memory) -> bo
 
 
 def _gone(memory: Memory, finding: ActiveFinding, now: Now) -> Memory:
-    """Record the end of a level. If a reset or a reboot ended it, count that for its next occurrence."""
+    """Record the end of a level. If a reset or a reboot ended it, count this in case the level recurs."""
     loaded = memory.driver_loaded_at
     by_reset = finding.boot_id != memory.boot_id or (loaded is not None and finding.last_at < loaded)
     return ended_by_reset(memory, finding, now.wall) if by_reset else memory

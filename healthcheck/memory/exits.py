@@ -1,6 +1,6 @@
 """Removal of findings for which there is evidence that one of their exits occurred (`exit_table`).
 
-Nothing else ends a finding.
+A finding ends in no other way.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     rows = tuple(dict.fromkeys((*word.findings, *named)))
 
     def is_released(finding: ActiveFinding) -> bool:
-        # A level is observed again in every cycle, and its record is not written each time.
+        # A level is observed in every cycle, but the record is not written each time.
         return RELEASE.is_open_to(finding) and any(
             row.key == finding.key
             and (finding.nature is Nature.LEVEL or row.covers(finding.boot_id, finding.seq, finding.last_seen))
@@ -530,7 +530,7 @@ def _is_other_hardware(memory: Memory, gpus: Iterable[Gpu]) -> bool:
 
 
 def _end(memory: Memory, ends: Callable[[ActiveFinding], bool], wall: datetime) -> Memory:
-    """Remove the findings that a reset or a reboot ends, and count this in case they recur."""
+    """Remove the findings that a reset or a reboot ends, and count these ends in case the findings recur."""
     gone = [finding for finding in memory.standing if ends(finding)]
     for finding in gone:
         memory = ended_by_reset(memory, finding, wall)

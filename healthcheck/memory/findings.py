@@ -21,7 +21,7 @@ MOST_STANDING = 512
 """Most active findings, however many the log reports; the worst are kept."""
 
 Key = tuple[str, str]
-"""Reason and subject."""
+"""Reason and subject of a finding, which identify it."""
 
 
 class Acknowledgement(Printable, frozen=True):
@@ -93,7 +93,7 @@ class ActiveFinding(Struct, frozen=True):
 
 
 class Suspect(Struct, frozen=True):
-    """A finding that can flicker, while further check cycles confirm it."""
+    """A finding that can flicker and is not confirmed yet by further check cycles."""
 
     looks: int
     """Number of check cycles that observed it."""
@@ -102,7 +102,7 @@ class Suspect(Struct, frozen=True):
 
 
 class ProcessHit(Struct, frozen=True):
-    """One process that an Xid hit, at one location of a GPU; '' if the driver named none."""
+    """A process that an Xid affected, and its place on the GPU. Both are '' if the driver did not name them."""
 
     process: str
     place: str

@@ -224,12 +224,12 @@ def _is_withdrawn(finding: ActiveFinding, sighting: KernelEvent, memory: Memory)
 
 
 def _with_reset(memory: Memory, address: str, at: float) -> Memory:
-    """Record the time of the GPU's last Xid: cleanups within the window after it become no findings."""
+    """Record the time of the GPU's last Xid: cleanups within the window after it do not become findings."""
     return replace(memory, last_xid=with_newest(memory.last_xid, address, at, MOST_GPUS))
 
 
 def _hit(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Memory:
-    """Record the process that the Xid hit."""
+    """Record the process that the Xid affected."""
     key = (sighting.reason, address)
     known = memory.hits.get(key, ())
     others = tuple(hit for hit in known if (hit.process, hit.place) != (sighting.process, sighting.place))
@@ -238,7 +238,7 @@ def _hit(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Memor
 
 
 def _repeated(memory: Memory, sighting: KernelEvent, address: str, now: Now) -> Finding | None:
-    """Return a finding on this GPU if the Xid hit three processes here and none on another GPU."""
+    """Return a finding on this GPU if the Xid recently affected three processes here and none on another GPU."""
     if not sighting.process or (sighting.reason == "Xid13" and not sighting.place):
         return None
     elsewhere = (hits for key, hits in memory.hits.items() if key[0] == sighting.reason and key[1] != address)

@@ -23,7 +23,7 @@ _NATURES = {one.value: one for one in Nature}
 class FindingRow(JsonObject, frozen=True):
     """A finding.
 
-    A record on the Node names its boot only if that is not the current one; the file always does.
+    A record on the Node contains the boot only if it is not the current boot; the file always contains it.
     """
 
     reason: Annotated[str | None, word] = None
@@ -47,7 +47,7 @@ class FindingRow(JsonObject, frozen=True):
     catalogued_rule: Annotated[str | None, word] = None
 
     def standing(self, boot_id: str = "") -> ActiveFinding:
-        """Return the finding, with the given boot if the row names none.
+        """Return the finding, with the given boot if the row has none.
 
         Raises ValueError if the row is not a complete finding.
         """

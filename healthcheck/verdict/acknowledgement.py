@@ -34,7 +34,7 @@ GESTURE = f"set the label {STATUS} to {Status.PASS.value}"
 _SOMEBODY = "a person"
 """Author of a release if the Node does not record one."""
 UNTOLD = "DeepDiagnosticFailed"
-"""Reason of the finding for a deep record's severity that none of its own findings explains."""
+"""Reason of the finding that is added if no finding of a deep record explains the record's severity."""
 
 
 class _ReleaseWord(JsonObject, frozen=True):
@@ -130,7 +130,7 @@ def parse_release(text: str) -> Release:
 def released_at(node: NodeState, now: datetime) -> datetime | None:
     """Return the time of the last release of the node, even if the agent has not read it yet.
 
-    Times in the future are ignored.
+    A time in the future is ignored.
     """
     row = records.on_node(AgentRecord, node, RESULTS).released
     try:
@@ -181,7 +181,7 @@ def counts(record: RunRecord, node: NodeState) -> bool:
 def _why_undated(record: RunRecord) -> str:
     """Return why a record has no usable time.
 
-    A record without a time can't be adopted, and a release can't distinguish it from a later one.
+    A record without a time can't be adopted, and a release can't distinguish it from a later record.
     """
     if record.timestamp is None and "timestamp" not in record.odd and records.is_ours(record):
         return ""

@@ -1,4 +1,4 @@
-"""Inventory of a node's GPUs and its container runtime, for a diagnosis elsewhere.
+"""Inventory of a node's GPUs and container runtime, for a diagnosis outside the node.
 
 Pure functions, no I/O. The inventory is stored in the record with the findings, is at most 1 KiB long, and affects no
 decision. The runtime's name and version are omitted, because the kubelet reports them. A runtime that answers only in

@@ -105,7 +105,7 @@ class HistoryRow(JsonObject, frozen=True):
     recommendation: Annotated[str | None, word] = None
     findings: Annotated[tuple[str, ...] | None, words] = None
     gpus: Annotated[Mapping[str, str] | None, names] = None
-    """Serial, else UUID, of the GPU of each finding; the key is the finding as in `findings`."""
+    """Serial, else UUID, of each finding's GPU; the key is the entry in `findings`."""
     returned: Annotated[bool | None, yes] = None
     """Whether the node accepted work again after the run."""
 
@@ -115,7 +115,7 @@ def _stated(value: object) -> str:
 
 
 def _causes(value: object) -> tuple[CauseRow, ...] | None:
-    """Return one cause for each entry, even for a malformed one: it means that not everything was checked."""
+    """Return one cause for each entry. A malformed entry counts too: it shows that not everything was checked."""
     if not isinstance(value, list):
         return None
     return tuple(row_in(CauseRow, entry) if isinstance(entry, dict) else CauseRow() for entry in value)
@@ -158,7 +158,7 @@ class AgentRecord(JsonObject, frozen=True):
     released: Annotated[ReleaseRow | None, row(ReleaseRow)] = None
     acknowledged: Annotated[tuple[AcknowledgedRow, ...] | None, only_rows(AcknowledgedRow)] = None
     taken: Annotated[Mapping[str, str] | None, _taken] = None
-    """Name of each deep record's annotation to the timestamp of the last one whose findings were adopted here."""
+    """Timestamp of the last deep record whose findings this record has adopted, by the name of its annotation."""
     inventory: Annotated[Inventory | None, row(Inventory)] = None
     """GPUs and container runtime as observed in the last check cycle."""
     cut: Annotated[CutRow | None, row(CutRow)] = None
@@ -330,7 +330,7 @@ def time_of(record: Record) -> datetime | None:
 
 
 def is_ours(record: Record) -> bool:
-    """Whether a program of this project wrote it, not the bash suite.
+    """Whether a program of this project wrote the record, not the bash suite (the scripts that it replaces).
 
     Deep diagnostics of 0.1.0 wrote records without a schema, but with start and author, which the suite never writes.
     """
@@ -352,9 +352,9 @@ def signature(record: AgentRecord) -> AgentRecord:
 
 
 def recurrence(record: AgentRecord) -> list[tuple[int | None, str | None]]:
-    """Return each finding's count and last line.
+    """Return each finding's count and last log line.
 
-    Their change is reported, but not for each record of a flood.
+    Changes of these are written, but less often than a flood of log records changes them.
     """
     return [(finding.count, finding.detail) for finding in record.findings or ()]
 

@@ -31,15 +31,15 @@ _LONGEST_NAME = 80
 
 
 class Rules(Struct, frozen=True):
-    """Rules from the settings: no taint below `taint_severity`, no taint at all, or no label."""
+    """Settings that limit writes: no taint below `taint_severity`, no taint at all, or no label."""
 
     taint_severity: Severity = Severity.RESET
     enable_taint: bool = True
     enable_label: bool = True
     max_unhealthy_percent: int = 20
-    """Largest share of the fleet's nodes that may carry our taint at the same time."""
+    """Largest share of the fleet's nodes, in percent, that may carry our taint at the same time."""
     device_taints: bool = False
-    """Taint a faulty GPU that DRA allocates instead of its Node."""
+    """Taint a faulty GPU instead of its Node if DRA allocates the GPU."""
     repair: RepairPolicy = field(default_factory=RepairPolicy)
     rewrite_after_seconds: float = 3600.0
     """Longest interval between two writes of the Node: a recent `last-check` shows that the agent runs."""
@@ -69,7 +69,7 @@ class TaintDecision(Struct, frozen=True):
     deep_severity: Severity = Severity.PASS
     """Worst severity of the deep records that the agent has not adopted."""
     complaints: tuple[str, ...] = ()
-    """Deep records on the Node that can't be read."""
+    """Errors in deep records on the Node that can't be read."""
 
     @property
     def wants_taint(self) -> bool:

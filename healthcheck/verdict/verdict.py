@@ -26,7 +26,7 @@ class CheckCause(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """The agent's judgement of its node, without the deep records."""
+    """The agent's judgement of its node, without deep records that it has not adopted."""
 
     status: Status
     severity: Severity
