@@ -1,7 +1,7 @@
 """Check: the device files of NVIDIA's driver exist and have the kernel's device numbers.
 
-195 is NVIDIA's own major number, 255 the minor number of nvidiactl and 254 that of nvidia-modeset. A GPU's minor number
-comes from NVML. nvidia-uvm and nvidia-caps have the major number in /proc/devices (NVIDIA/nvidia-modprobe,
+NVIDIA's major number is 195. The minor number is 255 for nvidiactl and 254 for nvidia-modeset; NVML reports it for each
+GPU. For nvidia-uvm and nvidia-caps, /proc/devices has the major number (NVIDIA/nvidia-modprobe,
 nvidia-modprobe-utils.c and its header). A capability's minor number is in its name (MIG user guide, device nodes and
 capabilities).
 

@@ -115,7 +115,7 @@ def _escaped(value: str) -> str:
 
 
 def _with_either(runtime: ContainerRuntime, operators: str, hosts: str) -> str:
-    """Return the operator's advice if its toolkit is on the node, otherwise both.
+    """Return the operator's advice if its toolkit is on the node, otherwise the advice for operator and host.
 
     The operator's toolkit has a separate folder. A toolkit on the host does not prove that the operator is absent.
     """

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _ASK_SECONDS = 60.0
 """Retry time of one request after outages and conflicts."""
 _LONGEST_PAUSE_SECONDS = 10.0
-"""Longest pause before a retry, even if the server requests a longer one, because a user is waiting."""
+"""Longest pause before a retry, even if the server requests more, because a user is waiting."""
 
 
 class Interrupted(Exception):

@@ -233,7 +233,7 @@ class Requests:
             yield from page.get("items") or []
 
     def _listing(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the pages one by one, for callers that may not need all of them."""
+        """Yield pages and request each only when it is needed, for callers that may not need all pages."""
         page, token = self._page(path, resource, query)
         while token:
             yield page
@@ -243,7 +243,7 @@ class Requests:
     def _listing_ahead(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse
     ) -> Iterator[dict[str, Any]]:
-        """Yield all pages. The next page is requested while the caller handles the current one."""
+        """Yield all pages. The next page is requested while the caller handles the current page."""
         page, token = self._page(path, resource, query, parse)
         if token:
             with ThreadPoolExecutor(1, "page") as ahead:
@@ -342,7 +342,7 @@ def _message(response: urllib3.BaseHTTPResponse) -> str:
 
 
 def _budgets(status: Mapping[str, Any]) -> list[str]:
-    """Return the names of the disruption budgets that block a pod; the message itself has none."""
+    """Return the names of the disruption budgets that block a pod, which the error message does not contain."""
     details = status.get("details")
     causes = (details.get("causes") or ()) if isinstance(details, dict) else ()
     return [str(cause.get("message", "")) for cause in causes if cause.get("reason") == "DisruptionBudget"]

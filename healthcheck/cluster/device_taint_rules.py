@@ -54,7 +54,7 @@ class DeviceTaints(Requests):
         return tuple(self._each(_RULES, found, lambda entry: device_rule(entry, node_name)))
 
     def list_all_rules(self) -> tuple[DeviceRule, ...]:
-        """Return the rules of all agents, except those that were edited.
+        """Return the rules of all agents, except rules that another client edited.
 
         The result is empty if the API server does not serve DeviceTaintRules.
         """

@@ -1,4 +1,4 @@
-"""Events: those that this project writes for a Node, and warnings of other components."""
+"""Client that writes this project's Events for a Node, and reads warnings of other components."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from healthcheck.verdict.node_events import NodeEvent
 
 
 class Events(Requests):
-    """Writes Events."""
+    """Writes Events and reads warnings."""
 
     def create(self, node: NodeState, event: NodeEvent, now: datetime) -> None:
         """Create an Event for the Node. Creating the same Event twice has no further effect."""

@@ -27,7 +27,7 @@ _MOST_NAMED = 20
 class KubeconfigError(Exception):
     """The requested file or context is missing or unreadable.
 
-    The message names it, and lists the available ones.
+    The message names the missing item, and lists the available items.
     """
 
 

@@ -58,7 +58,7 @@ class Leases(Requests):
         return self._count(BUDGET_NAMESPACE)
 
     def slots(self, node_name: str = "") -> Iterator[Slot]:
-        """Yield the occupied slots, all of them or those of one node; read in pages."""
+        """Yield the occupied slots of all nodes, or of one node; read in pages."""
         marks = f"{holder_label(node_name)},{former_holder_label(node_name)}"
         selector = f"{_HOLDER} in ({marks})" if node_name else ""
         leases = self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector})

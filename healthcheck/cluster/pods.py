@@ -31,7 +31,7 @@ class Pods(Requests):
     """Reads pods and their logs, and evicts, creates and deletes pods."""
 
     def list_with_gpus(self, node_name: str = "") -> Iterator[GpuPod]:
-        """Yield the pods of all namespaces that hold GPUs on any node, or on this one; read in pages."""
+        """Yield the pods of all namespaces that hold GPUs on any node, or on the named node; read in pages."""
         at_work = f"{_AT_WORK},spec.nodeName={node_name}" if node_name else _AT_WORK
         pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": at_work}, pod_page().decode)
         for held in self._each("pods", pods, gpu_pod):

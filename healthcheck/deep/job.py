@@ -46,7 +46,7 @@ class JobState(Struct, frozen=True):
     account: str = ""
     """Service account of its pods."""
     claims: bool = False
-    """Its pods claim devices, which no scheduler preempts for other pods."""
+    """Whether the Job's pods claim devices, which no scheduler preempts for other pods."""
 
 
 class TemplateError(ValueError):

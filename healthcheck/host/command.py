@@ -205,14 +205,14 @@ class Program:
     """
 
     env: Mapping[str, str]
-    """Its complete environment; the PATH in it is searched for a name without a slash."""
+    """Complete environment of the program. A program name without a slash is searched in its PATH."""
     patience_seconds: float
     most_output_bytes: int = _MOST_OUTPUT
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     """The running process. Its pid stays valid while it is set here, because it is reaped only afterwards."""
     _stuck: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _left: Descendants | None = field(default=None, init=False)
-    """Its descendants, if some have not ended."""
+    """Descendants of the last program, if some have not ended."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
 

@@ -141,7 +141,7 @@ EXITS = (
     INSTANCE_GONE,
     OTHER_GPU,
 )
-"""Exits in the order of the record: automatic ones, changes of the node, actions of a person."""
+"""Exits in the order of the record: automatic exits, changes of the node, actions of a person."""
 
 
 def exit_words(finding: ActiveFinding) -> str:

@@ -113,7 +113,7 @@ class _Reading:
                 self._stand(repeated, sighting, check, 0)
 
     def _stand(self, finding: Finding, sighting: KernelEvent, check: str, escalate_after: int) -> None:
-        """Add a new event or count a known one. An event that a person has released is skipped."""
+        """Add a new event, or count a known event again. An event that a person has released is skipped."""
         seen = _seen(sighting, self._now)
         key, boot_id = (finding.reason, finding.subject), self.memory.boot_id
         if key in self._acknowledged and is_acknowledged(self.memory, key, boot_id, sighting.seq, seen):

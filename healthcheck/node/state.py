@@ -36,7 +36,7 @@ REPAIR_CONDITIONS = (REBOOT_REQUIRED, REPLACEMENT_REQUIRED, HARDWARE_READY) = (
 )
 """Conditions for repair programs, written if the settings name them.
 
-The EKS node monitoring agent also writes the last one.
+The EKS node monitoring agent also writes HARDWARE_READY.
 """
 EFA_RESOURCE = "vpc.amazonaws.com/efa"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"

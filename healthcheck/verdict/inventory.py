@@ -40,7 +40,7 @@ class RuntimeRow(JsonObject, frozen=True):
     """The kubelet's container runtime. None means that the value is unknown."""
 
     config: Annotated[str | None, _path] = None
-    """Its configuration file."""
+    """Path of the runtime's configuration file."""
     default: Annotated[str | None, _name] = None
     cdi: Annotated[bool | None, yes] = None
     handlers: Annotated[tuple[str, ...] | None, _names] = None
