@@ -58,7 +58,7 @@ LONGEST_LOOK_SECONDS = 60.0
 ESCALATE_WITHIN = timedelta(days=7)
 _MOST_ACKNOWLEDGED = 512
 _MOST_CHARACTERS = 1 << 17
-"""Limit for the texts of all acknowledgements: two releases of the longest annotation, and they fit in the file."""
+"""Limit for the texts of all acknowledgements: two of the longest releases. The file has room for the rest too."""
 _MOST_COUNTED = 1 << 31
 _RELEASE, _PASSED = "release", "passed"
 """Keys of first observations."""

@@ -31,7 +31,7 @@ from healthcheck.text.moments import ago
 WINDOW_SECONDS = 60.0
 """Events of one GPU this close in kernel time are judged together (docs/rules.md 17)."""
 CONSEQUENCE = "Xid45"
-"""Preemptive cleanup: a mere consequence if another Xid is in the window (Xid catalogue, WORKFLOW_XID_45)."""
+"""Preemptive cleanup: only a consequence if another Xid is in the window (Xid catalogue, WORKFLOW_XID_45)."""
 _TIERS_OF_ACTIONS = (Severity.RESET, Severity.REBOOT)
 """Tiers that, announced by Xid 154, replace the tiers of the GPU's events in the window (docs/rules.md 17)."""
 REPEATS: Mapping[str, str] = {"Xid13": "Xid13Repeated", "Xid31": "Xid31Repeated"}

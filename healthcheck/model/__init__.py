@@ -150,7 +150,7 @@ class Reason(Struct, frozen=True):
     flickers: bool = False
     """Whether healthy hardware shows it during a reset or a boot too: it counts only after repeated observations."""
     threshold: str = ""
-    """Limit above which it is a fault, as text built from the judge's constants."""
+    """Limit from which it is a fault, as text built from the judge's constants."""
     source: str = ""
     """Source of the rule: a header, a document, or a proven rule of another project."""
     grace: Grace | None = None

@@ -39,7 +39,7 @@ class DeviceRule(Struct, frozen=True):
 
 
 MOST_RULES = 64
-"""Most rules of one node. A GPU with dynamic MIG has a device for each placement of each size."""
+"""Most numbered rules of one node. A GPU with dynamic MIG has a device for each placement of each size."""
 _WHOLE = re.compile(r"gpu-(0|[1-9][0-9]?)", re.ASCII)
 
 
